@@ -1,0 +1,159 @@
+// Microbenchmark of the CUDA kernels of logprob: one row per case, with the bytes it must move and the share of the
+// copy ceiling measured in the same run. Usage: bench_logprob [--arch 80|90]
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/gpu_timer.h"
+#include "cuda/logprob/group_grid.h"
+#include "cuda/logprob/kernels.h"
+#include "cuda/logprob/logprob.h"
+#include "rlk/math/half.h"
+
+namespace rlk::bench {
+namespace {
+
+struct Case {
+  const char* name;
+  std::int64_t rows, vocab;
+  DType dtype;
+  Exp exp;
+  bool all_outputs;
+  bool backward;
+};
+
+// Logits N(0, 3^2): a pattern of 32 MiB repeated over the buffer.
+void fill(void* device, std::size_t elements, DType dtype) {
+  constexpr std::size_t kPattern = (16 << 20) - 11;  // odd: no two rows alike
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0.0f, 3.0f);
+  const std::size_t n = std::min(elements, kPattern);
+  std::vector<std::uint8_t> host(n * size_of(dtype));
+  for (std::size_t i = 0; i < n; ++i) {
+    const float x = normal(random);
+    if (dtype == DType::kFloat32) {
+      std::memcpy(&host[4 * i], &x, 4);
+    } else {
+      const std::uint16_t h = dtype == DType::kBFloat16 ? bf16_rn(x) : f16_rn(x);
+      std::memcpy(&host[2 * i], &h, 2);
+    }
+  }
+  auto* bytes = static_cast<std::uint8_t*>(device);
+  cuda::check(cudaMemcpy(bytes, host.data(), host.size(), cudaMemcpyHostToDevice), "copy");
+  for (std::size_t done = n; done < elements; done += n) {
+    const std::size_t more = std::min(n, elements - done) * size_of(dtype);
+    cuda::check(cudaMemcpy(bytes + done * size_of(dtype), bytes, more, cudaMemcpyDeviceToDevice), "copy");
+  }
+}
+
+void run(const Case& c, int arch, double ceiling) {
+  const std::size_t elements = static_cast<std::size_t>(c.rows) * c.vocab;
+  // Few rows: rotate among buffers that together exceed the L2 several times.
+  const int copies = static_cast<int>(std::max<std::size_t>(1, (512u << 20) / (elements * size_of(c.dtype))));
+  const int buffers = copies > 64 ? 64 : copies;
+  void *logits, *dlogits = nullptr, *workspace;
+  float* rows;
+  std::int64_t* target;
+  cuda::check(cudaMalloc(&logits, elements * buffers * size_of(c.dtype)), "cudaMalloc");
+  cuda::check(cudaMalloc(&workspace, 16 << 20), "cudaMalloc");
+  cuda::check(cudaMalloc(&rows, 5 * c.rows * sizeof(float)), "cudaMalloc");
+  cuda::check(cudaMalloc(&target, c.rows * sizeof(std::int64_t)), "cudaMalloc");
+  if (c.backward) cuda::check(cudaMalloc(&dlogits, elements * size_of(c.dtype)), "cudaMalloc");
+  fill(logits, elements * buffers, c.dtype);
+  std::vector<std::int64_t> ids(c.rows);
+  for (std::int64_t i = 0; i < c.rows; ++i) ids[i] = (i * 7919) % c.vocab;
+  cuda::check(cudaMemcpy(target, ids.data(), ids.size() * 8, cudaMemcpyHostToDevice), "copy");
+
+  LogprobInput in;
+  in.target = target;
+  in.dtype = c.dtype;
+  in.exp = c.exp;
+  in.logits_rows = {.inner = c.rows, .outer_stride = 0, .inner_stride = c.vocab};
+  in.target_rows = {.inner = c.rows, .outer_stride = 0, .inner_stride = 1};
+  in.num_rows = c.rows;
+  in.num_columns = in.vocab_size = in.valid_vocab = c.vocab;
+  const auto input = [&](int i) {
+    LogprobInput p = in;
+    p.logits = static_cast<std::uint8_t*>(logits) + (i % buffers) * elements * size_of(c.dtype);
+    return p;
+  };
+  const auto forward = [&](cudaStream_t stream, int i) {
+    LogprobParams p{input(i)};
+    p.logprob = rows;
+    p.lse = rows + c.rows;
+    if (c.all_outputs) {
+      p.entropy = rows + 2 * c.rows;
+      p.sum_p_sq = rows + 3 * c.rows;
+    }
+    p.workspace = workspace;
+    if (arch == 80) {
+      cuda::logprob_forward_sm80(p, cuda::group_grid(p), 16 << 20, stream);
+    } else {
+      cuda::logprob(p, 0, reinterpret_cast<Stream>(stream));
+    }
+  };
+  const auto backward = [&](cudaStream_t stream, int i) {
+    LogprobBackwardParams p{input(i)};
+    p.lse = rows + c.rows;
+    p.dlogprob = rows;
+    p.dlogprob_rows = in.target_rows;
+    p.dlogits = dlogits;
+    p.dlogits_rows = in.logits_rows;
+    if (arch == 80) {
+      cuda::logprob_backward_sm80(p, stream);
+    } else {
+      cuda::logprob_backward(p, 0, reinterpret_cast<Stream>(stream));
+    }
+  };
+  forward(nullptr, 0);
+  cuda::check(cudaDeviceSynchronize(), "forward");
+  const int calls = buffers > 1 ? buffers : 1;
+  const double us = median_us(c.backward ? std::function<void(cudaStream_t, int)>(backward) : forward, calls, 15);
+  const double bytes = static_cast<double>(elements) * size_of(c.dtype) * (c.backward ? 2 : 1);
+  std::printf("%-28s sm_%d %6ld x %-6ld %9.2f us %7.1f MB %6.2f TB/s %5.1f %% of copy\n", c.name, arch, c.rows, c.vocab, us,
+              bytes / 1e6, bytes / us / 1e6, 100 * bytes / us * 1e6 / ceiling);
+  cudaFree(logits);
+  cudaFree(workspace);
+  cudaFree(rows);
+  cudaFree(target);
+  cudaFree(dlogits);
+}
+
+int main_(int argc, char** argv) {
+  int arch = 90;
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::string(argv[i]) == "--arch") arch = std::atoi(argv[i + 1]);
+  }
+  const double ceiling = copy_ceiling();
+  std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
+  constexpr auto hw = Exp::kHardware, portable = Exp::kPortable;
+  constexpr auto bf16 = DType::kBFloat16, f16 = DType::kFloat16, f32 = DType::kFloat32;
+  for (std::int64_t vocab : {128256, 151936}) {
+    for (const Case& c : {Case{"forward bf16 hw", 8192, vocab, bf16, hw, false, false},
+                          Case{"forward bf16 hw all", 8192, vocab, bf16, hw, true, false},
+                          Case{"backward bf16 hw", 8192, vocab, bf16, hw, false, true},
+                          Case{"forward bf16 portable", 8192, vocab, bf16, portable, false, false},
+                          Case{"forward bf16 portable all", 8192, vocab, bf16, portable, true, false},
+                          Case{"backward bf16 portable", 8192, vocab, bf16, portable, false, true},
+                          Case{"forward f16 hw", 8192, vocab, f16, hw, false, false},
+                          Case{"forward f32 hw", 8192, vocab, f32, hw, false, false},
+                          Case{"one row bf16 hw", 1, vocab, bf16, hw, false, false},
+                          Case{"one row bf16 portable all", 1, vocab, bf16, portable, true, false},
+                          Case{"8 rows bf16 hw", 8, vocab, bf16, hw, false, false},
+                          Case{"64 rows bf16 hw", 64, vocab, bf16, hw, false, false}}) {
+      run(c, arch, ceiling);
+    }
+  }
+  run({"unaligned forward bf16 hw", 8192, 151665, bf16, hw, false, false}, arch, ceiling);
+  run({"unaligned backward bf16 hw", 8192, 151665, bf16, hw, false, true}, arch, ceiling);
+  run({"small forward bf16 hw", 65536, 4096, bf16, hw, false, false}, arch, ceiling);
+  return 0;
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) { return rlk::bench::main_(argc, argv); }

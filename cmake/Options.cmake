@@ -1,0 +1,24 @@
+# Flags that every target shares. Bits depend on two of them: no contraction, no fast math.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
+
+find_package(Threads REQUIRED)
+add_library(rlk_options INTERFACE)
+target_include_directories(rlk_options INTERFACE
+  "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/cpp/include" "${PROJECT_BINARY_DIR}/include")
+target_compile_options(rlk_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fvisibility=hidden;-Wall;-Wextra>)
+target_link_libraries(rlk_options INTERFACE Threads::Threads)
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE}")
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE}")
+endif()

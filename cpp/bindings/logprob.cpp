@@ -1,0 +1,248 @@
+// Python's entry to logprob: fields move from checked arguments to the contract's params, outputs come from the caller.
+#include <array>
+
+#include "logprob_args.h"
+#include "module.h"
+
+namespace rlk::bindings {
+namespace {
+
+// Order of the outputs everywhere: logprob, lse, entropy, sum_p_sq, status; bit i of `returns` asks for output i.
+constexpr std::array<const char*, 5> kOutputs = {"logprob", "lse", "entropy", "sum_p_sq", "status"};
+constexpr DType dtype_of_output(int i) { return i == 4 ? DType::kInt32 : DType::kFloat32; }
+
+// Outputs of a call: given ones are checked, others allocated.
+class Outputs {
+ public:
+  Outputs(const LogprobCall& call, const Caller& caller, int returns, nb::handle out) {
+    for (int i = 0; i < 5; ++i) {
+      objects_[i] = nb::none();
+      if (!(returns >> i & 1)) continue;
+      nb::object given = out.is_none() ? nb::none() : nb::object(out[i]);
+      if (given.is_none()) {
+        TensorView view;
+        objects_[i] = caller.empty(call.rows_shape(), dtype_of_output(i), &view, &shape_);
+        data_[i] = view.data;
+      } else {
+        given_.emplace_back(given, kOutputs[i]);
+        call.check_output(given_.back(), dtype_of_output(i));
+        for (std::size_t j = 0; j + 1 < given_.size(); ++j) {
+          if (ranges_overlap(given_[j].view(), given_.back().view())) {
+            throw nb::value_error((std::string(kOutputs[i]) + ": shares memory with " + given_[j].name()).c_str());
+          }
+        }
+        data_[i] = given_.back().view().data;
+        objects_[i] = given;
+      }
+    }
+  }
+  template <class Params>
+  void point(Params* p) const {
+    p->logprob = static_cast<float*>(data_[0]);
+    p->lse = static_cast<float*>(data_[1]);
+    p->entropy = static_cast<float*>(data_[2]);
+    p->sum_p_sq = static_cast<float*>(data_[3]);
+    p->status = static_cast<std::int32_t*>(data_[4]);
+  }
+  // The array itself where only logprob was asked for, else five, None where not asked.
+  nb::object result(int returns) const {
+    if (returns == 1) return objects_[0];
+    return nb::make_tuple(objects_[0], objects_[1], objects_[2], objects_[3], objects_[4]);
+  }
+
+ private:
+  std::array<nb::object, 5> objects_;
+  std::array<void*, 5> data_{};
+  std::vector<Array> given_;
+  std::vector<std::int64_t> shape_;
+};
+
+nb::object workspace_of(const LogprobParams& p, const Caller& caller, void** data) {
+  const std::int64_t bytes = logprob_workspace_bytes(p, caller.device);
+  if (bytes == 0) return nb::none();
+  TensorView view;
+  std::vector<std::int64_t> storage;
+  const std::int64_t shape[] = {(bytes + 3) / 4};
+  nb::object memory = caller.empty(shape, DType::kFloat32, &view, &storage);
+  *data = view.data;
+  return memory;
+}
+
+nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
+                   std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
+                   nb::handle kept_offsets, int exp, int returns, nb::handle out, nb::handle allocate,
+                   std::uintptr_t stream) {
+  const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
+                          kept_ids, kept_offsets, 0, nb::none(), exp});
+  const Caller caller = make_caller(logits, call.device(), allocate, stream);
+  const Outputs outputs(call, caller, returns, out);
+  LogprobParams p{call.input()};
+  outputs.point(&p);
+  const nb::object workspace = workspace_of(p, caller, &p.workspace);
+  {
+    nb::gil_scoped_release release;
+    rlk::logprob(p, call.device(), caller.stream);
+  }
+  return outputs.result(returns);
+}
+
+nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
+                   std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
+                   nb::handle kept_offsets, int exp, std::int64_t vocab_start, nb::handle vocab_size, nb::handle allocate,
+                   std::uintptr_t stream) {
+  const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
+                          kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+  const Caller caller = make_caller(logits, call.device(), allocate, stream);
+  std::vector<std::int64_t> shape = call.rows_shape(), storage;
+  shape.push_back(kStatsFields);
+  TensorView view;
+  nb::object stats = caller.empty(shape, DType::kFloat32, &view, &storage);
+  LogprobParams p{call.input()};
+  p.stats = static_cast<float*>(view.data);
+  const nb::object workspace = workspace_of(p, caller, &p.workspace);
+  {
+    nb::gil_scoped_release release;
+    rlk::logprob(p, call.device(), caller.stream);
+  }
+  return stats;
+}
+
+// stats: [num_shards, ..., 5].
+nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::handle allocate, std::uintptr_t stream) {
+  const Array s(stats, "stats");
+  const TensorView& v = s.view();
+  if (v.dtype != DType::kFloat32) throw nb::type_error(("stats: expected dtype float32, got " + s.dtype_name()).c_str());
+  const std::string got = shape_text({v.shape, static_cast<std::size_t>(v.ndim)});
+  if (v.ndim < 2 || v.shape[v.ndim - 1] != kStatsFields || !v.is_contiguous()) {
+    throw nb::value_error(("stats: expected a contiguous array of shape [shards, ..., 5], got " + got).c_str());
+  }
+  const std::int64_t shards = v.shape[0];
+  if (shards != 1 && shards != 2 && shards != 4 && shards != 8) {
+    throw nb::value_error(("stats: expected 1, 2, 4 or 8 shards (first dimension), got " + got).c_str());
+  }
+  const std::vector<std::int64_t> rows(v.shape + 1, v.shape + v.ndim - 1);
+  LogprobMergeParams p;
+  p.stats = static_cast<const float*>(v.data);
+  p.num_shards = static_cast<std::int32_t>(shards);
+  p.num_rows = v.num_elements() / shards / kStatsFields;
+  std::optional<Array> t;
+  if (PyCapsule_CheckExact(temperature.ptr()) || exchange_api(temperature)) {
+    t.emplace(temperature, "temperature");
+    if (t->view().dtype != DType::kFloat32) {
+      throw nb::type_error(("temperature: expected dtype float32, got " + t->dtype_name()).c_str());
+    }
+    if (!(t->view().device == v.device)) {
+      throw nb::value_error(("temperature: expected device " + name_of(v.device) + " (that of stats), got " +
+                             name_of(t->view().device)).c_str());
+    }
+    if (t->shape(t->view().ndim) != rows || !t->view().is_contiguous()) {
+      throw nb::value_error(("temperature: expected a contiguous array of shape " + shape_text(rows)).c_str());
+    }
+    p.temperature = static_cast<const float*>(t->view().data);
+  } else {
+    p.temperature_value = read_temperature_value(temperature);
+  }
+  const Caller caller = make_caller(stats, v.device, allocate, stream);
+  std::array<nb::object, 5> objects;
+  std::array<void*, 5> data{};
+  std::vector<std::int64_t> storage;
+  for (int i = 0; i < 5; ++i) {
+    objects[i] = nb::none();
+    if (!(returns >> i & 1)) continue;
+    TensorView view;
+    objects[i] = caller.empty(rows, dtype_of_output(i), &view, &storage);
+    data[i] = view.data;
+  }
+  p.logprob = static_cast<float*>(data[0]);
+  p.lse = static_cast<float*>(data[1]);
+  p.entropy = static_cast<float*>(data[2]);
+  p.sum_p_sq = static_cast<float*>(data[3]);
+  p.status = static_cast<std::int32_t*>(data[4]);
+  {
+    nb::gil_scoped_release release;
+    rlk::logprob_merge(p, v.device, caller.stream);
+  }
+  if (returns == 1) return objects[0];
+  return nb::make_tuple(objects[0], objects[1], objects[2], objects[3], objects[4]);
+}
+
+nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
+                    std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
+                    nb::handle kept_offsets, int exp, std::int64_t vocab_start, nb::handle vocab_size, nb::handle lse,
+                    nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy, nb::handle out,
+                    nb::handle allocate, std::uintptr_t stream) {
+  const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
+                          kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+  LogprobBackwardParams p{call.input()};
+  std::vector<Array> rows;
+  rows.reserve(5);
+  const auto read = [&](nb::handle h, const char* name, RowLayout* layout) -> const float* {
+    if (h.is_none()) return nullptr;
+    rows.emplace_back(h, name);
+    call.check_rows(rows.back(), DType::kFloat32, layout);
+    return static_cast<const float*>(rows.back().view().data);
+  };
+  p.lse = read(lse, "lse", nullptr);
+  if (!p.lse) throw nb::type_error("lse: expected the lse that logprob returned, got None");
+  p.entropy = read(entropy, "entropy", nullptr);
+  p.dlogprob = read(dlogprob, "dlogprob", &p.dlogprob_rows);
+  p.dlse = read(dlse, "dlse", &p.dlse_rows);
+  p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
+  if (p.dentropy && !p.entropy) throw nb::type_error("entropy: expected the entropy that logprob returned, got None");
+
+  const Caller caller = make_caller(logits, call.device(), allocate, stream);
+  const TensorView& x = call.logits().view();
+  nb::object dlogits;
+  std::optional<Array> given;
+  std::vector<std::int64_t> storage;
+  TensorView view;
+  if (out.is_none()) {
+    dlogits = caller.empty({x.shape, static_cast<std::size_t>(x.ndim)}, x.dtype, &view, &storage);
+  } else {
+    given.emplace(out, "out");
+    view = given->view();
+    if (view.dtype != x.dtype) {
+      throw nb::type_error(("out: expected dtype " + std::string(name_of(x.dtype)) + " (that of logits), got " +
+                            given->dtype_name()).c_str());
+    }
+    if (!(view.device == x.device)) {
+      throw nb::value_error(("out: expected device " + name_of(x.device) + " (that of logits), got " +
+                             name_of(view.device)).c_str());
+    }
+    if (given->shape(view.ndim) != call.logits().shape(x.ndim)) {
+      throw nb::value_error(("out: expected shape " + shape_text({x.shape, static_cast<std::size_t>(x.ndim)}) + ", got " +
+                             shape_text({view.shape, static_cast<std::size_t>(view.ndim)})).c_str());
+    }
+    if (view.read_only) throw nb::buffer_error("out: is read-only");
+    if (overlaps_itself(view)) throw nb::value_error("out: expected strides that do not overlap");
+    if (view.shape[view.ndim - 1] > 1 && view.stride(view.ndim - 1) != 1) {
+      throw nb::value_error("out: expected a contiguous last dimension (stride 1)");
+    }
+    // In place is the same memory with the same strides; anything else that overlaps would read what it wrote.
+    bool same = view.data == x.data;
+    for (int i = 0; i < view.ndim && same; ++i) same = x.shape[i] == 1 || view.stride(i) == x.stride(i);
+    if (!same && ranges_overlap(view, x)) throw nb::value_error("out: overlaps logits without being logits itself");
+    dlogits = nb::borrow(out);
+  }
+  const auto layout = row_layout(view, view.ndim - 1);
+  if (!layout) throw nb::value_error("out: expected leading dimensions that collapse to at most two strides");
+  p.dlogits = view.data;
+  p.dlogits_rows = *layout;
+  {
+    nb::gil_scoped_release release;
+    rlk::logprob_backward(p, call.device(), caller.stream);
+  }
+  return dlogits;
+}
+
+}  // namespace
+
+void bind_logprob(nb::module_& m) {
+  // Positional: a keyword costs more than the work of a small call.
+  m.def("logprob", &forward);
+  m.def("logprob_partial", &partial);
+  m.def("logprob_merge", &merge);
+  m.def("logprob_backward", &backward);
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,218 @@
+#include "logprob_args.h"
+
+#include <cmath>
+#include <limits>
+
+namespace rlk::bindings {
+namespace {
+
+[[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
+[[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+std::string number_text(double x) {
+  nb::object text = nb::steal(PyObject_Repr(nb::float_(x).ptr()));
+  return nb::cast<std::string>(text);
+}
+
+double read_number(nb::handle h, const char* name) {
+  const double x = PyFloat_AsDouble(h.ptr());
+  if (x == -1.0 && PyErr_Occurred()) {
+    PyErr_Clear();
+    type_error(std::string(name) + ": expected a number, got " + Py_TYPE(h.ptr())->tp_name);
+  }
+  return x;
+}
+
+std::int64_t read_size(nb::handle h, const char* name) {
+  if (PyBool_Check(h.ptr()) || !PyIndex_Check(h.ptr())) {
+    type_error(std::string(name) + ": expected an integer, got " + Py_TYPE(h.ptr())->tp_name);
+  }
+  nb::object index = nb::steal(PyNumber_Index(h.ptr()));
+  const long long x = PyLong_AsLongLong(index.ptr());
+  if (x == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    value_error(std::string(name) + ": expected an integer of 64 bits");
+  }
+  return x;
+}
+
+std::string got_shape(const Array& a) {
+  return shape_text({a.view().shape, static_cast<std::size_t>(a.view().ndim)});
+}
+
+bool is_array(nb::handle h) { return PyCapsule_CheckExact(h.ptr()) || exchange_api(h) != nullptr; }
+
+}  // namespace
+
+float read_temperature_value(nb::handle temperature) {
+  const double t = read_number(temperature, "temperature");
+  if (!(t > 0.0) || !std::isfinite(t) || !(static_cast<float>(t) >= std::numeric_limits<float>::min()) ||
+      !std::isfinite(static_cast<float>(t))) {
+    value_error("temperature: expected a finite number > 0 (fp32, not subnormal), got " + number_text(t) +
+                "; for greedy decoding take the argmax, a temperature of 0 has no log-probabilities");
+  }
+  return static_cast<float>(t);
+}
+
+LogprobCall::LogprobCall(const LogprobArguments& a) {
+  logits_.emplace(a.logits, "logits");
+  const TensorView& x = logits_->view();
+  if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
+    type_error("logits: expected dtype float32, bfloat16 or float16, got " + logits_->dtype_name());
+  }
+  if (x.ndim < 1) value_error("logits: expected shape [..., vocab_size], got []");
+  rows_shape_ = logits_->shape(x.ndim - 1);
+  input_.dtype = x.dtype;
+  input_.logits = x.data;
+  input_.num_columns = x.shape[x.ndim - 1];
+  input_.num_rows = 1;
+  for (std::int64_t s : rows_shape_) input_.num_rows *= s;
+  if (input_.num_columns > 1 && x.stride(x.ndim - 1) != 1) {
+    value_error("logits: expected a contiguous last dimension (stride 1), got stride " +
+                std::to_string(x.stride(x.ndim - 1)) + "; call .contiguous()");
+  }
+  const auto layout = row_layout(x, x.ndim - 1);
+  if (!layout) {
+    value_error("logits: expected leading dimensions that collapse to at most two strides, got shape " +
+                got_shape(*logits_) + "; call .contiguous()");
+  }
+  input_.logits_rows = *layout;
+
+  target_.emplace(a.target, "target");
+  if (target_->view().dtype != DType::kInt64 && target_->view().dtype != DType::kInt32) {
+    type_error("target: expected dtype int32 or int64, got " + target_->dtype_name());
+  }
+  check_rows(*target_, target_->view().dtype, &input_.target_rows);
+  input_.target = target_->view().data;
+  input_.target_dtype = target_->view().dtype;
+  input_.ignore_index = a.ignore_index;
+
+  read_temperature(a.temperature);
+  if (!(a.logit_scale > 0.0) || !std::isfinite(static_cast<float>(a.logit_scale)) ||
+      static_cast<float>(a.logit_scale) == 0.0f) {
+    value_error("logit_scale: expected a finite number > 0, got " + number_text(a.logit_scale));
+  }
+  input_.logit_scale = static_cast<float>(a.logit_scale);
+  if (!a.softcap.is_none()) {
+    const double softcap = read_number(a.softcap, "softcap");
+    if (!(softcap > 0.0) || !std::isfinite(static_cast<float>(softcap)) || static_cast<float>(softcap) == 0.0f) {
+      value_error("softcap: expected None or a finite number > 0, got " + number_text(softcap));
+    }
+    input_.softcap = static_cast<float>(softcap);
+  }
+  input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
+  read_vocabulary(a);
+  read_kept(a);
+}
+
+void LogprobCall::check_device(const Array& array) const {
+  if (!(array.view().device == device())) {
+    value_error(std::string(array.name()) + ": expected device " + name_of(device()) + " (that of logits), got " +
+                name_of(array.view().device));
+  }
+}
+
+void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout) const {
+  const TensorView& v = array.view();
+  if (v.dtype != dtype) {
+    type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + array.dtype_name());
+  }
+  check_device(array);
+  const auto n = static_cast<std::int32_t>(rows_shape_.size());
+  if (v.ndim != n || array.shape(n) != rows_shape_) {
+    value_error(std::string(array.name()) + ": expected shape " + shape_text(rows_shape_) +
+                " (logits without the last dimension), got " + got_shape(array));
+  }
+  if (layout) {
+    const auto rows = row_layout(v, n);
+    if (!rows) value_error(std::string(array.name()) + ": expected at most two strides; call .contiguous()");
+    *layout = *rows;
+  } else if (!v.is_contiguous()) {
+    value_error(std::string(array.name()) + ": expected a contiguous array; call .contiguous()");
+  }
+}
+
+void LogprobCall::check_output(const Array& array, DType dtype) const {
+  check_rows(array, dtype);
+  if (array.view().read_only) throw nb::buffer_error((std::string(array.name()) + ": is read-only").c_str());
+  for (const auto* input : {&logits_, &target_, &temperature_, &kept_ids_, &kept_offsets_}) {
+    if (*input && ranges_overlap(array.view(), (*input)->view())) {
+      value_error(std::string(array.name()) + ": shares memory with " + (*input)->name());
+    }
+  }
+}
+
+void LogprobCall::read_temperature(nb::handle temperature) {
+  if (!is_array(temperature)) {
+    input_.temperature_value = read_temperature_value(temperature);
+    return;
+  }
+  temperature_.emplace(temperature, "temperature");
+  check_rows(*temperature_, DType::kFloat32);
+  input_.temperature = static_cast<const float*>(temperature_->view().data);
+}
+
+void LogprobCall::read_vocabulary(const LogprobArguments& a) {
+  const bool shard = !a.vocab_size.is_none();
+  const std::int64_t whole = shard ? read_size(a.vocab_size, "vocab_size") : input_.num_columns;
+  if (shard && (whole < 1 || a.vocab_start < 0 || a.vocab_start > whole || input_.num_columns > whole - a.vocab_start)) {
+    value_error("vocab_start, vocab_size: expected 0 <= vocab_start and vocab_start + " +
+                std::to_string(input_.num_columns) + " (columns of the shard) <= vocab_size, got vocab_start " +
+                std::to_string(a.vocab_start) + ", vocab_size " + std::to_string(whole));
+  }
+  if (input_.num_rows > 0 && whole < 1) value_error("logits: expected at least one column, got shape " + got_shape(*logits_));
+  input_.vocab_start = a.vocab_start;
+  input_.vocab_size = a.canonical_vocab.is_none() ? whole : read_size(a.canonical_vocab, "canonical_vocab");
+  const std::int64_t widest = whole < input_.vocab_size ? whole : input_.vocab_size;
+  if (a.valid_vocab.is_none() && whole > input_.vocab_size) {
+    value_error("canonical_vocab: expected at least the " + std::to_string(whole) + " columns of logits, got " +
+                std::to_string(input_.vocab_size) + "; or give valid_vocab, the number of real tokens");
+  }
+  input_.valid_vocab = a.valid_vocab.is_none() ? widest : read_size(a.valid_vocab, "valid_vocab");
+  if (input_.valid_vocab > widest || (input_.num_rows > 0 && input_.valid_vocab < 1)) {
+    value_error("valid_vocab: expected 1 <= valid_vocab <= " + std::to_string(widest) + ", got " +
+                std::to_string(input_.valid_vocab));
+  }
+  if (!shard) return;
+  // A rank owns whole parts, an aligned power of two of them (rule 5).
+  const std::int64_t end = a.vocab_start + input_.num_columns;
+  int first = -1, last = -1;
+  for (int i = kNumParts; i >= 0; --i) {
+    if (part_cut(input_.vocab_size, i) == a.vocab_start) first = i;
+  }
+  for (int i = 0; i <= kNumParts; ++i) {
+    if (part_cut(input_.vocab_size, i) == end || (i == kNumParts && end >= input_.valid_vocab)) last = i;
+    if (last >= 0 && last > first) break;
+  }
+  const int parts = last - first;
+  const bool aligned = first >= 0 && parts > 0 && (parts & (parts - 1)) == 0 && first % parts == 0;
+  if (!aligned) {
+    value_error("vocab_start: expected a shard of whole parts of a vocabulary of " + std::to_string(input_.vocab_size) +
+                " columns, got [" + std::to_string(a.vocab_start) + ", " + std::to_string(end) +
+                "); pad the vocabulary to a multiple of 64 columns (canonical_vocab=" +
+                std::to_string((input_.vocab_size + 63) / 64 * 64) + ") and shard it evenly over 1, 2, 4 or 8 ranks");
+  }
+}
+
+void LogprobCall::read_kept(const LogprobArguments& a) {
+  if (a.kept_offsets.is_none()) return;
+  kept_ids_.emplace(a.kept_ids, "kept ids");
+  kept_offsets_.emplace(a.kept_offsets, "kept offsets");
+  const auto check = [&](const Array& array, DType dtype, std::int64_t length) {
+    if (array.view().dtype != dtype) {
+      type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + array.dtype_name());
+    }
+    check_device(array);
+    if (array.view().ndim != 1 || (length >= 0 && array.view().shape[0] != length) || !array.view().is_contiguous()) {
+      value_error(std::string(array.name()) + ": expected a contiguous array of shape [" +
+                  (length >= 0 ? std::to_string(length) + "] (rows + 1)" : "number of ids]") + ", got " + got_shape(array));
+    }
+  };
+  check(*kept_ids_, DType::kInt32, -1);
+  check(*kept_offsets_, DType::kInt64, input_.num_rows + 1);
+  input_.kept_ids = static_cast<const std::int32_t*>(kept_ids_->view().data);
+  input_.kept_offsets = static_cast<const std::int64_t*>(kept_offsets_->view().data);
+  input_.kept_size = kept_ids_->view().shape[0];
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,53 @@
+// The one checker of logprob's arguments: Python's arrays and numbers in, a LogprobInput out, or an error that names the
+// argument, what was expected and what came.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ndarray.h"
+#include "rlk/ops/logprob.h"
+
+namespace rlk::bindings {
+
+// What the Python op passes, None where the user gave nothing.
+struct LogprobArguments {
+  nb::handle logits, target, temperature;
+  double logit_scale;
+  nb::handle softcap;
+  std::int64_t ignore_index;
+  nb::handle valid_vocab, canonical_vocab;
+  nb::handle kept_ids, kept_offsets;
+  std::int64_t vocab_start;
+  nb::handle vocab_size;  // None: logits hold the whole row
+  int exp;
+};
+
+// Keeps the arrays of a call alive beside the params that point into them.
+class LogprobCall {
+ public:
+  explicit LogprobCall(const LogprobArguments& a);
+
+  const LogprobInput& input() const { return input_; }
+  const Array& logits() const { return *logits_; }
+  Device device() const { return logits_->view().device; }
+  const std::vector<std::int64_t>& rows_shape() const { return rows_shape_; }
+
+  // A further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
+  void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const;
+  void check_output(const Array& array, DType dtype) const;
+
+ private:
+  void read_temperature(nb::handle temperature);
+  void read_vocabulary(const LogprobArguments& a);
+  void read_kept(const LogprobArguments& a);
+  void check_device(const Array& array) const;
+
+  LogprobInput input_;
+  std::vector<std::int64_t> rows_shape_;
+  std::optional<Array> logits_, target_, temperature_, kept_ids_, kept_offsets_;
+};
+
+float read_temperature_value(nb::handle temperature);
+
+}  // namespace rlk::bindings

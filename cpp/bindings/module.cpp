@@ -1,0 +1,32 @@
+// The extension module `_C`.
+#include "module.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpp/cpu/isa.h"
+#include "cpp/cpu/thread_pool.h"
+#include "ndarray.h"
+#include "rlk/build.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_C, m) {
+  // Nothing of ours holds Python objects past interpreter exit but the cached array type.
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator([](const std::exception_ptr& e, void*) {
+    try {
+      std::rethrow_exception(e);
+    } catch (const rlk::InvalidArgument& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    }
+  });
+  m.attr("variant") = RLK_VARIANT_NAME;
+  m.attr("version") = RLK_VERSION;
+  m.attr("architectures") = RLK_ARCHITECTURES;
+  m.def("set_num_threads", &rlk::cpu::set_num_threads);
+  m.def("num_threads", &rlk::cpu::num_threads);
+  m.def("cpu_isa", [] { return std::string(rlk::cpu::isa_name(rlk::cpu::isa())); });
+  m.def("has_exchange_api", [](nb::handle array) { return rlk::bindings::exchange_api(array) != nullptr; });
+  rlk::bindings::bind_logprob(m);
+}

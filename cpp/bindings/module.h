@@ -1,0 +1,7 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace rlk::bindings {
+void bind_logprob(nanobind::module_& m);
+}  // namespace rlk::bindings

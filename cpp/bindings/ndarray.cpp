@@ -1,0 +1,288 @@
+#include "ndarray.h"
+
+#include <cstring>
+#include <utility>
+
+namespace rlk::bindings {
+
+// DLPack 1.3, the ABI alone: https://dmlc.github.io/dlpack/latest/c_api.html
+struct DLPackVersion {
+  std::uint32_t major, minor;
+};
+struct DLDevice {
+  std::int32_t type, id;
+};
+struct DLDataType {
+  std::uint8_t code, bits;
+  std::uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  std::int32_t ndim;
+  DLDataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+struct DLManagedTensor {
+  DLTensor tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor*);
+};
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned*);
+  std::uint64_t flags;
+  DLTensor tensor;
+};
+struct ExchangeApi {
+  DLPackVersion version;
+  ExchangeApi* previous;
+  int (*allocate)(DLTensor* prototype, DLManagedTensorVersioned** out, void* error_ctx,
+                  void (*set_error)(void*, const char* kind, const char* message));
+  int (*managed_from_object)(void* object, DLManagedTensorVersioned** out);
+  int (*object_from_managed)(DLManagedTensorVersioned* tensor, void** object);
+  int (*view_from_object)(void* object, DLTensor* out);
+  int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
+};
+
+namespace {
+
+constexpr std::uint64_t kReadOnlyFlag = 1;
+enum DLDeviceType : std::int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLROCM = 10, kDLROCMHost = 11 };
+enum DLTypeCode : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4 };
+
+struct Format {
+  DType dtype;
+  DLTypeCode code;
+  std::uint8_t bits;
+  const char* name;
+};
+constexpr Format kFormats[] = {
+    {DType::kFloat32, kDLFloat, 32, "float32"}, {DType::kBFloat16, kDLBfloat, 16, "bfloat16"},
+    {DType::kFloat16, kDLFloat, 16, "float16"}, {DType::kInt32, kDLInt, 32, "int32"},
+    {DType::kInt64, kDLInt, 64, "int64"},
+};
+
+[[noreturn]] void raise(PyObject* type, const std::string& message) {
+  PyErr_SetString(type, message.c_str());
+  throw nb::python_error();
+}
+
+std::string dtype_text(DLDataType t) {
+  for (const Format& f : kFormats) {
+    if (t.code == f.code && t.bits == f.bits && t.lanes == 1) return f.name;
+  }
+  const char* kind = t.code == kDLFloat ? "float" : t.code == kDLInt ? "int" : t.code == kDLUInt ? "uint" : t.code == 5 ? "complex" : t.code == 6 ? "bool" : "type";
+  return std::string(kind) + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
+}
+
+Device device_of(DLDevice d, const char* name) {
+  switch (d.type) {
+    case kDLCPU:
+    case kDLCUDAHost:
+    case kDLROCMHost:
+      return {DeviceType::kCpu, 0};
+    case kDLCUDA:
+      return {DeviceType::kCuda, d.id};
+    case kDLROCM:
+      return {DeviceType::kRocm, d.id};
+    default:
+      raise(PyExc_TypeError, std::string(name) + ": expected an array on a CPU, CUDA or ROCm device, got DLPack device type " +
+                                 std::to_string(d.type));
+  }
+}
+
+void release_versioned(void* p) {
+  auto* t = static_cast<DLManagedTensorVersioned*>(p);
+  if (t->deleter) t->deleter(t);
+}
+void release_legacy(void* p) {
+  auto* t = static_cast<DLManagedTensor*>(p);
+  if (t->deleter) t->deleter(t);
+}
+
+}  // namespace
+
+const char* name_of(DType dtype) {
+  for (const Format& f : kFormats) {
+    if (f.dtype == dtype) return f.name;
+  }
+  return "?";
+}
+
+std::string name_of(Device device) {
+  if (device.type == DeviceType::kCpu) return "cpu";
+  return (device.type == DeviceType::kCuda ? "cuda:" : "rocm:") + std::to_string(device.index);
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+const ExchangeApi* exchange_api(nb::handle array) {
+  // One entry: nearly every process has one such type. The GIL guards it.
+  static PyTypeObject* cached_type = nullptr;
+  static const ExchangeApi* cached_api = nullptr;
+  PyTypeObject* type = Py_TYPE(array.ptr());
+  if (type == cached_type) return cached_api;
+  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
+  if (!capsule) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const ExchangeApi* api = nullptr;
+  if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
+    api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    while (api && api->version.major != 1) api = api->previous;
+  }
+  Py_DECREF(capsule);
+  if (api && api->view_from_object && api->allocate && api->object_from_managed && api->current_stream) {
+    Py_INCREF(type);  // the cached address must not come back as another type
+    cached_type = type;
+    cached_api = api;
+    return api;
+  }
+  return nullptr;
+}
+
+Array::Array(nb::handle object, const char* name) : name_(name) {
+  DLTensor t{};
+  if (PyCapsule_CheckExact(object.ptr())) {
+    PyObject* capsule = object.ptr();
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+      auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+      if (managed->version.major != 1) {
+        raise(PyExc_BufferError, std::string(name) + ": expected DLPack version 1.x, got " +
+                                     std::to_string(managed->version.major) + "." + std::to_string(managed->version.minor));
+      }
+      PyCapsule_SetName(capsule, "used_dltensor_versioned");
+      owner_ = managed;
+      release_ = release_versioned;
+      view_.read_only = managed->flags & kReadOnlyFlag;
+      t = managed->tensor;
+    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
+      auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+      PyCapsule_SetName(capsule, "used_dltensor");
+      owner_ = managed;
+      release_ = release_legacy;
+      t = managed->tensor;
+    } else {
+      const char* got = PyCapsule_GetName(capsule);
+      raise(PyExc_BufferError, std::string(name) + ": expected an unconsumed DLPack capsule, got one named '" +
+                                   (got ? got : "") + "'");
+    }
+  } else if (const ExchangeApi* api = exchange_api(object)) {
+    if (api->view_from_object(object.ptr(), &t) != 0) throw nb::python_error();
+  } else {
+    raise(PyExc_TypeError, std::string(name) + ": expected an array that speaks DLPack, got " + Py_TYPE(object.ptr())->tp_name);
+  }
+  try {
+    dtype_name_ = dtype_text(t.dtype);
+    bool known = false;
+    for (const Format& f : kFormats) {
+      if (dtype_name_ == f.name) {
+        view_.dtype = f.dtype;
+        known = true;
+      }
+    }
+    if (!known) {
+      raise(PyExc_TypeError, std::string(name) + ": dtype " + dtype_name_ + " is not supported");
+    }
+    view_.device = device_of(t.device, name);
+    if (t.ndim < 0 || t.ndim > 8) {
+      raise(PyExc_ValueError, std::string(name) + ": expected at most 8 dimensions, got " + std::to_string(t.ndim));
+    }
+    std::int64_t elements = 1;
+    for (int i = 0; i < t.ndim; ++i) {
+      if (t.shape[i] < 0 || __builtin_mul_overflow(elements, t.shape[i], &elements)) {
+        raise(PyExc_ValueError, std::string(name) + ": shape " + shape_text({t.shape, static_cast<std::size_t>(t.ndim)}) +
+                                    " is negative or its product overflows");
+      }
+      inline_shape_[i] = t.shape[i];
+      inline_strides_[i] = t.strides ? t.strides[i] : 0;
+    }
+    view_.ndim = t.ndim;
+    view_.shape = inline_shape_;
+    view_.strides = t.strides ? inline_strides_ : nullptr;
+    view_.data = static_cast<char*>(t.data) + t.byte_offset;
+    if (elements > 0 && !t.data) {
+      raise(PyExc_ValueError, std::string(name) + ": has no memory (a fake, meta or freed tensor)");
+    }
+    if (elements > 0 && reinterpret_cast<std::uintptr_t>(view_.data) % size_of(view_.dtype) != 0) {
+      raise(PyExc_ValueError, std::string(name) + ": expected an address that is a multiple of its " +
+                                  std::to_string(size_of(view_.dtype)) + "-byte elements");
+    }
+  } catch (...) {
+    if (release_) release_(owner_);
+    throw;
+  }
+}
+
+Array::Array(Array&& other) noexcept
+    : view_(other.view_), name_(other.name_), dtype_name_(std::move(other.dtype_name_)),
+      release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
+  std::memcpy(inline_shape_, other.inline_shape_, sizeof(inline_shape_));
+  std::memcpy(inline_strides_, other.inline_strides_, sizeof(inline_strides_));
+  view_.shape = inline_shape_;
+  if (view_.strides) view_.strides = inline_strides_;
+}
+
+Array::~Array() {
+  if (release_) release_(owner_);
+}
+
+Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream) {
+  Caller caller{.api = nullptr, .allocate = allocate, .device = device, .stream = stream};
+  if (PyCapsule_CheckExact(array.ptr())) return caller;
+  caller.api = exchange_api(array);
+  if (caller.api && device.type != DeviceType::kCpu) {
+    void* current = nullptr;
+    const int type = device.type == DeviceType::kCuda ? kDLCUDA : kDLROCM;
+    if (caller.api->current_stream(type, device.index, &current) != 0) throw nb::python_error();
+    caller.stream = reinterpret_cast<Stream>(current);
+  }
+  return caller;
+}
+
+nb::object Caller::empty(std::span<const std::int64_t> shape, DType dtype, TensorView* view,
+                         std::vector<std::int64_t>* shape_storage) const {
+  shape_storage->assign(shape.begin(), shape.end());
+  *view = TensorView{.data = nullptr, .dtype = dtype, .device = device, .ndim = static_cast<std::int32_t>(shape.size()),
+                     .shape = shape_storage->data(), .strides = nullptr, .read_only = false};
+  if (!api) {
+    nb::list sizes;
+    for (std::int64_t s : shape) sizes.append(s);
+    nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name_of(dtype)));
+    const Array array(made[1], "out");
+    view->data = array.view().data;  // the array in made[0] keeps the memory
+    return nb::object(made[0]);
+  }
+  DLTensor prototype{};
+  prototype.device = {device.type == DeviceType::kCpu ? kDLCPU : device.type == DeviceType::kCuda ? kDLCUDA : kDLROCM,
+                      device.index};
+  prototype.ndim = view->ndim;
+  prototype.shape = shape_storage->data();
+  for (const Format& f : kFormats) {
+    if (f.dtype == dtype) prototype.dtype = {f.code, f.bits, 1};
+  }
+  DLManagedTensorVersioned* managed = nullptr;
+  std::string error;
+  const auto set_error = [](void* ctx, const char* kind, const char* message) {
+    *static_cast<std::string*>(ctx) = std::string(kind) + ": " + message;
+  };
+  if (api->allocate(&prototype, &managed, &error, set_error) != 0) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    raise(PyExc_MemoryError, "out: " + error);
+  }
+  view->data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
+  void* object = nullptr;
+  if (api->object_from_managed(managed, &object) != 0) throw nb::python_error();
+  return nb::steal(static_cast<PyObject*>(object));
+}
+
+}  // namespace rlk::bindings

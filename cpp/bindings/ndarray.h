@@ -1,0 +1,66 @@
+// The only file that knows DLPack: arrays in as TensorView, outputs out in the caller's framework.
+//
+// A type that offers the DLPack C exchange API (torch 2.11 and later) is read without an owning capsule, on its own
+// current stream, and outputs come from its own allocator. Every other array comes as a capsule that Python asked for
+// with an explicit stream (_dispatch.py).
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rlk/tensor_view.h"
+
+namespace rlk::bindings {
+
+namespace nb = nanobind;
+
+struct ExchangeApi;  // DLPackExchangeAPI of one array type
+
+// The exchange API of the object's type, or null.
+const ExchangeApi* exchange_api(nb::handle array);
+
+// An argument: its view is valid while the object lives. Raises TypeError or BufferError naming `name`.
+class Array {
+ public:
+  Array(nb::handle object, const char* name);
+  ~Array();
+  Array(Array&& other) noexcept;
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  const TensorView& view() const { return view_; }
+  const char* name() const { return name_; }
+  std::string dtype_name() const { return dtype_name_; }
+  std::vector<std::int64_t> shape(std::int32_t dims) const { return {view_.shape, view_.shape + dims}; }
+
+ private:
+  TensorView view_;
+  const char* name_;
+  std::string dtype_name_;
+  std::int64_t inline_shape_[8];    // a borrowed view's arrays may be the exporter's scratch
+  std::int64_t inline_strides_[8];
+  void (*release_)(void*) = nullptr;
+  void* owner_ = nullptr;
+};
+
+// Who allocates outputs and which stream orders the work: torch through its exchange API, or `allocate`, a Python
+// callable (shape, dtype name) -> (array, DLPack capsule of it).
+struct Caller {
+  const ExchangeApi* api = nullptr;
+  nb::handle allocate;
+  Device device;
+  Stream stream = 0;
+
+  nb::object empty(std::span<const std::int64_t> shape, DType dtype, TensorView* view,
+                   std::vector<std::int64_t>* shape_storage) const;
+};
+Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream);
+
+const char* name_of(DType dtype);
+std::string name_of(Device device);
+std::string shape_text(std::span<const std::int64_t> shape);
+
+}  // namespace rlk::bindings

@@ -1,0 +1,416 @@
+// CPU backend of logprob: what would corrupt memory, what a row means, how rows and parts are spread over threads.
+#include "logprob.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "float_environment.h"
+#include "isa.h"
+#include "logprob_lanes.h"
+#include "rlk/math/exp2.h"
+#include "rlk/math/expm1.h"
+#include "rlk/math/half.h"
+#include "rlk/math/mufu_model.h"
+#include "rlk/math/softmax_stats.h"
+#include "rlk/math/tanh.h"
+#include "thread_pool.h"
+
+namespace rlk::cpu {
+namespace {
+
+// Below this many columns a thread's wake-up costs more than its help.
+constexpr std::int64_t kTaskColumns = 16384;
+constexpr std::int64_t kTasksPerThread = 4;  // so that one slow task does not keep all others waiting
+
+const LogprobLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::logprob_lanes;
+    case Isa::kAvx2:
+      return avx2::logprob_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::logprob_lanes;
+}
+
+void check_input(const LogprobInput& p) {
+  RLK_CHECK(p.num_rows >= 0 && p.num_columns >= 0, "logprob: sizes are not negative");
+  RLK_CHECK(p.num_rows == 0 || p.target, "logprob: target is given");
+  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || p.logits, "logprob: logits are given");
+  RLK_CHECK(p.logits_rows.inner > 0 && p.target_rows.inner > 0, "logprob: row layouts have inner >= 1");
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "logprob: logits are float32, bfloat16 or float16");
+  RLK_CHECK(p.target_dtype == DType::kInt32 || p.target_dtype == DType::kInt64, "logprob: target is int32 or int64");
+  RLK_CHECK(p.valid_vocab >= 0 && p.valid_vocab <= p.vocab_size, "logprob: 0 <= valid_vocab <= vocab_size");
+  RLK_CHECK(p.vocab_start >= 0 && p.vocab_start + p.num_columns <= p.vocab_size,
+            "logprob: the columns lie inside the vocabulary");
+  RLK_CHECK(p.kept_size >= 0 && (p.kept_ids || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
+            "logprob: kept_ids and kept_offsets come together");
+}
+
+// A whole, aligned group of parts: its tree is a subtree of the row's. Columns past valid_vocab need not be in memory.
+bool is_group_of_parts(const LogprobInput& p) {
+  const std::int64_t end = p.vocab_start + p.num_columns;
+  for (int size = 1; size <= kNumParts; size *= 2) {
+    for (int first = 0; first < kNumParts; first += size) {
+      const std::int64_t cut = part_cut(p.vocab_size, first + size);
+      if (part_cut(p.vocab_size, first) == p.vocab_start && end <= cut && end >= std::min(cut, p.valid_vocab)) return true;
+    }
+  }
+  return false;
+}
+
+std::int64_t load_index(const void* ids, DType dtype, std::int64_t i) {
+  return dtype == DType::kInt64 ? static_cast<const std::int64_t*>(ids)[i] : static_cast<const std::int32_t*>(ids)[i];
+}
+
+float load_logit(const unsigned char* logits, DType dtype, std::int64_t column) {
+  if (dtype == DType::kFloat32) {
+    float x;
+    std::memcpy(&x, logits + 4 * column, sizeof x);
+    return x;
+  }
+  std::uint16_t h;
+  std::memcpy(&h, logits + 2 * column, sizeof h);
+  return dtype == DType::kBFloat16 ? float_of_bf16(h) : float_of_f16(h);
+}
+
+void store_logit(unsigned char* logits, DType dtype, std::int64_t column, float x) {
+  if (dtype == DType::kFloat32) {
+    const float y = is_nan(x) ? canonical_nan() : x;
+    std::memcpy(logits + 4 * column, &y, sizeof y);
+    return;
+  }
+  const std::uint16_t h = dtype == DType::kBFloat16 ? bf16_rn(x) : f16_rn(x);
+  std::memcpy(logits + 2 * column, &h, sizeof h);
+}
+
+float inverse_softcap(const LogprobInput& p) { return p.softcap == 0.0f ? 0.0f : div_rn(1.0f, p.softcap); }
+
+// What a row asks for, from everything but its logits.
+struct Row {
+  std::int64_t target;
+  bool target_valid;
+  float temperature;
+  std::int32_t failed;  // bits for which its statistics are not taken
+  const std::int32_t* kept;
+  std::int64_t kept_count;  // 0: every column
+
+  bool target_here(const LogprobInput& p) const {
+    return target_valid && target >= p.vocab_start && target - p.vocab_start < p.num_columns;
+  }
+};
+
+std::int64_t target_of(const LogprobInput& p, std::int64_t row) {
+  return load_index(p.target, p.target_dtype, p.target_rows.offset(row));
+}
+
+// Not for ignored rows, whose temperature and kept set must stay unread.
+Row row_of(const LogprobInput& p, std::int64_t row) {
+  Row r = {target_of(p, row), false, p.temperature ? p.temperature[row] : p.temperature_value, 0, nullptr, 0};
+  r.target_valid = r.target >= 0 && r.target < p.valid_vocab;
+  if (!is_temperature(r.temperature)) r.failed |= kBadTemperature;
+  if (p.kept_offsets == nullptr) return r;
+  const std::int64_t begin = p.kept_offsets[row], end = p.kept_offsets[row + 1];
+  if (begin < 0 || end < begin || end > p.kept_size) {
+    r.failed |= kBadKept;
+    return r;
+  }
+  const bool valid = std::all_of(p.kept_ids + begin, p.kept_ids + end,
+                                 [&](std::int32_t id) { return id >= 0 && id < p.valid_vocab; });
+  if (!valid) r.failed |= kBadKept;
+  r.kept = p.kept_ids + begin;
+  r.kept_count = end - begin;
+  return r;
+}
+
+const unsigned char* logits_of(const LogprobInput& p, std::int64_t row) {
+  return static_cast<const unsigned char*>(p.logits) + p.logits_rows.offset(row) * size_of(p.dtype);
+}
+
+// Bitmap of the kept columns of [first, first + columns), which end at valid_vocab or before; null when the row is not restricted.
+const std::uint64_t* kept_bitmap(const LogprobInput& p, const Row& r, std::int64_t first, std::int64_t columns,
+                                 std::vector<std::uint64_t>* memory) {
+  if (r.kept_count == 0) return nullptr;
+  constexpr std::int64_t kWordsPerLeaf = kLeafColumns / 64;
+  memory->assign((columns + kLeafColumns - 1) / kLeafColumns * kWordsPerLeaf, 0);
+  const auto mark = [&](std::int64_t id) {
+    const std::int64_t column = id - p.vocab_start - first;
+    if (column >= 0 && column < columns) (*memory)[column / 64] |= std::uint64_t{1} << (column % 64);
+  };
+  std::for_each(r.kept, r.kept + r.kept_count, mark);
+  if (r.target_valid) mark(r.target);
+  return memory->data();
+}
+
+// [first, first + columns) of the columns in memory.
+struct Run {
+  std::int64_t first, columns;
+};
+
+// What is in memory of part `part`, columns past valid_vocab left out.
+Run run_of_part(const LogprobInput& p, int part) {
+  const std::int64_t begin = std::max(part_cut(p.vocab_size, part), p.vocab_start);
+  const std::int64_t end = std::min({part_cut(p.vocab_size, part + 1), p.vocab_start + p.num_columns, p.valid_vocab});
+  return {begin - p.vocab_start, std::max<std::int64_t>(end - begin, 0)};
+}
+
+bool wants_moments(const LogprobParams& p) { return p.stats || p.entropy || p.sum_p_sq; }
+
+SoftmaxStats run_stats(const LogprobParams& p, std::int64_t row, const Row& r, Run run,
+                       std::vector<std::uint64_t>* memory) {
+  if (run.columns == 0) return identity_stats();
+  LogprobRow lane_row = {};
+  lane_row.logits = logits_of(p, row);
+  lane_row.dtype = p.dtype;
+  lane_row.exp = p.exp;
+  lane_row.moments = wants_moments(p);
+  lane_row.c = log2_scale(r.temperature);
+  lane_row.logit_scale = p.logit_scale;
+  lane_row.softcap = p.softcap;
+  lane_row.inverse_softcap = inverse_softcap(p);
+  return lanes().stats(lane_row, run.first, run.columns, kept_bitmap(p, r, run.first, run.columns, memory));
+}
+
+// Perfect binary tree; `count` is a power of two.
+SoftmaxStats tree_of(SoftmaxStats* nodes, std::int64_t count) {
+  for (; count > 1; count /= 2) {
+    for (std::int64_t i = 0; i < count / 2; ++i) nodes[i] = combine(nodes[2 * i], nodes[2 * i + 1]);
+  }
+  return nodes[0];
+}
+
+struct Outputs {
+  float *logprob, *lse, *entropy, *sum_p_sq;
+  std::int32_t* status;
+
+  void write(std::int64_t row, const LogprobOutputs& o) const {
+    if (logprob) logprob[row] = o.logprob;
+    if (lse) lse[row] = o.lse;
+    if (entropy) entropy[row] = o.entropy;
+    if (sum_p_sq) sum_p_sq[row] = o.sum_p_sq;
+    if (status) status[row] = o.status;
+  }
+};
+
+void finish_row(const LogprobParams& p, std::int64_t row, const SoftmaxStats& root, float target_z, float temperature) {
+  if (p.stats) {
+    const float fields[kStatsFields] = {root.m, root.S, root.E, root.Q, target_z};
+    std::copy(fields, fields + kStatsFields, p.stats + row * kStatsFields);
+    return;
+  }
+  const Outputs outputs = {p.logprob, p.lse, p.entropy, p.sum_p_sq, p.status};
+  outputs.write(row, logprob_outputs(root, target_z, temperature));
+}
+
+void finish_ignored(const LogprobParams& p, std::int64_t row) { finish_row(p, row, identity_stats(), infinity(), 1.0f); }
+
+void finish_row(const LogprobParams& p, std::int64_t row, const Row& r, const SoftmaxStats& root) {
+  float target_z = canonical_nan();
+  if (r.target_here(p)) {
+    const float x = load_logit(logits_of(p, row), p.dtype, r.target - p.vocab_start);
+    target_z = scaled_logit(x, p.logit_scale, p.softcap, inverse_softcap(p));
+    if (is_nan(target_z)) target_z = canonical_nan();
+  }
+  finish_row(p, row, root, target_z, r.temperature);
+}
+
+// Rows that are many enough to give every thread whole ones.
+void logprob_by_rows(const LogprobParams& p) {
+  const std::int64_t grain = std::clamp<std::int64_t>(p.num_rows / (kTasksPerThread * num_threads()), 1,
+                                                      std::max<std::int64_t>(8 * kTaskColumns / (p.num_columns + 1), 1));
+  parallel_for(p.num_rows, std::max(grain, kTaskColumns / (p.num_columns + 1)), [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    std::vector<std::uint64_t> memory;
+    for (std::int64_t row = begin; row < end; ++row) {
+      if (target_of(p, row) == p.ignore_index) {
+        finish_ignored(p, row);
+        continue;
+      }
+      const Row r = row_of(p, row);
+      SoftmaxStats parts[kNumParts];
+      for (int i = 0; i < kNumParts && r.failed == 0; ++i) parts[i] = run_stats(p, row, r, run_of_part(p, i), &memory);
+      finish_row(p, row, r, r.failed != 0 ? failed_stats(r.failed) : tree_of(parts, kNumParts));
+    }
+  });
+}
+
+// Few rows: the tasks are runs of 2^k leaves of a part, so that one row keeps every thread busy.
+void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
+  std::int64_t runs = 1;  // of a part, made a power of two
+  for (int i = 0; i < kNumParts; ++i) {
+    while (runs * run_columns < run_of_part(p, i).columns) runs *= 2;
+  }
+  const std::int64_t tasks = kNumParts * runs;  // of a row
+  std::vector<Row> rows(p.num_rows);
+  std::vector<SoftmaxStats> nodes(p.num_rows * tasks, identity_stats());
+  const auto ignored = [&](std::int64_t row) { return target_of(p, row) == p.ignore_index; };
+  parallel_for(p.num_rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t row = begin; row < end; ++row) {
+      if (!ignored(row)) rows[row] = row_of(p, row);
+    }
+  });
+  parallel_for(p.num_rows * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    std::vector<std::uint64_t> memory;
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t row = task / tasks;
+      if (ignored(row) || rows[row].failed != 0) continue;
+      const Run part = run_of_part(p, static_cast<int>(task % tasks / runs));
+      const std::int64_t skipped = task % runs * run_columns;
+      if (skipped >= part.columns) continue;
+      const Run run = {part.first + skipped, std::min(run_columns, part.columns - skipped)};
+      nodes[task] = run_stats(p, row, rows[row], run, &memory);
+    }
+  });
+  const FloatEnvironment environment;
+  for (std::int64_t row = 0; row < p.num_rows; ++row) {
+    if (ignored(row)) {
+      finish_ignored(p, row);
+    } else {
+      const Row& r = rows[row];
+      finish_row(p, row, r, r.failed != 0 ? failed_stats(r.failed) : tree_of(&nodes[row * tasks], tasks));
+    }
+  }
+}
+
+// Row constants of the contract's backward.
+struct BackwardRow {
+  LogprobBackwardRow lanes;
+  float a, b, g;
+};
+
+float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {
+  return gradient ? gradient[rows.offset(row)] : 0.0f;
+}
+
+float probability(float t, Exp exp) {
+  if (is_nan(t)) return t;
+  if (t < -126.0f) return 0.0f;
+  const float bounded = t > 127.0f ? 127.0f : t;
+  return exp == Exp::kHardware ? mufu_ex2_sm90_bounded(bounded) : exp2_normal(bounded);
+}
+
+float target_gradient(const BackwardRow& r, float x) {
+  const LogprobBackwardRow& l = r.lanes;
+  const float z = scaled_logit(x, l.logit_scale, l.softcap, l.inverse_softcap);
+  const float t = fma_rn(z, l.c, -l.u);
+  const float clamped = t < -127.0f ? -127.0f : t;
+  const float through_one = mul_rn(-r.g, expm1(mul_rn(kLn2, t)));
+  const float dz = fma_rn(probability(t, l.exp), fma_rn(r.b, clamped, r.a), through_one);
+  if (l.softcap == 0.0f) return dz;
+  if (z == -infinity()) return 0.0f;
+  const float h = tanh(mul_rn(mul_rn(x, l.logit_scale), l.inverse_softcap));
+  return mul_rn(dz, fma_rn(-h, h, 1.0f));
+}
+
+void backward_run(const LogprobBackwardParams& p, std::int64_t row, Run run, std::vector<std::uint64_t>* memory) {
+  const int bytes = size_of(p.dtype);
+  unsigned char* dlogits = static_cast<unsigned char*>(p.dlogits) + p.dlogits_rows.offset(row) * bytes;
+  const auto clear = [&](std::int64_t first, std::int64_t columns) {
+    if (columns > 0) std::memset(dlogits + first * bytes, 0, static_cast<std::size_t>(columns * bytes));
+  };
+  const float dlogprob = gradient_at(p.dlogprob, p.dlogprob_rows, row);
+  const float dlse = gradient_at(p.dlse, p.dlse_rows, row);
+  const float dentropy = gradient_at(p.dentropy, p.dentropy_rows, row);
+  if (target_of(p, row) == p.ignore_index || (dlogprob == 0.0f && dlse == 0.0f && dentropy == 0.0f)) {
+    return clear(run.first, run.columns);
+  }
+  const std::int64_t valid = std::clamp<std::int64_t>(p.valid_vocab - p.vocab_start - run.first, 0, run.columns);
+  clear(run.first + valid, run.columns - valid);
+  if (valid == 0) return;
+
+  const Row target_row = row_of(p, row);
+  const float k = div_rn(p.logit_scale, target_row.temperature);
+  BackwardRow r = {};
+  LogprobBackwardRow& l = r.lanes;
+  l.logits = logits_of(p, row);
+  l.dlogits = dlogits;
+  l.dtype = p.dtype;
+  l.exp = p.exp;
+  l.c = log2_scale(target_row.temperature);
+  l.u = mul_rn(p.lse[row], kLog2e);
+  l.logit_scale = p.logit_scale;
+  l.softcap = p.softcap;
+  l.inverse_softcap = inverse_softcap(p);
+  r.a = mul_rn(fma_rn(-dentropy, p.dentropy ? p.entropy[row] : 0.0f, dlse), k);
+  r.b = mul_rn(mul_rn(-dentropy, kLn2), k);
+  r.g = target_row.target_valid || dlogprob == 0.0f ? mul_rn(dlogprob, k) : canonical_nan();
+  l.b = r.b;
+  l.w = sub_rn(r.a, r.g);
+
+  const std::int64_t target = target_row.target - p.vocab_start;
+  const bool target_here = target_row.target_valid && target >= run.first && target < run.first + valid;
+  const float target_x = target_here ? load_logit(l.logits, p.dtype, target) : 0.0f;  // dlogits may be logits
+  lanes().backward(l, run.first, valid, kept_bitmap(p, target_row, run.first, valid, memory));
+  if (target_here) store_logit(dlogits, p.dtype, target, target_gradient(r, target_x));
+}
+
+}  // namespace
+
+void logprob(const LogprobParams& p) {
+  check_input(p);
+  RLK_CHECK(is_group_of_parts(p), "logprob: the columns are a whole, aligned group of parts of the vocabulary");
+  RLK_CHECK(p.stats || (p.vocab_start == 0 && p.num_columns >= p.valid_vocab),
+            "logprob: a shard of the vocabulary gives stats");
+  if (p.num_rows == 0) return;
+  const std::int64_t wanted = kTasksPerThread * num_threads();
+  if (num_threads() == 1 || p.num_rows >= wanted || p.num_rows * p.num_columns <= 2 * kTaskColumns) {
+    return logprob_by_rows(p);
+  }
+  std::int64_t run_columns = 2048;
+  while (run_columns < kTaskColumns && p.num_rows * p.num_columns / run_columns > wanted) run_columns *= 2;
+  logprob_by_runs(p, run_columns);
+}
+
+void logprob_merge(const LogprobMergeParams& p) {
+  RLK_CHECK(p.num_shards == 1 || p.num_shards == 2 || p.num_shards == 4 || p.num_shards == 8,
+            "logprob_merge: 1, 2, 4 or 8 shards");
+  RLK_CHECK(p.num_rows >= 0, "logprob_merge: sizes are not negative");
+  RLK_CHECK(p.num_rows == 0 || p.stats, "logprob_merge: stats are given");
+  const Outputs outputs = {p.logprob, p.lse, p.entropy, p.sum_p_sq, p.status};
+  parallel_for(p.num_rows, 4096, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t row = begin; row < end; ++row) {
+      SoftmaxStats shards[kNumParts];
+      float target_z = canonical_nan();
+      for (std::int32_t i = 0; i < p.num_shards; ++i) {
+        const float* s = p.stats + (i * p.num_rows + row) * kStatsFields;
+        shards[i] = {s[0], s[1], s[2], s[3]};
+        if (!is_nan(s[4])) target_z = s[4];
+      }
+      const SoftmaxStats root = tree_of(shards, p.num_shards);
+      const bool ignored = target_z == infinity() && root.m == -infinity();  // then its temperature stays unread
+      const float temperature = p.temperature && !ignored ? p.temperature[row] : p.temperature_value;
+      outputs.write(row, logprob_outputs(root, target_z, temperature));
+    }
+  });
+}
+
+void logprob_backward(const LogprobBackwardParams& p) {
+  check_input(p);
+  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.lse && p.dlogits), "logprob_backward: lse and dlogits are given");
+  RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");
+  RLK_CHECK(p.dlogits_rows.inner > 0 && p.dlogprob_rows.inner > 0 && p.dlse_rows.inner > 0 && p.dentropy_rows.inner > 0,
+            "logprob_backward: row layouts have inner >= 1");
+  if (p.num_rows == 0 || p.num_columns == 0) return;
+  // Elementwise: any cut will do that begins a word of the kept bitmap.
+  const std::int64_t run_columns = p.num_rows >= kTasksPerThread * num_threads() ? p.num_columns : kTaskColumns;
+  const std::int64_t runs = (p.num_columns + run_columns - 1) / run_columns;
+  const std::int64_t grain = std::max<std::int64_t>(kTaskColumns / std::min(run_columns, p.num_columns), 1);
+  parallel_for(p.num_rows * runs, grain, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    std::vector<std::uint64_t> memory;
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t first = task % runs * run_columns;
+      backward_run(p, task / runs, {first, std::min(run_columns, p.num_columns - first)}, &memory);
+    }
+  });
+}
+
+}  // namespace rlk::cpu

@@ -1,0 +1,69 @@
+// What every contract, backend and binding shares: element types, streams, row layouts, typed errors.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#if defined(__CUDACC__) || defined(__HIP__)
+#define RLK_HD __host__ __device__ __forceinline__
+#else
+#define RLK_HD inline
+#endif
+
+namespace rlk {
+
+enum class DType : std::uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64 };
+
+constexpr int size_of(DType t) {
+  switch (t) {
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return 2;
+    case DType::kInt64:
+      return 8;
+  }
+  return 0;
+}
+
+// Where an array lives. `index` is the ordinal of the GPU, 0 on the CPU.
+enum class DeviceType : std::uint8_t { kCpu, kCuda, kRocm };
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  std::int32_t index = 0;
+  friend constexpr bool operator==(Device a, Device b) { return a.type == b.type && a.index == b.index; }
+};
+
+// A backend's queue (cudaStream_t, hipStream_t) as an integer; 0 is the default stream. The CPU backend ignores it and
+// returns when the work is done.
+using Stream = std::uintptr_t;
+
+// A wrong argument of a C++ caller. The bindings turn it into Python's ValueError.
+struct InvalidArgument : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+// No kernel of this build serves the device. The bindings turn it into Python's RuntimeError.
+struct Unsupported : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+#define RLK_CHECK(condition, message)                                                      \
+  do {                                                                                     \
+    if (!(condition)) throw ::rlk::InvalidArgument(std::string(message) + " [" #condition "]"); \
+  } while (0)
+
+// Row i of an array whose leading dimensions collapse to two: element offset of its first element. One stride serves a
+// matrix, two serve a slice such as logits[:, :-1] of a padded batch without a copy.
+struct RowLayout {
+  std::int64_t inner = 1;         // rows per outer step, >= 1
+  std::int64_t outer_stride = 0;  // elements
+  std::int64_t inner_stride = 0;  // elements
+  RLK_HD std::int64_t offset(std::int64_t row) const {
+    return row < inner ? row * inner_stride : (row / inner) * outer_stride + (row % inner) * inner_stride;
+  }
+};
+
+}  // namespace rlk

@@ -1,0 +1,69 @@
+// IEEE fp32 primitives that no compiler may contract, reassociate or flush, for host, CUDA and HIP.
+//
+// Every formula of math/ is written with these names alone, so that it means the same bits everywhere. A formula that
+// is a template on F also runs on the vector types of cpu/simd.h, which offer the same names.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "rlk/base.h"
+
+#if !defined(__CUDA_ARCH__) && !defined(__HIP_DEVICE_COMPILE__)
+#include <cmath>
+#endif
+
+namespace rlk {
+
+#if defined(__CUDA_ARCH__)
+RLK_HD float add_rn(float a, float b) { return __fadd_rn(a, b); }
+RLK_HD float sub_rn(float a, float b) { return __fsub_rn(a, b); }
+RLK_HD float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+RLK_HD float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+RLK_HD float sqrt_rn(float a) { return __fsqrt_rn(a); }
+RLK_HD float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+RLK_HD std::int32_t bits_of(float a) { return __float_as_int(a); }
+RLK_HD float float_of(std::int32_t b) { return __int_as_float(b); }
+#else
+// Compiled with -ffp-contract=off; __builtin_fmaf is one rounding on every target.
+RLK_HD float add_rn(float a, float b) { return a + b; }
+RLK_HD float sub_rn(float a, float b) { return a - b; }
+RLK_HD float mul_rn(float a, float b) { return a * b; }
+RLK_HD float div_rn(float a, float b) { return a / b; }
+RLK_HD float sqrt_rn(float a) { return __builtin_sqrtf(a); }
+RLK_HD float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+RLK_HD std::int32_t bits_of(float a) { return __builtin_bit_cast(std::int32_t, a); }
+RLK_HD float float_of(std::int32_t b) { return __builtin_bit_cast(float, b); }
+#endif
+
+RLK_HD float select(bool condition, float yes, float no) { return condition ? yes : no; }
+RLK_HD std::int32_t select(bool condition, std::int32_t yes, std::int32_t no) { return condition ? yes : no; }
+RLK_HD float abs_of(float a) { return float_of(bits_of(a) & 0x7fffffff); }
+RLK_HD float copysign_of(float magnitude, float sign) {
+  return float_of((bits_of(magnitude) & 0x7fffffff) | (bits_of(sign) & static_cast<std::int32_t>(0x80000000u)));
+}
+RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
+
+// A vector type's scalar constant: broadcast<F>(1.0f).
+template <class F>
+RLK_HD F broadcast(float a) {
+  return F{} + a;
+}
+template <>
+RLK_HD float broadcast<float>(float a) {
+  return a;
+}
+
+RLK_HD float infinity() { return float_of(0x7f800000); }
+RLK_HD float canonical_nan() { return float_of(0x7fc00000); }
+RLK_HD bool is_nan(float a) { return (bits_of(a) & 0x7fffffff) > 0x7f800000; }
+
+constexpr float kLog2e = 0x1.715476p+0f;  // fl32(log2 e)
+constexpr float kLn2 = 0x1.62e430p-1f;    // fl32(ln 2)
+
+// The same constants in two terms. kLn2High has 16 significand bits: its product with an integer below 2^8 is exact.
+constexpr float kLog2eLow = 0x1.4ae0cp-26f;  // fl32(log2 e - kLog2e)
+constexpr float kLn2High = 0x1.62e4p-1f;
+constexpr float kLn2Low = 0x1.7f7d1cp-20f;  // fl32(ln 2 - kLn2High)
+
+}  // namespace rlk

@@ -1,0 +1,142 @@
+// Softmax statistics of rules 4 and 5 of docs/numerics.md: leaf, tree combine, outputs of a row.
+//
+// All in the log2 domain: a node is (m, S, E, Q) with m an integer, S = sum 2^(c z - m), E = sum 2^(c z - m) z and
+// Q = sum 4^(c z - m). Rescaling by 2^(m_a - M) is exact, so the bits of a row depend on the tree alone, and the tree
+// depends on the column indices alone.
+#pragma once
+
+#include "rlk/base.h"
+#include "rlk/math/exp2.h"
+#include "rlk/math/ieee.h"
+#include "rlk/math/log2.h"
+#include "rlk/math/tanh.h"
+#include "rlk/ops/logprob.h"
+
+namespace rlk {
+
+constexpr float kStatsRange = 2097152.0f;    // 2^21: beyond it fma(z, c, -m) has no fraction bits left to trust
+constexpr float kStatsFloor = 120.0f;        // columns lower than 2^-120 of the leaf's reference count as 2^-120
+constexpr float kStatsShift = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+
+struct SoftmaxStats {
+  float m, S, E, Q;
+};
+
+RLK_HD SoftmaxStats identity_stats() { return {-infinity(), 0.0f, 0.0f, 0.0f}; }
+
+// A row that cannot have a result: m is NaN and S carries the status bits, so a tree of plain fp32 fields moves both.
+RLK_HD SoftmaxStats failed_stats(std::int32_t status) { return {canonical_nan(), static_cast<float>(status), 0.0f, 0.0f}; }
+RLK_HD std::int32_t status_of(const SoftmaxStats& s) { return is_nan(s.m) ? static_cast<std::int32_t>(s.S) : 0; }
+
+// z of the contract. An infinity marks a column, so a softcap leaves it alone.
+RLK_HD float scaled_logit(float x, float logit_scale, float softcap, float inverse_softcap) {
+  const float z = mul_rn(x, logit_scale);
+  if (softcap == 0.0f || abs_of(z) == infinity()) return z;
+  return mul_rn(softcap, tanh(mul_rn(z, inverse_softcap)));
+}
+
+// What a leaf's columns are measured against. `usable` is false for a leaf that is the identity or has failed; then
+// `stats` is the leaf's whole result.
+struct LeafReference {
+  float m;
+  float q;  // lower clamp of z
+  bool usable;
+};
+
+// m and q of a leaf from c and the largest z of its columns (NaN if any is NaN). q is rounded toward -Inf to bf16 for
+// moderate m, so that a kernel may clamp packed bf16 logits without leaving their format.
+RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
+  *stats = identity_stats();
+  const float scaled = mul_rn(c, max_z);
+  if (is_nan(max_z) || !(scaled < kStatsRange)) {
+    *stats = failed_stats(is_nan(max_z) ? kNanLogit : kInfLogit);
+    return {0.0f, 0.0f, false};
+  }
+  const float m = add_rn(ceil_of(scaled), 0.0f);  // + 0 turns -0 into +0
+  if (m >= kStatsRange) {
+    *stats = failed_stats(kInfLogit);
+    return {0.0f, 0.0f, false};
+  }
+  if (m <= -kStatsRange) return {0.0f, 0.0f, false};
+  float q = div_rn(sub_rn(m, kStatsFloor), c);
+  if (abs_of(m) <= 512.0f) {
+    const std::int32_t bits = bits_of(q);
+    const std::int32_t truncated = bits & static_cast<std::int32_t>(0xffff0000u);
+    // Toward -Inf: truncation does it for q >= 0; a negative q with bits below moves one bf16 step away from zero.
+    q = float_of(bits < 0 && truncated != bits ? truncated + 0x10000 : truncated);
+  }
+  return {m, q, true};
+}
+
+// 2^(z c - m), portable: z clamped to q, so the exponent stays in fp32's normal range.
+template <class F>
+RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
+  const F t = fma_rn(z, c, shift_minus_m);      // kStatsShift - m
+  const F n = sub_rn(t, shift_minus_m);         // round(z c), exact
+  const F e = exp2_stat(fma_rn(z, c, -n));
+  return float_of(bits_of(e) + (bits_of(t) << 23));
+}
+
+// x * 2^(steps * d) for integer d <= 0, exact; below 2^-126 it is +0.
+RLK_HD float scale_down(float x, std::int32_t d) {
+  const std::int32_t bits = bits_of(x);
+  const std::int32_t exponent = (bits >> 23) & 0xff;
+  if (exponent == 0xff) return x;
+  return exponent + d < 1 ? 0.0f : float_of(bits + d * (1 << 23));
+}
+
+// Parent of two neighbours, a the one of lower index. Commutative, and the identity changes nothing.
+RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
+  if (is_nan(a.m) || is_nan(b.m)) return failed_stats(status_of(a) | status_of(b));
+  if (a.m == -infinity()) return b;
+  if (b.m == -infinity()) return a;
+  const float m = a.m > b.m ? a.m : b.m;
+  // |m| < 2^21, so differences are exact; 600 is past what fp32 spans, also doubled for Q it stays an int.
+  const float least = -600.0f;
+  const float gap_a = sub_rn(a.m, m), gap_b = sub_rn(b.m, m);
+  const std::int32_t da = static_cast<std::int32_t>(gap_a > least ? gap_a : least);
+  const std::int32_t db = static_cast<std::int32_t>(gap_b > least ? gap_b : least);
+  return {m, add_rn(scale_down(a.S, da), scale_down(b.S, db)), add_rn(scale_down(a.E, da), scale_down(b.E, db)),
+          add_rn(scale_down(a.Q, 2 * da), scale_down(b.Q, 2 * db))};
+}
+
+// Eight chains of a leaf: ((0+1)+(2+3))+((4+5)+(6+7)).
+RLK_HD float combine_chains(const float* s) {
+  return add_rn(add_rn(add_rn(s[0], s[1]), add_rn(s[2], s[3])), add_rn(add_rn(s[4], s[5]), add_rn(s[6], s[7])));
+}
+
+// Finite, positive and not subnormal, so that log2e / T is finite.
+RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
+
+// c of rule 4.
+RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
+
+struct LogprobOutputs {
+  float logprob, lse, entropy, sum_p_sq;
+  std::int32_t status;
+};
+
+// Outputs of a row from its root. target_z: +Inf an ignored row, NaN no such column, else the target's z.
+RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, float temperature) {
+  if (target_z == infinity() && root.m == -infinity()) return {0.0f, 0.0f, 0.0f, 0.0f, kOk};
+  std::int32_t status = status_of(root);
+  if (!is_temperature(temperature)) status |= kBadTemperature;
+  if (root.m == -infinity()) status |= kEmptyRow;
+  const float nan = canonical_nan();
+  if (status != kOk) {
+    // A NaN target z may be a NaN logit, seen or, where the statistics were not taken, unseen; then it says nothing.
+    const bool bad_target = is_nan(target_z) && (status & (kNanLogit | kBadTemperature | kBadKept)) == 0;
+    return {nan, nan, nan, nan, status | (bad_target ? kBadTarget : 0)};
+  }
+  const float log2_sum = log2(root.S);
+  const float lse = mul_rn(kLn2, add_rn(root.m, log2_sum));
+  const float mean_z = div_rn(div_rn(root.E, root.S), temperature);
+  const float entropy = sub_rn(lse, mean_z);
+  const float sum_p_sq = div_rn(root.Q, mul_rn(root.S, root.S));
+  const float lp = mul_rn(kLn2, sub_rn(fma_rn(target_z, log2_scale(temperature), -root.m), log2_sum));
+  if (is_nan(target_z)) status = kBadTarget;
+  if (target_z == -infinity()) status = kLabelMasked;
+  return {status == kBadTarget ? nan : (lp < 0.0f ? lp : 0.0f), lse, entropy > 0.0f ? entropy : 0.0f, sum_p_sq, status};
+}
+
+}  // namespace rlk

@@ -1,0 +1,127 @@
+// THE CONTRACT of logprob: selected log-probability from logits, forward, vocabulary-parallel and backward.
+// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+//
+// Row i, column j (global column, vocab_start + local column), x = logits[i, j], T = temperature of the row:
+//   z = fl(x * logit_scale); under a softcap h = tanh(fl(z * fl(1 / softcap))), z = fl(softcap * h), where +-Inf pass
+//   through unchanged: an infinity marks a column, it is not a value
+//   c = fl(log2e / T);  columns >= valid_vocab, and columns outside a non-empty kept set, are missing
+//   leaf statistics (m, S, E, Q), leaves, parts and tree: rules 4 and 5, math/softmax_stats.h
+//   lse      = fl(ln2 * fl(m + log2 S))                                          natural log of sum_j exp(z_j / T)
+//   logprob  = min(0, fl(ln2 * fl(fma(z_y, c, -m) - log2 S)))
+//   entropy  = max(0, fl(lse - fl(fl(E / S) / T)))                               -sum_j p_j ln p_j, nats
+//   sum_p_sq = fl(Q / fl(S * S))                                                 sum_j p_j^2
+// Backward, from dlogprob, dlse, dentropy (null means 0) and the saved lse and entropy:
+//   k = fl(logit_scale / T);  u = fl(lse * log2e);  t_j = fma(z_j, c, -u)        log2 p_j
+//   p_j = 2^min(t_j, 127), 0 where t_j < -126                                    the mode's exponential
+//   a = fl(fma(-dentropy, entropy, dlse) * k);  b = fl(fl(-dentropy * ln2) * k);  g = fl(dlogprob * k)
+//   w_j = fma(b, max(t_j, -127), fl(a - g))
+//   dz_j = fma(p_j, w_j, 0)                                                      j != y
+//   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(-g * expm1(fl(ln2 * t_y))))    keeps 1 - p_y of a confident token
+//   dlogits_j = dz_j, or fl(dz_j * fma(-h_j, h_j, 1)) under a softcap (0 where z_j = -Inf); rounded to dtype
+// A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read; a bad target makes g NaN otherwise.
+// Row i has the same bits for any number of rows, any stride and any shard count, and with Exp::kPortable on every
+// backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every gradient +0.
+// A row with status other than kLabelMasked has logprob NaN; only kBadTarget leaves lse, entropy and sum_p_sq valid.
+// Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+// The exponential of softmax statistics (rule 3).
+enum class Exp : std::uint8_t { kPortable, kHardware };
+
+// Bits of status[i]. A row is NaN where any bit but kLabelMasked is set.
+enum LogprobStatus : std::int32_t {
+  kOk = 0,
+  kBadTarget = 1,       // target outside [0, valid_vocab) and not ignore_index
+  kNanLogit = 2,        // a NaN among the row's valid columns
+  kInfLogit = 4,        // +Inf, or a product with logit_scale or log2e/T that overflows
+  kEmptyRow = 8,        // every valid column is -Inf or missing
+  kBadTemperature = 16, // a per-row temperature that is not finite and >= 2^-126; the row's statistics are not taken
+  kBadKept = 32,        // kept_offsets descend, or a kept id lies outside [0, valid_vocab)
+  kLabelMasked = 64,    // the target's own logit is -Inf: logprob is -Inf, not an error
+};
+
+constexpr int kNumParts = 8;      // of a vocabulary (rule 5)
+constexpr int kLeafColumns = 128;
+constexpr int kNumChains = 8;     // of a leaf
+constexpr int kStatsFields = 5;   // m, S, E, Q, target z
+
+// Rule 5's cut i of a vocabulary of `vocab_size` columns: part i holds [cut(i), cut(i + 1)).
+RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
+  const std::int64_t cut = 8 * (i * ((vocab_size + 7) / 8) / 8);
+  return i == kNumParts || cut > vocab_size ? vocab_size : cut;
+}
+
+// What one row means: shared by forward and backward.
+struct LogprobInput {
+  const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment
+  const void* target = nullptr;  // [num_rows], target_dtype; global column ids
+  const float* temperature = nullptr;             // [num_rows], or null: temperature_value for every row
+  const std::int32_t* kept_ids = nullptr;         // [kept_offsets[num_rows]], global column ids, any order
+  const std::int64_t* kept_offsets = nullptr;     // [num_rows + 1], or null: nothing is restricted
+  DType dtype = DType::kFloat32;                  // kFloat32, kBFloat16, kFloat16
+  DType target_dtype = DType::kInt64;             // kInt32, kInt64
+  Exp exp = Exp::kPortable;
+  RowLayout logits_rows;
+  RowLayout target_rows;
+  std::int64_t num_rows = 0;
+  std::int64_t num_columns = 0;      // columns of `logits` (a shard's, when vocab_start or vocab_size say so)
+  std::int64_t vocab_start = 0;      // global id of column 0; a cut of rule 5
+  std::int64_t vocab_size = 0;       // U, canonical vocabulary
+  std::int64_t valid_vocab = 0;      // <= vocab_size
+  std::int64_t kept_size = 0;        // length of kept_ids
+  std::int64_t ignore_index = -100;
+  float temperature_value = 1.0f;    // finite, >= 2^-126
+  float logit_scale = 1.0f;          // finite, > 0
+  float softcap = 0.0f;              // finite, > 0; 0 means none
+};
+
+struct LogprobParams : LogprobInput {
+  float* logprob = nullptr;        // [num_rows] each, contiguous; null: not wanted
+  float* lse = nullptr;
+  float* entropy = nullptr;
+  float* sum_p_sq = nullptr;
+  std::int32_t* status = nullptr;
+  // Vocabulary-parallel form: the subtree of this shard's parts, [num_rows, 5], instead of the outputs above.
+  // m is NaN for a row with a status, whose bits then stand in S; m = -Inf with target z = +Inf marks an ignored row;
+  // target z is NaN where the target is in another shard.
+  float* stats = nullptr;
+  void* workspace = nullptr;       // logprob_workspace_bytes(...), 16-byte aligned
+};
+// Bytes of device workspace that `p` needs on `device`; 0 on the CPU. At most 16 MiB.
+std::int64_t logprob_workspace_bytes(const LogprobParams& p, Device device);
+void logprob(const LogprobParams& p, Device device, Stream stream);
+
+// Outputs of a row from the statistics of all shards, in rank order (num_shards 1, 2, 4, 8).
+struct LogprobMergeParams {
+  const float* stats = nullptr;        // [num_shards, num_rows, 5]
+  const float* temperature = nullptr;  // [num_rows], or null: temperature_value
+  float* logprob = nullptr;            // [num_rows] each; null: not wanted
+  float* lse = nullptr;
+  float* entropy = nullptr;
+  float* sum_p_sq = nullptr;
+  std::int32_t* status = nullptr;
+  std::int64_t num_rows = 0;
+  std::int32_t num_shards = 1;
+  float temperature_value = 1.0f;
+};
+void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
+
+struct LogprobBackwardParams : LogprobInput {
+  const float* lse = nullptr;        // [num_rows], as forward returned it (of the whole row, also for a shard)
+  const float* entropy = nullptr;    // [num_rows], needed with dentropy
+  const float* dlogprob = nullptr;   // [num_rows] each; null means 0. Any element stride (0: expanded)
+  const float* dlse = nullptr;
+  const float* dentropy = nullptr;
+  RowLayout dlogprob_rows, dlse_rows, dentropy_rows;
+  void* dlogits = nullptr;           // [num_rows, num_columns], dtype; may be `logits` itself
+  RowLayout dlogits_rows;
+};
+void logprob_backward(const LogprobBackwardParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,34 @@
+// Thread block clusters: rank, barrier, and asynchronous stores into another block's shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace rlk::cuda {
+
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Address of `shared` as block `rank` of the cluster sees its own copy.
+__device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t shared, std::uint32_t rank) {
+  std::uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
+  return remote;
+}
+// Stores 16 bytes at `remote` and counts them at `remote_barrier`, both in the same block's shared memory.
+__device__ __forceinline__ void store_async_16(std::uint32_t remote, float x, float y, float z, float w,
+                                               std::uint32_t remote_barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(remote_barrier)
+      : "memory");
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,101 @@
+// CUDA backend of logprob: what would corrupt memory, which architecture's kernel runs, how a row is cut.
+#include "logprob.h"
+
+#include <bit>
+
+#include "group_grid.h"
+#include "kernels.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr std::int64_t kMaxBlocks = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kWorkspaceBytes = 16 << 20;
+
+void check_input(const LogprobInput& p) {
+  RLK_CHECK(p.num_rows >= 0 && p.num_columns >= 0, "logprob: sizes are not negative");
+  RLK_CHECK(p.num_rows == 0 || (p.logits && p.target), "logprob: logits and target are given");
+  RLK_CHECK(p.logits_rows.inner > 0 && p.target_rows.inner > 0, "logprob: row layouts have inner >= 1");
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "logprob: logits are float32, bfloat16 or float16");
+  RLK_CHECK(p.target_dtype == DType::kInt32 || p.target_dtype == DType::kInt64, "logprob: target is int32 or int64");
+  RLK_CHECK(p.valid_vocab >= 0 && p.valid_vocab <= p.vocab_size, "logprob: 0 <= valid_vocab <= vocab_size");
+  RLK_CHECK(p.vocab_start >= 0, "logprob: vocab_start is not negative");
+  RLK_CHECK((p.kept_ids != nullptr || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
+            "logprob: kept_ids and kept_offsets come together");
+}
+
+}  // namespace
+
+GroupGrid group_grid(const LogprobInput& p) {
+  GroupGrid grid{};
+  grid.first_part = -1;
+  std::int64_t longest = 0;
+  const std::int64_t end = p.vocab_start + p.num_columns;
+  for (int i = 0; i < kNumParts; ++i) {
+    const std::int64_t first = part_cut(p.vocab_size, i), last = part_cut(p.vocab_size, i + 1);
+    // A whole row holds every part; a shard those between its cuts. Columns past valid_vocab may be absent.
+    const bool whole = p.vocab_start == 0 && end >= p.valid_vocab;
+    if (!whole && (first < p.vocab_start || last > end)) continue;
+    if (grid.first_part < 0) grid.first_part = i;
+    ++grid.num_parts;
+    if (last - first > longest) longest = last - first;
+  }
+  RLK_CHECK(std::has_single_bit(static_cast<unsigned>(grid.num_parts)) && grid.first_part % grid.num_parts == 0,
+            "logprob: the columns are a whole, aligned group of parts");
+  RLK_CHECK(part_cut(p.vocab_size, grid.first_part) == p.vocab_start, "logprob: vocab_start is a cut of the vocabulary");
+  RLK_CHECK(end >= p.valid_vocab || part_cut(p.vocab_size, grid.first_part + grid.num_parts) == end,
+            "logprob: the shard ends at a cut of the vocabulary");
+  grid.groups = static_cast<int>((longest + kGroupColumns - 1) / kGroupColumns);
+  if (grid.groups == 0) grid.groups = 1;
+  grid.nodes = static_cast<int>(std::bit_ceil(static_cast<unsigned>(grid.groups)));
+  RLK_CHECK(grid.num_parts * grid.nodes <= kMaxNodes, "logprob: vocab_size is at most 4,194,304");
+  return grid;
+}
+
+std::int64_t logprob_workspace_bytes(const LogprobParams& p, int device) {
+  if (p.num_rows == 0 || compute_capability(device) == 90) return 0;
+  const GroupGrid grid = group_grid(p);
+  const std::int64_t row_bytes = std::int64_t{grid.num_parts} * grid.nodes * kNodeBytes;
+  const std::int64_t rows = kWorkspaceBytes / row_bytes;
+  return row_bytes * (p.num_rows < rows ? p.num_rows : rows);
+}
+
+void logprob(const LogprobParams& p, int device, Stream stream) {
+  check_input(p);
+  if (p.num_rows == 0) return;
+  RLK_CHECK(p.vocab_size > 0, "logprob: the vocabulary is not empty");
+  const GroupGrid grid = group_grid(p);
+  RLK_CHECK(p.num_rows <= kMaxBlocks / (grid.num_parts * grid.nodes), "logprob: too many rows for one launch");
+  const DeviceGuard guard(device);
+  if (compute_capability(device) == 90) return logprob_forward_sm90(p, grid, to_stream(stream));
+  if (compute_capability(device) < 80) throw Unsupported("logprob: built for compute capability 8.0 and later");
+  const std::int64_t needed = logprob_workspace_bytes(p, device);
+  RLK_CHECK(p.workspace || needed == 0, "logprob: a workspace is given");
+  logprob_forward_sm80(p, grid, needed, to_stream(stream));
+}
+
+void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
+  RLK_CHECK(std::has_single_bit(static_cast<unsigned>(p.num_shards)) && p.num_shards <= kNumParts,
+            "logprob_merge: 1, 2, 4 or 8 shards");
+  RLK_CHECK(p.num_rows >= 0 && p.num_rows <= kMaxBlocks, "logprob_merge: number of rows");
+  if (p.num_rows == 0) return;
+  RLK_CHECK(p.stats != nullptr, "logprob_merge: stats are given");
+  const DeviceGuard guard(device);
+  logprob_merge_sm80(p, to_stream(stream));
+}
+
+void logprob_backward(const LogprobBackwardParams& p, int device, Stream stream) {
+  check_input(p);
+  if (p.num_rows == 0 || p.num_columns == 0) return;
+  RLK_CHECK(p.lse && p.dlogits, "logprob_backward: lse and dlogits are given");
+  RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");
+  RLK_CHECK(p.dlogits_rows.inner > 0 && p.dlogprob_rows.inner > 0 && p.dlse_rows.inner > 0 && p.dentropy_rows.inner > 0,
+            "logprob_backward: row layouts have inner >= 1");
+  const DeviceGuard guard(device);
+  if (compute_capability(device) == 90) return logprob_backward_sm90(p, to_stream(stream));
+  if (compute_capability(device) < 80) throw Unsupported("logprob: built for compute capability 8.0 and later");
+  logprob_backward_sm80(p, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

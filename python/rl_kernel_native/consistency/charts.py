@@ -1,0 +1,119 @@
+"""The two pictures of a report, drawn without a display and without outside references."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .compare import BatchRun, Comparison
+
+_COLORS = ("#0b6bcb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be123c")
+_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, "axes.grid": True, "grid.alpha": 0.25}
+
+
+def drift_chart(comparison: Comparison) -> Figure:
+    """Relative error and share of differing tokens, operator by operator in execution order, one line a batch size."""
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(11, 5.2), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        for index, run in enumerate(comparison.runs):
+            color = _COLORS[index % len(_COLORS)]
+            label = f"batch {run.batch_size}"
+            orders = [drift.order for drift in run.operators]
+            error = [drift.mean_relative or float("nan") for drift in run.operators]
+            share = [100 * drift.differing_tokens / drift.tokens for drift in run.operators]
+            top.plot(orders, error, color=color, label=label, marker=".", markersize=3, linewidth=1)
+            bottom.plot(orders, share, color=color, label=label, linewidth=1)
+            first = run.first_divergent
+            if first is not None:
+                for axes in (top, bottom):
+                    axes.axvline(first.order, color=color, linestyle=":", linewidth=1)
+        _mark_layers(top, bottom, comparison.runs[0])
+        top.set_yscale("log")
+        top.set_ylabel("mean relative error\nof a token's vector")
+        bottom.set_ylabel("tokens that\ndiffer (%)")
+        bottom.set_ylim(-3, 103)
+        bottom.set_xlabel("operator, in execution order (dotted: first divergent operator)")
+        if any(run.first_divergent for run in comparison.runs):
+            top.legend(loc="lower right")
+        else:
+            top.text(0.5, 0.5, "no difference in any recorded operator", transform=top.transAxes, ha="center")
+        top.set_title(f"Drift per operator, --ops {comparison.settings.ops}")
+        return figure
+
+
+def _mark_layers(top: Axes, bottom: Axes, run: BatchRun) -> None:
+    spans: dict[int, list[int]] = {}
+    for drift in run.operators:
+        if drift.layer is not None:
+            spans.setdefault(drift.layer, []).append(drift.order)
+    every = max(1, len(spans) // 12)
+    for layer, orders in spans.items():
+        low, high = min(orders) - 0.5, max(orders) + 0.5
+        if layer % 2 == 0:
+            for axes in (top, bottom):
+                axes.axvspan(low, high, color="#808080", alpha=0.08, linewidth=0)
+        if layer % every == 0:
+            top.text(
+                (low + high) / 2, 1.0, f"layer {layer}", transform=top.get_xaxis_transform(), ha="center", va="top"
+            )
+
+
+def histogram_chart(comparison: Comparison) -> Figure:
+    """Counts of the log-ratio training - rollout by half decade of its size, negative values to the left."""
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        axes = figure.subplots()
+        width = 0.8 / len(comparison.runs)
+        ticks: list[str] = []
+        for index, run in enumerate(comparison.runs):
+            metrics = run.metrics
+            counts = [*reversed(metrics.histogram_negative), metrics.zero_tokens, *metrics.histogram_positive]
+            places = [place - 0.4 + width * (index + 0.5) for place in range(len(counts))]
+            color = _COLORS[index % len(_COLORS)]
+            axes.bar(places, counts, width=width, color=color, label=f"batch {run.batch_size}")
+            # Bin i of a side reaches up to edge i + 1; the last one has no end.
+            names = [f"{edge:.0e}" for edge in metrics.histogram_edges[1:]] + ["inf"]
+            ticks = ["-" + name for name in reversed(names)] + ["0"] + names
+        shown = [place for place in range(len(ticks)) if (place - len(ticks) // 2) % 2 == 0]
+        axes.set_xticks(shown, [ticks[place] for place in shown])
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("tokens")
+        axes.set_xlabel("log-ratio training - rollout (nats), by half decade; a label is the bin's outer end")
+        axes.legend()
+        axes.set_title(f"Log-ratio, --ops {comparison.settings.ops}")
+        return figure
+
+
+def to_svg(figure: Figure) -> str:
+    """A standalone SVG document without date, so that equal runs give equal files."""
+    buffer = io.StringIO()
+    with rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def to_png(figure: Figure) -> bytes:
+    """A PNG at 150 dots per inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": ""})
+    return buffer.getvalue()
+
+
+def inline_svg(document: str, prefix: str) -> str:
+    """An SVG element for an HTML page: no prolog, metadata or namespace addresses; ids start with `prefix`.
+
+    HTML needs none of those, and ids of two charts of one page must not meet.
+    """
+    svg = document[document.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"\sxmlns(:\w+)?=\"[^\"]*\"", "", svg)
+    svg = re.sub(r"\bid=\"", f'id="{prefix}', svg)
+    svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
+    svg = re.sub(r"href=\"#", f'href="#{prefix}', svg)
+    return svg.strip()

@@ -1,0 +1,190 @@
+"""The `rlk` command. Exit status: 0 aligned, 1 drift, 2 bad input, 3 a failure of the program itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import BadInput
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
+    from .compare import Comparison
+
+EXIT_BAD_INPUT = 2
+# Python's own status for a traceback is 1, which here means drift.
+EXIT_FAILURE = 3
+
+app = typer.Typer(
+    name="rlk",
+    help="Do the rollout and the training forward give a token the same log-probability? If not, where does it begin?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the sampler.")]
+ReportOption = Annotated[Path | None, typer.Option(help="Directory for report.json, report.html and charts.")]
+
+
+@contextmanager
+def _statuses() -> Iterator[None]:
+    """Turns exceptions into messages and exit statuses."""
+    # Read once, when torch is imported. OpenMP threads that spin while they wait make small operators many times
+    # slower when something else uses the cores; how they wait changes no result.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        yield
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "rl_kernel_native":
+            raise
+        message = f"error: {error.name} is not installed; try: pip install 'rl-kernel-native[demo]'"
+        print(message, file=sys.stderr)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+    except (typer.Exit, typer.Abort, KeyboardInterrupt):
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise typer.Exit(EXIT_FAILURE) from None
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """"1,8" -> (1, 8). Raises BadInput."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BadInput(f"--batch {text}: want sizes separated by commas, such as 1,8") from None
+
+
+def print_table(comparisons: Sequence[Comparison]) -> None:
+    """The result as a short table on stdout; plain text when that is not a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from .explain import explain
+
+    table = Table("ops", "batch", "tokens", "differ", "max |dlogp|", "mean |dlogp|", "KL k3", "clip", "first divergent")
+    for comparison in comparisons:
+        for run in comparison.runs:
+            metrics, first = run.metrics, run.first_divergent
+            table.add_row(
+                comparison.settings.ops,
+                str(run.batch_size),
+                str(metrics.tokens),
+                str(metrics.differing_tokens),
+                f"{metrics.max_abs_dlogp:.2e}",
+                f"{metrics.mean_abs_dlogp:.2e}",
+                f"{metrics.kl_k3:.1e}",
+                f"{metrics.clip_fraction:.3f}",
+                first.name if first else ("none" if not metrics.differing_tokens else "not recorded"),
+            )
+    # A pipe has no width; names must not be cut there.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for comparison in comparisons:
+        for line in explain(comparison):
+            console.print(f"[{comparison.settings.ops}] {line}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    model: Annotated[Path, typer.Option(help="Hugging Face causal LM directory (Qwen3 or Llama), safetensors.")],
+    prompts: Annotated[Path, typer.Option(help="JSON lines with prompt_ids or text.")],
+    seed: SeedOption,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")] = "bfloat16",
+    device: DeviceOption = "auto",
+    batch: Annotated[str, typer.Option(help="Most requests in flight; several sizes are all run and compared.")] = "1,8",
+    max_new_tokens: Annotated[int, typer.Option(help="Longest response.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Of sampling and of the log-probabilities, > 0.")] = 1.0,
+    ops: Annotated[str, typer.Option(help="stock: torch's operators; rk: this library's where they exist.")] = "stock",
+    packing: Annotated[str, typer.Option(help="Training batches: packed or padded.")] = "packed",
+    padding_side: Annotated[str, typer.Option(help="Of padded training batches: right or left.")] = "right",
+    micro_batch_tokens: Annotated[int, typer.Option(help="Most tokens of one training forward.")] = 4096,
+    atol: Annotated[float, typer.Option(help="Aligned when every |dlogp| is at most this; 0: equal bytes.")] = 0.0,
+    probe_mb: Annotated[int, typer.Option(help="Memory for recorded hidden states, MiB.")] = 512,
+    fault_tolerance: Annotated[
+        float | None, typer.Option(help="Relative error that counts as a fault, not rounding. Default by dtype.")
+    ] = None,
+    training_model: Annotated[
+        Path | None, typer.Option(help="Another checkpoint for the training side, to find stale or garbled weights.")
+    ] = None,
+    report: ReportOption = None,
+) -> None:
+    """Compare the log-probabilities of a rollout with those of a training forward.
+
+    Exit status: 0 aligned, 1 drift, 2 bad input.
+    """
+    with _statuses():
+        from .compare import CompareSettings, run_compare
+        from .model import load_model, parse_device, parse_dtype
+        from .progress import Progress
+        from .prompts import load_prompts
+        from .report import exit_status, prepare_directory, write_report
+
+        settings = CompareSettings(
+            seed=seed,
+            batch_sizes=parse_batches(batch),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            ops=ops,
+            packing=packing,
+            padding_side=padding_side,
+            atol=atol,
+            micro_batch_tokens=micro_batch_tokens,
+            probe_mb=probe_mb,
+            fault_tolerance=fault_tolerance,
+        )
+        settings.check()
+        torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
+        if report is not None:
+            prepare_directory(report)
+        loaded = load_model(model, torch_dtype, torch_device)
+        trainer = load_model(training_model, torch_dtype, torch_device) if training_model else None
+        found = load_prompts(prompts, loaded, max_new_tokens)
+        comparison = run_compare(loaded, found, settings, training_model=trainer, progress=Progress())
+        print_table([comparison])
+        if report is not None:
+            print(f"report: {write_report(report, [comparison])[0]}")
+        status = exit_status([comparison])
+    raise typer.Exit(status)
+
+
+@app.command()
+def demo(
+    report: Annotated[Path, typer.Option(help="Directory for the model, the prompts and the report.")] = Path(
+        "rlk-demo"
+    ),
+    ops: Annotated[str, typer.Option(help="both, stock or rk.")] = "both",
+    minutes: Annotated[float, typer.Option(help="Time to stay within, 0.5 to 60.")] = 5.0,
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+) -> None:
+    """Train a small Qwen3-shaped model on the Python standard library and compare it. Downloads nothing.
+
+    Exit status: 0 when the demo completes, drift or not; 2 bad input.
+    """
+    with _statuses():
+        from .demo import run_demo
+        from .progress import Progress
+
+        result = run_demo(report, ops=ops, minutes=minutes, device=device, seed=seed, progress=Progress())
+        print(result.training)
+        print_table(result.comparisons)
+        for note in result.notes:
+            print(note)
+        print(f"report: {result.page}")
+        print(f"again:  {result.command}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,124 @@
+"""The whole story on any machine in minutes: train a small model, roll it out, compare, write the report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .compare import Comparison, CompareSettings, run_compare
+from .demo_model import MAX_STEPS, demo_files, demo_tokenizer, encode_bytes, new_model, train
+from .errors import BadInput
+from .model import load_model, parse_device, quiet_transformers
+from .operators import make_operators
+from .progress import Progress
+from .prompts import load_prompts
+from .report import prepare_directory, write_report
+
+_PROMPTS = 16
+_MAX_NEW_TOKENS = 64
+_BATCHES = (1, 8)
+# Training may take this share of the time allowed, and never more than this.
+_TRAINING_SHARE = 0.25
+_TRAINING_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo did: a line on the training, the comparisons, notes on what was left out, and where to look."""
+
+    training: str
+    comparisons: list[Comparison]
+    notes: list[str]
+    page: Path
+    command: str
+
+
+def write_prompts(path: Path, texts: Sequence[str], bos_id: int) -> None:
+    """JSON lines with both text and ids, so that loading them checks the tokenizer too."""
+    lines = [json.dumps({"text": text, "prompt_ids": [bos_id, *text.encode()]}) for text in texts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def demo_prompts(source: bytes, count: int) -> list[str]:
+    """`count` pieces of ASCII text, 16 to 136 bytes long, spread over a file that was not trained on."""
+    text = source.decode("ascii", errors="ignore")
+    stride = len(text) // count
+    return [text[index * stride : index * stride + 16 + 8 * (index * 7 % 16)] for index in range(count)]
+
+
+def run_demo(
+    directory: Path, *, ops: str, minutes: float, device: str, seed: int, progress: Progress | None = None
+) -> DemoResult:
+    """Trains, saves, compares and reports.
+
+    Args:
+        directory: receives model/, prompts.jsonl and the report files.
+        ops: "stock", "rk" or "both"; "both" goes on without rk when the native library is absent, and says so.
+        minutes: the training is cut short so that everything fits on two cores.
+
+    Raises:
+        BadInput: bad option, or --ops rk without the native library.
+    """
+    progress = progress or Progress(enabled=False)
+    if ops not in ("both", "stock", "rk"):
+        raise BadInput(f"--ops {ops}: want both, stock or rk")
+    if not 0.5 <= minutes <= 60:
+        raise BadInput(f"--minutes {minutes}: want 0.5 to 60")
+    settings = CompareSettings(seed=seed, batch_sizes=_BATCHES, max_new_tokens=_MAX_NEW_TOKENS)
+    settings.check()
+    torch_device = parse_device(device)
+    names, notes = _available(ops)
+    prepare_directory(directory)
+
+    quiet_transformers()
+    started = time.perf_counter()
+    training_files, held_out = demo_files()
+    tokenizer = demo_tokenizer()
+    model = new_model(seed).to(torch_device)
+    with progress.task("training", MAX_STEPS) as advance:
+        outcome = train(
+            model,
+            encode_bytes(training_files),
+            seed=seed,
+            seconds=min(_TRAINING_SECONDS, 60 * minutes * _TRAINING_SHARE),
+            advance=advance,
+        )
+    model_directory, prompt_file = directory / "model", directory / "prompts.jsonl"
+    model.to(torch.bfloat16).save_pretrained(model_directory)
+    tokenizer.save_pretrained(model_directory)
+    write_prompts(prompt_file, demo_prompts(held_out, _PROMPTS), tokenizer.bos_token_id)
+    training = (
+        f"trained {sum(p.numel() for p in model.parameters()):,} parameters for {outcome.steps} steps, "
+        f"{time.perf_counter() - started:.0f} s, on {len(training_files)} files of the standard library; "
+        f"loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f} nats a byte"
+    )
+    # From the files, as `rlk compare` would: what is compared is what was saved.
+    loaded = load_model(model_directory, torch.bfloat16, torch_device)
+    prompts = load_prompts(prompt_file, loaded, _MAX_NEW_TOKENS)
+    comparisons = []
+    for name in names:
+        chosen = CompareSettings(seed=seed, batch_sizes=_BATCHES, max_new_tokens=_MAX_NEW_TOKENS, ops=name)
+        comparisons.append(run_compare(loaded, prompts, chosen, progress=progress))
+    page = write_report(directory, comparisons)[0]
+    command = [
+        *("rlk", "compare", "--model", str(model_directory), "--prompts", str(prompt_file)),
+        *("--seed", str(seed), "--ops", names[-1]),
+    ]
+    return DemoResult(training, comparisons, notes, page, shlex.join(command))
+
+
+def _available(ops: str) -> tuple[list[str], list[str]]:
+    if ops != "both":
+        make_operators(ops)  # raises before the training rather than after it
+        return [ops], []
+    try:
+        make_operators("rk")
+    except BadInput as error:
+        return ["stock"], [f"rk was left out: {error}"]
+    return ["stock", "rk"], []

@@ -1,0 +1,77 @@
+"""What a reader needs to repeat a run: versions, hardware and the settings that choose kernels."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib")
+# These choose other kernels, hence other bits.
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "MKL_CBWR",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "NVIDIA_TF32_OVERRIDE",
+)
+
+Value = str | int | float | bool | None
+
+
+def versions() -> dict[str, Value]:
+    """Version of Python, of this package and of each package that takes part; None when absent."""
+    found: dict[str, Value] = {"python": platform.python_version()}
+    for package in ("rl-kernel-native", *_PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    found["cuda"] = torch.version.cuda
+    return found
+
+
+def hardware(device: torch.device) -> dict[str, Value]:
+    """The machine as torch sees it. Names no host and no user."""
+    found: dict[str, Value] = {
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["gpu"] = properties.name
+        found["gpu_capability"] = f"{properties.major}.{properties.minor}"
+        found["gpu_memory_gib"] = round(properties.total_memory / 2**30, 1)
+        found["allow_tf32"] = torch.backends.cuda.matmul.allow_tf32
+    found["deterministic_algorithms"] = torch.are_deterministic_algorithms_enabled()
+    for name in _VARIABLES:
+        if name in os.environ:
+            found[name] = os.environ[name]
+    return found
+
+
+def command_line() -> str:
+    """The command as typed, with the program's name in place of its path."""
+    return shlex.join([Path(sys.argv[0]).name or "rlk", *sys.argv[1:]])
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

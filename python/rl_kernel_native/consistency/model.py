@@ -1,0 +1,179 @@
+"""Load and check a Hugging Face causal LM directory. Nothing is ever downloaded and no pickle is ever read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .attention import ATTENTION_NAME
+from .errors import BadInput
+
+FAMILIES = ("qwen3", "llama")
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+# "dynamic" and "longrope" change their frequencies with the longest sequence of the batch, by design.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal LM in evaluation mode and the facts about it that the comparison needs."""
+
+    model: Any
+    directory: Path
+    family: str
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    num_layers: int
+    max_length: int
+    bos_id: int | None
+    pad_id: int | None
+    eos_ids: tuple[int, ...]
+
+    @property
+    def special_ids(self) -> dict[str, tuple[int, ...]]:
+        """Special token ids by name; an unset one is an empty tuple."""
+
+        def one(value: int | None) -> tuple[int, ...]:
+            return () if value is None else (value,)
+
+        return {"bos": one(self.bos_id), "pad": one(self.pad_id), "eos": self.eos_ids}
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a name in DTYPES; BadInput for any other name."""
+    if name not in DTYPES:
+        raise BadInput(f"--dtype {name}: want one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def parse_device(name: str) -> torch.device:
+    """'auto' is the GPU when torch sees one, else the CPU. BadInput for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadInput(f"--device {name}: not a device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"--device {name}: want cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a model directory, checked for what the comparison cannot do. Raises BadInput."""
+    if not directory.is_dir():
+        raise BadInput(f"model directory {directory} does not exist")
+    path = directory / "config.json"
+    if not path.is_file():
+        raise BadInput(f"{path} does not exist: not a Hugging Face model directory")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise BadInput(f"{path}: want a JSON object")
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise BadInput(f"{path}: model_type {family!r} is not supported, want one of {', '.join(FAMILIES)}")
+    if config.get("quantization_config"):
+        raise BadInput(f"{path}: quantised weights are not supported")
+    if config.get("use_sliding_window") and config.get("sliding_window") is not None:
+        raise BadInput(f"{path}: sliding-window attention is not supported")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
+    if rope_type not in ROPE_TYPES:
+        raise BadInput(f"{path}: rope type {rope_type!r} is not supported, want one of {', '.join(ROPE_TYPES)}")
+    if not list(directory.glob("*.safetensors")):
+        raise BadInput(f"{directory} holds no *.safetensors file; other weight formats are not read")
+    return config
+
+
+def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """A Qwen3 or Llama model from local files, in `dtype` on `device`, in evaluation mode.
+
+    Raises:
+        BadInput: no such directory, another family, damaged or incomplete weights, pickled weights only.
+    """
+    read_config(directory)
+    from transformers import AutoModelForCausalLM
+
+    quiet_transformers()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(directory),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+        )
+    except Exception as error:  # the loader raises many types; each of them means that this directory cannot be used
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise BadInput(f"cannot load the model in {directory}: {type(error).__name__}: {first_line}") from error
+    if info["missing_keys"]:
+        # transformers initialises missing weights at random and goes on.
+        raise BadInput(f"{directory}: weights lack {sorted(info['missing_keys'])[0]} (and maybe more)")
+    model.eval().requires_grad_(False).to(device)
+    return wrap_model(model, directory)
+
+
+def wrap_model(model: Any, directory: Path) -> LoadedModel:
+    """LoadedModel of a transformers model that is already in memory; sets its attention implementation."""
+    model.set_attn_implementation(ATTENTION_NAME)
+    config = model.config
+    weight = model.lm_head.weight
+    generation_eos = getattr(model.generation_config, "eos_token_id", None)
+    eos = generation_eos if generation_eos is not None else config.eos_token_id
+    eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (() if eos is None else (eos,))
+    return LoadedModel(
+        model=model,
+        directory=directory,
+        family=config.model_type,
+        dtype=weight.dtype,
+        device=weight.device,
+        vocab_size=weight.shape[0],
+        num_layers=config.num_hidden_layers,
+        max_length=config.max_position_embeddings,
+        bos_id=config.bos_token_id,
+        pad_id=config.pad_token_id,
+        eos_ids=eos_ids,
+    )
+
+
+def quiet_transformers() -> None:
+    """Turns off transformers' own progress bars and advice, which would end up in a pipe."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+class ForwardCounter:
+    """Counts calls of a model's forward while the context is open."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.calls = 0
+
+    def __enter__(self) -> ForwardCounter:
+        self._handle = self._model.register_forward_pre_hook(self._count)
+        return self
+
+    def _count(self, *_: object) -> None:
+        self.calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()

@@ -1,0 +1,120 @@
+"""Which implementation serves each operator: --ops stock or --ops rk.
+
+Everything that is not ours runs as torch and transformers ship it, and the table says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from .errors import BadInput
+
+ServedBy = Literal["stock", "rk"]
+
+# Rows per chunk of the training side's logsumexp; trainers chunk to bound the float32 copy of the logits.
+_CHUNK_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One line of the operator table: what runs on either side, and whose it is."""
+
+    operator: str
+    served_by: ServedBy
+    rollout: str
+    training: str
+
+
+_LINEAR = "torch.nn.functional.linear"
+_STOCK_ROWS = (
+    OperatorRow("embedding", "stock", "torch.nn.functional.embedding", "torch.nn.functional.embedding"),
+    OperatorRow("rotary_emb", "stock", "transformers, float32 cos and sin", "transformers, float32 cos and sin"),
+    OperatorRow("rms_norm", "stock", "transformers, torch operators", "transformers, torch operators"),
+    OperatorRow("linear", "stock", _LINEAR, _LINEAR),
+    OperatorRow("rope", "stock", "transformers, torch operators", "transformers, torch operators"),
+    OperatorRow(
+        "attention",
+        "stock",
+        "torch scaled_dot_product_attention on a KV cache",
+        "torch scaled_dot_product_attention on the whole sequence",
+    ),
+    OperatorRow("add", "stock", "torch add", "torch add"),
+    OperatorRow("activation", "stock", "torch", "torch"),
+    OperatorRow("mul", "stock", "torch mul", "torch mul"),
+    OperatorRow("lm_head", "stock", _LINEAR, _LINEAR),
+)
+
+
+class StockOperators:
+    """The two formulas of the log-probability that engines and trainers use today."""
+
+    name: ServedBy = "stock"
+
+    def table(self) -> list[OperatorRow]:
+        """The operators in the order of a forward pass."""
+        return [
+            *_STOCK_ROWS,
+            OperatorRow(
+                "logprob", "stock", "torch.log_softmax of float32 logits, gathered", "logit - torch.logsumexp, in chunks"
+            ),
+        ]
+
+    def rollout_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
+        """[B, vocab_size] any float dtype, int64 [B] -> float32 [B], nats."""
+        scores = _wide(logits) / temperature
+        return torch.log_softmax(scores, dim=-1).gather(1, target[:, None])[:, 0].float()
+
+    def training_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
+        """[N, vocab_size] any float dtype, int64 [N] -> float32 [N], nats."""
+        parts = []
+        for rows, ids in zip(logits.split(_CHUNK_ROWS), target.split(_CHUNK_ROWS)):
+            scores = _wide(rows) / temperature
+            parts.append(scores.gather(1, ids[:, None])[:, 0] - torch.logsumexp(scores, dim=-1))
+        return torch.cat(parts).float()
+
+
+class RkOperators:
+    """This library's operators wherever they exist, torch's elsewhere. One function serves both sides."""
+
+    name: ServedBy = "rk"
+
+    def __init__(self) -> None:
+        try:
+            import rl_kernel_native as rk
+
+            self._logprob: Any = rk.logprob
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"--ops rk needs the native library, which is not installed here: {error}") from error
+
+    def table(self) -> list[OperatorRow]:
+        """The operators in the order of a forward pass."""
+        call = "rl_kernel_native.logprob on the logits as the model gives them"
+        return [*_STOCK_ROWS, OperatorRow("logprob", "rk", call, call)]
+
+    def rollout_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
+        """[B, vocab_size] float32, bfloat16 or float16, int64 [B] -> float32 [B], nats."""
+        result: torch.Tensor = self._logprob(logits, target, temperature=temperature)
+        return result
+
+    def training_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
+        """[N, vocab_size] float32, bfloat16 or float16, int64 [N] -> float32 [N], nats."""
+        return self.rollout_logprob(logits, target, temperature)
+
+
+Operators = StockOperators | RkOperators
+
+
+def make_operators(name: str) -> Operators:
+    """The operators of --ops NAME. BadInput for another name, or when the native library is absent."""
+    if name == "stock":
+        return StockOperators()
+    if name == "rk":
+        return RkOperators()
+    raise BadInput(f"--ops {name}: want stock or rk")
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

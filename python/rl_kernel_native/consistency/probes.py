@@ -1,0 +1,180 @@
+"""Records what every operator produced for chosen tokens, in execution order, on either side.
+
+A token is named by (prompt, position of the token that is fed). Hooks only read, so a probed run computes the same
+bits as an unprobed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .attention import OBSERVER_ATTRIBUTE
+
+_POSITION_BITS = 32
+
+
+def token_key(prompt: int, position: int) -> int:
+    """One int64 that sorts by prompt, then position."""
+    return (prompt << _POSITION_BITS) | position
+
+
+def split_key(key: int) -> tuple[int, int]:
+    """(prompt, position) of a token_key."""
+    return key >> _POSITION_BITS, key & ((1 << _POSITION_BITS) - 1)
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """Which tokens are recorded: positions below limits[prompt], for the prompts named there.
+
+    Always the beginning of a sequence. A token's attention reads all earlier positions, so only such a set lets one
+    conclude from "all earlier operators agree" that an operator's inputs agree.
+    """
+
+    limits: dict[int, int]
+
+    def wants(self, prompt: int, position: int) -> bool:
+        """Whether this token is recorded."""
+        return position < self.limits.get(prompt, 0)
+
+
+def plan_probes(lengths: Sequence[int], bytes_per_token: int, budget_bytes: int) -> ProbePlan:
+    """All tokens when they fit the budget, else whole sequences spread over the prompts, else a part of one.
+
+    Args:
+        lengths: longest possible length of each sequence.
+    """
+    tokens = max(budget_bytes // bytes_per_token, 1)
+    if sum(lengths) <= tokens:
+        return ProbePlan(dict(enumerate(lengths)))
+    count = max(min(len(lengths), tokens // max(lengths)), 1)
+    chosen = sorted({index * len(lengths) // count for index in range(count)})
+    return ProbePlan({index: min(lengths[index], tokens) for index in chosen})
+
+
+def probe_bytes_per_token(config: Any, itemsize: int) -> int:
+    """Bytes that one recorded token takes on both sides together, from the model's shape."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    q, kv = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+    layer = 6 * config.hidden_size + 4 * q + 4 * kv + 4 * config.intermediate_size
+    total = config.num_hidden_layers * layer + 2 * config.hidden_size + 2 * head_dim + config.vocab_size
+    return int(2 * itemsize * total)
+
+
+class Trace:
+    """Values of operators for recorded tokens; names keep the order in which operators first ran."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        self._chunks: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def add(self, name: str, kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """values [n, ...] of operator `name` for the tokens keys int64 [n]."""
+        self.kinds.setdefault(name, kind)
+        self._chunks.setdefault(name, []).append((keys, values.detach().reshape(len(keys), -1).cpu()))
+
+    def values(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(keys int64 [n] ascending, values [n, width]) of one operator."""
+        chunks = self._chunks[name]
+        keys = torch.cat([chunk[0] for chunk in chunks])
+        order = torch.argsort(keys)
+        return keys[order], torch.cat([chunk[1] for chunk in chunks])[order]
+
+
+class Recorder:
+    """Fills a Trace from hooks. Before each forward `begin` says which token each row and column of the batch is."""
+
+    def __init__(self, plan: ProbePlan) -> None:
+        self.plan = plan
+        self.trace = Trace()
+        self._keys = torch.zeros(0, dtype=torch.long)
+        self._rows = self._columns = self._key_columns = self._keys
+
+    def begin(self, tokens: Sequence[tuple[int, int, int, int, int]], device: torch.device) -> None:
+        """tokens: (row, column, column among the attention keys, prompt, position) of each token of the batch."""
+        wanted = [item for item in tokens if self.plan.wants(item[3], item[4])]
+        self._keys = torch.tensor([token_key(item[3], item[4]) for item in wanted], dtype=torch.long)
+        index = torch.tensor([item[:3] for item in wanted], dtype=torch.long).reshape(-1, 3).to(device)
+        self._rows, self._columns, self._key_columns = index.unbind(1)
+
+    def add(self, name: str, kind: str, value: torch.Tensor) -> None:
+        """value [B, T, ...] of the current batch."""
+        if len(self._keys):
+            self.trace.add(name, kind, self._keys, value[self._rows, self._columns])
+
+    def add_keys(self, name: str, kind: str, value: torch.Tensor) -> None:
+        """value [B, L, ...], indexed by column among the attention keys."""
+        if len(self._keys):
+            self.trace.add(name, kind, self._keys, value[self._rows, self._key_columns])
+
+    def add_tokens(self, name: str, kind: str, prompts: Sequence[int], positions: Sequence[int], value: Any) -> None:
+        """value [n, ...] of tokens named one by one; those outside the plan are dropped."""
+        chosen = [i for i, item in enumerate(zip(prompts, positions)) if self.plan.wants(*item)]
+        if chosen:
+            keys = torch.tensor([token_key(prompts[i], positions[i]) for i in chosen], dtype=torch.long)
+            self.trace.add(name, kind, keys, value[torch.tensor(chosen, device=value.device)])
+
+
+@contextmanager
+def attached(model: Any, recorder: Recorder) -> Iterator[None]:
+    """Probes every operator of a Qwen3 or Llama model (transformers classes) while the context is open."""
+    handles: list[Any] = []
+    attentions: list[torch.nn.Module] = []
+
+    def output(module: torch.nn.Module | None, name: str, kind: str) -> None:
+        if isinstance(module, torch.nn.Module):
+            handles.append(module.register_forward_hook(lambda m, args, out: recorder.add(name, kind, _tensor(out))))
+
+    def input(module: torch.nn.Module, name: str, kind: str) -> None:
+        handles.append(module.register_forward_pre_hook(lambda m, args: recorder.add(name, kind, args[0])))
+
+    body = model.model
+    try:
+        output(body.embed_tokens, "embed_tokens", "embedding")
+        output(body.rotary_emb, "rotary_emb", "rotary_emb")
+        for index, layer in enumerate(body.layers):
+            prefix, attention, mlp = f"layers.{index}.", layer.self_attn, layer.mlp
+            output(layer.input_layernorm, prefix + "input_layernorm", "rms_norm")
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                output(getattr(attention, name), f"{prefix}self_attn.{name}", "linear")
+            for name in ("q_norm", "k_norm"):  # Llama has none
+                output(getattr(attention, name, None), f"{prefix}self_attn.{name}", "rms_norm")
+            setattr(attention, OBSERVER_ATTRIBUTE, _attention_observer(recorder, prefix))
+            attentions.append(attention)
+            input(layer.post_attention_layernorm, prefix + "attn_residual", "add")
+            output(layer.post_attention_layernorm, prefix + "post_attention_layernorm", "rms_norm")
+            for name in ("gate_proj", "up_proj"):
+                output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
+            output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
+            input(mlp.down_proj, prefix + "mlp.gate_up_mul", "mul")
+            output(mlp.down_proj, prefix + "mlp.down_proj", "linear")
+            output(layer, prefix + "mlp_residual", "add")
+        output(body.norm, "norm", "rms_norm")
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for attention in attentions:
+            delattr(attention, OBSERVER_ATTRIBUTE)
+
+
+def _tensor(out: Any) -> torch.Tensor:
+    # rotary_emb returns (cos, sin); both belong to one operator. The first of any other tuple is the hidden state.
+    if isinstance(out, tuple):
+        return torch.cat(out, dim=-1) if len(out) == 2 and isinstance(out[1], torch.Tensor) else out[0]
+    result: torch.Tensor = out
+    return result
+
+
+def _attention_observer(recorder: Recorder, prefix: str) -> Any:
+    def observe(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, out: torch.Tensor) -> None:
+        recorder.add(prefix + "self_attn.rope_q", "rope", query.transpose(1, 2))
+        recorder.add_keys(prefix + "self_attn.rope_k", "rope", key.transpose(1, 2))
+        recorder.add(prefix + "self_attn.attention", "attention", out)
+
+    return observe

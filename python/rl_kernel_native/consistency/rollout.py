@@ -1,0 +1,218 @@
+"""The rollout side: continuous batching, one token a step against a KV cache, seeded sampling.
+
+The scheduler is that of a serving engine reduced to what changes numbers: a waiting request is admitted as soon as a
+slot is free, at most one per step, its prompt runs as one forward of its own, and from then on it is a row of the
+decode batch until it ends. So the batch grows, shrinks and changes its members while requests are in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .cache import SlotCache
+from .checks import SideInputs
+from .errors import BadInput
+from .model import ForwardCounter, LoadedModel
+from .operators import Operators
+from .probes import Recorder, attached
+from .progress import Advance
+from .sampler import sample, uniform
+
+
+@dataclass
+class Request:
+    """One prompt on its way through the rollout.
+
+    Attributes:
+        fed_ids, fed_positions: what went through the model, read back from the input tensors.
+        response, logprobs: sampled ids and their float32 log-probabilities, one per step.
+        logits_digests: 16-byte hash of the raw logits row each token was sampled from.
+    """
+
+    index: int
+    prompt: tuple[int, ...]
+    slot: int = -1
+    fed_ids: list[int] = field(default_factory=list)
+    fed_positions: list[int] = field(default_factory=list)
+    response: list[int] = field(default_factory=list)
+    logprobs: list[torch.Tensor] = field(default_factory=list)
+    logits_digests: list[bytes] = field(default_factory=list)
+    finish: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and response; the last token was sampled and never fed."""
+        return [*self.prompt, *self.response]
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """A finished rollout.
+
+    Attributes:
+        requests: in prompt order.
+        membership: for each decode step, the prompts in the batch, by row.
+        forward_calls: all calls of the model's forward: one per prompt plus one per decode step.
+    """
+
+    requests: list[Request]
+    membership: list[tuple[int, ...]]
+    prefills: int
+    forward_calls: int
+    inputs: SideInputs
+    recorder: Recorder
+
+    def logprob(self, prompt: int) -> torch.Tensor:
+        """float32 [response length] of one sequence."""
+        return torch.stack(self.requests[prompt].logprobs)
+
+
+def logits_digests(logits: torch.Tensor) -> list[bytes]:
+    """A 16-byte hash of the raw bytes of each row of [n, vocab_size]."""
+    raw = logits.detach().contiguous().cpu().view(torch.uint8).numpy()
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in raw]
+
+
+class _Rollout:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        operators: Operators,
+        recorder: Recorder,
+        seed: int,
+        temperature: float,
+        max_new_tokens: int,
+    ) -> None:
+        self.loaded, self.operators, self.recorder = loaded, operators, recorder
+        self.seed, self.temperature, self.max_new_tokens = seed, temperature, max_new_tokens
+
+    def prefill(self, request: Request, cache: SlotCache) -> None:
+        """Runs the prompt and samples the first token."""
+        length = len(request.prompt)
+        device = self.loaded.device
+        ids = torch.tensor([request.prompt], dtype=torch.long, device=device)
+        positions = torch.arange(length, device=device)[None]
+        cache.begin_prefill(request.slot, length)
+        self.recorder.begin([(0, p, p, request.index, p) for p in range(length)], device)
+        out = self.loaded.model(
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        request.fed_ids += ids[0].tolist()
+        request.fed_positions += positions[0].tolist()
+        self.take_tokens([request], out.logits[:, -1])
+
+    def decode(self, active: Sequence[Request], cache: SlotCache) -> None:
+        """Feeds each active request its last token and samples the next one."""
+        device = self.loaded.device
+        places = [len(request.ids) - 1 for request in active]
+        ids = torch.tensor([[request.response[-1]] for request in active], dtype=torch.long, device=device)
+        positions = torch.tensor(places, dtype=torch.long, device=device)[:, None]
+        mask = cache.begin_decode([request.slot for request in active], places)
+        self.recorder.begin([(row, 0, p, active[row].index, p) for row, p in enumerate(places)], device)
+        out = self.loaded.model(
+            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+        )
+        for row, request in enumerate(active):
+            request.fed_ids.append(int(ids[row, 0]))
+            request.fed_positions.append(int(positions[row, 0]))
+        self.take_tokens(active, out.logits[:, -1])
+
+    def take_tokens(self, active: Sequence[Request], logits: torch.Tensor) -> None:
+        """Samples one token per row of logits [B, vocab_size] and scores it."""
+        prompts = [request.index for request in active]
+        fed = [len(request.ids) - 1 for request in active]
+        self.recorder.add_tokens("lm_head", "lm_head", prompts, fed, logits)
+        on_host = logits.detach().to("cpu", torch.float64).numpy()
+        tokens = []
+        for row, request in enumerate(active):
+            try:
+                u = uniform(self.seed, request.index, len(request.ids))
+                tokens.append(sample(np.asarray(on_host[row]), self.temperature, u))
+            except BadInput as error:
+                raise BadInput(f"prompt {request.index}, position {fed[row]}: {error}") from error
+        target = torch.tensor(tokens, dtype=torch.long, device=logits.device)
+        logprob = self.operators.rollout_logprob(logits, target, self.temperature).cpu()
+        self.recorder.add_tokens("logprob", "logprob", prompts, fed, logprob)
+        digests = logits_digests(logits)
+        for row, request in enumerate(active):
+            request.response.append(tokens[row])
+            request.logprobs.append(logprob[row])
+            request.logits_digests.append(digests[row])
+            if tokens[row] in self.loaded.eos_ids:
+                request.finish = "eos"
+            elif len(request.response) == self.max_new_tokens:
+                request.finish = "length"
+
+
+@torch.no_grad()
+def run_rollout(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    operators: Operators,
+    recorder: Recorder,
+    *,
+    seed: int,
+    temperature: float,
+    max_new_tokens: int,
+    batch_size: int,
+    advance: Advance = lambda n: None,
+) -> RolloutResult:
+    """Samples one response for each prompt.
+
+    Args:
+        prompts: ids of each prompt, already checked.
+        recorder: receives the hidden states of the tokens of its plan.
+        batch_size: the most requests in flight.
+        advance: called with the number of tokens that became certain (a request that ends early counts in full).
+
+    Raises:
+        BadInput: the model produced NaN or Inf logits.
+    """
+    run = _Rollout(loaded, operators, recorder, seed, temperature, max_new_tokens)
+    requests = [Request(index=index, prompt=tuple(ids)) for index, ids in enumerate(prompts)]
+    capacity = max(len(ids) for ids in prompts) + max_new_tokens
+    slots = min(batch_size, len(requests))
+    cache = SlotCache(loaded.model.config, slots, capacity, loaded.dtype, loaded.device)
+    waiting = deque(requests)
+    active: list[Request] = []
+    membership: list[tuple[int, ...]] = []
+    with ExitStack() as stack:
+        counter = stack.enter_context(ForwardCounter(loaded.model))
+        stack.enter_context(attached(loaded.model, recorder))
+        while waiting or active:
+            if waiting and len(active) < slots:
+                request = waiting.popleft()
+                request.slot = cache.acquire()
+                run.prefill(request, cache)
+                active.append(request)
+                active = _retire(active, cache, max_new_tokens, advance)
+            if active:
+                membership.append(tuple(request.index for request in active))
+                run.decode(active, cache)
+                active = _retire(active, cache, max_new_tokens, advance)
+    inputs = SideInputs(
+        name="rollout",
+        # The last sampled token was never fed, but it is part of what the trainer must score.
+        ids=[[*request.fed_ids, request.response[-1]] for request in requests],
+        positions=[[*request.fed_positions, len(request.fed_positions)] for request in requests],
+        special_ids=loaded.special_ids,
+    )
+    return RolloutResult(requests, membership, len(requests), counter.calls, inputs, recorder)
+
+
+def _retire(active: list[Request], cache: SlotCache, max_new_tokens: int, advance: Advance) -> list[Request]:
+    staying = []
+    for request in active:
+        if not request.finish:
+            staying.append(request)
+            continue
+        cache.release(request.slot)
+        advance(max_new_tokens)
+    return staying

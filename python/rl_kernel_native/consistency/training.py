@@ -1,0 +1,207 @@
+"""The training side: one teacher-forced forward over the rollout's own ids, packed or padded. Nothing is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .checks import PaddingSide, SideInputs
+from .model import ForwardCounter, LoadedModel
+from .operators import Operators
+from .probes import Recorder, attached
+from .progress import Advance
+from .rollout import logits_digests
+
+Packing = Literal["packed", "padded"]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The tensors of one training forward.
+
+    Attributes:
+        ids, positions: int64 [B, T].
+        mask: bool [B, 1, T, T], or None for plain causal attention.
+        key_mask: [B, T], 1 where a token is real.
+        places: for each sequence of this batch (prompt, row, first column, length).
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor | None
+    key_mask: torch.Tensor
+    places: list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Log-probabilities float32 [response length] of each sequence, and what was fed to get them."""
+
+    logprobs: list[torch.Tensor]
+    logits_digests: list[list[bytes]]
+    forward_calls: int
+    micro_batches: int
+    inputs: SideInputs
+    recorder: Recorder
+
+
+def plan_batches(lengths: Sequence[int], packing: Packing, max_tokens: int) -> list[list[int]]:
+    """Consecutive sequences of each forward: at most max_tokens tokens, padding included (but at least one sequence)."""
+    groups: list[list[int]] = []
+    used = 0
+    for index, length in enumerate(lengths):
+        longest = max((lengths[i] for i in groups[-1]), default=0) if groups else 0
+        if packing == "packed":
+            total = used + length
+        else:
+            total = max(longest, length) * (len(groups[-1]) + 1) if groups else length
+        if not groups or total > max_tokens:
+            groups.append([index])
+            used = length
+        else:
+            groups[-1].append(index)
+            used += length
+    return groups
+
+
+def packed_batch(group: Sequence[int], sequences: Sequence[Sequence[int]], device: torch.device) -> MicroBatch:
+    """Sequences one after the other in one row; positions restart, attention is causal inside each block."""
+    ids: list[int] = []
+    positions: list[int] = []
+    owner: list[int] = []
+    places = []
+    for index in group:
+        length = len(sequences[index])
+        places.append((index, 0, len(ids), length))
+        ids += sequences[index]
+        positions += range(length)
+        owner += [index] * length
+    mask = None
+    if len(group) > 1:
+        owners = torch.tensor(owner, device=device)
+        total = len(ids)
+        causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
+        mask = (causal & (owners[:, None] == owners[None, :]))[None, None]
+    row = torch.tensor([ids], dtype=torch.long, device=device)
+    return MicroBatch(row, torch.tensor([positions], device=device), mask, torch.ones_like(row), places)
+
+
+def padded_batch(
+    group: Sequence[int], sequences: Sequence[Sequence[int]], pad_id: int, side: PaddingSide, device: torch.device
+) -> MicroBatch:
+    """One row a sequence, padded to the longest on `side` ("left" or "right"); positions count real tokens only."""
+    width = max(len(sequences[index]) for index in group)
+    ids = torch.full((len(group), width), pad_id, dtype=torch.long)
+    positions = torch.zeros(len(group), width, dtype=torch.long)
+    key_mask = torch.zeros(len(group), width, dtype=torch.long)
+    places = []
+    for row, index in enumerate(group):
+        length = len(sequences[index])
+        start = width - length if side == "left" else 0
+        ids[row, start : start + length] = torch.tensor(sequences[index])
+        positions[row, start : start + length] = torch.arange(length)
+        key_mask[row, start : start + length] = 1
+        places.append((index, row, start, length))
+    mask = None
+    if bool((key_mask == 0).any()):
+        # A padding row attends to itself: a row without any key would be NaN, and NaN spreads through some kernels.
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        allowed = key_mask.bool()[:, None, :] | torch.eye(width, dtype=torch.bool)
+        mask = (causal & allowed)[:, None].to(device)
+    return MicroBatch(ids.to(device), positions.to(device), mask, key_mask.to(device), places)
+
+
+def make_batches(
+    sequences: Sequence[Sequence[int]],
+    packing: Packing,
+    max_tokens: int,
+    pad_id: int,
+    side: PaddingSide,
+    device: torch.device,
+) -> list[MicroBatch]:
+    """All training forwards of the given sequences (prompt and response ids)."""
+    groups = plan_batches([len(ids) for ids in sequences], packing, max_tokens)
+    if packing == "packed":
+        return [packed_batch(group, sequences, device) for group in groups]
+    return [padded_batch(group, sequences, pad_id, side, device) for group in groups]
+
+
+def batch_inputs(batches: Sequence[MicroBatch], packing: Packing, side: PaddingSide, loaded: LoadedModel) -> SideInputs:
+    """What the batches feed, read back from their tensors; sequences in prompt order."""
+    ids: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
+    masks: dict[int, list[int]] = {}
+    for batch in batches:
+        for prompt, row, start, length in batch.places:
+            ids[prompt] = batch.ids[row, start : start + length].tolist()
+            positions[prompt] = batch.positions[row, start : start + length].tolist()
+            masks[prompt] = batch.key_mask[row].tolist()
+    order = sorted(ids)
+    padded = packing == "padded"
+    return SideInputs(
+        name="training",
+        ids=[ids[prompt] for prompt in order],
+        positions=[positions[prompt] for prompt in order],
+        special_ids=loaded.special_ids,
+        padding_side=side if padded else "none",
+        masks=[masks[prompt] for prompt in order] if padded else None,
+    )
+
+
+@torch.no_grad()
+def run_training(
+    loaded: LoadedModel,
+    batches: Sequence[MicroBatch],
+    inputs: SideInputs,
+    prompt_lengths: Sequence[int],
+    operators: Operators,
+    recorder: Recorder,
+    *,
+    temperature: float,
+    advance: Advance = lambda n: None,
+) -> TrainingResult:
+    """Scores the response tokens of every sequence.
+
+    Args:
+        batches: from make_batches; inputs: batch_inputs of the same, already checked against the rollout's.
+        prompt_lengths: by prompt; the tokens after it are scored.
+        advance: called with 1 after each forward.
+    """
+    logprobs: dict[int, torch.Tensor] = {}
+    digests: dict[int, list[bytes]] = {}
+    with ExitStack() as stack:
+        counter = stack.enter_context(ForwardCounter(loaded.model))
+        stack.enter_context(attached(loaded.model, recorder))
+        for batch in batches:
+            tokens = [
+                (row, start + p, start + p, prompt, p)
+                for prompt, row, start, length in batch.places
+                for p in range(length)
+            ]
+            recorder.begin(tokens, loaded.device)
+            out = loaded.model(
+                input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
+            )
+            for prompt, row, start, length in batch.places:
+                # The logits of position p score the token at p + 1.
+                fed = range(prompt_lengths[prompt] - 1, length - 1)
+                logits = out.logits[row, start + fed.start : start + fed.stop]
+                target = batch.ids[row, start + fed.start + 1 : start + length]
+                recorder.add_tokens("lm_head", "lm_head", [prompt] * len(fed), list(fed), logits)
+                logprobs[prompt] = operators.training_logprob(logits, target, temperature).cpu()
+                recorder.add_tokens("logprob", "logprob", [prompt] * len(fed), list(fed), logprobs[prompt])
+                digests[prompt] = logits_digests(logits)
+            advance(1)
+    order = sorted(logprobs)
+    return TrainingResult(
+        logprobs=[logprobs[prompt] for prompt in order],
+        logits_digests=[digests[prompt] for prompt in order],
+        forward_calls=counter.calls,
+        micro_batches=len(batches),
+        inputs=inputs,
+        recorder=recorder,
+    )
