@@ -1,5 +1,5 @@
 // Microbenchmark of the CUDA kernels of logprob: one row per case, with the bytes it must move and the share of the
-// copy ceiling measured in the same run. Usage: bench_logprob [--arch 80|90]
+// copy ceiling measured in the same run. Usage: bench_logprob [--arch 80|90] [--only PART_OF_A_NAME]
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -90,7 +90,7 @@ void run(const Case& c, int arch, double ceiling) {
     }
     p.workspace = workspace;
     if (arch == 80) {
-      cuda::logprob_forward_sm80(p, cuda::group_grid(p), 16 << 20, stream);
+      cuda::logprob_forward_sm80(p, cuda::group_grid(p), stream);
     } else {
       cuda::logprob(p, 0, reinterpret_cast<Stream>(stream));
     }
@@ -124,13 +124,16 @@ void run(const Case& c, int arch, double ceiling) {
 
 int main_(int argc, char** argv) {
   int arch = 90;
+  std::string only;
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::string(argv[i]) == "--arch") arch = std::atoi(argv[i + 1]);
+    if (std::string(argv[i]) == "--only") only = argv[i + 1];
   }
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   constexpr auto hw = Exp::kHardware, portable = Exp::kPortable;
   constexpr auto bf16 = DType::kBFloat16, f16 = DType::kFloat16, f32 = DType::kFloat32;
+  std::vector<Case> cases;
   for (std::int64_t vocab : {128256, 151936}) {
     for (const Case& c : {Case{"forward bf16 hw", 8192, vocab, bf16, hw, false, false},
                           Case{"forward bf16 hw all", 8192, vocab, bf16, hw, true, false},
@@ -144,12 +147,15 @@ int main_(int argc, char** argv) {
                           Case{"one row bf16 portable all", 1, vocab, bf16, portable, true, false},
                           Case{"8 rows bf16 hw", 8, vocab, bf16, hw, false, false},
                           Case{"64 rows bf16 hw", 64, vocab, bf16, hw, false, false}}) {
-      run(c, arch, ceiling);
+      cases.push_back(c);
     }
   }
-  run({"unaligned forward bf16 hw", 8192, 151665, bf16, hw, false, false}, arch, ceiling);
-  run({"unaligned backward bf16 hw", 8192, 151665, bf16, hw, false, true}, arch, ceiling);
-  run({"small forward bf16 hw", 65536, 4096, bf16, hw, false, false}, arch, ceiling);
+  cases.push_back({"unaligned forward bf16 hw", 8192, 151665, bf16, hw, false, false});
+  cases.push_back({"unaligned backward bf16 hw", 8192, 151665, bf16, hw, false, true});
+  cases.push_back({"small forward bf16 hw", 65536, 4096, bf16, hw, false, false});
+  for (const Case& c : cases) {
+    if (std::string(c.name).find(only) != std::string::npos) run(c, arch, ceiling);
+  }
   return 0;
 }
 

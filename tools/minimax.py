@@ -6,7 +6,7 @@ Remez exchange on a Chebyshev grid. Coefficients are then rounded to fp32 one at
 rest is solved again after each rounding, so that later coefficients absorb what the earlier ones lost.
 
     tools/minimax.py            prints each table as C++ and the error it reaches
-    tools/minimax.py --check    exit status 1 when a header differs from what this script computes
+    tools/minimax.py --check    exit status 1 when a header or docs/math.md differs from what this script computes
 """
 
 import argparse
@@ -20,7 +20,9 @@ import numpy as np
 
 mp.mp.dps = 50
 GRID = 3001
-HEADERS = pathlib.Path(__file__).resolve().parent.parent / "cpp" / "include" / "rlk" / "math"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADERS = ROOT / "cpp" / "include" / "rlk" / "math"
+DOCUMENT = ROOT / "docs" / "math.md"
 
 
 class Table(NamedTuple):
@@ -158,7 +160,7 @@ TABLES = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with the headers instead of printing")
+    parser.add_argument("--check", action="store_true", help="compare with the headers and docs/math.md")
     parser.add_argument("--only", default="", help="tables whose name starts with this")
     arguments = parser.parse_args()
     status = 0
@@ -176,6 +178,10 @@ def main() -> int:
                 if not found or found[1] != literal:
                     print(f"{table.name}{k}: header {found and found[1]}, computed {literal}")
                     status = 1
+            row = f"{table.name}: {', '.join(c.removesuffix('f') for c in literals)}"
+            if row not in " ".join(DOCUMENT.read_text().split()):
+                print(f"{DOCUMENT.name} lacks: {row}")
+                status = 1
         else:
             for k, literal in enumerate(literals):
                 print(f"constexpr float {table.name}{k} = {literal};")

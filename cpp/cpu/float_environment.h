@@ -1,5 +1,5 @@
-// IEEE arithmetic for as long as the object lives: nearest even, subnormals kept, no traps. An application, or a library
-// it loads, may have switched any thread to flush-to-zero.
+// IEEE arithmetic for as long as the object lives: nearest even, subnormals kept, no traps. An application, or a
+// library it loads, may have switched any thread to flush-to-zero.
 #pragma once
 
 #include <cstdint>

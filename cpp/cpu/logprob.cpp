@@ -39,6 +39,7 @@ const LogprobLanes& lanes() {
 
 void check_input(const LogprobInput& p) {
   RLK_CHECK(p.num_rows >= 0 && p.num_columns >= 0, "logprob: sizes are not negative");
+  RLK_CHECK(p.num_rows < std::int64_t{1} << 32, "logprob: fewer than 2^32 rows");
   RLK_CHECK(p.num_rows == 0 || p.target, "logprob: target is given");
   RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || p.logits, "logprob: logits are given");
   RLK_CHECK(p.logits_rows.inner > 0 && p.target_rows.inner > 0, "logprob: row layouts have inner >= 1");
@@ -58,7 +59,8 @@ bool is_group_of_parts(const LogprobInput& p) {
   for (int size = 1; size <= kNumParts; size *= 2) {
     for (int first = 0; first < kNumParts; first += size) {
       const std::int64_t cut = part_cut(p.vocab_size, first + size);
-      if (part_cut(p.vocab_size, first) == p.vocab_start && end <= cut && end >= std::min(cut, p.valid_vocab)) return true;
+      const bool ends = end <= cut && end >= std::min(cut, p.valid_vocab);
+      if (ends && part_cut(p.vocab_size, first) == p.vocab_start) return true;
     }
   }
   return false;
@@ -132,7 +134,8 @@ const unsigned char* logits_of(const LogprobInput& p, std::int64_t row) {
   return static_cast<const unsigned char*>(p.logits) + p.logits_rows.offset(row) * size_of(p.dtype);
 }
 
-// Bitmap of the kept columns of [first, first + columns), which end at valid_vocab or before; null when the row is not restricted.
+// Bitmap of the kept columns of [first, first + columns), which end at valid_vocab or before; null when the row is not
+// restricted.
 const std::uint64_t* kept_bitmap(const LogprobInput& p, const Row& r, std::int64_t first, std::int64_t columns,
                                  std::vector<std::uint64_t>* memory) {
   if (r.kept_count == 0) return nullptr;
@@ -198,16 +201,14 @@ struct Outputs {
 };
 
 void finish_row(const LogprobParams& p, std::int64_t row, const SoftmaxStats& root, float target_z, float temperature) {
-  if (p.stats) {
-    const float fields[kStatsFields] = {root.m, root.S, root.E, root.Q, target_z};
-    std::copy(fields, fields + kStatsFields, p.stats + row * kStatsFields);
-    return;
-  }
+  if (p.stats) return store_stats(root, target_z, p.stats + row * kStatsFields);
   const Outputs outputs = {p.logprob, p.lse, p.entropy, p.sum_p_sq, p.status};
   outputs.write(row, logprob_outputs(root, target_z, temperature));
 }
 
-void finish_ignored(const LogprobParams& p, std::int64_t row) { finish_row(p, row, identity_stats(), infinity(), 1.0f); }
+void finish_ignored(const LogprobParams& p, std::int64_t row) {
+  finish_row(p, row, identity_stats(), infinity(), 1.0f);
+}
 
 void finish_row(const LogprobParams& p, std::int64_t row, const Row& r, const SoftmaxStats& root) {
   float target_z = canonical_nan();
@@ -221,9 +222,9 @@ void finish_row(const LogprobParams& p, std::int64_t row, const Row& r, const So
 
 // Rows that are many enough to give every thread whole ones.
 void logprob_by_rows(const LogprobParams& p) {
-  const std::int64_t grain = std::clamp<std::int64_t>(p.num_rows / (kTasksPerThread * num_threads()), 1,
-                                                      std::max<std::int64_t>(8 * kTaskColumns / (p.num_columns + 1), 1));
-  parallel_for(p.num_rows, std::max(grain, kTaskColumns / (p.num_columns + 1)), [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t fewest = std::max<std::int64_t>(kTaskColumns / (p.num_columns + 1), 1);
+  const std::int64_t grain = std::clamp(p.num_rows / (kTasksPerThread * num_threads()), fewest, 8 * fewest);
+  parallel_for(p.num_rows, grain, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     std::vector<std::uint64_t> memory;
     for (std::int64_t row = begin; row < end; ++row) {
@@ -394,7 +395,8 @@ void logprob_merge(const LogprobMergeParams& p) {
 
 void logprob_backward(const LogprobBackwardParams& p) {
   check_input(p);
-  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.lse && p.dlogits), "logprob_backward: lse and dlogits are given");
+  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.lse && p.dlogits),
+            "logprob_backward: lse and dlogits are given");
   RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");
   RLK_CHECK(p.dlogits_rows.inner > 0 && p.dlogprob_rows.inner > 0 && p.dlse_rows.inner > 0 && p.dentropy_rows.inner > 0,
             "logprob_backward: row layouts have inner >= 1");

@@ -191,7 +191,8 @@ RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned c
 // values[k] for leaf k, values[k + 8] for leaf k + 8.
 RLK_HD Floats splat_pair(const float* values, int k) {
 #if defined(__AVX512F__)
-  return {(Vector<float>)_mm512_mask_broadcastss_ps(_mm512_set1_ps(values[k]), 0xff00, _mm_load_ss(values + k + kPairs))};
+  const __m128 upper = _mm_load_ss(values + k + kPairs);
+  return {(Vector<float>)_mm512_mask_broadcastss_ps(_mm512_set1_ps(values[k]), 0xff00, upper)};
 #else
   return broadcast<Floats>(values[k]);
 #endif
@@ -206,9 +207,11 @@ struct Chains {
   Floats S, E, Q;
 };
 
-// The sums of a pair of leaves. kClamp: some column is -Inf or lies below q.
+// The sums of a pair of leaves. kClamp: some column is -Inf or lies below q. On the way the bytes at `next` are
+// prefetched.
 template <class T, Exp kExp, bool kMoments, bool kClamp>
-RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, Floats c, Floats m, [[maybe_unused]] Floats q) {
+RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const unsigned char* next, Floats c, Floats m,
+                       [[maybe_unused]] Floats q) {
   const Floats minus_infinity = broadcast<Floats>(-infinity());
   const Floats zero = broadcast<Floats>(0.0f);
   const Floats addend = kExp == Exp::kHardware ? -m : sub_rn(broadcast<Floats>(kStatsShift), m);
@@ -220,12 +223,18 @@ RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, Floats c,
       load_steps<T>(a, b, step, z);
       for (int i = 0; i < 2; ++i) {
         const Floats clamped = kClamp ? select(z[i] > q, z[i], q) : z[i];
-        store_bytes(e_hardware + (step + i) * kLanes, fma_rn(clamped, c, addend));
+        // Lanes of a leaf that is the identity hold anything; the model wants numbers.
+        const Floats least = broadcast<Floats>(-127.0f), x = fma_rn(clamped, c, addend);
+        store_bytes(e_hardware + (step + i) * kLanes, select(x > least, x, least));
       }
     }
     exp2_hardware(e_hardware, kSteps * kLanes);
   }
   for (int step = 0; step < kSteps; step += 2) {
+    for (int line = 0; line < 2 * kLanes * kBytes<T>; line += 64) {
+      const int offset = step * kLanes * kBytes<T> + line;
+      if (offset % 64 == 0) __builtin_prefetch(next + offset);
+    }
     Floats z[2];
     load_steps<T>(a, b, step, z);
     for (int i = 0; i < 2; ++i) {
@@ -309,8 +318,11 @@ RLK_HD SoftmaxStats tree_over_lanes(Nodes n) {
 }
 
 // Node of a block whose leaf l lies at leaves[l]; the first `count` of them are there, the others are MissingLeaf.
+// `next` is where the next block begins, or any other address: it is prefetched while sums keep the core busy, or the
+// search for extremes would wait for memory.
 template <class T, Exp kExp, bool kMoments>
-__attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count, float c_of_row) {
+__attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count,
+                                                   const unsigned char* next, float c_of_row) {
   const Floats c = broadcast<Floats>(c_of_row);
   const Floats zero = broadcast<Floats>(0.0f);
 
@@ -356,7 +368,8 @@ __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* l
   const Floats q = select(abs_of(m) <= broadcast<Floats>(512.0f), float_of(toward_minus), unrounded);
 
   const unsigned usable_leaves = lanes_of(usable);
-  const unsigned clamped_leaves = usable_leaves & ~lanes_of((smallest >= q) & (smallest > broadcast<Floats>(-infinity())));
+  const Mask whole = (smallest >= q) & (smallest > broadcast<Floats>(-infinity()));
+  const unsigned clamped_leaves = usable_leaves & ~lanes_of(whole);
   alignas(64) float m_of[kLanes], q_of[kLanes];
   store_bytes(m_of, m);
   store_bytes(q_of, q);
@@ -365,18 +378,19 @@ __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* l
   for (int k = 0; k < kPairs; ++k) {
     Chains chains = {zero, zero, zero};
     const unsigned char *a = leaves[k], *b = leaves[kLanes == 16 ? k + kPairs : k];
+    const unsigned char* soon = next + k * kSteps * kLanes * kBytes<T>;
     if ((clamped_leaves >> k & kPair) != 0) {
-      chains = sum_pair<T, kExp, kMoments, true>(a, b, c, splat_pair(m_of, k), splat_pair(q_of, k));
+      chains = sum_pair<T, kExp, kMoments, true>(a, b, soon, c, splat_pair(m_of, k), splat_pair(q_of, k));
     } else if ((usable_leaves >> k & kPair) != 0) {
-      chains = sum_pair<T, kExp, kMoments, false>(a, b, c, splat_pair(m_of, k), zero);
+      chains = sum_pair<T, kExp, kMoments, false>(a, b, soon, c, splat_pair(m_of, k), zero);
     }
     S[k] = chains.S.v;
     E[k] = chains.E.v;
     Q[k] = chains.Q.v;
   }
   const auto add = [](Vector<float> x, Vector<float> y) { return x + y; };
-  Nodes nodes = {select(usable, m, broadcast<Floats>(-infinity())), select(usable, Floats{fold_chains(S, add)}, zero), zero,
-                 zero};
+  Nodes nodes = {select(usable, m, broadcast<Floats>(-infinity())), select(usable, Floats{fold_chains(S, add)}, zero),
+                 zero, zero};
   if constexpr (kMoments) {
     nodes.E = select(usable, Floats{fold_chains(E, add)}, zero);
     nodes.Q = select(usable, Floats{fold_chains(Q, add)}, zero);
@@ -430,7 +444,7 @@ SoftmaxStats plain_stats(const LogprobRow& row, std::int64_t first, std::int64_t
         leaves[l] = short_leaf;
       }
     }
-    tree.push(block_stats<T, kExp, kMoments>(leaves, count, row.c));
+    tree.push(block_stats<T, kExp, kMoments>(leaves, count, logits + (begin + kBlockColumns) * kBytes<T>, row.c));
   }
   return tree.root();
 }
@@ -489,7 +503,8 @@ SoftmaxStats transformed_stats(const LogprobRow& row, std::int64_t first, std::i
       }
       leaves[l] = reinterpret_cast<const unsigned char*>(leaf);
     }
-    tree.push(count == 0 ? identity_stats() : block_stats<Fp32, kExp, kMoments>(leaves, count, row.c));
+    const unsigned char* next = logits + (begin + kBlockColumns) * kBytes<T>;
+    tree.push(count == 0 ? identity_stats() : block_stats<Fp32, kExp, kMoments>(leaves, count, next, row.c));
   }
   return tree.root();
 }
@@ -560,7 +575,9 @@ void backward_columns(const LogprobBackwardRow& row, std::int64_t first, std::in
       T::store(dx, gradient(T::load(x)));
     }
   };
-  for (; column + kLanes <= columns; column += kLanes) vector(logits + column * kBytes<T>, dlogits + column * kBytes<T>);
+  for (; column + kLanes <= columns; column += kLanes) {
+    vector(logits + column * kBytes<T>, dlogits + column * kBytes<T>);
+  }
   if (column < columns) {
     alignas(64) unsigned char x[kVectorBytes] = {}, dx[kVectorBytes];
     const auto bytes = static_cast<std::size_t>(columns - column) * kBytes<T>;

@@ -72,14 +72,16 @@ RLK_HD Mask operator&(Mask a, Mask b) { return {a.v & b.v}; }
 RLK_HD Mask operator|(Mask a, Mask b) { return {a.v | b.v}; }
 RLK_HD Mask operator~(Mask a) { return {~a.v}; }
 
-RLK_HD Ints operator+(Ints a, Ints b) { return {a.v + b.v}; }
-RLK_HD Ints operator-(Ints a, Ints b) { return {a.v - b.v}; }
-RLK_HD Ints operator*(Ints a, Ints b) { return {a.v * b.v}; }
+// Sums and differences wrap around.
+RLK_HD Vector<std::uint32_t> unsigned_of(Ints a) { return (Vector<std::uint32_t>)a.v; }
+RLK_HD Ints ints_of(Vector<std::uint32_t> a) { return {(Vector<std::int32_t>)a}; }
+RLK_HD Ints operator+(Ints a, Ints b) { return ints_of(unsigned_of(a) + unsigned_of(b)); }
+RLK_HD Ints operator-(Ints a, Ints b) { return ints_of(unsigned_of(a) - unsigned_of(b)); }
+RLK_HD Ints operator+(Ints a, std::int32_t b) { return ints_of(unsigned_of(a) + static_cast<std::uint32_t>(b)); }
+RLK_HD Ints operator-(Ints a, std::int32_t b) { return ints_of(unsigned_of(a) - static_cast<std::uint32_t>(b)); }
 RLK_HD Ints operator&(Ints a, Ints b) { return {a.v & b.v}; }
 RLK_HD Ints operator|(Ints a, Ints b) { return {a.v | b.v}; }
 RLK_HD Ints operator~(Ints a) { return {~a.v}; }
-RLK_HD Ints operator+(Ints a, std::int32_t b) { return {a.v + b}; }
-RLK_HD Ints operator-(Ints a, std::int32_t b) { return {a.v - b}; }
 RLK_HD Ints operator&(Ints a, std::int32_t b) { return {a.v & b}; }
 RLK_HD Ints operator|(Ints a, std::int32_t b) { return {a.v | b}; }
 RLK_HD Ints operator<<(Ints a, int n) { return {a.v << n}; }
@@ -172,11 +174,13 @@ RLK_HD void store_bytes(void* p, V v) {
 }
 
 // Element types in memory. load and store move kLanes elements; store rounds to nearest even, and a NaN becomes the
-// type's canonical one. key_limit is the bit pattern of +Inf, moved to the upper half of 32 bits.
+// type's canonical one.
 struct Fp32 {
   using Storage = float;
   static RLK_HD Floats load(const void* p) { return load_bytes<Floats>(p); }
-  static RLK_HD void store(void* p, Floats a) { store_bytes(p, select(is_nan(a), broadcast<Floats>(canonical_nan()), a)); }
+  static RLK_HD void store(void* p, Floats a) {
+    store_bytes(p, select(is_nan(a), broadcast<Floats>(canonical_nan()), a));
+  }
 };
 
 struct Bf16 {

@@ -4,20 +4,44 @@
 #include <atomic>
 
 namespace rlk::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+using Cache = std::array<std::atomic<int>, kMaxDevices>;
+
+// A device attribute, asked for once.
+int cached_attribute(Cache& cache, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
+  int value = cache[device].load(std::memory_order_relaxed);
+  if (value == 0) {
+    check(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
+    cache[device].store(value, std::memory_order_relaxed);
+  }
+  return value;
+}
+
+}  // namespace
 
 int compute_capability(int device) {
-  constexpr int kMaxDevices = 64;
-  static std::array<std::atomic<int>, kMaxDevices> cache{};
-  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
-  int capability = cache[device].load(std::memory_order_relaxed);
-  if (capability == 0) {
-    int major = 0, minor = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-    capability = 10 * major + minor;
-    cache[device].store(capability, std::memory_order_relaxed);
+  static Cache major{}, minor_plus_one{};
+  const int high = cached_attribute(major, cudaDevAttrComputeCapabilityMajor, device);
+  int low = minor_plus_one[device].load(std::memory_order_relaxed) - 1;  // a minor of 0 is common
+  if (low < 0) {
+    check(cudaDeviceGetAttribute(&low, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+    minor_plus_one[device].store(low + 1, std::memory_order_relaxed);
   }
-  return capability;
+  return 10 * high + low;
+}
+
+int multiprocessors(int device) {
+  static Cache cache{};
+  return cached_attribute(cache, cudaDevAttrMultiProcessorCount, device);
+}
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
 }
 
 }  // namespace rlk::cuda

@@ -37,5 +37,7 @@ inline cudaStream_t to_stream(Stream s) { return reinterpret_cast<cudaStream_t>(
 
 // Compute capability as 10 * major + minor, cached per device.
 int compute_capability(int device);
+int multiprocessors(int device);
+int current_device();
 
 }  // namespace rlk::cuda

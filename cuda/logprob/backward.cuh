@@ -107,7 +107,11 @@ __device__ __forceinline__ void backward_segment(const LogprobBackwardParams& p,
     if (kept.restricts()) {
       for (int i = threadIdx.x; i < kBackwardColumns / 32; i += kBackwardThreads) bitmap[i] = 0;
       __syncthreads();
-      mark_kept(p, kept, target, p.vocab_start + first, columns, bitmap, threadIdx.x, kBackwardThreads);
+      const std::int64_t start = p.vocab_start + first;
+      scan_kept(p, kept, target, threadIdx.x, kBackwardThreads, [&](std::int64_t id) {
+        const std::int64_t column = id - start;
+        if (column >= 0 && column < columns) atomicOr(&bitmap[column >> 5], 1u << (column & 31));
+      });
       __syncthreads();
       keep = bitmap;
     }

@@ -7,8 +7,7 @@
 
 namespace rlk::cuda {
 
-void logprob_forward_sm80(const LogprobParams& p, const GroupGrid& grid, std::int64_t workspace_bytes,
-                          cudaStream_t stream);
+void logprob_forward_sm80(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);
 void logprob_forward_sm90(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);
 void logprob_merge_sm80(const LogprobMergeParams& p, cudaStream_t stream);
 void logprob_backward_sm80(const LogprobBackwardParams& p, cudaStream_t stream);

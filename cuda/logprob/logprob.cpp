@@ -1,6 +1,7 @@
 // CUDA backend of logprob: what would corrupt memory, which architecture's kernel runs, how a row is cut.
 #include "logprob.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "group_grid.h"
@@ -10,7 +11,6 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kMaxBlocks = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kWorkspaceBytes = 16 << 20;
 
 void check_input(const LogprobInput& p) {
   RLK_CHECK(p.num_rows >= 0 && p.num_columns >= 0, "logprob: sizes are not negative");
@@ -46,19 +46,31 @@ GroupGrid group_grid(const LogprobInput& p) {
   RLK_CHECK(part_cut(p.vocab_size, grid.first_part) == p.vocab_start, "logprob: vocab_start is a cut of the vocabulary");
   RLK_CHECK(end >= p.valid_vocab || part_cut(p.vocab_size, grid.first_part + grid.num_parts) == end,
             "logprob: the shard ends at a cut of the vocabulary");
-  grid.groups = static_cast<int>((longest + kGroupColumns - 1) / kGroupColumns);
-  if (grid.groups == 0) grid.groups = 1;
-  grid.nodes = static_cast<int>(std::bit_ceil(static_cast<unsigned>(grid.groups)));
-  RLK_CHECK(grid.num_parts * grid.nodes <= kMaxNodes, "logprob: vocab_size is at most 4,194,304");
+  const int leaves = static_cast<int>((longest + kLeafColumns - 1) / kLeafColumns);
+  RLK_CHECK(longest <= std::int64_t{kGroupLeaves} * kGroupColumns, "logprob: a part has at most 131,072 columns");
+  grid.leaves = static_cast<int>(std::bit_ceil(static_cast<unsigned>(leaves > 0 ? leaves : 1)));
+  if (grid.leaves >= kGroupLeaves) {
+    grid.groups_per_part = (leaves + kGroupLeaves - 1) / kGroupLeaves;
+    grid.groups = grid.num_parts * grid.groups_per_part;
+    grid.nodes = grid.num_parts * (grid.leaves / kGroupLeaves);
+  } else {
+    const int fit = kGroupLeaves / grid.leaves;
+    grid.parts_per_group = fit < grid.num_parts ? fit : grid.num_parts;
+    grid.groups = grid.nodes = grid.num_parts / grid.parts_per_group;
+  }
+  for (int i = 0; i < grid.num_parts; ++i) {
+    const std::int64_t first = part_cut(p.vocab_size, grid.first_part + i);
+    const std::int64_t last = std::min(part_cut(p.vocab_size, grid.first_part + i + 1), p.valid_vocab);
+    grid.part_first[i] = static_cast<int>(first);
+    grid.part_last[i] = static_cast<int>(last);
+  }
   return grid;
 }
 
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, int device) {
   if (p.num_rows == 0 || compute_capability(device) == 90) return 0;
   const GroupGrid grid = group_grid(p);
-  const std::int64_t row_bytes = std::int64_t{grid.num_parts} * grid.nodes * kNodeBytes;
-  const std::int64_t rows = kWorkspaceBytes / row_bytes;
-  return row_bytes * (p.num_rows < rows ? p.num_rows : rows);
+  return uses_workspace(p, grid) ? p.num_rows * grid.nodes * kNodeBytes : 0;
 }
 
 void logprob(const LogprobParams& p, int device, Stream stream) {
@@ -66,13 +78,13 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   if (p.num_rows == 0) return;
   RLK_CHECK(p.vocab_size > 0, "logprob: the vocabulary is not empty");
   const GroupGrid grid = group_grid(p);
-  RLK_CHECK(p.num_rows <= kMaxBlocks / (grid.num_parts * grid.nodes), "logprob: too many rows for one launch");
+  RLK_CHECK(p.num_rows <= kMaxBlocks / grid.nodes, "logprob: too many rows for one launch");
   const DeviceGuard guard(device);
   if (compute_capability(device) == 90) return logprob_forward_sm90(p, grid, to_stream(stream));
   if (compute_capability(device) < 80) throw Unsupported("logprob: built for compute capability 8.0 and later");
   const std::int64_t needed = logprob_workspace_bytes(p, device);
   RLK_CHECK(p.workspace || needed == 0, "logprob: a workspace is given");
-  logprob_forward_sm80(p, grid, needed, to_stream(stream));
+  logprob_forward_sm80(p, grid, to_stream(stream));
 }
 
 void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {

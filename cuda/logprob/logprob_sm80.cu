@@ -1,54 +1,57 @@
-// logprob for SM80 and later: one warp per group of 32 leaves, nodes through global memory, then one warp per row.
+// logprob for SM80 and later. Few rows: one warp per group of 32 leaves, nodes through global memory, then one warp per
+// row. Many rows: stream.cuh.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
 #include "kernels.h"
-#include "leaf_group.cuh"
+#include "stream.cuh"
 
 namespace rlk::cuda {
 namespace {
 
-constexpr int kMinBlocks = 6;      // a multiprocessor: bounds the registers at 80
-constexpr int kWarpsPerBlock = 4;  // groups are independent; four share a block only for launch overhead
+constexpr int kWarpsPerBlock = 4;
+// What shared memory of compute capability 8.x (100 KB a block on 8.6 and 8.9) holds of 2-byte and 4-byte groups.
+template <class T>
+constexpr int kStreamWarps = T::kPacked ? 10 : 5;
 
 template <class T, Exp kExp, bool kMoments>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarp, kMinBlocks)
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
     logprob_groups_sm80_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
-                               std::int64_t first_row, std::int64_t tasks) {
+                               int tasks) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const std::int64_t task = std::int64_t{blockIdx.x} * (blockDim.x / kWarp) + warp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+  const int task = blockIdx.x * warps + warp;
   if (task >= tasks) return;
-  const int group = static_cast<int>(task % grid.groups);
-  const int part = static_cast<int>(task / grid.groups % grid.num_parts);
-  const std::int64_t slot = task / grid.groups / grid.num_parts;
-  const std::int64_t row = first_row + slot;
-  const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) return;
-  uint4* group_memory = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
-  auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + blockDim.x / kWarp * kGroupBytes<T>) + warp * kKeptWords;
-  const SoftmaxStats node =
-      group_stats<T, kExp, kMoments>(p, row, target, grid.first_part + part, group, group_memory, bitmap, lane);
+  const int group = task % grid.groups, row = task / grid.groups;
+  const RowHead head = row_head(p, row);
+  if (head.target == p.ignore_index) return;
+  auto* group_memory = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
+  auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + warps * kGroupBytes<T>) + warp * kKeptWords;
+  const LeafSpan span = leaf_span(grid, group, lane);
+  start_group<T>(p, grid, row, span, group_memory, lane);
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncwarp();
+  const SoftmaxStats node = group_stats<T, kExp, kMoments>(p, grid, head, span, group_memory, bitmap, lane);
   if (lane == 0) {
-    auto* nodes = static_cast<float4*>(p.workspace);
-    nodes[(slot * grid.num_parts + part) * grid.nodes + group] = make_float4(node.m, node.S, node.E, node.Q);
+    static_cast<float4*>(p.workspace)[row * grid.nodes + node_of_group(grid, group)] =
+        make_float4(node.m, node.S, node.E, node.Q);
   }
 }
 
 template <class T>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
     logprob_root_sm80_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
-                             std::int64_t first_row, std::int64_t rows) {
+                             int rows) {
   const int lane = threadIdx.x % kWarp;
-  const std::int64_t slot = std::int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
-  if (slot >= rows) return;
-  const std::int64_t row = first_row + slot;
+  const int row = blockIdx.x * kWarpsPerBlock + threadIdx.x / kWarp;
+  if (row >= rows) return;
   const std::int64_t target = target_of(p, row);
   if (target == p.ignore_index) {
-    if (lane == 0) write_outputs(p, row, identity_stats(), infinity());
+    if (lane == 0) write_ignored(p, row);
     return;
   }
-  const auto* nodes = static_cast<const float4*>(p.workspace) + slot * grid.num_parts * grid.nodes;
-  const SoftmaxStats root = tree_over_nodes<true>(grid.num_parts * grid.nodes, lane, [&](int i) {
-    if (i % grid.nodes >= grid.groups) return identity_stats();
+  const auto* nodes = static_cast<const float4*>(p.workspace) + row * grid.nodes;
+  const SoftmaxStats root = tree_over_nodes<true>(grid.nodes, lane, [&](int i) {
+    if (!is_group_node(grid, i)) return identity_stats();
     const float4 n = nodes[i];
     return SoftmaxStats{n.x, n.y, n.z, n.w};
   });
@@ -56,31 +59,29 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
 }
 
 template <class T, Exp kExp, bool kMoments>
-void run(const LogprobParams& p, const GroupGrid& grid, std::int64_t workspace_bytes, cudaStream_t stream) {
-  const std::int64_t nodes_per_row = std::int64_t{grid.num_parts} * grid.nodes;
-  const std::int64_t rows_per_launch = workspace_bytes / (nodes_per_row * kNodeBytes);
-  // Few rows: one warp a block, so that a single row spreads over as many multiprocessors as it has groups.
-  const int warps = p.num_rows * nodes_per_row <= 1024 ? 1 : kWarpsPerBlock;
+void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
+  if (!uses_workspace(p, grid)) {
+    return run_stream<T, kExp, kMoments, kStreamWarps<T>>(p, grid, multiprocessors(current_device()), stream);
+  }
+  // One warp a block while a single row can then spread over more multiprocessors.
+  const int rows = static_cast<int>(p.num_rows), tasks = rows * grid.groups;
+  const int warps = tasks <= 1024 ? 1 : kWarpsPerBlock;
   const int bytes = warps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0));
   auto* groups = logprob_groups_sm80_kernel<T, kExp, kMoments>;
   check(cudaFuncSetAttribute(groups, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory of logprob");
-  for (std::int64_t first = 0; first < p.num_rows; first += rows_per_launch) {
-    const std::int64_t rows = p.num_rows - first < rows_per_launch ? p.num_rows - first : rows_per_launch;
-    const std::int64_t tasks = rows * grid.num_parts * grid.groups;
-    groups<<<static_cast<unsigned>((tasks + warps - 1) / warps), warps * kWarp, bytes, stream>>>(p, grid, first, tasks);
-    logprob_root_sm80_kernel<T><<<static_cast<unsigned>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock),
-                                  kWarpsPerBlock * kWarp, 0, stream>>>(p, grid, first, rows);
-    check(cudaGetLastError(), "launch of logprob_sm80");
-  }
+  groups<<<(tasks + warps - 1) / warps, warps * kWarp, bytes, stream>>>(p, grid, tasks);
+  logprob_root_sm80_kernel<T>
+      <<<(rows + kWarpsPerBlock - 1) / kWarpsPerBlock, kWarpsPerBlock * kWarp, 0, stream>>>(p, grid, rows);
+  check(cudaGetLastError(), "launch of logprob_sm80");
 }
 
 template <class T>
-void run(const LogprobParams& p, const GroupGrid& grid, std::int64_t workspace_bytes, cudaStream_t stream) {
+void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const bool moments = p.stats || p.entropy || p.sum_p_sq;
   if (p.exp == Exp::kHardware) {
-    moments ? run<T, Exp::kHardware, true>(p, grid, workspace_bytes, stream) : run<T, Exp::kHardware, false>(p, grid, workspace_bytes, stream);
+    moments ? run<T, Exp::kHardware, true>(p, grid, stream) : run<T, Exp::kHardware, false>(p, grid, stream);
   } else {
-    moments ? run<T, Exp::kPortable, true>(p, grid, workspace_bytes, stream) : run<T, Exp::kPortable, false>(p, grid, workspace_bytes, stream);
+    moments ? run<T, Exp::kPortable, true>(p, grid, stream) : run<T, Exp::kPortable, false>(p, grid, stream);
   }
 }
 
@@ -114,15 +115,14 @@ __global__ void logprob_merge_sm80_kernel(const __grid_constant__ LogprobMergePa
 
 }  // namespace
 
-void logprob_forward_sm80(const LogprobParams& p, const GroupGrid& grid, std::int64_t workspace_bytes,
-                          cudaStream_t stream) {
+void logprob_forward_sm80(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   switch (p.dtype) {
     case DType::kFloat32:
-      return run<Fp32>(p, grid, workspace_bytes, stream);
+      return run<Fp32>(p, grid, stream);
     case DType::kBFloat16:
-      return run<Bf16>(p, grid, workspace_bytes, stream);
+      return run<Bf16>(p, grid, stream);
     default:
-      return run<Fp16>(p, grid, workspace_bytes, stream);
+      return run<Fp16>(p, grid, stream);
   }
 }
 

@@ -1,63 +1,78 @@
-// logprob for SM90: a cluster is a row and a block one part of it; each warp reduces groups of 32 leaves and sends its
-// node to block 0 with an asynchronous store, where one warp takes the root. One launch, no workspace.
+// logprob for SM90. Few rows: a cluster is a row, and its warps send their nodes to block 0 by asynchronous stores. Many
+// rows: stream.cuh. One launch, no workspace.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
 #include "../common/cluster_sm90.cuh"
 #include "../common/mbarrier_sm90.cuh"
 #include "kernels.h"
-#include "leaf_group.cuh"
+#include "stream.cuh"
 
 namespace rlk::cuda {
 namespace {
 
-constexpr int kMaxWarps = 8;
-constexpr int kMinBlocks = 3;  // of kMaxWarps warps a multiprocessor: bounds the registers at 80
+constexpr int kClusterBlocks = 8;
+constexpr int kClusterWarps = 5;  // times 8 groups of 4096 columns: a vocabulary of 163,840 in one round
+constexpr int kClusterRows = 4;   // up to this many rows per multiprocessor take the cluster kernel
+// What shared memory holds of 2-byte and 4-byte groups; the moments need more registers than 24 warps leave.
+template <class T, bool kMoments>
+constexpr int kStreamWarps = !T::kPacked ? 12 : kMoments ? 20 : 24;
 
 template <class T, Exp kExp, bool kMoments>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, kMinBlocks)
-    logprob_forward_sm90_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid) {
+__global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
+    logprob_cluster_sm90_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int rank = static_cast<int>(cluster_rank());
-  const std::int64_t row = blockIdx.x / grid.num_parts;
-  const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) {  // the whole cluster leaves together
-    if (rank == 0 && threadIdx.x == 0) write_outputs(p, row, identity_stats(), infinity());
+  const std::int64_t row = blockIdx.x / kClusterBlocks;
+  const RowHead head = row_head(p, row);
+  if (head.target == p.ignore_index) {  // the whole cluster leaves together
+    if (rank == 0 && threadIdx.x == 0) write_ignored(p, row);
     return;
   }
-  // [nodes of the row][barrier, padded][group of each warp][bitmap of each warp]; the first two are used in block 0.
-  auto* nodes = reinterpret_cast<float4*>(shared);
-  const int num_nodes = grid.num_parts * grid.nodes;
-  const std::uint32_t nodes_address = shared_address(shared);
-  const std::uint32_t barrier = nodes_address + num_nodes * 16;
-  unsigned char* groups = shared + num_nodes * 16 + 128;
-  auto* group_memory = reinterpret_cast<uint4*>(groups + warp * kGroupBytes<T>);
-  auto* bitmap = reinterpret_cast<std::uint32_t*>(groups + warps * kGroupBytes<T>) + warp * kKeptWords;
-
-  if (rank == 0) {
-    for (int i = threadIdx.x; i < num_nodes; i += blockDim.x) nodes[i] = make_float4(-infinity(), 0.0f, 0.0f, 0.0f);
-    if (threadIdx.x == 0) {
-      mbarrier_init(barrier, 1);
-      mbarrier_arrive_expect(barrier, grid.num_parts * grid.groups * 16);
-      mbarrier_init_fence();
-    }
+  // [group of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
+  auto* group_memory = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
+  auto* nodes = reinterpret_cast<float4*>(shared + kClusterWarps * kGroupBytes<T>);
+  const std::uint32_t nodes_address = shared_address(nodes);
+  const std::uint32_t barrier = nodes_address + grid.nodes * 16;
+  auto* bitmap = reinterpret_cast<std::uint32_t*>(nodes + grid.nodes + 1) + warp * kKeptWords;
+  int group = rank + warp * kClusterBlocks;
+  LeafSpan span{0, 0};
+  if (group < grid.groups) {
+    span = leaf_span(grid, group, lane);
+    start_group<T>(p, grid, row, span, group_memory, lane);
+    copy_async_commit();
   }
+  if (rank == 0 && threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    mbarrier_arrive_expect(barrier, grid.groups * 16);
+    mbarrier_init_fence();
+  }
+  __syncwarp();
   cluster_arrive();
   bool waited = false;
-  for (int group = warp; group < grid.groups; group += warps) {
-    const SoftmaxStats node =
-        group_stats<T, kExp, kMoments>(p, row, target, grid.first_part + rank, group, group_memory, bitmap, lane);
+  while (group < grid.groups) {
+    copy_async_wait<0>();
+    __syncwarp();
+    const SoftmaxStats node = group_stats<T, kExp, kMoments>(p, grid, head, span, group_memory, bitmap, lane);
     if (!waited) cluster_wait();
     waited = true;
     if (lane == 0) {
-      const std::uint32_t slot = nodes_address + (rank * grid.nodes + group) * 16;
-      store_async_16(map_to_rank(slot, 0), node.m, node.S, node.E, node.Q, map_to_rank(barrier, 0));
+      store_async_16(map_to_rank(nodes_address + node_of_group(grid, group) * 16, 0), node.m, node.S, node.E, node.Q,
+                     map_to_rank(barrier, 0));
     }
-    __syncwarp();  // the next group reuses this one's memory
+    __syncwarp();
+    group += kClusterBlocks * kClusterWarps;
+    if (group < grid.groups) {
+      span = leaf_span(grid, group, lane);
+      start_group<T>(p, grid, row, span, group_memory, lane);
+    copy_async_commit();
+    }
   }
+  if (!waited) cluster_wait();
   if (rank == 0 && warp == 0) {
-    const float z = target_z<T>(p, row, target);
+    const float z = target_z<T>(p, row, head.target);
     mbarrier_wait(barrier, 0);
-    const SoftmaxStats root = tree_over_nodes<kMoments>(num_nodes, lane, [&](int i) {
+    const SoftmaxStats root = tree_over_nodes<kMoments>(grid.nodes, lane, [&](int i) {
+      if (!is_group_node(grid, i)) return identity_stats();
       const float4 n = nodes[i];
       return SoftmaxStats{n.x, n.y, n.z, n.w};
     });
@@ -67,16 +82,19 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, kMinBlocks)
 
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  const int warps = grid.groups < kMaxWarps ? grid.groups : kMaxWarps;
-  const int bytes = grid.num_parts * grid.nodes * 16 + 128 + warps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0));
-  auto* kernel = logprob_forward_sm90_kernel<T, kExp, kMoments>;
+  const int blocks = multiprocessors(current_device());
+  if (p.num_rows > std::int64_t{kClusterRows} * blocks) {
+    return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>>(p, grid, blocks, stream);
+  }
+  const int bytes = kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;
+  auto* kernel = logprob_cluster_sm90_kernel<T, kExp, kMoments>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory of logprob");
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(grid.num_parts), 1, 1};
+  cluster.val.clusterDim = {kClusterBlocks, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(p.num_rows * grid.num_parts);
-  config.blockDim = warps * kWarp;
+  config.gridDim = static_cast<unsigned>(p.num_rows * kClusterBlocks);
+  config.blockDim = kClusterWarps * kWarp;
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &cluster;
@@ -84,6 +102,7 @@ void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, kernel, p, grid), "launch of logprob_sm90");
 }
 
+// Which kernels serve a call: the template arguments from its dtype, exponential and outputs.
 template <class T>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const bool moments = p.stats || p.entropy || p.sum_p_sq;

@@ -61,8 +61,11 @@ struct RowLayout {
   std::int64_t inner = 1;         // rows per outer step, >= 1
   std::int64_t outer_stride = 0;  // elements
   std::int64_t inner_stride = 0;  // elements
+  // Rows are fewer than 2^32, which every backend checks: a 64-bit division would cost more than a row's address is worth.
   RLK_HD std::int64_t offset(std::int64_t row) const {
-    return row < inner ? row * inner_stride : (row / inner) * outer_stride + (row % inner) * inner_stride;
+    if (row < inner) return row * inner_stride;
+    const auto r = static_cast<std::uint32_t>(row), n = static_cast<std::uint32_t>(inner);
+    return r / n * outer_stride + r % n * inner_stride;
   }
 };
 

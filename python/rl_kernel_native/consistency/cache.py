@@ -61,7 +61,7 @@ class SlotCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores key and value [B, num_kv_heads, T, head_dim]; returns all of each row's, [B, num_kv_heads, L, head_dim]."""
+        """Stores key and value [B, num_kv_heads, T, head_dim]; returns those of each row so far, L in place of T."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._prefill:
             slot = self._slots[0]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .compare import BatchRun, Comparison
+from .result import BatchRun, Comparison
 
 _COLORS = ("#0b6bcb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be123c")
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, "axes.grid": True, "grid.alpha": 0.25}
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, "axes.grid": True, "grid.alpha": 0.25}
 
 
 def drift_chart(comparison: Comparison) -> Figure:
@@ -20,6 +21,7 @@ def drift_chart(comparison: Comparison) -> Figure:
     with rc_context(_STYLE):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        named: dict[tuple[int, str], list[int]] = {}
         for index, run in enumerate(comparison.runs):
             color = _COLORS[index % len(_COLORS)]
             label = f"batch {run.batch_size}"
@@ -32,12 +34,16 @@ def drift_chart(comparison: Comparison) -> Figure:
             if first is not None:
                 for axes in (top, bottom):
                     axes.axvline(first.order, color=color, linestyle=":", linewidth=1)
+                named.setdefault((first.order, first.name), []).append(run.batch_size)
+        for line, ((order, name), sizes) in enumerate(named.items()):
+            text = f" first divergent (batch {', '.join(map(str, sizes))}): {name}"
+            bottom.text(order, 88 - 14 * line, text, va="center")
         _mark_layers(top, bottom, comparison.runs[0])
         top.set_yscale("log")
         top.set_ylabel("mean relative error\nof a token's vector")
         bottom.set_ylabel("tokens that\ndiffer (%)")
         bottom.set_ylim(-3, 103)
-        bottom.set_xlabel("operator, in execution order (dotted: first divergent operator)")
+        bottom.set_xlabel("operator, in execution order (numbers as in the tables of report.html)")
         if any(run.first_divergent for run in comparison.runs):
             top.legend(loc="lower right")
         else:
@@ -59,7 +65,7 @@ def _mark_layers(top: Axes, bottom: Axes, run: BatchRun) -> None:
                 axes.axvspan(low, high, color="#808080", alpha=0.08, linewidth=0)
         if layer % every == 0:
             top.text(
-                (low + high) / 2, 1.0, f"layer {layer}", transform=top.get_xaxis_transform(), ha="center", va="top"
+                (low + high) / 2, 0.985, f"layer {layer}", transform=top.get_xaxis_transform(), ha="center", va="top"
             )
 
 
@@ -69,16 +75,17 @@ def histogram_chart(comparison: Comparison) -> Figure:
         figure = Figure(figsize=(11, 3.6), layout="constrained")
         axes = figure.subplots()
         width = 0.8 / len(comparison.runs)
-        ticks: list[str] = []
+        low, high = _used_bins(comparison)
+        # Bin i of a side reaches up to edge i + 1; the last one has no end.
+        edges = [f"{edge:.0e}" for edge in comparison.runs[0].metrics.histogram_edges[1:]] + ["inf"]
+        names = edges[low:high]
         for index, run in enumerate(comparison.runs):
-            metrics = run.metrics
-            counts = [*reversed(metrics.histogram_negative), metrics.zero_tokens, *metrics.histogram_positive]
+            below, above = run.metrics.histogram_negative[low:high], run.metrics.histogram_positive[low:high]
+            counts = [*reversed(below), run.metrics.zero_tokens, *above]
             places = [place - 0.4 + width * (index + 0.5) for place in range(len(counts))]
             color = _COLORS[index % len(_COLORS)]
             axes.bar(places, counts, width=width, color=color, label=f"batch {run.batch_size}")
-            # Bin i of a side reaches up to edge i + 1; the last one has no end.
-            names = [f"{edge:.0e}" for edge in metrics.histogram_edges[1:]] + ["inf"]
-            ticks = ["-" + name for name in reversed(names)] + ["0"] + names
+        ticks = ["-" + name for name in reversed(names)] + ["0"] + names
         shown = [place for place in range(len(ticks)) if (place - len(ticks) // 2) % 2 == 0]
         axes.set_xticks(shown, [ticks[place] for place in shown])
         axes.set_yscale("symlog", linthresh=1)
@@ -88,6 +95,20 @@ def histogram_chart(comparison: Comparison) -> Figure:
         axes.legend()
         axes.set_title(f"Log-ratio, --ops {comparison.settings.ops}")
         return figure
+
+
+def _used_bins(comparison: Comparison) -> tuple[int, int]:
+    """Range of histogram bins that hold anything in any run, on either side; never empty."""
+    counts = [
+        sum(pair)
+        for pair in zip(
+            *(run.metrics.histogram_negative for run in comparison.runs),
+            *(run.metrics.histogram_positive for run in comparison.runs),
+            strict=True,
+        )
+    ]
+    used = [index for index, count in enumerate(counts) if count]
+    return (used[0], used[-1] + 1) if used else (0, 1)
 
 
 def to_svg(figure: Figure) -> str:

@@ -37,7 +37,7 @@ class SideInputs:
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     """First index at which two sequences differ; the shorter length when one is a prefix of the other."""
-    for index, (x, y) in enumerate(zip(a, b)):
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index
     return min(len(a), len(b))
@@ -122,7 +122,7 @@ def check_sides(rollout: SideInputs, training: SideInputs) -> None:
         for prompt, mask in enumerate(side.masks or ()):
             check_padding(mask, side.padding_side, where=f"{side.name}, prompt {prompt}", prompt=prompt)
     special = {token: name for name, tokens in rollout.special_ids.items() for token in tokens}
-    for prompt, (ours_ids, theirs_ids) in enumerate(zip(rollout.ids, training.ids)):
+    for prompt, (ours_ids, theirs_ids) in enumerate(zip(rollout.ids, training.ids, strict=True)):
         position = first_difference(ours_ids, theirs_ids)
         if position < max(len(ours_ids), len(theirs_ids)):
             raise _id_mismatch(rollout, training, special, prompt, position)

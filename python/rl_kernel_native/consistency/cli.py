@@ -15,7 +15,7 @@ import typer
 from .errors import BadInput
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
-    from .compare import Comparison
+    from .result import Comparison
 
 EXIT_BAD_INPUT = 2
 # Python's own status for a traceback is 1, which here means drift.
@@ -59,7 +59,7 @@ def _statuses() -> Iterator[None]:
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """"1,8" -> (1, 8). Raises BadInput."""
+    """ "1,8" -> (1, 8). Raises BadInput."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -103,7 +103,9 @@ def compare(
     seed: SeedOption,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")] = "bfloat16",
     device: DeviceOption = "auto",
-    batch: Annotated[str, typer.Option(help="Most requests in flight; several sizes are all run and compared.")] = "1,8",
+    batch: Annotated[
+        str, typer.Option(help="Most requests in flight; several sizes are all run and compared.")
+    ] = "1,8",
     max_new_tokens: Annotated[int, typer.Option(help="Longest response.")] = 64,
     temperature: Annotated[float, typer.Option(help="Of sampling and of the log-probabilities, > 0.")] = 1.0,
     ops: Annotated[str, typer.Option(help="stock: torch's operators; rk: this library's where they exist.")] = "stock",
@@ -125,11 +127,12 @@ def compare(
     Exit status: 0 aligned, 1 drift, 2 bad input.
     """
     with _statuses():
-        from .compare import CompareSettings, run_compare
+        from .compare import run_compare
         from .model import load_model, parse_device, parse_dtype
         from .progress import Progress
         from .prompts import load_prompts
         from .report import exit_status, prepare_directory, write_report
+        from .settings import CompareSettings
 
         settings = CompareSettings(
             seed=seed,

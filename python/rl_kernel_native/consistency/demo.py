@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .compare import Comparison, CompareSettings, run_compare
+from .compare import run_compare
 from .demo_model import MAX_STEPS, demo_files, demo_tokenizer, encode_bytes, new_model, train
 from .errors import BadInput
 from .model import load_model, parse_device, quiet_transformers
@@ -19,6 +19,8 @@ from .operators import make_operators
 from .progress import Progress
 from .prompts import load_prompts
 from .report import prepare_directory, write_report
+from .result import Comparison
+from .settings import CompareSettings
 
 _PROMPTS = 16
 _MAX_NEW_TOKENS = 64

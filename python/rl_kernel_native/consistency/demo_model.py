@@ -54,8 +54,8 @@ def encode_bytes(files: Sequence[bytes]) -> torch.Tensor:
 
 def demo_tokenizer() -> Any:
     """A Hugging Face tokenizer whose ids 0..255 are bytes; it puts bos first."""
+    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -63,7 +63,8 @@ def demo_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS_ID)])
-    return PreTrainedTokenizerFast(
+    fast: Any = transformers.PreTrainedTokenizerFast
+    return fast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", model_max_length=_CONTEXT
     )
 
@@ -77,10 +78,10 @@ def _byte_characters() -> list[str]:
 
 def new_model(seed: int) -> Any:
     """A Qwen3-shaped model: 4 layers, width 256, 8 query heads on 2 KV heads, q and k norms, tied head; float32."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     torch.manual_seed(seed)
-    config = Qwen3Config(
+    config = transformers.Qwen3Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
         intermediate_size=768,
@@ -94,7 +95,8 @@ def new_model(seed: int) -> Any:
         eos_token_id=EOS_ID,
         pad_token_id=PAD_ID,
     )
-    return Qwen3ForCausalLM(config)
+    causal_lm: Any = transformers.Qwen3ForCausalLM
+    return causal_lm(config)
 
 
 def train(
@@ -124,7 +126,7 @@ def train(
         window = torch.stack([data[start : start + _COLUMNS] for start in starts.tolist()])
         ids = torch.cat([torch.full((_ROWS, 1), BOS_ID), window], dim=1).to(device)
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss: Any = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -29,8 +29,8 @@ class OperatorDrift:
         first_prompt, first_position: first differing token; -1 when none differs.
         first_phase: "prefill" or "decode": how the rollout computed that token; "" when none differs.
         beyond_tolerance: first (prompt, position) whose relative error exceeds the fault tolerance, else None.
-        first_here: tokens none of whose earlier operators differ. For attention the cause may still be an earlier token,
-            whose keys and values it reads.
+        first_here: tokens none of whose earlier operators differ. For attention the cause may still be an earlier
+            token, whose keys and values it reads.
     """
 
     order: int

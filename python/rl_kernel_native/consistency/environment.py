@@ -35,6 +35,8 @@ def versions() -> dict[str, Value]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
+    # Names the build too ("+cpu", "+cu130"), which the metadata of some installs leaves out.
+    found["torch"] = str(torch.__version__)
     found["cuda"] = torch.version.cuda
     return found
 

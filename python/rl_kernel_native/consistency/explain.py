@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .compare import BatchRun, Comparison
+from .result import BatchRun, Comparison
 
 
 def explain(comparison: Comparison) -> list[str]:
@@ -36,7 +36,7 @@ def _ownership(comparison: Comparison) -> str:
 
 
 def served_by(comparison: Comparison, kind: str) -> str:
-    """"rk" or "stock" for a kind of operator."""
+    """ "rk" or "stock" for a kind of operator."""
     return next((row.served_by for row in comparison.operator_table if row.operator == kind), "stock")
 
 
@@ -56,13 +56,15 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
     if first is not None:
         where = f"layer {first.layer}" if first.layer is not None else "outside the layers"
         lines.append(
-            head + f"the first divergent operator is {first.name} ({where}, {served_by(comparison, first.kind)}), first "
+            head
+            + f"the first divergent operator is {first.name} ({where}, {served_by(comparison, first.kind)}), first "
             f"at prompt {first.first_prompt}, position {first.first_position} ({first.first_phase}); it differs for "
             f"{first.differing_tokens} of {first.tokens} recorded tokens."
         )
     elif metrics.differing_tokens:
         lines.append(
-            head + f"no operator differs among the {run.probed_tokens} recorded tokens; raise --probe-mb to record more."
+            head
+            + f"no operator differs among the {run.probed_tokens} recorded tokens; raise --probe-mb to record more."
         )
     fault = run.first_beyond_tolerance
     if fault is not None and fault.beyond_tolerance is not None:

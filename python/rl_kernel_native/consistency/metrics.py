@@ -122,15 +122,14 @@ def _worst(
     responses: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
 ) -> Worst:
-    offset = at
-    for prompt, response in enumerate(responses):
-        if offset < len(response):
-            break
-        offset -= len(response)
+    prompt, offset = 0, at
+    while offset >= len(responses[prompt]):
+        offset -= len(responses[prompt])
+        prompt += 1
     return Worst(
         prompt=prompt,
         position=prompt_lengths[prompt] + offset,
-        token=response[offset],
+        token=responses[prompt][offset],
         rollout=float(old[at]),
         training=float(new[at]),
     )

@@ -107,11 +107,12 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Loa
         BadInput: no such directory, another family, damaged or incomplete weights, pickled weights only.
     """
     read_config(directory)
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     quiet_transformers()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        auto: Any = transformers.AutoModelForCausalLM
+        model, info = auto.from_pretrained(
             str(directory),
             local_files_only=True,
             use_safetensors=True,
@@ -155,10 +156,11 @@ def wrap_model(model: Any, directory: Path) -> LoadedModel:
 
 def quiet_transformers() -> None:
     """Turns off transformers' own progress bars and advice, which would end up in a pipe."""
-    from transformers.utils import logging as transformers_logging
+    import transformers
 
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    log: Any = transformers.utils.logging
+    log.disable_progress_bar()
+    log.set_verbosity_error()
 
 
 class ForwardCounter:

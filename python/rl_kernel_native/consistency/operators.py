@@ -5,6 +5,7 @@ Everything that is not ours runs as torch and transformers ship it, and the tabl
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,7 +59,10 @@ class StockOperators:
         return [
             *_STOCK_ROWS,
             OperatorRow(
-                "logprob", "stock", "torch.log_softmax of float32 logits, gathered", "logit - torch.logsumexp, in chunks"
+                "logprob",
+                "stock",
+                "torch.log_softmax of float32 logits, gathered",
+                "logit - torch.logsumexp, in chunks",
             ),
         ]
 
@@ -70,9 +74,10 @@ class StockOperators:
     def training_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
         """[N, vocab_size] any float dtype, int64 [N] -> float32 [N], nats."""
         parts = []
-        for rows, ids in zip(logits.split(_CHUNK_ROWS), target.split(_CHUNK_ROWS)):
-            scores = _wide(rows) / temperature
-            parts.append(scores.gather(1, ids[:, None])[:, 0] - torch.logsumexp(scores, dim=-1))
+        for start in range(0, len(target), _CHUNK_ROWS):
+            scores = _wide(logits[start : start + _CHUNK_ROWS]) / temperature
+            ids = target[start : start + _CHUNK_ROWS, None]
+            parts.append(scores.gather(1, ids)[:, 0] - torch.logsumexp(scores, dim=-1))
         return torch.cat(parts).float()
 
 
@@ -83,9 +88,7 @@ class RkOperators:
 
     def __init__(self) -> None:
         try:
-            import rl_kernel_native as rk
-
-            self._logprob: Any = rk.logprob
+            self._logprob: Any = importlib.import_module("rl_kernel_native").logprob
         except (ImportError, AttributeError) as error:
             raise BadInput(f"--ops rk needs the native library, which is not installed here: {error}") from error
 

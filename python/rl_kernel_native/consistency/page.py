@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .compare import BatchRun, Comparison
 from .explain import explain, served_by
+from .result import BatchRun, Comparison
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2rem auto; padding: 0 1rem; color: #1f2328;
@@ -55,21 +55,30 @@ def _metrics(comparison: Comparison) -> str:
     for run in comparison.runs:
         m = run.metrics
         worst = f"prompt {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
-        rows.append(
-            [run.batch_size, m.tokens, m.differing_tokens, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3]
-            + [m.clip_fraction, worst, f"{run.prefills} + {run.decode_steps}", run.training_forwards]
-        )
+        forwards = (f"{run.prefills} + {run.decode_steps}", run.training_forwards)
+        figures = (m.differing_tokens, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
+        rows.append([run.batch_size, m.tokens, *figures, worst, *forwards])
     head = ["batch", "tokens", "differing", "max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
     return _table([*head, "worst token", "rollout forwards (prefill + decode)", "training forwards"], rows)
 
 
 def _operators(comparison: Comparison, run: BatchRun) -> str:
-    rows = [
-        [drift.name, served_by(comparison, drift.kind), drift.differing_tokens, drift.tokens, drift.first_here]
-        + [drift.max_abs, drift.mean_relative, drift.max_relative]
-        for drift in run.operators
+    rows = []
+    for drift in run.operators:
+        counts = (drift.differing_tokens, drift.tokens, drift.first_here)
+        errors = (drift.max_abs, drift.mean_relative, drift.max_relative)
+        rows.append([drift.order, drift.name, served_by(comparison, drift.kind), *counts, *errors])
+    head = [
+        "",
+        "operator",
+        "served by",
+        "tokens that differ",
+        "tokens",
+        "first here",
+        "max abs",
+        "mean rel.",
+        "max rel.",
     ]
-    head = ["operator", "served by", "tokens that differ", "tokens", "first here", "max abs", "mean rel.", "max rel."]
     first = run.first_divergent.order if run.first_divergent else None
     table = _table(head, rows, first=first)
     return f"<details><summary>Every operator, batch {run.batch_size}</summary>{table}</details>"

@@ -114,7 +114,7 @@ class Recorder:
 
     def add_tokens(self, name: str, kind: str, prompts: Sequence[int], positions: Sequence[int], value: Any) -> None:
         """value [n, ...] of tokens named one by one; those outside the plan are dropped."""
-        chosen = [i for i, item in enumerate(zip(prompts, positions)) if self.plan.wants(*item)]
+        chosen = [i for i, item in enumerate(zip(prompts, positions, strict=True)) if self.plan.wants(*item)]
         if chosen:
             keys = torch.tensor([token_key(prompts[i], positions[i]) for i in chosen], dtype=torch.long)
             self.trace.add(name, kind, keys, value[torch.tensor(chosen, device=value.device)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from typing import Any
 import torch
 
 from . import charts, environment
-from .compare import Comparison
 from .errors import BadInput
 from .explain import explain
 from .page import render_page
+from .result import Comparison
 
 SCHEMA_VERSION = 1
 # Steps of batch membership kept in the JSON; the number of changes is counted over all of them.
@@ -83,9 +84,9 @@ def write_report(directory: Path, comparisons: Sequence[Comparison]) -> list[Pat
 def _comparison_object(comparison: Comparison) -> dict[str, Any]:
     result = dataclasses.asdict(comparison)
     result["summary"] = explain(comparison)
-    for run, source in zip(result["runs"], comparison.runs):
+    for run, source in zip(result["runs"], comparison.runs, strict=True):
         steps = source.membership
-        run["membership_changes"] = sum(1 for a, b in zip(steps, steps[1:]) if a != b)
+        run["membership_changes"] = sum(1 for a, b in itertools.pairwise(steps) if a != b)
         run["membership"] = [list(step) for step in steps[:_MEMBERSHIP_STEPS]]
     return result
 

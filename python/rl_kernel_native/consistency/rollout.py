@@ -170,7 +170,7 @@ def run_rollout(
         prompts: ids of each prompt, already checked.
         recorder: receives the hidden states of the tokens of its plan.
         batch_size: the most requests in flight.
-        advance: called with the number of tokens that became certain (a request that ends early counts in full).
+        advance: called with the number of tokens done; a request that ends early counts in full.
 
     Raises:
         BadInput: the model produced NaN or Inf logits.
@@ -191,11 +191,13 @@ def run_rollout(
                 request = waiting.popleft()
                 request.slot = cache.acquire()
                 run.prefill(request, cache)
+                advance(1)
                 active.append(request)
                 active = _retire(active, cache, max_new_tokens, advance)
             if active:
                 membership.append(tuple(request.index for request in active))
                 run.decode(active, cache)
+                advance(len(active))
                 active = _retire(active, cache, max_new_tokens, advance)
     inputs = SideInputs(
         name="rollout",
@@ -214,5 +216,5 @@ def _retire(active: list[Request], cache: SlotCache, max_new_tokens: int, advanc
             staying.append(request)
             continue
         cache.release(request.slot)
-        advance(max_new_tokens)
+        advance(max_new_tokens - len(request.response))
     return staying

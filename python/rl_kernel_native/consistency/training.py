@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -15,8 +14,6 @@ from .operators import Operators
 from .probes import Recorder, attached
 from .progress import Advance
 from .rollout import logits_digests
-
-Packing = Literal["packed", "padded"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class TrainingResult:
     recorder: Recorder
 
 
-def plan_batches(lengths: Sequence[int], packing: Packing, max_tokens: int) -> list[list[int]]:
-    """Consecutive sequences of each forward: at most max_tokens tokens, padding included (but at least one sequence)."""
+def plan_batches(lengths: Sequence[int], packing: str, max_tokens: int) -> list[list[int]]:
+    """Consecutive sequences of each forward: at most max_tokens tokens with padding, but at least one sequence."""
     groups: list[list[int]] = []
     used = 0
     for index, length in enumerate(lengths):
@@ -117,7 +114,7 @@ def padded_batch(
 
 def make_batches(
     sequences: Sequence[Sequence[int]],
-    packing: Packing,
+    packing: str,
     max_tokens: int,
     pad_id: int,
     side: PaddingSide,
@@ -130,7 +127,7 @@ def make_batches(
     return [padded_batch(group, sequences, pad_id, side, device) for group in groups]
 
 
-def batch_inputs(batches: Sequence[MicroBatch], packing: Packing, side: PaddingSide, loaded: LoadedModel) -> SideInputs:
+def batch_inputs(batches: Sequence[MicroBatch], packing: str, side: PaddingSide, loaded: LoadedModel) -> SideInputs:
     """What the batches feed, read back from their tensors; sequences in prompt order."""
     ids: dict[int, list[int]] = {}
     positions: dict[int, list[int]] = {}

@@ -7,7 +7,7 @@
 //
 // exp2: x < -126 gives +0 (a result below 2^-126 is flushed here, by definition, so that no backend's handling of
 // subnormals decides a bit); x >= 128 gives +Inf; NaN gives canonical_nan(). 2^k is exact for every integer k.
-// Not monotonic: where n changes, at half integers, neighbours may fall by 1 ulp.
+// Not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
 // Coefficients: tools/minimax.py, relative error, each rounded to fp32 before the next was solved for.
 #pragma once
 
@@ -47,8 +47,8 @@ RLK_HD F exp2_fraction(F f) {
   return horner(f, kExp2C0, kExp2C1, kExp2C2, kExp2C3, kExp2C4, kExp2C5, kExp2C6);
 }
 
-// significand * 2^n, where rounded = n + kRoundToInt. The product must be normal, zero or +Inf: the exponent is added to
-// the exponent field.
+// significand * 2^n, where rounded = n + kRoundToInt. n is added to the exponent field, so the product must be normal,
+// zero or +Inf.
 template <class F>
 RLK_HD F scale_by_rounded(F significand, F rounded) {
   return float_of(bits_of(significand) + (bits_of(rounded) << 23));

@@ -6,8 +6,8 @@
 //   log1p          every x            0.951 ulp, at 0x1.bc9ec2p-2
 //   log1p_finite   -1 < x < Inf       as log1p; without the tests for the ends of the range
 //
-// log2:  0 and -0 give -Inf; x < 0 and NaN give canonical_nan(); +Inf gives +Inf; subnormals are computed like any other
-//        x, never flushed; log2(2^k) == k for every integer k.
+// log2:  0 and -0 give -Inf; x < 0 and NaN give canonical_nan(); +Inf gives +Inf; a subnormal x is as accurate as any
+//        other; log2(2^k) == k for every integer k.
 // log1p: -1 gives -Inf; x < -1 and NaN give canonical_nan(); +Inf gives +Inf; -0 gives -0.
 // Both never decrease from one fp32 value to the next.
 // Coefficients: tools/minimax.py, relative error of the result, each rounded to fp32 before the next was solved for.
@@ -87,7 +87,7 @@ RLK_HD F log1p_finite(F x) {
   const F sum = add_rn(one, x);
   const F lost = select(x < one, sub_rn(x, sub_rn(sum, one)), sub_rn(one, sub_rn(sum, x)));
   const SplitFloat<F> s = split_float(sum);
-  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From 2^30 on a lost 1 does not matter, and 2^-128 is not a normal scale.
+  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From 2^30 on a lost 1 does not matter; 2^-128 is no normal scale.
   const F scale = float_of(bits_of(s.significand) - bits_of(sum) + 0x3f800000);
   const F correction = select(x < broadcast<F>(0x1.0p+30f), mul_rn(lost, scale), broadcast<F>(0.0f));
   const F above = sub_rn(s.significand, one);

@@ -111,6 +111,15 @@ RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
 // c of rule 4.
 RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
 
+// The stats form of a root (kStatsFields floats). E of underflown products may be -0 or +0 by path; + 0 makes it +0.
+RLK_HD void store_stats(const SoftmaxStats& root, float target_z, float* stats) {
+  stats[0] = root.m;
+  stats[1] = root.S;
+  stats[2] = add_rn(root.E, 0.0f);
+  stats[3] = root.Q;
+  stats[4] = target_z;
+}
+
 struct LogprobOutputs {
   float logprob, lse, entropy, sum_p_sq;
   std::int32_t status;

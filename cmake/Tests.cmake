@@ -1,0 +1,24 @@
+# C++ tests under ctest, one executable per operator or header family.
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+function(rlk_add_test name)
+  add_executable(${name} tests/${name}.cpp)
+  target_link_libraries(${name} PRIVATE rlk_core GTest::gtest GTest::gtest_main)
+  target_compile_options(${name} PRIVATE -Wno-psabi)
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/cpp" "${PROJECT_SOURCE_DIR}/tests")
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60)
+endfunction()
+
+rlk_add_test(test_logprob)
+rlk_add_test(test_math)
+rlk_add_test(test_models)
+
+if(RLK_WITH_CUDA)
+  # A GPU test is built wherever CUDA is, and skips itself (exit code 77) where there is no device.
+  add_executable(gpu_test_models tests/gpu/test_models.cu)
+  set_target_properties(gpu_test_models PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  target_link_libraries(gpu_test_models PRIVATE rlk_options CUDA::cudart_static)
+  add_test(NAME gpu_test_models COMMAND gpu_test_models)
+  set_tests_properties(gpu_test_models PROPERTIES LABELS gpu SKIP_RETURN_CODE 77)
+endif()

@@ -1,0 +1,73 @@
+"""What a comparison found, as plain data that the report writes out field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .divergence import OperatorDrift
+from .metrics import Metrics
+from .operators import OperatorRow
+from .settings import CompareSettings
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """Rollout at one batch size against its training forward.
+
+    Attributes:
+        prefills, decode_steps: rollout forwards; rollout_forwards is what the model itself counted.
+        membership: prompts in the batch at each decode step, by row.
+        probed_tokens: response and prompt tokens whose hidden states were recorded on both sides.
+    """
+
+    batch_size: int
+    prompt_tokens: int
+    response_tokens: int
+    prefills: int
+    decode_steps: int
+    rollout_forwards: int
+    training_forwards: int
+    seconds_rollout: float
+    seconds_training: float
+    probed_tokens: int
+    aligned: bool
+    metrics: Metrics
+    first_divergent: OperatorDrift | None
+    first_beyond_tolerance: OperatorDrift | None
+    operators: list[OperatorDrift]
+    membership: list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class CrossBatch:
+    """Two rollouts of the same prompts and seed at different batch sizes, compared up to the first differing id.
+
+    Attributes:
+        sequences_differing: sequences that sampled a different id somewhere.
+        first_prompt, first_position: first differing id, -1 when none.
+        common_tokens: response tokens before any difference; the figures below are over these.
+    """
+
+    batch_a: int
+    batch_b: int
+    aligned: bool
+    sequences_differing: int
+    first_prompt: int
+    first_position: int
+    common_tokens: int
+    differing_tokens: int
+    max_abs_dlogp: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that one setting of --ops found. `aligned` decides the exit status."""
+
+    settings: CompareSettings
+    fault_tolerance: float
+    model: dict[str, str | int]
+    prompts: int
+    aligned: bool
+    operator_table: list[OperatorRow]
+    runs: list[BatchRun]
+    across_batches: list[CrossBatch] = field(default_factory=list)

@@ -1,0 +1,55 @@
+"""The options of a comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .errors import BadInput
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """What to run.
+
+    Attributes:
+        batch_sizes: most requests in flight; each one is run and compared.
+        atol: sides are aligned when every |dlogp| <= atol; 0 means equal bytes.
+        padding_side: of the padded training batch.
+        micro_batch_tokens: tokens of one training forward, padding included.
+        probe_mb: memory for recorded hidden states, both sides together.
+        fault_tolerance: relative error that counts as a fault; None takes FAULT_TOLERANCE of the model's dtype.
+    """
+
+    seed: int = 0
+    batch_sizes: tuple[int, ...] = (1, 8)
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    ops: str = "stock"
+    packing: str = "packed"
+    padding_side: str = "right"
+    atol: float = 0.0
+    micro_batch_tokens: int = 4096
+    probe_mb: int = 512
+    fault_tolerance: float | None = None
+
+    def check(self) -> None:
+        """Raises BadInput, naming the option, the value and what is wanted."""
+        wanted = (
+            (0 <= self.seed < 2**64, f"--seed {self.seed}: want 0 <= seed < 2**64"),
+            (len(self.batch_sizes) > 0, "--batch: want at least one batch size"),
+            (all(size > 0 for size in self.batch_sizes), f"--batch {self.batch_sizes}: want positive sizes"),
+            (len(set(self.batch_sizes)) == len(self.batch_sizes), "--batch: a size is given twice"),
+            (self.max_new_tokens > 0, f"--max-new-tokens {self.max_new_tokens}: want at least 1"),
+            (0 < self.temperature < math.inf, f"--temperature {self.temperature}: want a number > 0"),
+            (self.ops in ("stock", "rk"), f"--ops {self.ops}: want stock or rk"),
+            (self.packing in ("packed", "padded"), f"--packing {self.packing}: want packed or padded"),
+            (self.padding_side in ("left", "right"), f"--padding-side {self.padding_side}: want left or right"),
+            (0 <= self.atol < math.inf, f"--atol {self.atol}: want a number >= 0"),
+            (self.micro_batch_tokens > 0, "--micro-batch-tokens: want at least 1"),
+            (self.probe_mb > 0, "--probe-mb: want at least 1"),
+            (self.fault_tolerance is None or self.fault_tolerance > 0, "--fault-tolerance: want a number > 0"),
+        )
+        for good, message in wanted:
+            if not good:
+                raise BadInput(message)
