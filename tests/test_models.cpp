@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -412,6 +413,145 @@ TEST(MmaModel, OverflowAndZeros) {
   // Partial sums beyond fp32 cancel exactly on NVIDIA: there is one sum, not a chain.
   EXPECT_EQ(step(MmaUnit::kSm90, 1.0f, {0x1p127f, 0x1p127f, -0x1p127f, -0x1p127f}), 0.0f);
   EXPECT_EQ(step(MmaUnit::kSm90, 0x1p103f, {0x1p127f, 0x1p127f, -0x1p127f, -0x1p127f}), 0x1p103f);
+}
+
+struct MmaCase {
+  DType type;
+  std::uint32_t c, d;
+  const char *a, *b;  // as the GPU test prints them
+};
+
+// Results of an H200, the same by mma.sync and wgmma, recorded from tests/gpu/test_models.cu.
+const MmaCase kSm90Cases[] = {
+    // A zero accumulator does not align: all of these fail if it counts with exponent -126.
+    {DType::kBFloat16, 0x00000000, 0x000051b7,
+     "964a 9403 1e4f 1a95 99cc 94e8 9afc 1410 1c13 133d 9677 96f6 9d5a 1648 1956 1417",
+     "9f23 17dd 93ec 20fc 1ecf 9cda 1b80 96ea 1e00 9bc0 1f5c 1618 9aa3 9df5 1c1c 1928"},
+    {DType::kBFloat16, 0x00000000, 0x000584e9,
+     "1708 1810 14fa 9685 1ece 9d4d 9d51 16f7 98d4 1a11 17ef 1ab2 a0e0 16b5 98cf 1383",
+     "9f23 17dd 93ec 20fc 1ecf 9cda 1b80 96ea 1e00 9bc0 1f5c 1618 9aa3 9df5 1c1c 1928"},
+    {DType::kBFloat16, 0x00000000, 0x000a9ab1,
+     "1708 1810 14fa 9685 1ece 9d4d 9d51 16f7 98d4 1a11 17ef 1ab2 a0e0 16b5 98cf 1383",
+     "1c4a 9e3c 9c41 1f81 9caf 9a71 a0d5 1360 15be 1934 1fdb 1e07 14ef 216d 9950 9d7e"},
+    {DType::kBFloat16, 0x80000000, 0x805898e7,
+     "9423 211f 9ea4 9ed0 1ae9 182a 9a90 1532 1e8e 1d08 9bbb 1589 1653 a056 95e0 9540",
+     "9f23 17dd 93ec 20fc 1ecf 9cda 1b80 96ea 1e00 9bc0 1f5c 1618 9aa3 9df5 1c1c 1928"},
+    {DType::kBFloat16, 0x80000000, 0x808bf660,
+     "9423 211f 9ea4 9ed0 1ae9 182a 9a90 1532 1e8e 1d08 9bbb 1589 1653 a056 95e0 9540",
+     "99a4 9bc8 1971 138c 9b97 9fa6 9e9c 1a94 a179 1daf 1bfd 182e 9368 1574 96c6 183a"},
+    {DType::kBFloat16, 0x80000000, 0x8006f2c7,
+     "1954 19fa 1dc9 9f0d 9bb0 93c1 9cdb 1895 9b57 96a7 1841 1e3a 947d 1c16 9b9c 9cc5",
+     "1c4a 9e3c 9c41 1f81 9caf 9a71 a0d5 1360 15be 1934 1fdb 1e07 14ef 216d 9950 9d7e"},
+    {DType::kBFloat16, 0x00000000, 0x80002678,
+     "1695 1c7a 9fb5 9884 98c7 1816 9a7c 9dde 99dc 19a5 19ea 16a0 14fc 17d5 9ef1 9a45",
+     "9f23 17dd 93ec 20fc 1ecf 9cda 1b80 96ea 1e00 9bc0 1f5c 1618 9aa3 9df5 1c1c 1928"},
+    {DType::kBFloat16, 0x00000000, 0x0000afe9,
+     "1695 1c7a 9fb5 9884 98c7 1816 9a7c 9dde 99dc 19a5 19ea 16a0 14fc 17d5 9ef1 9a45",
+     "1c4a 9e3c 9c41 1f81 9caf 9a71 a0d5 1360 15be 1934 1fdb 1e07 14ef 216d 9950 9d7e"},
+    // Addends are aligned to 2^-133 at least: these fail with -134.
+    {DType::kBFloat16, 0x00000000, 0x00000099,
+     "9b14 9aba 991e 9c7b 9b8f 9b55 1b57 9a30 9b6f 9988 1c4d 9a41 1a3b 9ba7 9b7a 9aac",
+     "1aa8 9b69 196c 9b86 1996 19d4 197d 9b66 1bd7 9951 99f8 1c5e 9965 9b1a 9c1e 1a76"},
+    {DType::kBFloat16, 0x00000000, 0x80000172,
+     "1c58 9a1b 9bc5 1960 9bfd 1c59 1ac9 9c6e 1a36 9976 990a 9c50 9b3a 998a 1922 1c68",
+     "1b62 1b65 9a80 9ac1 1935 9c52 1c23 1ad9 9ab5 9a85 1ab4 1b4d 1a5b 9acb 1b30 9977"},
+    {DType::kBFloat16, 0x00000000, 0x00000117,
+     "9a26 1b81 1a70 1b4c 9a71 1a84 99be 1a6b 991a 9abb 9b57 1a27 9c22 9a66 9c74 9961",
+     "9b93 1bc1 9b6d 9a1e 1c26 9bc7 9bdd 9b5a 99d4 1a2b 190e 1a99 994b 193b 9c0c 1aa9"},
+    {DType::kBFloat16, 0x80000000, 0x00008b0f,
+     "1759 9581 9f38 9fcf 1c82 97b4 93c6 1f39 990d 15e1 1e98 1afa 171c 1b45 967b 17e3",
+     "9445 a09d 149a 9c0b 93e2 179d 98bf 165f 1760 1ac4 9591 1c85 998a 1f89 9744 992a"},
+    {DType::kBFloat16, 0x00000000, 0x0001e7d2,
+     "9855 1ff7 9d26 970f 978d 9456 9982 1555 9d07 9989 9806 1b9f 1a2f a00e 1b10 9778",
+     "1773 1cf9 15d2 9ea5 1bce 201f 1b1f 1b85 9cf7 947a 9e93 9ced 99ee 9769 9479 14f8"},
+    // These fail with -132.
+    {DType::kBFloat16, 0x00000000, 0x80000172,
+     "1c58 9a1b 9bc5 1960 9bfd 1c59 1ac9 9c6e 1a36 9976 990a 9c50 9b3a 998a 1922 1c68",
+     "1b62 1b65 9a80 9ac1 1935 9c52 1c23 1ad9 9ab5 9a85 1ab4 1b4d 1a5b 9acb 1b30 9977"},
+    {DType::kBFloat16, 0x00000000, 0x00000039,
+     "9c6b 1900 99d6 9b05 9a10 1bb0 1c28 1b31 99dd 1a7e 9b14 9c73 9a90 996a 99a7 19a0",
+     "19e6 9a08 1bc8 1a46 9c72 1abb 1b87 9942 195e 9a47 9a36 1abd 9af0 1b9a 19bd 1a83"},
+    {DType::kBFloat16, 0x80000000, 0x00000217,
+     "9937 9ab7 1ad2 9c19 9913 9b47 1991 9abb 9b38 9c62 1b8c 1935 9c59 9a2c 9ba4 9b80",
+     "9b6f 1a25 195d 1b76 9a37 9aa4 1b64 1917 9ab9 9bd8 1c6c 9c12 99d7 9a10 9c5d 9c70"},
+    {DType::kBFloat16, 0x80000000, 0x00010f56,
+     "1704 9d09 9e16 9983 9ec3 9e46 943f 18c2 935a 940e 9b71 9857 1b2e 9d33 9a17 9546",
+     "17de 94f9 1ae5 144d 9df0 1d6f 20cb 16ad 988a 2096 1692 191f 1c51 15c1 1ba9 1e39"},
+    // A negative sum that rounds to zero is +0.
+    {DType::kBFloat16, 0x80000000, 0x00000000,
+     "9412 9723 9874 a16f 13c3 1a26 9459 201d 1a22 9312 1f79 1806 15f1 1b2e 1b7b 142e",
+     "1daa 9375 9e40 1551 9667 1abc 1f2e 932d 16ac a162 950f 99c2 146f 94d4 9659 9e3b"},
+    {DType::kBFloat16, 0x80000000, 0x00000000,
+     "1673 9d7d 1f85 1cfb 1e04 1672 1668 13ad 13ed 177c 1575 9349 1890 972d 9dd7 1353",
+     "93f2 9ac2 1955 9c3b 94ce 9a12 966c 20d3 93b4 1a39 1b80 1873 1f2e 1743 147c 181a"},
+    // Addends of -0 only make +0.
+    {DType::kBFloat16, 0x80000000, 0x00000000,
+     "3f80 3f80 3f80 3f80 0000 0000 0000 0000 3f80 3f80 3f80 3f80 0000 0000 0000 3f80",
+     "8000 8000 8000 8000 8000 8000 8000 8000 8000 8000 8000 8000 8000 8000 8000 8000"},
+    // A zero product does not align either.
+    {DType::kBFloat16, 0x80000000, 0xaf048d31,
+     "4023 ee47 6fb0 b8bb b511 c0b9 8000 8000 308b b425 350c b0c3 3463 0000 0000 b7b4",
+     "0000 0000 8000 3389 395f 0000 3fed 8000 8000 8000 0000 8000 3358 3f12 b2d6 0000"},
+    {DType::kBFloat16, 0x32dcd085, 0xb460fb6f,
+     "3ac0 32f8 8000 0000 ba9d 40d4 0000 7bf6 2f9a 37c4 3f7c 329d 3f00 8000 3e68 8000",
+     "0000 0000 8000 3389 395f 0000 3fed 8000 8000 8000 0000 8000 3358 3f12 b2d6 0000"},
+    // Overflow becomes Inf.
+    {DType::kBFloat16, 0x3f5b231b, 0x7f800000,
+     "d7c9 d6f2 0337 b06e 7864 fd3f 58e7 9e96 b014 b9fe 4bc8 c52b aed1 5e8e e587 eed5",
+     "fca2 7387 8637 8ab6 953d b8ef 93c2 1045 7e98 aeaa 3a88 5abf feba 3cbe c8f3 e4c8"},
+    {DType::kBFloat16, 0x20519553, 0x7f800000,
+     "d6ac ad34 30d0 8bf5 c0d2 4a49 f9e2 8db6 33ba 2414 688a d4bd f03b 2c6c 3f8d 0b5c",
+     "fca2 7387 8637 8ab6 953d b8ef 93c2 1045 7e98 aeaa 3a88 5abf feba 3cbe c8f3 e4c8"},
+    // 25 fraction bits: these fail with 24.
+    {DType::kBFloat16, 0x40dbf4a0, 0x4082ddba,
+     "bf6c beb8 3e98 3ed7 c01b bf5e 3f96 3f0b bf11 3df9 bf34 beef bbde 3dde 3ede be98",
+     "be57 3fa3 c01c bf6f 3ea6 3e49 bf44 3f8f 3f95 bfdc bff1 3df9 3ed3 beaa bfcc bf15"},
+    {DType::kBFloat16, 0x410a8e00, 0x4109eda7,
+     "bf96 3e04 bf4b 3f98 be11 3f47 be0b bea6 bbde bf39 bee8 3f86 3fc3 3fa8 bd0b beef",
+     "3e91 3ff2 3fe8 3dde 3e26 3f97 3ef6 bfb8 3e6c bf31 3fba bfef 3f91 3dc2 bf05 bf2a"},
+    {DType::kBFloat16, 0x3e5a1b1f, 0x3e5a1b1c,
+     "bf9f bfd8 bfad bed7 3f9a 3fca 3e6c bf0b bf9f bfd8 bfad bed7 3f9a 3fca 3e6c bf0b",
+     "bf78 beb8 bf98 beaa 3f9c 4008 becc c015 3f78 3eb8 3f98 3eaa bf9c c008 3ecc 4015"},
+    // The same in binary16: 25 bits, zero products.
+    {DType::kFloat16, 0x3ecfd500, 0x3f4ce971,
+     "b48c bc70 3d8c 3a8d b916 405b 35a1 b9e6 3e10 abcb 34df b3cb b839 2e10 3aa8 3054",
+     "2c54 3ecb bbf5 3663 3b78 3ac4 419e b67f 4020 39bd bcc3 3cca 3ea8 b325 bc0f 3baf"},
+    {DType::kFloat16, 0xc077aaa0, 0xbfca82c5,
+     "3977 362c bf09 b35c b4fb bc32 ad32 bc1d c00f 3c5b 3fa9 34df bb33 a6ee 40ce 3da8",
+     "bc5b be09 3be7 2c54 b054 ba10 308c 3ddf 38fb 4088 3bcb 3d24 ba63 3f71 3bbd b48c"},
+    {DType::kFloat16, 0xbf36e24f, 0xbeb3768d,
+     "14d9 0000 fa6d b4e1 8000 0000 0000 8000 0000 0000 8dd1 0000 6969 9723 0000 8000",
+     "4e83 703a 8000 b7eb 0000 0000 8000 89b4 bac6 0000 13b2 0ffb 8587 db75 0000 0000"},
+    {DType::kFloat16, 0x0a5dead1, 0xc87cc282,
+     "a1ac 6cde 275b c724 9116 d4e7 4f5f 6a73 9351 56d5 a630 4e7a 4cc2 0c92 d0ae e956",
+     "e123 3682 8770 f6ed f13b 71a4 ca12 be87 6d17 2124 957a 7439 44b8 51c5 a8b0 ae22"},
+};
+
+TEST(MmaModel, Sm90MatchesRecordedResults) {
+  for (const MmaCase& m : kSm90Cases) {
+    std::uint16_t a[kMmaStepK], b[kMmaStepK];
+    std::istringstream a_text(m.a), b_text(m.b);
+    for (int k = 0; k < kMmaStepK; ++k) ASSERT_TRUE(a_text >> std::hex >> a[k] && b_text >> std::hex >> b[k]);
+    EXPECT_EQ(hex(mma_step<MmaUnit::kSm90>(of(m.c), a, b, m.type)), m.d) << "a " << m.a << "\nb " << m.b;
+  }
+}
+
+TEST(MmaModel, AlignmentHasALeastExponent) {
+  const DType t = DType::kBFloat16;
+  // 2^-149 less 2^-158, the last bit kept at 2^-133, rounds to zero; 2^-159 is cut before it can borrow.
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {0x1p-75f, -0x1p-79f}, {0x1p-74f, 0x1p-79f})), 0u);
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {0x1p-75f, -0x1p-80f}, {0x1p-74f, 0x1p-79f})), 1u);
+  // A subnormal accumulator aligns at 2^-126, where 2^-152 and less is cut.
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, of(2), {-0x1p-76f}, {0x1p-75f})), 1u);
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, of(2), {-0x1p-76f}, {0x1p-76f})), 2u);
+}
+
+TEST(MmaModel, Sm90Zeros) {
+  const DType t = DType::kBFloat16;
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, -0.0f, std::vector<float>(16, -0.0f), std::vector<float>(16, 1.0f))), 0u);
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {-0x1p-75f}, {0x1p-75f})), 0u);           // -2^-150
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {-0x1p-75f}, {0x1p-74f})), 0x80000001u);
+  EXPECT_EQ(step(MmaUnit::kSm90, t, 0x1p-126f, {0.0f}, {0x1p127f}), 0x1p-126f);  // not cut at 2^(1 - 25)
 }
 
 TEST(MmaModel, DotAscendsInSteps) {

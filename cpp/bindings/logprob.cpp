@@ -1,5 +1,6 @@
 // Python's entry to logprob: fields move from checked arguments to the contract's params, outputs come from the caller.
 #include <array>
+#include <utility>
 
 #include "logprob_args.h"
 #include "module.h"
@@ -24,7 +25,7 @@ class Outputs {
         objects_[i] = caller.empty(call.rows_shape(), dtype_of_output(i), &view, &shape_);
         data_[i] = view.data;
       } else {
-        given_.emplace_back(given, kOutputs[i]);
+        given_.emplace_back(given, kOutputs[i], name_of(dtype_of_output(i)));
         call.check_output(given_.back(), dtype_of_output(i));
         for (std::size_t j = 0; j + 1 < given_.size(); ++j) {
           if (ranges_overlap(given_[j].view(), given_.back().view())) {
@@ -109,7 +110,7 @@ nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature,
 
 // stats: [num_shards, ..., 5].
 nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::handle allocate, std::uintptr_t stream) {
-  const Array s(stats, "stats");
+  const Array s(stats, "stats", "float32");
   const TensorView& v = s.view();
   if (v.dtype != DType::kFloat32) throw nb::type_error(("stats: expected dtype float32, got " + s.dtype_name()).c_str());
   const std::string got = shape_text({v.shape, static_cast<std::size_t>(v.ndim)});
@@ -127,7 +128,7 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   p.num_rows = v.num_elements() / shards / kStatsFields;
   std::optional<Array> t;
   if (PyCapsule_CheckExact(temperature.ptr()) || exchange_api(temperature)) {
-    t.emplace(temperature, "temperature");
+    t.emplace(temperature, "temperature", "float32");
     if (t->view().dtype != DType::kFloat32) {
       throw nb::type_error(("temperature: expected dtype float32, got " + t->dtype_name()).c_str());
     }
@@ -173,12 +174,13 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
                     nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
                           kept_ids, kept_offsets, vocab_start, vocab_size, exp});
-  LogprobBackwardParams p{call.input()};
+  LogprobBackwardParams p;
+  static_cast<LogprobInput&>(p) = call.input();
   std::vector<Array> rows;
   rows.reserve(5);
   const auto read = [&](nb::handle h, const char* name, RowLayout* layout) -> const float* {
     if (h.is_none()) return nullptr;
-    rows.emplace_back(h, name);
+    rows.emplace_back(h, name, "float32");
     call.check_rows(rows.back(), DType::kFloat32, layout);
     return static_cast<const float*>(rows.back().view().data);
   };
@@ -199,7 +201,7 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
   if (out.is_none()) {
     dlogits = caller.empty({x.shape, static_cast<std::size_t>(x.ndim)}, x.dtype, &view, &storage);
   } else {
-    given.emplace(out, "out");
+    given.emplace(out, "out", name_of(x.dtype));
     view = given->view();
     if (view.dtype != x.dtype) {
       throw nb::type_error(("out: expected dtype " + std::string(name_of(x.dtype)) + " (that of logits), got " +
@@ -237,12 +239,21 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
 
 }  // namespace
 
+// Every argument is positional, a keyword costs more than the work of a small call, and may be None.
+template <class Function, std::size_t... kIndex>
+void define(nb::module_& m, const char* name, Function* function, std::index_sequence<kIndex...>) {
+  m.def(name, function, ((void)kIndex, nb::arg().none())...);
+}
+template <class... Arguments>
+void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
+  define(m, name, function, std::index_sequence_for<Arguments...>{});
+}
+
 void bind_logprob(nb::module_& m) {
-  // Positional: a keyword costs more than the work of a small call.
-  m.def("logprob", &forward);
-  m.def("logprob_partial", &partial);
-  m.def("logprob_merge", &merge);
-  m.def("logprob_backward", &backward);
+  define(m, "logprob", &forward);
+  define(m, "logprob_partial", &partial);
+  define(m, "logprob_merge", &merge);
+  define(m, "logprob_backward", &backward);
 }
 
 }  // namespace rlk::bindings

@@ -9,10 +9,7 @@ namespace {
 [[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
-std::string number_text(double x) {
-  nb::object text = nb::steal(PyObject_Repr(nb::float_(x).ptr()));
-  return nb::cast<std::string>(text);
-}
+std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
 double read_number(nb::handle h, const char* name) {
   const double x = PyFloat_AsDouble(h.ptr());
@@ -55,7 +52,7 @@ float read_temperature_value(nb::handle temperature) {
 }
 
 LogprobCall::LogprobCall(const LogprobArguments& a) {
-  logits_.emplace(a.logits, "logits");
+  logits_.emplace(a.logits, "logits", "float32, bfloat16 or float16");
   const TensorView& x = logits_->view();
   if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
     type_error("logits: expected dtype float32, bfloat16 or float16, got " + logits_->dtype_name());
@@ -78,7 +75,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   }
   input_.logits_rows = *layout;
 
-  target_.emplace(a.target, "target");
+  target_.emplace(a.target, "target", "int32 or int64");
   if (target_->view().dtype != DType::kInt64 && target_->view().dtype != DType::kInt32) {
     type_error("target: expected dtype int32 or int64, got " + target_->dtype_name());
   }
@@ -147,7 +144,7 @@ void LogprobCall::read_temperature(nb::handle temperature) {
     input_.temperature_value = read_temperature_value(temperature);
     return;
   }
-  temperature_.emplace(temperature, "temperature");
+  temperature_.emplace(temperature, "temperature", "float32");
   check_rows(*temperature_, DType::kFloat32);
   input_.temperature = static_cast<const float*>(temperature_->view().data);
 }
@@ -196,8 +193,8 @@ void LogprobCall::read_vocabulary(const LogprobArguments& a) {
 
 void LogprobCall::read_kept(const LogprobArguments& a) {
   if (a.kept_offsets.is_none()) return;
-  kept_ids_.emplace(a.kept_ids, "kept ids");
-  kept_offsets_.emplace(a.kept_offsets, "kept offsets");
+  kept_ids_.emplace(a.kept_ids, "kept ids", "int32");
+  kept_offsets_.emplace(a.kept_offsets, "kept offsets", "int64");
   const auto check = [&](const Array& array, DType dtype, std::int64_t length) {
     if (array.view().dtype != dtype) {
       type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + array.dtype_name());

@@ -150,7 +150,7 @@ const ExchangeApi* exchange_api(nb::handle array) {
   return nullptr;
 }
 
-Array::Array(nb::handle object, const char* name) : name_(name) {
+Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(name) {
   DLTensor t{};
   if (PyCapsule_CheckExact(object.ptr())) {
     PyObject* capsule = object.ptr();
@@ -191,7 +191,7 @@ Array::Array(nb::handle object, const char* name) : name_(name) {
       }
     }
     if (!known) {
-      raise(PyExc_TypeError, std::string(name) + ": dtype " + dtype_name_ + " is not supported");
+      raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_name_);
     }
     view_.device = device_of(t.device, name);
     if (t.ndim < 0 || t.ndim > 8) {
@@ -236,6 +236,18 @@ Array::~Array() {
   if (release_) release_(owner_);
 }
 
+nb::object bfloat16_capsule(nb::object capsule) {
+  DLTensor* tensor = nullptr;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
+    tensor = &static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"))->tensor;
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
+    tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
+  }
+  if (!tensor || tensor->dtype.bits != 16) raise(PyExc_TypeError, "expected an unconsumed DLPack capsule of 16-bit elements");
+  tensor->dtype.code = kDLBfloat;
+  return capsule;
+}
+
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream) {
   Caller caller{.api = nullptr, .allocate = allocate, .device = device, .stream = stream};
   if (PyCapsule_CheckExact(array.ptr())) return caller;
@@ -258,7 +270,7 @@ nb::object Caller::empty(std::span<const std::int64_t> shape, DType dtype, Tenso
     nb::list sizes;
     for (std::int64_t s : shape) sizes.append(s);
     nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name_of(dtype)));
-    const Array array(made[1], "out");
+    const Array array(made[1], "out", name_of(dtype));
     view->data = array.view().data;  // the array in made[0] keeps the memory
     return nb::object(made[0]);
   }

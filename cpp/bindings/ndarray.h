@@ -22,10 +22,11 @@ struct ExchangeApi;  // DLPackExchangeAPI of one array type
 // The exchange API of the object's type, or null.
 const ExchangeApi* exchange_api(nb::handle array);
 
-// An argument: its view is valid while the object lives. Raises TypeError or BufferError naming `name`.
+// An argument: its view is valid while the object lives. Raises TypeError or BufferError naming `name`; `dtypes` tells a
+// user who came with a dtype that no operator knows what was expected.
 class Array {
  public:
-  Array(nb::handle object, const char* name);
+  Array(nb::handle object, const char* name, const char* dtypes);
   ~Array();
   Array(Array&& other) noexcept;
   Array(const Array&) = delete;
@@ -58,6 +59,9 @@ struct Caller {
                    std::vector<std::int64_t>* shape_storage) const;
 };
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream);
+
+// Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
+nb::object bfloat16_capsule(nb::object capsule);
 
 const char* name_of(DType dtype);
 std::string name_of(Device device);

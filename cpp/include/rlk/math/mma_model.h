@@ -2,8 +2,9 @@
 //
 // Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator; they differ in
 // how many products are summed at once, in how addends are cut when they are aligned, and in the last rounding.
-//   sm_90         16 products and the accumulator at once; each addend cut toward zero to 25 fractional bits of the
-//                 largest exponent; exact sum; rounded toward zero
+//   sm_90         16 products and the accumulator at once; each addend cut toward zero to a multiple of 2^(e - 25);
+//                 exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, or -133 if that is
+//                 more: zeros do not align
 //   sm_80, sm_89  the same with 24 fractional bits, 8 products at a time: k = 0..7, then 8..15
 //   gfx942        8 products cut toward zero to 24 fractional bits of their largest exponent and summed; that sum, cut
 //                 downward to 31 bits, is added to the accumulator, cut downward to 24; rounded to nearest even
@@ -11,8 +12,13 @@
 //                 subnormal operands and results flushed to zero
 // "Exponent" is the exponent field's value: a product's is the sum of its operands' (its significand lies in [1, 4)),
 // and a subnormal keeps the least exponent with a significand below 1.
-// Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. tests/gpu/test_models.cu compares sm_90 with
-// the instructions; sm_80 and the gfx units are unverified.
+// The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
+// every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf, in
+// spite of the rounding; products beyond fp32 may cancel. Any NaN, 0 * Inf, and Inf of both signs among the addends
+// give 0x7fffffff; Inf of one sign gives that Inf.
+// Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications; the -133 and the ends of the range were
+// measured on an H200. tests/gpu/test_models.cu compares sm_90 with mma.sync and wgmma. sm_80, which borrows those
+// corners from sm_90, and the gfx units are unverified.
 #pragma once
 
 #include <cstdint>
@@ -108,14 +114,14 @@ RLK_HD std::int64_t cut_downward(std::int64_t value, std::int32_t distance) {
 // The corners of the tensor-core rule, each a fact about the instruction rather than a choice.
 struct NvidiaMmaRule {
   int fraction_bits;          // kept below the largest exponent
+  int least_exponent;         // addends are aligned to it at least; only bfloat16's are ever all below
   bool zero_product_aligns;   // a product with a zero operand counts when the largest exponent is taken
-  bool zero_c_aligns;         // so does a zero accumulator, with exponent -126
   bool overflow_is_infinite;  // else the largest finite number, as rounding toward zero would have it
   bool keeps_minus_zero;      // -0 when the accumulator and every product is -0, else every zero sum is +0
   bool signs_underflow;       // -0 for a negative sum that is cut to zero, else +0
 };
-constexpr NvidiaMmaRule kSm80MmaRule = {24, false, true, true, false, false};
-constexpr NvidiaMmaRule kSm90MmaRule = {25, false, true, true, false, false};
+constexpr NvidiaMmaRule kSm80MmaRule = {24, -133, false, true, false, false};
+constexpr NvidiaMmaRule kSm90MmaRule = {25, -133, false, true, false, false};
 constexpr std::int32_t kNvidiaNan = 0x7fffffff;
 
 template <int kProducts>
@@ -124,18 +130,18 @@ RLK_HD float nvidia_mma_group(const NvidiaMmaRule& rule, float c, const std::uin
   const MmaSpecial special = classify_mma(c, a, b, kProducts, t);
   if (special != MmaSpecial::kFinite) return special_value(special, kNvidiaNan);
 
-  constexpr std::int32_t kNoExponent = -1024;  // below every sum of two exponents
   const MmaOperand acc = decode_float(c);
   std::int32_t product[kProducts], exponent[kProducts];
-  std::int32_t largest = acc.significand != 0 || rule.zero_c_aligns ? acc.exponent : kNoExponent;
+  std::int32_t largest = rule.least_exponent;
+  if (acc.significand != 0 && acc.exponent > largest) largest = acc.exponent;
   bool all_minus_zero = acc.negative && acc.significand == 0;
   for (int k = 0; k < kProducts; ++k) {
     const MmaOperand x = decode_half(a[k], t), y = decode_half(b[k], t);
     const std::int32_t p = x.significand * y.significand;  // 20 fraction bits, below 2^22
     const bool negative = x.negative != y.negative;
     product[k] = negative ? -p : p;
-    exponent[k] = p != 0 || rule.zero_product_aligns ? x.exponent + y.exponent : kNoExponent;
-    largest = exponent[k] > largest ? exponent[k] : largest;
+    exponent[k] = x.exponent + y.exponent;
+    if ((p != 0 || rule.zero_product_aligns) && exponent[k] > largest) largest = exponent[k];
     all_minus_zero = all_minus_zero && negative && p == 0;
   }
 

@@ -1,0 +1,63 @@
+"""Which hardware's arithmetic the CPU backend computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
+
+_current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="ieee")
+
+
+@contextmanager
+def arithmetic(unit: str) -> Iterator[None]:
+    """Makes the CPU backend compute as ``unit`` does, bit for bit, for this context (thread or task).
+
+    Args:
+        unit: ``"sm_90"``: the exponential is the model of an H200's ``ex2.approx``, verified against the hardware over
+            every float32. ``"ieee"``: the portable default. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"`` are accepted
+            for operators that model their matrix units; their own exponential is not modelled.
+    Raises: ValueError for another name.
+    Source: docs/numerics.md, rule 3.
+    """
+    if unit not in UNITS:
+        raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
+    token = _current.set(unit)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_arithmetic() -> str:
+    """The unit that :func:`arithmetic` chose for this context; ``"ieee"`` outside of it."""
+    return _current.get()
+
+
+PORTABLE, HARDWARE, AS_CALLED = 0, 1, -1
+
+
+def unresolved_exp(exp: str | None) -> int:
+    """``exp`` for a traced call: None becomes AS_CALLED, the mode of whoever runs the trace."""
+    return AS_CALLED if exp is None else int(exp == "hardware")
+
+
+def resolve_exp(exp: str | None, device_type: str) -> int:
+    """The exponential of softmax statistics (rule 3) as the extension's number.
+
+    ``device_type``: ``"cpu"``, ``"cuda"`` or ``"rocm"``. Raises ValueError where the asked-for mode does not exist.
+    """
+    if exp is None:
+        if device_type == "cuda" or (device_type == "cpu" and _current.get() == "sm_90"):
+            return HARDWARE
+        return PORTABLE
+    if exp == "portable":
+        return PORTABLE
+    if exp != "hardware":
+        raise ValueError(f'exp: expected None, "hardware" or "portable", got {exp!r}')
+    if device_type == "cuda" or (device_type == "cpu" and _current.get() == "sm_90"):
+        return HARDWARE
+    where = 'the CPU outside `rk.arithmetic("sm_90")`' if device_type == "cpu" else "ROCm devices"
+    raise ValueError(f'exp: "hardware" is not available on {where}; use exp="portable" or None')

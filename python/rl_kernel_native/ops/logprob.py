@@ -1,0 +1,339 @@
+"""Selected log-probability from logits: arguments, dispatch, results. The contract is cpp/include/rlk/ops/logprob.h."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._arithmetic import resolve_exp
+from .._native import module as _C
+from ..reference.logprob import logprob_reference
+
+__all__ = [
+    "LogprobResult",
+    "LogprobStatus",
+    "logprob",
+    "logprob_backward",
+    "logprob_merge",
+    "logprob_partial",
+    "logprob_reference",
+]
+
+
+class LogprobResult(NamedTuple):
+    """What :func:`logprob` returns when more than the log-probability is asked for; None where it was not."""
+
+    logprob: Any
+    lse: Any = None
+    entropy: Any = None
+    sum_p_sq: Any = None
+    status: Any = None
+
+
+class LogprobStatus(IntFlag):
+    """Bits of a row's status. Any bit but ``LABEL_MASKED`` makes the row's log-probability NaN."""
+
+    OK = 0
+    BAD_TARGET = 1
+    NAN_LOGIT = 2
+    INF_LOGIT = 4
+    EMPTY_ROW = 8
+    BAD_TEMPERATURE = 16
+    BAD_KEPT = 32
+    LABEL_MASKED = 64
+
+
+# Bit i asks for output i of LogprobResult.
+LOGPROB, LSE, ENTROPY, SUM_P_SQ, STATUS = (1 << i for i in range(5))
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/logprob_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import logprob_torch
+
+        _torch_path = logprob_torch
+    return _torch_path
+
+
+def logprob(
+    logits: Any,
+    target: Any,
+    *,
+    temperature: Any = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_sum_p_sq: bool = False,
+    return_status: bool = False,
+    check: bool = False,
+    on_bad_id: str = "nan",
+    exp: str | None = None,
+    out: Any = None,
+) -> Any:
+    """Log-probability of one token per row, and what else one pass over the row gives.
+
+    A row has the same bits for any batch, position, stride and shard count. Differentiable in ``logits`` through
+    ``logprob``, ``lse`` and ``entropy`` (torch).
+
+    Args:
+        logits: ``[..., vocab_size]``, float32, float16 or bfloat16, last dimension contiguous. Not modified.
+        target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
+        temperature: a number > 0, or float32 ``[...]``, one per row. Logits are divided by it after scale and softcap.
+        logit_scale: multiplies the logits first; > 0.
+        softcap: ``z = softcap * tanh(z / softcap)`` if given; > 0.
+        ignore_index: rows with this target are never read and give 0 everywhere.
+        valid_vocab: columns from here on are padding. Default: all are valid.
+        canonical_vocab: width that decides the order of summation, where engines pad differently. Default: the width.
+        kept: ``(ids int32 [num_ids], offsets int64 [rows + 1])`` restricts row i to ``ids[offsets[i]:offsets[i + 1]]``
+            and its target; an empty list restricts nothing.
+        check: raise a ValueError that names the first bad row. Synchronises.
+        on_bad_id: ``"nan"``, or ``"raise"``, which synchronises.
+        exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``.
+        out: float32 array for the log-probabilities, or a tuple in the order of the result (status int32).
+    Returns:
+        logprob, or a :class:`LogprobResult` when more is asked for; each ``[...]``, float32, in nats; status int32.
+        A bad row (see :class:`LogprobStatus`) is NaN and leaves every other row alone.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
+        this build serves the device.
+    Source:
+        docs/numerics.md, rules 3 to 5; online softmax after Milakov and Gimelshein 2018, arXiv:1805.02867.
+    """
+    if on_bad_id != "nan":
+        _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
+    kept_ids, kept_offsets = (None, None) if kept is None else _check.kept_arrays(kept)
+    wanted = LOGPROB
+    if return_lse:
+        wanted |= LSE
+    if return_entropy:
+        wanted |= ENTROPY
+    if return_sum_p_sq:
+        wanted |= SUM_P_SQ
+    if return_status:
+        wanted |= STATUS
+    verify = check or on_bad_id == "raise"
+    returns = wanted | STATUS if verify else wanted
+    if out is not None and not isinstance(out, (tuple, list)):
+        out = (out, None, None, None, None)
+    elif out is not None:
+        out = (*out, *[None] * (5 - len(out)))
+    arguments = (
+        temperature,
+        logit_scale,
+        softcap,
+        ignore_index,
+        valid_vocab,
+        canonical_vocab,
+        kept_ids,
+        kept_offsets,
+    )
+    torch = _dispatch.torch_module()
+    if torch is not None and isinstance(logits, torch.Tensor):
+        result = _torch().logprob(logits, target, arguments, exp, returns, out)
+    else:
+        frame = _dispatch.Frame(logits, "logits")
+        _dispatch.match_torch_threads()
+        outputs = None if out is None else tuple(frame.export(o, "out") for o in out)
+        result = _C.logprob(
+            frame.export(logits, "logits"),
+            frame.export(target, "target"),
+            *_exported(frame, arguments),
+            resolve_exp(exp, frame.device),
+            returns,
+            outputs,
+            frame.allocate,
+            frame.stream,
+        )
+        result = _native_results(frame, result, out)
+    if verify:
+        _raise_for_status(result[4], check)
+    if wanted == LOGPROB:
+        return result[0] if returns != LOGPROB else result
+    return LogprobResult(*(r if wanted >> i & 1 else None for i, r in enumerate(result)))
+
+
+def logprob_partial(
+    logits_shard: Any,
+    target: Any,
+    *,
+    vocab_start: int,
+    vocab_size: int,
+    temperature: Any = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+    exp: str | None = None,
+) -> Any:
+    """Statistics of one shard of a vocabulary that is split over ranks; :func:`logprob_merge` turns all into results.
+
+    Args:
+        logits_shard: ``[..., shard]``: columns ``vocab_start`` to ``vocab_start + shard`` of the row.
+        target: ``[...]``, global token ids, the same on every rank.
+        vocab_start: global id of the first column; a cut of docs/numerics.md, rule 5.
+        vocab_size: columns of the whole row.
+    The other arguments are :func:`logprob`'s, the same on every rank.
+    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit (an implementation's record, not a statistic).
+    Raises: as :func:`logprob`; ValueError names the padding that makes a shard whole parts.
+    """
+    kept_ids, kept_offsets = _check.kept_arrays(kept)
+    arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
+    torch = _dispatch.torch_module()
+    if torch is not None and isinstance(logits_shard, torch.Tensor):
+        return _torch().partial(logits_shard, target, arguments, exp, vocab_start, vocab_size)
+    frame = _dispatch.Frame(logits_shard, "logits")
+    _dispatch.match_torch_threads()
+    stats = _C.logprob_partial(
+        frame.export(logits_shard, "logits"),
+        frame.export(target, "target"),
+        *_exported(frame, arguments),
+        resolve_exp(exp, frame.device),
+        vocab_start,
+        vocab_size,
+        frame.allocate,
+        frame.stream,
+    )
+    return frame.result(stats)
+
+
+def logprob_merge(
+    stats: Any,
+    *,
+    temperature: Any = 1.0,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_sum_p_sq: bool = False,
+    return_status: bool = False,
+) -> Any:
+    """Results from the statistics of all shards: the bits of :func:`logprob` on the whole row.
+
+    Args:
+        stats: ``[shards, ..., 5]`` float32, in rank order; 1, 2, 4 or 8 shards.
+        temperature: as given to :func:`logprob_partial`.
+    Returns: as :func:`logprob`.
+    Raises: TypeError for a dtype; ValueError for a shape.
+    """
+    returns = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
+    torch = _dispatch.torch_module()
+    if torch is not None and isinstance(stats, torch.Tensor):
+        result = _torch().merge(stats, temperature, returns)
+    else:
+        frame = _dispatch.Frame(stats, "stats")
+        raw = _C.logprob_merge(
+            frame.export(stats, "stats"), frame.export(temperature, "temperature"), returns, frame.allocate, frame.stream
+        )
+        result = _native_results(frame, raw, None)
+    return result if returns == LOGPROB else LogprobResult(*result)
+
+
+def logprob_backward(
+    logits: Any,
+    target: Any,
+    lse: Any,
+    *,
+    dlogprob: Any = None,
+    dlse: Any = None,
+    dentropy: Any = None,
+    entropy: Any = None,
+    temperature: Any = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+    exp: str | None = None,
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
+    out: Any = None,
+) -> Any:
+    """Gradient of the logits, for callers that run backward themselves; torch's autograd calls it.
+
+    Args:
+        logits, target and the options: as given to :func:`logprob`; with ``vocab_start`` and ``vocab_size`` a shard.
+        lse, entropy: ``[...]`` float32 of the whole row, as forward returned them; entropy only with ``dentropy``.
+        dlogprob, dlse, dentropy: ``[...]`` float32 gradients, any strides; None means 0.
+        out: array for the result; may be ``logits`` itself (in place).
+    Returns: dlogits, shape and dtype of ``logits``. Ignored rows, padding and columns not kept are exactly 0.
+    Raises: as :func:`logprob`.
+    """
+    kept_ids, kept_offsets = _check.kept_arrays(kept)
+    arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
+    torch = _dispatch.torch_module()
+    if torch is not None and isinstance(logits, torch.Tensor):
+        return _torch().backward(
+            logits, target, arguments, exp, (vocab_start, vocab_size), (lse, entropy, dlogprob, dlse, dentropy), out
+        )
+    frame = _dispatch.Frame(logits, "logits")
+    _dispatch.match_torch_threads()
+    result = _C.logprob_backward(
+        frame.export(logits, "logits"),
+        frame.export(target, "target"),
+        *_exported(frame, arguments),
+        resolve_exp(exp, frame.device),
+        vocab_start,
+        vocab_size,
+        frame.export(lse, "lse"),
+        frame.export(entropy, "entropy"),
+        frame.export(dlogprob, "dlogprob"),
+        frame.export(dlse, "dlse"),
+        frame.export(dentropy, "dentropy"),
+        None if out is None else frame.export(out, "out"),
+        frame.allocate,
+        frame.stream,
+    )
+    return out if out is not None else frame.result(result)
+
+
+def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with arrays (temperature, kept ids, kept offsets) as capsules."""
+    temperature, *numbers, kept_ids, kept_offsets = arguments
+    return (
+        frame.export(temperature, "temperature"),
+        *numbers,
+        frame.export(kept_ids, "kept ids"),
+        frame.export(kept_offsets, "kept offsets"),
+    )
+
+
+def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
+    """The extension's outputs, given ones as the caller's own arrays."""
+    if not isinstance(result, tuple):
+        return out[0] if out is not None and out[0] is not None else frame.result(result)
+    given = out or (None,) * 5
+    return tuple(g if g is not None and r is not None else frame.result(r) for g, r in zip(given, result, strict=True))
+
+
+_REASONS = {
+    LogprobStatus.BAD_TARGET: "target: expected an id in [0, valid_vocab) or ignore_index",
+    LogprobStatus.NAN_LOGIT: "logits: a NaN",
+    LogprobStatus.INF_LOGIT: "logits: a +Inf, or a value that overflows with logit_scale and temperature",
+    LogprobStatus.EMPTY_ROW: "logits: no finite value among the valid columns",
+    LogprobStatus.BAD_TEMPERATURE: "temperature: expected a finite number > 0",
+    LogprobStatus.BAD_KEPT: "kept: an id outside [0, valid_vocab) or descending offsets",
+}
+
+
+def _raise_for_status(status: Any, check: bool) -> None:
+    wrong = ~int(LogprobStatus.LABEL_MASKED) if check else int(LogprobStatus.BAD_TARGET)
+    flat = status.reshape(-1)
+    bad = ((flat & wrong) != 0).nonzero()
+    rows = bad[0] if isinstance(bad, tuple) else bad.reshape(-1)
+    if len(rows) == 0:
+        return
+    row = int(rows[0])
+    bits = LogprobStatus(int(flat[row]))
+    reasons = "; ".join(text for bit, text in _REASONS.items() if bits & bit)
+    raise ValueError(f"row {row} (the first of {len(rows)} bad rows): {reasons}")

@@ -1,0 +1,1 @@
+"""Plain float64 references: what an operator computes, not how. Run only when asked for."""
