@@ -15,14 +15,14 @@ double read_number(nb::handle h, const char* name) {
   const double x = PyFloat_AsDouble(h.ptr());
   if (x == -1.0 && PyErr_Occurred()) {
     PyErr_Clear();
-    type_error(std::string(name) + ": expected a number, got " + Py_TYPE(h.ptr())->tp_name);
+    type_error(std::string(name) + ": expected a number, got " + kind_of(h));
   }
   return x;
 }
 
 std::int64_t read_size(nb::handle h, const char* name) {
   if (PyBool_Check(h.ptr()) || !PyIndex_Check(h.ptr())) {
-    type_error(std::string(name) + ": expected an integer, got " + Py_TYPE(h.ptr())->tp_name);
+    type_error(std::string(name) + ": expected an integer, got " + kind_of(h));
   }
   nb::object index = nb::steal(PyNumber_Index(h.ptr()));
   const long long x = PyLong_AsLongLong(index.ptr());

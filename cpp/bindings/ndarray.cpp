@@ -118,6 +118,8 @@ std::string name_of(Device device) {
   return (device.type == DeviceType::kCuda ? "cuda:" : "rocm:") + std::to_string(device.index);
 }
 
+std::string kind_of(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
+
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -142,7 +144,7 @@ const ExchangeApi* exchange_api(nb::handle array) {
   }
   Py_DECREF(capsule);
   if (api && api->view_from_object && api->allocate && api->object_from_managed && api->current_stream) {
-    Py_INCREF(type);  // the cached address must not come back as another type
+    Py_INCREF(reinterpret_cast<PyObject*>(type));  // the cached address must not come back as another type
     cached_type = type;
     cached_api = api;
     return api;
@@ -179,7 +181,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
   } else if (const ExchangeApi* api = exchange_api(object)) {
     if (api->view_from_object(object.ptr(), &t) != 0) throw nb::python_error();
   } else {
-    raise(PyExc_TypeError, std::string(name) + ": expected an array that speaks DLPack, got " + Py_TYPE(object.ptr())->tp_name);
+    raise(PyExc_TypeError, std::string(name) + ": expected an array that speaks DLPack, got " + kind_of(object));
   }
   try {
     dtype_name_ = dtype_text(t.dtype);

@@ -65,6 +65,7 @@ nb::object bfloat16_capsule(nb::object capsule);
 
 const char* name_of(DType dtype);
 std::string name_of(Device device);
+std::string kind_of(nb::handle object);
 std::string shape_text(std::span<const std::int64_t> shape);
 
 }  // namespace rlk::bindings
