@@ -147,7 +147,7 @@ TANH_SPLIT = 0.7
 
 # The weight of a table turns an error of its polynomial into the relative error of the function's result.
 TABLES = [
-    Table("kExp2StatC", "exp2.h", 4, -0.5, 0.5, lambda f: mp.mpf(2) ** f, exp2_relative),
+    Table("kExp2StatC", "exp2.h", 4, -0.5, 0.5, lambda f: mp.mpf(2) ** f, exp2_relative, fixed=(1.0,)),
     Table("kExp2C", "exp2.h", 6, -0.5, 0.5, lambda f: mp.mpf(2) ** f, exp2_relative, fixed=(1.0,)),
     Table("kLog2C", "log2.h", 9, LOG_LOW, LOG_HIGH, log2_slope, lambda f: f * mp.log(2) / mp.log1p(f)),
     Table("kLog1pC", "log2.h", 8, LOG_LOW, LOG_HIGH, log1p_curvature, lambda f: f**2 / mp.log1p(f)),

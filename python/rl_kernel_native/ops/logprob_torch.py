@@ -23,10 +23,13 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 
+_GPU = "rocm" if torch.version.hip else "cuda"
+
+
 def _device_type(logits: Tensor) -> str:
     if logits.is_cuda:
-        return "rocm" if torch.version.hip else "cuda"
-    if logits.device.type not in ("cpu", "meta"):
+        return _GPU
+    if not logits.is_cpu and not logits.is_meta:
         raise TypeError(f"logits: expected a tensor on a CPU, CUDA or ROCm device, got {logits.device}")
     return "cpu"
 
@@ -48,21 +51,31 @@ def _prepare(logits: Tensor) -> None:
 
 
 def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, returns: int, out: Any) -> Any:
-    mode = unresolved_exp(exp) if _is_compiling() else resolve_exp(exp, _device_type(logits))
+    direct = _is_direct(logits)
+    mode = resolve_exp(exp, _device_type(logits)) if direct or not _is_compiling() else unresolved_exp(exp)
     wants_grad = logits.requires_grad and _is_grad_enabled()
-    if isinstance(arguments[0], Tensor) and arguments[0].requires_grad and _is_grad_enabled():
-        raise ValueError("temperature: has no gradient here; pass temperature.detach()")
+    if type(arguments[0]) is not float:
+        _check_temperature(arguments[0])
     if out is not None:
-        if wants_grad or any(isinstance(o, Tensor) and o.requires_grad for o in out):
-            raise ValueError("out: cannot be given where a gradient is wanted; call under torch.no_grad()")
-        if not _is_direct(logits):
-            raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
-    if not _is_direct(logits):
+        _check_out(out, direct, wants_grad)
+    if not direct:
         return _traced(logits, target, arguments, mode, returns)
-    if not wants_grad:
-        _prepare(logits)
-        return _C.logprob(logits.detach() if logits.requires_grad else logits, target, *arguments, mode, returns, out, None, 0)
-    return _selected(_Logprob.apply(logits, target, arguments, mode, returns), returns)
+    if wants_grad:
+        return _selected(_Logprob.apply(logits, target, arguments, mode, returns), returns)
+    _prepare(logits)
+    return _C.logprob(logits, target, *arguments, mode, returns, out, None, 0)
+
+
+def _check_temperature(temperature: Any) -> None:
+    if isinstance(temperature, Tensor) and temperature.requires_grad and _is_grad_enabled():
+        raise ValueError("temperature: has no gradient here; pass temperature.detach()")
+
+
+def _check_out(out: tuple[Any, ...], direct: bool, wants_grad: bool) -> None:
+    if wants_grad or any(isinstance(o, Tensor) and o.requires_grad for o in out):
+        raise ValueError("out: cannot be given where a gradient is wanted; call under torch.no_grad()")
+    if not direct:
+        raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
 
 
 def _selected(outputs: tuple[Any, ...], returns: int) -> Any:

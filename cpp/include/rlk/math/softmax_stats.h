@@ -111,13 +111,13 @@ RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
 // c of rule 4.
 RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
 
-// The stats form of a root (kStatsFields floats). E of underflown products may be -0 or +0 by path; + 0 makes it +0.
+// The stats form of a root (kStatsFields floats), with one NaN and one zero: moments of underflown products are -0 or +0
+// by path, and a NaN's bits by hardware.
 RLK_HD void store_stats(const SoftmaxStats& root, float target_z, float* stats) {
-  stats[0] = root.m;
-  stats[1] = root.S;
-  stats[2] = add_rn(root.E, 0.0f);
-  stats[3] = root.Q;
-  stats[4] = target_z;
+  const float fields[] = {root.m, root.S, root.E, root.Q, target_z};
+  for (int i = 0; i < kStatsFields; ++i) {
+    stats[i] = is_nan(fields[i]) ? canonical_nan() : i == 2 ? add_rn(fields[i], 0.0f) : fields[i];
+  }
 }
 
 struct LogprobOutputs {

@@ -1,0 +1,112 @@
+# Sourced by demo.sh and test.sh: system packages, a virtual environment, torch. Works on a fresh machine, changes
+# nothing where all is there. Variables: PYTHON (interpreter), RLK_VENV (default .venv), RLK_VARIANT (default below).
+
+readonly kTorch=2.13.0
+readonly kTorchCpuIndex=https://download.pytorch.org/whl/cpu  # PyTorch's own; asked only where the default index fails
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+has_gpu() { [[ -e /dev/nvidiactl ]] || { have nvidia-smi && nvidia-smi -L >/dev/null 2>&1; }; }
+
+# Puts nvcc on PATH if a toolkit is there.
+find_nvcc() {
+  have nvcc && return
+  local dir
+  for dir in "${CUDA_HOME:-}" /usr/local/cuda; do
+    if [[ -n $dir && -x $dir/bin/nvcc ]]; then
+      PATH=$dir/bin:$PATH
+      return
+    fi
+  done
+  return 1
+}
+
+# The variant that this machine can both build and run.
+default_variant() {
+  if ! has_gpu || ! find_nvcc; then
+    echo cpu
+  elif nvcc --version | grep -q 'release 12\.'; then
+    echo cu124
+  else
+    echo cu130
+  fi
+}
+
+# A Python that can make a virtual environment and compile an extension. 3.11 first: CPU builds of torch are most often
+# mirrored for it.
+is_usable_python() {
+  "$1" - >/dev/null 2>&1 <<'PY'
+import ensurepip, os, sys, sysconfig, venv
+sys.exit(not (sys.version_info >= (3, 10) and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))))
+PY
+}
+find_python() {
+  local python
+  for python in ${PYTHON:-python3.11 python3.12 python3.13 python3.10 python3}; do
+    if have "$python" && is_usable_python "$python"; then
+      echo "$python"
+      return
+    fi
+  done
+  return 1
+}
+
+has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
+
+# install_system_packages [tests]: by apt, and only what is missing. Without apt or the right to use it: the command.
+install_system_packages() {
+  local missing=()
+  have g++ || missing+=(g++)
+  have git || missing+=(git)
+  find_python >/dev/null || missing+=(python3 python3-venv python3-dev)
+  if [[ ${1:-} == tests ]]; then
+    has_header gtest/gtest.h || missing+=(libgtest-dev)
+    have ccache || missing+=(ccache)
+  fi
+  ((${#missing[@]})) || return 0
+  local as_root=()
+  ((EUID == 0)) || as_root=(sudo -n)
+  if ! have apt-get || { ((EUID != 0)) && ! sudo -n true 2>/dev/null; }; then
+    die "missing system packages; as an administrator: apt-get install ${missing[*]} (or your system's names for them)"
+  fi
+  echo "installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+# Makes the virtual environment and puts it on PATH.
+enter_venv() {
+  local venv=${RLK_VENV:-.venv} python
+  if [[ ! -x $venv/bin/python ]]; then
+    python=$(find_python) || die "no Python 3.10 or newer with venv and headers (Debian: python3-venv, python3-dev)"
+    "$python" -m venv "$venv"
+  fi
+  VIRTUAL_ENV=$(cd "$venv" && pwd)
+  export VIRTUAL_ENV PATH="$VIRTUAL_ENV/bin:$PATH"
+  unset PYTHONPATH PYTHONHOME  # what is tested is what was installed
+  export PIP_DISABLE_PIP_VERSION_CHECK=1
+}
+
+# install_torch VARIANT. The exact "+cpu" is the point: a bare version means gigabytes of CUDA libraries on Linux.
+install_torch() {
+  if python -c 'import torch' >/dev/null 2>&1; then return 0; fi
+  local wanted=torch==$kTorch+cpu
+  if [[ $1 != cpu || $(uname -s) != Linux ]]; then wanted=torch==$kTorch; fi
+  echo "installing $wanted"
+  pip install -q "$wanted" 2>/dev/null && return
+  [[ $wanted == *+cpu ]] || die "pip install $wanted failed"
+  echo "the default package index has no $wanted for this Python; asking $kTorchCpuIndex"
+  pip install -q "$wanted" --extra-index-url "$kTorchCpuIndex" ||
+    die "$wanted is not available here: use Python 3.10 to 3.14, or allow access to $kTorchCpuIndex"
+}
+
+# install_package VARIANT EXTRA: this source tree, compiled.
+install_package() {
+  CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
+    pip install -q ".[$2]" -C "cmake.define.RLK_VARIANT=$1"
+}

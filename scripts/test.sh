@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Every check that needs no GPU, each named as it runs: scripts/test.sh [stage ...]; all stages by default.
+#   lint      ruff, clang-format, mypy
+#   cpp       C++ tests (preset cpu)
+#   python    pytest against the installed package, NumPy, torch and JAX on the CPU
+#   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
+#   sanitize  C++ tests under ASan and UBSan (preset sanitize)
+# Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
+# the exit status is 1 if any failed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+
+readonly kStages=(lint cpp python cuda sanitize)
+
+stage_setup() {
+  install_torch cpu
+  pip install -q -r scripts/requirements-lint.txt 'cmake>=3.31' ninja jax
+}
+
+stage_package() {
+  install_package cpu test
+  # From another directory, so that what is imported is what was installed.
+  (cd / && python -c 'import rl_kernel_native as rk; print(rk.__file__, rk.variant)')
+}
+
+stage_lint() {
+  ruff check .
+  ruff format --check .
+  find cpp cuda hip bench tests -regex '.*\.\(cpp\|h\|cu\|cuh\|hip\)' -print0 2>/dev/null |
+    xargs -0 clang-format --dry-run -Werror
+  mypy
+}
+
+# build PRESET
+build() {
+  cmake --preset "$1" --fresh -Wno-dev >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
+  cmake --build "build/$1" --parallel "$(nproc)"
+}
+
+stage_cpp() {
+  build cpu
+  ctest --test-dir build/cpu --output-on-failure --parallel "$(nproc)" --label-exclude gpu
+}
+
+stage_python() {
+  python -m pytest -m 'not gpu and not slow' -q --durations=10
+}
+
+stage_cuda() {
+  if ! find_nvcc; then
+    echo "SKIPPED: no nvcc here, so the CUDA kernels were not compiled"
+    return
+  fi
+  build cuda
+}
+
+stage_sanitize() {
+  build sanitize
+  UBSAN_OPTIONS=print_stacktrace=1 \
+    ctest --test-dir build/sanitize --output-on-failure --parallel "$(nproc)" --label-exclude gpu
+}
+
+summary=()
+failed=0
+run_stage() {
+  local start=$SECONDS status
+  printf '\n=== %s\n' "$1"
+  set +e
+  (set -e; "stage_$1")
+  status=$?
+  set -e
+  summary+=("$(printf '%-10s %-6s %4d s' "$1" "$( ((status)) && echo FAILED || echo ok)" $((SECONDS - start)))")
+  ((status == 0)) || failed=1
+  return 0
+}
+
+stages=("$@")
+((${#stages[@]})) || stages=("${kStages[@]}")
+for stage in "${stages[@]}"; do
+  [[ " ${kStages[*]} " == *" $stage "* ]] || die "no stage '$stage'; there are: ${kStages[*]}"
+done
+
+install_system_packages tests
+enter_venv
+mkdir -p build
+run_stage setup
+((failed)) || run_stage package
+if ((!failed)); then
+  for stage in "${stages[@]}"; do run_stage "$stage"; done
+fi
+
+printf '\n=== summary\n'
+printf '%s\n' "${summary[@]}"
+exit $failed
