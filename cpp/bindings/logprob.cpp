@@ -1,6 +1,8 @@
 // Python's entry to logprob: fields move from checked arguments to the contract's params, outputs come from the caller.
+#include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "logprob_args.h"
 #include "module.h"
@@ -21,9 +23,9 @@ class Outputs {
       if (!(returns >> i & 1)) continue;
       nb::object given = out.is_none() ? nb::none() : nb::object(out[i]);
       if (given.is_none()) {
-        TensorView view;
-        objects_[i] = caller.empty(call.rows_shape(), dtype_of_output(i), &view, &shape_);
-        data_[i] = view.data;
+        auto [array, data] = caller.empty(call.rows_shape(), dtype_of_output(i));
+        objects_[i] = std::move(array);
+        data_[i] = data;
       } else {
         given_.emplace_back(given, kOutputs[i], name_of(dtype_of_output(i)));
         call.check_output(given_.back(), dtype_of_output(i));
@@ -55,18 +57,15 @@ class Outputs {
   std::array<nb::object, 5> objects_;
   std::array<void*, 5> data_{};
   std::vector<Array> given_;
-  std::vector<std::int64_t> shape_;
 };
 
 nb::object workspace_of(const LogprobParams& p, const Caller& caller, void** data) {
   const std::int64_t bytes = logprob_workspace_bytes(p, caller.device);
   if (bytes == 0) return nb::none();
-  TensorView view;
-  std::vector<std::int64_t> storage;
   const std::int64_t shape[] = {(bytes + 3) / 4};
-  nb::object memory = caller.empty(shape, DType::kFloat32, &view, &storage);
-  *data = view.data;
-  return memory;
+  Caller::Fresh memory = caller.empty(shape, DType::kFloat32);
+  *data = memory.data;
+  return memory.array;
 }
 
 nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
@@ -94,26 +93,25 @@ nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature,
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
                           kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   const Caller caller = make_caller(logits, call.device(), allocate, stream);
-  std::vector<std::int64_t> shape = call.rows_shape(), storage;
+  std::vector<std::int64_t> shape(call.rows_shape().begin(), call.rows_shape().end());
   shape.push_back(kStatsFields);
-  TensorView view;
-  nb::object stats = caller.empty(shape, DType::kFloat32, &view, &storage);
+  const Caller::Fresh stats = caller.empty(shape, DType::kFloat32);
   LogprobParams p{call.input()};
-  p.stats = static_cast<float*>(view.data);
+  p.stats = static_cast<float*>(stats.data);
   const nb::object workspace = workspace_of(p, caller, &p.workspace);
   {
     nb::gil_scoped_release release;
     rlk::logprob(p, call.device(), caller.stream);
   }
-  return stats;
+  return stats.array;
 }
 
 // stats: [num_shards, ..., 5].
 nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::handle allocate, std::uintptr_t stream) {
   const Array s(stats, "stats", "float32");
   const TensorView& v = s.view();
-  if (v.dtype != DType::kFloat32) throw nb::type_error(("stats: expected dtype float32, got " + s.dtype_name()).c_str());
-  const std::string got = shape_text({v.shape, static_cast<std::size_t>(v.ndim)});
+  if (v.dtype != DType::kFloat32) throw nb::type_error((std::string("stats: expected dtype float32, got ") + name_of(v.dtype)).c_str());
+  const std::string got = shape_text(s.shape());
   if (v.ndim < 2 || v.shape[v.ndim - 1] != kStatsFields || !v.is_contiguous()) {
     throw nb::value_error(("stats: expected a contiguous array of shape [shards, ..., 5], got " + got).c_str());
   }
@@ -121,7 +119,7 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   if (shards != 1 && shards != 2 && shards != 4 && shards != 8) {
     throw nb::value_error(("stats: expected 1, 2, 4 or 8 shards (first dimension), got " + got).c_str());
   }
-  const std::vector<std::int64_t> rows(v.shape + 1, v.shape + v.ndim - 1);
+  const std::span<const std::int64_t> rows = s.shape().subspan(1, v.ndim - 2);
   LogprobMergeParams p;
   p.stats = static_cast<const float*>(v.data);
   p.num_shards = static_cast<std::int32_t>(shards);
@@ -130,13 +128,13 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   if (PyCapsule_CheckExact(temperature.ptr()) || exchange_api(temperature)) {
     t.emplace(temperature, "temperature", "float32");
     if (t->view().dtype != DType::kFloat32) {
-      throw nb::type_error(("temperature: expected dtype float32, got " + t->dtype_name()).c_str());
+      throw nb::type_error((std::string("temperature: expected dtype float32, got ") + name_of(t->view().dtype)).c_str());
     }
     if (!(t->view().device == v.device)) {
       throw nb::value_error(("temperature: expected device " + name_of(v.device) + " (that of stats), got " +
                              name_of(t->view().device)).c_str());
     }
-    if (t->shape(t->view().ndim) != rows || !t->view().is_contiguous()) {
+    if (!std::ranges::equal(t->shape(), rows) || !t->view().is_contiguous()) {
       throw nb::value_error(("temperature: expected a contiguous array of shape " + shape_text(rows)).c_str());
     }
     p.temperature = static_cast<const float*>(t->view().data);
@@ -146,13 +144,12 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   const Caller caller = make_caller(stats, v.device, allocate, stream);
   std::array<nb::object, 5> objects;
   std::array<void*, 5> data{};
-  std::vector<std::int64_t> storage;
   for (int i = 0; i < 5; ++i) {
     objects[i] = nb::none();
     if (!(returns >> i & 1)) continue;
-    TensorView view;
-    objects[i] = caller.empty(rows, dtype_of_output(i), &view, &storage);
-    data[i] = view.data;
+    Caller::Fresh fresh = caller.empty(rows, dtype_of_output(i));
+    objects[i] = std::move(fresh.array);
+    data[i] = fresh.data;
   }
   p.logprob = static_cast<float*>(data[0]);
   p.lse = static_cast<float*>(data[1]);
@@ -165,6 +162,32 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   }
   if (returns == 1) return objects[0];
   return nb::make_tuple(objects[0], objects[1], objects[2], objects[3], objects[4]);
+}
+
+// Layout of a given dlogits; raises where it does not fit logits, overlaps itself, or overlaps logits without being them.
+RowLayout gradient_layout(const Array& out, const Array& logits) {
+  const TensorView& v = out.view();
+  const TensorView& x = logits.view();
+  const auto value_error = [](const std::string& message) { throw nb::value_error(("out: " + message).c_str()); };
+  if (v.dtype != x.dtype) {
+    throw nb::type_error((std::string("out: expected dtype ") + name_of(x.dtype) + " (that of logits), got " +
+                          name_of(v.dtype)).c_str());
+  }
+  if (!(v.device == x.device)) {
+    value_error("expected device " + name_of(x.device) + " (that of logits), got " + name_of(v.device));
+  }
+  if (!std::ranges::equal(out.shape(), logits.shape())) {
+    value_error("expected shape " + shape_text(logits.shape()) + ", got " + shape_text(out.shape()));
+  }
+  if (v.read_only) throw nb::buffer_error("out: is read-only");
+  if (overlaps_itself(v)) value_error("expected strides that do not overlap");
+  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1) value_error("expected a contiguous last dimension (stride 1)");
+  bool same = v.data == x.data;
+  for (int i = 0; i < v.ndim && same; ++i) same = x.shape[i] == 1 || v.stride(i) == x.stride(i);
+  if (!same && ranges_overlap(v, x)) value_error("overlaps logits without being logits itself");
+  const auto layout = row_layout(v, v.ndim - 1);
+  if (!layout) value_error("expected leading dimensions that collapse to at most two strides");
+  return *layout;
 }
 
 nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
@@ -196,40 +219,17 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
   const TensorView& x = call.logits().view();
   nb::object dlogits;
   std::optional<Array> given;
-  std::vector<std::int64_t> storage;
-  TensorView view;
   if (out.is_none()) {
-    dlogits = caller.empty({x.shape, static_cast<std::size_t>(x.ndim)}, x.dtype, &view, &storage);
+    Caller::Fresh fresh = caller.empty(call.logits().shape(), x.dtype);
+    dlogits = std::move(fresh.array);
+    p.dlogits = fresh.data;
+    p.dlogits_rows = {.inner = p.num_rows > 0 ? p.num_rows : 1, .outer_stride = 0, .inner_stride = p.num_columns};
   } else {
     given.emplace(out, "out", name_of(x.dtype));
-    view = given->view();
-    if (view.dtype != x.dtype) {
-      throw nb::type_error(("out: expected dtype " + std::string(name_of(x.dtype)) + " (that of logits), got " +
-                            given->dtype_name()).c_str());
-    }
-    if (!(view.device == x.device)) {
-      throw nb::value_error(("out: expected device " + name_of(x.device) + " (that of logits), got " +
-                             name_of(view.device)).c_str());
-    }
-    if (given->shape(view.ndim) != call.logits().shape(x.ndim)) {
-      throw nb::value_error(("out: expected shape " + shape_text({x.shape, static_cast<std::size_t>(x.ndim)}) + ", got " +
-                             shape_text({view.shape, static_cast<std::size_t>(view.ndim)})).c_str());
-    }
-    if (view.read_only) throw nb::buffer_error("out: is read-only");
-    if (overlaps_itself(view)) throw nb::value_error("out: expected strides that do not overlap");
-    if (view.shape[view.ndim - 1] > 1 && view.stride(view.ndim - 1) != 1) {
-      throw nb::value_error("out: expected a contiguous last dimension (stride 1)");
-    }
-    // In place is the same memory with the same strides; anything else that overlaps would read what it wrote.
-    bool same = view.data == x.data;
-    for (int i = 0; i < view.ndim && same; ++i) same = x.shape[i] == 1 || view.stride(i) == x.stride(i);
-    if (!same && ranges_overlap(view, x)) throw nb::value_error("out: overlaps logits without being logits itself");
+    p.dlogits_rows = gradient_layout(*given, call.logits());
+    p.dlogits = given->view().data;
     dlogits = nb::borrow(out);
   }
-  const auto layout = row_layout(view, view.ndim - 1);
-  if (!layout) throw nb::value_error("out: expected leading dimensions that collapse to at most two strides");
-  p.dlogits = view.data;
-  p.dlogits_rows = *layout;
   {
     nb::gil_scoped_release release;
     rlk::logprob_backward(p, call.device(), caller.stream);

@@ -1,5 +1,6 @@
 #include "logprob_args.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -33,9 +34,7 @@ std::int64_t read_size(nb::handle h, const char* name) {
   return x;
 }
 
-std::string got_shape(const Array& a) {
-  return shape_text({a.view().shape, static_cast<std::size_t>(a.view().ndim)});
-}
+std::string got_shape(const Array& a) { return shape_text(a.shape()); }
 
 bool is_array(nb::handle h) { return PyCapsule_CheckExact(h.ptr()) || exchange_api(h) != nullptr; }
 
@@ -55,15 +54,14 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   logits_.emplace(a.logits, "logits", "float32, bfloat16 or float16");
   const TensorView& x = logits_->view();
   if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
-    type_error("logits: expected dtype float32, bfloat16 or float16, got " + logits_->dtype_name());
+    type_error(std::string("logits: expected dtype float32, bfloat16 or float16, got ") + name_of(x.dtype));
   }
   if (x.ndim < 1) value_error("logits: expected shape [..., vocab_size], got []");
-  rows_shape_ = logits_->shape(x.ndim - 1);
   input_.dtype = x.dtype;
   input_.logits = x.data;
   input_.num_columns = x.shape[x.ndim - 1];
   input_.num_rows = 1;
-  for (std::int64_t s : rows_shape_) input_.num_rows *= s;
+  for (std::int64_t s : rows_shape()) input_.num_rows *= s;
   if (input_.num_columns > 1 && x.stride(x.ndim - 1) != 1) {
     value_error("logits: expected a contiguous last dimension (stride 1), got stride " +
                 std::to_string(x.stride(x.ndim - 1)) + "; call .contiguous()");
@@ -77,7 +75,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
 
   target_.emplace(a.target, "target", "int32 or int64");
   if (target_->view().dtype != DType::kInt64 && target_->view().dtype != DType::kInt32) {
-    type_error("target: expected dtype int32 or int64, got " + target_->dtype_name());
+    type_error(std::string("target: expected dtype int32 or int64, got ") + name_of(target_->view().dtype));
   }
   check_rows(*target_, target_->view().dtype, &input_.target_rows);
   input_.target = target_->view().data;
@@ -112,16 +110,16 @@ void LogprobCall::check_device(const Array& array) const {
 void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout) const {
   const TensorView& v = array.view();
   if (v.dtype != dtype) {
-    type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + array.dtype_name());
+    type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + name_of(array.view().dtype));
   }
   check_device(array);
-  const auto n = static_cast<std::int32_t>(rows_shape_.size());
-  if (v.ndim != n || array.shape(n) != rows_shape_) {
-    value_error(std::string(array.name()) + ": expected shape " + shape_text(rows_shape_) +
+  const std::span<const std::int64_t> rows_shape = this->rows_shape();
+  if (!std::ranges::equal(array.shape(), rows_shape)) {
+    value_error(std::string(array.name()) + ": expected shape " + shape_text(rows_shape) +
                 " (logits without the last dimension), got " + got_shape(array));
   }
   if (layout) {
-    const auto rows = row_layout(v, n);
+    const auto rows = row_layout(v, v.ndim);
     if (!rows) value_error(std::string(array.name()) + ": expected at most two strides; call .contiguous()");
     *layout = *rows;
   } else if (!v.is_contiguous()) {
@@ -197,7 +195,7 @@ void LogprobCall::read_kept(const LogprobArguments& a) {
   kept_offsets_.emplace(a.kept_offsets, "kept offsets", "int64");
   const auto check = [&](const Array& array, DType dtype, std::int64_t length) {
     if (array.view().dtype != dtype) {
-      type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + array.dtype_name());
+      type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + name_of(array.view().dtype));
     }
     check_device(array);
     if (array.view().ndim != 1 || (length >= 0 && array.view().shape[0] != length) || !array.view().is_contiguous()) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "ndarray.h"
 #include "rlk/ops/logprob.h"
@@ -31,7 +30,7 @@ class LogprobCall {
   const LogprobInput& input() const { return input_; }
   const Array& logits() const { return *logits_; }
   Device device() const { return logits_->view().device; }
-  const std::vector<std::int64_t>& rows_shape() const { return rows_shape_; }
+  std::span<const std::int64_t> rows_shape() const { return logits_->shape().first(logits_->view().ndim - 1); }
 
   // A further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const;
@@ -44,7 +43,6 @@ class LogprobCall {
   void check_device(const Array& array) const;
 
   LogprobInput input_;
-  std::vector<std::int64_t> rows_shape_;
   std::optional<Array> logits_, target_, temperature_, kept_ids_, kept_offsets_;
 };
 

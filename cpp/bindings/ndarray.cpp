@@ -1,6 +1,7 @@
 #include "ndarray.h"
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace rlk::bindings {
@@ -71,12 +72,17 @@ constexpr Format kFormats[] = {
   throw nb::python_error();
 }
 
-std::string dtype_text(DLDataType t) {
+const Format* format_of(DLDataType t) {
   for (const Format& f : kFormats) {
-    if (t.code == f.code && t.bits == f.bits && t.lanes == 1) return f.name;
+    if (t.code == f.code && t.bits == f.bits && t.lanes == 1) return &f;
   }
-  const char* kind = t.code == kDLFloat ? "float" : t.code == kDLInt ? "int" : t.code == kDLUInt ? "uint" : t.code == 5 ? "complex" : t.code == 6 ? "bool" : "type";
-  return std::string(kind) + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
+  return nullptr;
+}
+
+std::string dtype_text(DLDataType t) {
+  constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  const char* kind = t.code < std::size(kKinds) ? kKinds[t.code] : "type";
+  return kind + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
 }
 
 Device device_of(DLDevice d, const char* name) {
@@ -184,17 +190,9 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
     raise(PyExc_TypeError, std::string(name) + ": expected an array that speaks DLPack, got " + kind_of(object));
   }
   try {
-    dtype_name_ = dtype_text(t.dtype);
-    bool known = false;
-    for (const Format& f : kFormats) {
-      if (dtype_name_ == f.name) {
-        view_.dtype = f.dtype;
-        known = true;
-      }
-    }
-    if (!known) {
-      raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_name_);
-    }
+    const Format* format = format_of(t.dtype);
+    if (!format) raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_text(t.dtype));
+    view_.dtype = format->dtype;
     view_.device = device_of(t.device, name);
     if (t.ndim < 0 || t.ndim > 8) {
       raise(PyExc_ValueError, std::string(name) + ": expected at most 8 dimensions, got " + std::to_string(t.ndim));
@@ -226,7 +224,8 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
 }
 
 Array::Array(Array&& other) noexcept
-    : view_(other.view_), name_(other.name_), dtype_name_(std::move(other.dtype_name_)),
+    : view_(other.view_),
+      name_(other.name_),
       release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
   std::memcpy(inline_shape_, other.inline_shape_, sizeof(inline_shape_));
   std::memcpy(inline_strides_, other.inline_strides_, sizeof(inline_strides_));
@@ -263,24 +262,19 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
   return caller;
 }
 
-nb::object Caller::empty(std::span<const std::int64_t> shape, DType dtype, TensorView* view,
-                         std::vector<std::int64_t>* shape_storage) const {
-  shape_storage->assign(shape.begin(), shape.end());
-  *view = TensorView{.data = nullptr, .dtype = dtype, .device = device, .ndim = static_cast<std::int32_t>(shape.size()),
-                     .shape = shape_storage->data(), .strides = nullptr, .read_only = false};
+Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) const {
   if (!api) {
     nb::list sizes;
     for (std::int64_t s : shape) sizes.append(s);
     nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name_of(dtype)));
     const Array array(made[1], "out", name_of(dtype));
-    view->data = array.view().data;  // the array in made[0] keeps the memory
-    return nb::object(made[0]);
+    return {nb::object(made[0]), array.view().data};  // the array in made[0] keeps the memory
   }
   DLTensor prototype{};
   prototype.device = {device.type == DeviceType::kCpu ? kDLCPU : device.type == DeviceType::kCuda ? kDLCUDA : kDLROCM,
                       device.index};
-  prototype.ndim = view->ndim;
-  prototype.shape = shape_storage->data();
+  prototype.ndim = static_cast<std::int32_t>(shape.size());
+  prototype.shape = const_cast<std::int64_t*>(shape.data());  // read only, says the standard, if not the type
   for (const Format& f : kFormats) {
     if (f.dtype == dtype) prototype.dtype = {f.code, f.bits, 1};
   }
@@ -293,10 +287,10 @@ nb::object Caller::empty(std::span<const std::int64_t> shape, DType dtype, Tenso
     if (PyErr_Occurred()) throw nb::python_error();
     raise(PyExc_MemoryError, "out: " + error);
   }
-  view->data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
+  void* data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
   void* object = nullptr;
   if (api->object_from_managed(managed, &object) != 0) throw nb::python_error();
-  return nb::steal(static_cast<PyObject*>(object));
+  return {nb::steal(static_cast<PyObject*>(object)), data};
 }
 
 }  // namespace rlk::bindings

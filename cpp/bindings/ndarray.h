@@ -9,7 +9,6 @@
 
 #include <span>
 #include <string>
-#include <vector>
 
 #include "rlk/tensor_view.h"
 
@@ -34,13 +33,11 @@ class Array {
 
   const TensorView& view() const { return view_; }
   const char* name() const { return name_; }
-  std::string dtype_name() const { return dtype_name_; }
-  std::vector<std::int64_t> shape(std::int32_t dims) const { return {view_.shape, view_.shape + dims}; }
+  std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
 
  private:
   TensorView view_;
   const char* name_;
-  std::string dtype_name_;
   std::int64_t inline_shape_[8];    // a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
   void (*release_)(void*) = nullptr;
@@ -55,8 +52,11 @@ struct Caller {
   Device device;
   Stream stream = 0;
 
-  nb::object empty(std::span<const std::int64_t> shape, DType dtype, TensorView* view,
-                   std::vector<std::int64_t>* shape_storage) const;
+  struct Fresh {
+    nb::object array;
+    void* data;
+  };
+  Fresh empty(std::span<const std::int64_t> shape, DType dtype) const;
 };
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream);
 

@@ -18,7 +18,8 @@
 //   dz_j = fma(p_j, w_j, 0)                                                      j != y
 //   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(-g * expm1(fl(ln2 * t_y))))    keeps 1 - p_y of a confident token
 //   dlogits_j = dz_j, or fl(dz_j * fma(-h_j, h_j, 1)) under a softcap (0 where z_j = -Inf); rounded to dtype
-// A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read; a bad target makes g NaN otherwise.
+// A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read; a bad target makes g NaN where dlogprob is
+// not 0. Columns past valid_vocab or not kept get +0, in NaN rows too.
 // Row i has the same bits for any number of rows, any stride and any shard count, and with Exp::kPortable on every
 // backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every gradient +0.
 // A row with status other than kLabelMasked has logprob NaN; only kBadTarget leaves lse, entropy and sum_p_sq valid.

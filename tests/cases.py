@@ -1,0 +1,303 @@
+"""Shared by the tests of logprob: a batched float64 truth with the bounds of docs/numerics.md, and raw bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import rl_kernel_native as rk
+
+OUTPUTS = ("logprob", "lse", "entropy", "sum_p_sq", "status")
+ALL = {f"return_{name}": True for name in OUTPUTS[1:]}
+DTYPES = ("float32", "bfloat16", "float16")
+Status = rk.LogprobStatus
+
+
+def part_cut(vocab: int, i: int) -> int:
+    """Rule 5's cut i, written a second time."""
+    return vocab if i == 8 else min(8 * (i * -(-vocab // 8) // 8), vocab)
+
+
+@contextmanager
+def mode(device: str, exp: str) -> Iterator[None]:
+    """Where exp="hardware" exists: on CUDA, and on the CPU under the arithmetic of an sm_90."""
+    with rk.arithmetic("sm_90" if device == "cpu" and exp == "hardware" else "ieee"):
+        yield
+
+
+def numpy_of(x: Any) -> np.ndarray:
+    """The array's bytes in NumPy; torch's bfloat16 as uint16."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu().contiguous()
+        if str(x.dtype) == "torch.bfloat16":
+            import torch
+
+            x = x.view(torch.int16)
+        return x.numpy()
+    if hasattr(x, "get"):  # CuPy
+        return x.get()
+    return np.ascontiguousarray(np.asarray(x))
+
+
+def raw(x: Any) -> Any:
+    """Bytes to compare; of a result, of each of its outputs."""
+    if isinstance(x, tuple):
+        return tuple(None if y is None else numpy_of(y).tobytes() for y in x)
+    return numpy_of(x).tobytes()
+
+
+def differing(a: Any, b: Any) -> str:
+    """Where two results differ, for a message; empty where they do not."""
+    pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+    found = []
+    for i, (x, y) in enumerate(pairs):
+        if x is None or y is None:
+            if (x is None) != (y is None):
+                found.append(f"output {i} is None on one side")
+            continue
+        x, y = numpy_of(x), numpy_of(y)
+        if x.tobytes() != y.tobytes():
+            integers = np.dtype(f"u{x.dtype.itemsize}")
+            where = np.flatnonzero(x.reshape(-1).view(integers) != y.reshape(-1).view(integers))
+            first = int(where[0])
+            found.append(
+                f"output {i}: {len(where)} of {x.size} elements, first at {first}: "
+                f"{x.reshape(-1)[first]!r} against {y.reshape(-1)[first]!r}"
+            )
+    return "; ".join(found)
+
+
+def torch_logits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", spread: float = 4.0) -> Any:
+    """Normal logits around -1: the largest of a row is then positive, as a model's are, and most are negative."""
+    import torch
+
+    values = rng.standard_normal(shape, dtype=np.float32) * np.float32(spread) - np.float32(1)
+    return torch.from_numpy(values).to(getattr(torch, dtype))
+
+
+def torch_targets(rng: np.random.Generator, shape: tuple[int, ...], vocab: int, dtype: str = "int64") -> Any:
+    import torch
+
+    return torch.from_numpy(rng.integers(0, vocab, shape)).to(getattr(torch, dtype))
+
+
+def wide(x: Any) -> np.ndarray:
+    """Logits of any framework and dtype as float64 [rows, vocab]."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu().double().numpy()
+    array = np.asarray(x).astype(np.float64)
+    return array.reshape(-1, array.shape[-1])
+
+
+@dataclass
+class Truth:
+    """float64 values, the status each row must have, and how far an implementation may be off."""
+
+    logprob: np.ndarray
+    lse: np.ndarray
+    entropy: np.ndarray
+    sum_p_sq: np.ndarray
+    status: np.ndarray
+    size: np.ndarray  # max |z| after temperature of the columns that count, which the bounds scale with
+    z: np.ndarray
+    p: np.ndarray
+    present: np.ndarray  # columns that are neither padding nor cut by a kept set
+    slope: np.ndarray  # d(z / T) / d logits
+    softcap_slope: np.ndarray  # the part of it that is the softcap's
+    target: np.ndarray
+    counted: np.ndarray  # rows whose target is not ignore_index
+
+    @property
+    def bound(self) -> np.ndarray:
+        """docs/numerics.md, 'What equal means': a log-probability from logits. lse is its other half."""
+        return 1e-5 + 4e-7 * self.size
+
+    @property
+    def entropy_bound(self) -> np.ndarray:
+        return 2e-5 + 4e-7 * self.size
+
+    def failures(self, result: rk.LogprobResult) -> str:
+        """What is wrong with a result that has every output; empty if nothing is."""
+        wrong = []
+        bounds = {
+            "logprob": self.bound,
+            "lse": self.bound,
+            "entropy": self.entropy_bound,
+            # p_j = exp of a log-probability and inherits its bound as a relative error, p_j^2 twice.
+            "sum_p_sq": self.sum_p_sq * 2 * self.bound + 1e-37,
+        }
+        for name, bound in bounds.items():
+            got = numpy_of(getattr(result, name)).reshape(-1).astype(np.float64)
+            want = getattr(self, name)
+            with np.errstate(invalid="ignore", over="ignore"):
+                good = (np.isnan(got) & np.isnan(want)) | (want.astype(np.float32) == got) | (abs(got - want) <= bound)
+            if not good.all():
+                i = int(np.flatnonzero(~good)[0])
+                wrong.append(f"{name}: row {i} is {got[i]!r}, truth {want[i]!r}, allowed error {bound[i]:.3g}")
+        got = numpy_of(result.status).reshape(-1)
+        # Of a row with a NaN the rest of a NaN's leaf is not looked at, so +Inf elsewhere may or may not be seen.
+        unsure = np.where(self.status & Status.NAN_LOGIT, int(Status.INF_LOGIT), 0)
+        if ((got ^ self.status) & ~unsure).any():
+            i = int(np.flatnonzero((got ^ self.status) & ~unsure)[0])
+            wrong.append(f"status: row {i} is {Status(int(got[i]))!r}, truth {Status(int(self.status[i]))!r}")
+        return "; ".join(wrong)
+
+    def gradient(self, dlogprob: Any = None, dlse: Any = None, dentropy: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """(dlogits, what an fp32 implementation may add to it before rounding to the dtype of the logits)."""
+        rows, columns = self.p.shape
+        g, a, h = (
+            np.broadcast_to(np.asarray(0.0 if d is None else d, dtype=np.float64).reshape(-1), (rows,))[:, None]
+            for d in (dlogprob, dlse, dentropy)
+        )
+        onehot = np.zeros((rows, columns))
+        usable = self.counted & (self.target >= 0) & (self.target < columns)
+        onehot[usable, self.target[usable]] = 1
+        p = self.p
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            log_p = np.where(p > 0, self.z - self.lse[:, None], 0.0)
+            spread = log_p + np.where(np.isnan(self.entropy), 0, self.entropy)[:, None]
+            inner = g * (onehot - p) + a * p - np.where(h == 0, 0, h * p * spread)
+            dx = np.where(inner == 0, 0.0, inner * self.slope)
+        outside = np.where(np.isnan(self.entropy) | (self.status & ~int(Status.LABEL_MASKED) != 0), np.nan, 1.0)
+        outside[(self.status == Status.BAD_TARGET) & (g[:, 0] == 0)] = 1.0  # only dlogprob needs the target
+        silent = ~self.counted | ((g == 0) & (a == 0) & (h == 0))[:, 0]
+        outside[silent] = 1.0
+        dx = np.where(silent[:, None] | ~(self.present | (onehot == 1)), 0.0, dx * outside[:, None])
+        # ln p_j is off by a log-probability's bound plus that of the saved lse; w_j by some roundings of its terms.
+        relative = 2 * self.bound[:, None]
+        scale = np.abs(self.slope / np.maximum(self.softcap_slope, 1e-300))  # logit_scale / T
+        linear, entropic = np.abs(g) + np.abs(a), np.abs(h)
+        slack = p * (linear * relative + entropic * (np.abs(spread) * relative + 2 * relative))
+        slack += p * (linear + entropic * (np.abs(log_p) + np.abs(spread))) * 5e-7  # four roundings of 2^-24 and exp's
+        slack += onehot * np.abs(g) * 3e-7  # expm1 and the product
+        # tanh of a softcap is good to 2 ulp, and 1 - h^2 to twice that in absolute terms.
+        capped = np.where(self.softcap_slope < 1, np.abs(inner) * 6e-7, 0.0)
+        tiny = (linear + entropic) * 1e-35  # probabilities below 2^-126 are 0
+        return dx, scale * (self.softcap_slope * slack + capped + tiny)
+
+    def gradient_failures(self, got: Any, dtype: str, **gradients: Any) -> str:
+        want, slack = self.gradient(**gradients)
+        got = wide(got)
+        # Rounding to the dtype: half an ulp, and half the smallest subnormal.
+        ulp, smallest = {"float32": (2**-24, 2**-150), "bfloat16": (2**-9, 2**-134), "float16": (2**-11, 2**-25)}[dtype]
+        with np.errstate(invalid="ignore", over="ignore"):
+            allowed = slack * (1 + 2 * ulp) + np.abs(want) * ulp + smallest
+            good = (np.abs(got - want) <= allowed) | (np.isnan(got) & np.isnan(want)) | (got == want)
+            limit = 65520.0 if dtype == "float16" else 3.39e38
+            good |= np.isinf(got) & (np.abs(want) + allowed >= limit) & (np.sign(got) == np.sign(want))
+            good[(self.status & int(Status.BAD_KEPT)) != 0] = True  # which columns are NaN is nobody's business
+        if good.all():
+            return ""
+        i, j = (int(k[0]) for k in np.nonzero(~good))
+        return (
+            f"dlogits: {int((~good).sum())} wrong, first at row {i} (status {int(self.status[i])}, target "
+            f"{int(self.target[i])}), column {j}: {got[i, j]!r}, truth {want[i, j]!r}, allowed {allowed[i, j]:.3g}"
+        )
+
+
+def truth(
+    logits: Any,
+    target: Any,
+    *,
+    temperature: Any = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+) -> Truth:
+    """rk.logprob's arguments, evaluated in float64 for all rows at once. canonical_vocab changes no value."""
+    del canonical_vocab
+    x = wide(logits)
+    rows, columns = x.shape
+    y = numpy_of(target).reshape(-1).astype(np.int64)
+    valid = columns if valid_vocab is None else valid_vocab
+    # Numbers reach the operator as float32; the truth is of the same input.
+    t = np.broadcast_to(np.asarray(numpy_of(temperature), dtype=np.float32).reshape(-1), (rows,)).astype(np.float64)
+    scale = float(np.float32(logit_scale))
+    counted = y != ignore_index
+    y_valid = (y >= 0) & (y < valid)
+    status = np.zeros(rows, dtype=np.int64)
+    good_t = np.isfinite(t) & (t >= 2.0**-126)
+    status[~good_t] |= Status.BAD_TEMPERATURE
+    present = np.zeros((rows, columns), dtype=bool)
+    present[:, :valid] = True
+    if kept is not None:
+        status |= np.where(_apply_kept(present, kept, valid, y, y_valid), int(Status.BAD_KEPT), 0)
+    with np.errstate(all="ignore"):
+        z = np.array(x * scale)
+        z[np.abs(z) > np.finfo(np.float32).max * (1 + 2**-25)] *= np.inf  # what overflows in float32 is an infinity
+        capped = np.ones_like(z)
+        if softcap is not None:
+            cap = float(np.float32(softcap))
+            h = np.tanh(z / cap)
+            capped = np.where(np.isinf(z), 0.0, 1 - h * h)
+            z = np.where(np.isinf(z), z, cap * h)
+        t_safe = np.where(good_t, t, 1.0)[:, None]
+        z /= t_safe
+        z[~present] = -np.inf
+        z[~counted] = 0.0
+        top = z.max(1, initial=-np.inf)
+        nan = np.isnan(z).any(1)
+        huge = np.where(nan, np.isposinf(np.where(np.isnan(z), 0, z)).any(1), top * np.log2(np.e) >= 2.0**21)
+        empty = ~nan & (top * np.log2(np.e) <= -(2.0**21))
+        failed = status != 0
+        seen = ~failed & counted
+        status[seen & nan] |= Status.NAN_LOGIT
+        status[seen & huge] |= Status.INF_LOGIT
+        status[seen & empty] |= Status.EMPTY_ROW
+        status[seen & ~nan & ~y_valid] |= Status.BAD_TARGET
+        z_y = np.where(y_valid, z[np.arange(rows), np.where(y_valid, y, 0)], np.nan) if columns else np.full(rows, np.nan)
+        ok = seen & ~nan & ~huge & ~empty
+        status[ok & y_valid & np.isneginf(z_y)] |= Status.LABEL_MASKED
+        status[~counted] = 0
+        e = np.exp(z - np.where(ok, top, 0.0)[:, None])
+        total = e.sum(1)
+        lse = np.where(ok, top + np.log(total), np.nan)
+        p = np.where(ok[:, None], e / total[:, None], 0.0)
+        entropy = np.where(ok, lse - np.where(p > 0, p * z, 0.0).sum(1), np.nan)
+        near = np.abs(np.where(z > top[:, None] - 40, z, 0.0)).max(1, initial=0.0)  # e^-40 of the sum is below any bound
+        size = np.maximum(near, np.where(np.isfinite(z_y), np.abs(z_y), 0.0))
+        values = {
+            "logprob": np.where(ok & y_valid, z_y - lse, np.nan),
+            "lse": lse,
+            "entropy": entropy,
+            "sum_p_sq": np.where(ok, (p * p).sum(1), np.nan),
+        }
+    for value in values.values():
+        value[~counted] = 0.0
+    slope = scale / t_safe * capped
+    size = np.where(np.isfinite(size), size, 0.0)
+    return Truth(
+        **values, status=status, size=size, z=z, p=p, present=present, slope=slope, softcap_slope=capped, target=y,
+        counted=counted,
+    )  # fmt: skip
+
+
+def _apply_kept(
+    present: np.ndarray, kept: tuple[Any, Any], valid: int, y: np.ndarray, y_valid: np.ndarray
+) -> np.ndarray:
+    """Narrows ``present`` to the kept columns; gives the rows whose kept set is malformed."""
+    ids, offsets = (numpy_of(k) for k in kept)
+    bad = np.zeros(len(present), dtype=bool)
+    for i in range(len(present)):
+        begin, end = int(offsets[i]), int(offsets[i + 1])
+        if begin < 0 or end < begin or end > len(ids):
+            bad[i] = True
+            continue
+        chosen = ids[begin:end]
+        if len(chosen) == 0:
+            continue
+        if chosen.min() < 0 or chosen.max() >= valid:
+            bad[i] = True
+            continue
+        present[i] = False
+        present[i, chosen] = True
+        if y_valid[i]:
+            present[i, y[i]] = True
+    return bad

@@ -1,0 +1,72 @@
+"""What every test may use: devices, seeds, and a reason where a GPU test cannot run."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+
+@functools.cache
+def cuda_device_count() -> int:
+    """Asked of the driver itself: importing torch for this would cost every run seconds."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Why GPU tests cannot run here, or None."""
+    if cuda_device_count() == 0:
+        return "no CUDA device"
+    import rl_kernel_native
+
+    if not rl_kernel_native.variant.startswith("cu"):
+        return f"this build has no CUDA kernels (variant {rl_kernel_native.variant})"
+    import torch
+
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    reason = why_no_gpu() if on_gpu else None
+    for item in on_gpu if reason else ():
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["portable", "hardware"])
+def exp(request: pytest.FixtureRequest) -> str:
+    """Both exponentials of softmax statistics; cases.mode makes the CPU have the hardware's."""
+    return request.param
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Seeded by the test's own name, so that adding a test changes no other test's numbers."""
+    return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture
+def native_settings() -> Iterator[None]:
+    """Puts the CPU backend's instruction set and thread count back."""
+    from rl_kernel_native._native import module
+
+    isa, threads = module.cpu_isa(), module.num_threads()
+    yield
+    module.set_cpu_isa(isa)
+    module.set_num_threads(threads)
