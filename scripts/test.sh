@@ -25,11 +25,13 @@ stage_package() {
 }
 
 stage_lint() {
-  ruff check .
-  ruff format --check .
+  local status=0  # every tool has its say
+  ruff check . || status=1
+  ruff format --check . || status=1
   find cpp cuda hip bench tests -regex '.*\.\(cpp\|h\|cu\|cuh\|hip\)' -print0 2>/dev/null |
-    xargs -0 clang-format --dry-run -Werror
-  mypy
+    xargs -0 clang-format --dry-run -Werror || status=1
+  mypy || status=1
+  return $status
 }
 
 # build PRESET

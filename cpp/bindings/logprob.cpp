@@ -6,6 +6,7 @@
 
 #include "logprob_args.h"
 #include "module.h"
+#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
@@ -81,6 +82,33 @@ nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature,
   const nb::object workspace = workspace_of(p, caller, &p.workspace);
   {
     nb::gil_scoped_release release;
+    rlk::logprob(p, call.device(), caller.stream);
+  }
+  return outputs.result(returns);
+}
+
+// An eager call on a plain CUDA tensor without gradient, kept set or given outputs: what a decode step costs on the
+// host. NotImplemented sends every other call the general way.
+nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
+                 std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle exp,
+                 int returns) {
+  if (!may_bypass_dispatcher(logits)) return nb::borrow(Py_NotImplemented);
+  int mode = 1;
+  if (!exp.is_none()) {
+    const bool portable = PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0;
+    if (!portable) return nb::borrow(Py_NotImplemented);
+    mode = 0;
+  }
+  const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
+                          nb::none(), nb::none(), 0, nb::none(), mode});
+  if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
+  const Caller caller = make_caller(logits, call.device(), nb::none(), 0);
+  const Outputs outputs(call, caller, returns, nb::none());
+  LogprobParams p{call.input()};
+  outputs.point(&p);
+  const nb::object workspace = workspace_of(p, caller, &p.workspace);
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::logprob(p, call.device(), caller.stream);
   }
   return outputs.result(returns);
@@ -251,6 +279,7 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Arguments..
 
 void bind_logprob(nb::module_& m) {
   define(m, "logprob", &forward);
+  define(m, "logprob_eager", &eager);
   define(m, "logprob_partial", &partial);
   define(m, "logprob_merge", &merge);
   define(m, "logprob_backward", &backward);

@@ -8,6 +8,7 @@
 #include "cpp/cpu/thread_pool.h"
 #include "ndarray.h"
 #include "rlk/build.h"
+#include "torch_state.h"
 
 namespace nb = nanobind;
 
@@ -35,5 +36,6 @@ NB_MODULE(_C, m) {
     }
     throw nb::value_error(("isa: expected baseline, avx2 or avx512, got '" + name + "'").c_str());
   });
+  m.def("set_torch", &rlk::bindings::set_torch);
   rlk::bindings::bind_logprob(m);
 }

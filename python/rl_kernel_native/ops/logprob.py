@@ -48,15 +48,17 @@ class LogprobStatus(IntFlag):
 LOGPROB, LSE, ENTROPY, SUM_P_SQ, STATUS = (1 << i for i in range(5))
 
 _torch_path: Any = None
+_plain_tensor: Any = None  # torch.Tensor, once a tensor was seen
 
 
 def _torch() -> Any:
     """ops/logprob_torch.py, imported with the first torch tensor."""
-    global _torch_path
+    global _torch_path, _plain_tensor
     if _torch_path is None:
         from . import logprob_torch
 
         _torch_path = logprob_torch
+        _plain_tensor = logprob_torch.Tensor
     return _torch_path
 
 
@@ -123,6 +125,12 @@ def logprob(
         wanted |= STATUS
     verify = check or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
+    if type(logits) is _plain_tensor and kept is None and out is None and not _torch_path.is_compiling():
+        result = _C.logprob_eager(
+            logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, exp, returns
+        )
+        if result is not NotImplemented:
+            return result if returns == LOGPROB else _selected(result, wanted, verify, check)
     if out is not None and not isinstance(out, (tuple, list)):
         out = (out, None, None, None, None)
     elif out is not None:
@@ -155,10 +163,14 @@ def logprob(
             frame.stream,
         )
         result = _native_results(frame, result, out)
+    return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+
+
+def _selected(result: tuple[Any, ...], wanted: int, verify: bool, check: bool) -> Any:
     if verify:
         _raise_for_status(result[4], check)
     if wanted == LOGPROB:
-        return result[0] if returns != LOGPROB else result
+        return result[0]
     return LogprobResult(*(r if wanted >> i & 1 else None for i, r in enumerate(result)))
 
 

@@ -19,8 +19,9 @@ _EMPTY = (None,) * 5
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch_active = torch._C._are_functorch_transforms_active
 _modes_active = torch._C._len_torch_dispatch_stack
-_is_compiling = torch.compiler.is_compiling
+is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_C.set_torch(_functorch_active, _modes_active, _is_grad_enabled)
 
 
 _GPU = "rocm" if torch.version.hip else "cuda"
@@ -37,7 +38,7 @@ def _device_type(logits: Tensor) -> str:
 def _is_direct(logits: Tensor) -> bool:
     return (
         type(logits) in _PLAIN
-        and not _is_compiling()
+        and not is_compiling()
         and not _functorch_active()
         and _modes_active() == 0
         and not logits.is_neg()
@@ -52,7 +53,7 @@ def _prepare(logits: Tensor) -> None:
 
 def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, returns: int, out: Any) -> Any:
     direct = _is_direct(logits)
-    mode = resolve_exp(exp, _device_type(logits)) if direct or not _is_compiling() else unresolved_exp(exp)
+    mode = resolve_exp(exp, _device_type(logits)) if direct or not is_compiling() else unresolved_exp(exp)
     wants_grad = logits.requires_grad and _is_grad_enabled()
     if type(arguments[0]) is not float:
         _check_temperature(arguments[0])
@@ -263,7 +264,7 @@ def _traced(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: in
             "logits: expected a local tensor, got a DTensor; pass logits.to_local(), or for a sharded vocabulary "
             "logprob_partial and logprob_merge"
         )
-    function = _TracedLogprob if _is_compiling() else _TransformedLogprob
+    function = _TracedLogprob if is_compiling() else _TransformedLogprob
     *outputs, status = function.apply(logits, target, *_options(arguments, mode), returns)
     return _selected((*outputs, status.to(torch.int32)), returns)
 
@@ -307,7 +308,7 @@ class _TracedLogprob(torch.autograd.Function):
         rows = (dlogprob, dlse, dentropy if ctx.returns & 4 else None)
         if all(g is None for g in rows):
             return (None,) * 13
-        function = _TracedBackward if _is_compiling() else _TransformedBackward
+        function = _TracedBackward if is_compiling() else _TransformedBackward
         dlogits = function.apply(
             logits, target, lse, entropy_or_none, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers
         )

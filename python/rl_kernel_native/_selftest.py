@@ -1,0 +1,219 @@
+"""Quick self-tests of the operators for the doctor: seconds, not coverage. The tests proper are in tests/."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._arithmetic import arithmetic
+from .ops import logprob as op
+
+IGNORED = -100
+
+
+class Check(NamedTuple):
+    check: str
+    passed: bool | None
+    detail: str
+    seconds: float
+
+
+class _Case(NamedTuple):
+    dtype: str
+    rows: int
+    vocab: int
+    logits: np.ndarray  # float32, values of `dtype`
+    target: np.ndarray
+    temperature: float
+
+
+def _round_to(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 array of the nearest values of ``dtype``."""
+    if dtype == "float16":
+        return x.astype(np.float16).astype(np.float32)
+    if dtype == "bfloat16":  # to nearest even in the integer view
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return x
+
+
+def _cases(dtypes: tuple[str, ...]) -> Iterator[_Case]:
+    random = np.random.default_rng(2)
+    # One column; less than a 16-byte vector; an odd width over a leaf; Llama 3's vocabulary.
+    for rows, vocab in ((3, 1), (5, 7), (17, 4099), (3, 128256)):
+        for dtype in dtypes:
+            logits = _round_to(random.normal(0, 4, (rows, vocab)).astype(np.float32), dtype)
+            target = random.integers(0, vocab, rows)
+            target[1] = IGNORED
+            if vocab > 2:
+                logits[:, 1] = -np.inf
+                target[target == 1] = 0
+            yield _Case(dtype, rows, vocab, logits, target, 0.75)
+
+
+class _Arrays:
+    """NumPy's or torch's arrays of a case on a device, and results back as NumPy."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self.torch, self.device = torch, device
+        self.dtypes = ("float32", "float16", "bfloat16") if torch is not None else ("float32", "float16")
+
+    def put(self, array: np.ndarray, dtype: str | None = None) -> Any:
+        if self.torch is None:
+            return array if dtype is None else array.astype(dtype)
+        tensor = self.torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return tensor if dtype is None else tensor.to(getattr(self.torch, dtype))
+
+    def get(self, array: Any) -> np.ndarray:
+        if self.torch is None:
+            return np.asarray(array).astype(np.float32)
+        return np.asarray(array.float().cpu().numpy())
+
+    def forward(self, case: _Case, exp: str | None) -> tuple[np.ndarray, ...]:
+        """logprob, lse, entropy, sum_p_sq."""
+        result = op.logprob(
+            self.put(case.logits, case.dtype),
+            self.put(case.target),
+            temperature=case.temperature,
+            return_lse=True,
+            return_entropy=True,
+            return_sum_p_sq=True,
+            exp=exp,
+        )
+        return tuple(self.get(r) for r in result[:4])
+
+    def merged(self, case: _Case, shards: int, exp: str | None) -> np.ndarray:
+        """logprob through the vocabulary-parallel form."""
+        cuts = [i * case.vocab // shards for i in range(shards + 1)]
+        stats = [
+            self.get(
+                op.logprob_partial(
+                    self.put(case.logits[:, first:last], case.dtype),
+                    self.put(case.target),
+                    vocab_start=first,
+                    vocab_size=case.vocab,
+                    temperature=case.temperature,
+                    exp=exp,
+                )
+            )
+            for first, last in itertools.pairwise(cuts)
+        ]
+        return self.get(op.logprob_merge(self.put(np.stack(stats)), temperature=case.temperature))
+
+    def backward(self, case: _Case, lse: np.ndarray, entropy: np.ndarray, exp: str | None) -> np.ndarray:
+        """dlogits of sum(logprob) - 0.5 * sum(entropy)."""
+        ones = np.ones(case.rows, np.float32)
+        return self.get(
+            op.logprob_backward(
+                self.put(case.logits, case.dtype),
+                self.put(case.target),
+                self.put(lse),
+                dlogprob=self.put(ones),
+                dentropy=self.put(-0.5 * ones),
+                entropy=self.put(entropy),
+                temperature=case.temperature,
+                exp=exp,
+            )
+        )
+
+
+def _gradient(case: _Case) -> np.ndarray:
+    """float64 reference of _Arrays.backward."""
+    z = case.logits.astype(np.float64) / case.temperature
+    log_p = z - z.max(axis=1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+    p = np.exp(log_p)
+    finite_log_p = np.where(p > 0, log_p, 0.0)
+    entropy = -(p * finite_log_p).sum(axis=1, keepdims=True)
+    dz = 0.5 * p * (finite_log_p + entropy) - p
+    rows = np.flatnonzero(case.target != IGNORED)
+    dz[rows, case.target[rows]] += 1.0
+    dz[case.target == IGNORED] = 0.0
+    return dz / case.temperature
+
+
+# Half the spacing at 1 of a result in this dtype, and the least magnitude that it resolves.
+_ROUNDING = {"float32": (2.0**-24, 0.0), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 0.0)}
+
+
+def _against_float64(arrays: _Arrays, exp: str | None) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of its bound in docs/numerics.md)."""
+    for case in _cases(arrays.dtypes):
+        name = f"{case.dtype} [{case.rows}, {case.vocab}]"
+        expected = op.logprob_reference(case.logits, case.target, temperature=case.temperature)
+        bound = 1e-5 + 4e-7 * expected["max_abs_z"]
+        got = arrays.forward(case, exp)
+        for output, value in zip(("logprob", "lse", "entropy", "sum_p_sq"), got, strict=True):
+            allowed = bound + 1e-5 if output == "entropy" else bound
+            yield f"{output} {name}", _worst(value, expected[output], allowed)
+        relative, absolute = _ROUNDING[case.dtype]
+        gradient = _gradient(case)
+        # The statistics' bound carries over to p, and through p log p to the gradient of entropy; then one rounding.
+        allowed = (bound[:, None] * 4 + relative * np.abs(gradient)) / case.temperature + absolute
+        yield f"dlogits {name}", _worst(arrays.backward(case, got[1], got[2], exp), gradient, allowed)
+
+
+def _worst(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> float:
+    share = np.abs(got - expected) / allowed
+    return float("inf") if np.isnan(share).any() else float(share.max())
+
+
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> int:
+    """Elements whose bytes differ."""
+    return int((a.view(np.uint32) != b.view(np.uint32)).sum())
+
+
+def _timed(check: str, run: Callable[[], tuple[bool, str]]) -> Check:
+    start = time.perf_counter()
+    passed, detail = run()
+    return Check(check, passed, detail, round(time.perf_counter() - start, 3))
+
+
+def logprob(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Forward, backward and shards against float64 and, on a GPU, against the CPU's bytes."""
+    arrays = _Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_against_float64(arrays, None), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield _timed("against float64", float64)
+
+    def shards() -> tuple[bool, str]:
+        case = next(c for c in _cases(("float32",)) if c.vocab == 128256)
+        whole = arrays.forward(case, None)[0]
+        differ = sum(_same_bytes(whole, arrays.merged(case, n, None)) for n in (1, 2, 4, 8))
+        return differ == 0, f"{differ} results differ between 1, 2, 4, 8 shards and the whole row"
+
+    yield _timed("same bytes for any shard count", shards)
+
+    if device == "cpu":
+        return
+    cpu = _Arrays(torch, "cpu")
+    modes: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"portable": contextlib.nullcontext}
+    if capability == (9, 0):
+        modes["hardware"] = lambda: arithmetic("sm_90")
+    for mode, unit in modes.items():
+
+        def bytes_of_cpu(mode: str = mode, unit: Any = unit) -> tuple[bool, str]:
+            differ = total = 0
+            for case in _cases(arrays.dtypes):
+                here = arrays.forward(case, mode)
+                with unit():
+                    there = cpu.forward(case, mode)
+                    gradients = cpu.backward(case, there[1], there[2], mode)
+                pairs = [*zip(here, there, strict=True), (arrays.backward(case, here[1], here[2], mode), gradients)]
+                differ += sum(_same_bytes(a, b) for a, b in pairs)
+                total += sum(a.size for a, _ in pairs)
+            return differ == 0, f"{differ} of {total} values differ"
+
+        yield _timed(f"same bytes as the CPU, {mode} exponential", bytes_of_cpu)
+
+
+# Name of each operator and its self-test.
+OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {"logprob": logprob}

@@ -1,0 +1,1 @@
+"""Operators against their peers, side by side in one process: ``python -m rl_kernel_native.bench logprob``."""

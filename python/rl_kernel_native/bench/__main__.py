@@ -1,0 +1,58 @@
+"""The command. Needs torch; the table is drawn by rich and the plot by matplotlib where they are installed."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m rl_kernel_native.bench", description="An operator against its peers, in one process."
+    )
+    operators = parser.add_subparsers(dest="operator", required=True)
+    logprob = operators.add_parser("logprob", help="selected log-probability from logits")
+    logprob.add_argument("--rows", type=int, help="default 8192 on a GPU, 64 on the CPU")
+    logprob.add_argument("--vocab", type=int, default=128256)
+    logprob.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    logprob.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    logprob.add_argument("--threads", type=int, help="of the CPU, ours and torch's; default torch's own choice")
+    logprob.add_argument("--seconds", type=float, default=2.0, help="of measuring per peer and pass")
+    logprob.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    logprob.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
+    logprob.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
+    options = parser.parse_args(given)
+    try:
+        import torch
+    except ImportError:
+        parser.error("torch is not installed; it is a peer, and its arrays are what is measured")
+
+    from . import logprob as bench
+    from .report import print_table, write_json, write_plot
+
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    rows = options.rows or (64 if device == "cpu" else 8192)
+    if min(rows, options.vocab) < 1 or options.seconds <= 0:
+        parser.error("--rows, --vocab and --seconds: want positive numbers")
+    run = bench.run(
+        rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
+    )
+    run["command"] = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
+    print_table(run)
+    if options.json:
+        write_json(run, options.json)
+    if options.plot:
+        write_plot(run, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Selected log-probability from logits: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .measure import Call, copy_bytes_per_second, measure
+
+# Buffers rotate until together they exceed any cache by far.
+ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+MOST_BUFFERS = 16
+CHECKED_ROWS = 8  # compared with float64
+PASSES = ("forward", "forward + entropy", "forward + backward")
+READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # of all logits, at least
+
+
+class Batch(NamedTuple):
+    """One buffer's arguments."""
+
+    logits: Tensor  # [rows, vocab]
+    padded: Tensor  # [rows + 1, vocab]: the same memory and one row more, which Liger's kernel expects
+    target: Tensor  # [rows]
+
+
+Forward = Callable[[Batch], Any]
+
+
+class Peer(NamedTuple):
+    """``forward`` gives logprob, ``with_entropy`` the pair (logprob, entropy); None where a peer has none."""
+
+    name: str
+    forward: Forward
+    with_entropy: Forward | None = None
+    has_backward: bool = True
+
+
+def _log_softmax(dtype: torch.dtype | None) -> Forward:
+    def forward(batch: Batch) -> Tensor:
+        log_p = torch.log_softmax(batch.logits, -1, dtype=dtype)
+        return log_p.gather(-1, batch.target.unsqueeze(-1)).squeeze(-1)
+
+    return forward
+
+
+def _log_softmax_entropy(batch: Batch) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(batch.logits, -1, dtype=torch.float32)
+    return log_p.gather(-1, batch.target.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def _gather_minus_lse(batch: Batch) -> Tensor:
+    x = batch.logits.float()
+    return x.gather(-1, batch.target.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(x, -1)
+
+
+def _rk(exp: str | None) -> tuple[Forward, Forward]:
+    def forward(batch: Batch) -> Any:
+        return rk.logprob(batch.logits, batch.target, exp=exp)
+
+    def with_entropy(batch: Batch) -> Any:
+        result = rk.logprob(batch.logits, batch.target, return_entropy=True, exp=exp)
+        return result.logprob, result.entropy
+
+    return forward, with_entropy
+
+
+def _compiled(function: Callable[..., Any]) -> Forward:
+    """``function`` under torch.compile; a Batch is taken apart, because Dynamo guards on every field."""
+    compiled = torch.compile(lambda logits, target: function(Batch(logits, logits, target)), dynamic=False)
+    return lambda batch: compiled(batch.logits, batch.target)
+
+
+def peers(device: torch.device, dtype: torch.dtype, use_compile: bool) -> tuple[list[Peer], list[str]]:
+    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    found, absent = [Peer("rk", *_rk(None))], []
+    if device.type == "cuda":
+        found.append(Peer("rk, portable exp", *_rk("portable")))
+    found.append(Peer("torch log_softmax, fp32", _log_softmax(torch.float32), _log_softmax_entropy))
+    if dtype != torch.float32:
+        found.append(Peer(f"torch log_softmax, {str(dtype).removeprefix('torch.')}", _log_softmax(None)))
+    found.append(Peer("torch gather - logsumexp", _gather_minus_lse))
+    if use_compile:
+        found.append(Peer("torch.compile", _compiled(_gather_minus_lse), _compiled(_log_softmax_entropy)))
+    for name, make in (("liger_kernel", _liger), ("quack", _quack)):
+        if importlib.util.find_spec(name) is None:
+            absent.append(f"{name}: not installed")
+        elif device.type != "cuda":
+            absent.append(f"{name}: runs on CUDA only")
+        else:
+            try:
+                found += make()
+            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
+                absent.append(f"{name}: {type(error).__name__}: {error}")
+    return found, absent
+
+
+def _liger() -> list[Peer]:
+    from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
+
+    def selective(batch: Batch) -> Tensor:
+        ids = batch.target.unsqueeze(0)
+        return fused_selective_log_softmax(batch.padded.unsqueeze(0), ids, temperature=1.0).squeeze(0)
+
+    # Its cross-entropy with a backward writes the gradient over its input, so it cannot run on rotated buffers.
+    return [Peer("Liger selective", selective, has_backward=False)]
+
+
+def _quack() -> list[Peer]:
+    from quack.cross_entropy import cross_entropy
+
+    return [Peer("quack cross-entropy", lambda batch: -cross_entropy(batch.logits, batch.target, reduction="none"))]
+
+
+def _batches(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> list[Batch]:
+    size = (rows + 1) * vocab * dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+    batches = []
+    for _ in range(count):
+        padded = torch.empty((rows + 1, vocab), dtype=dtype, device=device).normal_(0, 3, generator=generator)
+        target = torch.randint(0, vocab, (rows,), device=device, generator=generator)
+        batches.append(Batch(padded[:rows], padded, target))
+    return batches
+
+
+def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
+    """The timed call of a peer for a pass, None where it has none. Buffers rotate with the call's number."""
+    if which == "forward":
+        return lambda i: peer.forward(batches[i % len(batches)])
+    if which == "forward + entropy":
+        with_entropy = peer.with_entropy
+        return None if with_entropy is None else lambda i: with_entropy(batches[i % len(batches)])
+    if not peer.has_backward:
+        return None
+    leaves = [batch._replace(logits=batch.logits.detach().requires_grad_()) for batch in batches]
+    gradient = torch.randn(leaves[0].target.shape, device=leaves[0].target.device)
+
+    def forward_backward(i: int) -> Any:
+        batch = leaves[i % len(leaves)]
+        result = peer.forward(batch)
+        return torch.autograd.grad(result, batch.logits, gradient.to(result.dtype))
+
+    return forward_backward
+
+
+def _error(call: Call, which: str, batch: Batch) -> float | None:
+    """Worst absolute error of the log-probabilities of the first rows against float64."""
+    if which == "forward + backward":
+        return None
+    result = call(0)
+    got = (result[0] if isinstance(result, tuple) else result)[:CHECKED_ROWS].double()
+    log_p = batch.logits[:CHECKED_ROWS].double().log_softmax(-1)
+    expected = log_p.gather(-1, batch.target[:CHECKED_ROWS].unsqueeze(-1)).squeeze(-1)
+    return float((got - expected).abs().max())
+
+
+def run(
+    rows: int, vocab: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
+) -> dict[str, Any]:
+    """Times every peer on ``[rows, vocab]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    batches = _batches(rows, vocab, dtype, device)
+    candidates, absent = peers(device, dtype, use_compile)
+    results = []
+    for which in PASSES:
+        calls: list[tuple[Peer, Call]] = []
+        errors: list[float | None] = []
+        for peer in candidates:
+            call = _call(peer, which, batches)
+            if call is None:
+                continue
+            try:
+                errors.append(_error(call, which, batches[0]))
+                call(0)
+            except Exception as problem:
+                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+                del errors[len(calls) :]
+                continue
+            calls.append((peer, call))
+        timings = measure([call for _, call in calls], device, seconds)
+        bytes_moved = READS_AND_WRITES[which] * rows * vocab * dtype.itemsize
+        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": peer.name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": "logprob",
+        "rows": rows,
+        "vocab": vocab,
+        "dtype": dtype_name,
+        "device": _device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(batches),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }
+
+
+def _device_text(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    from rl_kernel_native._native import module
+
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return f"{model}, {module.cpu_isa()}"

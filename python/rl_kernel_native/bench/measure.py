@@ -1,0 +1,95 @@
+"""Timing of several candidates in turn, so that clocks, caches and neighbours treat them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+WARM_UP_S = 0.15  # past the point where a GPU has raised its clocks
+ROUNDS = 10  # visits to each candidate; its samples are spread over the whole measurement
+SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that events and clocks resolve them
+
+Call = Callable[[int], object]  # takes the number of the call: it rotates buffers with it
+
+
+class Timing(NamedTuple):
+    """Of one call, in milliseconds."""
+
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    samples: int
+
+
+class Clock:
+    """Times ``repeat`` calls: by events on a CUDA stream, by the wall clock elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.device = device
+
+    def synchronize(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def samples_ms(self, call: Call, repeat: int, count: int) -> list[float]:
+        """``count`` samples of ``repeat`` calls each; milliseconds per call."""
+        if not self.cuda:
+            found = []
+            for s in range(count):
+                start = time.perf_counter()
+                for i in range(repeat):
+                    call(s * repeat + i)
+                found.append((time.perf_counter() - start) * 1e3 / repeat)
+            return found
+        with torch.cuda.device(self.device):
+            pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+            for s, (start_event, end_event) in enumerate(pairs):
+                start_event.record()
+                for i in range(repeat):
+                    call(s * repeat + i)
+                end_event.record()
+            torch.cuda.synchronize(self.device)
+            return [start_event.elapsed_time(end_event) / repeat for start_event, end_event in pairs]
+
+
+def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list[Timing]:
+    """Medians of each call, about ``seconds`` each, visited in turn."""
+    clock = Clock(device)
+    plans = []
+    for call in calls:
+        clock.synchronize()
+        start, done = time.perf_counter(), 0
+        while done < 3 or time.perf_counter() - start < WARM_UP_S:
+            call(done)
+            done += 1
+            if done % 8 == 0:
+                clock.synchronize()  # else the queue, not the work, is what fills the time
+        clock.synchronize()
+        each = (time.perf_counter() - start) / done
+        repeat = max(1, round(SHORTEST_SAMPLE_S / each))
+        plans.append((repeat, max(1, round(seconds / ROUNDS / (each * repeat)))))
+    samples: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for call, (repeat, count), found in zip(calls, plans, samples, strict=True):
+            call(0)  # the previous candidate's leftovers in the caches are not this one's
+            found += clock.samples_ms(call, repeat, min(count, 1000))
+    return [timing_of(found) for found in samples]
+
+
+def timing_of(samples_ms: Sequence[float]) -> Timing:
+    ordered = sorted(samples_ms)
+    last = len(ordered) - 1
+    return Timing(statistics.median(ordered), ordered[last // 10], ordered[last - last // 10], len(ordered))
+
+
+def copy_bytes_per_second(device: torch.device, seconds: float = 0.5) -> float:
+    """The ceiling: bytes read and written per second by torch's copy of 256 MiB."""
+    source = torch.ones(64 << 20, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    timing = measure([lambda i: target.copy_(source)], device, seconds)[0]
+    return 2 * source.numel() * 4 / (timing.median_ms * 1e-3)

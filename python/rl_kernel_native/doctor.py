@@ -1,0 +1,311 @@
+"""What this installation is, what it would run here and why, and whether its operators are right.
+
+    python -m rl_kernel_native.doctor [--json]
+
+Exit status: 0 healthy, 1 a self-test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import __version__, _dispatch, _native, _selftest, variant
+
+_PEERS = ("torch", "jax", "cupy")
+_HOW_TO_ADD_CUDA = "pip install . -C cmake.define.RLK_VARIANT=cu130 with a CUDA toolkit at hand"
+
+
+class Device(NamedTuple):
+    """A processor that operators may run on."""
+
+    name: str  # "cpu", "cuda:0"
+    kind: str  # "cpu", "cuda", "rocm"
+    model: str = ""
+    capability: tuple[int, int] | None = None
+    memory_gib: float | None = None
+
+
+def examine(self_test: bool = True) -> dict[str, Any]:
+    """Everything the doctor knows, as one JSON object."""
+    torch = _import_torch()
+    _dispatch.match_torch_threads()
+    found, note = gpus(torch)
+    devices = [Device("cpu", "cpu", _cpu_model()), *found]
+    report: dict[str, Any] = {
+        "versions": versions(torch),
+        "platform": {"system": platform.platform(), "machine": platform.machine()},
+        "cpu": {
+            "model": _cpu_model(),
+            "instruction_set": _native.module.cpu_isa(),
+            "threads": _native.module.num_threads(),
+            "logical_cores": os.cpu_count(),
+        },
+        "gpus": [gpu._asdict() for gpu in found],
+        "gpu_note": note,
+        "driver": _driver(),
+        "built_architectures": _native.architectures(),
+        "operators": {name: [backend(device) for device in devices] for name in _selftest.OPERATORS},
+        "cublas": cublas_workspace(os.environ),
+        "installed_variants": installed_variants(),
+        "self_tests": [],
+    }
+    if self_test:
+        runnable = [device for device in devices if backend(device)["backend"] is not None]
+        report["self_tests"] = [
+            test for name, run in _selftest.OPERATORS.items() for test in _tests(name, run, runnable, torch)
+        ]
+    report["healthy"] = all(test["passed"] is not False for test in report["self_tests"])
+    return report
+
+
+def versions(torch: Any) -> dict[str, str | None]:
+    """Version of the package, of Python and of each array framework; None where absent. Imports none of them."""
+    found: dict[str, str | None] = {
+        "rl_kernel_native": __version__,
+        "variant": variant,
+        "python": platform.python_version(),
+        "numpy": importlib.metadata.version("numpy"),
+    }
+    for name in _PEERS:
+        found[name] = _version_of(name)
+    if torch is not None:
+        found["torch"] = str(torch.__version__)  # names the build, "+cpu" or "+cu130", as metadata may not
+    return found
+
+
+def _version_of(module: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    for distribution in (module, f"{module}-cuda12x", f"{module}-cuda13x"):  # CuPy's wheels carry the toolkit's name
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _import_torch() -> Any:
+    """torch, or None where it is missing or broken: the doctor is for broken installations too."""
+    try:
+        import torch
+    except Exception:
+        return None
+    return torch
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's kernel driver."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"Kernel Module(?: for \S+)?\s+(\S+)", text)
+    return match.group(1) if match else None
+
+
+def gpus(torch: Any) -> tuple[list[Device], str]:
+    """GPUs as torch sees them, else as the driver does, and a sentence about how that went."""
+    if torch is not None and torch.cuda.is_available():
+        kind = "rocm" if torch.version.hip else "cuda"
+        found = []
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            found.append(Device(f"cuda:{i}", kind, p.name, (p.major, p.minor), round(p.total_memory / 2**30, 1)))
+        return found, "as torch sees them"
+    found, note = _driver_gpus()
+    if found and torch is not None:
+        note += f"; torch {torch.__version__} cannot use them"
+    return found, note
+
+
+def _driver_gpus() -> tuple[list[Device], str]:
+    """NVIDIA GPUs through the driver's C interface."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return [], "no NVIDIA driver library (libcuda.so.1)"
+    status = cuda.cuInit(0)
+    if status != 0:
+        return [], f"the NVIDIA driver reports error {status} on initialisation"
+    count = ctypes.c_int()
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    found = []
+    for i in range(count.value):
+        device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
+        cuda.cuDeviceGet(ctypes.byref(device), i)
+        cuda.cuDeviceGetName(name, len(name), device)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        capability = []
+        for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+            value = ctypes.c_int()
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            capability.append(value.value)
+        model = name.value.decode(errors="replace")
+        found.append(Device(f"cuda:{i}", "cuda", model, (capability[0], capability[1]), round(memory.value / 2**30, 1)))
+    return found, "as the driver sees them"
+
+
+def backend(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
+    """The backend that an operator takes on ``device``, None if it would raise, and why."""
+    built = _native.architectures() if architectures is None else architectures
+    chosen, why = _choose(device, built)
+    return {"device": device.name, "backend": chosen, "why": why}
+
+
+def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
+    if device.kind == "cpu":
+        isa = _native.module.cpu_isa()
+        return f"cpu ({isa})", f"always built; {isa} is the widest instruction set of this CPU that it has"
+    if device.kind == "rocm":
+        return None, "this version has no HIP kernels"
+    if not built:
+        return None, f"this build (variant {variant}) has no CUDA kernels: {_HOW_TO_ADD_CUDA}"
+    major, minor = device.capability or (0, 0)
+    if (major, minor) == (9, 0) and "sm_90a" in built:
+        return "cuda (sm_90a)", "compute capability 9.0 has kernels of its own"
+    if major >= 8 and (major, minor) != (9, 0) and "sm_80" in built:
+        how = "runs its machine code" if major == 8 else "runs its PTX, which the driver compiles on first use"
+        return "cuda (sm_80)", f"no kernels for {major}.{minor} itself; it {how}"
+    return None, f"compute capability {major}.{minor} is not served by this build ({', '.join(built)})"
+
+
+def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Whether cuBLAS GEMMs of this process sum in the order of docs/numerics.md, fact 1."""
+    wanted = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
+    state: dict[str, Any] = {name: environment.get(name) for name in wanted}
+    wrong = [f"{name}={value}" for name, value in wanted.items() if environment.get(name) != value]
+    state["batch_invariant"] = not wrong
+    state["why"] = (
+        "without a workspace cuBLAS cannot split K: its GEMMs sum in ascending order for every batch size"
+        if not wrong
+        else "cuBLAS may split K at small batch sizes, so bits depend on the batch; before the process starts, set "
+        + " ".join(wrong)
+    )
+    return state
+
+
+def installed_variants() -> dict[str, Any]:
+    """Distributions that install this package. Two of them overwrite each other's files."""
+    found = sorted(
+        {
+            f"{d.metadata['Name']} {d.version}"
+            for d in importlib.metadata.distributions()
+            if re.fullmatch(r"rl[-_.]kernel[-_.]native([-_.](cpu|cu\d+|rocm\d+))?", d.metadata["Name"] or "", re.I)
+        }
+    )
+    note = "one" if len(found) == 1 else "none: a source tree" if not found else "more than one: uninstall all but one"
+    return {"distributions": found, "conflict": len(found) > 1, "note": note, "loaded": str(Path(__file__).parent)}
+
+
+def _tests(
+    operator: str, run: Callable[..., Iterator[_selftest.Check]], devices: list[Device], torch: Any
+) -> Iterator[dict[str, Any]]:
+    for device in devices:
+        common = {"operator": operator, "device": device.name}
+        if device.kind != "cpu" and (torch is None or not torch.cuda.is_available()):
+            note = "needs a torch that can use this GPU"
+            yield {**common, "check": "all", "passed": None, "detail": note, "seconds": 0.0}
+            continue
+        try:
+            for check in run(torch, device.name, device.capability):
+                yield {**common, **check._asdict()}
+        except Exception as error:  # a crash of an operator is a finding, not the doctor's own failure
+            detail = f"{type(error).__name__}: {error}"
+            yield {**common, "check": "runs at all", "passed": False, "detail": detail, "seconds": 0.0}
+
+
+def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The report for people: titles, and rows of two columns."""
+    yield "versions", [(name, value or "not installed") for name, value in report["versions"].items()]
+    cpu = report["cpu"]
+    machine = [
+        ("system", report["platform"]["system"]),
+        ("cpu", f"{cpu['model']}, {cpu['instruction_set']}, {cpu['threads']} of {cpu['logical_cores']} threads"),
+    ]
+    for gpu in report["gpus"]:
+        capability = ".".join(map(str, gpu["capability"]))
+        machine.append((gpu["name"], f"{gpu['model']}, {capability}, {gpu['memory_gib']} GiB"))
+    machine.append(("gpus", f"{len(report['gpus'])} ({report['gpu_note']})"))
+    if report["driver"]:
+        machine.append(("driver", report["driver"]))
+    machine.append(("built for", ", ".join(["cpu", *report["built_architectures"]])))
+    installed = report["installed_variants"]
+    machine.append(("installed", f"{', '.join(installed['distributions']) or '-'} ({installed['note']})"))
+    machine.append(("loaded from", installed["loaded"]))
+    yield "machine", machine
+    for operator, rows in report["operators"].items():
+        yield (
+            f"{operator} would use",
+            [(row["device"], f"{row['backend'] or 'nothing: an error'}; {row['why']}") for row in rows],
+        )
+    cublas = report["cublas"]
+    yield "cuBLAS", [("batch invariant", f"{'yes' if cublas['batch_invariant'] else 'no'}: {cublas['why']}")]
+    words = {True: "ok", False: "FAILED", None: "not run"}
+    tests = []
+    for test in report["self_tests"]:
+        text = f"{words[test['passed']]}: {test['check']}; {test['detail']} ({test['seconds']:.2f} s)"
+        tests.append((f"{test['operator']} {test['device']}", text))
+    yield "self-test", tests
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Text on stdout: tables where rich is installed and stdout is a terminal, else plain lines."""
+    verdict = "healthy" if report["healthy"] else "NOT HEALTHY: a self-test failed"
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        console = Console(highlight=False)
+        for title, rows in _sections(report):
+            table = Table(title=title, title_justify="left", show_header=False, expand=True)
+            table.add_column(no_wrap=True)
+            table.add_column(ratio=1)
+            for row in rows:
+                table.add_row(*(escape(cell) for cell in row))
+            console.print(table)
+        console.print(verdict, style="bold green" if report["healthy"] else "bold red")
+        return
+    for title, rows in _sections(report):
+        print(f"\n{title}")
+        for name, text in rows:
+            print(f"  {name:18} {text}")
+    print(f"\n{verdict}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rl_kernel_native.doctor", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--no-self-test", action="store_true", help="describe only; takes no device memory")
+    options = parser.parse_args(arguments)
+    report = examine(self_test=not options.no_self_test)
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_report(report)
+    return 0 if report["healthy"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

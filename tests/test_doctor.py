@@ -1,0 +1,105 @@
+"""The doctor: its JSON, its choices, its verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rl_kernel_native import _selftest, doctor
+from rl_kernel_native.ops import logprob as op
+
+GPU_90 = doctor.Device("cuda:0", "cuda", "H200", (9, 0), 139.8)
+
+
+def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rl_kernel_native.doctor", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_json_is_one_object_and_the_status_says_healthy():
+    done = run_doctor("--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert report["healthy"] is True
+    assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
+    assert report["operators"]["logprob"][0]["backend"].startswith("cpu")
+    assert [t["passed"] for t in report["self_tests"] if t["device"] == "cpu"] == [True, True]
+
+
+def test_text_names_every_section():
+    done = run_doctor("--no-self-test")
+    assert done.returncode == 0
+    for title in ("versions", "machine", "logprob would use", "cuBLAS", "self-test", "healthy"):
+        assert title in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "backend", "why"),
+    [
+        (GPU_90, ["sm_80", "sm_90a"], "cuda (sm_90a)", "kernels of its own"),
+        (GPU_90, [], None, "RLK_VARIANT=cu130"),
+        (GPU_90, ["sm_80"], None, "not served"),
+        (doctor.Device("cuda:0", "cuda", "A100", (8, 0)), ["sm_80", "sm_90a"], "cuda (sm_80)", "machine code"),
+        (doctor.Device("cuda:0", "cuda", "B200", (10, 0)), ["sm_80", "sm_90a"], "cuda (sm_80)", "PTX"),
+        (doctor.Device("cuda:0", "cuda", "V100", (7, 0)), ["sm_80", "sm_90a"], None, "7.0 is not served"),
+        (doctor.Device("cuda:0", "rocm", "MI300X", (9, 4)), [], None, "no HIP kernels"),
+    ],
+)
+def test_choice_of_a_backend(device, built, backend, why):
+    choice = doctor.backend(device, built)
+    assert choice["backend"] == backend
+    assert why in choice["why"]
+
+
+def test_cublas_is_batch_invariant_only_without_either_workspace():
+    both = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
+    assert doctor.cublas_workspace(both)["batch_invariant"]
+    for missing in both:
+        state = doctor.cublas_workspace({k: v for k, v in both.items() if k != missing})
+        assert not state["batch_invariant"]
+        assert f"{missing}={both[missing]}" in state["why"]
+    # The setting that engines use still splits K at one and two rows.
+    assert not doctor.cublas_workspace(both | {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})["batch_invariant"]
+
+
+def test_a_wrong_operator_is_reported(monkeypatch, capsys):
+    right = op.logprob
+
+    def wrong(*arguments, **options):
+        result = right(*arguments, **options)
+        return result._replace(lse=result.lse + 1e-3)
+
+    monkeypatch.setattr(op, "logprob", wrong)
+    assert doctor.main(["--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["healthy"] is False
+    failed = [t for t in report["self_tests"] if t["passed"] is False]
+    assert failed
+    assert "lse" in failed[0]["detail"]
+
+
+def test_a_raising_operator_is_reported(monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(op, "logprob", broken)
+    report = doctor.examine()
+    assert report["healthy"] is False
+    assert "no kernel image" in report["self_tests"][0]["detail"]
+
+
+def test_self_test_without_torch_uses_numpy():
+    assert all(check.passed for check in _selftest.logprob(None, "cpu", None))
+
+
+def test_rounding_to_bfloat16_is_to_nearest_even():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.random.default_rng(0).normal(0, 4, 4096).astype(np.float32)
+    x[:2] = 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties
+    expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(_selftest._round_to(x, "bfloat16"), expected)
