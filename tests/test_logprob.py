@@ -105,8 +105,6 @@ def test_post_conditions(vocab: int, device: str, exp: str, rng: np.random.Gener
     assert float(result.entropy.max()) <= np.log(vocab) + 2e-5
     assert float(result.sum_p_sq.max()) <= 1 + 2e-5
     assert float(result.sum_p_sq.min()) >= (1 - 2e-5) / vocab
-    if vocab == 1:
-        assert not bool(result.logprob.any()), "a single column has probability 1 exactly"
 
 
 # ---- the same bytes -------------------------------------------------------------------------------------------------
@@ -266,13 +264,26 @@ def test_engines_that_pad_differently_agree_on_canonical_vocab(
     """One engine pads 1,000 real tokens to one width, another to another; canonical_vocab is what they agree on."""
     logits, target = problem(rng, (9, 1100), device)
     target %= 1000
-    narrow, wide = padded
-    results = [
-        call(logits[:, :width], target, exp, valid_vocab=1000, canonical_vocab=1088) for width in (narrow, wide, 1100)
-    ]
-    assert_same(results[0], results[1], str(padded))
-    assert_same(results[0], results[2], "logits wider than the canonical vocabulary")
+    results = [call(logits[:, :width], target, exp, valid_vocab=1000, canonical_vocab=1088) for width in padded]
+    assert_same(*results)
     assert not truth(logits[:, :1000], target).failures(results[0])
+
+
+def test_logits_wider_than_the_canonical_vocabulary(device: str, exp: str, rng: np.random.Generator) -> None:
+    """What the error for a missing valid_vocab tells the user to do."""
+    logits, target = problem(rng, (9, 1100), device)
+    target %= 1000
+    with pytest.raises(ValueError, match="canonical_vocab: expected at least the 1100 columns .* or give valid_vocab"):
+        call(logits, target, exp, canonical_vocab=1088)
+    options = {"valid_vocab": 1000, "canonical_vocab": 1088}
+    want = call(logits[:, :1000], target, exp, **options)
+    assert_same(call(logits, target, exp, **options), want)
+    gradients = []
+    with mode(device, exp):
+        for x in (logits[:, :1000], logits):
+            gradients.append(rk.logprob_backward(x, target, want.lse, dlogprob=want.lse, exp=exp, **options))
+    assert_same(gradients[1][:, :1000], gradients[0])
+    assert not bool(gradients[1][:, 1000:].any())
 
 
 def test_a_last_shard_may_lack_the_padding_of_the_canonical_vocabulary(device: str, rng: np.random.Generator) -> None:
@@ -496,6 +507,12 @@ def test_no_rows_give_empty_results(shape: tuple[int, ...], device: str, exp: st
     with mode(device, exp):
         gradient = rk.logprob_backward(logits, target, result.lse, dlogprob=result.logprob, exp=exp)
     assert gradient.shape == logits.shape
+
+
+def test_autograd_through_no_rows(device: str) -> None:
+    logits = torch.zeros(0, 5, device=device, requires_grad=True)
+    rk.logprob(logits, torch.zeros(0, dtype=torch.int64, device=device)).sum().backward()
+    assert logits.grad.shape == (0, 5)
 
 
 def test_no_columns_with_rows_are_an_error(device: str) -> None:

@@ -133,6 +133,6 @@ def _numpy_capsule(array: np.ndarray) -> Any:
 
 def _plain_capsule(array: np.ndarray) -> Any:
     try:
-        return array.__dlpack__(max_version=(1, 3))  # type: ignore[call-arg]
+        return array.__dlpack__(max_version=(1, 3))
     except TypeError:  # NumPy 1: no versioned capsules, and read-only arrays are refused
         return array.__dlpack__()

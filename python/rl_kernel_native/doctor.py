@@ -207,11 +207,12 @@ def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def installed_variants() -> dict[str, Any]:
     """Distributions that install this package. Two of them overwrite each other's files."""
+    # By what they install: their names differ by variant, and packages_distributions() of Python 3.10 misses wheels.
     found = sorted(
         {
             f"{d.metadata['Name']} {d.version}"
             for d in importlib.metadata.distributions()
-            if re.fullmatch(r"rl[-_.]kernel[-_.]native([-_.](cpu|cu\d+|rocm\d+))?", d.metadata["Name"] or "", re.I)
+            if "rl_kernel_native/__init__.py" in (d.read_text("RECORD") or "")
         }
     )
     note = "one" if len(found) == 1 else "none: a source tree" if not found else "more than one: uninstall all but one"

@@ -155,7 +155,7 @@ def _error(call: Call, which: str, batch: Batch) -> float | None:
     """Worst absolute error of the log-probabilities of the first rows against float64."""
     if which == "forward + backward":
         return None
-    result = call(0)
+    result: Any = call(0)
     got = (result[0] if isinstance(result, tuple) else result)[:CHECKED_ROWS].double()
     log_p = batch.logits[:CHECKED_ROWS].double().log_softmax(-1)
     expected = log_p.gather(-1, batch.target[:CHECKED_ROWS].unsqueeze(-1)).squeeze(-1)

@@ -237,14 +237,20 @@ def logprob_merge(
     Returns: as :func:`logprob`.
     Raises: TypeError for a dtype; ValueError for a shape.
     """
-    returns = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
+    returns = (
+        LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
+    )
     torch = _dispatch.torch_module()
     if torch is not None and isinstance(stats, torch.Tensor):
         result = _torch().merge(stats, temperature, returns)
     else:
         frame = _dispatch.Frame(stats, "stats")
         raw = _C.logprob_merge(
-            frame.export(stats, "stats"), frame.export(temperature, "temperature"), returns, frame.allocate, frame.stream
+            frame.export(stats, "stats"),
+            frame.export(temperature, "temperature"),
+            returns,
+            frame.allocate,
+            frame.stream,
         )
         result = _native_results(frame, raw, None)
     return result if returns == LOGPROB else LogprobResult(*result)

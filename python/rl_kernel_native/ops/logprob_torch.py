@@ -1,7 +1,7 @@
-"""logprob for torch: the direct path of an eager call, and operators that torch.compile, torch.func and export see.
+"""logprob for torch tensors.
 
 An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
-transforms (torch.compile, FakeTensor and other modes, torch.func, tensor subclasses) goes through torch.library.
+transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through logprob_traced.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _dispatch
-from .._arithmetic import AS_CALLED, resolve_exp, unresolved_exp
+from .._arithmetic import resolve_exp, unresolved_exp
 from .._native import module as _C
+from .logprob_traced import device_type, prepare, traced_backward, traced_logprob
 
 _EMPTY = (None,) * 5
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -22,17 +22,6 @@ _modes_active = torch._C._len_torch_dispatch_stack
 is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _C.set_torch(_functorch_active, _modes_active, _is_grad_enabled)
-
-
-_GPU = "rocm" if torch.version.hip else "cuda"
-
-
-def _device_type(logits: Tensor) -> str:
-    if logits.is_cuda:
-        return _GPU
-    if not logits.is_cpu and not logits.is_meta:
-        raise TypeError(f"logits: expected a tensor on a CPU, CUDA or ROCm device, got {logits.device}")
-    return "cpu"
 
 
 def _is_direct(logits: Tensor) -> bool:
@@ -46,24 +35,19 @@ def _is_direct(logits: Tensor) -> bool:
     )
 
 
-def _prepare(logits: Tensor) -> None:
-    if not logits.is_cuda:
-        _dispatch.match_torch_threads()
-
-
 def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, returns: int, out: Any) -> Any:
     direct = _is_direct(logits)
-    mode = resolve_exp(exp, _device_type(logits)) if direct or not is_compiling() else unresolved_exp(exp)
+    mode = resolve_exp(exp, device_type(logits)) if direct or not is_compiling() else unresolved_exp(exp)
     wants_grad = logits.requires_grad and _is_grad_enabled()
     if type(arguments[0]) is not float:
         _check_temperature(arguments[0])
     if out is not None:
         _check_out(out, direct, wants_grad)
     if not direct:
-        return _traced(logits, target, arguments, mode, returns)
+        return _selected(traced_logprob(logits, target, arguments, mode, returns), returns)
     if wants_grad:
         return _selected(_Logprob.apply(logits, target, arguments, mode, returns), returns)
-    _prepare(logits)
+    prepare(logits)
     return _C.logprob(logits, target, *arguments, mode, returns, out, None, 0)
 
 
@@ -88,7 +72,7 @@ class _Logprob(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
-        _prepare(logits)
+        prepare(logits)
         outputs = _C.logprob(logits.detach(), target, *arguments, mode, returns | 2, None, None, 0)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
@@ -110,12 +94,29 @@ class _Logprob(torch.autograd.Function):
         if dlogprob is None and dlse is None and dentropy is None:
             return None, None, None, None, None
         if _is_grad_enabled():  # create_graph: a backward that has a backward
-            return _traced_backward(
-                logits, target, arguments, ctx.mode, lse, entropy, dlogprob, dlse, dentropy
-            ), None, None, None, None
-        _prepare(logits)
+            return (
+                traced_backward(logits, target, arguments, ctx.mode, lse, entropy, dlogprob, dlse, dentropy),
+                None,
+                None,
+                None,
+                None,
+            )
+        prepare(logits)
         dlogits = _C.logprob_backward(
-            logits.detach(), target, *arguments, ctx.mode, 0, None, lse, entropy, dlogprob, dlse, dentropy, None, None, 0
+            logits.detach(),
+            target,
+            *arguments,
+            ctx.mode,
+            0,
+            None,
+            lse,
+            entropy,
+            dlogprob,
+            dlse,
+            dentropy,
+            None,
+            None,
+            0,
         )
         return dlogits, None, None, None, None
 
@@ -129,14 +130,14 @@ def partial(
             "call logprob_backward with the merged lse"
         )
     _require_direct(logits, "logprob_partial")
-    _prepare(logits)
-    mode = resolve_exp(exp, _device_type(logits))
+    prepare(logits)
+    mode = resolve_exp(exp, device_type(logits))
     return _C.logprob_partial(logits.detach(), target, *arguments, mode, vocab_start, vocab_size, None, 0)
 
 
 def merge(stats: Tensor, temperature: Any, returns: int) -> Any:
     _require_direct(stats, "logprob_merge")
-    _prepare(stats)
+    prepare(stats)
     return _C.logprob_merge(stats.detach(), temperature, returns, None, 0)
 
 
@@ -150,8 +151,8 @@ def backward(
     out: Tensor | None,
 ) -> Tensor:
     _require_direct(logits, "logprob_backward")
-    _prepare(logits)
-    mode = resolve_exp(exp, _device_type(logits))
+    prepare(logits)
+    mode = resolve_exp(exp, device_type(logits))
     rows = tuple(r.detach() if isinstance(r, Tensor) else r for r in rows)
     given = None if out is None else out.detach()
     result = _C.logprob_backward(logits.detach(), target, *arguments, mode, *shard, *rows, given, None, 0)
@@ -163,298 +164,3 @@ def _require_direct(tensor: Tensor, name: str) -> None:
         raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
     if not _is_direct(tensor):
         raise TypeError(f"{name}: expected a plain torch.Tensor in eager mode, got {type(tensor).__name__} or a trace")
-
-
-# ---- torch.library: what tracing and transforms see -----------------------------------------------------------------
-
-_OPTIONS = (
-    "Tensor? temperature, Tensor? kept_ids, Tensor? kept_offsets, float temperature_value, float logit_scale, "
-    "float? softcap, int ignore_index, int? valid_vocab, int? canonical_vocab, int exp"
-)
-_library = torch.library.Library("rl_kernel_native", "DEF")
-_library.define(f"logprob(Tensor logits, Tensor target, {_OPTIONS}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-_library.define(
-    "logprob_backward(Tensor logits, Tensor target, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, "
-    f"Tensor? dentropy, {_OPTIONS}) -> Tensor"
-)
-
-
-def _options(arguments: tuple[Any, ...], mode: int) -> tuple[Any, ...]:
-    """The Python op's arguments in the order of the operators' schema."""
-    temperature, scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets = arguments
-    is_tensor = isinstance(temperature, Tensor)
-    return (
-        temperature if is_tensor else None,
-        kept_ids,
-        kept_offsets,
-        1.0 if is_tensor else float(temperature),
-        float(scale),
-        None if softcap is None else float(softcap),
-        ignore_index,
-        valid_vocab,
-        canonical_vocab,
-        mode,
-    )
-
-
-def _arguments(options: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index, valid_vocab, canonical, mode = options
-    return (
-        value if temperature is None else temperature,
-        scale,
-        softcap,
-        ignore_index,
-        valid_vocab,
-        canonical,
-        kept_ids,
-        kept_offsets,
-    ), mode
-
-
-def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *options, returns = rest
-    arguments, mode = _arguments(tuple(options))
-    mode = _mode_of(mode, logits)
-    _prepare(logits)
-    plain = logits.resolve_neg().detach()
-    outputs = _C.logprob(plain, target, *arguments, mode, returns | 2, None, None, 0)
-    return tuple(plain.new_empty(0, dtype=_dtype(i)) if o is None else o for i, o in enumerate(outputs))
-
-
-def _backward_kernel(
-    logits: Tensor, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any, *options: Any
-) -> Tensor:
-    arguments, mode = _arguments(options)
-    mode = _mode_of(mode, logits)
-    _prepare(logits)
-    return _C.logprob_backward(
-        logits.resolve_neg().detach(), target, *arguments, mode, 0, None, lse, entropy, dlogprob, dlse, dentropy, None, None, 0
-    )
-
-
-def _mode_of(mode: int, logits: Tensor) -> int:
-    return resolve_exp(None, _device_type(logits)) if mode == AS_CALLED else mode
-
-
-def _dtype(output: int) -> torch.dtype:
-    return torch.int32 if output == 4 else torch.float32
-
-
-for _key in ("CPU", "CUDA"):
-    _library.impl("logprob", _forward_kernel, _key)
-    _library.impl("logprob_backward", _backward_kernel, _key)
-
-
-@torch.library.register_fake("rl_kernel_native::logprob", lib=_library)
-def _forward_fake(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    returns = rest[-1] | 2
-    if tuple(target.shape) != tuple(logits.shape[:-1]):
-        raise ValueError(f"target: expected shape {list(logits.shape[:-1])}, got {list(target.shape)}")
-    return tuple(logits.new_empty(logits.shape[:-1] if returns >> i & 1 else 0, dtype=_dtype(i)) for i in range(5))
-
-
-@torch.library.register_fake("rl_kernel_native::logprob_backward", lib=_library)
-def _backward_fake(logits: Tensor, *_: Any) -> Tensor:
-    return logits.new_empty(logits.shape)
-
-
-def _traced(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
-    if type(logits).__name__ == "DTensor":
-        raise TypeError(
-            "logits: expected a local tensor, got a DTensor; pass logits.to_local(), or for a sharded vocabulary "
-            "logprob_partial and logprob_merge"
-        )
-    function = _TracedLogprob if is_compiling() else _TransformedLogprob
-    *outputs, status = function.apply(logits, target, *_options(arguments, mode), returns)
-    return _selected((*outputs, status.to(torch.int32)), returns)
-
-
-def _traced_backward(
-    logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, lse: Any, entropy: Any, *gradients: Any
-) -> Tensor:
-    return _TransformedBackward.apply(logits, target, lse, entropy, *gradients, *_options(arguments, mode))
-
-
-class _TracedLogprob(torch.autograd.Function):
-    """For torch.compile, which takes no jvp of one's own and needs every parameter by name."""
-
-    # fmt: off
-    @staticmethod
-    def forward(
-        logits: Tensor, target: Tensor, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float,
-        softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, returns: int,
-    ) -> Any:
-        return torch.ops.rl_kernel_native.logprob(
-            logits, target, temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index, valid_vocab,
-            canonical, exp, returns
-        )
-    # fmt: on
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        logits, target, temperature, kept_ids, kept_offsets, *numbers = inputs
-        ctx.returns = numbers.pop()
-        ctx.numbers = tuple(numbers)
-        ctx.save_for_backward(logits, target, output[1], output[2], temperature, kept_ids, kept_offsets)
-        ctx.save_for_forward(logits, target, output[1], output[2], temperature, kept_ids, kept_offsets)
-        ctx.mark_non_differentiable(output[3], output[4])
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        logits, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
-        entropy_or_none = entropy if ctx.returns & 4 else None
-        dlogprob, dlse, dentropy = gradients[:3]
-        rows = (dlogprob, dlse, dentropy if ctx.returns & 4 else None)
-        if all(g is None for g in rows):
-            return (None,) * 13
-        function = _TracedBackward if is_compiling() else _TransformedBackward
-        dlogits = function.apply(
-            logits, target, lse, entropy_or_none, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers
-        )
-        return dlogits, *(None,) * 12
-
-
-class _TransformedLogprob(_TracedLogprob):
-    """For torch.func: with vmap and jvp. Status travels as float32: an integer output cannot have a tangent."""
-
-    @staticmethod
-    def forward(logits: Tensor, target: Tensor, *rest: Any) -> Any:
-        *outputs, status = torch.ops.rl_kernel_native.logprob(logits, target, *rest)
-        return *outputs, status.float()
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        outputs = _TransformedLogprob.apply(*_batched(info, in_dims, inputs, tensors=3))
-        return outputs, tuple(0 if o.dim() and o.shape[0] == info.batch_size else None for o in outputs)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
-        logits, target, lse, entropy, temperature, kept_ids, _kept_offsets = ctx.saved_tensors
-        if tangent is None:
-            return torch.zeros_like(lse), torch.zeros_like(lse), torch.zeros_like(entropy), None, None
-        if kept_ids is not None:
-            raise NotImplementedError("logprob: forward-mode differentiation with kept sets")
-        arguments, _mode = _arguments((temperature, None, None, *ctx.numbers))
-        _value, slope, p, mask = _composed(logits.double(), target, arguments)
-        tangent_z = tangent.double() * slope
-        mean = (p * tangent_z).sum(-1)
-        at_target = tangent_z.gather(-1, target.clamp_min(0).long().unsqueeze(-1)).squeeze(-1)
-        zero = mean.new_zeros(())
-        d_entropy = torch.zeros_like(entropy)
-        if ctx.returns & 4:
-            log_p = torch.log(p.clamp_min(1e-300))
-            d_entropy = -(p * (log_p + entropy.double().unsqueeze(-1)) * tangent_z).sum(-1)
-            d_entropy = torch.where(mask, d_entropy, zero).float()
-        return torch.where(mask, at_target - mean, zero).float(), torch.where(mask, mean, zero).float(), d_entropy, None, None
-
-
-def _composed(logits: Tensor, target: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z / T, d(z / T) / d logits, probabilities and the rows that count, from torch's own operators."""
-    temperature, scale, softcap, ignore_index, valid_vocab, _canonical, _ids, _offsets = arguments
-    z = logits * scale
-    slope = torch.full_like(z, scale)
-    if softcap is not None:
-        h = torch.tanh(z / softcap)
-        z, slope = softcap * h, slope * (1 - h * h)
-    t = temperature.to(z.dtype).unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    z, slope = z / t, slope / t
-    if valid_vocab is not None:
-        z = z.masked_fill(torch.arange(z.shape[-1], device=z.device) >= valid_vocab, float("-inf"))
-    return z, slope, torch.softmax(z, -1), target != ignore_index
-
-
-def _composed_backward(
-    logits: Tensor, target: Tensor, dlogprob: Any, dlse: Any, dentropy: Any, arguments: tuple[Any, ...]
-) -> Tensor:
-    """dlogits as a differentiable function of the logits and the gradients, for second derivatives."""
-    z, slope, p, mask = _composed(logits.double(), target, arguments)
-    onehot = torch.nn.functional.one_hot(target.clamp_min(0).long(), z.shape[-1]).to(z.dtype)
-    total = torch.zeros_like(z)
-    if dlogprob is not None:
-        total = total + dlogprob.double().unsqueeze(-1) * (onehot - p)
-    if dlse is not None:
-        total = total + dlse.double().unsqueeze(-1) * p
-    if dentropy is not None:
-        log_p = torch.log_softmax(z, -1)
-        log_p = torch.where(p > 0, log_p, torch.zeros_like(log_p))
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        total = total - dentropy.double().unsqueeze(-1) * p * (log_p + entropy)
-    return torch.where(mask.unsqueeze(-1), total * slope, torch.zeros_like(total)).to(logits.dtype)
-
-
-class _TracedBackward(torch.autograd.Function):
-    """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
-
-    # fmt: off
-    @staticmethod
-    def forward(
-        logits: Tensor, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any,
-        temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any,
-        ignore_index: int, valid_vocab: Any, canonical: Any, exp: int,
-    ) -> Tensor:
-        return torch.ops.rl_kernel_native.logprob_backward(
-            logits, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids, kept_offsets, value, scale,
-            softcap, ignore_index, valid_vocab, canonical, exp
-        )
-    # fmt: on
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, target, _lse, _entropy, dlogprob, dlse, dentropy, temperature, kept_ids, _offsets, *numbers = inputs
-        ctx.numbers = tuple(numbers)
-        ctx.has_kept = kept_ids is not None
-        ctx.save_for_backward(logits, target, dlogprob, dlse, dentropy, temperature)
-        ctx.save_for_forward(logits, target, dlogprob, dlse, dentropy, temperature)
-
-    @staticmethod
-    def backward(ctx: Any, ddlogits: Tensor) -> Any:
-        composed, primals, rows = _composed_call(ctx)
-        _, pullback = torch.func.vjp(composed, *primals)
-        dx, *drows = pullback(ddlogits)
-        return dx, None, None, None, *(None if r is None else drows.pop(0) for r in rows), *(None,) * 10
-
-
-def _composed_call(ctx: Any) -> tuple[Any, list[Tensor], tuple[Any, ...]]:
-    """The composed backward as a function of the logits and the gradients that are there, and where it was called."""
-    if ctx.has_kept:
-        raise NotImplementedError("logprob: second derivatives with kept sets")
-    logits, target, dlogprob, dlse, dentropy, temperature = ctx.saved_tensors
-    arguments, _mode = _arguments((temperature, None, None, *ctx.numbers))
-    rows = (dlogprob, dlse, dentropy)
-
-    def composed(x: Tensor, *given: Tensor) -> Tensor:
-        left = list(given)
-        return _composed_backward(x, target, *(None if r is None else left.pop(0) for r in rows), arguments)
-
-    return composed, [logits, *(r for r in rows if r is not None)], rows
-
-
-class _TransformedBackward(_TracedBackward):
-    """For torch.func: with vmap and jvp."""
-
-    @staticmethod
-    def jvp(ctx: Any, logits_t: Any, _target: Any, _lse: Any, _entropy: Any, *tangents: Any) -> Any:
-        composed, primals, rows = _composed_call(ctx)
-        given = [logits_t, *(t for t, r in zip(tangents, rows, strict=False) if r is not None)]
-        filled = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, given, strict=True))
-        return torch.func.jvp(composed, tuple(primals), filled)[1]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _TransformedBackward.apply(*_batched(info, in_dims, inputs, tensors=8)), 0
-
-
-def _batched(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...], tensors: int) -> list[Any]:
-    """Inputs with the batch dimension first everywhere: the operators take any leading dimensions."""
-    if isinstance(inputs[tensors], Tensor):
-        raise NotImplementedError("logprob: vmap with kept sets")
-    moved = []
-    for x, dim in zip(inputs[:tensors], in_dims, strict=False):
-        if x is None:
-            moved.append(None)
-        elif dim is None:
-            moved.append(x.unsqueeze(0).expand(info.batch_size, *x.shape).contiguous())
-        else:
-            moved.append(x.movedim(dim, 0).contiguous())
-    return [*moved, *inputs[tensors:]]
