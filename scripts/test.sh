@@ -94,4 +94,5 @@ fi
 
 printf '\n=== summary\n'
 printf '%s\n' "${summary[@]}"
+python tests/check_gpu_log.py  # only says whether the GPU tests were run on these sources
 exit $failed

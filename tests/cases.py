@@ -256,7 +256,9 @@ def truth(
         status[seen & huge] |= Status.INF_LOGIT
         status[seen & empty] |= Status.EMPTY_ROW
         status[seen & ~nan & ~y_valid] |= Status.BAD_TARGET
-        z_y = np.where(y_valid, z[np.arange(rows), np.where(y_valid, y, 0)], np.nan) if columns else np.full(rows, np.nan)
+        z_y = (
+            np.where(y_valid, z[np.arange(rows), np.where(y_valid, y, 0)], np.nan) if columns else np.full(rows, np.nan)
+        )
         ok = seen & ~nan & ~huge & ~empty
         status[ok & y_valid & np.isneginf(z_y)] |= Status.LABEL_MASKED
         status[~counted] = 0
@@ -265,7 +267,9 @@ def truth(
         lse = np.where(ok, top + np.log(total), np.nan)
         p = np.where(ok[:, None], e / total[:, None], 0.0)
         entropy = np.where(ok, lse - np.where(p > 0, p * z, 0.0).sum(1), np.nan)
-        near = np.abs(np.where(z > top[:, None] - 40, z, 0.0)).max(1, initial=0.0)  # e^-40 of the sum is below any bound
+        near = np.abs(np.where(z > top[:, None] - 40, z, 0.0)).max(
+            1, initial=0.0
+        )  # e^-40 of the sum is below any bound
         size = np.maximum(near, np.where(np.isfinite(z_y), np.abs(z_y), 0.0))
         values = {
             "logprob": np.where(ok & y_valid, z_y - lse, np.nan),

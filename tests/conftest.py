@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
+# JAX would take three quarters of the GPU's memory with its first array.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @functools.cache

@@ -6,6 +6,7 @@ RLK_FUZZ_CASES (2,000) sets how many; RLK_FUZZ_FULL=1 adds 200 at full vocabular
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass, field
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import ALL, DTYPES, Status, Truth, differing, mode, numpy_of, part_cut, raw, truth
 
 import rl_kernel_native as rk
+from cases import ALL, DTYPES, Status, Truth, differing, mode, numpy_of, part_cut, raw, truth
 from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
@@ -77,7 +78,9 @@ def make(number: int, full: bool = False) -> Problem:
         vocab = min(log_uniform(rng, 1, elements), elements)
         rows = min(max(elements // vocab, 1), 4096)  # more rows repeat what 4,096 show
     dtype = str(rng.choice(DTYPES))
-    layout = str(rng.choice(["contiguous", "padded", "sliced", "transposed", "expanded"], p=[0.3, 0.3, 0.15, 0.15, 0.1]))
+    layout = str(
+        rng.choice(["contiguous", "padded", "sliced", "transposed", "expanded"], p=[0.3, 0.3, 0.15, 0.15, 0.1])
+    )
     features = {dtype, layout}
     outer = int(rng.integers(1, 5))
     if layout in ("sliced", "transposed"):
@@ -148,8 +151,8 @@ def make(number: int, full: bool = False) -> Problem:
         if rng.random() < 0.6
     } or {"dlogprob": torch.ones(()).expand(leading)}
     return Problem(
-        number, dtype, layout, memory, shape, strides, offset, target, options, str(rng.choice(["portable", "hardware"])),
-        gradients, features,
+        number, dtype, layout, memory, shape, strides, offset, target, options,
+        str(rng.choice(["portable", "hardware"])), gradients, features,
     )  # fmt: skip
 
 
@@ -204,17 +207,19 @@ def backward(problem: Problem, device: str, exp: str, result: rk.LogprobResult, 
     logits = logits if in_place is None else in_place
     entropy = result.entropy if "dentropy" in gradients else None
     with mode(device, exp):
-        return rk.logprob_backward(logits, target, result.lse, entropy=entropy, **gradients, **options, exp=exp, out=in_place)
+        return rk.logprob_backward(
+            logits, target, result.lse, entropy=entropy, **gradients, **options, exp=exp, out=in_place
+        )
 
 
 def shard_counts(problem: Problem) -> list[int]:
-    """How many ranks may share the problem's vocabulary, if no part is empty; the last shard may lack padding columns."""
+    """How many ranks may share the problem's vocabulary, if no part is empty; the last may lack padding."""
     vocab = problem.shape[-1]
     whole = problem.options.get("canonical_vocab", vocab)
     if whole <= 56:  # fewer than eight octets: some cuts coincide
         return [1]
     edges = {n: [part_cut(whole, 8 * i // n) for i in range(n + 1)] for n in (1, 2, 4, 8)}
-    return [n for n, e in edges.items() if all(b > a for a, b in zip(e, e[1:], strict=False)) and e[-2] < vocab]
+    return [n for n, e in edges.items() if all(b > a for a, b in itertools.pairwise(e)) and e[-2] < vocab]
 
 
 def partials(problem: Problem, device: str, exp: str, shards: int) -> Any:
@@ -225,7 +230,7 @@ def partials(problem: Problem, device: str, exp: str, shards: int) -> Any:
     with mode(device, exp):
         stats = [
             rk.logprob_partial(logits[..., a:b], target, vocab_start=a, vocab_size=vocab, **options, exp=exp)
-            for a, b in zip(edges, edges[1:], strict=False)
+            for a, b in itertools.pairwise(edges)
         ]
     return torch.stack(stats)
 
@@ -240,7 +245,8 @@ def guarded_outputs(leading: tuple[int, ...], shift: int) -> tuple[list[Any], tu
     count = int(np.prod(leading))
     bands = [torch.full(((count + 16) * 4,), CANARY, dtype=torch.uint8) for _ in range(5)]
     outs = tuple(
-        b.view(torch.int32 if i == 4 else torch.float32)[shift : shift + count].view(leading) for i, b in enumerate(bands)
+        b.view(torch.int32 if i == 4 else torch.float32)[shift : shift + count].view(leading)
+        for i, b in enumerate(bands)
     )
     return bands, outs
 
@@ -295,7 +301,9 @@ def check_against_gpu(problem: Problem) -> None:
             shards = counts[problem.number % len(counts)]
             stats = {device: partials(problem, device, exp, shards) for device in ("cpu", "cuda")}
             report(problem, differing(stats["cpu"], stats["cuda"]), f"statistics of {shards} shards, {exp}")
-            report(problem, differing(merged(problem, stats["cuda"]), results["cuda"]), f"{shards} shards merged, {exp}")
+            report(
+                problem, differing(merged(problem, stats["cuda"]), results["cuda"]), f"{shards} shards merged, {exp}"
+            )
         gradients = {device: backward(problem, device, exp, results[device]) for device in ("cpu", "cuda")}
         report(problem, differing(gradients["cpu"], gradients["cuda"]), f"gradient of CPU and CUDA, {exp}")
 

@@ -1,14 +1,15 @@
-"""logprob, forward: values against float64, and the same bytes however a row is presented. Gradients have their file."""
+"""logprob, forward: values against float64, and the same bytes however a row is presented."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from cases import ALL, DTYPES, Status, differing, mode, numpy_of, part_cut, raw, torch_logits, torch_targets, truth
 
 import rl_kernel_native as rk
+from cases import ALL, DTYPES, Status, differing, mode, numpy_of, part_cut, raw, torch_logits, torch_targets, truth
 from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_frameworks.py has the others")
@@ -88,7 +89,9 @@ def test_the_reference_path_agrees_with_the_tests_own_truth(rng: np.random.Gener
     target[4] = -100
     kept = (torch.arange(12, dtype=torch.int32), torch.tensor([0, 3, 3, 12, *[12] * 6]))
     options = {"temperature": 0.5, "logit_scale": 1.5, "softcap": 9.0, "valid_vocab": 290}
-    got = rk.logprob_reference(logits.numpy(), target.numpy().clip(-100, 289), kept=[k.numpy() for k in kept], **options)
+    got = rk.logprob_reference(
+        logits.numpy(), target.numpy().clip(-100, 289), kept=[k.numpy() for k in kept], **options
+    )
     want = truth(logits, target.clamp(max=289), kept=kept, **options)
     for name in ("logprob", "lse", "entropy", "sum_p_sq"):
         np.testing.assert_allclose(got[name], getattr(want, name), rtol=0, atol=1e-12, err_msg=name)
@@ -121,7 +124,9 @@ def test_any_batch_size_and_any_position_give_the_same_bytes(device: str, exp: s
         assert_same(part, tuple(o[first : first + n] for o in whole), f"{n} rows from {first}")
 
 
-def test_one_row_alone_and_in_a_large_batch_at_a_full_vocabulary(device: str, exp: str, rng: np.random.Generator) -> None:
+def test_one_row_alone_and_in_a_large_batch_at_a_full_vocabulary(
+    device: str, exp: str, rng: np.random.Generator
+) -> None:
     """One row is spread over the whole machine, many rows are not; 24 rows are whole rows for two threads."""
     logits, target = problem(rng, (24, 32003), device)
     whole = call(logits, target, exp)
@@ -140,7 +145,7 @@ def test_neighbours_do_not_matter(device: str, exp: str, rng: np.random.Generato
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_misaligned_storage_gives_the_same_bytes(dtype: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """Offsets 1 to 15 elements are every misalignment of a 16-byte vector of 2-byte elements, and more of 4-byte ones."""
+    """Offsets 1 to 15 elements are every misalignment of 16-byte vectors of 2-byte and 4-byte elements."""
     vocab = 1000
     logits, target = problem(rng, (3, vocab), device, dtype)
     aligned = call(logits, target, exp)
@@ -241,7 +246,7 @@ def test_merged_shards_have_the_bytes_of_the_whole_row(
     with mode(device, exp):
         stats = [
             rk.logprob_partial(logits[:, a:b], target, vocab_start=a, vocab_size=vocab, exp=exp, **options)
-            for a, b in zip(edges, edges[1:], strict=False)
+            for a, b in itertools.pairwise(edges)
         ]
         merged = rk.logprob_merge(torch.stack(stats), temperature=temperature, **ALL)
     assert_same(merged, call(logits, target, exp, **options))
@@ -273,7 +278,7 @@ def test_logits_wider_than_the_canonical_vocabulary(device: str, exp: str, rng: 
     """What the error for a missing valid_vocab tells the user to do."""
     logits, target = problem(rng, (9, 1100), device)
     target %= 1000
-    with pytest.raises(ValueError, match="canonical_vocab: expected at least the 1100 columns .* or give valid_vocab"):
+    with pytest.raises(ValueError, match=r"canonical_vocab: expected at least the 1100 columns .* or give valid_vocab"):
         call(logits, target, exp, canonical_vocab=1088)
     options = {"valid_vocab": 1000, "canonical_vocab": 1088}
     want = call(logits[:, :1000], target, exp, **options)
@@ -368,14 +373,16 @@ def test_the_two_exponentials_differ_and_the_default_follows_the_device(device: 
 def test_the_cpu_has_the_bytes_of_cuda(vocab: int, dtype: str, exp: str, rng: np.random.Generator) -> None:
     logits, target = problem(rng, (5, vocab), "cpu", dtype)
     for options in OPTIONS.values():
-        assert_same(call(logits, target, exp, **options), call(logits.cuda(), target.cuda(), exp, **options), str(options))
+        assert_same(
+            call(logits, target, exp, **options), call(logits.cuda(), target.cuda(), exp, **options), str(options)
+        )
 
 
 # ---- kept sets ------------------------------------------------------------------------------------------------------
 
 
 def test_a_kept_set_has_the_bytes_of_minus_infinity_elsewhere(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Lists of 0 (no restriction), 1, some, many and repeated ids, unsorted; the target is kept whether listed or not."""
+    """Lists of 0 (no restriction), 1, some, many and repeated ids, unsorted; the target is always kept."""
     rows, vocab = 12, 1000
     logits, target = problem(rng, (rows, vocab), device, "float32")
     lists = [rng.integers(0, vocab, n) for n in (0, 1, 1, 2, 20, 20, 500, 999, 4000, 0, 3, 3)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import DTYPES, differing, mode, numpy_of, part_cut, raw, torch_logits, torch_targets, truth
 
 import rl_kernel_native as rk
+from cases import DTYPES, differing, mode, numpy_of, part_cut, raw, torch_logits, torch_targets, truth
 
 torch = pytest.importorskip("torch", reason="gradients are compared with torch's")
 
@@ -70,7 +70,7 @@ def test_vocabularies_against_float64(vocab: int, device: str, exp: str, rng: np
 def test_autograd_against_torchs_own_in_float64(
     names: tuple[str, ...], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """An oracle that shares no formula with the tests' truth. 4e-5 is twice the bound of ln p at |z| <= 25, with p <= 1."""
+    """An oracle that shares no formula with the truth. 4e-5 is twice the bound of ln p at |z| <= 25, p <= 1."""
     logits, target = problem(rng, (6, 3, 217), device)
     weights = incoming(rng, (6, 3), device, names)
     x = logits.clone().requires_grad_()
@@ -106,7 +106,7 @@ def test_finite_differences_of_the_operator_itself(device: str, exp: str, rng: n
 
 
 def test_what_must_be_zero_is_plus_zero_whatever_lies_there(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Ignored rows, rows without a gradient, padding, columns not kept: +0 in every byte, with NaN and Inf behind them."""
+    """Ignored rows, rows without a gradient, padding, columns not kept: +0, with NaN and Inf behind them."""
     rows, vocab, valid = 8, 300, 280
     for dtype in DTYPES:
         logits, target = problem(rng, (rows, vocab), device, dtype)

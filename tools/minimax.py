@@ -13,7 +13,8 @@ import argparse
 import pathlib
 import re
 import sys
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import mpmath as mp
 import numpy as np
@@ -169,8 +170,10 @@ def main() -> int:
             continue
         coefficients, error = solve(table)
         literals = [hexfloat(c) for c in coefficients]
-        print(f"// {table.header} {table.name}: degree {table.degree} on [{table.low!r}, {table.high!r}], "
-              f"weighted error 2^{float(mp.log(error, 2)):.2f}")
+        print(
+            f"// {table.header} {table.name}: degree {table.degree} on [{table.low!r}, {table.high!r}], "
+            f"weighted error 2^{float(mp.log(error, 2)):.2f}"
+        )
         if arguments.check:
             text = (HEADERS / table.header).read_text()
             for k, literal in enumerate(literals):

@@ -11,6 +11,8 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
         return None, None
     if not isinstance(kept, (tuple, list)) or len(kept) != 2:
         raise TypeError(f"kept: expected None or (ids, offsets), got {type(kept).__name__}")
+    if kept[1] is None:
+        raise TypeError("kept offsets: expected an array that speaks DLPack, got NoneType")
     return kept[0], kept[1]
 
 

@@ -65,7 +65,7 @@ class Frame:
 
     def export(self, array: Any, name: str) -> Any:
         """A DLPack capsule of ``array``; numbers and None pass through."""
-        if array is None or isinstance(array, (int, float)):
+        if array is None or isinstance(array, (int, float, np.number)):
             return array
         if not is_array(array):
             raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")

@@ -17,7 +17,7 @@ from .measure import Call, copy_bytes_per_second, measure
 
 # Buffers rotate until together they exceed any cache by far.
 ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
-MOST_BUFFERS = 16
+MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "forward + entropy", "forward + backward")
 READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # of all logits, at least

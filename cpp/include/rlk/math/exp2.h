@@ -16,7 +16,7 @@
 
 namespace rlk {
 
-constexpr float kExp2StatC0 = 0x1.0p+0f;  // held at 1: a row that one token dominates has S == 1
+constexpr float kExp2StatC0 = 0x1.0p+0f;  // held at 1: a lone token at an integer reference has S == 1
 constexpr float kExp2StatC1 = 0x1.62e12cp-1f;
 constexpr float kExp2StatC2 = 0x1.ec036ep-3f;
 constexpr float kExp2StatC3 = 0x1.c9fc68p-5f;

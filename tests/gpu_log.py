@@ -1,0 +1,75 @@
+"""The record of the last run of the GPU tests, and the hashes that say which sources it was a run of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG = ROOT / "tests" / "gpu_log.json"
+TREES = ("cpp", "cuda", "hip", "python", "tests")
+
+# Files by their contents alone: the same with git and without, in a clone and in a copy. What a build or a test run
+# leaves behind is no source, and the log does not hash itself.
+SOURCES = {
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".cuh",
+    ".h",
+    ".hip",
+    ".hpp",
+    ".in",
+    ".inc",
+    ".json",
+    ".md",
+    ".py",
+    ".pyi",
+    ".toml",
+    ".txt",
+}
+LEFT_BEHIND = {"__pycache__", ".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", "build", "report"}
+
+
+def sources(tree: Path) -> list[Path]:
+    found = (p for p in tree.rglob("*") if p.is_file() and (p.suffix in SOURCES or p.name == "py.typed"))
+    return sorted(
+        p for p in found if p != LOG and p.name != LOG.name and not LEFT_BEHIND & set(p.relative_to(tree).parts)
+    )
+
+
+def tree_hash(tree: Path) -> str:
+    """sha256 over (path inside the tree, sha256 of the contents), sorted by path."""
+    total = hashlib.sha256()
+    for path in sorted(sources(tree), key=lambda p: p.relative_to(tree).as_posix()):
+        # A checkout with other line ends is the same source.
+        contents = hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+        total.update(f"{path.relative_to(tree).as_posix()}\0{contents}\n".encode())
+    return total.hexdigest()
+
+
+def tree_hashes(root: Path = ROOT) -> dict[str, str]:
+    return {name: tree_hash(root / name) for name in TREES if (root / name).is_dir()}
+
+
+def why_stale(log: Path = LOG, root: Path = ROOT) -> str:
+    """What the log does not cover, in words; empty if it is a good log of these sources."""
+    if not log.is_file():
+        return f"{log.relative_to(root)} is missing: run `python tests/run_gpu.py` on a machine with a GPU"
+    try:
+        record: dict[str, Any] = json.loads(log.read_text())
+        then = dict(record["trees"])
+        failed = int(record["counts"]["failed"])
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{log.relative_to(root)} cannot be read ({type(error).__name__}: {error})"
+    now = tree_hashes(root)
+    changed = sorted(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+    problems = []
+    if changed:
+        problems.append(f"changed since the run of {record.get('date', '?')}: {', '.join(changed)}")
+    if failed:
+        problems.append(f"that run had {failed} failures")
+    return f"{log.relative_to(root)} is stale: {'; '.join(problems)}" if problems else ""

@@ -1,0 +1,168 @@
+"""Runs every GPU test and writes tests/gpu_log.json: `python tests/run_gpu.py` on a machine with a GPU.
+
+--ctest-dir DIR   a build with CUDA, whose ctest tests of label gpu (or gpu_* binaries) run, too
+--fuzz N          N fuzz cases in place of 2,000; with 20,000 also the 200 at full vocabularies
+anything else     goes to pytest (a run with a selection says so in the log)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from gpu_log import LOG, ROOT, tree_hashes
+
+SKIPPED_EXIT = 77  # of a C++ test that has nothing to run on
+
+
+def gpu() -> dict[str, str]:
+    """Name and driver from the driver's own tool, else from torch."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        first = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        name, driver = (x.strip() for x in first.split(",", 1))
+    except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
+        name, driver = "", ""
+    import torch
+
+    return {
+        "gpu": name or (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"),
+        "driver": driver or "unknown",
+        "cuda": str(torch.version.cuda),
+        "torch": torch.__version__,
+    }
+
+
+def versions() -> dict[str, Any]:
+    import numpy
+
+    import rl_kernel_native
+
+    return {
+        "python": sys.version.split()[0],
+        "numpy": numpy.__version__,
+        "rl_kernel_native": f"{rl_kernel_native.__version__} ({rl_kernel_native.variant})",
+    }
+
+
+def run_pytest(arguments: list[str], environment: dict[str, str]) -> tuple[dict[str, int], list[str], list[str]]:
+    """(counts, failures, reasons of skips) of `pytest -m gpu`."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--durations=10", f"--junit-xml={report}"]
+        command += ["-p", "no:cacheprovider", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment)
+        if not report.is_file():
+            return {"passed": 0, "failed": 1, "skipped": 0}, [f"pytest ended with status {done.returncode}"], []
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    failures, skips = [], set()
+    for case in cases:
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        skip = case.find("skipped")
+        if bad is not None:
+            counts["failed"] += 1
+            first_line = (bad.get("message") or "").strip().split("\n")[0]
+            failures.append(f"{case.get('classname')}::{case.get('name')}: {first_line[:300]}")
+        elif skip is not None:
+            counts["skipped"] += 1
+            skips.add(skip.get("message") or "")
+        else:
+            counts["passed"] += 1
+    if done.returncode not in (0, 1) or not cases:
+        counts["failed"] += 1
+        failures.append(f"pytest ended with status {done.returncode} after {len(cases)} tests")
+    return counts, failures, sorted(skips)
+
+
+def run_binaries(folder: Path) -> tuple[dict[str, int], list[str]]:
+    """The C++ GPU tests of a build: through ctest where that knows them, else the gpu_* programs themselves."""
+    counts, failures = {"passed": 0, "failed": 0, "skipped": 0}, []
+    tests: dict[str, list[str]] = {}
+    if (folder / "CTestTestfile.cmake").is_file() and shutil.which("ctest"):
+        listed = subprocess.run(["ctest", "-N", "-L", "gpu"], cwd=folder, capture_output=True, text=True).stdout
+        for name in re.findall(r"Test +#\d+: (\S+)", listed):
+            tests[name] = ["ctest", "-R", f"^{re.escape(name)}$", "--output-on-failure", "--timeout", "300"]
+    if not tests:
+        for program in sorted(folder.glob("gpu_*")):
+            if program.is_file() and os.access(program, os.X_OK):
+                tests[program.name] = [str(program)]
+    if not tests:
+        counts["failed"] += 1
+        failures.append(f"{folder.name}: no GPU test found; build with CUDA and RLK_BUILD_TESTS=ON")
+    for name, command in tests.items():
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+            status, text = done.returncode, done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            status, text = -1, "timeout"
+        skipped = status == SKIPPED_EXIT or (command[0] == "ctest" and "(Skipped)" in text)
+        outcome = "skipped" if skipped else "passed" if status == 0 else "failed"
+        counts[outcome] += 1
+        print(f"{name}: {outcome}")
+        if outcome == "failed":
+            failures.append(f"{name}: status {status}: {text.strip()[-500:]}")
+    return counts, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ctest-dir", type=Path)
+    parser.add_argument("--fuzz", type=int)
+    options, rest = parser.parse_known_args()
+    environment = dict(os.environ)
+    python_path = environment.get("PYTHONPATH", "")
+    source_tree = str(ROOT / "python")
+    if any((ROOT / "python" / "rl_kernel_native").glob("_C*.so")) and source_tree not in python_path.split(os.pathsep):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, source_tree]))
+        sys.path.append(source_tree)
+    if options.fuzz:
+        environment["RLK_FUZZ_CASES"] = str(options.fuzz)
+        if options.fuzz >= 20_000:
+            environment["RLK_FUZZ_FULL"] = "1"
+    trees = tree_hashes()  # before the run: what changes under it is not what ran
+    start = time.time()
+    counts, failures, skips = run_pytest(rest, environment)
+    if options.ctest_dir:
+        more, bad = run_binaries(options.ctest_dir.resolve())
+        counts = {k: counts[k] + more[k] for k in counts}
+        failures += bad
+    shown = ["tests/run_gpu.py", *(f"--fuzz {options.fuzz}" for _ in [0] if options.fuzz)]
+    shown += ["--ctest-dir ..."] if options.ctest_dir else []
+    record = {
+        **gpu(),
+        **versions(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(["python", *shown, *rest]),
+        "selection": rest,
+        "seconds": round(time.time() - start),
+        "fuzz_cases": int(environment.get("RLK_FUZZ_CASES", "2000")),
+        "counts": counts,
+        "failures": failures,
+        "skip_reasons": skips,
+        "trees": trees,
+    }
+    if record["gpu"] == "none" or (counts["passed"] == 0 and not failures):
+        print("nothing ran here; tests/gpu_log.json is left as it was:", "; ".join([*skips, *failures]))
+        return 1
+    LOG.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"\n{record['gpu']}, driver {record['driver']}, CUDA {record['cuda']}, torch {record['torch']}")
+    print(", ".join(f"{n} {name}" for name, n in counts.items()), f"in {record['seconds']} s; wrote tests/gpu_log.json")
+    for failure in failures:
+        print("FAILED", failure)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

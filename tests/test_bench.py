@@ -1,0 +1,65 @@
+"""The bench: what it measures, writes and draws. Times are not judged here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from rl_kernel_native.bench import __main__ as command  # noqa: E402
+from rl_kernel_native.bench import logprob, measure  # noqa: E402
+
+
+def test_command_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / "out" / f"run.{kind}" for kind in ("json", "png")}
+    arguments = ["logprob", "--rows", "4", "--vocab", "257", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(files["json"]), "--plot", str(files["png"])]) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(logprob.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in logprob.PASSES)
+    assert rows["forward", "rk"]["max_error"] < 1e-5 + 4e-7 * 20  # docs/numerics.md, logits of deviation 3
+    assert all(r["median_ms"] > 0 and r["samples"] >= measure.ROUNDS for r in rows.values())
+    assert "--rows 4" in run["command"]
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "torch gather - logsumexp" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_log_probability():
+    device = torch.device("cpu")
+    batch = logprob._batches(5, 301, torch.float32, device)[0]
+    found, _ = logprob.peers(device, torch.float32, use_compile=False)
+    for peer in found:
+        torch.testing.assert_close(peer.forward(batch), found[0].forward(batch), rtol=0, atol=2e-5)
+        if peer.with_entropy:
+            for got, expected in zip(peer.with_entropy(batch), found[0].with_entropy(batch), strict=True):
+                torch.testing.assert_close(got, expected, rtol=0, atol=4e-5)
+
+
+def test_an_absent_peer_is_named():
+    _, absent = logprob.peers(torch.device("cpu"), torch.bfloat16, use_compile=False)
+    assert {line.split(":")[0] for line in absent} == {"liger_kernel", "quack"}
+
+
+def test_candidates_are_visited_in_turn():
+    order = []
+    measure.measure([lambda i: order.append("a"), lambda i: order.append("b")], torch.device("cpu"), 0.01)
+    switches = sum(x != y for x, y in itertools.pairwise(order))
+    assert switches >= 2 * measure.ROUNDS
+
+
+def test_timing_is_the_median():
+    timing = measure.timing_of([3.0, 1.0, 100.0, 2.0, 4.0])
+    assert timing.median_ms == 3.0
+    assert timing.samples == 5
+
+
+@pytest.mark.parametrize("arguments", [["--rows", "-1"], ["--dtype", "int8"], ["--seconds", "0"]])
+def test_bad_arguments_exit_with_2(arguments):
+    with pytest.raises(SystemExit) as error:
+        command.main(["logprob", "--device", "cpu", *arguments])
+    assert error.value.code == 2
