@@ -50,9 +50,7 @@ constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
 
 std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
 
-const char* name(DType t) {
-  return t == DType::kFloat32 ? "float32" : t == DType::kBFloat16 ? "bfloat16" : "float16";
-}
+const char* name(DType t) { return t == DType::kFloat32 ? "float32" : t == DType::kBFloat16 ? "bfloat16" : "float16"; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A call with its memory. Rows lie `stride` elements apart, `shift` bytes off any alignment.
@@ -536,7 +534,7 @@ TEST_F(Logprob, ExtremeTemperatures) {
   for (const DType dtype : kDtypes) {
     for (const Exp exp : kExps) {
       // In range from 2^-126 on; log2e / T is subnormal at the largest T.
-      const std::vector<float> temperatures = {0x1p-126f, 1e-30f, 1e-4f, 1e4f, 1e30f, 0x1.fffffep127f,
+      const std::vector<float> temperatures = {0x1p-126f, 1e-30f, 1e-4f,     1e4f, 1e30f, 0x1.fffffep127f,
                                                0.0f,      -1.0f,  0x1p-127f, kInf, kNaN};
       Problem p(static_cast<std::int64_t>(temperatures.size()), 700, dtype, 7);
       p.exp = exp;
@@ -556,12 +554,12 @@ TEST_F(Logprob, ColumnsFarBelowTheLargest) {
       p.temperature = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 0.7f, 1.3f};
       std::mt19937 random(9);
       for (std::int64_t j = 0; j < p.columns; ++j) {
-        p.set(0, j, std::uniform_real_distribution<float>(-300.0f, 10.0f)(random));   // crosses the clamp
-        p.set(1, j, std::uniform_real_distribution<float>(-90.0f, 0.0f)(random));     // close to it
-        p.set(2, j, std::uniform_real_distribution<float>(300.0f, 900.0f)(random));   // |m| > 512: q is not rounded
+        p.set(0, j, std::uniform_real_distribution<float>(-300.0f, 10.0f)(random));  // crosses the clamp
+        p.set(1, j, std::uniform_real_distribution<float>(-90.0f, 0.0f)(random));    // close to it
+        p.set(2, j, std::uniform_real_distribution<float>(300.0f, 900.0f)(random));  // |m| > 512: q is not rounded
         p.set(3, j, std::uniform_real_distribution<float>(-900.0f, -300.0f)(random));
         p.set(4, j, std::uniform_real_distribution<float>(-60000.0f, 60000.0f)(random));
-        p.set(5, j, j == 1500 ? 30000.0f : -60000.0f + static_cast<float>(j));        // one column is everything
+        p.set(5, j, j == 1500 ? 30000.0f : -60000.0f + static_cast<float>(j));  // one column is everything
         // The largest adds nothing to E, which is then all clamped columns: q and its rounding show.
         p.set(6, j, j % 128 == 5 ? 0.0f : -1000.0f - static_cast<float>(j % 50));
         p.set(7, j, j % 128 == 5 ? 0.0f : -50.0f - static_cast<float>(j % 100));
@@ -580,19 +578,19 @@ TEST_F(Logprob, NumbersNearTheEndsOfTheRange) {
     p.temperature[11] = 0x1.fffffep127f;
     for (std::int64_t j = 0; j < p.columns; ++j) {
       const float sign = j % 3 == 0 ? -1.0f : 1.0f;
-      p.set(0, j, sign * 0x1p-140f);                                    // subnormal logits
-      p.set(1, j, sign * 0.0f);                                         // zeros of both signs
-      p.set(2, j, -1e6f - static_cast<float>(j));                       // near -2^21 in log2
-      p.set(3, j, -1.5e6f + static_cast<float>(j % 7) * 1e4f);          // leaves on both sides of -2^21
-      p.set(4, j, 1.4e6f + static_cast<float>(j));                      // near 2^21
-      p.set(5, j, j == 900 ? 1.46e6f : 0.0f);                           // one past 2^21
-      p.set(6, j, -3e38f);                                              // every leaf is the identity
-      p.set(7, j, j == 5 ? 3e38f : 1.0f);                               // c z overflows
-      p.set(8, j, j == 5 ? 2097151.875f : 2097000.0f);                  // its ceil is 2^21: too much
-      p.set(9, j, j < 600 ? -2097152.0f : -2097151.875f);               // -2^21 is the identity, its neighbour not
+      p.set(0, j, sign * 0x1p-140f);                            // subnormal logits
+      p.set(1, j, sign * 0.0f);                                 // zeros of both signs
+      p.set(2, j, -1e6f - static_cast<float>(j));               // near -2^21 in log2
+      p.set(3, j, -1.5e6f + static_cast<float>(j % 7) * 1e4f);  // leaves on both sides of -2^21
+      p.set(4, j, 1.4e6f + static_cast<float>(j));              // near 2^21
+      p.set(5, j, j == 900 ? 1.46e6f : 0.0f);                   // one past 2^21
+      p.set(6, j, -3e38f);                                      // every leaf is the identity
+      p.set(7, j, j == 5 ? 3e38f : 1.0f);                       // c z overflows
+      p.set(8, j, j == 5 ? 2097151.875f : 2097000.0f);          // its ceil is 2^21: too much
+      p.set(9, j, j < 600 ? -2097152.0f : -2097151.875f);       // -2^21 is the identity, its neighbour not
       p.set(10, j, -2097152.0f);
-      p.set(11, j, j < 128 ? 1e38f : j == 128 ? 2.5e38f : -kInf);       // E overflows where m is the lower one
-      p.set(12, j, j > 140 && j < 150 ? 0x1p-140f : -kInf);             // E of the only leaf is subnormal
+      p.set(11, j, j < 128 ? 1e38f : j == 128 ? 2.5e38f : -kInf);  // E overflows where m is the lower one
+      p.set(12, j, j > 140 && j < 150 ? 0x1p-140f : -kInf);        // E of the only leaf is subnormal
     }
     ASSERT_NO_FATAL_FAILURE(check(p, "ends of the range"));
   }
@@ -602,26 +600,26 @@ TEST_F(Logprob, NonFiniteLogits) {
   for (const DType dtype : kDtypes) {
     Problem p(14, 2100, dtype, 11);
     for (std::int64_t j = 0; j < p.columns; ++j) {
-      if (j % 2 == 0) p.set(0, j, -kInf);                    // scattered
-      if (j < 1500) p.set(1, j, -kInf);                      // whole leaves and parts
-      p.set(2, j, -kInf);                                    // an empty row
-      p.set(3, j, j == 1234 ? 1.0f : -kInf);                 // one column left
+      if (j % 2 == 0) p.set(0, j, -kInf);     // scattered
+      if (j < 1500) p.set(1, j, -kInf);       // whole leaves and parts
+      p.set(2, j, -kInf);                     // an empty row
+      p.set(3, j, j == 1234 ? 1.0f : -kInf);  // one column left
     }
     p.set(4, 0, kNaN);
     p.set(5, 2099, -kNaN);
     p.set(6, 700, kInf);
     p.set(7, 700, kInf);
-    p.set(7, 701, kNaN);   // the leaf is NaN
+    p.set(7, 701, kNaN);  // the leaf is NaN
     p.set(8, 10, kInf);
     p.set(8, 2000, kNaN);  // two leaves, two bits
     p.target[9] = 55;
-    p.set(9, 55, -kInf);   // the label is masked
+    p.set(9, 55, -kInf);  // the label is masked
     p.target[10] = 56;
-    p.set(10, 56, kNaN);   // the label is NaN
+    p.set(10, 56, kNaN);  // the label is NaN
     p.target[11] = 57;
     p.set(11, 57, kInf);
     p.target[2] = 3;
-    p.target[12] = 5000;   // bad, in a row with a NaN and in a row with +Inf
+    p.target[12] = 5000;  // bad, in a row with a NaN and in a row with +Inf
     p.set(12, 1, kNaN);
     p.target[13] = -1;
     p.set(13, 1, kInf);
@@ -686,8 +684,8 @@ TEST_F(Logprob, IgnoredRowsAndBadTargets) {
 TEST_F(Logprob, AnIgnoredRowIsNotRead) {
   const std::int64_t page = sysconf(_SC_PAGESIZE);
   const std::int64_t V = page / 4;
-  void* memory = mmap(nullptr, static_cast<std::size_t>(3 * page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                      -1, 0);
+  void* memory =
+      mmap(nullptr, static_cast<std::size_t>(3 * page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   float* logits = static_cast<float*>(memory);
   for (std::int64_t i = 0; i < 3 * V; ++i) logits[i] = static_cast<float>(i % 13);
@@ -734,15 +732,15 @@ TEST_F(Logprob, KeptSets) {
       std::mt19937 random(15);
       std::vector<std::int32_t> many;
       for (int i = 0; i < 3000; ++i) many.push_back(static_cast<std::int32_t>(random() % 5000));
-      p.keep(0, {17});                    // and the target
-      p.keep(1, many);                    // any order, repeats
-      p.keep(3, {0, 4999, 128, 127});     // row 2 keeps everything
-      p.keep(4, {1, 5000});               // past valid_vocab
+      p.keep(0, {17});                 // and the target
+      p.keep(1, many);                 // any order, repeats
+      p.keep(3, {0, 4999, 128, 127});  // row 2 keeps everything
+      p.keep(4, {1, 5000});            // past valid_vocab
       p.keep(5, {-1});
       p.keep(6, {2147483647, -2147483647});
       p.keep(7, {40, 41, 42});
       p.set(7, 41, -kInf);
-      p.set(7, 43, kNaN);                 // not kept, not seen
+      p.set(7, 43, kNaN);  // not kept, not seen
       p.keep(8, {40, 41, 42});
       p.set(8, 41, kNaN);
       p.target[8] = 6000;
@@ -974,18 +972,18 @@ TEST_F(Logprob, BackwardOfOddRows) {
           p.valid_vocab = 590;
           Upstream d = {some_gradients(12, 4), some_gradients(12, 5), some_gradients(12, 6)};
           p.target[0] = kIgnore;
-          p.target[1] = -3;                       // NaN
+          p.target[1] = -3;  // NaN
           p.target[2] = 595;
-          d.dlogprob[2] = 0.0f;                   // what is left does not need the target
+          d.dlogprob[2] = 0.0f;  // what is left does not need the target
           d.dlogprob[3] = d.dlse[3] = d.dentropy[3] = 0.0f;
-          p.set(3, 5, kNaN);                      // unread
+          p.set(3, 5, kNaN);  // unread
           p.set(4, 5, kNaN);
           p.set(5, 5, kInf);
           for (std::int64_t j = 100; j < 400; ++j) p.set(6, j, -kInf);
-          p.target[6] = 200;                      // masked label
+          p.target[6] = 200;  // masked label
           p.temperature[7] = -1.0f;
           p.keep(8, {1, 2, 3, 77});
-          p.keep(9, {1, 2, 9999});                // bad
+          p.keep(9, {1, 2, 9999});                                                            // bad
           for (std::int64_t j = 0; j < 600; ++j) p.set(10, j, j % 5 == 0 ? -400.0f : -1.0f);  // below 2^-126
           for (std::int64_t j = 0; j < 600; ++j) p.set(11, j, -kInf);                         // empty
           ASSERT_NO_FATAL_FAILURE(check_backward(p, d, "odd rows, softcap " + std::to_string(softcap)));
@@ -1137,8 +1135,8 @@ TEST_F(Logprob, ShardsThatAreNotGroupsOfPartsAreRefused) {
   };
   EXPECT_NO_THROW(call(0, 1024));
   EXPECT_NO_THROW(call(256, 256));
-  EXPECT_THROW(call(128, 256), rlk::InvalidArgument);   // parts 1 and 2
-  EXPECT_THROW(call(0, 384), rlk::InvalidArgument);     // three parts
+  EXPECT_THROW(call(128, 256), rlk::InvalidArgument);  // parts 1 and 2
+  EXPECT_THROW(call(0, 384), rlk::InvalidArgument);    // three parts
   EXPECT_THROW(call(0, 1000), rlk::InvalidArgument);
   EXPECT_THROW(call(8, 1016), rlk::InvalidArgument);
   EXPECT_THROW(call(512, 1024), rlk::InvalidArgument);

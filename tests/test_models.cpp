@@ -335,9 +335,9 @@ TEST(MmaModel, AlignmentKeeps25BitsOnSm90And24OnSm80) {
 
 TEST(MmaModel, NvidiaCutsAndRoundsTowardZero) {
   for (MmaUnit unit : {MmaUnit::kSm80, MmaUnit::kSm90}) {
-    EXPECT_EQ(step(unit, 1.0f, {0x1.8p-24f}), 1.0f);    // three quarters of a unit
+    EXPECT_EQ(step(unit, 1.0f, {0x1.8p-24f}), 1.0f);  // three quarters of a unit
     EXPECT_EQ(step(unit, -1.0f, {-0x1.8p-24f}), -1.0f);
-    EXPECT_EQ(step(unit, 1.0f, {-0x1p-26f}), 1.0f);     // cut to zero; cut downward it would borrow
+    EXPECT_EQ(step(unit, 1.0f, {-0x1p-26f}), 1.0f);  // cut to zero; cut downward it would borrow
     EXPECT_EQ(step(unit, 1.0f, {-0x1p-24f}), of(0x3f7fffff));
   }
 }
@@ -362,12 +362,12 @@ TEST(MmaModel, Sm80AddsTheFirstHalfFirst) {
 TEST(MmaModel, Gfx942CutsDownwardAndRoundsToNearest) {
   EXPECT_EQ(step(MmaUnit::kGfx942, -0x1p-40f, {1.0f}), of(0x3f7fffff));  // the accumulator borrows one bit of 24
   EXPECT_EQ(step(MmaUnit::kGfx942, 0x1p-40f, {1.0f}), 1.0f);
-  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);            // products keep 31 bits: rounded away
-  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {0x1p-24f}), 1.0f);             // ties to even
+  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);  // products keep 31 bits: rounded away
+  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {0x1p-24f}), 1.0f);   // ties to even
   EXPECT_EQ(step(MmaUnit::kGfx942, of(0x3f800001), {0x1p-24f}), of(0x3f800002));
-  EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);      // among products the cut is toward zero
+  EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);  // among products the cut is toward zero
   EXPECT_EQ(step(MmaUnit::kGfx942, DType::kBFloat16, -0x1p127f, {0x1p64f}, {0x1p64f}),
-            std::numeric_limits<float>::infinity());                     // a product beyond fp32 is Inf on its own
+            std::numeric_limits<float>::infinity());  // a product beyond fp32 is Inf on its own
 }
 
 TEST(MmaModel, Gfx90aAddsInPairsAndFlushes) {
@@ -549,7 +549,7 @@ TEST(MmaModel, AlignmentHasALeastExponent) {
 TEST(MmaModel, Sm90Zeros) {
   const DType t = DType::kBFloat16;
   EXPECT_EQ(hex(step(MmaUnit::kSm90, t, -0.0f, std::vector<float>(16, -0.0f), std::vector<float>(16, 1.0f))), 0u);
-  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {-0x1p-75f}, {0x1p-75f})), 0u);           // -2^-150
+  EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {-0x1p-75f}, {0x1p-75f})), 0u);  // -2^-150
   EXPECT_EQ(hex(step(MmaUnit::kSm90, t, 0.0f, {-0x1p-75f}, {0x1p-74f})), 0x80000001u);
   EXPECT_EQ(step(MmaUnit::kSm90, t, 0x1p-126f, {0.0f}, {0x1p127f}), 0x1p-126f);  // not cut at 2^(1 - 25)
 }

@@ -116,8 +116,8 @@ nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, d
 
 nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
                    std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
-                   nb::handle kept_offsets, int exp, std::int64_t vocab_start, nb::handle vocab_size, nb::handle allocate,
-                   std::uintptr_t stream) {
+                   nb::handle kept_offsets, int exp, std::int64_t vocab_start, nb::handle vocab_size,
+                   nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
                           kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   const Caller caller = make_caller(logits, call.device(), allocate, stream);
@@ -138,7 +138,8 @@ nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature,
 nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::handle allocate, std::uintptr_t stream) {
   const Array s(stats, "stats", "float32");
   const TensorView& v = s.view();
-  if (v.dtype != DType::kFloat32) throw nb::type_error((std::string("stats: expected dtype float32, got ") + name_of(v.dtype)).c_str());
+  if (v.dtype != DType::kFloat32)
+    throw nb::type_error((std::string("stats: expected dtype float32, got ") + name_of(v.dtype)).c_str());
   const std::string got = shape_text(s.shape());
   if (v.ndim < 2 || v.shape[v.ndim - 1] != kStatsFields || !v.is_contiguous()) {
     throw nb::value_error(("stats: expected a contiguous array of shape [shards, ..., 5], got " + got).c_str());
@@ -156,11 +157,13 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   if (PyCapsule_CheckExact(temperature.ptr()) || exchange_api(temperature)) {
     t.emplace(temperature, "temperature", "float32");
     if (t->view().dtype != DType::kFloat32) {
-      throw nb::type_error((std::string("temperature: expected dtype float32, got ") + name_of(t->view().dtype)).c_str());
+      throw nb::type_error(
+          (std::string("temperature: expected dtype float32, got ") + name_of(t->view().dtype)).c_str());
     }
     if (!(t->view().device == v.device)) {
-      throw nb::value_error(("temperature: expected device " + name_of(v.device) + " (that of stats), got " +
-                             name_of(t->view().device)).c_str());
+      throw nb::value_error(
+          ("temperature: expected device " + name_of(v.device) + " (that of stats), got " + name_of(t->view().device))
+              .c_str());
     }
     if (!std::ranges::equal(t->shape(), rows) || !t->view().is_contiguous()) {
       throw nb::value_error(("temperature: expected a contiguous array of shape " + shape_text(rows)).c_str());
@@ -198,8 +201,9 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   const TensorView& x = logits.view();
   const auto value_error = [](const std::string& message) { throw nb::value_error(("out: " + message).c_str()); };
   if (v.dtype != x.dtype) {
-    throw nb::type_error((std::string("out: expected dtype ") + name_of(x.dtype) + " (that of logits), got " +
-                          name_of(v.dtype)).c_str());
+    throw nb::type_error(
+        (std::string("out: expected dtype ") + name_of(x.dtype) + " (that of logits), got " + name_of(v.dtype))
+            .c_str());
   }
   if (!(v.device == x.device)) {
     value_error("expected device " + name_of(x.device) + " (that of logits), got " + name_of(v.device));
@@ -209,7 +213,8 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   }
   if (v.read_only) throw nb::buffer_error("out: is read-only");
   if (overlaps_itself(v)) value_error("expected strides that do not overlap");
-  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1) value_error("expected a contiguous last dimension (stride 1)");
+  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1)
+    value_error("expected a contiguous last dimension (stride 1)");
   bool same = v.data == x.data;
   for (int i = 0; i < v.ndim && same; ++i) same = x.shape[i] == 1 || v.stride(i) == x.stride(i);
   if (!same && ranges_overlap(v, x)) value_error("overlaps logits without being logits itself");
@@ -218,11 +223,11 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   return *layout;
 }
 
-nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
-                    std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
-                    nb::handle kept_offsets, int exp, std::int64_t vocab_start, nb::handle vocab_size, nb::handle lse,
-                    nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy, nb::handle out,
-                    nb::handle allocate, std::uintptr_t stream) {
+nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale,
+                    nb::handle softcap, std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
+                    nb::handle kept_ids, nb::handle kept_offsets, int exp, std::int64_t vocab_start,
+                    nb::handle vocab_size, nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse,
+                    nb::handle dentropy, nb::handle out, nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
                           kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   LogprobBackwardParams p;

@@ -110,7 +110,8 @@ void LogprobCall::check_device(const Array& array) const {
 void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout) const {
   const TensorView& v = array.view();
   if (v.dtype != dtype) {
-    type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + name_of(array.view().dtype));
+    type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " +
+               name_of(array.view().dtype));
   }
   check_device(array);
   const std::span<const std::int64_t> rows_shape = this->rows_shape();
@@ -150,12 +151,14 @@ void LogprobCall::read_temperature(nb::handle temperature) {
 void LogprobCall::read_vocabulary(const LogprobArguments& a) {
   const bool shard = !a.vocab_size.is_none();
   const std::int64_t whole = shard ? read_size(a.vocab_size, "vocab_size") : input_.num_columns;
-  if (shard && (whole < 1 || a.vocab_start < 0 || a.vocab_start > whole || input_.num_columns > whole - a.vocab_start)) {
+  if (shard &&
+      (whole < 1 || a.vocab_start < 0 || a.vocab_start > whole || input_.num_columns > whole - a.vocab_start)) {
     value_error("vocab_start, vocab_size: expected 0 <= vocab_start and vocab_start + " +
                 std::to_string(input_.num_columns) + " (columns of the shard) <= vocab_size, got vocab_start " +
                 std::to_string(a.vocab_start) + ", vocab_size " + std::to_string(whole));
   }
-  if (input_.num_rows > 0 && whole < 1) value_error("logits: expected at least one column, got shape " + got_shape(*logits_));
+  if (input_.num_rows > 0 && whole < 1)
+    value_error("logits: expected at least one column, got shape " + got_shape(*logits_));
   input_.vocab_start = a.vocab_start;
   input_.vocab_size = a.canonical_vocab.is_none() ? whole : read_size(a.canonical_vocab, "canonical_vocab");
   const std::int64_t widest = whole < input_.vocab_size ? whole : input_.vocab_size;
@@ -195,12 +198,14 @@ void LogprobCall::read_kept(const LogprobArguments& a) {
   kept_offsets_.emplace(a.kept_offsets, "kept offsets", "int64");
   const auto check = [&](const Array& array, DType dtype, std::int64_t length) {
     if (array.view().dtype != dtype) {
-      type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " + name_of(array.view().dtype));
+      type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " +
+                 name_of(array.view().dtype));
     }
     check_device(array);
     if (array.view().ndim != 1 || (length >= 0 && array.view().shape[0] != length) || !array.view().is_contiguous()) {
       value_error(std::string(array.name()) + ": expected a contiguous array of shape [" +
-                  (length >= 0 ? std::to_string(length) + "] (rows + 1)" : "number of ids]") + ", got " + got_shape(array));
+                  (length >= 0 ? std::to_string(length) + "] (rows + 1)" : "number of ids]") + ", got " +
+                  got_shape(array));
     }
   };
   check(*kept_ids_, DType::kInt32, -1);

@@ -96,7 +96,8 @@ Device device_of(DLDevice d, const char* name) {
     case kDLROCM:
       return {DeviceType::kRocm, d.id};
     default:
-      raise(PyExc_TypeError, std::string(name) + ": expected an array on a CPU, CUDA or ROCm device, got DLPack device type " +
+      raise(PyExc_TypeError, std::string(name) +
+                                 ": expected an array on a CPU, CUDA or ROCm device, got DLPack device type " +
                                  std::to_string(d.type));
   }
 }
@@ -166,7 +167,8 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
       auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
       if (managed->version.major != 1) {
         raise(PyExc_BufferError, std::string(name) + ": expected DLPack version 1.x, got " +
-                                     std::to_string(managed->version.major) + "." + std::to_string(managed->version.minor));
+                                     std::to_string(managed->version.major) + "." +
+                                     std::to_string(managed->version.minor));
       }
       PyCapsule_SetName(capsule, "used_dltensor_versioned");
       owner_ = managed;
@@ -181,8 +183,8 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
       t = managed->tensor;
     } else {
       const char* got = PyCapsule_GetName(capsule);
-      raise(PyExc_BufferError, std::string(name) + ": expected an unconsumed DLPack capsule, got one named '" +
-                                   (got ? got : "") + "'");
+      raise(PyExc_BufferError,
+            std::string(name) + ": expected an unconsumed DLPack capsule, got one named '" + (got ? got : "") + "'");
     }
   } else if (const ExchangeApi* api = exchange_api(object)) {
     if (api->view_from_object(object.ptr(), &t) != 0) throw nb::python_error();
@@ -191,7 +193,8 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
   }
   try {
     const Format* format = format_of(t.dtype);
-    if (!format) raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_text(t.dtype));
+    if (!format)
+      raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_text(t.dtype));
     view_.dtype = format->dtype;
     view_.device = device_of(t.device, name);
     if (t.ndim < 0 || t.ndim > 8) {
@@ -200,7 +203,8 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
     std::int64_t elements = 1;
     for (int i = 0; i < t.ndim; ++i) {
       if (t.shape[i] < 0 || __builtin_mul_overflow(elements, t.shape[i], &elements)) {
-        raise(PyExc_ValueError, std::string(name) + ": shape " + shape_text({t.shape, static_cast<std::size_t>(t.ndim)}) +
+        raise(PyExc_ValueError, std::string(name) + ": shape " +
+                                    shape_text({t.shape, static_cast<std::size_t>(t.ndim)}) +
                                     " is negative or its product overflows");
       }
       inline_shape_[i] = t.shape[i];
@@ -224,9 +228,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
 }
 
 Array::Array(Array&& other) noexcept
-    : view_(other.view_),
-      name_(other.name_),
-      release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
+    : view_(other.view_), name_(other.name_), release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
   std::memcpy(inline_shape_, other.inline_shape_, sizeof(inline_shape_));
   std::memcpy(inline_strides_, other.inline_strides_, sizeof(inline_strides_));
   view_.shape = inline_shape_;
@@ -244,7 +246,8 @@ nb::object bfloat16_capsule(nb::object capsule) {
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
   }
-  if (!tensor || tensor->dtype.bits != 16) raise(PyExc_TypeError, "expected an unconsumed DLPack capsule of 16-bit elements");
+  if (!tensor || tensor->dtype.bits != 16)
+    raise(PyExc_TypeError, "expected an unconsumed DLPack capsule of 16-bit elements");
   tensor->dtype.code = kDLBfloat;
   return capsule;
 }
@@ -271,7 +274,9 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) co
     return {nb::object(made[0]), array.view().data};  // the array in made[0] keeps the memory
   }
   DLTensor prototype{};
-  prototype.device = {device.type == DeviceType::kCpu ? kDLCPU : device.type == DeviceType::kCuda ? kDLCUDA : kDLROCM,
+  prototype.device = {device.type == DeviceType::kCpu    ? kDLCPU
+                      : device.type == DeviceType::kCuda ? kDLCUDA
+                                                         : kDLROCM,
                       device.index};
   prototype.ndim = static_cast<std::int32_t>(shape.size());
   prototype.shape = const_cast<std::int64_t*>(shape.data());  // read only, says the standard, if not the type

@@ -38,7 +38,7 @@ class Array {
  private:
   TensorView view_;
   const char* name_;
-  std::int64_t inline_shape_[8];    // a borrowed view's arrays may be the exporter's scratch
+  std::int64_t inline_shape_[8];  // a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
   void (*release_)(void*) = nullptr;
   void* owner_ = nullptr;

@@ -122,8 +122,8 @@ Row row_of(const LogprobInput& p, std::int64_t row) {
     r.failed |= kBadKept;
     return r;
   }
-  const bool valid = std::all_of(p.kept_ids + begin, p.kept_ids + end,
-                                 [&](std::int32_t id) { return id >= 0 && id < p.valid_vocab; });
+  const bool valid =
+      std::all_of(p.kept_ids + begin, p.kept_ids + end, [&](std::int32_t id) { return id >= 0 && id < p.valid_vocab; });
   if (!valid) r.failed |= kBadKept;
   r.kept = p.kept_ids + begin;
   r.kept_count = end - begin;

@@ -2,13 +2,13 @@
 // logit of every leaf, then, from L1, the eight chains of every leaf as eight lanes, then the tree over the block's
 // leaves with one leaf per lane. With sixteen lanes two leaves advance side by side.
 // Bound by memory with AVX-512 and bf16; by the exponential otherwise.
-#include "simd.h"  // first: it decides how the headers below are compiled
-
 #include "logprob_lanes.h"
+
 #include "rlk/math/exp2.h"
 #include "rlk/math/mufu_model.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/math/tanh.h"
+#include "simd.h"  // first: it decides how the headers below are compiled
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -111,7 +111,7 @@ def _cupy() -> Any:
         import cupy
     except ImportError as error:
         raise RuntimeError(
-            "logits: results for a CUDA array that is neither torch's nor CuPy's are allocated by CuPy, which is missing"
+            "logits: results for a CUDA array of JAX or another exporter come from CuPy, which is missing"
         ) from error
     return cupy
 

@@ -23,13 +23,13 @@ using rlk::DType;
 using rlk::float_of;
 using rlk::NvidiaMmaRule;
 
-#define CUDA_CHECK(call)                                                                          \
-  do {                                                                                            \
-    const cudaError_t error = (call);                                                             \
-    if (error != cudaSuccess) {                                                                   \
+#define CUDA_CHECK(call)                                                                             \
+  do {                                                                                               \
+    const cudaError_t error = (call);                                                                \
+    if (error != cudaSuccess) {                                                                      \
       std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error)); \
-      std::exit(2);                                                                               \
-    }                                                                                             \
+      std::exit(2);                                                                                  \
+    }                                                                                                \
   } while (0)
 
 using Count = unsigned long long;
@@ -402,8 +402,7 @@ __global__ __launch_bounds__(kMmaThreads) void mma_kernel(MmaResult* result, int
                                 pair(sA, row + 8, 2 * quad + 8)};
     const std::uint32_t b[2] = {pair(sB, group, 2 * quad), pair(sB, group, 2 * quad + 8)};
     float mma_sync[4], wgmma[4];
-    for (int r = 0; r < 4; ++r)
-      mma_sync[r] = wgmma[r] = sC[(row + 8 * (r / 2)) * kTileN + 2 * quad + r % 2];
+    for (int r = 0; r < 4; ++r) mma_sync[r] = wgmma[r] = sC[(row + 8 * (r / 2)) * kTileN + 2 * quad + r % 2];
     run_mma_sync<T>(mma_sync, a, b);
     run_wgmma<T>(wgmma, matrix_descriptor(sA), matrix_descriptor(sB));
 
@@ -481,7 +480,7 @@ void print_example(const MmaExample& e) {
 }
 
 void test_mma() {
-  constexpr int kTiles = 16384;          // 8.4 million outputs a distribution
+  constexpr int kTiles = 16384;  // 8.4 million outputs a distribution
   constexpr int kNeighbourTiles = 2048;
   NvidiaMmaRule device_rules[kMaxRules] = {kRule};
   for (int i = 0; i < kNeighbours; ++i) device_rules[1 + i] = neighbours[i].rule;

@@ -50,8 +50,8 @@ struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-#define RLK_CHECK(condition, message)                                                      \
-  do {                                                                                     \
+#define RLK_CHECK(condition, message)                                                           \
+  do {                                                                                          \
     if (!(condition)) throw ::rlk::InvalidArgument(std::string(message) + " [" #condition "]"); \
   } while (0)
 

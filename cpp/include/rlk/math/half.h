@@ -32,10 +32,8 @@ RLK_HD float float_of_f16(std::uint16_t h) {
   // 112 = 127 - 15 moves the bias; a second 112 lifts exponent 31 to 255.
   const std::uint32_t normal = shifted + (112u << 23) + (shifted >= (0x7c00u << 13) ? (112u << 23) : 0u);
   // Subnormal: significand s read as 2^-14 * (1 + s / 2^10), minus 2^-14; both are normal in fp32, so this is exact.
-  const float subnormal =
-      sub_rn(float_of(static_cast<std::int32_t>(shifted + (113u << 23))), float_of(113 << 23));
-  const std::uint32_t magnitude =
-      shifted < (0x0400u << 13) ? static_cast<std::uint32_t>(bits_of(subnormal)) : normal;
+  const float subnormal = sub_rn(float_of(static_cast<std::int32_t>(shifted + (113u << 23))), float_of(113 << 23));
+  const std::uint32_t magnitude = shifted < (0x0400u << 13) ? static_cast<std::uint32_t>(bits_of(subnormal)) : normal;
   return float_of(static_cast<std::int32_t>(sign | magnitude));
 #endif
 }

@@ -157,7 +157,7 @@ RLK_HD float nvidia_mma_group(const NvidiaMmaRule& rule, float c, const std::uin
   std::int32_t bits =
       round_to_float<false>(static_cast<std::uint64_t>(negative ? -sum : sum), largest - rule.fraction_bits);
   if (bits == 0x7f800000 && !rule.overflow_is_infinite) bits = 0x7f7fffff;
-  const bool sign = bits != 0 ? negative
+  const bool sign = bits != 0  ? negative
                     : sum != 0 ? negative && rule.signs_underflow
                                : all_minus_zero && rule.keeps_minus_zero;
   return float_of(bits | (sign ? static_cast<std::int32_t>(0x80000000u) : 0));
@@ -184,7 +184,9 @@ RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16
     largest = exponent[k] > largest ? exponent[k] : largest;
   }
   if (plus || minus)
-    return special_value(plus && minus ? MmaSpecial::kNan : plus ? MmaSpecial::kPlusInf : MmaSpecial::kMinusInf,
+    return special_value(plus && minus ? MmaSpecial::kNan
+                         : plus        ? MmaSpecial::kPlusInf
+                                       : MmaSpecial::kMinusInf,
                          bits_of(canonical_nan()));
 
   std::int64_t products = 0;  // 24 fraction bits at `largest`
@@ -196,8 +198,8 @@ RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16
   const MmaOperand acc = decode_float(c);
   const std::int64_t c_value = acc.negative ? -static_cast<std::int64_t>(acc.significand) : acc.significand;
   const std::int32_t both = largest > acc.exponent ? largest : acc.exponent;
-  const std::int64_t sum = cut_downward(products * 128, both - largest)               // 31 fraction bits at `both`
-                           + cut_downward(c_value * 2, both - acc.exponent) * 128;    // 24 kept
+  const std::int64_t sum = cut_downward(products * 128, both - largest)             // 31 fraction bits at `both`
+                           + cut_downward(c_value * 2, both - acc.exponent) * 128;  // 24 kept
   const bool negative = sum < 0;
   const std::int32_t bits = round_to_float<true>(static_cast<std::uint64_t>(negative ? -sum : sum), both - 31);
   return float_of(bits | (negative ? static_cast<std::int32_t>(0x80000000u) : 0));

@@ -18,6 +18,7 @@
 
 namespace rlk {
 
+// clang-format off
 // Coefficients of a segment, as functions because device code cannot index a host array.
 RLK_HD std::int32_t mufu_ex2_c0(std::int32_t segment) {
   static constexpr std::int32_t kTable[64] = {
@@ -58,6 +59,7 @@ RLK_HD std::int32_t mufu_ex2_c2(std::int32_t segment) {
   };
   return kTable[segment];
 }
+// clang-format on
 
 // Folded square of the 17-bit offset in units of 2^19. Partial products o_i * o_j (i < j, weight 2^(i+j+1)) and o_i
 // (weight 2^(2i)) lighter than 2^19 are dropped one by one, before they could carry.
@@ -74,8 +76,8 @@ RLK_HD std::int32_t mufu_ex2_significand(std::int32_t fraction) {
   const std::int32_t segment = fraction >> 17, offset = fraction & 0x1ffff;
   const std::int32_t c0 = mufu_ex2_c0(segment);
   // The formula above with its integer part taken out (c0 / 4 whole units, 32768 of c1), which leaves |rest| < 2^31.
-  const std::int32_t rest = (mufu_ex2_c1(segment) - 32768) * offset + mufu_ex2_c2(segment) * mufu_square(offset) +
-                            ((c0 & 3) << 13) + 6114;
+  const std::int32_t rest =
+      (mufu_ex2_c1(segment) - 32768) * offset + mufu_ex2_c2(segment) * mufu_square(offset) + ((c0 & 3) << 13) + 6114;
   return (c0 >> 2) + offset + (rest >> 15);
 }
 

@@ -14,9 +14,9 @@
 
 namespace rlk {
 
-constexpr float kStatsRange = 2097152.0f;    // 2^21: beyond it fma(z, c, -m) has no fraction bits left to trust
-constexpr float kStatsFloor = 120.0f;        // columns lower than 2^-120 of the leaf's reference count as 2^-120
-constexpr float kStatsShift = 12582912.0f;   // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+constexpr float kStatsRange = 2097152.0f;   // 2^21: beyond it fma(z, c, -m) has no fraction bits left to trust
+constexpr float kStatsFloor = 120.0f;       // columns lower than 2^-120 of the leaf's reference count as 2^-120
+constexpr float kStatsShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
 
 struct SoftmaxStats {
   float m, S, E, Q;
@@ -25,7 +25,9 @@ struct SoftmaxStats {
 RLK_HD SoftmaxStats identity_stats() { return {-infinity(), 0.0f, 0.0f, 0.0f}; }
 
 // A row that cannot have a result: m is NaN and S carries the status bits, so a tree of plain fp32 fields moves both.
-RLK_HD SoftmaxStats failed_stats(std::int32_t status) { return {canonical_nan(), static_cast<float>(status), 0.0f, 0.0f}; }
+RLK_HD SoftmaxStats failed_stats(std::int32_t status) {
+  return {canonical_nan(), static_cast<float>(status), 0.0f, 0.0f};
+}
 RLK_HD std::int32_t status_of(const SoftmaxStats& s) { return is_nan(s.m) ? static_cast<std::int32_t>(s.S) : 0; }
 
 // z of the contract. An infinity marks a column, so a softcap leaves it alone.
@@ -71,8 +73,8 @@ RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
 // 2^(z c - m), portable: z clamped to q, so the exponent stays in fp32's normal range.
 template <class F>
 RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
-  const F t = fma_rn(z, c, shift_minus_m);      // kStatsShift - m
-  const F n = sub_rn(t, shift_minus_m);         // round(z c), exact
+  const F t = fma_rn(z, c, shift_minus_m);  // kStatsShift - m
+  const F n = sub_rn(t, shift_minus_m);     // round(z c), exact
   const F e = exp2_stat(fma_rn(z, c, -n));
   return float_of(bits_of(e) + (bits_of(t) << 23));
 }

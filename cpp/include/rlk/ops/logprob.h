@@ -38,19 +38,19 @@ enum class Exp : std::uint8_t { kPortable, kHardware };
 // Bits of status[i]. A row is NaN where any bit but kLabelMasked is set.
 enum LogprobStatus : std::int32_t {
   kOk = 0,
-  kBadTarget = 1,       // target outside [0, valid_vocab) and not ignore_index
-  kNanLogit = 2,        // a NaN among the row's valid columns
-  kInfLogit = 4,        // +Inf, or a product with logit_scale or log2e/T that overflows
-  kEmptyRow = 8,        // every valid column is -Inf or missing
-  kBadTemperature = 16, // a per-row temperature that is not finite and >= 2^-126; the row's statistics are not taken
-  kBadKept = 32,        // kept_offsets descend, or a kept id lies outside [0, valid_vocab)
-  kLabelMasked = 64,    // the target's own logit is -Inf: logprob is -Inf, not an error
+  kBadTarget = 1,        // target outside [0, valid_vocab) and not ignore_index
+  kNanLogit = 2,         // a NaN among the row's valid columns
+  kInfLogit = 4,         // +Inf, or a product with logit_scale or log2e/T that overflows
+  kEmptyRow = 8,         // every valid column is -Inf or missing
+  kBadTemperature = 16,  // a per-row temperature that is not finite and >= 2^-126; the row's statistics are not taken
+  kBadKept = 32,         // kept_offsets descend, or a kept id lies outside [0, valid_vocab)
+  kLabelMasked = 64,     // the target's own logit is -Inf: logprob is -Inf, not an error
 };
 
-constexpr int kNumParts = 8;      // of a vocabulary (rule 5)
+constexpr int kNumParts = 8;  // of a vocabulary (rule 5)
 constexpr int kLeafColumns = 128;
-constexpr int kNumChains = 8;     // of a leaf
-constexpr int kStatsFields = 5;   // m, S, E, Q, target z
+constexpr int kNumChains = 8;    // of a leaf
+constexpr int kStatsFields = 5;  // m, S, E, Q, target z
 
 // Rule 5's cut i of a vocabulary of `vocab_size` columns: part i holds [cut(i), cut(i + 1)).
 RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
@@ -60,30 +60,30 @@ RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
 
 // What one row means: shared by forward and backward.
 struct LogprobInput {
-  const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment
-  const void* target = nullptr;  // [num_rows], target_dtype; global column ids
-  const float* temperature = nullptr;             // [num_rows], or null: temperature_value for every row
-  const std::int32_t* kept_ids = nullptr;         // [kept_offsets[num_rows]], global column ids, any order
-  const std::int64_t* kept_offsets = nullptr;     // [num_rows + 1], or null: nothing is restricted
-  DType dtype = DType::kFloat32;                  // kFloat32, kBFloat16, kFloat16
-  DType target_dtype = DType::kInt64;             // kInt32, kInt64
+  const void* logits = nullptr;                // [num_rows, num_columns], dtype; columns contiguous, any alignment
+  const void* target = nullptr;                // [num_rows], target_dtype; global column ids
+  const float* temperature = nullptr;          // [num_rows], or null: temperature_value for every row
+  const std::int32_t* kept_ids = nullptr;      // [kept_offsets[num_rows]], global column ids, any order
+  const std::int64_t* kept_offsets = nullptr;  // [num_rows + 1], or null: nothing is restricted
+  DType dtype = DType::kFloat32;               // kFloat32, kBFloat16, kFloat16
+  DType target_dtype = DType::kInt64;          // kInt32, kInt64
   Exp exp = Exp::kPortable;
   RowLayout logits_rows;
   RowLayout target_rows;
   std::int64_t num_rows = 0;
-  std::int64_t num_columns = 0;      // columns of `logits` (a shard's, when vocab_start or vocab_size say so)
-  std::int64_t vocab_start = 0;      // global id of column 0; a cut of rule 5
-  std::int64_t vocab_size = 0;       // U, canonical vocabulary
-  std::int64_t valid_vocab = 0;      // <= vocab_size
-  std::int64_t kept_size = 0;        // length of kept_ids
+  std::int64_t num_columns = 0;  // columns of `logits` (a shard's, when vocab_start or vocab_size say so)
+  std::int64_t vocab_start = 0;  // global id of column 0; a cut of rule 5
+  std::int64_t vocab_size = 0;   // U, canonical vocabulary
+  std::int64_t valid_vocab = 0;  // <= vocab_size
+  std::int64_t kept_size = 0;    // length of kept_ids
   std::int64_t ignore_index = -100;
-  float temperature_value = 1.0f;    // finite, >= 2^-126
-  float logit_scale = 1.0f;          // finite, > 0
-  float softcap = 0.0f;              // finite, > 0; 0 means none
+  float temperature_value = 1.0f;  // finite, >= 2^-126
+  float logit_scale = 1.0f;        // finite, > 0
+  float softcap = 0.0f;            // finite, > 0; 0 means none
 };
 
 struct LogprobParams : LogprobInput {
-  float* logprob = nullptr;        // [num_rows] each, contiguous; null: not wanted
+  float* logprob = nullptr;  // [num_rows] each, contiguous; null: not wanted
   float* lse = nullptr;
   float* entropy = nullptr;
   float* sum_p_sq = nullptr;
@@ -92,7 +92,7 @@ struct LogprobParams : LogprobInput {
   // m is NaN for a row with a status, whose bits then stand in S; m = -Inf with target z = +Inf marks an ignored row;
   // target z is NaN where the target is in another shard.
   float* stats = nullptr;
-  void* workspace = nullptr;       // logprob_workspace_bytes(...), 16-byte aligned
+  void* workspace = nullptr;  // logprob_workspace_bytes(...), 16-byte aligned
 };
 // Bytes of device workspace that `p` needs on `device`; 0 on the CPU. At most 16 MiB.
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, Device device);
@@ -114,13 +114,13 @@ struct LogprobMergeParams {
 void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
 
 struct LogprobBackwardParams : LogprobInput {
-  const float* lse = nullptr;        // [num_rows], as forward returned it (of the whole row, also for a shard)
-  const float* entropy = nullptr;    // [num_rows], needed with dentropy
-  const float* dlogprob = nullptr;   // [num_rows] each; null means 0. Any element stride (0: expanded)
+  const float* lse = nullptr;       // [num_rows], as forward returned it (of the whole row, also for a shard)
+  const float* entropy = nullptr;   // [num_rows], needed with dentropy
+  const float* dlogprob = nullptr;  // [num_rows] each; null means 0. Any element stride (0: expanded)
   const float* dlse = nullptr;
   const float* dentropy = nullptr;
   RowLayout dlogprob_rows, dlse_rows, dentropy_rows;
-  void* dlogits = nullptr;           // [num_rows, num_columns], dtype; may be `logits` itself
+  void* dlogits = nullptr;  // [num_rows, num_columns], dtype; may be `logits` itself
   RowLayout dlogits_rows;
 };
 void logprob_backward(const LogprobBackwardParams& p, Device device, Stream stream);
