@@ -319,6 +319,22 @@ def test_autograd_has_the_bytes_of_the_explicit_call(device: str, exp: str, rng:
     assert not differing(x.grad, gradient(logits, target, exp, given))
 
 
+def test_the_two_exponentials_differ_and_autograd_keeps_the_forwards(device: str, rng: np.random.Generator) -> None:
+    """From one lse, so that only the backward's own exponential can make the difference."""
+    logits, target = problem(rng, (20, 500), device)
+    given = incoming(rng, (20,), device, ("dlogprob",))
+    lse = rk.logprob(logits, target, return_lse=True, exp="portable").lse
+    grads = {}
+    for exp in ("portable", "hardware"):
+        with mode(device, exp):
+            grads[exp] = rk.logprob_backward(logits, target, lse, **given, exp=exp)
+            x = logits.clone().requires_grad_()
+            value = rk.logprob(x, target, exp=exp)
+        value.backward(given["dlogprob"])  # outside the arithmetic that the forward had
+        assert not differing(x.grad, gradient(logits, target, exp, given)), exp
+    assert differing(grads["portable"], grads["hardware"])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [*VOCAB, 128256])
