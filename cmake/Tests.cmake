@@ -10,9 +10,12 @@ function(rlk_add_test name)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60)
 endfunction()
 
+rlk_add_test(test_isa)
 rlk_add_test(test_logprob)
+rlk_add_test(test_logprob_backward)
 rlk_add_test(test_math)
 rlk_add_test(test_models)
+rlk_add_test(test_thread_pool)
 
 if(RLK_WITH_CUDA)
   # A GPU test is built wherever CUDA is, and skips itself (exit code 77) where there is no device.

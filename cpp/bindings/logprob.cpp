@@ -69,12 +69,12 @@ nb::object workspace_of(const LogprobParams& p, const Caller& caller, void** dat
   return memory.array;
 }
 
-nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
-                   std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
-                   nb::handle kept_offsets, int exp, int returns, nb::handle out, nb::handle allocate,
-                   std::uintptr_t stream) {
+nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature, nb::handle logit_scale,
+                   nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
+                   nb::handle kept_ids, nb::handle kept_offsets, int exp, int returns, nb::handle out,
+                   nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
-                          kept_ids, kept_offsets, 0, nb::none(), exp});
+                          kept_ids, kept_offsets, nb::none(), nb::none(), exp});
   const Caller caller = make_caller(logits, call.device(), allocate, stream);
   const Outputs outputs(call, caller, returns, out);
   LogprobParams p{call.input()};
@@ -89,9 +89,9 @@ nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature,
 
 // An eager call on a plain CUDA tensor without gradient, kept set or given outputs: what a decode step costs on the
 // host. NotImplemented sends every other call the general way.
-nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
-                 std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle exp,
-                 int returns) {
+nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, nb::handle logit_scale,
+                 nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
+                 nb::handle exp, int returns) {
   if (!may_bypass_dispatcher(logits)) return nb::borrow(Py_NotImplemented);
   int mode = 1;
   if (!exp.is_none()) {
@@ -100,7 +100,7 @@ nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, d
     mode = 0;
   }
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
-                          nb::none(), nb::none(), 0, nb::none(), mode});
+                          nb::none(), nb::none(), nb::none(), nb::none(), mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
   const Caller caller = make_caller(logits, call.device(), nb::none(), 0);
   const Outputs outputs(call, caller, returns, nb::none());
@@ -114,9 +114,9 @@ nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, d
   return outputs.result(returns);
 }
 
-nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale, nb::handle softcap,
-                   std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab, nb::handle kept_ids,
-                   nb::handle kept_offsets, int exp, std::int64_t vocab_start, nb::handle vocab_size,
+nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature, nb::handle logit_scale,
+                   nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
+                   nb::handle kept_ids, nb::handle kept_offsets, int exp, nb::handle vocab_start, nb::handle vocab_size,
                    nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
                           kept_ids, kept_offsets, vocab_start, vocab_size, exp});
@@ -172,6 +172,7 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   } else {
     p.temperature_value = read_temperature_value(temperature);
   }
+  require_logprob_backend(v.device);
   const Caller caller = make_caller(stats, v.device, allocate, stream);
   std::array<nb::object, 5> objects;
   std::array<void*, 5> data{};
@@ -223,9 +224,9 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   return *layout;
 }
 
-nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature, double logit_scale,
-                    nb::handle softcap, std::int64_t ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
-                    nb::handle kept_ids, nb::handle kept_offsets, int exp, std::int64_t vocab_start,
+nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature, nb::handle logit_scale,
+                    nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
+                    nb::handle kept_ids, nb::handle kept_offsets, int exp, nb::handle vocab_start,
                     nb::handle vocab_size, nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse,
                     nb::handle dentropy, nb::handle out, nb::handle allocate, std::uintptr_t stream) {
   const LogprobCall call({logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab,
@@ -241,12 +242,13 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
     return static_cast<const float*>(rows.back().view().data);
   };
   p.lse = read(lse, "lse", nullptr);
-  if (!p.lse) throw nb::type_error("lse: expected the lse that logprob returned, got None");
+  if (lse.is_none()) throw nb::type_error("lse: expected the lse that logprob returned, got None");
   p.entropy = read(entropy, "entropy", nullptr);
   p.dlogprob = read(dlogprob, "dlogprob", &p.dlogprob_rows);
   p.dlse = read(dlse, "dlse", &p.dlse_rows);
   p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
-  if (p.dentropy && !p.entropy) throw nb::type_error("entropy: expected the entropy that logprob returned, got None");
+  if (!dentropy.is_none() && entropy.is_none())
+    throw nb::type_error("entropy: expected the entropy that logprob returned, got None");
 
   const Caller caller = make_caller(logits, call.device(), allocate, stream);
   const TensorView& x = call.logits().view();
@@ -260,6 +262,12 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
   } else {
     given.emplace(out, "out", name_of(x.dtype));
     p.dlogits_rows = gradient_layout(*given, call.logits());
+    call.check_apart(*given, false);
+    for (const Array& row : rows) {
+      if (ranges_overlap(given->view(), row.view())) {
+        throw nb::value_error((std::string("out: shares memory with ") + row.name()).c_str());
+      }
+    }
     p.dlogits = given->view().data;
     dlogits = nb::borrow(out);
   }

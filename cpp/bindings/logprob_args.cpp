@@ -21,6 +21,15 @@ double read_number(nb::handle h, const char* name) {
   return x;
 }
 
+float read_positive(nb::handle h, const char* name, const char* expected) {
+  const double x = read_number(h, name);
+  const auto single = static_cast<float>(x);
+  if (!(single > 0.0f) || !std::isfinite(single)) {
+    value_error(std::string(name) + ": " + expected + " a finite number > 0, got " + number_text(x));
+  }
+  return single;
+}
+
 std::int64_t read_size(nb::handle h, const char* name) {
   if (PyBool_Check(h.ptr()) || !PyIndex_Check(h.ptr())) {
     type_error(std::string(name) + ": expected an integer, got " + kind_of(h));
@@ -53,6 +62,7 @@ float read_temperature_value(nb::handle temperature) {
 LogprobCall::LogprobCall(const LogprobArguments& a) {
   logits_.emplace(a.logits, "logits", "float32, bfloat16 or float16");
   const TensorView& x = logits_->view();
+  require_logprob_backend(x.device);
   if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
     type_error(std::string("logits: expected dtype float32, bfloat16 or float16, got ") + name_of(x.dtype));
   }
@@ -80,20 +90,12 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   check_rows(*target_, target_->view().dtype, &input_.target_rows);
   input_.target = target_->view().data;
   input_.target_dtype = target_->view().dtype;
-  input_.ignore_index = a.ignore_index;
+  input_.ignore_index = read_size(a.ignore_index, "ignore_index");
 
   read_temperature(a.temperature);
-  if (!(a.logit_scale > 0.0) || !std::isfinite(static_cast<float>(a.logit_scale)) ||
-      static_cast<float>(a.logit_scale) == 0.0f) {
-    value_error("logit_scale: expected a finite number > 0, got " + number_text(a.logit_scale));
-  }
-  input_.logit_scale = static_cast<float>(a.logit_scale);
+  input_.logit_scale = read_positive(a.logit_scale, "logit_scale", "expected");
   if (!a.softcap.is_none()) {
-    const double softcap = read_number(a.softcap, "softcap");
-    if (!(softcap > 0.0) || !std::isfinite(static_cast<float>(softcap)) || static_cast<float>(softcap) == 0.0f) {
-      value_error("softcap: expected None or a finite number > 0, got " + number_text(softcap));
-    }
-    input_.softcap = static_cast<float>(softcap);
+    input_.softcap = read_positive(a.softcap, "softcap", "expected None or");
   }
   input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
   read_vocabulary(a);
@@ -131,10 +133,17 @@ void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout)
 void LogprobCall::check_output(const Array& array, DType dtype) const {
   check_rows(array, dtype);
   if (array.view().read_only) throw nb::buffer_error((std::string(array.name()) + ": is read-only").c_str());
-  for (const auto* input : {&logits_, &target_, &temperature_, &kept_ids_, &kept_offsets_}) {
-    if (*input && ranges_overlap(array.view(), (*input)->view())) {
-      value_error(std::string(array.name()) + ": shares memory with " + (*input)->name());
+  check_apart(array, true);
+}
+
+void LogprobCall::check_apart(const Array& output, bool from_logits) const {
+  for (const auto* input : {&target_, &temperature_, &kept_ids_, &kept_offsets_}) {
+    if (*input && ranges_overlap(output.view(), (*input)->view())) {
+      value_error(std::string(output.name()) + ": shares memory with " + (*input)->name());
     }
+  }
+  if (from_logits && ranges_overlap(output.view(), logits_->view())) {
+    value_error(std::string(output.name()) + ": shares memory with logits");
   }
 }
 
@@ -149,44 +158,42 @@ void LogprobCall::read_temperature(nb::handle temperature) {
 }
 
 void LogprobCall::read_vocabulary(const LogprobArguments& a) {
+  constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
   const bool shard = !a.vocab_size.is_none();
   const std::int64_t whole = shard ? read_size(a.vocab_size, "vocab_size") : input_.num_columns;
-  if (shard &&
-      (whole < 1 || a.vocab_start < 0 || a.vocab_start > whole || input_.num_columns > whole - a.vocab_start)) {
+  input_.vocab_start = a.vocab_start.is_none() ? 0 : read_size(a.vocab_start, "vocab_start");
+  if (!shard && input_.num_rows > 0 && whole < 1) {
+    value_error("logits: expected at least one column, got shape " + got_shape(*logits_));
+  }
+  if (whole > kWidest) {
+    value_error("vocab_size: expected at most " + std::to_string(kWidest) + " columns, got " + std::to_string(whole));
+  }
+  if (input_.vocab_start < 0 || input_.vocab_start > whole || input_.num_columns > whole - input_.vocab_start ||
+      (shard && whole < 1)) {
     value_error("vocab_start, vocab_size: expected 0 <= vocab_start and vocab_start + " +
                 std::to_string(input_.num_columns) + " (columns of the shard) <= vocab_size, got vocab_start " +
-                std::to_string(a.vocab_start) + ", vocab_size " + std::to_string(whole));
+                std::to_string(input_.vocab_start) + ", vocab_size " + std::to_string(whole));
   }
-  if (input_.num_rows > 0 && whole < 1)
-    value_error("logits: expected at least one column, got shape " + got_shape(*logits_));
-  input_.vocab_start = a.vocab_start;
   input_.vocab_size = a.canonical_vocab.is_none() ? whole : read_size(a.canonical_vocab, "canonical_vocab");
-  const std::int64_t widest = whole < input_.vocab_size ? whole : input_.vocab_size;
+  if (input_.vocab_size < 0 || input_.vocab_size > kWidest) {
+    value_error("canonical_vocab: expected a width up to " + std::to_string(kWidest) + ", got " +
+                std::to_string(input_.vocab_size));
+  }
+  const std::int64_t widest = std::min(whole, input_.vocab_size);
   if (a.valid_vocab.is_none() && whole > input_.vocab_size) {
     value_error("canonical_vocab: expected at least the " + std::to_string(whole) + " columns of logits, got " +
                 std::to_string(input_.vocab_size) + "; or give valid_vocab, the number of real tokens");
   }
   input_.valid_vocab = a.valid_vocab.is_none() ? widest : read_size(a.valid_vocab, "valid_vocab");
-  if (input_.valid_vocab > widest || (input_.num_rows > 0 && input_.valid_vocab < 1)) {
+  if (input_.valid_vocab > widest || input_.valid_vocab < (input_.num_rows > 0 ? 1 : 0)) {
     value_error("valid_vocab: expected 1 <= valid_vocab <= " + std::to_string(widest) + ", got " +
                 std::to_string(input_.valid_vocab));
   }
-  if (!shard) return;
-  // A rank owns whole parts, an aligned power of two of them (rule 5).
-  const std::int64_t end = a.vocab_start + input_.num_columns;
-  int first = -1, last = -1;
-  for (int i = kNumParts; i >= 0; --i) {
-    if (part_cut(input_.vocab_size, i) == a.vocab_start) first = i;
-  }
-  for (int i = 0; i <= kNumParts; ++i) {
-    if (part_cut(input_.vocab_size, i) == end || (i == kNumParts && end >= input_.valid_vocab)) last = i;
-    if (last >= 0 && last > first) break;
-  }
-  const int parts = last - first;
-  const bool aligned = first >= 0 && parts > 0 && (parts & (parts - 1)) == 0 && first % parts == 0;
-  if (!aligned) {
+  if (shard &&
+      parts_of_columns(input_.vocab_size, input_.valid_vocab, input_.vocab_start, input_.num_columns).count == 0) {
     value_error("vocab_start: expected a shard of whole parts of a vocabulary of " + std::to_string(input_.vocab_size) +
-                " columns, got [" + std::to_string(a.vocab_start) + ", " + std::to_string(end) +
+                " columns, got [" + std::to_string(input_.vocab_start) + ", " +
+                std::to_string(input_.vocab_start + input_.num_columns) +
                 "); pad the vocabulary to a multiple of 64 columns (canonical_vocab=" +
                 std::to_string((input_.vocab_size + 63) / 64 * 64) + ") and shard it evenly over 1, 2, 4 or 8 ranks");
   }

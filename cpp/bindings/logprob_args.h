@@ -12,13 +12,10 @@ namespace rlk::bindings {
 // What the Python op passes, None where the user gave nothing.
 struct LogprobArguments {
   nb::handle logits, target, temperature;
-  double logit_scale;
-  nb::handle softcap;
-  std::int64_t ignore_index;
+  nb::handle logit_scale, softcap, ignore_index;
   nb::handle valid_vocab, canonical_vocab;
   nb::handle kept_ids, kept_offsets;
-  std::int64_t vocab_start;
-  nb::handle vocab_size;  // None: logits hold the whole row
+  nb::handle vocab_start, vocab_size;  // None: logits hold the whole row
   int exp;
 };
 
@@ -35,6 +32,8 @@ class LogprobCall {
   // A further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const;
   void check_output(const Array& array, DType dtype) const;
+  // Raises where an output's memory is an input's too; logits may be excepted, for work in place.
+  void check_apart(const Array& output, bool from_logits) const;
 
  private:
   void read_temperature(nb::handle temperature);

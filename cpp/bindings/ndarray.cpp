@@ -102,6 +102,33 @@ Device device_of(DLDevice d, const char* name) {
   }
 }
 
+// torch may hold the negated numbers in memory behind a bit that a view does not show.
+void refuse_lazy_negation(nb::handle object, const char* name) {
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* result = PyObject_CallMethodObjArgs(object.ptr(), is_neg, nullptr);
+  if (!result) return PyErr_Clear();  // no such thing in this framework
+  const bool negated = result == Py_True;
+  Py_DECREF(result);
+  if (negated) raise(PyExc_ValueError, std::string(name) + ": has torch's negative bit; call .resolve_neg()");
+}
+
+// Whether the farthest element of a view lies within 63 bits of bytes.
+bool is_addressable(const DLTensor& t) {
+  const std::int64_t bytes = (t.dtype.bits + 7) / 8;
+  std::int64_t reach = 1, step = 0, all = bytes;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] == 0) return true;
+    if (__builtin_mul_overflow(all, t.shape[i], &all)) return false;
+    if (!t.strides) continue;
+    const std::int64_t stride = t.strides[i];
+    if (stride == INT64_MIN || __builtin_mul_overflow(stride < 0 ? -stride : stride, t.shape[i] - 1, &step) ||
+        __builtin_add_overflow(reach, step, &reach)) {
+      return false;
+    }
+  }
+  return !__builtin_mul_overflow(reach, bytes, &reach);
+}
+
 void release_versioned(void* p) {
   auto* t = static_cast<DLManagedTensorVersioned*>(p);
   if (t->deleter) t->deleter(t);
@@ -187,9 +214,18 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
             std::string(name) + ": expected an unconsumed DLPack capsule, got one named '" + (got ? got : "") + "'");
     }
   } else if (const ExchangeApi* api = exchange_api(object)) {
-    if (api->view_from_object(object.ptr(), &t) != 0) throw nb::python_error();
+    if (api->view_from_object(object.ptr(), &t) != 0) {
+      PyErr_Clear();  // the exporter's own words are a stack trace
+      raise(PyExc_TypeError, std::string(name) + ": expected a dense array in memory, got a " + kind_of(object) +
+                                 " without (sparse, meta or fake)");
+    }
+    refuse_lazy_negation(object, name);
   } else {
-    raise(PyExc_TypeError, std::string(name) + ": expected an array that speaks DLPack, got " + kind_of(object));
+    const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
+    raise(PyExc_TypeError, std::string(name) +
+                               (foreign ? ": expected an array of the framework of logits, got "
+                                        : ": expected an array that speaks DLPack, got ") +
+                               kind_of(object));
   }
   try {
     const Format* format = format_of(t.dtype);
@@ -209,6 +245,10 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
       }
       inline_shape_[i] = t.shape[i];
       inline_strides_[i] = t.strides ? t.strides[i] : 0;
+    }
+    if (!is_addressable(t)) {
+      raise(PyExc_ValueError, std::string(name) + ": shape " + shape_text({t.shape, static_cast<std::size_t>(t.ndim)}) +
+                                  " with its strides reaches beyond 64-bit addresses");
     }
     view_.ndim = t.ndim;
     view_.shape = inline_shape_;

@@ -5,7 +5,7 @@ namespace {
 
 // Never released: torch outlives every call, and at exit the interpreter may be gone first.
 PyObject *functorch_active_, *dispatch_modes_, *grad_enabled_;
-PyObject *is_cuda_, *requires_grad_, *is_neg_;
+PyObject *is_cuda_, *requires_grad_;
 
 bool truth(PyObject* result) {
   if (!result) throw nb::python_error();
@@ -23,14 +23,12 @@ void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::objec
   grad_enabled_ = grad_enabled.release().ptr();
   is_cuda_ = PyUnicode_InternFromString("is_cuda");
   requires_grad_ = PyUnicode_InternFromString("requires_grad");
-  is_neg_ = PyUnicode_InternFromString("is_neg");
 }
 
 bool may_bypass_dispatcher(nb::handle tensor) {
   if (!functorch_active_ || !truth(PyObject_GetAttr(tensor.ptr(), is_cuda_))) return false;
   if (truth(PyObject_CallNoArgs(functorch_active_)) || truth(PyObject_CallNoArgs(dispatch_modes_))) return false;
-  if (truth(PyObject_GetAttr(tensor.ptr(), requires_grad_)) && truth(PyObject_CallNoArgs(grad_enabled_))) return false;
-  return !truth(PyObject_CallMethodObjArgs(tensor.ptr(), is_neg_, nullptr));
+  return !(truth(PyObject_GetAttr(tensor.ptr(), requires_grad_)) && truth(PyObject_CallNoArgs(grad_enabled_)));
 }
 
 }  // namespace rlk::bindings

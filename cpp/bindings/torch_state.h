@@ -10,8 +10,7 @@ namespace nb = nanobind;
 // Hands over torch's own predicates, in the order: functorch transforms active, number of dispatch modes, grad enabled.
 void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::object grad_enabled);
 
-// Whether a plain CUDA tensor may go straight to a kernel: nothing traces or transforms it, no gradient is wanted, and
-// its memory holds its values (no lazy negation).
+// Whether a plain CUDA tensor may go straight to a kernel: nothing traces or transforms it and no gradient is wanted.
 bool may_bypass_dispatcher(nb::handle tensor);
 
 }  // namespace rlk::bindings

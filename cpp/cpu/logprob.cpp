@@ -47,23 +47,9 @@ void check_input(const LogprobInput& p) {
             "logprob: logits are float32, bfloat16 or float16");
   RLK_CHECK(p.target_dtype == DType::kInt32 || p.target_dtype == DType::kInt64, "logprob: target is int32 or int64");
   RLK_CHECK(p.valid_vocab >= 0 && p.valid_vocab <= p.vocab_size, "logprob: 0 <= valid_vocab <= vocab_size");
-  RLK_CHECK(p.vocab_start >= 0 && p.vocab_start + p.num_columns <= p.vocab_size,
-            "logprob: the columns lie inside the vocabulary");
+  RLK_CHECK(p.vocab_start >= 0, "logprob: vocab_start is not negative");
   RLK_CHECK(p.kept_size >= 0 && (p.kept_ids || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
             "logprob: kept_ids and kept_offsets come together");
-}
-
-// A whole, aligned group of parts: its tree is a subtree of the row's. Columns past valid_vocab need not be in memory.
-bool is_group_of_parts(const LogprobInput& p) {
-  const std::int64_t end = p.vocab_start + p.num_columns;
-  for (int size = 1; size <= kNumParts; size *= 2) {
-    for (int first = 0; first < kNumParts; first += size) {
-      const std::int64_t cut = part_cut(p.vocab_size, first + size);
-      const bool ends = end <= cut && end >= std::min(cut, p.valid_vocab);
-      if (ends && part_cut(p.vocab_size, first) == p.vocab_start) return true;
-    }
-  }
-  return false;
 }
 
 std::int64_t load_index(const void* ids, DType dtype, std::int64_t i) {
@@ -356,7 +342,8 @@ void backward_run(const LogprobBackwardParams& p, std::int64_t row, Run run, std
 
 void logprob(const LogprobParams& p) {
   check_input(p);
-  RLK_CHECK(is_group_of_parts(p), "logprob: the columns are a whole, aligned group of parts of the vocabulary");
+  RLK_CHECK(parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0,
+            "logprob: the columns are a whole, aligned group of parts of the vocabulary");
   RLK_CHECK(p.stats || (p.vocab_start == 0 && p.num_columns >= p.valid_vocab),
             "logprob: a shard of the vocabulary gives stats");
   if (p.num_rows == 0) return;

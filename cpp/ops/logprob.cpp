@@ -19,6 +19,11 @@ namespace {
 
 }  // namespace
 
+void require_logprob_backend(Device device) {
+  if (device.type == DeviceType::kCpu || (RLK_WITH_CUDA && device.type == DeviceType::kCuda)) return;
+  no_backend(device);
+}
+
 std::int64_t logprob_workspace_bytes([[maybe_unused]] const LogprobParams& p, Device device) {
   if (device.type == DeviceType::kCpu) return 0;
 #if RLK_WITH_CUDA

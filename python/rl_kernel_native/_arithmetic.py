@@ -40,8 +40,25 @@ PORTABLE, HARDWARE, AS_CALLED = 0, 1, -1
 
 
 def unresolved_exp(exp: str | None) -> int:
-    """``exp`` for a traced call: None becomes AS_CALLED, the mode of whoever runs the trace."""
+    """``exp`` for a traced call, where the context of :func:`arithmetic` cannot be read; see :func:`resolve_traced`."""
+    _require_mode(exp)
     return AS_CALLED if exp is None else int(exp == "hardware")
+
+
+def resolve_traced(mode: int, device_type: str) -> int:
+    """The mode of a traced call when it runs: its default on the CPU is portable, in forward and backward alike."""
+    if device_type != "cpu":
+        return resolve_exp(None, device_type) if mode == AS_CALLED else mode
+    if mode == AS_CALLED and _current.get() == "sm_90":
+        raise ValueError('exp: a compiled call under rk.arithmetic("sm_90") cannot choose; give exp explicitly')
+    if mode == HARDWARE and _current.get() != "sm_90":
+        return resolve_exp("hardware", device_type)
+    return PORTABLE if mode == AS_CALLED else mode
+
+
+def _require_mode(exp: str | None) -> None:
+    if exp not in (None, "hardware", "portable"):
+        raise ValueError(f'exp: expected None, "hardware" or "portable", got {exp!r}')
 
 
 def resolve_exp(exp: str | None, device_type: str) -> int:
@@ -53,10 +70,9 @@ def resolve_exp(exp: str | None, device_type: str) -> int:
         if device_type == "cuda" or (device_type == "cpu" and _current.get() == "sm_90"):
             return HARDWARE
         return PORTABLE
+    _require_mode(exp)
     if exp == "portable":
         return PORTABLE
-    if exp != "hardware":
-        raise ValueError(f'exp: expected None, "hardware" or "portable", got {exp!r}')
     if device_type == "cuda" or (device_type == "cpu" and _current.get() == "sm_90"):
         return HARDWARE
     where = 'the CPU outside `rk.arithmetic("sm_90")`' if device_type == "cpu" else "ROCm devices"

@@ -131,10 +131,8 @@ def logprob(
         )
         if result is not NotImplemented:
             return result if returns == LOGPROB else _selected(result, wanted, verify, check)
-    if out is not None and not isinstance(out, (tuple, list)):
-        out = (out, None, None, None, None)
-    elif out is not None:
-        out = (*out, *[None] * (5 - len(out)))
+    if out is not None:
+        out = _check.given_outputs(out, LogprobResult._fields, wanted)
     arguments = (
         temperature,
         logit_scale,

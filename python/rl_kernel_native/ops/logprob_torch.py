@@ -93,6 +93,7 @@ class _Logprob(torch.autograd.Function):
         dlogprob, dlse, dentropy = gradients[:3]
         if dlogprob is None and dlse is None and dentropy is None:
             return None, None, None, None, None
+        dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
         if _is_grad_enabled():  # create_graph: a backward that has a backward
             return (
                 traced_backward(logits, target, arguments, ctx.mode, lse, entropy, dlogprob, dlse, dentropy),

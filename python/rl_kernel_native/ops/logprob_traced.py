@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _dispatch
-from .._arithmetic import AS_CALLED, resolve_exp
+from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._native import module as _C
 
 is_compiling = torch.compiler.is_compiling
@@ -84,7 +84,7 @@ def _arguments(options: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
 def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *options, returns = rest
     arguments, mode = _arguments(tuple(options))
-    mode = _mode_of(mode, logits)
+    mode = resolve_traced(mode, device_type(logits))
     prepare(logits)
     plain = logits.resolve_neg().detach()
     outputs = _C.logprob(plain, target, *arguments, mode, returns | 2, None, None, 0)
@@ -94,8 +94,10 @@ def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor,
 def _backward_kernel(
     logits: Tensor, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any, *options: Any
 ) -> Tensor:
+    dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
     arguments, mode = _arguments(options)
-    mode = _mode_of(mode, logits)
+    if mode == AS_CALLED:
+        mode = resolve_traced(mode, device_type(logits)) if logits.is_cuda else PORTABLE
     prepare(logits)
     return _C.logprob_backward(
         logits.resolve_neg().detach(),
@@ -115,10 +117,6 @@ def _backward_kernel(
     )
 
 
-def _mode_of(mode: int, logits: Tensor) -> int:
-    return resolve_exp(None, device_type(logits)) if mode == AS_CALLED else mode
-
-
 def _dtype(output: int) -> torch.dtype:
     return torch.int32 if output == 4 else torch.float32
 
@@ -131,6 +129,10 @@ for _key in ("CPU", "CUDA"):
 @torch.library.register_fake("rl_kernel_native::logprob", lib=_library)
 def _forward_fake(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     returns = rest[-1] | 2
+    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError(f"logits: expected dtype float32, bfloat16 or float16, got {logits.dtype}")
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
     if tuple(target.shape) != tuple(logits.shape[:-1]):
         raise ValueError(f"target: expected shape {list(logits.shape[:-1])}, got {list(target.shape)}")
     return tuple(logits.new_empty(logits.shape[:-1] if returns >> i & 1 else 0, dtype=_dtype(i)) for i in range(5))
@@ -219,19 +221,21 @@ class _TransformedLogprob(_TracedLogprob):
         if kept_ids is not None:
             raise NotImplementedError("logprob: forward-mode differentiation with kept sets")
         arguments, _mode = _arguments((temperature, None, None, *ctx.numbers))
-        _value, slope, p, mask = _composed(logits.double(), target, arguments)
-        tangent_z = tangent.double() * slope
+        z, slope, p, counts = _composed(logits.double(), target, arguments)
+        onehot, is_id = _at_target(z, target, arguments[4])
+        tangent_z = torch.where(p > 0, tangent.double() * slope, torch.zeros_like(z))
         mean = (p * tangent_z).sum(-1)
-        at_target = tangent_z.gather(-1, target.clamp_min(0).long().unsqueeze(-1)).squeeze(-1)
+        at_target = torch.where(onehot, tangent.double() * slope, torch.zeros_like(z)).sum(-1)
         zero = mean.new_zeros(())
         d_entropy = torch.zeros_like(entropy)
         if ctx.returns & 4:
-            log_p = torch.log(p.clamp_min(1e-300))
+            log_p = torch.log(torch.where(p > 0, p, torch.ones_like(p)))
             d_entropy = -(p * (log_p + entropy.double().unsqueeze(-1)) * tangent_z).sum(-1)
-            d_entropy = torch.where(mask, d_entropy, zero).float()
+            d_entropy = torch.where(counts, d_entropy, zero).float()
+        d_logprob = torch.where(is_id, at_target - mean, float("nan"))
         return (
-            torch.where(mask, at_target - mean, zero).float(),
-            torch.where(mask, mean, zero).float(),
+            torch.where(counts, d_logprob, zero).float(),
+            torch.where(counts, mean, zero).float(),
             d_entropy,
             None,
             None,
@@ -241,34 +245,46 @@ class _TransformedLogprob(_TracedLogprob):
 def _composed(logits: Tensor, target: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """z / T, d(z / T) / d logits, probabilities and the rows that count, from torch's own operators."""
     temperature, scale, softcap, ignore_index, valid_vocab, _canonical, _ids, _offsets = arguments
+    counts = target != ignore_index
+    logits = torch.where(counts.unsqueeze(-1), logits, torch.zeros_like(logits))  # ignored rows may hold anything
     z = logits * scale
     slope = torch.full_like(z, scale)
     if softcap is not None:
-        h = torch.tanh(z / softcap)
-        z, slope = softcap * h, slope * (1 - h * h)
+        capped = torch.isfinite(z)  # an infinity marks a column, it is not a value
+        h = torch.tanh(torch.where(capped, z, torch.zeros_like(z)) / softcap)
+        z, slope = torch.where(capped, softcap * h, z), torch.where(capped, slope * (1 - h * h), torch.zeros_like(z))
     t = temperature.to(z.dtype).unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
     z, slope = z / t, slope / t
     if valid_vocab is not None:
         z = z.masked_fill(torch.arange(z.shape[-1], device=z.device) >= valid_vocab, float("-inf"))
-    return z, slope, torch.softmax(z, -1), target != ignore_index
+    return z, slope, torch.softmax(z, -1), counts
+
+
+def _at_target(z: Tensor, target: Tensor, valid_vocab: int | None) -> tuple[Tensor, Tensor]:
+    """Where each row's target column is, and whether the target is an id at all: no gather, so no bad address."""
+    width = z.shape[-1] if valid_vocab is None else valid_vocab
+    columns = torch.arange(z.shape[-1], device=z.device)
+    return columns == target.unsqueeze(-1), (target >= 0) & (target < width)
 
 
 def _composed_backward(logits: Tensor, target: Tensor, rows: list[Any], arguments: tuple[Any, ...]) -> Tensor:
     """dlogits as a differentiable function of the logits and of rows (dlogprob, dlse, dentropy)."""
     dlogprob, dlse, dentropy = rows
-    z, slope, p, mask = _composed(logits.double(), target, arguments)
-    onehot = torch.nn.functional.one_hot(target.clamp_min(0).long(), z.shape[-1]).to(z.dtype)
+    z, slope, p, counts = _composed(logits.double(), target, arguments)
+    present = p > 0
     total = torch.zeros_like(z)
     if dlogprob is not None:
-        total = total + dlogprob.double().unsqueeze(-1) * (onehot - p)
+        onehot, is_id = _at_target(z, target, arguments[4])
+        g = torch.where(is_id | (dlogprob == 0), dlogprob.double(), float("nan"))
+        total = total + g.unsqueeze(-1) * (onehot.to(z.dtype) - p)
     if dlse is not None:
         total = total + dlse.double().unsqueeze(-1) * p
     if dentropy is not None:
-        log_p = torch.log_softmax(z, -1)
-        log_p = torch.where(p > 0, log_p, torch.zeros_like(log_p))
+        finite = torch.where(present, z, torch.zeros_like(z))
+        log_p = torch.where(present, finite - torch.logsumexp(z, -1, keepdim=True), torch.zeros_like(z))
         entropy = -(p * log_p).sum(-1, keepdim=True)
         total = total - dentropy.double().unsqueeze(-1) * p * (log_p + entropy)
-    return torch.where(mask.unsqueeze(-1), total * slope, torch.zeros_like(total)).to(logits.dtype)
+    return torch.where(counts.unsqueeze(-1), total * slope, torch.zeros_like(total)).to(logits.dtype)
 
 
 class _TracedBackward(torch.autograd.Function):

@@ -58,6 +58,24 @@ RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
   return i == kNumParts || cut > vocab_size ? vocab_size : cut;
 }
 
+// The parts that columns [start, start + columns) of a vocabulary make up: a whole, aligned power of two of them, so
+// that their tree is a subtree of the row's. Columns past valid_vocab need not be in memory and may be too many; without
+// such a group count is 0.
+struct PartRange {
+  int first = 0, count = 0;
+};
+inline PartRange parts_of_columns(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start,
+                                  std::int64_t columns) {
+  const auto valid_end = [&](std::int64_t end) { return end < valid_vocab ? end : valid_vocab; };
+  for (int count = kNumParts; count > 0; count /= 2) {
+    for (int first = 0; first < kNumParts; first += count) {
+      const bool starts = part_cut(vocab_size, first) == start;
+      if (starts && valid_end(start + columns) == valid_end(part_cut(vocab_size, first + count))) return {first, count};
+    }
+  }
+  return {};
+}
+
 // What one row means: shared by forward and backward.
 struct LogprobInput {
   const void* logits = nullptr;                // [num_rows, num_columns], dtype; columns contiguous, any alignment
@@ -94,6 +112,9 @@ struct LogprobParams : LogprobInput {
   float* stats = nullptr;
   void* workspace = nullptr;  // logprob_workspace_bytes(...), 16-byte aligned
 };
+// Throws Unsupported where this build has no kernels for the kind of device.
+void require_logprob_backend(Device device);
+
 // Bytes of device workspace that `p` needs on `device`; 0 on the CPU. At most 16 MiB.
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, Device device);
 void logprob(const LogprobParams& p, Device device, Stream stream);

@@ -1,0 +1,140 @@
+// Runs of the CPU backend of logprob for the tests: outputs between canaries, every instruction set with every number
+// of threads, and the comparison of a forward with logprob_reference.h, bit for bit.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/logprob.h"
+#include "cpu/thread_pool.h"
+#include "logprob_reference.h"
+#include "rlk/ops/logprob.h"
+
+namespace logprob_test {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The backend, with a canary on both sides of every output.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(std::int64_t n) : n_(n), v_(static_cast<std::size_t>(n) + 2 * kGuard, canary()) {}
+  T* data() { return v_.data() + kGuard; }
+  T operator[](std::int64_t i) const { return v_[static_cast<std::size_t>(i) + kGuard]; }
+  bool intact() const {
+    for (int i = 0; i < kGuard; ++i) {
+      if (v_[i] != canary() || v_[static_cast<std::size_t>(n_) + kGuard + i] != canary()) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kGuard = 16;
+  static T canary() { return static_cast<T>(7777); }
+  std::int64_t n_;
+  std::vector<T> v_;
+};
+
+struct Result {
+  Guarded<float> logprob, lse, entropy, sum_p_sq;
+  Guarded<std::int32_t> status;
+  explicit Result(std::int64_t n) : logprob(n), lse(n), entropy(n), sum_p_sq(n), status(n) {}
+  template <class Params>
+  void point(Params* p) {
+    p->logprob = logprob.data();
+    p->lse = lse.data();
+    p->entropy = entropy.data();
+    p->sum_p_sq = sum_p_sq.data();
+    p->status = status.data();
+  }
+  bool intact() const {
+    return logprob.intact() && lse.intact() && entropy.intact() && sum_p_sq.intact() && status.intact();
+  }
+};
+
+inline std::vector<rlk::cpu::Isa> isas() {
+  std::vector<rlk::cpu::Isa> found;
+  for (const auto isa : rlk::cpu::kIsas) {
+    if (rlk::cpu::isa_supported(isa)) found.push_back(isa);
+  }
+  return found;
+}
+
+// Every instruction set with every number of threads.
+inline void for_each_backend(const std::function<void(const std::string&)>& test) {
+  for (const auto isa : isas()) {
+    rlk::cpu::set_isa(isa);
+    for (const int threads : {1, 2, 3}) {
+      rlk::cpu::set_num_threads(threads);
+      test(std::string(rlk::cpu::isa_name(isa)) + ", threads " + std::to_string(threads));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+inline void expect_row(const RowOutputs& want, const Result& got, std::int64_t i, const std::string& where) {
+  const auto same = [&](float a, float b, const char* output) {
+    EXPECT_EQ(bits(a), bits(b)) << where << ", row " << i << ", " << output << ": " << a << ' ' << b;
+    return bits(a) == bits(b);
+  };
+  ASSERT_EQ(want.status, got.status[i]) << where << ", row " << i;
+  ASSERT_TRUE(same(want.logprob, got.logprob[i], "logprob"));
+  ASSERT_TRUE(same(want.lse, got.lse[i], "lse"));
+  ASSERT_TRUE(same(want.entropy, got.entropy[i], "entropy"));
+  ASSERT_TRUE(same(want.sum_p_sq, got.sum_p_sq[i], "sum_p_sq"));
+}
+
+inline void check(const Problem& p, const std::string& what) {
+  std::vector<RowOutputs> want;
+  std::vector<float> want_stats;
+  for (std::int64_t i = 0; i < p.rows; ++i) {
+    want.push_back(reference(p, i));
+    const auto fields = stats_reference(p, i);
+    want_stats.insert(want_stats.end(), fields.begin(), fields.end());
+  }
+  for_each_backend([&](const std::string& backend) {
+    const std::string where = what + ", V " + std::to_string(p.columns) + ", " + name(p.dtype) +
+                              (p.exp == Exp::kPortable ? ", portable, " : ", hardware, ") + backend;
+    auto params = p.params<rlk::LogprobParams>();
+    Result all(p.rows);
+    all.point(&params);
+    rlk::cpu::logprob(params);
+    ASSERT_TRUE(all.intact()) << where;
+    for (std::int64_t i = 0; i < p.rows; ++i) ASSERT_NO_FATAL_FAILURE(expect_row(want[i], all, i, where));
+
+    // Without the moments another kernel runs.
+    Result some(p.rows);
+    some.point(&params);
+    params.entropy = params.sum_p_sq = nullptr;
+    rlk::cpu::logprob(params);
+    ASSERT_TRUE(some.intact()) << where;
+    for (std::int64_t i = 0; i < p.rows; ++i) {
+      ASSERT_EQ(bits(want[i].logprob), bits(some.logprob[i])) << where << ", row " << i;
+      ASSERT_EQ(bits(want[i].lse), bits(some.lse[i])) << where << ", row " << i;
+      ASSERT_EQ(want[i].status, some.status[i]) << where << ", row " << i;
+    }
+
+    Guarded<float> stats(5 * p.rows);
+    params.stats = stats.data();
+    rlk::cpu::logprob(params);
+    ASSERT_TRUE(stats.intact()) << where;
+    for (std::int64_t k = 0; k < 5 * p.rows; ++k) {
+      ASSERT_EQ(bits(want_stats[k]), bits(stats[k])) << where << ", row " << k / 5 << ", field " << k % 5;
+    }
+  });
+}
+
+class Logprob : public testing::Test {
+ protected:
+  void TearDown() override {
+    rlk::cpu::set_isa(isas().back());
+    rlk::cpu::set_num_threads(2);
+  }
+};
+
+}  // namespace logprob_test
