@@ -148,7 +148,7 @@ def test_a_compiled_graph_is_portable_on_the_cpu_unless_it_says_otherwise(rng: n
     torch.compiler.reset()
     compiled = torch.compile(lambda x, y: rk.logprob(x, y), fullgraph=True, backend="aot_eager")
     assert not differing(compiled(logits, target), rk.logprob(logits, target, exp="portable"))
-    with rk.arithmetic("sm_90"), pytest.raises(ValueError, match="exp: .*give exp explicitly"):
+    with rk.arithmetic("sm_90"), pytest.raises(ValueError, match=r"exp: .*give exp explicitly"):
         compiled(logits, target)
 
 
