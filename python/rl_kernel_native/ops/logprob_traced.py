@@ -177,9 +177,9 @@ class _TracedLogprob(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        logits, target, temperature, kept_ids, kept_offsets, *numbers = inputs
-        ctx.returns = numbers.pop()
-        ctx.numbers = tuple(numbers)
+        logits, target, temperature, kept_ids, kept_offsets = inputs[:5]
+        ctx.numbers = tuple(inputs[5:-1])
+        ctx.returns = inputs[-1]
         ctx.save_for_backward(logits, target, output[1], output[2], temperature, kept_ids, kept_offsets)
         ctx.save_for_forward(logits, target, output[1], output[2], temperature, kept_ids, kept_offsets)
         ctx.mark_non_differentiable(output[3], output[4])
@@ -305,8 +305,8 @@ class _TracedBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        logits, target, _lse, _entropy, dlogprob, dlse, dentropy, temperature, kept_ids, _offsets, *numbers = inputs
-        ctx.numbers = tuple(numbers)
+        logits, target, _lse, _entropy, dlogprob, dlse, dentropy, temperature, kept_ids = inputs[:9]
+        ctx.numbers = tuple(inputs[10:])
         ctx.has_kept = kept_ids is not None
         ctx.save_for_backward(logits, target, dlogprob, dlse, dentropy, temperature)
         ctx.save_for_forward(logits, target, dlogprob, dlse, dentropy, temperature)
@@ -316,7 +316,8 @@ class _TracedBackward(torch.autograd.Function):
         composed, primals, rows = _composed_call(ctx)
         pullback: Any = torch.func.vjp(composed, *primals)[1]
         dx, *drows = pullback(ddlogits)
-        return dx, None, None, None, *(None if r is None else drows.pop(0) for r in rows), *(None,) * 10
+        given = iter(drows)
+        return dx, None, None, None, *(None if r is None else next(given) for r in rows), *(None,) * 10
 
 
 def _composed_call(ctx: Any) -> tuple[Any, list[Tensor], tuple[Any, ...]]:
@@ -328,8 +329,8 @@ def _composed_call(ctx: Any) -> tuple[Any, list[Tensor], tuple[Any, ...]]:
     rows = (dlogprob, dlse, dentropy)
 
     def composed(x: Tensor, *given: Tensor) -> Tensor:
-        left = list(given)
-        return _composed_backward(x, target, [None if r is None else left.pop(0) for r in rows], arguments)
+        left = iter(given)
+        return _composed_backward(x, target, [None if r is None else next(left) for r in rows], arguments)
 
     return composed, [logits, *(r for r in rows if r is not None)], rows
 

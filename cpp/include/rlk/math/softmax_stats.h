@@ -147,7 +147,9 @@ RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, 
   const float lp = mul_rn(kLn2, sub_rn(fma_rn(target_z, log2_scale(temperature), -root.m), log2_sum));
   if (is_nan(target_z)) status = kBadTarget;
   if (target_z == -infinity()) status = kLabelMasked;
-  return {status == kBadTarget ? nan : (lp < 0.0f ? lp : 0.0f), lse, entropy > 0.0f ? entropy : 0.0f, sum_p_sq, status};
+  // + 0: a compiler may turn the comparison into a minimum, which says nothing of the sign of a zero.
+  const float logprob = add_rn(lp < 0.0f ? lp : 0.0f, 0.0f), at_least_0 = add_rn(entropy > 0.0f ? entropy : 0.0f, 0.0f);
+  return {status == kBadTarget ? nan : logprob, lse, at_least_0, sum_p_sq, status};
 }
 
 }  // namespace rlk
