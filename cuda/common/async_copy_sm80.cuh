@@ -16,9 +16,7 @@ __device__ __forceinline__ void copy_async_16(std::uint32_t shared, const void* 
 __device__ __forceinline__ void copy_async_4(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
-__device__ __forceinline__ void copy_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's groups are unfinished.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {

@@ -12,8 +12,6 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                : "memory");
 }
 // Orders this thread's plain stores to shared memory before later asynchronous copies into it.
-__device__ __forceinline__ void async_proxy_fence() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace rlk::cuda

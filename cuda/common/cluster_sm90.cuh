@@ -13,9 +13,7 @@ __device__ __forceinline__ std::uint32_t cluster_rank() {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Address of `shared` as block `rank` of the cluster sees its own copy.
 __device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t shared, std::uint32_t rank) {
   std::uint32_t remote;

@@ -6,7 +6,6 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kMaxDevices = 64;
 using Cache = std::array<std::atomic<int>, kMaxDevices>;
 
 // A device attribute, asked for once.

@@ -45,8 +45,8 @@ __device__ __forceinline__ float column_gradient(float z, const BackwardRow& r, 
 
 // Under a scale or a softcap: the gradient of x through z.
 template <Exp kExp>
-__device__ __forceinline__ float transformed_gradient(float x, const LogprobInput& p, float inverse, const BackwardRow& r,
-                                                      bool is_target) {
+__device__ __forceinline__ float transformed_gradient(float x, const LogprobInput& p, float inverse,
+                                                      const BackwardRow& r, bool is_target) {
   float z = mul_rn(x, p.logit_scale);
   if (p.softcap == 0.0f) return column_gradient<kExp>(z, r, is_target);
   if (abs_of(z) == infinity()) return z < 0.0f ? 0.0f : canonical_nan();

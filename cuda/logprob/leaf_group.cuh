@@ -4,6 +4,7 @@
 
 #include "../common/async_copy_sm80.cuh"
 #include "../common/element.cuh"
+#include "../common/kernel_memory.h"
 #include "group_grid.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/ops/logprob.h"
@@ -89,7 +90,7 @@ struct LeafTile {
 };
 
 template <class T>
-constexpr int kGroupBytes = kGroupLeaves * LeafTile<T>::kPitch * 16;
+constexpr int kGroupBytes = kGroupLeaves* LeafTile<T>::kPitch * 16;
 
 // Starts copying up to kGroupColumns neighbouring columns into leaf tiles. Asynchronous where the source is aligned to
 // 16 or 4 bytes; a 2-byte type at an odd element is shifted through registers.
@@ -232,7 +233,8 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const uint4* group, int lea
       const float s = scaled_logit(z[r], logit_scale, softcap, inverse);
       if (o * kOctet + r >= n || s == -infinity()) continue;
       const float clamped = s > reference.q ? s : reference.q;
-      const float e = kExp == Exp::kHardware ? ex2_approx(fma_rn(clamped, c, addend)) : stat_exp_portable(clamped, c, addend);
+      const float e =
+          kExp == Exp::kHardware ? ex2_approx(fma_rn(clamped, c, addend)) : stat_exp_portable(clamped, c, addend);
       chains.S[r] = add_rn(chains.S[r], e);
       if constexpr (kMoments) {
         chains.E[r] = fma_rn(e, clamped, chains.E[r]);
@@ -267,7 +269,7 @@ __device__ __forceinline__ SoftmaxStats leaf_stats(uint4* group, int leaf, int n
     const int octets = n / kOctet;
     if (octets < kOctetsPerLeaf) repeat_first_octet<T>(group, leaf, octets);
     RangeOf<T> range_of;
-#pragma unroll (T::kPacked ? kOctetsPerLeaf : 4)
+#pragma unroll(T::kPacked ? kOctetsPerLeaf : 4)
     for (int o = 0; o < kOctetsPerLeaf; ++o) {
       const Octet<T> x = LeafTile<T>::octet(group, leaf, o);
       if (o == 0) range_of.begin(x);

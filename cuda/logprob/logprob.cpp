@@ -28,24 +28,19 @@ void check_input(const LogprobInput& p) {
 }  // namespace
 
 GroupGrid group_grid(const LogprobInput& p) {
+  const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
+  RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
   GroupGrid grid{};
-  grid.first_part = -1;
+  grid.first_part = parts.first;
+  grid.num_parts = parts.count;
   std::int64_t longest = 0;
-  const std::int64_t end = p.vocab_start + p.num_columns;
-  for (int i = 0; i < kNumParts; ++i) {
-    const std::int64_t first = part_cut(p.vocab_size, i), last = part_cut(p.vocab_size, i + 1);
-    // A whole row holds every part; a shard those between its cuts. Columns past valid_vocab may be absent.
-    const bool whole = p.vocab_start == 0 && end >= p.valid_vocab;
-    if (!whole && (first < p.vocab_start || last > end)) continue;
-    if (grid.first_part < 0) grid.first_part = i;
-    ++grid.num_parts;
-    if (last - first > longest) longest = last - first;
+  for (int i = 0; i < grid.num_parts; ++i) {
+    const std::int64_t first = part_cut(p.vocab_size, grid.first_part + i);
+    const std::int64_t last = std::min(part_cut(p.vocab_size, grid.first_part + i + 1), p.valid_vocab);
+    grid.part_first[i] = static_cast<int>(first);
+    grid.part_last[i] = static_cast<int>(last);
+    longest = std::max(longest, last - first);
   }
-  RLK_CHECK(std::has_single_bit(static_cast<unsigned>(grid.num_parts)) && grid.first_part % grid.num_parts == 0,
-            "logprob: the columns are a whole, aligned group of parts");
-  RLK_CHECK(part_cut(p.vocab_size, grid.first_part) == p.vocab_start, "logprob: vocab_start is a cut of the vocabulary");
-  RLK_CHECK(end >= p.valid_vocab || part_cut(p.vocab_size, grid.first_part + grid.num_parts) == end,
-            "logprob: the shard ends at a cut of the vocabulary");
   const int leaves = static_cast<int>((longest + kLeafColumns - 1) / kLeafColumns);
   RLK_CHECK(longest <= std::int64_t{kGroupLeaves} * kGroupColumns, "logprob: a part has at most 131,072 columns");
   grid.leaves = static_cast<int>(std::bit_ceil(static_cast<unsigned>(leaves > 0 ? leaves : 1)));
@@ -57,12 +52,6 @@ GroupGrid group_grid(const LogprobInput& p) {
     const int fit = kGroupLeaves / grid.leaves;
     grid.parts_per_group = fit < grid.num_parts ? fit : grid.num_parts;
     grid.groups = grid.nodes = grid.num_parts / grid.parts_per_group;
-  }
-  for (int i = 0; i < grid.num_parts; ++i) {
-    const std::int64_t first = part_cut(p.vocab_size, grid.first_part + i);
-    const std::int64_t last = std::min(part_cut(p.vocab_size, grid.first_part + i + 1), p.valid_vocab);
-    grid.part_first[i] = static_cast<int>(first);
-    grid.part_last[i] = static_cast<int>(last);
   }
   return grid;
 }

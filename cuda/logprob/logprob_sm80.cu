@@ -68,7 +68,7 @@ void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int warps = tasks <= 1024 ? 1 : kWarpsPerBlock;
   const int bytes = warps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0));
   auto* groups = logprob_groups_sm80_kernel<T, kExp, kMoments>;
-  check(cudaFuncSetAttribute(groups, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory of logprob");
+  allow_shared_memory<logprob_groups_sm80_kernel<T, kExp, kMoments>>();
   groups<<<(tasks + warps - 1) / warps, warps * kWarp, bytes, stream>>>(p, grid, tasks);
   logprob_root_sm80_kernel<T>
       <<<(rows + kWarpsPerBlock - 1) / kWarpsPerBlock, kWarpsPerBlock * kWarp, 0, stream>>>(p, grid, rows);

@@ -14,7 +14,9 @@ constexpr int kClusterWarps = 5;  // times 8 groups of 4096 columns: a vocabular
 constexpr int kClusterRows = 4;   // up to this many rows per multiprocessor take the cluster kernel
 // What shared memory holds of 2-byte and 4-byte groups; the moments need more registers than 24 warps leave.
 template <class T, bool kMoments>
-constexpr int kStreamWarps = !T::kPacked ? 12 : kMoments ? 20 : 24;
+constexpr int kStreamWarps = !T::kPacked ? 12
+                             : kMoments  ? 20
+                                         : 24;
 
 template <class T, Exp kExp, bool kMoments>
 __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
     if (group < grid.groups) {
       span = leaf_span(grid, group, lane);
       start_group<T>(p, grid, row, span, group_memory, lane);
-    copy_async_commit();
+      copy_async_commit();
     }
   }
   if (!waited) cluster_wait();
@@ -86,9 +88,10 @@ void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   if (p.num_rows > std::int64_t{kClusterRows} * blocks) {
     return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>>(p, grid, blocks, stream);
   }
-  const int bytes = kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;
+  const int bytes =
+      kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;
   auto* kernel = logprob_cluster_sm90_kernel<T, kExp, kMoments>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory of logprob");
+  allow_shared_memory<logprob_cluster_sm90_kernel<T, kExp, kMoments>>();
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kClusterBlocks, 1, 1};

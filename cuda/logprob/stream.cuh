@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
     if (__shfl_sync(kAllLanes, done, 0) == tasks) {
       __threadfence_block();
       const float4 n = row_nodes[lane % kNumParts];
-      const SoftmaxStats root = tree_over_lanes<kMoments>(lane < tasks ? SoftmaxStats{n.x, n.y, n.z, n.w} : identity_stats());
+      const SoftmaxStats root =
+          tree_over_lanes<kMoments>(lane < tasks ? SoftmaxStats{n.x, n.y, n.z, n.w} : identity_stats());
       if (lane == 0) {
         ignored ? write_ignored(p, row) : write_outputs(p, row, root, target_z<T>(p, row, head.target));
         tasks_done[slot] = 0;
@@ -109,7 +110,7 @@ void run_stream(const LogprobParams& p, const GroupGrid& grid, int blocks, cudaS
   const int bytes = kWarps * (kStages * kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) +
                     kRowSlots * (kNumParts * kNodeBytes + 8);
   auto* kernel = logprob_stream_kernel<T, kExp, kMoments, kWarps>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory of logprob");
+  allow_shared_memory<logprob_stream_kernel<T, kExp, kMoments, kWarps>>();
   kernel<<<blocks, kWarps * kWarp, bytes, stream>>>(p, grid);
   check(cudaGetLastError(), "launch of logprob_stream");
 }

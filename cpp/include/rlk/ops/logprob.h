@@ -59,18 +59,20 @@ RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
 }
 
 // The parts that columns [start, start + columns) of a vocabulary make up: a whole, aligned power of two of them, so
-// that their tree is a subtree of the row's. Columns past valid_vocab need not be in memory and may be too many; without
-// such a group count is 0.
+// that their tree is a subtree of the row's. Columns past valid_vocab need not be in memory, and a whole row may be wider
+// than the vocabulary. count is 0 where there is no such group.
 struct PartRange {
   int first = 0, count = 0;
 };
 inline PartRange parts_of_columns(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start,
                                   std::int64_t columns) {
-  const auto valid_end = [&](std::int64_t end) { return end < valid_vocab ? end : valid_vocab; };
+  const std::int64_t end = start + columns;
+  const auto valid_end = [&](std::int64_t last) { return last < valid_vocab ? last : valid_vocab; };
   for (int count = kNumParts; count > 0; count /= 2) {
     for (int first = 0; first < kNumParts; first += count) {
-      const bool starts = part_cut(vocab_size, first) == start;
-      if (starts && valid_end(start + columns) == valid_end(part_cut(vocab_size, first + count))) return {first, count};
+      const std::int64_t cut = part_cut(vocab_size, first + count);
+      const bool ends = valid_end(end) == valid_end(cut) && (end <= cut || start == 0);
+      if (ends && part_cut(vocab_size, first) == start) return {first, count};
     }
   }
   return {};
