@@ -90,42 +90,77 @@ __device__ __forceinline__ float ex2_approx(float x) {
   return r;
 }
 
+// Sixteen bytes of neighbouring columns.
+template <class T>
+struct Vector {
+  static constexpr int kColumns = 16 / static_cast<int>(sizeof(typename T::Storage));
+  uint4 v;
+
+  __device__ __forceinline__ void to_float(float* z) const {
+    const std::uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (T::kPacked) {
+        z[2 * i] = T::low(w[i]);
+        z[2 * i + 1] = T::high(w[i]);
+      } else {
+        z[i] = __uint_as_float(w[i]);
+      }
+    }
+  }
+  __device__ __forceinline__ void from_float(const float* z) {
+    if constexpr (T::kPacked) {
+      v = make_uint4(T::pack(z[0], z[1]), T::pack(z[2], z[3]), T::pack(z[4], z[5]), T::pack(z[6], z[7]));
+    } else {
+      v = make_uint4(__float_as_uint(T::store(z[0])), __float_as_uint(T::store(z[1])), __float_as_uint(T::store(z[2])),
+                     __float_as_uint(T::store(z[3])));
+    }
+  }
+};
+
 constexpr int kOctet = 8;  // columns handled together: 16 bytes of a 2-byte type, 32 of fp32
 
 template <class T>
 struct Octet {
-  static constexpr int kVectors = kOctet * sizeof(typename T::Storage) / 16;
-  uint4 v[kVectors];
+  static constexpr int kVectors = kOctet / Vector<T>::kColumns;
+  Vector<T> v[kVectors];
 
   __device__ __forceinline__ void to_float(float (&z)[kOctet]) const {
-    if constexpr (T::kPacked) {
-      const std::uint32_t w[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        z[2 * i] = T::low(w[i]);
-        z[2 * i + 1] = T::high(w[i]);
-      }
-    } else {
+    for (int i = 0; i < kVectors; ++i) v[i].to_float(z + i * Vector<T>::kColumns);
+  }
+};
+
+// Largest and smallest of some values; the largest is NaN if any of them is.
+struct Range {
+  float largest, smallest;
+};
+template <class T>
+struct RangeOf {  // packed two to a word
+  std::uint32_t high, low;
+  __device__ __forceinline__ explicit RangeOf(const Vector<T>& first) : high(first.v.x), low(first.v.x) {}
+  __device__ __forceinline__ void add(const Vector<T>& x) {
+    high = T::max2(T::max2(high, x.v.x), T::max2(x.v.y, T::max2(x.v.z, x.v.w)));
+    low = T::min2(T::min2(low, x.v.x), T::min2(x.v.y, T::min2(x.v.z, x.v.w)));
+  }
+  __device__ __forceinline__ Range range() const {
+    return {max_nan(T::low(high), T::high(high)), fminf(T::low(low), T::high(low))};
+  }
+};
+template <>
+struct RangeOf<Fp32> {
+  float high, low;
+  __device__ __forceinline__ explicit RangeOf(const Vector<Fp32>&) : high(-infinity()), low(infinity()) {}
+  __device__ __forceinline__ void add(const Vector<Fp32>& x) {
+    float z[Vector<Fp32>::kColumns];
+    x.to_float(z);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        z[4 * i] = __uint_as_float(v[i].x);
-        z[4 * i + 1] = __uint_as_float(v[i].y);
-        z[4 * i + 2] = __uint_as_float(v[i].z);
-        z[4 * i + 3] = __uint_as_float(v[i].w);
-      }
+    for (float value : z) {
+      high = max_nan(high, value);
+      low = fminf(low, value);
     }
   }
-  __device__ __forceinline__ void from_float(const float (&z)[kOctet]) {
-    if constexpr (T::kPacked) {
-      v[0] = make_uint4(T::pack(z[0], z[1]), T::pack(z[2], z[3]), T::pack(z[4], z[5]), T::pack(z[6], z[7]));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        v[i] = make_uint4(__float_as_uint(T::store(z[4 * i])), __float_as_uint(T::store(z[4 * i + 1])),
-                          __float_as_uint(T::store(z[4 * i + 2])), __float_as_uint(T::store(z[4 * i + 3])));
-      }
-    }
-  }
+  __device__ __forceinline__ Range range() const { return {high, low}; }
 };
 
 }  // namespace rlk::cuda

@@ -57,9 +57,13 @@ GroupGrid group_grid(const LogprobInput& p) {
 }
 
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, int device) {
-  if (p.num_rows == 0 || compute_capability(device) == 90) return 0;
+  if (p.num_rows == 0) return 0;
   const GroupGrid grid = group_grid(p);
-  return uses_workspace(p, grid) ? p.num_rows * grid.nodes * kNodeBytes : 0;
+  if (compute_capability(device) == 90) {
+    return has_few_rows_sm90(p, multiprocessors(device)) ? 0 : stream_bytes(grid, std::min(p.num_rows, kStreamRows));
+  }
+  return has_few_rows_sm80(p, grid) ? p.num_rows * grid.nodes * kNodeBytes
+                                    : stream_bytes(grid, std::min(p.num_rows, kStreamRows));
 }
 
 void logprob(const LogprobParams& p, int device, Stream stream) {
@@ -69,10 +73,9 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   const GroupGrid grid = group_grid(p);
   RLK_CHECK(p.num_rows <= kMaxBlocks / grid.nodes, "logprob: too many rows for one launch");
   const DeviceGuard guard(device);
-  if (compute_capability(device) == 90) return logprob_forward_sm90(p, grid, to_stream(stream));
   if (compute_capability(device) < 80) throw Unsupported("logprob: built for compute capability 8.0 and later");
-  const std::int64_t needed = logprob_workspace_bytes(p, device);
-  RLK_CHECK(p.workspace || needed == 0, "logprob: a workspace is given");
+  RLK_CHECK(p.workspace || logprob_workspace_bytes(p, device) == 0, "logprob: a workspace is given");
+  if (compute_capability(device) == 90) return logprob_forward_sm90(p, grid, to_stream(stream));
   logprob_forward_sm80(p, grid, to_stream(stream));
 }
 

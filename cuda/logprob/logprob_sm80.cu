@@ -1,6 +1,7 @@
 // logprob for SM80 and later. Few rows: one warp per group of 32 leaves, nodes through global memory, then one warp per
 // row. Many rows: stream.cuh.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
+#include "../common/kernel_memory.h"
 #include "kernels.h"
 #include "stream.cuh"
 
@@ -21,16 +22,20 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
   const int task = blockIdx.x * warps + warp;
   if (task >= tasks) return;
   const int group = task % grid.groups, row = task / grid.groups;
-  const RowHead head = row_head(p, row);
-  if (head.target == p.ignore_index) return;
-  auto* group_memory = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
+  const std::int64_t target = target_of(p, row);
+  if (target == p.ignore_index) return;
+  const RowHead head = row_head(row, target, temperature_of(p, row));
+  const auto* logits = row_of<T>(p, row) - p.vocab_start;
+  auto* tiles = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
   auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + warps * kGroupBytes<T>) + warp * kKeptWords;
   const LeafSpan span = leaf_span(grid, group, lane);
-  start_group<T>(p, grid, row, span, group_memory, lane);
-  copy_async_commit();
-  copy_async_wait<0>();
+  start_group<T>(logits, grid, span, tiles, lane);
+  copy_async_wait_all();
   __syncwarp();
-  const SoftmaxStats node = group_stats<T, kExp, kMoments>(p, grid, head, span, group_memory, bitmap, lane);
+  std::int32_t failed;
+  const SoftmaxStats leaf =
+      leaf_of_group<T, kExp, kMoments>(p, grid, head, span, tiles, shift_of<T>(logits), bitmap, &failed, lane);
+  const SoftmaxStats node = group_node<kMoments>(leaf, failed);
   if (lane == 0) {
     static_cast<float4*>(p.workspace)[row * grid.nodes + node_of_group(grid, group)] =
         make_float4(node.m, node.S, node.E, node.Q);
@@ -60,7 +65,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
 
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  if (!uses_workspace(p, grid)) {
+  if (!has_few_rows_sm80(p, grid)) {
     return run_stream<T, kExp, kMoments, kStreamWarps<T>>(p, grid, multiprocessors(current_device()), stream);
   }
   // One warp a block while a single row can then spread over more multiprocessors.

@@ -1,7 +1,8 @@
-// logprob for SM90. Few rows: a cluster is a row, and its warps send their nodes to block 0 by asynchronous stores. Many
-// rows: stream.cuh. One launch, no workspace.
+// logprob for SM90. Few rows: a cluster is a row, and its warps send their nodes to block 0 by asynchronous stores; one
+// launch, no workspace. Many rows: stream.cuh.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
 #include "../common/cluster_sm90.cuh"
+#include "../common/kernel_memory.h"
 #include "../common/mbarrier_sm90.cuh"
 #include "kernels.h"
 #include "stream.cuh"
@@ -11,7 +12,6 @@ namespace {
 
 constexpr int kClusterBlocks = 8;
 constexpr int kClusterWarps = 5;  // times 8 groups of 4096 columns: a vocabulary of 163,840 in one round
-constexpr int kClusterRows = 4;   // up to this many rows per multiprocessor take the cluster kernel
 // What shared memory holds of 2-byte and 4-byte groups; the moments need more registers than 24 warps leave.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = !T::kPacked ? 12
@@ -25,23 +25,25 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int rank = static_cast<int>(cluster_rank());
   const std::int64_t row = blockIdx.x / kClusterBlocks;
-  const RowHead head = row_head(p, row);
-  if (head.target == p.ignore_index) {  // the whole cluster leaves together
+  const std::int64_t target = target_of(p, row);
+  if (target == p.ignore_index) {  // the whole cluster leaves together
     if (rank == 0 && threadIdx.x == 0) write_ignored(p, row);
     return;
   }
-  // [group of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
-  auto* group_memory = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
+  const RowHead head = row_head(row, target, temperature_of(p, row));
+  const auto* logits = row_of<T>(p, row) - p.vocab_start;
+  const int shift = shift_of<T>(logits);
+  // [tiles of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
+  auto* tiles = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
   auto* nodes = reinterpret_cast<float4*>(shared + kClusterWarps * kGroupBytes<T>);
   const std::uint32_t nodes_address = shared_address(nodes);
   const std::uint32_t barrier = nodes_address + grid.nodes * 16;
   auto* bitmap = reinterpret_cast<std::uint32_t*>(nodes + grid.nodes + 1) + warp * kKeptWords;
   int group = rank + warp * kClusterBlocks;
-  LeafSpan span{0, 0};
+  LeafSpan span{};
   if (group < grid.groups) {
     span = leaf_span(grid, group, lane);
-    start_group<T>(p, grid, row, span, group_memory, lane);
-    copy_async_commit();
+    start_group<T>(logits, grid, span, tiles, lane);
   }
   if (rank == 0 && threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
@@ -52,9 +54,12 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   cluster_arrive();
   bool waited = false;
   while (group < grid.groups) {
-    copy_async_wait<0>();
+    copy_async_wait_all();
     __syncwarp();
-    const SoftmaxStats node = group_stats<T, kExp, kMoments>(p, grid, head, span, group_memory, bitmap, lane);
+    std::int32_t failed;
+    const SoftmaxStats leaf =
+        leaf_of_group<T, kExp, kMoments>(p, grid, head, span, tiles, shift, bitmap, &failed, lane);
+    const SoftmaxStats node = group_node<kMoments>(leaf, failed);
     if (!waited) cluster_wait();
     waited = true;
     if (lane == 0) {
@@ -65,8 +70,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
     group += kClusterBlocks * kClusterWarps;
     if (group < grid.groups) {
       span = leaf_span(grid, group, lane);
-      start_group<T>(p, grid, row, span, group_memory, lane);
-      copy_async_commit();
+      start_group<T>(logits, grid, span, tiles, lane);
     }
   }
   if (!waited) cluster_wait();
@@ -85,7 +89,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int blocks = multiprocessors(current_device());
-  if (p.num_rows > std::int64_t{kClusterRows} * blocks) {
+  if (!has_few_rows_sm90(p, blocks)) {
     return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>>(p, grid, blocks, stream);
   }
   const int bytes =

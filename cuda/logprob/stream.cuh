@@ -1,118 +1,147 @@
-// Forward for many rows: persistent blocks whose warps each stream groups of 32 leaves through a ring of their own in
-// shared memory, so that loads never pause for arithmetic. The warp that completes a row takes its root. One launch, no
-// workspace, no barrier between warps. One body for every architecture; each gets its own machine code.
+// Forward for many rows: persistent blocks whose warps each stream groups of 32 leaves through a buffer of their own
+// in shared memory, so that some warps load while others compute. Warps claim their tasks one by one, since
+// multiprocessors do not all get the same share of the memory's bandwidth; the warp that completes a row takes its
+// root. No barrier between warps, no fence. One body for every architecture; each gets its own machine code.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+
+#include "../common/kernel_memory.h"
+#include "../common/relaxed_atomics.cuh"
 #include "leaf_group.cuh"
 
 namespace rlk::cuda {
+namespace {  // one copy per architecture
 
-constexpr int kStages = 1;    // groups in flight or in use per warp: more warps serve better than deeper rings
-constexpr int kRowSlots = 4;  // rows of a block whose nodes may be incomplete at once
-
-// Walks the tasks of a warp: a task is a part of a row and has a step per group, or a group of several short parts.
-struct TaskCursor {
-  int row;  // of this block
-  int task, step;
+// A launch's share of the call, and where its warps leave what concerns several of them. That memory begins as ones in
+// all bits: a counter before 0, a node that no node looks like.
+struct StreamWork {
+  std::int64_t first_row;
+  int rows;
+  int tasks_log2;        // of a row: a part, in steps of a group each, or a group of several short parts
+  int steps;             // of a task
+  unsigned* claims;      // tasks claimed beyond the first two of each warp
+  unsigned* tasks_done;  // per row
+  float4* nodes;         // per task
 };
+
+// Leaves a task's node for the root; true in the warp that came last of the row's, which gets them all, one a lane. The
+// last ones may still be on their way: their words tell.
+__device__ __forceinline__ bool post_node(const StreamWork& work, int task, SoftmaxStats* node, int lane) {
+  const int tasks = 1 << work.tasks_log2, row = task >> work.tasks_log2;
+  if (tasks == 1) return true;
+  unsigned earlier = 0;
+  if (lane == 0) {
+    store_relaxed(work.nodes + task, node->m, node->S, node->E, node->Q);
+    earlier = fetch_increment(work.tasks_done + row) + 1;
+  }
+  if (__shfl_sync(kAllLanes, earlier, 0) + 1 != static_cast<unsigned>(tasks)) return false;
+  *node = identity_stats();
+  if (lane < tasks) {
+    const auto missing = [](float word) { return bits_of(word) == -1; };
+    float4 n;
+    do {
+      n = load_relaxed(work.nodes + (row << work.tasks_log2) + lane);
+    } while (missing(n.x) || missing(n.y) || missing(n.z) || missing(n.w));
+    *node = {n.x, n.y, n.z, n.w};
+  }
+  __syncwarp();
+  return true;
+}
 
 template <class T, Exp kExp, bool kMoments, int kWarps>
 __global__ void __launch_bounds__(kWarps* kWarp, 1)
-    logprob_stream_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid) {
-  extern __shared__ __align__(128) unsigned char shared[];
+    logprob_stream_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
+                          const __grid_constant__ StreamWork work) {
+  extern __shared__ __align__(128) unsigned char shared[];  // [tiles of each warp][bitmap of each warp]
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  // [ring of each warp][nodes of kRowSlots rows][tasks done and rows done of each slot][bitmap of each warp]
-  auto* ring = reinterpret_cast<uint4*>(shared + warp * kStages * kGroupBytes<T>);
-  auto* nodes = reinterpret_cast<float4*>(shared + kWarps * kStages * kGroupBytes<T>);
-  auto* tasks_done = reinterpret_cast<int*>(nodes + kRowSlots * kNumParts);
-  auto* rows_done = reinterpret_cast<volatile int*>(tasks_done + kRowSlots);
-  auto* bitmap = reinterpret_cast<std::uint32_t*>(tasks_done + 2 * kRowSlots) + warp * kKeptWords;
-  if (threadIdx.x < 2 * kRowSlots) tasks_done[threadIdx.x] = 0;
-  __syncthreads();
+  auto* tiles = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
+  auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + kWarps * kGroupBytes<T>) + warp * kKeptWords;
+  const int total = work.rows << work.tasks_log2;
+  const auto row_of_task = [&](int task) { return work.first_row + (task >> work.tasks_log2); };
+  const auto target_of_task = [&](int task) { return task < total ? target_of(p, row_of_task(task)) : p.ignore_index; };
 
-  const int rows = static_cast<int>((p.num_rows - blockIdx.x + gridDim.x - 1) / gridDim.x);
-  const int steps = grid.groups_per_part > 0 ? grid.groups_per_part : 1;
-  const int tasks = grid.groups / steps;  // of a row, a power of two up to kNumParts
-  const auto row_at = [&](int row) { return blockIdx.x + std::int64_t{row} * gridDim.x; };
-  const auto next_task = [&](TaskCursor& t) {
-    t.step = 0;
-    t.task += kWarps;
-    t.row += t.task / tasks;
-    t.task %= tasks;
+  // What is being copied, or computed once it has arrived: a group of row `logits`, unless that row is ignored.
+  const typename T::Storage* logits = nullptr;
+  LeafSpan span{};
+  std::int64_t target = 0;
+  const auto begin = [&](int task, std::int64_t its_target) {
+    target = its_target;
+    logits = row_of<T>(p, row_of_task(task)) - p.vocab_start;
+    span = leaf_span(grid, task & ((1 << work.tasks_log2) - 1), 0, lane);
   };
-  TaskCursor ahead{warp / tasks, warp % tasks, 0};
-  std::int64_t target_ahead = ahead.row < rows ? target_of(p, row_at(ahead.row)) : 0;
-  int stage_ahead = 0;
-  // Starts the next copy. Its row's target was read when the task before it began, so the copy does not wait.
-  const auto start_next = [&] {
-    if (ahead.row < rows && target_ahead != p.ignore_index) {
-      start_group<T>(p, grid, row_at(ahead.row), leaf_span(grid, ahead.task * steps + ahead.step, lane),
-                     ring + stage_ahead * (kGroupBytes<T> / 16), lane);
-    }
-    copy_async_commit();  // also where it is empty: waits count groups
-    stage_ahead = stage_ahead + 1 == kStages ? 0 : stage_ahead + 1;
-    if (++ahead.step == steps) {
-      next_task(ahead);
-      if (ahead.row < rows) target_ahead = target_of(p, row_at(ahead.row));
-    }
+  const auto copy = [&] {
+    if (target != p.ignore_index) start_group<T>(logits, grid, span, tiles, lane);
   };
-#pragma unroll 1
-  for (int i = 0; i < kStages; ++i) start_next();
 
-  int stage = 0;
-  for (TaskCursor now{warp / tasks, warp % tasks, 0}; now.row < rows; next_task(now)) {
-    const std::int64_t row = row_at(now.row);
-    const RowHead head = row_head(p, row);
-    const bool ignored = head.target == p.ignore_index;
-    SoftmaxStats of_steps = identity_stats();  // lane i keeps step i's node
+  const int warps = kWarps * static_cast<int>(gridDim.x);
+  int now = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), next = now + warps;
+  begin(now, target_of_task(now));
+  copy();
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      copy_async_wait<kStages - 1>();
-      __syncwarp();
-      const SoftmaxStats node =
-          group_stats<T, kExp, kMoments>(p, grid, head, leaf_span(grid, now.task * steps + step, lane),
-                                         ring + stage * (kGroupBytes<T> / 16), bitmap, lane);
-      __syncwarp();
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      start_next();
-      if (lane == step) of_steps = node;
+  while (now < total) {
+    // What the next two tasks need is asked for now, so that no copy has to wait for it.
+    unsigned claimed = 0;
+    if (lane == 0) claimed = fetch_increment(work.claims);
+    const std::int64_t next_target = target_of_task(next);
+    const RowHead head = row_head(row_of_task(now), target, temperature_of(p, row_of_task(now)));
+    const bool ignored = target == p.ignore_index;
+    const int shift = shift_of<T>(logits);
+    SoftmaxStats node = identity_stats();  // lane i: of step i
+#pragma unroll 1
+    for (int step = 0; step < work.steps; ++step) {
+      SoftmaxStats leaf = identity_stats();
+      std::int32_t failed = 0;
+      if (!ignored) {
+        copy_async_wait_all();
+        __syncwarp();
+        leaf = leaf_of_group<T, kExp, kMoments>(p, grid, head, span, tiles, shift, bitmap, &failed, lane);
+        __syncwarp();
+      }
+      if (step + 1 < work.steps) {
+        span.next_group();
+      } else {
+        begin(next, next_target);
+      }
+      copy();
+      leaf = group_node<kMoments>(leaf, failed);
+      if (lane == step) node = leaf;
     }
-    const SoftmaxStats node = steps > 1 ? tree_over_lanes<kMoments>(of_steps) : of_steps;  // lane 0's counts
-
-    const int slot = now.row % kRowSlots;
-    const int earlier = now.row / kRowSlots;  // rows that had this slot before
-    float4* row_nodes = nodes + slot * kNumParts;
-    int done = 0;
-    if (lane == 0) {
-      while (rows_done[slot] != earlier) __nanosleep(64);
-      row_nodes[now.task] = make_float4(node.m, node.S, node.E, node.Q);
-      __threadfence_block();
-      done = atomicAdd(&tasks_done[slot], 1) + 1;
-    }
-    if (__shfl_sync(kAllLanes, done, 0) == tasks) {
-      __threadfence_block();
-      const float4 n = row_nodes[lane % kNumParts];
-      const SoftmaxStats root =
-          tree_over_lanes<kMoments>(lane < tasks ? SoftmaxStats{n.x, n.y, n.z, n.w} : identity_stats());
+    if (work.steps > 1) node = tree_over_lanes<kMoments>(node);
+    if (post_node(work, now, &node, lane)) {
+      const SoftmaxStats root = tree_over_lanes<kMoments>(node);
       if (lane == 0) {
-        ignored ? write_ignored(p, row) : write_outputs(p, row, root, target_z<T>(p, row, head.target));
-        tasks_done[slot] = 0;
-        __threadfence_block();
-        rows_done[slot] = earlier + 1;
+        ignored ? write_ignored(p, head.row) : write_outputs(p, head.row, root, target_z<T>(p, head.row, head.target));
       }
       __syncwarp();
     }
+    now = next;
+    next = 2 * warps + 1 + static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
   }
 }
 
 template <class T, Exp kExp, bool kMoments, int kWarps>
 void run_stream(const LogprobParams& p, const GroupGrid& grid, int blocks, cudaStream_t stream) {
-  const int bytes = kWarps * (kStages * kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) +
-                    kRowSlots * (kNumParts * kNodeBytes + 8);
+  const int bytes = kWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0));
   auto* kernel = logprob_stream_kernel<T, kExp, kMoments, kWarps>;
   allow_shared_memory<logprob_stream_kernel<T, kExp, kMoments, kWarps>>();
-  kernel<<<blocks, kWarps * kWarp, bytes, stream>>>(p, grid);
+  const int tasks = stream_tasks(grid);
+  for (std::int64_t first = 0; first < p.num_rows; first += kStreamRows) {
+    const std::int64_t rows = std::min(p.num_rows - first, kStreamRows);
+    auto* counters = static_cast<unsigned*>(p.workspace);
+    const StreamWork work{first,
+                          static_cast<int>(rows),
+                          std::countr_zero(static_cast<unsigned>(tasks)),
+                          std::max(grid.groups_per_part, 1),
+                          counters,
+                          counters + 4,
+                          reinterpret_cast<float4*>(counters + stream_counters(rows))};
+    check(cudaMemsetAsync(counters, 0xff, stream_bytes(grid, rows), stream), "workspace of logprob");
+    kernel<<<blocks, kWarps * kWarp, bytes, stream>>>(p, grid, work);
+  }
   check(cudaGetLastError(), "launch of logprob_stream");
 }
 
+}  // namespace
 }  // namespace rlk::cuda

@@ -1,0 +1,203 @@
+// Statistics of one leaf by one lane, from shared memory.
+#pragma once
+
+#include "../common/element.cuh"
+#include "rlk/math/softmax_stats.h"
+#include "rlk/ops/logprob.h"
+
+namespace rlk::cuda {
+
+// Leaves in shared memory, one 16-byte vector of padding after each: lanes that read vector v of their own leaves, 272
+// or 528 bytes apart, hit different banks. The padding takes the rest of a leaf whose columns begin inside vector 0.
+template <class T>
+struct LeafTile {
+  static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
+  static constexpr int kVectors = kBytes / 16;
+  static constexpr int kPitch = kVectors + 1;
+
+  static __device__ __forceinline__ typename T::Storage* element(uint4* leaf, int column) {
+    return reinterpret_cast<typename T::Storage*>(leaf) + column;
+  }
+  static __device__ __forceinline__ Octet<T> octet(const uint4* leaf, int octet) {
+    Octet<T> o;
+#pragma unroll
+    for (int i = 0; i < Octet<T>::kVectors; ++i) o.v[i].v = leaf[octet * Octet<T>::kVectors + i];
+    return o;
+  }
+};
+
+// Bytes [shift, shift + 16) of two neighbouring vectors; shift in words and the bits of a half word.
+__device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, int words, int bits) {
+  const std::uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  std::uint32_t pair[6], word[5];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) pair[i] = words & 2 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) word[i] = words & 1 ? pair[i + 1] : pair[i];
+  return make_uint4(__funnelshift_r(word[0], word[1], bits), __funnelshift_r(word[1], word[2], bits),
+                    __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
+}
+
+// Moves a leaf whose columns begin `shift` bytes into its tile to the tile's start.
+template <class T>
+__device__ __forceinline__ void align_leaf(uint4* leaf, int shift) {
+  const int words = shift / 4, bits = shift % 4 * 8;
+  uint4 low = leaf[0];
+#pragma unroll 4
+  for (int i = 0; i < LeafTile<T>::kVectors; ++i) {
+    const uint4 high = leaf[i + 1];
+    leaf[i] = shifted(low, high, words, bits);
+    low = high;
+  }
+}
+
+// The eight chains of a leaf.
+template <Exp kExp, bool kMoments>
+struct Chains {
+  float S[kNumChains], E[kNumChains], Q[kNumChains];
+
+  __device__ __forceinline__ Chains() {
+#pragma unroll
+    for (int r = 0; r < kNumChains; ++r) S[r] = E[r] = Q[r] = 0.0f;
+  }
+  // addend: -m, or kStatsShift - m for the portable exponential.
+  static __device__ __forceinline__ float addend(float m) {
+    return kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
+  }
+  static __device__ __forceinline__ float exponential(float z, float c, float addend) {
+    return kExp == Exp::kHardware ? ex2_approx(fma_rn(z, c, addend)) : stat_exp_portable(z, c, addend);
+  }
+  __device__ __forceinline__ void add(int r, float z, float e) {
+    S[r] = add_rn(S[r], e);
+    if constexpr (kMoments) {
+      E[r] = fma_rn(e, z, E[r]);
+      Q[r] = fma_rn(e, e, Q[r]);
+    }
+  }
+  __device__ __forceinline__ void add_octet(const float (&z)[kOctet], float c, float addend) {
+#pragma unroll
+    for (int r = 0; r < kNumChains; ++r) add(r, z[r], exponential(z[r], c, addend));
+  }
+  // The first n columns of an octet. The others add +0, which changes no sum.
+  __device__ __forceinline__ void add_columns(const float (&z)[kOctet], int n, float c, float addend) {
+#pragma unroll
+    for (int r = 0; r < kNumChains; ++r) {
+      const float present = r < n ? z[r] : 0.0f;
+      const float e = exponential(present, c, addend);
+      add(r, present, r < n ? e : 0.0f);
+    }
+  }
+  __device__ __forceinline__ SoftmaxStats total(float m) const {
+    return {m, combine_chains(S), kMoments ? combine_chains(E) : 0.0f, kMoments ? combine_chains(Q) : 0.0f};
+  }
+};
+
+// Leaves are taken in blocks of so many octets; what is left over goes an octet at a time, column by column.
+constexpr int kBlockOctets = 4;
+constexpr int kBlockColumns = kBlockOctets * kOctet;
+
+// Range of the first n >= kBlockColumns columns of a leaf.
+template <class T>
+__device__ __forceinline__ Range leaf_range(const uint4* leaf, int n) {
+  RangeOf<T> range_of(LeafTile<T>::octet(leaf, 0).v[0]);
+#pragma unroll 1
+  for (const uint4* end = leaf + n / kBlockColumns * kBlockOctets * Octet<T>::kVectors; leaf != end;) {
+#pragma unroll
+    for (int o = 0; o < kBlockOctets; ++o) {
+      const Octet<T> x = LeafTile<T>::octet(leaf, o);
+#pragma unroll
+      for (int i = 0; i < Octet<T>::kVectors; ++i) range_of.add(x.v[i]);
+    }
+    leaf += kBlockOctets * Octet<T>::kVectors;
+  }
+  Range range = range_of.range();
+#pragma unroll 1
+  for (int rest = n % kBlockColumns; rest > 0; rest -= kOctet, leaf += Octet<T>::kVectors) {
+    float z[kOctet];
+    LeafTile<T>::octet(leaf, 0).to_float(z);
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      if (r >= rest) continue;
+      range.largest = max_nan(range.largest, z[r]);
+      range.smallest = fminf(range.smallest, z[r]);
+    }
+  }
+  return range;
+}
+
+// Sums of the first n columns, none of which is -Inf or below the clamp.
+template <class T, Exp kExp, bool kMoments>
+__device__ __forceinline__ SoftmaxStats leaf_sums(const uint4* leaf, int n, float c, float m) {
+  Chains<kExp, kMoments> chains;
+  const float addend = chains.addend(m);
+  float z[kOctet];
+#pragma unroll 1
+  for (const uint4* end = leaf + n / kBlockColumns * kBlockOctets * Octet<T>::kVectors; leaf != end;) {
+#pragma unroll
+    for (int o = 0; o < kBlockOctets; ++o) {
+      LeafTile<T>::octet(leaf, o).to_float(z);
+      chains.add_octet(z, c, addend);
+    }
+    leaf += kBlockOctets * Octet<T>::kVectors;
+  }
+#pragma unroll 1
+  for (int rest = n % kBlockColumns; rest > 0; rest -= kOctet, leaf += Octet<T>::kVectors) {
+    LeafTile<T>::octet(leaf, 0).to_float(z);
+    chains.add_columns(z, rest, c, addend);
+  }
+  return chains.total(m);
+}
+
+// Any leaf of n columns: scaled, softcapped, clamped, with -Inf columns.
+template <class T, Exp kExp, bool kMoments>
+__device__ __forceinline__ SoftmaxStats general_leaf(const uint4* leaf, int n, float c, float logit_scale,
+                                                     float softcap) {
+  const float inverse = softcap > 0.0f ? div_rn(1.0f, softcap) : 0.0f;
+  float largest = -infinity();
+#pragma unroll 1
+  for (int o = 0; o * kOctet < n; ++o) {
+    float z[kOctet];
+    LeafTile<T>::octet(leaf, o).to_float(z);
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      if (o * kOctet + r < n) largest = max_nan(largest, scaled_logit(z[r], logit_scale, softcap, inverse));
+    }
+  }
+  SoftmaxStats stats;
+  const LeafReference reference = leaf_reference(c, largest, &stats);
+  if (!reference.usable) return stats;
+  Chains<kExp, kMoments> chains;
+  const float addend = chains.addend(reference.m);
+#pragma unroll 1
+  for (int o = 0; o * kOctet < n; ++o) {
+    float z[kOctet];
+    LeafTile<T>::octet(leaf, o).to_float(z);
+#pragma unroll
+    for (int r = 0; r < kOctet; ++r) {
+      const float s = scaled_logit(z[r], logit_scale, softcap, inverse);
+      if (o * kOctet + r >= n || s == -infinity()) continue;
+      const float clamped = s > reference.q ? s : reference.q;
+      chains.add(r, clamped, chains.exponential(clamped, c, addend));
+    }
+  }
+  return chains.total(reference.m);
+}
+
+// One lane's leaf of n columns. The common one, logits that are z as they stand, none -Inf and none below the clamp,
+// takes the short loop.
+template <class T, Exp kExp, bool kMoments>
+__device__ __forceinline__ SoftmaxStats leaf_stats(const uint4* leaf, int n, float c, float logit_scale,
+                                                   float softcap) {
+  if (n <= 0) return identity_stats();
+  if (n >= kBlockColumns && logit_scale == 1.0f && softcap == 0.0f) {
+    const Range range = leaf_range<T>(leaf, n);
+    const float m = add_rn(ceil_of(mul_rn(c, range.largest)), 0.0f);
+    // Well inside the bounds of leaf_reference, so that nothing is clamped, missing or failed, without q's division.
+    if (abs_of(m) < 0.5f * kStatsRange && fma_rn(range.smallest, c, -m) >= 1.0f - kStatsFloor) {
+      return leaf_sums<T, kExp, kMoments>(leaf, n, c, m);
+    }
+  }
+  return general_leaf<T, kExp, kMoments>(leaf, n, c, logit_scale, softcap);
+}
+
+}  // namespace rlk::cuda
