@@ -25,10 +25,11 @@ stage_package() {
 }
 
 stage_lint() {
-  local status=0  # every tool has its say
+  local status=0 sources=(cpp cuda bench tests)  # every tool has its say
+  [[ -d hip ]] && sources+=(hip)
   ruff check . || status=1
   ruff format --check . || status=1
-  find cpp cuda hip bench tests -regex '.*\.\(cpp\|h\|cu\|cuh\|hip\)' -print0 2>/dev/null |
+  find "${sources[@]}" -regex '.*\.\(cpp\|h\|cu\|cuh\|hip\)' -print0 |
     xargs -0 clang-format --dry-run -Werror || status=1
   mypy || status=1
   return $status
