@@ -73,7 +73,7 @@ class _Logprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
         prepare(logits)
-        outputs = _C.logprob(logits.detach(), target, *arguments, mode, returns | 2, None, None, 0)
+        outputs = _C.logprob(logits, target, *arguments, mode, returns | 2, None, None, 0)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
         ctx.save_for_backward(
@@ -104,7 +104,7 @@ class _Logprob(torch.autograd.Function):
             )
         prepare(logits)
         dlogits = _C.logprob_backward(
-            logits.detach(),
+            logits,
             target,
             *arguments,
             ctx.mode,
