@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "gpu_log.json"
 TREES = ("cpp", "cuda", "hip", "python", "tests")
 
-# Files by their contents alone: the same with git and without, in a clone and in a copy. Documents are no sources, their
-# figures are written after a run; nor is what a build or a test run leaves behind, and the log does not hash itself.
+# Files by their contents alone: the same with git and without, in a clone and in a copy. Documents are no sources:
+# their figures are written after a run. Nor is what a build or a test run leaves behind; the log does not hash itself.
 SOURCES = {
     ".c",
     ".cc",
