@@ -15,8 +15,6 @@ except ImportError as error:  # pragma: no cover - needs a broken installation
 
 module: Any  # type: ignore[no-redef]
 
-DEVICE_BACKENDS = {"cpu": "cpu", "cuda": "cuda", "rocm": "hip"}
-
 
 def architectures() -> list[str]:
     """GPU architectures with machine code in this build, such as ``["sm_80", "sm_90a"]``."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__, _dispatch, _native, _selftest, variant
+from ._machine import cpu_model
 
 _PEERS = ("torch", "jax", "cupy")
 _HOW_TO_ADD_CUDA = "pip install . -C cmake.define.RLK_VARIANT=cu130 with a CUDA toolkit at hand"
@@ -41,12 +42,12 @@ def examine(self_test: bool = True) -> dict[str, Any]:
     torch = _import_torch()
     _dispatch.match_torch_threads()
     found, note = gpus(torch)
-    devices = [Device("cpu", "cpu", _cpu_model()), *found]
+    devices = [Device("cpu", "cpu", cpu_model()), *found]
     report: dict[str, Any] = {
         "versions": versions(torch),
         "platform": {"system": platform.platform(), "machine": platform.machine()},
         "cpu": {
-            "model": _cpu_model(),
+            "model": cpu_model(),
             "instruction_set": _native.module.cpu_isa(),
             "threads": _native.module.num_threads(),
             "logical_cores": os.cpu_count(),
@@ -102,16 +103,6 @@ def _import_torch() -> Any:
     except Exception:
         return None
     return torch
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _driver() -> str | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from .._machine import cpu_model
+
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib")
 # These choose other kernels, hence other bits.
 _VARIABLES = (
@@ -45,7 +47,7 @@ def hardware(device: torch.device) -> dict[str, Value]:
     """The machine as torch sees it. Names no host and no user."""
     found: dict[str, Value] = {
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -67,13 +69,3 @@ def hardware(device: torch.device) -> dict[str, Value]:
 def command_line() -> str:
     """The command as typed, with the program's name in place of its path."""
     return shlex.join([Path(sys.argv[0]).name or "rlk", *sys.argv[1:]])
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -15,7 +15,6 @@ from .._arithmetic import resolve_exp, unresolved_exp
 from .._native import module as _C
 from .logprob_traced import device_type, prepare, traced_backward, traced_logprob
 
-_EMPTY = (None,) * 5
 _PLAIN = (Tensor, torch.nn.Parameter)
 _functorch_active = torch._C._are_functorch_transforms_active
 _modes_active = torch._C._len_torch_dispatch_stack
