@@ -8,17 +8,18 @@
 
 namespace rlk::cuda {
 
-// Allows `kKernel` all that a block of the current device may have.
+// Allows `kKernel` all that a block of the current device may have; how many bytes that is.
 template <auto* kKernel>
-void allow_shared_memory() {
-  static std::array<std::atomic<bool>, kMaxDevices> allowed{};
+int allow_shared_memory() {
+  static std::array<std::atomic<int>, kMaxDevices> allowed{};
   const int device = current_device();
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
-  if (allowed[device].load(std::memory_order_relaxed)) return;
-  int most = 0;
+  int most = allowed[device].load(std::memory_order_relaxed);
+  if (most > 0) return most;
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
   check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "dynamic shared memory");
-  allowed[device].store(true, std::memory_order_relaxed);
+  allowed[device].store(most, std::memory_order_relaxed);
+  return most;
 }
 
 }  // namespace rlk::cuda

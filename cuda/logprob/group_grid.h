@@ -24,24 +24,25 @@ struct GroupGrid {
   int part_first[kNumParts], part_last[kNumParts];  // columns of each part that are valid, [first, last), global
 };
 
-// Which calls have too few rows for the streaming kernel to spread: on sm_80 by the groups, which then go through a
-// workspace of a node each; on sm_90 by the rows per multiprocessor.
-inline bool has_few_rows_sm80(const LogprobInput& p, const GroupGrid& grid) {
-  constexpr int kNodesOfFewRows = 16384;
-  return p.num_rows * grid.nodes <= kNodesOfFewRows;
+// Rows of one launch of the streaming kernel, whose workspace holds a node for each of their groups.
+inline std::int64_t stream_rows(const GroupGrid& grid) {
+  constexpr std::int64_t kMostNodes = std::int64_t{1} << 19;
+  return kMostNodes / grid.nodes;
 }
+// Its workspace: counters, 16 bytes per row, nodes.
+struct StreamWorkspace {
+  std::int64_t rows, nodes, bytes;
+};
+inline StreamWorkspace stream_workspace(const GroupGrid& grid, std::int64_t num_rows) {
+  constexpr std::int64_t kCounterBytes = 4096, kRowBytes = 16;
+  const std::int64_t rows = num_rows < stream_rows(grid) ? num_rows : stream_rows(grid);
+  const std::int64_t nodes = kCounterBytes + rows * kRowBytes;
+  return {kCounterBytes, nodes, nodes + rows * grid.nodes * kNodeBytes};
+}
+// On sm_90, calls with so few rows per multiprocessor take a cluster per row instead, which needs no workspace.
 inline bool has_few_rows_sm90(const LogprobInput& p, int multiprocessors) {
   constexpr int kFewRows = 4;
   return p.num_rows <= std::int64_t{kFewRows} * multiprocessors;
-}
-
-// The streaming kernel: tasks of a row (a part, or a group of several short parts) and rows of one launch.
-constexpr std::int64_t kStreamRows = 65536;
-inline int stream_tasks(const GroupGrid& grid) { return grid.groups_per_part > 0 ? grid.num_parts : grid.groups; }
-// Its workspace: four words for a counter and one per row, then a node per task.
-inline std::int64_t stream_counters(std::int64_t rows) { return 4 + (rows + 3) / 4 * 4; }
-inline std::int64_t stream_bytes(const GroupGrid& grid, std::int64_t rows) {
-  return stream_counters(rows) * 4 + rows * stream_tasks(grid) * kNodeBytes;
 }
 
 // Throws InvalidArgument where the columns are no whole, aligned group of parts.

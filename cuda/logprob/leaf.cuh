@@ -7,21 +7,29 @@
 
 namespace rlk::cuda {
 
-// Leaves in shared memory, one 16-byte vector of padding after each: lanes that read vector v of their own leaves, 272
-// or 528 bytes apart, hit different banks. The padding takes the rest of a leaf whose columns begin inside vector 0.
+// A leaf in the copy of a stretch of a row in shared memory. There, lines of 128 bytes lie as they do in global memory,
+// since a request for a line that lands in two costs twice, and the 16-byte chunks of a line are permuted, so that lanes
+// that read the same chunk of their own leaves hit different banks.
 template <class T>
-struct LeafTile {
+struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
-  static constexpr int kVectors = kBytes / 16;
-  static constexpr int kPitch = kVectors + 1;
+  std::uint32_t address;  // in shared memory, of the leaf's first chunk before the permutation
 
-  static __device__ __forceinline__ typename T::Storage* element(uint4* leaf, int column) {
-    return reinterpret_cast<typename T::Storage*>(leaf) + column;
+  // Where the chunk that would be at `address` lies: its place in the line changes with every leaf.
+  static __device__ __forceinline__ std::uint32_t place(std::uint32_t address) {
+    return address ^ (address / (kBytes / 16) & 7 * 16);
   }
-  static __device__ __forceinline__ Octet<T> octet(const uint4* leaf, int octet) {
+  __device__ __forceinline__ uint4& chunk(int i) const {
+    return *static_cast<uint4*>(__cvta_shared_to_generic(place(address + i * 16)));
+  }
+  __device__ __forceinline__ typename T::Storage* element(int column) const {
+    constexpr int kColumns = Vector<T>::kColumns;
+    return reinterpret_cast<typename T::Storage*>(&chunk(column / kColumns)) + column % kColumns;
+  }
+  __device__ __forceinline__ Octet<T> octet(int octet) const {
     Octet<T> o;
 #pragma unroll
-    for (int i = 0; i < Octet<T>::kVectors; ++i) o.v[i].v = leaf[octet * Octet<T>::kVectors + i];
+    for (int i = 0; i < Octet<T>::kVectors; ++i) o.v[i].v = chunk(octet * Octet<T>::kVectors + i);
     return o;
   }
 };
@@ -38,15 +46,19 @@ __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, in
                     __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
 }
 
-// Moves a leaf whose columns begin `shift` bytes into its tile to the tile's start.
+// Moves the n columns of a leaf, which begin `shift` bytes into its first chunk, to that chunk's start. By a whole warp:
+// the chunk where a leaf ends may be the one where another begins.
 template <class T>
-__device__ __forceinline__ void align_leaf(uint4* leaf, int shift) {
+__device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift) {
   const int words = shift / 4, bits = shift % 4 * 8;
-  uint4 low = leaf[0];
+  const int chunks = (n + Vector<T>::kColumns - 1) / Vector<T>::kColumns;
+  uint4 low = leaf.chunk(0);
+  const uint4 end = leaf.chunk(chunks);
+  __syncwarp();
 #pragma unroll 4
-  for (int i = 0; i < LeafTile<T>::kVectors; ++i) {
-    const uint4 high = leaf[i + 1];
-    leaf[i] = shifted(low, high, words, bits);
+  for (int i = 0; i < chunks; ++i) {
+    const uint4 high = i + 1 < chunks ? leaf.chunk(i + 1) : end;
+    leaf.chunk(i) = shifted(low, high, words, bits);
     low = high;
   }
 }
@@ -98,23 +110,24 @@ constexpr int kBlockColumns = kBlockOctets * kOctet;
 
 // Range of the first n >= kBlockColumns columns of a leaf.
 template <class T>
-__device__ __forceinline__ Range leaf_range(const uint4* leaf, int n) {
-  RangeOf<T> range_of(LeafTile<T>::octet(leaf, 0).v[0]);
+__device__ __forceinline__ Range leaf_range(const Leaf<T>& leaf, int n) {
+  RangeOf<T> range_of(leaf.octet(0).v[0]);
+  const int whole = n / kBlockColumns * kBlockOctets;
 #pragma unroll 1
-  for (const uint4* end = leaf + n / kBlockColumns * kBlockOctets * Octet<T>::kVectors; leaf != end;) {
+  for (int octet = 0; octet < whole; octet += kBlockOctets) {
 #pragma unroll
     for (int o = 0; o < kBlockOctets; ++o) {
-      const Octet<T> x = LeafTile<T>::octet(leaf, o);
+      const Octet<T> x = leaf.octet(octet + o);
 #pragma unroll
       for (int i = 0; i < Octet<T>::kVectors; ++i) range_of.add(x.v[i]);
     }
-    leaf += kBlockOctets * Octet<T>::kVectors;
   }
   Range range = range_of.range();
 #pragma unroll 1
-  for (int rest = n % kBlockColumns; rest > 0; rest -= kOctet, leaf += Octet<T>::kVectors) {
+  for (int octet = whole; octet * kOctet < n; ++octet) {
+    const int rest = n - octet * kOctet;
     float z[kOctet];
-    LeafTile<T>::octet(leaf, 0).to_float(z);
+    leaf.octet(octet).to_float(z);
 #pragma unroll
     for (int r = 0; r < kOctet; ++r) {
       if (r >= rest) continue;
@@ -127,37 +140,37 @@ __device__ __forceinline__ Range leaf_range(const uint4* leaf, int n) {
 
 // Sums of the first n columns, none of which is -Inf or below the clamp.
 template <class T, Exp kExp, bool kMoments>
-__device__ __forceinline__ SoftmaxStats leaf_sums(const uint4* leaf, int n, float c, float m) {
+__device__ __forceinline__ SoftmaxStats leaf_sums(const Leaf<T>& leaf, int n, float c, float m) {
   Chains<kExp, kMoments> chains;
   const float addend = chains.addend(m);
+  const int whole = n / kBlockColumns * kBlockOctets;
   float z[kOctet];
 #pragma unroll 1
-  for (const uint4* end = leaf + n / kBlockColumns * kBlockOctets * Octet<T>::kVectors; leaf != end;) {
+  for (int octet = 0; octet < whole; octet += kBlockOctets) {
 #pragma unroll
     for (int o = 0; o < kBlockOctets; ++o) {
-      LeafTile<T>::octet(leaf, o).to_float(z);
+      leaf.octet(octet + o).to_float(z);
       chains.add_octet(z, c, addend);
     }
-    leaf += kBlockOctets * Octet<T>::kVectors;
   }
 #pragma unroll 1
-  for (int rest = n % kBlockColumns; rest > 0; rest -= kOctet, leaf += Octet<T>::kVectors) {
-    LeafTile<T>::octet(leaf, 0).to_float(z);
-    chains.add_columns(z, rest, c, addend);
+  for (int octet = whole; octet * kOctet < n; ++octet) {
+    leaf.octet(octet).to_float(z);
+    chains.add_columns(z, n - octet * kOctet, c, addend);
   }
   return chains.total(m);
 }
 
 // Any leaf of n columns: scaled, softcapped, clamped, with -Inf columns.
 template <class T, Exp kExp, bool kMoments>
-__device__ __forceinline__ SoftmaxStats general_leaf(const uint4* leaf, int n, float c, float logit_scale,
+__device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                      float softcap) {
   const float inverse = softcap > 0.0f ? div_rn(1.0f, softcap) : 0.0f;
   float largest = -infinity();
 #pragma unroll 1
   for (int o = 0; o * kOctet < n; ++o) {
     float z[kOctet];
-    LeafTile<T>::octet(leaf, o).to_float(z);
+    leaf.octet(o).to_float(z);
 #pragma unroll
     for (int r = 0; r < kOctet; ++r) {
       if (o * kOctet + r < n) largest = max_nan(largest, scaled_logit(z[r], logit_scale, softcap, inverse));
@@ -171,7 +184,7 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const uint4* leaf, int n, f
 #pragma unroll 1
   for (int o = 0; o * kOctet < n; ++o) {
     float z[kOctet];
-    LeafTile<T>::octet(leaf, o).to_float(z);
+    leaf.octet(o).to_float(z);
 #pragma unroll
     for (int r = 0; r < kOctet; ++r) {
       const float s = scaled_logit(z[r], logit_scale, softcap, inverse);
@@ -186,7 +199,7 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const uint4* leaf, int n, f
 // One lane's leaf of n columns. The common one, logits that are z as they stand, none -Inf and none below the clamp,
 // takes the short loop.
 template <class T, Exp kExp, bool kMoments>
-__device__ __forceinline__ SoftmaxStats leaf_stats(const uint4* leaf, int n, float c, float logit_scale,
+__device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                    float softcap) {
   if (n <= 0) return identity_stats();
   if (n >= kBlockColumns && logit_scale == 1.0f && softcap == 0.0f) {

@@ -13,8 +13,10 @@ static_assert(kGroupLeaves == kWarp);
 constexpr int kKeptWords = kGroupColumns / 32;  // bitmap of a group's kept columns
 constexpr int kKeptWordsPerLeaf = kLeafColumns / 32;
 
+// Of a group's image: its columns and what precedes them in their first line.
+constexpr int kLine = 128;
 template <class T>
-constexpr int kGroupBytes = kGroupLeaves* LeafTile<T>::kPitch * 16;
+constexpr int kGroupBytes = kGroupColumns* static_cast<int>(sizeof(typename T::Storage)) + kLine;
 
 __device__ __forceinline__ float shuffle_xor(float x, int distance) { return __shfl_xor_sync(kAllLanes, x, distance); }
 
@@ -77,116 +79,101 @@ __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Loa
   return tree_over_lanes<kMoments>(mine);
 }
 
-// One lane's leaf in a group.
-struct LeafSpan {
-  int first;  // global column
-  int left;   // columns from there to the part's end; negative past it
-  __device__ __forceinline__ int columns() const { return left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns; }
-  __device__ __forceinline__ void next_group() {
-    first += kGroupColumns;
-    left -= kGroupColumns;
-  }
+// A group by its first part and which group of that part it is.
+struct Group {
+  int part, step;
 };
-// Of group `step` of part `task` where parts are long, of group `task` where a group holds several parts.
-__device__ __forceinline__ LeafSpan leaf_span(const GroupGrid& grid, int task, int step, int lane) {
-  int part = task, leaf = step * kGroupLeaves + lane;
-  if (grid.groups_per_part == 0) {
-    const int mine = static_cast<unsigned>(lane) / static_cast<unsigned>(grid.leaves);
-    if (mine >= grid.parts_per_group) return {0, 0};
-    part = task * grid.parts_per_group + mine;
-    leaf = lane - mine * grid.leaves;
-  }
-  const int first = grid.part_first[part] + leaf * kLeafColumns;
-  return {first, grid.part_last[part] - first};
-}
-__device__ __forceinline__ LeafSpan leaf_span(const GroupGrid& grid, int group, int lane) {
-  if (grid.groups_per_part == 0) return leaf_span(grid, group, 0, lane);
-  const int part = static_cast<unsigned>(group) / static_cast<unsigned>(grid.groups_per_part);
-  return leaf_span(grid, part, group - part * grid.groups_per_part, lane);
+__device__ __forceinline__ Group group_of_row(const GroupGrid& grid, int index) {
+  if (grid.groups_per_part == 0) return {index * grid.parts_per_group, 0};
+  const int part = static_cast<unsigned>(index) / static_cast<unsigned>(grid.groups_per_part);
+  return {part, index - part * grid.groups_per_part};
 }
 
-// Bytes between the 16-byte vector that holds a row's first column and that column. Leaves begin at multiples of 8
+// Its columns: neighbours in memory, also where it holds several parts.
+struct GroupColumns {
+  int first;  // global column
+  int count;  // 0 or negative where none is valid
+};
+__device__ __forceinline__ GroupColumns group_columns(const GroupGrid& grid, Group group) {
+  const int last_part = grid.groups_per_part > 0 ? group.part : group.part + grid.parts_per_group - 1;
+  const int first = grid.part_first[group.part] + group.step * kGroupColumns, left = grid.part_last[last_part] - first;
+  // No clamp to 0 here: ptxas 13.0 inverts the comparison with kGroupColumns that start_group makes of a clamp to both.
+  return {first, left < kGroupColumns ? left : kGroupColumns};
+}
+
+// One lane's leaf in a group.
+struct LeafSpan {
+  int first;    // global column
+  int columns;  // 0 where the lane has none
+};
+__device__ __forceinline__ LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
+  int part = group.part, leaf = group.step * kGroupLeaves + lane;
+  if (grid.groups_per_part == 0) {
+    const int mine = static_cast<unsigned>(lane) / static_cast<unsigned>(grid.leaves);
+    if (mine >= grid.parts_per_group) return {grid.part_first[part], 0};
+    part += mine;
+    leaf = lane - mine * grid.leaves;
+  }
+  const int first = grid.part_first[part] + leaf * kLeafColumns, left = grid.part_last[part] - first;
+  return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
+}
+
+// Bytes between the 16-byte chunk that holds a row's first column and that column. Leaves begin at multiples of 8
 // columns, so it is the same for all of the row's.
 template <class T>
 __device__ __forceinline__ int shift_of(const typename T::Storage* row) {
   return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16);
 }
-
-// Starts copying neighbouring columns, whole vectors of them, into the leaf tiles at `tile`. Nothing past the last one
-// is read; up to `shift` bytes before the first one are, of its own vector. Each of the warp's rounds is of whole
-// 128-byte lines of the source, wherever it begins: a line that two of them share would come twice.
+// Bytes between the line that holds a column and that column.
 template <class T>
-__device__ __forceinline__ void start_stretch(const typename T::Storage* source, int columns, uint4* tile, int lane) {
-  using Tile = LeafTile<T>;
-  constexpr int kLine = 128, kRound = kWarp * 16;                    // bytes
-  constexpr int kStep = kWarp * Tile::kPitch * 16 / Tile::kVectors;  // bytes of tile that a round fills
-  const int shift = shift_of<T>(source);
-  const int bytes = shift + columns * static_cast<int>(sizeof(typename T::Storage));
-  const char* vectors = reinterpret_cast<const char*>(source) - shift;
-  const int skew =
-      static_cast<int>(reinterpret_cast<std::uintptr_t>(source) % kLine / 16);  // vectors before it in its line
-  const int first = lane - skew;                                                // this lane's in round 0
-  const char* from = vectors + first * 16;
-  const std::uint32_t to =
-      shared_address(tile) +
-      ((first & -Tile::kVectors) / Tile::kVectors * Tile::kPitch + (first & (Tile::kVectors - 1))) * 16;
-  if (bytes >= Tile::kVectors * kRound) {
-    if (first >= 0) copy_async_16(to, from);
+__device__ __forceinline__ int line_offset(const typename T::Storage* column) {
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(column) % kLine);
+}
+
+// Starts copying a group's columns to address `image` of shared memory, in rounds of a chunk a lane. Nothing past
+// the last column is read; of what is before the first one, no more than its own chunk. `row` is where global column 0
+// would be.
+template <class T>
+__device__ __forceinline__ void start_group(const typename T::Storage* row, const GroupColumns& columns,
+                                            std::uint32_t image, int lane) {
+  constexpr int kSize = static_cast<int>(sizeof(typename T::Storage)), kRounds = kGroupColumns * kSize / (kWarp * 16);
+  const typename T::Storage* source = row + columns.first;
+  const int before = line_offset<T>(source), end = before + columns.count * kSize;
+  const char* from = reinterpret_cast<const char*>(source) - before + lane * 16;
+  const std::uint32_t to = image + lane * 16;
+  const auto copy = [&](int round) {
+    constexpr int kPeriod = 8 * Leaf<T>::kBytes / (kWarp * 16);  // rounds after which the permutation is the same
+    const std::uint32_t place = Leaf<T>::place(to + round % kPeriod * (kWarp * 16));
+    copy_async_16(place + round / kPeriod * (kPeriod * kWarp * 16), from + round * kWarp * 16);
+  };
+  const int begin = before / 16 - lane, left = (end >> 4) - lane;  // this lane's chunks: those that are whole
+  if (begin <= 0 && 0 < left) copy(0);
+  if (columns.count == kGroupColumns) {
 #pragma unroll
-    for (int i = 1; i < Tile::kVectors; ++i) copy_async_16(to + i * kStep, from + i * kRound);
-    if (first < 0) copy_async_16(to + Tile::kVectors * kStep, from + Tile::kVectors * kRound);
+    for (int i = 1; i < kRounds; ++i) copy(i);
+    if (kRounds * kWarp < left) copy(kRounds);
   } else {
-    const int left = bytes - first * 16;
-#pragma unroll
-    for (int i = 0; i <= Tile::kVectors; ++i) {
-      if ((i > 0 || first >= 0) && left >= i * kRound + 16) copy_async_16(to + i * kStep, from + i * kRound);
-    }
-    // The last one, unless it is not whole because the stretch begins inside a vector and ends with a leaf.
-    const int last = bytes / 16, round = (last + skew) / kWarp;
-    const bool in_leaf = last < (columns + kLeafColumns - 1) / kLeafColumns * Tile::kVectors;
-    if (bytes % 16 != 0 && in_leaf && lane == (last + skew) % kWarp) {
-      copy_async_16(to + round * kStep, from + round * kRound, bytes % 16);
-    }
-  }
-  if (shift != 0) {  // each leaf ends inside the vector where the next one begins
-    const int there = bytes - (lane + 1) * Tile::kBytes;
-    if (there > 0) {
-      copy_async_16(shared_address(tile + lane * Tile::kPitch + Tile::kVectors), vectors + (lane + 1) * Tile::kBytes,
-                    there < 16 ? there : 16);
-    }
-  }
-}
-
-// Starts the copy of a group into shared memory: a stretch of columns per part. `row` is where global column 0 would
-// be. The caller commits it.
-template <class T>
-__device__ __forceinline__ void start_group(const typename T::Storage* row, const GroupGrid& grid, const LeafSpan& span,
-                                            uint4* tiles, int lane) {
-  if (grid.groups_per_part > 0) {
-    const int left = span.left + lane * kLeafColumns;  // from the group's first column
-    const int first = span.first - lane * kLeafColumns;
-    if (left > 0) start_stretch<T>(row + first, left < kGroupColumns ? left : kGroupColumns, tiles, lane);
-    return;
-  }
 #pragma unroll 1
-  for (int part = 0; part < grid.parts_per_group; ++part) {
-    const int leader = part * grid.leaves;
-    const int first = __shfl_sync(kAllLanes, span.first, leader);
-    const int left = __shfl_sync(kAllLanes, span.left, leader);
-    if (left > 0) start_stretch<T>(row + first, left, tiles + leader * LeafTile<T>::kPitch, lane);
+    for (int i = 1; i * kWarp < left; ++i) copy(i);
+  }
+  if (end % 16 != 0 && lane == 0 && columns.count > 0) {
+    const int chunk = end / 16;
+    copy_async_16(Leaf<T>::place(image + chunk * 16), from + chunk * 16, end % 16);
   }
 }
 
-// Index of a group's node among the row's nodes, and the reverse: false for padding.
-__device__ __forceinline__ int node_of_group(const GroupGrid& grid, int group) {
-  if (grid.groups_per_part == 0) return group;
-  const int part = group / grid.groups_per_part;
-  return part * (grid.leaves / kGroupLeaves) + group - part * grid.groups_per_part;
+// A lane's leaf in the image of its group.
+template <class T>
+__device__ __forceinline__ Leaf<T> leaf_of_image(const typename T::Storage* row, const GroupColumns& columns,
+                                                 const LeafSpan& span, std::uint32_t image) {
+  constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
+  return {image + line_offset<T>(row + columns.first) / 16 * 16 + (span.first - columns.first) * kSize};
 }
-__device__ __forceinline__ int group_of_node(const GroupGrid& grid, int node) {
-  if (grid.groups_per_part == 0) return node;
-  const int pitch = grid.leaves / kGroupLeaves, part = static_cast<unsigned>(node) / static_cast<unsigned>(pitch);
-  return part * grid.groups_per_part + node - part * pitch;
+
+// Index of a group's node among the row's nodes; whether a node is a group's, or padding.
+__device__ __forceinline__ int node_of_group(const GroupGrid& grid, Group group) {
+  return grid.groups_per_part > 0 ? group.part * (grid.leaves / kGroupLeaves) + group.step
+                                  : group.part / grid.parts_per_group;
 }
 __device__ __forceinline__ bool is_group_node(const GroupGrid& grid, int node) {
   return grid.groups_per_part == 0 || node % (grid.leaves / kGroupLeaves) < grid.groups_per_part;
@@ -194,11 +181,11 @@ __device__ __forceinline__ bool is_group_node(const GroupGrid& grid, int node) {
 
 // Turns the columns of a leaf that are not kept into -Inf.
 template <class T>
-__device__ __forceinline__ void drop_columns(uint4* leaf, int columns, const std::uint32_t* keep) {
+__device__ __forceinline__ void drop_columns(const Leaf<T>& leaf, int columns, const std::uint32_t* keep) {
   const typename T::Storage minus_infinity = T::store(-infinity());
 #pragma unroll 1
   for (int column = 0; column < columns; ++column) {
-    if (!(keep[column >> 5] >> (column & 31) & 1)) *LeafTile<T>::element(leaf, column) = minus_infinity;
+    if (!(keep[column >> 5] >> (column & 31) & 1)) *leaf.element(column) = minus_infinity;
   }
 }
 
@@ -206,9 +193,9 @@ __device__ __forceinline__ void drop_columns(uint4* leaf, int columns, const std
 // where an id is out of range.
 __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid& grid, const KeptRange& kept,
                                           std::int64_t target, const LeafSpan& span, std::uint32_t* bitmap, int lane) {
-  if (grid.groups_per_part > 0) {  // one stretch of columns: the lanes share the list
+  if (grid.groups_per_part > 0) {  // columns of one part: the lanes share the list
     const int first = __shfl_sync(kAllLanes, span.first, 0);
-    const int columns = static_cast<int>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(span.columns())));
+    const int columns = static_cast<int>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(span.columns)));
     return scan_kept(p, kept, target, lane, kWarp, [&](std::int64_t id) {
       const std::int64_t column = id - first;
       if (column >= 0 && column < columns) atomicOr(&bitmap[column >> 5], 1u << (column & 31));
@@ -217,53 +204,37 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
   return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {  // a small vocabulary: each lane for its own leaf
     const std::int64_t column = id - span.first;
-    if (column >= 0 && column < span.columns()) keep[column >> 5] |= 1u << (column & 31);
+    if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
   });
 }
 
 // Restricts a group to its row's kept set; status bits where that is bad. `bitmap` has kKeptWords.
 template <class T>
 __device__ __forceinline__ std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
-                                                       std::int64_t target, const LeafSpan& span, uint4* leaf,
-                                                       std::uint32_t* bitmap, int lane) {
+                                                       const LeafSpan& span, const Leaf<T>& leaf, std::uint32_t* bitmap,
+                                                       int lane) {
   const KeptRange kept = kept_range(p, row);
   if (kept.bad) return kBadKept;
   if (!kept.restricts()) return 0;
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
   for (int i = 0; i < kKeptWordsPerLeaf; ++i) keep[i] = 0;
   __syncwarp();
-  const bool bad = mark_kept(p, grid, kept, target, span, bitmap, lane);
+  const bool bad = mark_kept(p, grid, kept, target_of(p, row), span, bitmap, lane);
   const std::int32_t status = __any_sync(kAllLanes, bad) ? kBadKept : 0;
   __syncwarp();
-  drop_columns<T>(leaf, span.columns(), keep);
+  drop_columns<T>(leaf, span.columns, keep);
   return status;
 }
 
-// What a row's groups need to know of it.
-struct RowHead {
-  std::int64_t row, target;
-  float c;              // log2e / temperature
-  std::int32_t failed;  // status bits known before a logit is read
-};
-__device__ __forceinline__ RowHead row_head(std::int64_t row, std::int64_t target, float temperature) {
-  return {row, target, log2_scale(temperature), is_temperature(temperature) ? 0 : kBadTemperature};
-}
-
-// One lane's leaf of a group whose logits lie in `tiles`, copied from `shift` bytes before them; its tree is to follow.
-// The group's status bits go into `failed`. `bitmap`: kKeptWords where the call restricts rows.
-template <class T, Exp kExp, bool kMoments>
-__device__ __forceinline__ SoftmaxStats leaf_of_group(const LogprobInput& p, const GroupGrid& grid, const RowHead& head,
-                                                      const LeafSpan& span, uint4* tiles, int shift,
-                                                      std::uint32_t* bitmap, std::int32_t* failed, int lane) {
-  uint4* leaf = tiles + lane * LeafTile<T>::kPitch;
-  if (shift != 0) align_leaf<T>(leaf, shift);
-  *failed = head.failed;
-  if (p.kept_offsets) *failed |= restrict_group<T>(p, grid, head.row, head.target, span, leaf, bitmap, lane);
-  return leaf_stats<T, kExp, kMoments>(leaf, span.columns(), head.c, p.logit_scale, p.softcap);
-}
-template <bool kMoments>
-__device__ __forceinline__ SoftmaxStats group_node(const SoftmaxStats& leaf, std::int32_t failed) {
-  return failed ? failed_stats(failed) : tree_over_lanes<kMoments>(leaf);
+// Makes the image of a group what a lane may read: its leaf aligned, its row restricted. Status bits of the row.
+// `bitmap`: kKeptWords where the call restricts rows.
+template <class T>
+__device__ __forceinline__ std::int32_t prepare_leaf(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
+                                                     Group group, const Leaf<T>& leaf, int columns, int shift,
+                                                     std::uint32_t* bitmap, int lane) {
+  if (shift != 0) align_leaf<T>(leaf, columns, shift);
+  if (!p.kept_offsets) return 0;
+  return restrict_group<T>(p, grid, row, leaf_span(grid, group, lane), leaf, bitmap, lane);
 }
 
 }  // namespace rlk::cuda

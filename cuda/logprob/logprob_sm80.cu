@@ -8,76 +8,13 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kWarpsPerBlock = 4;
-// What shared memory of compute capability 8.x (100 KB a block on 8.6 and 8.9) holds of 2-byte and 4-byte groups.
+// What shared memory of compute capability 8.0 holds of 2-byte and 4-byte groups; others have less and run fewer.
 template <class T>
-constexpr int kStreamWarps = T::kPacked ? 10 : 5;
-
-template <class T, Exp kExp, bool kMoments>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
-    logprob_groups_sm80_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
-                               int tasks) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  const int task = blockIdx.x * warps + warp;
-  if (task >= tasks) return;
-  const int group = task % grid.groups, row = task / grid.groups;
-  const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) return;
-  const RowHead head = row_head(row, target, temperature_of(p, row));
-  const auto* logits = row_of<T>(p, row) - p.vocab_start;
-  auto* tiles = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
-  auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + warps * kGroupBytes<T>) + warp * kKeptWords;
-  const LeafSpan span = leaf_span(grid, group, lane);
-  start_group<T>(logits, grid, span, tiles, lane);
-  copy_async_wait_all();
-  __syncwarp();
-  std::int32_t failed;
-  const SoftmaxStats leaf =
-      leaf_of_group<T, kExp, kMoments>(p, grid, head, span, tiles, shift_of<T>(logits), bitmap, &failed, lane);
-  const SoftmaxStats node = group_node<kMoments>(leaf, failed);
-  if (lane == 0) {
-    static_cast<float4*>(p.workspace)[row * grid.nodes + node_of_group(grid, group)] =
-        make_float4(node.m, node.S, node.E, node.Q);
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarp)
-    logprob_root_sm80_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
-                             int rows) {
-  const int lane = threadIdx.x % kWarp;
-  const int row = blockIdx.x * kWarpsPerBlock + threadIdx.x / kWarp;
-  if (row >= rows) return;
-  const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) {
-    if (lane == 0) write_ignored(p, row);
-    return;
-  }
-  const auto* nodes = static_cast<const float4*>(p.workspace) + row * grid.nodes;
-  const SoftmaxStats root = tree_over_nodes<true>(grid.nodes, lane, [&](int i) {
-    if (!is_group_node(grid, i)) return identity_stats();
-    const float4 n = nodes[i];
-    return SoftmaxStats{n.x, n.y, n.z, n.w};
-  });
-  if (lane == 0) write_outputs(p, row, root, target_z<T>(p, row, target));
-}
+constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  if (!has_few_rows_sm80(p, grid)) {
-    return run_stream<T, kExp, kMoments, kStreamWarps<T>>(p, grid, multiprocessors(current_device()), stream);
-  }
-  // One warp a block while a single row can then spread over more multiprocessors.
-  const int rows = static_cast<int>(p.num_rows), tasks = rows * grid.groups;
-  const int warps = tasks <= 1024 ? 1 : kWarpsPerBlock;
-  const int bytes = warps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0));
-  auto* groups = logprob_groups_sm80_kernel<T, kExp, kMoments>;
-  allow_shared_memory<logprob_groups_sm80_kernel<T, kExp, kMoments>>();
-  groups<<<(tasks + warps - 1) / warps, warps * kWarp, bytes, stream>>>(p, grid, tasks);
-  logprob_root_sm80_kernel<T>
-      <<<(rows + kWarpsPerBlock - 1) / kWarpsPerBlock, kWarpsPerBlock * kWarp, 0, stream>>>(p, grid, rows);
-  check(cudaGetLastError(), "launch of logprob_sm80");
+  run_stream<T, kExp, kMoments, kStreamWarps<T>>(p, grid, stream);
 }
 
 template <class T>

@@ -14,9 +14,9 @@ constexpr int kClusterBlocks = 8;
 constexpr int kClusterWarps = 5;  // times 8 groups of 4096 columns: a vocabulary of 163,840 in one round
 // What shared memory holds of 2-byte and 4-byte groups; the moments need more registers than 24 warps leave.
 template <class T, bool kMoments>
-constexpr int kStreamWarps = !T::kPacked ? 12
+constexpr int kStreamWarps = !T::kPacked ? 14
                              : kMoments  ? 20
-                                         : 24;
+                                         : 27;
 
 template <class T, Exp kExp, bool kMoments>
 __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
@@ -30,21 +30,21 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
     if (rank == 0 && threadIdx.x == 0) write_ignored(p, row);
     return;
   }
-  const RowHead head = row_head(row, target, temperature_of(p, row));
+  const float temperature = temperature_of(p, row);
   const auto* logits = row_of<T>(p, row) - p.vocab_start;
-  const int shift = shift_of<T>(logits);
-  // [tiles of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
-  auto* tiles = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
+  // [image of each warp][nodes and their barrier, used in block 0][bitmap of each warp]
+  const std::uint32_t image = shared_address(shared) + warp * kGroupBytes<T>;
   auto* nodes = reinterpret_cast<float4*>(shared + kClusterWarps * kGroupBytes<T>);
   const std::uint32_t nodes_address = shared_address(nodes);
   const std::uint32_t barrier = nodes_address + grid.nodes * 16;
   auto* bitmap = reinterpret_cast<std::uint32_t*>(nodes + grid.nodes + 1) + warp * kKeptWords;
-  int group = rank + warp * kClusterBlocks;
-  LeafSpan span{};
-  if (group < grid.groups) {
-    span = leaf_span(grid, group, lane);
-    start_group<T>(logits, grid, span, tiles, lane);
-  }
+  int index = rank + warp * kClusterBlocks;
+  Group group{};
+  const auto start = [&] {
+    group = group_of_row(grid, index);
+    start_group<T>(logits, group_columns(grid, group), image, lane);
+  };
+  if (index < grid.groups) start();
   if (rank == 0 && threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     mbarrier_arrive_expect(barrier, grid.groups * 16);
@@ -53,13 +53,16 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   __syncwarp();
   cluster_arrive();
   bool waited = false;
-  while (group < grid.groups) {
+  while (index < grid.groups) {
     copy_async_wait_all();
     __syncwarp();
-    std::int32_t failed;
-    const SoftmaxStats leaf =
-        leaf_of_group<T, kExp, kMoments>(p, grid, head, span, tiles, shift, bitmap, &failed, lane);
-    const SoftmaxStats node = group_node<kMoments>(leaf, failed);
+    const LeafSpan span = leaf_span(grid, group, lane);
+    const Leaf<T> leaf = leaf_of_image<T>(logits, group_columns(grid, group), span, image);
+    std::int32_t failed = is_temperature(temperature) ? 0 : kBadTemperature;
+    failed |= prepare_leaf<T>(p, grid, row, group, leaf, span.columns, shift_of<T>(logits), bitmap, lane);
+    const SoftmaxStats node = tree_over_lanes<kMoments>(
+        failed ? failed_stats(failed)
+               : leaf_stats<T, kExp, kMoments>(leaf, span.columns, log2_scale(temperature), p.logit_scale, p.softcap));
     if (!waited) cluster_wait();
     waited = true;
     if (lane == 0) {
@@ -67,15 +70,12 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
                      map_to_rank(barrier, 0));
     }
     __syncwarp();
-    group += kClusterBlocks * kClusterWarps;
-    if (group < grid.groups) {
-      span = leaf_span(grid, group, lane);
-      start_group<T>(logits, grid, span, tiles, lane);
-    }
+    index += kClusterBlocks * kClusterWarps;
+    if (index < grid.groups) start();
   }
   if (!waited) cluster_wait();
   if (rank == 0 && warp == 0) {
-    const float z = target_z<T>(p, row, head.target);
+    const float z = target_z<T>(p, row, target);
     mbarrier_wait(barrier, 0);
     const SoftmaxStats root = tree_over_nodes<kMoments>(grid.nodes, lane, [&](int i) {
       if (!is_group_node(grid, i)) return identity_stats();
@@ -88,9 +88,8 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
 
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  const int blocks = multiprocessors(current_device());
-  if (!has_few_rows_sm90(p, blocks)) {
-    return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>>(p, grid, blocks, stream);
+  if (!has_few_rows_sm90(p, multiprocessors(current_device()))) {
+    return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>>(p, grid, stream);
   }
   const int bytes =
       kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;

@@ -1,144 +1,175 @@
-// Forward for many rows: persistent blocks whose warps each stream groups of 32 leaves through a buffer of their own
-// in shared memory, so that some warps load while others compute. Warps claim their tasks one by one, since
-// multiprocessors do not all get the same share of the memory's bandwidth; the warp that completes a row takes its
-// root. No barrier between warps, no fence. One body for every architecture; each gets its own machine code.
+// Forward through groups: persistent warps, each with a buffer of its own in shared memory, so that some load while
+// others compute, and no barrier between them. Each leaves its groups' nodes in global memory; a second kernel, a warp
+// a row, takes the roots. One body for every architecture; each gets its own machine code.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 
+#include "../common/claim.cuh"
 #include "../common/kernel_memory.h"
-#include "../common/relaxed_atomics.cuh"
 #include "leaf_group.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A launch's share of the call, and where its warps leave what concerns several of them. That memory begins as ones in
-// all bits: a counter before 0, a node that no node looks like.
+// n / divisor for n < 2^31.
+struct Divisor {
+  int divisor, shift;
+  unsigned multiplier;
+  explicit Divisor(int d) : divisor(d), shift(std::bit_width(static_cast<unsigned>(d - 1))) {
+    multiplier = static_cast<unsigned>((((std::uint64_t{1} << shift) - d) << 32) / d + 1);
+  }
+  __device__ __forceinline__ int divide(int n) const {
+    return static_cast<int>((__umulhi(n, multiplier) + static_cast<unsigned>(n)) >> shift);
+  }
+};
+
+// What a row's groups need to know of it.
+struct alignas(16) StreamRow {
+  const void* logits;   // where its global column 0 would be
+  float c;              // log2e / temperature
+  std::int32_t status;  // known before a logit is read, or kIgnoredRow
+};
+constexpr std::int32_t kIgnoredRow = -1;
+
+// A launch's share of the call: groups in the order of memory, which DRAM serves best, and where their nodes go.
 struct StreamWork {
   std::int64_t first_row;
   int rows;
-  int tasks_log2;        // of a row: a part, in steps of a group each, or a group of several short parts
-  int steps;             // of a task
-  unsigned* claims;      // tasks claimed beyond the first two of each warp
-  unsigned* tasks_done;  // per row
-  float4* nodes;         // per task
+  Divisor groups;  // of a row
+  Divisor steps;   // groups of a part, 1 where a group holds several
+  unsigned* claims;
+  StreamRow* of_row;
+  float4* nodes;  // grid.nodes per row
 };
 
-// Leaves a task's node for the root; true in the warp that came last of the row's, which gets them all, one a lane. The
-// last ones may still be on their way: their words tell.
-__device__ __forceinline__ bool post_node(const StreamWork& work, int task, SoftmaxStats* node, int lane) {
-  const int tasks = 1 << work.tasks_log2, row = task >> work.tasks_log2;
-  if (tasks == 1) return true;
-  unsigned earlier = 0;
-  if (lane == 0) {
-    store_relaxed(work.nodes + task, node->m, node->S, node->E, node->Q);
-    earlier = fetch_increment(work.tasks_done + row) + 1;
-  }
-  if (__shfl_sync(kAllLanes, earlier, 0) + 1 != static_cast<unsigned>(tasks)) return false;
-  *node = identity_stats();
-  if (lane < tasks) {
-    const auto missing = [](float word) { return bits_of(word) == -1; };
-    float4 n;
-    do {
-      n = load_relaxed(work.nodes + (row << work.tasks_log2) + lane);
-    } while (missing(n.x) || missing(n.y) || missing(n.z) || missing(n.w));
-    *node = {n.x, n.y, n.z, n.w};
-  }
-  __syncwarp();
-  return true;
+// Groups beyond the first two of each warp are claimed, from a counter of its own for every so many-th group: a single
+// one would serve no more than 430 claims a microsecond. A prime, so that no counter has the short groups of all parts.
+constexpr int kClaimCounters = 17, kClaimPitch = 32;  // words from one to the next: a line each
+
+template <class T>
+__global__ void __launch_bounds__(256)
+    logprob_rows_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ StreamWork work) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < kClaimCounters) work.claims[i * kClaimPitch] = 0;
+  if (i >= work.rows) return;
+  const std::int64_t row = work.first_row + i;
+  const float temperature = temperature_of(p, row);
+  const std::int32_t status = is_temperature(temperature) ? kOk : kBadTemperature;
+  work.of_row[i] = {row_of<T>(p, row) - p.vocab_start, log2_scale(temperature),
+                    target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
 }
 
-template <class T, Exp kExp, bool kMoments, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarp, 1)
+template <class T, Exp kExp, bool kMoments, int kMaxWarps>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
     logprob_stream_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
                           const __grid_constant__ StreamWork work) {
-  extern __shared__ __align__(128) unsigned char shared[];  // [tiles of each warp][bitmap of each warp]
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  auto* tiles = reinterpret_cast<uint4*>(shared + warp * kGroupBytes<T>);
-  auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + kWarps * kGroupBytes<T>) + warp * kKeptWords;
-  const int total = work.rows << work.tasks_log2;
-  const auto row_of_task = [&](int task) { return work.first_row + (task >> work.tasks_log2); };
-  const auto target_of_task = [&](int task) { return task < total ? target_of(p, row_of_task(task)) : p.ignore_index; };
-
-  // What is being copied, or computed once it has arrived: a group of row `logits`, unless that row is ignored.
-  const typename T::Storage* logits = nullptr;
-  LeafSpan span{};
-  std::int64_t target = 0;
-  const auto begin = [&](int task, std::int64_t its_target) {
-    target = its_target;
-    logits = row_of<T>(p, row_of_task(task)) - p.vocab_start;
-    span = leaf_span(grid, task & ((1 << work.tasks_log2) - 1), 0, lane);
-  };
-  const auto copy = [&] {
-    if (target != p.ignore_index) start_group<T>(logits, grid, span, tiles, lane);
+  extern __shared__ __align__(128) unsigned char shared[];  // [image of each warp][bitmap of each warp]
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps_of_block = blockDim.x / kWarp;
+  const std::uint32_t image = shared_address(shared) + warp * kGroupBytes<T>;
+  auto* bitmap = reinterpret_cast<std::uint32_t*>(shared + warps_of_block * kGroupBytes<T>) + warp * kKeptWords;
+  const int total = work.rows * work.groups.divisor;
+  const auto row_of_task = [&](int task) {
+    StreamRow row{nullptr, 0.0f, kIgnoredRow};
+    if (task < total) row = work.of_row[work.groups.divide(task)];
+    return row;
   };
 
-  const int warps = kWarps * static_cast<int>(gridDim.x);
-  int now = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), next = now + warps;
-  begin(now, target_of_task(now));
-  copy();
+  // What is being copied, or computed once it has arrived.
+  StreamRow row{};
+  int row_of_launch = 0, columns = 0;
+  Group group{};
+  Leaf<T> leaf{0};
+  const auto start = [&](int task, const StreamRow& its_row) {
+    row = its_row;
+    if (row.status == kIgnoredRow) return;
+    row_of_launch = work.groups.divide(task);
+    const int index = task - row_of_launch * work.groups.divisor, part = work.steps.divide(index);
+    group = {grid.groups_per_part > 0 ? part : index * grid.parts_per_group, index - part * work.steps.divisor};
+    const auto* logits = static_cast<const typename T::Storage*>(row.logits);
+    const GroupColumns of_group = group_columns(grid, group);
+    start_group<T>(logits, of_group, image, lane);
+    const LeafSpan span = leaf_span(grid, group, lane);
+    leaf = leaf_of_image<T>(logits, of_group, span, image);
+    columns = span.columns;
+  };
+
+  const int warps = warps_of_block * static_cast<int>(gridDim.x);
+  const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % kClaimCounters;
+  int now = first, next = first + warps;
+  start(now, row_of_task(now));
 #pragma unroll 1
   while (now < total) {
-    // What the next two tasks need is asked for now, so that no copy has to wait for it.
+    // What the next two groups need is asked for now, so that no copy has to wait for it.
     unsigned claimed = 0;
-    if (lane == 0) claimed = fetch_increment(work.claims);
-    const std::int64_t next_target = target_of_task(next);
-    const RowHead head = row_head(row_of_task(now), target, temperature_of(p, row_of_task(now)));
-    const bool ignored = target == p.ignore_index;
-    const int shift = shift_of<T>(logits);
-    SoftmaxStats node = identity_stats();  // lane i: of step i
-#pragma unroll 1
-    for (int step = 0; step < work.steps; ++step) {
-      SoftmaxStats leaf = identity_stats();
-      std::int32_t failed = 0;
-      if (!ignored) {
-        copy_async_wait_all();
-        __syncwarp();
-        leaf = leaf_of_group<T, kExp, kMoments>(p, grid, head, span, tiles, shift, bitmap, &failed, lane);
-        __syncwarp();
-      }
-      if (step + 1 < work.steps) {
-        span.next_group();
-      } else {
-        begin(next, next_target);
-      }
-      copy();
-      leaf = group_node<kMoments>(leaf, failed);
-      if (lane == step) node = leaf;
-    }
-    if (work.steps > 1) node = tree_over_lanes<kMoments>(node);
-    if (post_node(work, now, &node, lane)) {
-      const SoftmaxStats root = tree_over_lanes<kMoments>(node);
-      if (lane == 0) {
-        ignored ? write_ignored(p, head.row) : write_outputs(p, head.row, root, target_z<T>(p, head.row, head.target));
-      }
+    if (lane == 0) claimed = fetch_increment(work.claims + counter * kClaimPitch);
+    const StreamRow next_row = row_of_task(next);
+    const bool done = row.status != kIgnoredRow;
+    SoftmaxStats stats = identity_stats();
+    float4* node_at = work.nodes + row_of_launch * grid.nodes + node_of_group(grid, group);
+    if (done) {
+      copy_async_wait_all();
+      __syncwarp();
+      const int shift = shift_of<T>(static_cast<const typename T::Storage*>(row.logits));
+      const std::int32_t failed = row.status | prepare_leaf<T>(p, grid, work.first_row + row_of_launch, group, leaf,
+                                                               columns, shift, bitmap, lane);
+      stats =
+          failed ? failed_stats(failed) : leaf_stats<T, kExp, kMoments>(leaf, columns, row.c, p.logit_scale, p.softcap);
       __syncwarp();
     }
+    start(next, next_row);
+    if (done) {
+      const SoftmaxStats node = tree_over_lanes<kMoments>(stats);
+      if (lane == 0) *node_at = make_float4(node.m, node.S, node.E, node.Q);
+    }
     now = next;
-    next = 2 * warps + 1 + static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
+    next = 2 * warps + counter + kClaimCounters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
   }
 }
 
-template <class T, Exp kExp, bool kMoments, int kWarps>
-void run_stream(const LogprobParams& p, const GroupGrid& grid, int blocks, cudaStream_t stream) {
-  const int bytes = kWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0));
-  auto* kernel = logprob_stream_kernel<T, kExp, kMoments, kWarps>;
-  allow_shared_memory<logprob_stream_kernel<T, kExp, kMoments, kWarps>>();
-  const int tasks = stream_tasks(grid);
-  for (std::int64_t first = 0; first < p.num_rows; first += kStreamRows) {
-    const std::int64_t rows = std::min(p.num_rows - first, kStreamRows);
-    auto* counters = static_cast<unsigned*>(p.workspace);
+constexpr int kRootWarps = 4;
+template <class T, bool kMoments>
+__global__ void __launch_bounds__(kRootWarps* kWarp)
+    logprob_root_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ GroupGrid grid,
+                        const __grid_constant__ StreamWork work) {
+  const int lane = threadIdx.x % kWarp, row_of_launch = blockIdx.x * kRootWarps + threadIdx.x / kWarp;
+  if (row_of_launch >= work.rows) return;
+  const std::int64_t row = work.first_row + row_of_launch, target = target_of(p, row);
+  if (target == p.ignore_index) {
+    if (lane == 0) write_ignored(p, row);
+    return;
+  }
+  const float4* nodes = work.nodes + std::int64_t{row_of_launch} * grid.nodes;
+  const SoftmaxStats root = tree_over_nodes<kMoments>(grid.nodes, lane, [&](int i) {
+    if (!is_group_node(grid, i)) return identity_stats();
+    const float4 n = nodes[i];
+    return SoftmaxStats{n.x, n.y, n.z, n.w};
+  });
+  if (lane == 0) write_outputs(p, row, root, target_z<T>(p, row, target));
+}
+
+template <class T, Exp kExp, bool kMoments, int kMaxWarps>
+void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
+  const int bytes = kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0);
+  auto* kernel = logprob_stream_kernel<T, kExp, kMoments, kMaxWarps>;
+  const int warps = std::min(kMaxWarps, allow_shared_memory<logprob_stream_kernel<T, kExp, kMoments, kMaxWarps>>() / bytes);
+  const int blocks = multiprocessors(current_device());
+  for (std::int64_t first = 0; first < p.num_rows; first += stream_rows(grid)) {
+    const std::int64_t rows = std::min(p.num_rows - first, stream_rows(grid));
+    const StreamWorkspace at = stream_workspace(grid, rows);
+    auto* base = static_cast<unsigned char*>(p.workspace);
     const StreamWork work{first,
                           static_cast<int>(rows),
-                          std::countr_zero(static_cast<unsigned>(tasks)),
-                          std::max(grid.groups_per_part, 1),
-                          counters,
-                          counters + 4,
-                          reinterpret_cast<float4*>(counters + stream_counters(rows))};
-    check(cudaMemsetAsync(counters, 0xff, stream_bytes(grid, rows), stream), "workspace of logprob");
-    kernel<<<blocks, kWarps * kWarp, bytes, stream>>>(p, grid, work);
+                          Divisor(grid.groups),
+                          Divisor(std::max(grid.groups_per_part, 1)),
+                          reinterpret_cast<unsigned*>(base),
+                          reinterpret_cast<StreamRow*>(base + at.rows),
+                          reinterpret_cast<float4*>(base + at.nodes)};
+    logprob_rows_kernel<T><<<(work.rows + 255) / 256, 256, 0, stream>>>(p, work);
+    kernel<<<blocks, warps * kWarp, warps * bytes, stream>>>(p, grid, work);
+    logprob_root_kernel<T, kMoments>
+        <<<(work.rows + kRootWarps - 1) / kRootWarps, kRootWarps * kWarp, 0, stream>>>(p, grid, work);
   }
   check(cudaGetLastError(), "launch of logprob_stream");
 }
