@@ -97,7 +97,7 @@ struct GroupColumns {
 __device__ __forceinline__ GroupColumns group_columns(const GroupGrid& grid, Group group) {
   const int last_part = grid.groups_per_part > 0 ? group.part : group.part + grid.parts_per_group - 1;
   const int first = grid.part_first[group.part] + group.step * kGroupColumns, left = grid.part_last[last_part] - first;
-  // No clamp to 0 here: ptxas 13.0 inverts the comparison with kGroupColumns that start_group makes of a clamp to both.
+  // Not clamped to 0 as well: ptxas 13.0 would invert the comparison of the result with kGroupColumns (start_group).
   return {first, left < kGroupColumns ? left : kGroupColumns};
 }
 
@@ -118,57 +118,61 @@ __device__ __forceinline__ LeafSpan leaf_span(const GroupGrid& grid, Group group
   return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
 }
 
-// Bytes between the 16-byte chunk that holds a row's first column and that column. Leaves begin at multiples of 8
-// columns, so it is the same for all of the row's.
+// What a lane copies of a group, and where its own leaf lies then.
 template <class T>
-__device__ __forceinline__ int shift_of(const typename T::Storage* row) {
-  return static_cast<int>(reinterpret_cast<std::uintptr_t>(row) % 16);
-}
-// Bytes between the line that holds a column and that column.
-template <class T>
-__device__ __forceinline__ int line_offset(const typename T::Storage* column) {
-  return static_cast<int>(reinterpret_cast<std::uintptr_t>(column) % kLine);
-}
+struct GroupCopy {
+  const char* from;  // the chunk of round 0, in the line of the group's first column
+  int begin, end;    // of the columns in the image, bytes
+  Leaf<T> leaf;
+  int leaf_columns;
 
-// Starts copying a group's columns to address `image` of shared memory, in rounds of a chunk a lane. Nothing past
-// the last column is read; of what is before the first one, no more than its own chunk. `row` is where global column 0
-// would be.
-template <class T>
-__device__ __forceinline__ void start_group(const typename T::Storage* row, const GroupColumns& columns,
-                                            std::uint32_t image, int lane) {
-  constexpr int kSize = static_cast<int>(sizeof(typename T::Storage)), kRounds = kGroupColumns * kSize / (kWarp * 16);
-  const typename T::Storage* source = row + columns.first;
-  const int before = line_offset<T>(source), end = before + columns.count * kSize;
-  const char* from = reinterpret_cast<const char*>(source) - before + lane * 16;
-  const std::uint32_t to = image + lane * 16;
-  const auto copy = [&](int round) {
-    constexpr int kPeriod = 8 * Leaf<T>::kBytes / (kWarp * 16);  // rounds after which the permutation is the same
-    const std::uint32_t place = Leaf<T>::place(to + round % kPeriod * (kWarp * 16));
-    copy_async_16(place + round / kPeriod * (kPeriod * kWarp * 16), from + round * kWarp * 16);
-  };
-  const int begin = before / 16 - lane, left = (end >> 4) - lane;  // this lane's chunks: those that are whole
-  if (begin <= 0 && 0 < left) copy(0);
-  if (columns.count == kGroupColumns) {
+  // `row` is where global column 0 would be, `image` an address in shared memory.
+  __device__ __forceinline__ GroupCopy(const typename T::Storage* row, const GroupGrid& grid, Group group,
+                                       std::uint32_t image, int lane) {
+    constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
+    const GroupColumns columns = group_columns(grid, group);
+    const LeafSpan span = leaf_span(grid, group, lane);
+    const typename T::Storage* source = row + columns.first;
+    begin = static_cast<int>(reinterpret_cast<std::uintptr_t>(source) % kLine);
+    end = begin + columns.count * kSize;
+    from = reinterpret_cast<const char*>(source) - begin + lane * 16;
+    leaf.address = image + begin / 16 * 16 + (span.first - columns.first) * kSize;
+    leaf_columns = span.columns;
+  }
+  // Bytes between a leaf's first chunk and its first column: leaves begin at multiples of 8 columns, so it is the same
+  // for all of a row.
+  __device__ __forceinline__ int shift() const { return begin % 16; }
+
+  // Starts the copy, in rounds of a chunk a lane. Nothing past the last column is read; of what is before the first
+  // one, no more than its own chunk.
+  __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
+    constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
+    constexpr int kRound = kWarp * 16, kRounds = kGroupColumns * kSize / kRound;
+    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // the permutation's, in rounds
+    std::uint32_t to[kPeriod];
 #pragma unroll
-    for (int i = 1; i < kRounds; ++i) copy(i);
-    if (kRounds * kWarp < left) copy(kRounds);
-  } else {
-#pragma unroll 1
-    for (int i = 1; i * kWarp < left; ++i) copy(i);
+    for (int i = 0; i < kPeriod; ++i) to[i] = Leaf<T>::place(image + lane * 16 + i * kRound);
+    const auto copy = [&](int i) {
+      copy_async_16(to[i % kPeriod] + i / kPeriod * kPeriod * kRound, from + i * kRound);
+    };
+    const int left = (end >> 4) - lane;  // whole chunks from this lane's first on
+    if (lane >= begin / 16 && 0 < left) copy(0);
+    if (end - begin == kRounds * kRound) {
+#pragma unroll
+      for (int i = 1; i < kRounds; ++i) copy(i);
+      if (kRounds * kWarp < left) copy(kRounds);
+    } else {
+#pragma unroll
+      for (int i = 1; i <= kRounds; ++i) {
+        if (i * kWarp < left) copy(i);
+      }
+    }
+    if (end % 16 != 0 && lane == 0 && end > begin) {
+      const int chunk = end / 16;
+      copy_async_16(Leaf<T>::place(image + chunk * 16), from + chunk * 16, end % 16);
+    }
   }
-  if (end % 16 != 0 && lane == 0 && columns.count > 0) {
-    const int chunk = end / 16;
-    copy_async_16(Leaf<T>::place(image + chunk * 16), from + chunk * 16, end % 16);
-  }
-}
-
-// A lane's leaf in the image of its group.
-template <class T>
-__device__ __forceinline__ Leaf<T> leaf_of_image(const typename T::Storage* row, const GroupColumns& columns,
-                                                 const LeafSpan& span, std::uint32_t image) {
-  constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
-  return {image + line_offset<T>(row + columns.first) / 16 * 16 + (span.first - columns.first) * kSize};
-}
+};
 
 // Index of a group's node among the row's nodes; whether a node is a group's, or padding.
 __device__ __forceinline__ int node_of_group(const GroupGrid& grid, Group group) {
@@ -233,7 +237,7 @@ __device__ __forceinline__ std::int32_t prepare_leaf(const LogprobInput& p, cons
                                                      Group group, const Leaf<T>& leaf, int columns, int shift,
                                                      std::uint32_t* bitmap, int lane) {
   if (shift != 0) align_leaf<T>(leaf, columns, shift);
-  if (!p.kept_offsets) return 0;
+  if (!p.kept_offsets) return kOk;
   return restrict_group<T>(p, grid, row, leaf_span(grid, group, lane), leaf, bitmap, lane);
 }
 

@@ -14,7 +14,7 @@ constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  run_stream<T, kExp, kMoments, kStreamWarps<T>>(p, grid, stream);
+  run_stream<T, kExp, kMoments, kStreamWarps<T>, false>(p, grid, stream);
 }
 
 template <class T>

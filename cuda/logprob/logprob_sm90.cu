@@ -39,12 +39,9 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   const std::uint32_t barrier = nodes_address + grid.nodes * 16;
   auto* bitmap = reinterpret_cast<std::uint32_t*>(nodes + grid.nodes + 1) + warp * kKeptWords;
   int index = rank + warp * kClusterBlocks;
-  Group group{};
-  const auto start = [&] {
-    group = group_of_row(grid, index);
-    start_group<T>(logits, group_columns(grid, group), image, lane);
-  };
-  if (index < grid.groups) start();
+  Group group = group_of_row(grid, index < grid.groups ? index : 0);
+  GroupCopy<T> copy(logits, grid, group, image, lane);
+  if (index < grid.groups) copy.start(image, lane);
   if (rank == 0 && threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     mbarrier_arrive_expect(barrier, grid.groups * 16);
@@ -56,13 +53,13 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   while (index < grid.groups) {
     copy_async_wait_all();
     __syncwarp();
-    const LeafSpan span = leaf_span(grid, group, lane);
-    const Leaf<T> leaf = leaf_of_image<T>(logits, group_columns(grid, group), span, image);
-    std::int32_t failed = is_temperature(temperature) ? 0 : kBadTemperature;
-    failed |= prepare_leaf<T>(p, grid, row, group, leaf, span.columns, shift_of<T>(logits), bitmap, lane);
+    const std::int32_t failed =
+        (is_temperature(temperature) ? kOk : kBadTemperature) |
+        prepare_leaf<T>(p, grid, row, group, copy.leaf, copy.leaf_columns, copy.shift(), bitmap, lane);
     const SoftmaxStats node = tree_over_lanes<kMoments>(
         failed ? failed_stats(failed)
-               : leaf_stats<T, kExp, kMoments>(leaf, span.columns, log2_scale(temperature), p.logit_scale, p.softcap));
+               : leaf_stats<T, kExp, kMoments>(copy.leaf, copy.leaf_columns, log2_scale(temperature), p.logit_scale,
+                                                p.softcap));
     if (!waited) cluster_wait();
     waited = true;
     if (lane == 0) {
@@ -71,7 +68,11 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
     }
     __syncwarp();
     index += kClusterBlocks * kClusterWarps;
-    if (index < grid.groups) start();
+    if (index < grid.groups) {
+      group = group_of_row(grid, index);
+      copy = GroupCopy<T>(logits, grid, group, image, lane);
+      copy.start(image, lane);
+    }
   }
   if (!waited) cluster_wait();
   if (rank == 0 && warp == 0) {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
 template <class T, Exp kExp, bool kMoments>
 void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   if (!has_few_rows_sm90(p, multiprocessors(current_device()))) {
-    return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>>(p, grid, stream);
+    return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>, true>(p, grid, stream);
   }
   const int bytes =
       kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;

@@ -7,6 +7,7 @@
 #include <bit>
 
 #include "../common/claim.cuh"
+#include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "leaf_group.cuh"
 
@@ -51,6 +52,7 @@ constexpr int kClaimCounters = 17, kClaimPitch = 32;  // words from one to the n
 template <class T>
 __global__ void __launch_bounds__(256)
     logprob_rows_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ StreamWork work) {
+  allow_next_kernel();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < kClaimCounters) work.claims[i * kClaimPitch] = 0;
   if (i >= work.rows) return;
@@ -75,56 +77,56 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
     if (task < total) row = work.of_row[work.groups.divide(task)];
     return row;
   };
-
-  // What is being copied, or computed once it has arrived.
-  StreamRow row{};
-  int row_of_launch = 0, columns = 0;
-  Group group{};
-  Leaf<T> leaf{0};
-  const auto start = [&](int task, const StreamRow& its_row) {
-    row = its_row;
-    if (row.status == kIgnoredRow) return;
-    row_of_launch = work.groups.divide(task);
-    const int index = task - row_of_launch * work.groups.divisor, part = work.steps.divide(index);
-    group = {grid.groups_per_part > 0 ? part : index * grid.parts_per_group, index - part * work.steps.divisor};
-    const auto* logits = static_cast<const typename T::Storage*>(row.logits);
-    const GroupColumns of_group = group_columns(grid, group);
-    start_group<T>(logits, of_group, image, lane);
-    const LeafSpan span = leaf_span(grid, group, lane);
-    leaf = leaf_of_image<T>(logits, of_group, span, image);
-    columns = span.columns;
+  const auto group_of_task = [&](int task) {
+    const int index = task - work.groups.divide(task) * work.groups.divisor, part = work.steps.divide(index);
+    return Group{grid.groups_per_part > 0 ? part : index * grid.parts_per_group, index - part * work.steps.divisor};
+  };
+  const auto copy_of_task = [&](int task, const StreamRow& row) {
+    return GroupCopy<T>(static_cast<const typename T::Storage*>(row.logits), grid, group_of_task(task), image, lane);
   };
 
   const int warps = warps_of_block * static_cast<int>(gridDim.x);
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % kClaimCounters;
   int now = first, next = first + warps;
-  start(now, row_of_task(now));
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  StreamRow row = row_of_task(now), next_row = row_of_task(next);
+  GroupCopy<T> copy = copy_of_task(now, row);
+  if (row.status != kIgnoredRow) copy.start(image, lane);
 #pragma unroll 1
   while (now < total) {
-    // What the next two groups need is asked for now, so that no copy has to wait for it.
+    // While this group's columns arrive: a claim, and where the next one's are.
     unsigned claimed = 0;
     if (lane == 0) claimed = fetch_increment(work.claims + counter * kClaimPitch);
-    const StreamRow next_row = row_of_task(next);
-    const bool done = row.status != kIgnoredRow;
+    const GroupCopy<T> next_copy = copy_of_task(next, next_row);
+    const bool ignored = row.status == kIgnoredRow;
     SoftmaxStats stats = identity_stats();
-    float4* node_at = work.nodes + row_of_launch * grid.nodes + node_of_group(grid, group);
-    if (done) {
+    if (!ignored) {
       copy_async_wait_all();
       __syncwarp();
-      const int shift = shift_of<T>(static_cast<const typename T::Storage*>(row.logits));
-      const std::int32_t failed = row.status | prepare_leaf<T>(p, grid, work.first_row + row_of_launch, group, leaf,
-                                                               columns, shift, bitmap, lane);
-      stats =
-          failed ? failed_stats(failed) : leaf_stats<T, kExp, kMoments>(leaf, columns, row.c, p.logit_scale, p.softcap);
+      std::int32_t failed = row.status;
+      if (p.kept_offsets || copy.shift() != 0) {
+        failed |= prepare_leaf<T>(p, grid, work.first_row + work.groups.divide(now), group_of_task(now), copy.leaf,
+                                  copy.leaf_columns, copy.shift(), bitmap, lane);
+      }
+      stats = failed ? failed_stats(failed)
+                     : leaf_stats<T, kExp, kMoments>(copy.leaf, copy.leaf_columns, row.c, p.logit_scale, p.softcap);
       __syncwarp();
     }
-    start(next, next_row);
-    if (done) {
+    if (next_row.status != kIgnoredRow) next_copy.start(image, lane);
+    const int after = 2 * warps + counter + kClaimCounters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
+    row = next_row;
+    next_row = row_of_task(after);
+    if (!ignored) {
       const SoftmaxStats node = tree_over_lanes<kMoments>(stats);
-      if (lane == 0) *node_at = make_float4(node.m, node.S, node.E, node.Q);
+      if (lane == 0) {
+        work.nodes[work.groups.divide(now) * grid.nodes + node_of_group(grid, group_of_task(now))] =
+            make_float4(node.m, node.S, node.E, node.Q);
+      }
     }
+    copy = next_copy;
     now = next;
-    next = 2 * warps + counter + kClaimCounters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
+    next = after;
   }
 }
 
@@ -136,7 +138,10 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   const int lane = threadIdx.x % kWarp, row_of_launch = blockIdx.x * kRootWarps + threadIdx.x / kWarp;
   if (row_of_launch >= work.rows) return;
   const std::int64_t row = work.first_row + row_of_launch, target = target_of(p, row);
-  if (target == p.ignore_index) {
+  const bool ignored = target == p.ignore_index;
+  const float z = ignored ? 0.0f : target_z<T>(p, row, target);
+  wait_for_previous_kernel();
+  if (ignored) {
     if (lane == 0) write_ignored(p, row);
     return;
   }
@@ -146,10 +151,11 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
     const float4 n = nodes[i];
     return SoftmaxStats{n.x, n.y, n.z, n.w};
   });
-  if (lane == 0) write_outputs(p, row, root, target_z<T>(p, row, target));
+  if (lane == 0) write_outputs(p, row, root, z);
 }
 
-template <class T, Exp kExp, bool kMoments, int kMaxWarps>
+// kOverlap: built for an architecture whose kernels may begin while the one before them ends.
+template <class T, Exp kExp, bool kMoments, int kMaxWarps, bool kOverlap>
 void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int bytes = kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0);
   auto* kernel = logprob_stream_kernel<T, kExp, kMoments, kMaxWarps>;
@@ -167,9 +173,9 @@ void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stre
                           reinterpret_cast<StreamRow*>(base + at.rows),
                           reinterpret_cast<float4*>(base + at.nodes)};
     logprob_rows_kernel<T><<<(work.rows + 255) / 256, 256, 0, stream>>>(p, work);
-    kernel<<<blocks, warps * kWarp, warps * bytes, stream>>>(p, grid, work);
-    logprob_root_kernel<T, kMoments>
-        <<<(work.rows + kRootWarps - 1) / kRootWarps, kRootWarps * kWarp, 0, stream>>>(p, grid, work);
+    launch_dependent<kOverlap>(kernel, blocks, warps * kWarp, warps * bytes, stream, p, grid, work);
+    launch_dependent<kOverlap>(logprob_root_kernel<T, kMoments>, (work.rows + kRootWarps - 1) / kRootWarps,
+                               kRootWarps * kWarp, 0, stream, p, grid, work);
   }
   check(cudaGetLastError(), "launch of logprob_stream");
 }

@@ -1,0 +1,39 @@
+// Programmatic dependent launch (compute capability 9.0): a kernel begins while the one before it in the stream still
+// runs, and waits where it needs that one's results.
+#pragma once
+
+#include "launch.h"
+
+namespace rlk::cuda {
+
+// Lets the next kernel of the stream begin once every block has come here.
+__device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Waits until the kernel before this one is done and its writes are visible.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// kOverlap: the kernel was built for compute capability 9.0 and waits for the one before it; without it, the launch does.
+template <bool kOverlap, class... Args>
+void launch_dependent(void (*kernel)(Args...), int blocks, int threads, int shared_bytes, cudaStream_t stream,
+                      const Args&... args) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = static_cast<unsigned>(threads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = kOverlap ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, args...), "kernel launch");
+}
+
+}  // namespace rlk::cuda
