@@ -1,5 +1,6 @@
 // Microbenchmark of the CUDA kernels of logprob: one row per case, with the bytes it must move and the share of the
-// copy ceiling measured in the same run. Usage: bench_logprob [--arch 80|90] [--only PART_OF_A_NAME] | --verify
+// copy ceiling measured in the same run. Usage:
+// bench_logprob [--arch 80|90] [--only PART_OF_A_NAME] [--vocab COLUMNS] | --verify
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -129,16 +130,18 @@ int main_(int argc, char** argv) {
   if (argc > 1 && std::string(argv[1]) == "--verify") return verify() == 0 ? 0 : 1;
   int arch = 90;
   std::string only;
+  std::vector<std::int64_t> vocabs = {128256, 151936};
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::string(argv[i]) == "--arch") arch = std::atoi(argv[i + 1]);
     if (std::string(argv[i]) == "--only") only = argv[i + 1];
+    if (std::string(argv[i]) == "--vocab") vocabs = {std::atoll(argv[i + 1])};
   }
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   constexpr auto hw = Exp::kHardware, portable = Exp::kPortable;
   constexpr auto bf16 = DType::kBFloat16, f16 = DType::kFloat16, f32 = DType::kFloat32;
   std::vector<Case> cases;
-  for (std::int64_t vocab : {128256, 151936}) {
+  for (std::int64_t vocab : vocabs) {
     for (const Case& c : {Case{"forward bf16 hw", 8192, vocab, bf16, hw, false, false},
                           Case{"forward bf16 hw all", 8192, vocab, bf16, hw, true, false},
                           Case{"backward bf16 hw", 8192, vocab, bf16, hw, false, true},

@@ -29,15 +29,15 @@ inline std::int64_t stream_rows(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19;
   return kMostNodes / grid.nodes;
 }
-// Its workspace: counters, 16 bytes per row, nodes.
+// Its workspace: counters, 16 bytes and the target's z per row, nodes.
 struct StreamWorkspace {
-  std::int64_t rows, nodes, bytes;
+  std::int64_t rows, target_z, nodes, bytes;
 };
 inline StreamWorkspace stream_workspace(const GroupGrid& grid, std::int64_t num_rows) {
   constexpr std::int64_t kCounterBytes = 4096, kRowBytes = 16;
   const std::int64_t rows = num_rows < stream_rows(grid) ? num_rows : stream_rows(grid);
-  const std::int64_t nodes = kCounterBytes + rows * kRowBytes;
-  return {kCounterBytes, nodes, nodes + rows * grid.nodes * kNodeBytes};
+  const std::int64_t target_z = kCounterBytes + rows * kRowBytes, nodes = target_z + (rows + 3) / 4 * 16;
+  return {kCounterBytes, target_z, nodes, nodes + rows * grid.nodes * kNodeBytes};
 }
 // On sm_90, calls with so few rows per multiprocessor take a cluster per row instead, which needs no workspace.
 inline bool has_few_rows_sm90(const LogprobInput& p, int multiprocessors) {

@@ -33,6 +33,13 @@ struct alignas(16) StreamRow {
   std::int32_t status;  // known before a logit is read, or kIgnoredRow
 };
 constexpr std::int32_t kIgnoredRow = -1;
+template <class T>
+__device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int64_t row) {
+  const float temperature = temperature_of(p, row);
+  const std::int32_t status = is_temperature(temperature) ? kOk : kBadTemperature;
+  return {row_of<T>(p, row) - p.vocab_start, log2_scale(temperature),
+          target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
+}
 
 // A launch's share of the call: groups in the order of memory, which DRAM serves best, and where their nodes go.
 struct StreamWork {
@@ -42,7 +49,8 @@ struct StreamWork {
   Divisor steps;   // groups of a part, 1 where a group holds several
   unsigned* claims;
   StreamRow* of_row;
-  float4* nodes;  // grid.nodes per row
+  float* target_z;  // per row
+  float4* nodes;    // grid.nodes per row
 };
 
 // Groups beyond the first two of each warp are claimed, from a counter of its own for every so many-th group: a single
@@ -57,10 +65,9 @@ __global__ void __launch_bounds__(256)
   if (i < kClaimCounters) work.claims[i * kClaimPitch] = 0;
   if (i >= work.rows) return;
   const std::int64_t row = work.first_row + i;
-  const float temperature = temperature_of(p, row);
-  const std::int32_t status = is_temperature(temperature) ? kOk : kBadTemperature;
-  work.of_row[i] = {row_of<T>(p, row) - p.vocab_start, log2_scale(temperature),
-                    target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
+  const StreamRow info = stream_row<T>(p, row);
+  work.of_row[i] = info;
+  work.target_z[i] = info.status == kIgnoredRow ? 0.0f : target_z<T>(p, row, target_of(p, row));
 }
 
 template <class T, Exp kExp, bool kMoments, int kMaxWarps>
@@ -88,11 +95,18 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   const int warps = warps_of_block * static_cast<int>(gridDim.x);
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % kClaimCounters;
   int now = first, next = first + warps;
-  wait_for_previous_kernel();
   allow_next_kernel();
-  StreamRow row = row_of_task(now), next_row = row_of_task(next);
+  // The first two groups' rows are not waited for.
+  const auto first_row = [&](int task) {
+    StreamRow row{nullptr, 0.0f, kIgnoredRow};
+    if (task < total) row = stream_row<T>(p, work.first_row + work.groups.divide(task));
+    return row;
+  };
+  StreamRow row = first_row(now);
   GroupCopy<T> copy = copy_of_task(now, row);
   if (row.status != kIgnoredRow) copy.start(image, lane);
+  StreamRow next_row = first_row(next);
+  wait_for_previous_kernel();
 #pragma unroll 1
   while (now < total) {
     // While this group's columns arrive: a claim, and where the next one's are.
@@ -137,11 +151,10 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
                         const __grid_constant__ StreamWork work) {
   const int lane = threadIdx.x % kWarp, row_of_launch = blockIdx.x * kRootWarps + threadIdx.x / kWarp;
   if (row_of_launch >= work.rows) return;
-  const std::int64_t row = work.first_row + row_of_launch, target = target_of(p, row);
-  const bool ignored = target == p.ignore_index;
-  const float z = ignored ? 0.0f : target_z<T>(p, row, target);
+  const std::int64_t row = work.first_row + row_of_launch;
   wait_for_previous_kernel();
-  if (ignored) {
+  const float z = work.target_z[row_of_launch];
+  if (work.of_row[row_of_launch].status == kIgnoredRow) {
     if (lane == 0) write_ignored(p, row);
     return;
   }
@@ -171,6 +184,7 @@ void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stre
                           Divisor(std::max(grid.groups_per_part, 1)),
                           reinterpret_cast<unsigned*>(base),
                           reinterpret_cast<StreamRow*>(base + at.rows),
+                          reinterpret_cast<float*>(base + at.target_z),
                           reinterpret_cast<float4*>(base + at.nodes)};
     logprob_rows_kernel<T><<<(work.rows + 255) / 256, 256, 0, stream>>>(p, work);
     launch_dependent<kOverlap>(kernel, blocks, warps * kWarp, warps * bytes, stream, p, grid, work);
