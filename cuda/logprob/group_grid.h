@@ -34,7 +34,7 @@ struct StreamWorkspace {
   std::int64_t rows, target_z, nodes, bytes;
 };
 inline StreamWorkspace stream_workspace(const GroupGrid& grid, std::int64_t num_rows) {
-  constexpr std::int64_t kCounterBytes = 4096, kRowBytes = 16;
+  constexpr std::int64_t kCounterBytes = 8192, kRowBytes = 16;
   const std::int64_t rows = num_rows < stream_rows(grid) ? num_rows : stream_rows(grid);
   const std::int64_t target_z = kCounterBytes + rows * kRowBytes, nodes = target_z + (rows + 3) / 4 * 16;
   return {kCounterBytes, target_z, nodes, nodes + rows * grid.nodes * kNodeBytes};

@@ -52,8 +52,11 @@ template <class T>
 __device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift) {
   const int words = shift / 4, bits = shift % 4 * 8;
   const int chunks = (n + Vector<T>::kColumns - 1) / Vector<T>::kColumns;
-  uint4 low = leaf.chunk(0);
-  const uint4 end = leaf.chunk(chunks);
+  uint4 low{}, end{};
+  if (n > 0) {  // else the leaf may lie outside the image
+    low = leaf.chunk(0);
+    end = leaf.chunk(chunks);
+  }
   __syncwarp();
 #pragma unroll 4
   for (int i = 0; i < chunks; ++i) {

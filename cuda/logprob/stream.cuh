@@ -1,6 +1,7 @@
-// Forward through groups: persistent warps, each with a buffer of its own in shared memory, so that some load while
-// others compute, and no barrier between them. Each leaves its groups' nodes in global memory; a second kernel, a warp
-// a row, takes the roots. One body for every architecture; each gets its own machine code.
+// Forward of many rows: persistent warps, each with a buffer of its own in shared memory, so that some load while others
+// compute, and no barrier between them. They take groups in the order of memory and leave their nodes in global memory;
+// a kernel before them works out what each row means, one after them takes the roots. One body for every architecture;
+// each gets its own machine code.
 #pragma once
 
 #include <algorithm>
@@ -53,9 +54,9 @@ struct StreamWork {
   float4* nodes;    // grid.nodes per row
 };
 
-// Groups beyond the first two of each warp are claimed, from a counter of its own for every so many-th group: a single
-// one would serve no more than 430 claims a microsecond. A prime, so that no counter has the short groups of all parts.
-constexpr int kClaimCounters = 17, kClaimPitch = 32;  // words from one to the next: a line each
+// Groups beyond the first of each warp are claimed, each from one of many counters: a single one would serve no more than
+// 430 claims a microsecond. A prime number of them, so that none has the short groups of all parts.
+constexpr int kClaimCounters = 61, kClaimPitch = 32;  // words from one to the next: a line each
 
 template <class T>
 __global__ void __launch_bounds__(256)
@@ -94,30 +95,25 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 
   const int warps = warps_of_block * static_cast<int>(gridDim.x);
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % kClaimCounters;
-  int now = first, next = first + warps;
+  int now = first;
   allow_next_kernel();
-  // The first two groups' rows are not waited for.
-  const auto first_row = [&](int task) {
-    StreamRow row{nullptr, 0.0f, kIgnoredRow};
-    if (task < total) row = stream_row<T>(p, work.first_row + work.groups.divide(task));
-    return row;
-  };
-  StreamRow row = first_row(now);
+  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the first group's is not waited for
+  if (now < total) row = stream_row<T>(p, work.first_row + work.groups.divide(now));
   GroupCopy<T> copy = copy_of_task(now, row);
   if (row.status != kIgnoredRow) copy.start(image, lane);
-  StreamRow next_row = first_row(next);
   wait_for_previous_kernel();
 #pragma unroll 1
   while (now < total) {
-    // While this group's columns arrive: a claim, and where the next one's are.
-    unsigned claimed = 0;
-    if (lane == 0) claimed = fetch_increment(work.claims + counter * kClaimPitch);
-    const GroupCopy<T> next_copy = copy_of_task(next, next_row);
     const bool ignored = row.status == kIgnoredRow;
-    SoftmaxStats stats = identity_stats();
     if (!ignored) {
       copy_async_wait_all();
       __syncwarp();
+    }
+    // The claim comes late, so that the order of the copies is nearly the order of memory.
+    unsigned claimed = 0;
+    if (lane == 0) claimed = fetch_increment(work.claims + counter * kClaimPitch);
+    SoftmaxStats stats = identity_stats();
+    if (!ignored) {
       std::int32_t failed = row.status;
       if (p.kept_offsets || copy.shift() != 0) {
         failed |= prepare_leaf<T>(p, grid, work.first_row + work.groups.divide(now), group_of_task(now), copy.leaf,
@@ -127,10 +123,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
                      : leaf_stats<T, kExp, kMoments>(copy.leaf, copy.leaf_columns, row.c, p.logit_scale, p.softcap);
       __syncwarp();
     }
-    if (next_row.status != kIgnoredRow) next_copy.start(image, lane);
-    const int after = 2 * warps + counter + kClaimCounters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
-    row = next_row;
-    next_row = row_of_task(after);
+    const int next = warps + counter + kClaimCounters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
+    row = row_of_task(next);
+    copy = copy_of_task(next, row);
+    if (row.status != kIgnoredRow) copy.start(image, lane);
     if (!ignored) {
       const SoftmaxStats node = tree_over_lanes<kMoments>(stats);
       if (lane == 0) {
@@ -138,9 +134,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
             make_float4(node.m, node.S, node.E, node.Q);
       }
     }
-    copy = next_copy;
     now = next;
-    next = after;
   }
 }
 
