@@ -58,9 +58,8 @@ GroupGrid group_grid(const LogprobInput& p) {
 
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, int device) {
   if (p.num_rows == 0) return 0;
-  const GroupGrid grid = group_grid(p);
   if (compute_capability(device) == 90 && has_few_rows_sm90(p, multiprocessors(device))) return 0;
-  return stream_workspace(grid, p.num_rows).bytes;
+  return stream_workspace(group_grid(p), p.num_rows).bytes;
 }
 
 void logprob(const LogprobParams& p, int device, Stream stream) {
