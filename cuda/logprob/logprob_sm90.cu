@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
     const SoftmaxStats node = tree_over_lanes<kMoments>(
         failed ? failed_stats(failed)
                : leaf_stats<T, kExp, kMoments>(copy.leaf, copy.leaf_columns, log2_scale(temperature), p.logit_scale,
-                                                p.softcap));
+                                               p.softcap));
     if (!waited) cluster_wait();
     waited = true;
     if (lane == 0) {
@@ -88,10 +88,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
 }
 
 template <class T, Exp kExp, bool kMoments>
-void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  if (!has_few_rows_sm90(p, multiprocessors(current_device()))) {
-    return run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>, true>(p, grid, stream);
-  }
+void run_clusters(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int bytes =
       kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;
   auto* kernel = logprob_cluster_sm90_kernel<T, kExp, kMoments>;
@@ -109,28 +106,14 @@ void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, kernel, p, grid), "launch of logprob_sm90");
 }
 
-// Which kernels serve a call: the template arguments from its dtype, exponential and outputs.
-template <class T>
-void run(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  const bool moments = p.stats || p.entropy || p.sum_p_sq;
-  if (p.exp == Exp::kHardware) {
-    moments ? run<T, Exp::kHardware, true>(p, grid, stream) : run<T, Exp::kHardware, false>(p, grid, stream);
-  } else {
-    moments ? run<T, Exp::kPortable, true>(p, grid, stream) : run<T, Exp::kPortable, false>(p, grid, stream);
-  }
-}
-
 }  // namespace
 
 void logprob_forward_sm90(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
-  switch (p.dtype) {
-    case DType::kFloat32:
-      return run<Fp32>(p, grid, stream);
-    case DType::kBFloat16:
-      return run<Bf16>(p, grid, stream);
-    default:
-      return run<Fp16>(p, grid, stream);
-  }
+  const bool few_rows = has_few_rows_sm90(p, multiprocessors(current_device()));
+  with_variant(p, [&]<class T, Exp kExp, bool kMoments>(Variant<T, kExp, kMoments>) {
+    if (few_rows) return run_clusters<T, kExp, kMoments>(p, grid, stream);
+    run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>, true>(p, grid, stream);
+  });
 }
 
 }  // namespace rlk::cuda

@@ -65,16 +65,19 @@ __device__ __forceinline__ bool scan_kept(const LogprobInput& p, const KeptRange
   return bad;
 }
 
-// Writes what was asked for of row `row`; one thread.
-__device__ __forceinline__ void write_outputs(const LogprobParams& p, std::int64_t row, const SoftmaxStats& root,
-                                              float target_z) {
-  if (p.stats) return store_stats(root, target_z, p.stats + row * kStatsFields);
-  const LogprobOutputs o = logprob_outputs(root, target_z, temperature_of(p, row));
+// Writes what was asked for of row `row`; one thread. Params: of a forward or of a merge.
+template <class Params>
+__device__ __forceinline__ void store_outputs(const Params& p, std::int64_t row, const LogprobOutputs& o) {
   if (p.logprob) p.logprob[row] = o.logprob;
   if (p.lse) p.lse[row] = o.lse;
   if (p.entropy) p.entropy[row] = o.entropy;
   if (p.sum_p_sq) p.sum_p_sq[row] = o.sum_p_sq;
   if (p.status) p.status[row] = o.status;
+}
+__device__ __forceinline__ void write_outputs(const LogprobParams& p, std::int64_t row, const SoftmaxStats& root,
+                                              float target_z) {
+  if (p.stats) return store_stats(root, target_z, p.stats + row * kStatsFields);
+  store_outputs(p, row, logprob_outputs(root, target_z, temperature_of(p, row)));
 }
 __device__ __forceinline__ void write_ignored(const LogprobParams& p, std::int64_t row) {
   write_outputs(p, row, identity_stats(), infinity());

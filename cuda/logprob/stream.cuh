@@ -15,6 +15,29 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
+// What kernels are built for: a call's dtype, exponential, and whether it wants entropy, sum_p_sq or statistics.
+template <class T, Exp kExp, bool kMoments>
+struct Variant {};
+template <class Run>
+void with_variant(const LogprobParams& p, Run run) {
+  const auto with_type = [&]<class T>(T) {
+    const bool moments = p.stats || p.entropy || p.sum_p_sq;
+    if (p.exp == Exp::kHardware) {
+      moments ? run(Variant<T, Exp::kHardware, true>{}) : run(Variant<T, Exp::kHardware, false>{});
+    } else {
+      moments ? run(Variant<T, Exp::kPortable, true>{}) : run(Variant<T, Exp::kPortable, false>{});
+    }
+  };
+  switch (p.dtype) {
+    case DType::kFloat32:
+      return with_type(Fp32{});
+    case DType::kBFloat16:
+      return with_type(Bf16{});
+    default:
+      return with_type(Fp16{});
+  }
+}
+
 // n / divisor for n < 2^31.
 struct Divisor {
   int divisor, shift;
@@ -166,7 +189,8 @@ template <class T, Exp kExp, bool kMoments, int kMaxWarps, bool kOverlap>
 void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int bytes = kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0);
   auto* kernel = logprob_stream_kernel<T, kExp, kMoments, kMaxWarps>;
-  const int warps = std::min(kMaxWarps, allow_shared_memory<logprob_stream_kernel<T, kExp, kMoments, kMaxWarps>>() / bytes);
+  const int warps =
+      std::min(kMaxWarps, allow_shared_memory<logprob_stream_kernel<T, kExp, kMoments, kMaxWarps>>() / bytes);
   const int blocks = multiprocessors(current_device());
   for (std::int64_t first = 0; first < p.num_rows; first += stream_rows(grid)) {
     const std::int64_t rows = std::min(p.num_rows - first, stream_rows(grid));
