@@ -1,4 +1,4 @@
-// Timing of device work for the microbenchmarks: graph replays between events, medians, and the copy ceiling.
+// Timing of device work for the microbenchmarks: graph replays between events, medians, and the ceilings of memory.
 #pragma once
 
 #include <algorithm>
@@ -74,6 +74,19 @@ inline double copy_ceiling(std::size_t bytes = std::size_t{2} << 30) {
   cudaFree(a);
   cudaFree(b);
   return 2.0 * static_cast<double>(bytes) * kCopies / ms * 1e3;
+}
+
+// read_memory.cu: reads whole multiples of 32 KiB.
+void read_memory(const void* from, std::size_t bytes, cudaStream_t stream);
+
+// Bytes per second of reading alone, which DRAM does faster than reading and writing in turn.
+inline double read_ceiling(std::size_t bytes = std::size_t{2} << 30) {
+  void* a;
+  cuda::check(cudaMalloc(&a, bytes), "cudaMalloc");
+  cuda::check(cudaMemset(a, 0, bytes), "cudaMemset");
+  const double us = median_us([&](cudaStream_t stream, int) { read_memory(a, bytes, stream); }, 1, 15);
+  cudaFree(a);
+  return static_cast<double>(bytes) / us * 1e6;
 }
 
 }  // namespace rlk::bench

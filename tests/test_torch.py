@@ -503,8 +503,8 @@ def median_us(call: Any, calls: int = 2000) -> float:
 
 
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a GPU 5 us without autograd, or, where a launch and an allocation alone take that, 3 us more than they do on
-    this host; 25 us with autograd. On a CPU the work itself is in it: only printed."""
+    """On a GPU 5 us without autograd and 25 us with it, or, where a launch and an allocation alone take 5 us, 4 us more
+    than they do on this host, and 5 times that. On a CPU the work itself is in it: only printed."""
     logits, target = torch.randn(8, 128, device=device), torch.zeros(8, dtype=torch.int64, device=device)
     x = logits.clone().requires_grad_()
 
@@ -522,8 +522,8 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
             f"a launch {launch:.2f}, an allocation {allocation:.2f}"
         )
     if device == "cuda":
-        assert eager <= max(5, launch + allocation + 3)
-        assert with_grad <= 25
+        assert eager <= max(5, launch + allocation + 4)
+        assert with_grad <= max(25, 5 * (launch + allocation))
 
 
 # ---- GPU ------------------------------------------------------------------------------------------------------------
