@@ -52,7 +52,7 @@ EXPORTED: dict[str, tuple[Any, Any, str]] = {
     "fortran order": (
         lambda: rk.logprob(np.asfortranarray(XN), YN),
         ValueError,
-        "logits: expected a contiguous last dimension",
+        "logits: expected a contiguous last dimension .*; make it contiguous: np.ascontiguousarray",
     ),
     "columns backwards": (
         lambda: rk.logprob(XN[:, ::-1], YN),

@@ -73,6 +73,26 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         TypeError,
         "target: expected an array that speaks DLPack, got list",
     ),
+    **{
+        f"target a number, {name}": (
+            call,
+            TypeError,
+            rf"target: expected an array that speaks DLPack, got {got}; .*torch.tensor\(3\) or np.array\(3\)",
+        )
+        for name, call, got in (
+            ("torch", lambda: rk.logprob(X[0], 3), "int"),
+            ("torch and NumPy", lambda: rk.logprob(X[0], np.int64(3)), "int64"),
+            ("NumPy", lambda: rk.logprob(X[0].numpy(), np.int64(3)), "int64"),
+            ("autograd", lambda: rk.logprob(X[0].clone().requires_grad_(), 3), "int"),
+            ("shard", lambda: rk.logprob_partial(X[0], 3, vocab_start=0, vocab_size=10), "int"),
+            ("backward", lambda: rk.logprob_backward(X[0], 3, LSE[0]), "int"),
+        )
+    },
+    "target a number, traced": (
+        lambda: torch.func.vmap(lambda x: rk.logprob(x, 3))(X),
+        TypeError,
+        r"target: expected a torch.Tensor, got int; for one row, torch.tensor\(3\)",
+    ),
     "target None": (lambda: rk.logprob(X, None), TypeError, "target: expected an array .* got NoneType"),
     "stats a list": (lambda: rk.logprob_merge([LSE]), TypeError, "stats: expected an array .* got list"),
     "lse None": (lambda: rk.logprob_backward(X, Y, None), TypeError, "lse: expected the lse .* got None"),
@@ -158,12 +178,17 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "column stride": (
         lambda: rk.logprob(X.t(), Y.new_zeros(10)),
         ValueError,
-        "logits: expected a contiguous last dimension",
+        "logits: expected a contiguous last dimension .*; make it contiguous: .*torch",
+    ),
+    "row strides that do not collapse": (
+        lambda: rk.logprob(torch.zeros(2, 3, 4, 10).transpose(0, 2), Y.new_zeros(4, 3, 2)),
+        ValueError,
+        "logits: expected leading dimensions .*; make it contiguous",
     ),
     "temperature strided": (
         lambda: rk.logprob(X, Y, temperature=torch.ones(6)[::2]),
         ValueError,
-        "temperature: expected a contiguous array",
+        "temperature: expected a contiguous array; make it contiguous",
     ),
     "stats strided": (
         lambda: rk.logprob_merge(torch.zeros(2, 4, 10)[..., ::2]),
@@ -294,7 +319,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         'on_bad_id: expected "nan", "raise", got .zero',
     ),
     "arithmetic unknown": (
-        lambda: rk.arithmetic("sm_70").__enter__(),
+        lambda: rk.arithmetic("sm_70"),  # at the call, not on entering
         ValueError,
         "unit: expected one of ieee.* got .sm_70",
     ),
@@ -336,6 +361,11 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         lambda: rk.logprob_partial(X, Y, vocab_start=3, vocab_size=100),
         ValueError,
         r"vocab_start: expected a shard of whole parts .* got \[3, 13\); pad the vocabulary to a multiple of 64 .*128",
+    ),
+    "shard of sixteen": (
+        lambda: rk.logprob_partial(X[:, :8], Y, vocab_start=8, vocab_size=128),
+        ValueError,
+        r"vocab_start: .* 128 columns \(it has eight parts, so 1, 2, 4 or 8 equal shards\), got \[8, 16\)$",
     ),
     "shard before the row": (
         lambda: rk.logprob_partial(X, Y, vocab_start=-1, vocab_size=100),
@@ -619,6 +649,10 @@ def test_check_names_the_first_bad_row_and_why(requires_grad: bool, device: str)
     assert bool(torch.isnan(rk.logprob(dirty, Y.to(device), on_bad_id="raise")[2])), "that asks about ids alone"
     with pytest.raises(ValueError, match=r"row 1 .*: temperature: expected a finite number > 0"):
         rk.logprob(x, Y.to(device), temperature=torch.tensor([1.0, 0.0, 1.0], device=device), check=True)
+    with pytest.raises(ValueError, match=r"row 0 .*: logits: logit / temperature \* log2\(e\) reached 2\^21.*tiny"):
+        rk.logprob(x[:, 1:], Y.to(device), temperature=1e-9, check=True)
+    with pytest.raises(ValueError, match=r"row 0 .*: logits: every valid column is -Inf, or its .* -2\^21 or less"):
+        rk.logprob(-x[:, 1:], Y.to(device), temperature=1e-9, check=True)
     kept = (torch.tensor([99], dtype=torch.int32, device=device), torch.tensor([0, 0, 1, 1], device=device))
     with pytest.raises(ValueError, match=r"row 1 .*: kept: an id outside"):
         rk.logprob(x, Y.to(device), kept=kept, check=True)

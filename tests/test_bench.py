@@ -58,8 +58,42 @@ def test_timing_is_the_median():
     assert timing.samples == 5
 
 
-@pytest.mark.parametrize("arguments", [["--rows", "-1"], ["--dtype", "int8"], ["--seconds", "0"]])
-def test_bad_arguments_exit_with_2(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rows", "-1"], "argument --rows: want a whole number > 0, got -1"),
+        (["--rows", "0"], "argument --rows: want a whole number > 0, got 0"),
+        (["--vocab", "1.5"], "argument --vocab: want a whole number > 0, got 1.5"),
+        (["--threads", "0"], "argument --threads: want a whole number > 0"),
+        (["--dtype", "int8"], "argument --dtype: invalid choice"),
+        (["--seconds", "0"], "argument --seconds: want a finite number > 0, got 0"),
+        (["--seconds", "nan"], "argument --seconds: want a finite number > 0, got nan"),
+        (["--device", "tpu"], "--device tpu: want auto, cpu, cuda or cuda:N"),
+        (["--device", "meta"], "--device meta: want auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_bad_arguments_exit_with_2(arguments, words, capsys):
     with pytest.raises(SystemExit) as error:
-        command.main(["logprob", "--device", "cpu", *arguments])
+        command.main(["logprob", *arguments])
     assert error.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("built", "visible", "words"),
+    [
+        ([], 1, "--device cuda:1: this build (variant"),
+        (["sm_80", "sm_90a"], 1, "--device cuda:1: torch sees 1 CUDA devices"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_exits_with_2_and_auto_is_the_cpu_without_kernels(
+    built, visible, words, capsys, monkeypatch
+):
+    monkeypatch.setattr(command._native, "architectures", lambda: built)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(SystemExit) as error:
+        command.main(["logprob", "--device", "cuda:1"])
+    assert error.value.code == 2
+    assert words in capsys.readouterr().err
+    assert command._device(torch, "auto") == ("cuda" if built else "cpu")

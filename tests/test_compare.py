@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from rl_kernel_native.consistency.cli import app  # noqa: E402
 from rl_kernel_native.consistency.compare import run_compare  # noqa: E402
 from rl_kernel_native.consistency.divergence import compare_traces, first_divergent  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput, InputMismatch  # noqa: E402
+from rl_kernel_native.consistency.explain import conclude  # noqa: E402
 from rl_kernel_native.consistency.metrics import compare_logprobs  # noqa: E402
 from rl_kernel_native.consistency.model import ForwardCounter, LoadedModel, load_model  # noqa: E402
 from rl_kernel_native.consistency.operators import StockOperators  # noqa: E402
@@ -445,6 +447,8 @@ def test_exit_status_0_when_aligned(directories: dict[str, Path]) -> None:
         result = run_cli(command(directories, "exact", "--batch", "1,3", "--dtype", "bfloat16", *more))
         assert result.exit_code == 0, result.output
         assert "have the same bytes on both sides" in result.output
+        head = re.search(r".*\bequal logits\b.*\bof these differ\b.*", result.output)
+        assert head, "the table tells a log-probability's own drift from what its logits bring"
     result = run_cli(command(directories, "llama", "--batch", "1,3", "--dtype", "float32", "--atol", "1e-3"))
     assert result.exit_code == 0, result.output
 
@@ -484,6 +488,8 @@ def test_exit_status_1_and_report_on_drift(directories: dict[str, Path], tmp_pat
     for outside in ("http:", "https:", "<script", "<link", "src=", "@import"):
         assert outside not in page
     assert set(re.findall(r'href="(.)', page)) <= {"#"}
+    for title in ("rows of logits with equal bytes", "of these, log-probs that differ"):
+        assert title in page
     for name in ("drift_stock", "log_ratio_stock"):
         assert (out / f"{name}.svg").read_text().startswith("<?xml")
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -607,6 +613,8 @@ def test_demo_shows_drift_and_names_where_it_begins(
     monkeypatch.setattr(demo_model, "MAX_STEPS", 2)
     monkeypatch.setattr(demo, "_PROMPTS", 4)
     monkeypatch.setattr(demo, "_MAX_NEW_TOKENS", 16)
+    program = str(tmp_path / "with space" / "rlk")
+    monkeypatch.setattr(sys, "argv", [program, "demo"])
     result = run_cli(["demo", "--report", str(tmp_path), "--device", device, "--minutes", "0.5"])
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "report.json").read_text())
@@ -617,6 +625,39 @@ def test_demo_shows_drift_and_names_where_it_begins(
         assert run["first_divergent"]["name"]
     assert HAS_NATIVE or "rk was left out" in result.output
     assert (tmp_path / "model" / "model.safetensors").is_file()
-    again = re.search(r"again:  rlk (.*)", result.output)
+    assert "To conclude: where logits have equal bytes," in result.output.splitlines()[-1]
+    again = re.search(r"again:  (.*)", result.output)
     assert again is not None
-    assert run_cli([*again.group(1).split(), "--max-new-tokens", "4", "--device", device]).exit_code == 1
+    rlk, *arguments = shlex.split(again.group(1))
+    assert rlk == program
+    assert run_cli([*arguments, "--max-new-tokens", "4", "--device", device]).exit_code == 1
+
+
+def test_without_the_rlk_command_the_demo_names_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest", "tests"])
+    assert demo._program() == ["rlk"]
+
+
+def test_the_conclusion_says_whose_drift_it_is(qwen: LoadedModel) -> None:
+    settings = CompareSettings(seed=5, batch_sizes=(3,), max_new_tokens=NEW)
+    found = run_compare(qwen, prompts_of(qwen), settings)
+    (run,) = found.runs
+
+    def changed(first: Any, **metrics: Any) -> Any:
+        figures = {"differing_tokens": 5, "logits_equal_tokens": 4, "logprob_differs_on_equal_logits": 3, **metrics}
+        new = dataclasses.replace(run, metrics=dataclasses.replace(run.metrics, **figures), first_divergent=first)
+        return dataclasses.replace(found, runs=[new, new])
+
+    of_kind = {drift.kind: drift for drift in run.operators}
+    head = "To conclude: where logits have equal bytes, log-probabilities differ for "
+    ours = changed(of_kind["attention"], logprob_differs_on_equal_logits=0)
+    ours = dataclasses.replace(ours, settings=dataclasses.replace(settings, ops="rk"))
+    assert conclude([changed(None), ours]) == (
+        head + "6 of 8 with --ops stock, 0 of 8 with --ops rk; the other drift begins in attention (stock)."
+    )
+    for first in (None, of_kind["logprob"]):
+        assert conclude([changed(first)]).endswith(
+            "6 of 8 with --ops stock; no operator before it differs among the recorded tokens."
+        )
+    none = changed(None, differing_tokens=0, logprob_differs_on_equal_logits=0)
+    assert conclude([none]).endswith("; rollout and training give every token the same one.")

@@ -67,6 +67,19 @@ def test_cublas_is_batch_invariant_only_without_either_workspace():
     assert not doctor.cublas_workspace(both | {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})["batch_invariant"]
 
 
+def test_a_machine_without_a_gpu_gets_no_advice_on_cublas(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gpus", lambda torch: ([], "none"))
+    assert doctor.examine(self_test=False)["cublas"] == {"batch_invariant": None, "why": "no GPU"}
+    assert doctor.main(["--no-self-test"]) == 0
+    text = capsys.readouterr().out
+    assert "batch invariant    no GPU" in text
+    assert "WORKSPACE" not in text
+    monkeypatch.setattr(doctor, "gpus", lambda torch: ([GPU_90], "one"))
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert doctor.main(["--no-self-test"]) == 0
+    assert "before the process starts, set CUBLAS_WORKSPACE_CONFIG=:0:0" in capsys.readouterr().out
+
+
 def test_a_wrong_operator_is_reported(monkeypatch, capsys):
     right = op.logprob
 

@@ -453,6 +453,10 @@ def test_every_status_and_nothing_else_in_its_row(device: str, exp: str) -> None
         ([1, -inf, 3], 1, 1.0, Status.LABEL_MASKED),
         ([1, -inf, 3], 2, 1.0, Status.OK),
         ([1, inf, 3], 9, 1.0, Status.INF_LOGIT | Status.BAD_TARGET),
+        ([1, 2, 3], 0, 1e-6, Status.INF_LOGIT),  # log2e / T alone is past 2^20
+        ([-3, -2, -3], 0, 1e-6, Status.EMPTY_ROW),
+        ([1, 1453635, 3], 1, 1.0, Status.INF_LOGIT),  # times log2e: 2^21 and 0.1
+        ([1, 1453634, 3], 1, 1.0, Status.OK),
     ]
     x, y, t, status = zip(*rows, strict=True)
     logits, target = torch.tensor(x, device=device), torch.tensor(y, device=device)

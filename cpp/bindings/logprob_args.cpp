@@ -10,6 +10,9 @@ namespace {
 [[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
+// Where a copy mends the layout of an argument.
+constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
+
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
 double read_number(nb::handle h, const char* name) {
@@ -74,12 +77,12 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   for (std::int64_t s : rows_shape()) input_.num_rows *= s;
   if (input_.num_columns > 1 && x.stride(x.ndim - 1) != 1) {
     value_error("logits: expected a contiguous last dimension (stride 1), got stride " +
-                std::to_string(x.stride(x.ndim - 1)) + "; call .contiguous()");
+                std::to_string(x.stride(x.ndim - 1)) + kCopyHint);
   }
   const auto layout = row_layout(x, x.ndim - 1);
   if (!layout) {
     value_error("logits: expected leading dimensions that collapse to at most two strides, got shape " +
-                got_shape(*logits_) + "; call .contiguous()");
+                got_shape(*logits_) + kCopyHint);
   }
   input_.logits_rows = *layout;
 
@@ -123,10 +126,10 @@ void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout)
   }
   if (layout) {
     const auto rows = row_layout(v, v.ndim);
-    if (!rows) value_error(std::string(array.name()) + ": expected at most two strides; call .contiguous()");
+    if (!rows) value_error(std::string(array.name()) + ": expected at most two strides" + kCopyHint);
     *layout = *rows;
   } else if (!v.is_contiguous()) {
-    value_error(std::string(array.name()) + ": expected a contiguous array; call .contiguous()");
+    value_error(std::string(array.name()) + ": expected a contiguous array" + kCopyHint);
   }
 }
 
@@ -189,14 +192,19 @@ void LogprobCall::read_vocabulary(const LogprobArguments& a) {
     value_error("valid_vocab: expected 1 <= valid_vocab <= " + std::to_string(widest) + ", got " +
                 std::to_string(input_.valid_vocab));
   }
-  if (shard &&
-      parts_of_columns(input_.vocab_size, input_.valid_vocab, input_.vocab_start, input_.num_columns).count == 0) {
-    value_error("vocab_start: expected a shard of whole parts of a vocabulary of " + std::to_string(input_.vocab_size) +
-                " columns, got [" + std::to_string(input_.vocab_start) + ", " +
-                std::to_string(input_.vocab_start + input_.num_columns) +
-                "); pad the vocabulary to a multiple of 64 columns (canonical_vocab=" +
-                std::to_string((input_.vocab_size + 63) / 64 * 64) + ") and shard it evenly over 1, 2, 4 or 8 ranks");
-  }
+  if (shard) require_whole_parts();
+}
+
+void LogprobCall::require_whole_parts() const {
+  const std::int64_t whole = input_.vocab_size, end = input_.vocab_start + input_.num_columns;
+  if (parts_of_columns(whole, input_.valid_vocab, input_.vocab_start, input_.num_columns).count > 0) return;
+  const std::int64_t padded = (whole + 63) / 64 * 64;
+  const std::string pad =
+      "; pad the vocabulary to a multiple of 64 columns (canonical_vocab=" + std::to_string(padded) +
+      "), so that equal shards are whole parts";
+  value_error("vocab_start: expected a shard of whole parts of a vocabulary of " + std::to_string(whole) +
+              " columns (it has eight parts, so 1, 2, 4 or 8 equal shards), got [" +
+              std::to_string(input_.vocab_start) + ", " + std::to_string(end) + ")" + (padded == whole ? "" : pad));
 }
 
 void LogprobCall::read_kept(const LogprobArguments& a) {

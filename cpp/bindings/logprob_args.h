@@ -38,6 +38,7 @@ class LogprobCall {
  private:
   void read_temperature(nb::handle temperature);
   void read_vocabulary(const LogprobArguments& a);
+  void require_whole_parts() const;
   void read_kept(const LogprobArguments& a);
   void check_device(const Array& array) const;
 

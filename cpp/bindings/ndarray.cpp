@@ -112,6 +112,17 @@ void refuse_lazy_negation(nb::handle object, const char* name) {
   if (negated) raise(PyExc_ValueError, std::string(name) + ": has torch's negative bit; call .resolve_neg()");
 }
 
+[[noreturn]] void refuse_object(nb::handle object, const char* name) {
+  const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
+  raise(PyExc_TypeError,
+        std::string(name) +
+            (foreign ? ": expected an array of the framework of logits, got "
+                     : ": expected an array that speaks DLPack, got ") +
+            kind_of(object) +
+            (!foreign && PyNumber_Check(object.ptr()) ? "; put a number in an array: torch.tensor(3) or np.array(3)"
+                                                      : ""));
+}
+
 // Whether the farthest element of a view lies within 63 bits of bytes.
 bool is_addressable(const DLTensor& t) {
   const std::int64_t bytes = (t.dtype.bits + 7) / 8;
@@ -221,11 +232,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
     }
     refuse_lazy_negation(object, name);
   } else {
-    const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
-    raise(PyExc_TypeError, std::string(name) +
-                               (foreign ? ": expected an array of the framework of logits, got "
-                                        : ": expected an array that speaks DLPack, got ") +
-                               kind_of(object));
+    refuse_object(object, name);
   }
   try {
     const Format* format = format_of(t.dtype);

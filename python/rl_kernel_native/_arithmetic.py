@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
@@ -11,19 +11,24 @@ UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
 _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="ieee")
 
 
-@contextmanager
-def arithmetic(unit: str) -> Iterator[None]:
+def arithmetic(unit: str) -> AbstractContextManager[None]:
     """Makes the CPU backend compute as ``unit`` does, bit for bit, for this context (thread or task).
 
     Args:
         unit: ``"sm_90"``: the exponential is the model of an H200's ``ex2.approx``, verified against the hardware over
             every float32. ``"ieee"``: the portable default. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"`` are accepted
             for operators that model their matrix units; their own exponential is not modelled.
-    Raises: ValueError for another name.
+    Returns: a context manager, for one ``with``.
+    Raises: ValueError for another name, at the call.
     Source: docs/numerics.md, rule 3.
     """
     if unit not in UNITS:
         raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
+    return _computing_as(unit)
+
+
+@contextmanager
+def _computing_as(unit: str) -> Iterator[None]:
     token = _current.set(unit)
     try:
         yield

@@ -57,7 +57,7 @@ def examine(self_test: bool = True) -> dict[str, Any]:
         "driver": _driver(),
         "built_architectures": _native.architectures(),
         "operators": {name: [backend(device) for device in devices] for name in _selftest.OPERATORS},
-        "cublas": cublas_workspace(os.environ),
+        "cublas": cublas_workspace(os.environ) if found else {"batch_invariant": None, "why": "no GPU"},
         "installed_variants": installed_variants(),
         "self_tests": [],
     }
@@ -252,7 +252,8 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
             [(row["device"], f"{row['backend'] or 'nothing: an error'}; {row['why']}") for row in rows],
         )
     cublas = report["cublas"]
-    yield "cuBLAS", [("batch invariant", f"{'yes' if cublas['batch_invariant'] else 'no'}: {cublas['why']}")]
+    verdict = {True: "yes: ", False: "no: ", None: ""}[cublas["batch_invariant"]]
+    yield "cuBLAS", [("batch invariant", verdict + cublas["why"])]
     words = {True: "ok", False: "FAILED", None: "not run"}
     tests = []
     for test in report["self_tests"]:

@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from .. import _native, variant
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"want a whole number > 0, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"want a finite number > 0, got {text}")
+    return seconds
+
+
+def _device(torch: Any, name: str) -> str:
+    """The device to measure on; auto is the GPU where torch and this build can use it. ValueError says why not."""
+    if name == "auto":
+        return "cuda" if _native.architectures() and torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name}: want auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not _native.architectures():
+        raise ValueError(f"--device {name}: this build (variant {variant}) has no CUDA kernels")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")
+    return "cpu" if device.type == "cpu" else name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     operators = parser.add_subparsers(dest="operator", required=True)
     logprob = operators.add_parser("logprob", help="selected log-probability from logits")
-    logprob.add_argument("--rows", type=int, help="default 8192 on a GPU, 64 on the CPU")
-    logprob.add_argument("--vocab", type=int, default=128256)
+    logprob.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
+    logprob.add_argument("--vocab", type=_count, default=128256)
     logprob.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     logprob.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    logprob.add_argument("--threads", type=int, help="of the CPU, ours and torch's; default torch's own choice")
-    logprob.add_argument("--seconds", type=float, default=2.0, help="of measuring per peer and pass")
+    logprob.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
+    logprob.add_argument("--seconds", type=_seconds, default=2.0, help="of measuring per peer and pass")
     logprob.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
     logprob.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
     logprob.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
@@ -34,14 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import logprob as bench
     from .report import print_table, write_json, write_plot
 
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = _device(torch, options.device)
+    except ValueError as error:
+        parser.error(str(error))
     if options.threads:
         torch.set_num_threads(options.threads)
     rows = options.rows or (64 if device == "cpu" else 8192)
-    if min(rows, options.vocab) < 1 or options.seconds <= 0:
-        parser.error("--rows, --vocab and --seconds: want positive numbers")
     run = bench.run(
         rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
     )

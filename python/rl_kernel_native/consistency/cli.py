@@ -73,7 +73,8 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
 
     from .explain import explain
 
-    table = Table("ops", "batch", "tokens", "differ", "max |dlogp|", "mean |dlogp|", "KL k3", "clip", "first divergent")
+    figures = ("tokens", "differ", "equal logits", "of these differ", "max |dlogp|", "mean |dlogp|", "KL k3", "clip")
+    table = Table("ops", "batch", *figures, "first divergent")
     for comparison in comparisons:
         for run in comparison.runs:
             metrics, first = run.metrics, run.first_divergent
@@ -82,6 +83,8 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
                 str(run.batch_size),
                 str(metrics.tokens),
                 str(metrics.differing_tokens),
+                str(metrics.logits_equal_tokens),
+                str(metrics.logprob_differs_on_equal_logits),
                 f"{metrics.max_abs_dlogp:.2e}",
                 f"{metrics.mean_abs_dlogp:.2e}",
                 f"{metrics.kl_k3:.1e}",
@@ -178,6 +181,7 @@ def demo(
     """
     with _statuses():
         from .demo import run_demo
+        from .explain import conclude
         from .progress import Progress
 
         result = run_demo(report, ops=ops, minutes=minutes, device=device, seed=seed, progress=Progress())
@@ -187,6 +191,7 @@ def demo(
             print(note)
         print(f"report: {result.page}")
         print(f"again:  {result.command}")
+        print(conclude(result.comparisons))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,10 +110,15 @@ def run_demo(
         comparisons.append(run_compare(loaded, prompts, chosen, progress=progress))
     page = write_report(directory, comparisons)[0]
     command = [
-        *("rlk", "compare", "--model", str(model_directory), "--prompts", str(prompt_file)),
+        *(*_program(), "compare", "--model", str(model_directory), "--prompts", str(prompt_file)),
         *("--seed", str(seed), "--ops", names[-1]),
     ]
     return DemoResult(training, comparisons, notes, page, shlex.join(command))
+
+
+def _program() -> list[str]:
+    """The `rlk` that was run, as it was named; `rlk` where something else called."""
+    return [sys.argv[0] if Path(sys.argv[0]).name == "rlk" else "rlk"]
 
 
 def _available(ops: str) -> tuple[list[str], list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .result import BatchRun, Comparison
 
 
@@ -25,6 +27,30 @@ def explain(comparison: Comparison) -> list[str]:
                 f"differ (max |dlogp| {cross.max_abs_dlogp:.3g})."
             )
     return lines
+
+
+def conclude(comparisons: Sequence[Comparison]) -> str:
+    """One sentence: what comparisons of the same model say about the log-probability itself, and about the rest."""
+    counts = []
+    for comparison in comparisons:
+        metrics = [run.metrics for run in comparison.runs]
+        equal = sum(m.logits_equal_tokens for m in metrics)
+        differ = sum(m.logprob_differs_on_equal_logits for m in metrics)
+        counts.append(f"{differ} of {equal} with --ops {comparison.settings.ops}")
+    return f"To conclude: where logits have equal bytes, log-probabilities differ for {', '.join(counts)}; " + _rest(
+        comparisons[-1]
+    )
+
+
+def _rest(comparison: Comparison) -> str:
+    """Where drift begins that the log-probability inherits."""
+    if not any(run.metrics.differing_tokens for run in comparison.runs):
+        return "rollout and training give every token the same one."
+    firsts = [run.first_divergent for run in comparison.runs]
+    kinds = dict.fromkeys(first.kind for first in firsts if first is not None and first.kind != "logprob")
+    if not kinds:
+        return "no operator before it differs among the recorded tokens."
+    return f"the other drift begins in {' and '.join(f'{kind} ({served_by(comparison, kind)})' for kind in kinds)}."
 
 
 def _ownership(comparison: Comparison) -> str:

@@ -56,9 +56,11 @@ def _metrics(comparison: Comparison) -> str:
         m = run.metrics
         worst = f"prompt {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
         forwards = (f"{run.prefills} + {run.decode_steps}", run.training_forwards)
-        figures = (m.differing_tokens, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
-        rows.append([run.batch_size, m.tokens, *figures, worst, *forwards])
-    head = ["batch", "tokens", "differing", "max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
+        counts = (m.tokens, m.differing_tokens, m.logits_equal_tokens, m.logprob_differs_on_equal_logits)
+        figures = (m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
+        rows.append([run.batch_size, *counts, *figures, worst, *forwards])
+    head = ["batch", "tokens", "differing", "rows of logits with equal bytes", "of these, log-probs that differ"]
+    head += ["max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
     return _table([*head, "worst token", "rollout forwards (prefill + decode)", "training forwards"], rows)
 
 

@@ -32,7 +32,19 @@ class LogprobResult(NamedTuple):
 
 
 class LogprobStatus(IntFlag):
-    """Bits of a row's status. Any bit but ``LABEL_MASKED`` makes the row's log-probability NaN."""
+    """Bits of a row's status. Any bit but ``LABEL_MASKED`` makes the row's log-probability NaN.
+
+    Attributes:
+        BAD_TARGET: the target is neither in ``[0, valid_vocab)`` nor ``ignore_index``.
+        NAN_LOGIT: a valid column holds a NaN.
+        INF_LOGIT: the row's largest logit / temperature * log2(e), after ``logit_scale`` and ``softcap`` and rounded up
+            to an integer, reached 2^21. A tiny temperature causes that as well as an infinity.
+        EMPTY_ROW: no valid column has a logit / temperature * log2(e) above -2^21: every one is masked (-Inf), or a
+            tiny temperature meets negative logits alone.
+        BAD_TEMPERATURE: the row's temperature is not a finite number > 0, or is subnormal.
+        BAD_KEPT: the row's kept set has an id outside ``[0, valid_vocab)`` or descending offsets.
+        LABEL_MASKED: the target's own logit is -Inf, and so is its log-probability; no error.
+    """
 
     OK = 0
     BAD_TARGET = 1
@@ -192,11 +204,12 @@ def logprob_partial(
     Args:
         logits_shard: ``[..., shard]``: columns ``vocab_start`` to ``vocab_start + shard`` of the row.
         target: ``[...]``, global token ids, the same on every rank.
-        vocab_start: global id of the first column; a cut of docs/numerics.md, rule 5.
+        vocab_start: global id of the first column; a cut of docs/numerics.md, rule 5. A vocabulary has eight parts and
+            a shard whole ones: 1, 2, 4 or 8 equal shards where the vocabulary is a multiple of 64 columns.
         vocab_size: columns of the whole row.
     The other arguments are :func:`logprob`'s, the same on every rank.
     Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit (an implementation's record, not a statistic).
-    Raises: as :func:`logprob`; ValueError names the padding that makes a shard whole parts.
+    Raises: as :func:`logprob`; ValueError where a shard is not whole parts; it names the padding that helps.
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
@@ -335,8 +348,12 @@ def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | 
 _REASONS = {
     LogprobStatus.BAD_TARGET: "target: expected an id in [0, valid_vocab) or ignore_index",
     LogprobStatus.NAN_LOGIT: "logits: a NaN",
-    LogprobStatus.INF_LOGIT: "logits: a +Inf, or a value that overflows with logit_scale and temperature",
-    LogprobStatus.EMPTY_ROW: "logits: no finite value among the valid columns",
+    LogprobStatus.INF_LOGIT: (
+        "logits: logit / temperature * log2(e) reached 2^21, by an infinity, a huge logit or a tiny temperature"
+    ),
+    LogprobStatus.EMPTY_ROW: (
+        "logits: every valid column is -Inf, or its logit / temperature * log2(e) is -2^21 or less"
+    ),
     LogprobStatus.BAD_TEMPERATURE: "temperature: expected a finite number > 0",
     LogprobStatus.BAD_KEPT: "kept: an id outside [0, valid_vocab) or descending offsets",
 }

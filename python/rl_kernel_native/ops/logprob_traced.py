@@ -149,6 +149,8 @@ def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], m
             "logits: expected a local tensor, got a DTensor; pass logits.to_local(), or for a sharded vocabulary "
             "logprob_partial and logprob_merge"
         )
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)")
     function = _TracedLogprob if is_compiling() else _TransformedLogprob
     *outputs, status = function.apply(logits, target, *_options(arguments, mode), returns)
     return (*outputs, status.to(torch.int32))

@@ -40,8 +40,8 @@ enum LogprobStatus : std::int32_t {
   kOk = 0,
   kBadTarget = 1,        // target outside [0, valid_vocab) and not ignore_index
   kNanLogit = 2,         // a NaN among the row's valid columns
-  kInfLogit = 4,         // +Inf, or a product with logit_scale or log2e/T that overflows
-  kEmptyRow = 8,         // every valid column is -Inf or missing
+  kInfLogit = 4,         // the largest fl(z * c), rounded up to an integer, is 2^21 or more: +Inf, or a tiny T
+  kEmptyRow = 8,         // every fl(z * c) is -2^21 or less: all columns -Inf or missing, or a tiny T
   kBadTemperature = 16,  // a per-row temperature that is not finite and >= 2^-126; the row's statistics are not taken
   kBadKept = 32,         // kept_offsets descend, or a kept id lies outside [0, valid_vocab)
   kLabelMasked = 64,     // the target's own logit is -Inf: logprob is -Inf, not an error
