@@ -15,18 +15,22 @@ namespace {
 constexpr std::array<const char*, 5> kOutputs = {"logprob", "lse", "entropy", "sum_p_sq", "status"};
 constexpr DType dtype_of_output(int i) { return i == 4 ? DType::kInt32 : DType::kFloat32; }
 
-// Outputs of a call: given ones are checked, others allocated.
+// Outputs of a call, [...] each: given ones are checked, others allocated.
 class Outputs {
  public:
+  Outputs(std::span<const std::int64_t> rows, const Caller& caller, int returns) {
+    for (int i = 0; i < 5; ++i) {
+      objects_[i] = nb::none();
+      if (returns >> i & 1) allocate(i, rows, caller);
+    }
+  }
   Outputs(const LogprobCall& call, const Caller& caller, int returns, nb::handle out) {
     for (int i = 0; i < 5; ++i) {
       objects_[i] = nb::none();
       if (!(returns >> i & 1)) continue;
       nb::object given = out.is_none() ? nb::none() : nb::object(out[i]);
       if (given.is_none()) {
-        auto [array, data] = caller.empty(call.rows_shape(), dtype_of_output(i));
-        objects_[i] = std::move(array);
-        data_[i] = data;
+        allocate(i, call.rows_shape(), caller);
       } else {
         given_.emplace_back(given, kOutputs[i], name_of(dtype_of_output(i)));
         call.check_output(given_.back(), dtype_of_output(i));
@@ -55,6 +59,12 @@ class Outputs {
   }
 
  private:
+  void allocate(int i, std::span<const std::int64_t> rows, const Caller& caller) {
+    Caller::Fresh fresh = caller.empty(rows, dtype_of_output(i));
+    objects_[i] = std::move(fresh.array);
+    data_[i] = fresh.data;
+  }
+
   std::array<nb::object, 5> objects_;
   std::array<void*, 5> data_{};
   std::vector<Array> given_;
@@ -174,26 +184,13 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   }
   require_logprob_backend(v.device);
   const Caller caller = make_caller(stats, v.device, allocate, stream);
-  std::array<nb::object, 5> objects;
-  std::array<void*, 5> data{};
-  for (int i = 0; i < 5; ++i) {
-    objects[i] = nb::none();
-    if (!(returns >> i & 1)) continue;
-    Caller::Fresh fresh = caller.empty(rows, dtype_of_output(i));
-    objects[i] = std::move(fresh.array);
-    data[i] = fresh.data;
-  }
-  p.logprob = static_cast<float*>(data[0]);
-  p.lse = static_cast<float*>(data[1]);
-  p.entropy = static_cast<float*>(data[2]);
-  p.sum_p_sq = static_cast<float*>(data[3]);
-  p.status = static_cast<std::int32_t*>(data[4]);
+  const Outputs outputs(rows, caller, returns);
+  outputs.point(&p);
   {
     nb::gil_scoped_release release;
     rlk::logprob_merge(p, v.device, caller.stream);
   }
-  if (returns == 1) return objects[0];
-  return nb::make_tuple(objects[0], objects[1], objects[2], objects[3], objects[4]);
+  return outputs.result(returns);
 }
 
 // Layout of a given dlogits; raises where it does not fit logits, overlaps itself, or overlaps logits without being them.
