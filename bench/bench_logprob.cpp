@@ -10,7 +10,7 @@
 
 #include "bench/gpu_timer.h"
 #include "bench/verify_logprob.h"
-#include "cuda/logprob/group_grid.h"
+#include "rlk/ops/logprob_groups.h"
 #include "cuda/logprob/kernels.h"
 #include "cuda/logprob/logprob.h"
 #include "rlk/math/half.h"
@@ -93,7 +93,7 @@ void run(const Case& c, int arch, double ceiling) {
     }
     p.workspace = workspace;
     if (arch == 80) {
-      cuda::logprob_forward_sm80(p, cuda::group_grid(p), stream);
+      cuda::logprob_forward_sm80(p, group_grid(p), stream);
     } else {
       cuda::logprob(p, 0, reinterpret_cast<Stream>(stream));
     }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/logprob/group_grid.h"
+#include "rlk/ops/logprob_groups.h"
 #include "cuda/logprob/kernels.h"
 #include "cuda/logprob/logprob.h"
 #include "rlk/math/half.h"
@@ -224,8 +224,8 @@ class Verifier {
                std::min(rows_at_once, c_.rows - first));
           outputs(&p, result.get(), first, stats);
           p.workspace = workspace.get();
-          arch == 80 ? cuda::logprob_forward_sm80(p, cuda::group_grid(p), nullptr)
-                     : cuda::logprob_forward_sm90(p, cuda::group_grid(p), nullptr);
+          arch == 80 ? cuda::logprob_forward_sm80(p, group_grid(p), nullptr)
+                     : cuda::logprob_forward_sm90(p, group_grid(p), nullptr);
         }
       }
       cuda::check(cudaDeviceSynchronize(), "forward");

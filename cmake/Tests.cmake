@@ -25,3 +25,25 @@ if(RLK_WITH_CUDA)
   add_test(NAME gpu_test_models COMMAND gpu_test_models)
   set_tests_properties(gpu_test_models PROPERTIES LABELS gpu SKIP_RETURN_CODE 77)
 endif()
+
+if(RLK_WITH_HIP)
+  # A libamdhip64 whose devices are the host: kernels run under the emulation, the rest is the real path.
+  add_library(hip_standin SHARED tests/hip_standin.cpp hip/emulation/wave_emulation.cpp)
+  target_link_libraries(hip_standin PRIVATE rlk_options)
+  target_compile_options(hip_standin PRIVATE -Wno-psabi -Wno-unknown-pragmas)
+  set_target_properties(hip_standin PROPERTIES
+    OUTPUT_NAME amdhip64 SOVERSION 6 LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/hip_standin")
+
+  function(rlk_add_hip_test name source)
+    add_executable(${name} tests/${source})
+    target_link_libraries(${name} PRIVATE rlk_core GTest::gtest GTest::gtest_main)
+    target_compile_definitions(${name} PRIVATE RLK_TEST_HIP=1)
+    target_compile_options(${name} PRIVATE -Wno-psabi -Wno-unknown-pragmas)
+    target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/cpp" "${PROJECT_SOURCE_DIR}/tests")
+    add_dependencies(${name} hip_standin)
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_PREFIX hip.
+      PROPERTIES ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/hip_standin" LABELS hip)
+  endfunction()
+  rlk_add_hip_test(test_hip_logprob test_logprob.cpp)
+  rlk_add_hip_test(test_hip_logprob_backward test_logprob_backward.cpp)
+endif()

@@ -1,18 +1,24 @@
-// Runs of the CPU backend of logprob for the tests: outputs between canaries, every instruction set with every number
-// of threads, and the comparison of a forward with logprob_reference.h, bit for bit.
+// Runs of a backend of logprob for the tests: outputs between canaries, every way to run the backend, and the comparison
+// of a forward with logprob_reference.h, bit for bit. The backend is the CPU's, with every instruction set and number of
+// threads, or, with RLK_TEST_HIP, HIP's on the stand-in runtime, with every order of lanes and waves.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
+#if RLK_TEST_HIP
+#include "hip/logprob/logprob.h"
+#else
 #include "cpu/isa.h"
 #include "cpu/logprob.h"
 #include "cpu/thread_pool.h"
+#endif
 #include "logprob_reference.h"
 #include "rlk/ops/logprob.h"
 
@@ -57,6 +63,31 @@ struct Result {
   }
 };
 
+#if RLK_TEST_HIP
+
+inline void run(rlk::LogprobParams p) {
+  std::vector<unsigned char> workspace(static_cast<std::size_t>(rlk::hip::logprob_workspace_bytes(p)) + 16);
+  p.workspace = workspace.data();
+  rlk::hip::logprob(p, 0, 0);
+}
+inline void run_merge(const rlk::LogprobMergeParams& p) { rlk::hip::logprob_merge(p, 0, 0); }
+inline void run_backward(const rlk::LogprobBackwardParams& p) { rlk::hip::logprob_backward(p, 0, 0); }
+
+constexpr int kWays = 3;
+inline std::string set_way(int way) {
+  constexpr const char* kOrders[] = {"forward", "backward", "shuffled"};
+  setenv("RLK_STANDIN_ORDER", kOrders[way], 1);
+  setenv("RLK_STANDIN_THREADS", way == 1 ? "1" : "2", 1);
+  return std::string("order ") + kOrders[way];
+}
+inline int ways() { return kWays; }
+
+#else
+
+inline void run(const rlk::LogprobParams& p) { rlk::cpu::logprob(p); }
+inline void run_merge(const rlk::LogprobMergeParams& p) { rlk::cpu::logprob_merge(p); }
+inline void run_backward(const rlk::LogprobBackwardParams& p) { rlk::cpu::logprob_backward(p); }
+
 inline std::vector<rlk::cpu::Isa> isas() {
   std::vector<rlk::cpu::Isa> found;
   for (const auto isa : rlk::cpu::kIsas) {
@@ -65,15 +96,23 @@ inline std::vector<rlk::cpu::Isa> isas() {
   return found;
 }
 
-// Every instruction set with every number of threads.
+constexpr int kThreadCounts = 3;  // 1, 2, 3
+inline int ways() { return static_cast<int>(isas().size()) * kThreadCounts; }
+inline std::string set_way(int way) {
+  const auto isa = isas()[static_cast<std::size_t>(way / kThreadCounts)];
+  const int threads = 1 + way % kThreadCounts;
+  rlk::cpu::set_isa(isa);
+  rlk::cpu::set_num_threads(threads);
+  return std::string(rlk::cpu::isa_name(isa)) + ", threads " + std::to_string(threads);
+}
+
+#endif
+
+// Every way to run the backend.
 inline void for_each_backend(const std::function<void(const std::string&)>& test) {
-  for (const auto isa : isas()) {
-    rlk::cpu::set_isa(isa);
-    for (const int threads : {1, 2, 3}) {
-      rlk::cpu::set_num_threads(threads);
-      test(std::string(rlk::cpu::isa_name(isa)) + ", threads " + std::to_string(threads));
-      if (testing::Test::HasFatalFailure()) return;
-    }
+  for (int way = 0; way < ways(); ++way) {
+    test(set_way(way));
+    if (testing::Test::HasFatalFailure()) return;
   }
 }
 
@@ -103,7 +142,7 @@ inline void check(const Problem& p, const std::string& what) {
     auto params = p.params<rlk::LogprobParams>();
     Result all(p.rows);
     all.point(&params);
-    rlk::cpu::logprob(params);
+    run(params);
     ASSERT_TRUE(all.intact()) << where;
     for (std::int64_t i = 0; i < p.rows; ++i) ASSERT_NO_FATAL_FAILURE(expect_row(want[i], all, i, where));
 
@@ -111,7 +150,7 @@ inline void check(const Problem& p, const std::string& what) {
     Result some(p.rows);
     some.point(&params);
     params.entropy = params.sum_p_sq = nullptr;
-    rlk::cpu::logprob(params);
+    run(params);
     ASSERT_TRUE(some.intact()) << where;
     for (std::int64_t i = 0; i < p.rows; ++i) {
       ASSERT_EQ(bits(want[i].logprob), bits(some.logprob[i])) << where << ", row " << i;
@@ -121,7 +160,7 @@ inline void check(const Problem& p, const std::string& what) {
 
     Guarded<float> stats(5 * p.rows);
     params.stats = stats.data();
-    rlk::cpu::logprob(params);
+    run(params);
     ASSERT_TRUE(stats.intact()) << where;
     for (std::int64_t k = 0; k < 5 * p.rows; ++k) {
       ASSERT_EQ(bits(want_stats[k]), bits(stats[k])) << where << ", row " << k / 5 << ", field " << k % 5;
@@ -131,10 +170,7 @@ inline void check(const Problem& p, const std::string& what) {
 
 class Logprob : public testing::Test {
  protected:
-  void TearDown() override {
-    rlk::cpu::set_isa(isas().back());
-    rlk::cpu::set_num_threads(2);
-  }
+  void TearDown() override { set_way(ways() - 2); }
 };
 
 }  // namespace logprob_test

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "cpu/logprob.h"
 #include "logprob_backend.h"
 #include "logprob_reference.h"
 #include "rlk/math/exp2.h"
@@ -73,7 +72,7 @@ void check_backward(const Problem& p, const Upstream& d, const std::string& what
   auto forward = p.params<rlk::LogprobParams>();
   Result saved(p.rows);
   saved.point(&forward);
-  rlk::cpu::logprob(forward);
+  run(forward);
   std::vector<std::uint32_t> want;
   for (std::int64_t i = 0; i < p.rows; ++i) {
     for (std::int64_t j = 0; j < p.columns; ++j) {
@@ -103,7 +102,7 @@ void check_backward(const Problem& p, const Upstream& d, const std::string& what
       params.dlogprob_rows = params.dlse_rows = params.dentropy_rows = {p.rows, 0, 2};
       params.dlogits = out.address(0, 0);
       params.dlogits_rows = {p.rows, 0, out.stride};
-      rlk::cpu::logprob_backward(params);
+      run_backward(params);
       std::vector<bool> written(out.memory.size(), false);
       for (std::int64_t i = 0; i < p.rows; ++i) {
         for (std::int64_t j = 0; j < p.columns; ++j) {
@@ -185,7 +184,7 @@ TEST_F(Logprob, BackwardOfAShardIsThatOfTheWhole) {
   auto forward = p.params<rlk::LogprobParams>();
   Result saved(p.rows);
   saved.point(&forward);
-  rlk::cpu::logprob(forward);
+  run(forward);
   const auto d = some_gradients(p.rows, 7);
   Problem whole = p, sharded = p;
   const auto run = [&](Problem* out, std::int64_t begin, std::int64_t end) {
@@ -199,7 +198,7 @@ TEST_F(Logprob, BackwardOfAShardIsThatOfTheWhole) {
     b.dlogprob_rows = b.dentropy_rows = {p.rows, 0, 1};
     b.dlogits = out->address(0, begin);
     b.dlogits_rows = {p.rows, 0, p.stride};
-    rlk::cpu::logprob_backward(b);
+    run_backward(b);
   };
   run(&whole, 0, 4099);
   for (int s = 0; s < 4; ++s) run(&sharded, cut(4099, 2 * s), cut(4099, 2 * s + 2));
@@ -213,7 +212,7 @@ TEST_F(Logprob, BackwardAgreesWithDouble) {
     auto forward = p.params<rlk::LogprobParams>();
     Result saved(p.rows);
     saved.point(&forward);
-    rlk::cpu::logprob(forward);
+    run(forward);
     const auto d1 = some_gradients(4, 8), d2 = some_gradients(4, 9), d3 = some_gradients(4, 10);
     Problem out = p;
     auto b = p.params<rlk::LogprobBackwardParams>();
@@ -225,7 +224,7 @@ TEST_F(Logprob, BackwardAgreesWithDouble) {
     b.dlogprob_rows = b.dlse_rows = b.dentropy_rows = {4, 0, 1};
     b.dlogits = out.address(0, 0);
     b.dlogits_rows = {4, 0, p.stride};
-    rlk::cpu::logprob_backward(b);
+    run_backward(b);
     for (std::int64_t i = 0; i < 4; ++i) {
       const double T = p.temperature[i];
       double largest = -kInf, sum = 0, magnitude = 0;
@@ -268,7 +267,7 @@ TEST_F(Logprob, GradientOfAConfidentTokenKeepsItsDigits) {
       b.lse = &lse;
       b.dlogprob = &d;
       b.dlogits = out.address(0, 0);
-      rlk::cpu::logprob_backward(b);
+      run_backward(b);
       const double exact = others / (1 + others);
       EXPECT_NEAR(out.at(0, 41), exact, 1e-6 * exact) << gap;
 
@@ -276,9 +275,9 @@ TEST_F(Logprob, GradientOfAConfidentTokenKeepsItsDigits) {
       auto forward = p.params<rlk::LogprobParams>();
       Result saved(1);
       saved.point(&forward);
-      rlk::cpu::logprob(forward);
+      run(forward);
       b.lse = saved.lse.data();
-      rlk::cpu::logprob_backward(b);
+      run_backward(b);
       EXPECT_NEAR(out.at(0, 41), exact, 0x1p-22) << gap;
       for (std::int64_t j = 0; j < 100; ++j) ASSERT_TRUE(std::isfinite(out.at(0, j)));
     }

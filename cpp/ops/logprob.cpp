@@ -6,6 +6,9 @@
 #if RLK_WITH_CUDA
 #include "cuda/logprob/logprob.h"
 #endif
+#if RLK_WITH_HIP
+#include "hip/logprob/logprob.h"
+#endif
 
 namespace rlk {
 namespace {
@@ -20,7 +23,9 @@ namespace {
 }  // namespace
 
 void require_logprob_backend(Device device) {
-  if (device.type == DeviceType::kCpu || (RLK_WITH_CUDA && device.type == DeviceType::kCuda)) return;
+  if (device.type == DeviceType::kCpu) return;
+  if (RLK_WITH_CUDA && device.type == DeviceType::kCuda) return;
+  if (RLK_WITH_HIP && device.type == DeviceType::kRocm) return;
   no_backend(device);
 }
 
@@ -28,6 +33,9 @@ std::int64_t logprob_workspace_bytes([[maybe_unused]] const LogprobParams& p, De
   if (device.type == DeviceType::kCpu) return 0;
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::logprob_workspace_bytes(p, device.index);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::logprob_workspace_bytes(p);
 #endif
   no_backend(device);
 }
@@ -37,6 +45,9 @@ void logprob(const LogprobParams& p, Device device, [[maybe_unused]] Stream stre
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::logprob(p, device.index, stream);
 #endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::logprob(p, device.index, stream);
+#endif
   no_backend(device);
 }
 
@@ -45,6 +56,9 @@ void logprob_merge(const LogprobMergeParams& p, Device device, [[maybe_unused]] 
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::logprob_merge(p, device.index, stream);
 #endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::logprob_merge(p, device.index, stream);
+#endif
   no_backend(device);
 }
 
@@ -52,6 +66,9 @@ void logprob_backward(const LogprobBackwardParams& p, Device device, [[maybe_unu
   if (device.type == DeviceType::kCpu) return cpu::logprob_backward(p);
 #if RLK_WITH_CUDA
   if (device.type == DeviceType::kCuda) return cuda::logprob_backward(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::logprob_backward(p, device.index, stream);
 #endif
   no_backend(device);
 }

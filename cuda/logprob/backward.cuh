@@ -9,10 +9,11 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
+#include "../common/element.cuh"
 #include "kernels.h"
-#include "rlk/math/expm1.h"
-#include "row.cuh"
+#include "rlk/ops/logprob_gradient.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -26,48 +27,13 @@ template <class T>
 constexpr int kSegmentColumns = kBackwardThreads* kBackwardVectors* Vector<T>::kColumns;
 constexpr int kMaxGridRows = 32768;  // of a launch's second dimension
 
-// Row constants of the contract.
-struct BackwardRow {
-  float c, u;     // log2 p = fma(z, c, -u)
-  float a, b, g;  // of lse and entropy, of entropy's log p, of the target
-  float minus_a;  // fl(a - g): what a column other than the target gets
-};
-
-__device__ __forceinline__ float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {
-  return gradient ? gradient[rows.offset(row)] : 0.0f;
-}
-
-template <Exp kExp>
-__device__ __forceinline__ float probability(float t) {
-  const float bounded = t > 127.0f ? 127.0f : t;  // keeps a NaN
-  if constexpr (kExp == Exp::kHardware) {
-    return ex2_approx(bounded);  // flushes below 2^-126
-  } else {
-    const float p = exp2_normal(bounded);
-    return t < -126.0f ? 0.0f : p;
+struct HardwareProbability {
+  static __device__ __forceinline__ float of(float t) {
+    return ex2_approx(t > 127.0f ? 127.0f : t);  // flushes below 2^-126
   }
-}
-
+};
 template <Exp kExp>
-__device__ __forceinline__ float column_gradient(float z, const BackwardRow& r, bool is_target) {
-  const float t = fma_rn(z, r.c, -r.u);
-  const float clamped = t < -127.0f ? -127.0f : t;  // keeps a NaN
-  const float p = probability<kExp>(clamped);
-  if (is_target) return fma_rn(p, fma_rn(r.b, clamped, r.a), mul_rn(-r.g, expm1(mul_rn(kLn2, t))));
-  return fma_rn(p, fma_rn(r.b, clamped, r.minus_a), 0.0f);
-}
-
-// Under a scale or a softcap: the gradient of x through z.
-template <Exp kExp>
-__device__ __forceinline__ float transformed_gradient(float x, const LogprobInput& p, float inverse,
-                                                      const BackwardRow& r, bool is_target) {
-  float z = mul_rn(x, p.logit_scale);
-  if (p.softcap == 0.0f) return column_gradient<kExp>(z, r, is_target);
-  if (abs_of(z) == infinity()) return z < 0.0f ? 0.0f : canonical_nan();
-  const float h = tanh(mul_rn(z, inverse));
-  z = mul_rn(p.softcap, h);
-  return mul_rn(column_gradient<kExp>(z, r, is_target), fma_rn(-h, h, 1.0f));
-}
+using Probability = std::conditional_t<kExp == Exp::kHardware, HardwareProbability, PortableProbability>;
 
 // Gradients of columns other than the target, where z is the logit. Within the bounds of the exponential none is
 // clamped.
@@ -88,40 +54,11 @@ __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const B
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) z[j] = column_gradient<kExp>(z[j], r, false);
+    for (int j = 0; j < kColumns; ++j) z[j] = column_gradient<Probability<kExp>>(z[j], r, false);
   }
   Vector<T> d;
   d.from_float(z);
   return d;
-}
-
-// What a row asks for. Its logits are not needed where all gradients are 0.
-struct RowGradient {
-  std::int64_t target;
-  float dlogprob, dlse, dentropy;
-  __device__ __forceinline__ bool empty(std::int64_t ignore_index) const {
-    return target == ignore_index || (dlogprob == 0.0f && dlse == 0.0f && dentropy == 0.0f);
-  }
-};
-__device__ __forceinline__ RowGradient row_gradient(const LogprobBackwardParams& p, std::int64_t row) {
-  return {target_of(p, row), gradient_at(p.dlogprob, p.dlogprob_rows, row), gradient_at(p.dlse, p.dlse_rows, row),
-          gradient_at(p.dentropy, p.dentropy_rows, row)};
-}
-
-__device__ __forceinline__ BackwardRow backward_row(const LogprobBackwardParams& p, const RowGradient& g,
-                                                    std::int64_t row) {
-  const float temperature = temperature_of(p, row);
-  const float k = div_rn(p.logit_scale, temperature);
-  const float entropy = p.dentropy ? p.entropy[row] : 0.0f;
-  const bool bad_target = g.target < 0 || g.target >= p.valid_vocab;
-  BackwardRow r;
-  r.c = log2_scale(temperature);
-  r.u = mul_rn(p.lse[row], kLog2e);
-  r.a = mul_rn(fma_rn(-g.dentropy, entropy, g.dlse), k);
-  r.b = mul_rn(mul_rn(-g.dentropy, kLn2), k);
-  r.g = bad_target && g.dlogprob != 0.0f ? canonical_nan() : mul_rn(g.dlogprob, k);
-  r.minus_a = sub_rn(r.a, r.g);
-  return r;
 }
 
 // The part of a row that is a block's. Vector v holds columns [first + v * kColumns, ...), so it is aligned in dlogits.
@@ -198,7 +135,7 @@ struct ElementGradient {
   __device__ __forceinline__ typename T::Storage operator()(int column, typename T::Storage x) const {
     const int bit = column - s.first;
     if (keep && !(keep[bit >> 5] >> (bit & 31) & 1)) return T::store(0.0f);
-    return T::store(transformed_gradient<kExp>(T::load(x), p, inverse_softcap, r, column == s.target));
+    return T::store(transformed_gradient<Probability<kExp>>(T::load(x), p, inverse_softcap, r, column == s.target));
   }
   __device__ __forceinline__ typename T::Storage at(int column) const {
     return column < s.valid ? (*this)(column, s.logits[column]) : T::store(0.0f);

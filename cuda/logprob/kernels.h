@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "group_grid.h"
-#include "rlk/ops/logprob.h"
+#include "rlk/ops/logprob_groups.h"
 
 namespace rlk::cuda {
 

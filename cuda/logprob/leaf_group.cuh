@@ -3,12 +3,14 @@
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
-#include "group_grid.h"
 #include "leaf.cuh"
-#include "row.cuh"
+#include "rlk/ops/logprob_groups.h"
+#include "rlk/ops/logprob_row.h"
 
 namespace rlk::cuda {
 
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
 static_assert(kGroupLeaves == kWarp);
 constexpr int kKeptWords = kGroupColumns / 32;  // bitmap of a group's kept columns
 constexpr int kKeptWordsPerLeaf = kLeafColumns / 32;
@@ -79,45 +81,6 @@ __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Loa
   return tree_over_lanes<kMoments>(mine);
 }
 
-// A group by its first part and which group of that part it is.
-struct Group {
-  int part, step;
-};
-__device__ __forceinline__ Group group_of_row(const GroupGrid& grid, int index) {
-  if (grid.groups_per_part == 0) return {index * grid.parts_per_group, 0};
-  const int part = static_cast<unsigned>(index) / static_cast<unsigned>(grid.groups_per_part);
-  return {part, index - part * grid.groups_per_part};
-}
-
-// Its columns: neighbours in memory, also where it holds several parts.
-struct GroupColumns {
-  int first;  // global column
-  int count;  // 0 or negative where none is valid
-};
-__device__ __forceinline__ GroupColumns group_columns(const GroupGrid& grid, Group group) {
-  const int last_part = grid.groups_per_part > 0 ? group.part : group.part + grid.parts_per_group - 1;
-  const int first = grid.part_first[group.part] + group.step * kGroupColumns, left = grid.part_last[last_part] - first;
-  // Not clamped to 0 as well: ptxas 13.0 would invert the comparison of the result with kGroupColumns (start_group).
-  return {first, left < kGroupColumns ? left : kGroupColumns};
-}
-
-// One lane's leaf in a group.
-struct LeafSpan {
-  int first;    // global column
-  int columns;  // 0 where the lane has none
-};
-__device__ __forceinline__ LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
-  int part = group.part, leaf = group.step * kGroupLeaves + lane;
-  if (grid.groups_per_part == 0) {
-    const int mine = static_cast<unsigned>(lane) / static_cast<unsigned>(grid.leaves);
-    if (mine >= grid.parts_per_group) return {grid.part_first[part], 0};
-    part += mine;
-    leaf = lane - mine * grid.leaves;
-  }
-  const int first = grid.part_first[part] + leaf * kLeafColumns, left = grid.part_last[part] - first;
-  return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
-}
-
 // What a lane copies of a group, and where its own leaf lies then.
 template <class T>
 struct GroupCopy {
@@ -173,15 +136,6 @@ struct GroupCopy {
     }
   }
 };
-
-// Index of a group's node among the row's nodes; whether a node is a group's, or padding.
-__device__ __forceinline__ int node_of_group(const GroupGrid& grid, Group group) {
-  return grid.groups_per_part > 0 ? group.part * (grid.leaves / kGroupLeaves) + group.step
-                                  : group.part / grid.parts_per_group;
-}
-__device__ __forceinline__ bool is_group_node(const GroupGrid& grid, int node) {
-  return grid.groups_per_part == 0 || node % (grid.leaves / kGroupLeaves) < grid.groups_per_part;
-}
 
 // Turns the columns of a leaf that are not kept into -Inf.
 template <class T>

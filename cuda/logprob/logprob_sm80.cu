@@ -13,24 +13,7 @@ constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 __global__ void logprob_merge_sm80_kernel(const __grid_constant__ LogprobMergeParams p) {
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= p.num_rows) return;
-  SoftmaxStats node[kNumParts];
-  float target_z = canonical_nan();
-#pragma unroll
-  for (int i = 0; i < kNumParts; ++i) {
-    node[i] = identity_stats();
-    if (i < p.num_shards) {
-      const float* s = p.stats + (i * p.num_rows + row) * kStatsFields;
-      node[i] = {s[0], s[1], s[2], s[3]};
-      if (!is_nan(s[4])) target_z = s[4];
-    }
-  }
-#pragma unroll
-  for (int distance = 1; distance < kNumParts; distance *= 2) {
-#pragma unroll
-    for (int i = 0; i < kNumParts; i += 2 * distance) node[i] = combine(node[i], node[i + distance]);
-  }
-  const float temperature = p.temperature ? p.temperature[row] : p.temperature_value;
-  store_outputs(p, row, logprob_outputs(node[0], target_z, temperature));
+  merge_row(p, row);
 }
 
 }  // namespace

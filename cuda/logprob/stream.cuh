@@ -11,6 +11,7 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "leaf_group.cuh"
+#include "workspace.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -5,10 +5,16 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(__CUDACC__) || defined(__HIP__)
+// RLK_HD: for host and device. RLK_DEVICE: for kernels, on the host for their emulation.
+#if defined(__CUDACC__)
 #define RLK_HD __host__ __device__ __forceinline__
+#define RLK_DEVICE __device__ __forceinline__
+#elif defined(__HIP__)
+#define RLK_HD __attribute__((host)) __attribute__((device)) inline __attribute__((always_inline))
+#define RLK_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #else
 #define RLK_HD inline
+#define RLK_DEVICE inline
 #endif
 
 namespace rlk {

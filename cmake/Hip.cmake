@@ -1,0 +1,48 @@
+# HIP backend: device code by clang for gfx90a and gfx942 in one bundle, embedded; no ROCm is needed to build. Spills,
+# scratch memory and a disassembly without LDS instructions are errors.
+enable_language(ASM)
+find_program(RLK_HIP_CLANG NAMES clang++-19 clang++-20 clang++-21 HINTS /opt/rocm/llvm/bin REQUIRED
+             DOC "clang that compiles HIP for gfx90a and gfx942, 19 or later")
+get_filename_component(RLK_HIP_CLANG_REAL "${RLK_HIP_CLANG}" REALPATH)
+get_filename_component(RLK_HIP_LLVM "${RLK_HIP_CLANG_REAL}" DIRECTORY)
+find_program(RLK_HIP_BUNDLER clang-offload-bundler HINTS "${RLK_HIP_LLVM}" NO_DEFAULT_PATH REQUIRED)
+find_program(RLK_HIP_OBJDUMP llvm-objdump HINTS "${RLK_HIP_LLVM}" NO_DEFAULT_PATH REQUIRED)
+
+set(RLK_HIP_ARCHITECTURES gfx90a gfx942)
+set(RLK_HIP_KERNELS "${PROJECT_SOURCE_DIR}/hip/logprob/kernels.hip")
+set(RLK_HIP_BUNDLE "${PROJECT_BINARY_DIR}/hip/kernels.hipfb")
+file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/hip")
+
+# Header-free: every device function is ours or a builtin of the compiler. The two macros are what clang's own wrappers
+# of the standard headers expect of HIP's.
+set(RLK_HIP_FLAGS
+  -x hip --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc -include stdlib.h
+  "-D__host__=__attribute__((host))" "-D__device__=__attribute__((device))"
+  -std=c++20 -O3 -ffp-contract=off -Wall -Wextra -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/cpp/include)
+set(objects "")
+set(targets "host-x86_64-unknown-linux-gnu")
+set(inputs "-input=/dev/null")
+foreach(arch IN LISTS RLK_HIP_ARCHITECTURES)
+  set(object "${PROJECT_BINARY_DIR}/hip/kernels.${arch}.hsaco")
+  add_custom_command(
+    OUTPUT "${object}"
+    COMMAND "${CMAKE_COMMAND}" -DCLANG=${RLK_HIP_CLANG} -DOBJDUMP=${RLK_HIP_OBJDUMP} -DARCH=${arch}
+            -DSOURCE=${RLK_HIP_KERNELS} -DOBJECT=${object} "-DFLAGS=${RLK_HIP_FLAGS}"
+            -P "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
+    DEPENDS "${RLK_HIP_KERNELS}" "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
+    IMPLICIT_DEPENDS CXX "${RLK_HIP_KERNELS}"
+    COMMENT "HIP kernels for ${arch}" VERBATIM)
+  list(APPEND objects "${object}")
+  list(APPEND inputs "-input=${object}")
+  string(APPEND targets ",hipv4-amdgcn-amd-amdhsa--${arch}")
+endforeach()
+add_custom_command(
+  OUTPUT "${RLK_HIP_BUNDLE}"
+  COMMAND "${RLK_HIP_BUNDLER}" -type=o -bundle-align=4096 "-targets=${targets}" ${inputs} "-output=${RLK_HIP_BUNDLE}"
+  DEPENDS ${objects} VERBATIM)
+configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundle.S.in" "${PROJECT_BINARY_DIR}/hip/bundle.S" @ONLY)
+set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundle.S" PROPERTIES OBJECT_DEPENDS "${RLK_HIP_BUNDLE}")
+
+add_library(rlk_hip STATIC
+  hip/common/runtime.cpp hip/logprob/logprob.cpp "${PROJECT_BINARY_DIR}/hip/bundle.S")
+target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})

@@ -1,0 +1,78 @@
+// Gradient of one logit, as the contract has it. Probability: a tag whose `of` gives 2^t for t in [-127, 127], 0 below
+// -126, by the call's exponential; a larger t counts as 127, a NaN stays.
+#pragma once
+
+#include "rlk/math/exp2.h"
+#include "rlk/math/expm1.h"
+#include "rlk/ops/logprob_row.h"
+
+namespace rlk {
+
+// Row constants of the contract.
+struct BackwardRow {
+  float c, u;     // log2 p = fma(z, c, -u)
+  float a, b, g;  // of lse and entropy, of entropy's log p, of the target
+  float minus_a;  // fl(a - g): what a column other than the target gets
+};
+
+RLK_DEVICE float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {
+  return gradient ? gradient[rows.offset(row)] : 0.0f;
+}
+
+struct PortableProbability {
+  static RLK_DEVICE float of(float t) {
+    const float p = exp2_normal(t > 127.0f ? 127.0f : t);
+    return t < -126.0f ? 0.0f : p;
+  }
+};
+
+template <class Probability>
+RLK_DEVICE float column_gradient(float z, const BackwardRow& r, bool is_target) {
+  const float t = fma_rn(z, r.c, -r.u);
+  const float clamped = t < -127.0f ? -127.0f : t;  // keeps a NaN
+  const float p = Probability::of(clamped);
+  if (is_target) return fma_rn(p, fma_rn(r.b, clamped, r.a), mul_rn(-r.g, expm1(mul_rn(kLn2, t))));
+  return fma_rn(p, fma_rn(r.b, clamped, r.minus_a), 0.0f);
+}
+
+// Under a scale or a softcap: the gradient of x through z.
+template <class Probability>
+RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inverse, const BackwardRow& r,
+                                      bool is_target) {
+  float z = mul_rn(x, p.logit_scale);
+  if (p.softcap == 0.0f) return column_gradient<Probability>(z, r, is_target);
+  if (abs_of(z) == infinity()) return z < 0.0f ? 0.0f : canonical_nan();
+  const float h = tanh(mul_rn(z, inverse));
+  z = mul_rn(p.softcap, h);
+  return mul_rn(column_gradient<Probability>(z, r, is_target), fma_rn(-h, h, 1.0f));
+}
+
+// What a row asks for. Its logits are not needed where all gradients are 0.
+struct RowGradient {
+  std::int64_t target;
+  float dlogprob, dlse, dentropy;
+  RLK_DEVICE bool empty(std::int64_t ignore_index) const {
+    return target == ignore_index || (dlogprob == 0.0f && dlse == 0.0f && dentropy == 0.0f);
+  }
+};
+RLK_DEVICE RowGradient row_gradient(const LogprobBackwardParams& p, std::int64_t row) {
+  return {target_of(p, row), gradient_at(p.dlogprob, p.dlogprob_rows, row), gradient_at(p.dlse, p.dlse_rows, row),
+          gradient_at(p.dentropy, p.dentropy_rows, row)};
+}
+
+RLK_DEVICE BackwardRow backward_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row) {
+  const float temperature = temperature_of(p, row);
+  const float k = div_rn(p.logit_scale, temperature);
+  const float entropy = p.dentropy ? p.entropy[row] : 0.0f;
+  const bool bad_target = g.target < 0 || g.target >= p.valid_vocab;
+  BackwardRow r;
+  r.c = log2_scale(temperature);
+  r.u = mul_rn(p.lse[row], kLog2e);
+  r.a = mul_rn(fma_rn(-g.dentropy, entropy, g.dlse), k);
+  r.b = mul_rn(mul_rn(-g.dentropy, kLn2), k);
+  r.g = bad_target && g.dlogprob != 0.0f ? canonical_nan() : mul_rn(g.dlogprob, k);
+  r.minus_a = sub_rn(r.a, r.g);
+  return r;
+}
+
+}  // namespace rlk

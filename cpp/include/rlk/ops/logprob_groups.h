@@ -1,0 +1,119 @@
+// How the leaves of a row are cut into groups of 32, a warp or a wave each.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "rlk/ops/logprob.h"
+
+namespace rlk {
+
+constexpr int kGroupLeaves = 32;
+constexpr int kGroupColumns = kGroupLeaves * kLeafColumns;
+constexpr int kNodeBytes = 16;  // m, S, E, Q
+
+// Leaves of a part are padded to a power of two, so that index order is tree order across parts too. A group is 32
+// neighbours in that order: a stretch of one part where parts are long, several whole parts where they are short.
+struct GroupGrid {
+  int num_parts;  // of this shard: 1, 2, 4 or 8
+  int first_part;
+  int leaves;                                       // per part, padded
+  int groups_per_part;                              // that hold columns; 0 where a group spans parts
+  int parts_per_group;                              // 0 where a part spans groups
+  int groups;                                       // of a row, each a task
+  int nodes;                                        // of a row: groups and the padding between them, a power of two
+  int part_first[kNumParts], part_last[kNumParts];  // columns of each part that are valid, [first, last), global
+};
+
+// Throws InvalidArgument where the columns are no whole, aligned group of parts.
+inline GroupGrid group_grid(const LogprobInput& p) {
+  const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
+  RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
+  GroupGrid grid{};
+  grid.first_part = parts.first;
+  grid.num_parts = parts.count;
+  std::int64_t longest = 0;
+  for (int i = 0; i < grid.num_parts; ++i) {
+    const std::int64_t first = part_cut(p.vocab_size, grid.first_part + i);
+    const std::int64_t last = std::min(part_cut(p.vocab_size, grid.first_part + i + 1), p.valid_vocab);
+    grid.part_first[i] = static_cast<int>(first);
+    grid.part_last[i] = static_cast<int>(last);
+    longest = std::max(longest, last - first);
+  }
+  const int leaves = static_cast<int>((longest + kLeafColumns - 1) / kLeafColumns);
+  RLK_CHECK(longest <= std::int64_t{kGroupLeaves} * kGroupColumns, "logprob: a part has at most 131,072 columns");
+  grid.leaves = static_cast<int>(std::bit_ceil(static_cast<unsigned>(leaves > 0 ? leaves : 1)));
+  if (grid.leaves >= kGroupLeaves) {
+    grid.groups_per_part = (leaves + kGroupLeaves - 1) / kGroupLeaves;
+    grid.groups = grid.num_parts * grid.groups_per_part;
+    grid.nodes = grid.num_parts * (grid.leaves / kGroupLeaves);
+  } else {
+    const int fit = kGroupLeaves / grid.leaves;
+    grid.parts_per_group = fit < grid.num_parts ? fit : grid.num_parts;
+    grid.groups = grid.nodes = grid.num_parts / grid.parts_per_group;
+  }
+  return grid;
+}
+
+// A group by its first part and which group of that part it is.
+struct Group {
+  int part, step;
+};
+RLK_DEVICE Group group_of_row(const GroupGrid& grid, int index) {
+  if (grid.groups_per_part == 0) return {index * grid.parts_per_group, 0};
+  const int part = static_cast<unsigned>(index) / static_cast<unsigned>(grid.groups_per_part);
+  return {part, index - part * grid.groups_per_part};
+}
+
+// Its columns: neighbours in memory, also where it holds several parts.
+struct GroupColumns {
+  int first;  // global column
+  int count;  // 0 or negative where none is valid
+};
+RLK_DEVICE GroupColumns group_columns(const GroupGrid& grid, Group group) {
+  const int last_part = grid.groups_per_part > 0 ? group.part : group.part + grid.parts_per_group - 1;
+  const int first = grid.part_first[group.part] + group.step * kGroupColumns, left = grid.part_last[last_part] - first;
+  // Not clamped to 0 as well: ptxas 13.0 would invert the comparison of the result with kGroupColumns (start_group).
+  return {first, left < kGroupColumns ? left : kGroupColumns};
+}
+
+// One lane's leaf in a group.
+struct LeafSpan {
+  int first;    // global column
+  int columns;  // 0 where the lane has none
+};
+RLK_DEVICE LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
+  int part = group.part, leaf = group.step * kGroupLeaves + lane;
+  if (grid.groups_per_part == 0) {
+    const int mine = static_cast<unsigned>(lane) / static_cast<unsigned>(grid.leaves);
+    if (mine >= grid.parts_per_group) return {grid.part_first[part], 0};
+    part += mine;
+    leaf = lane - mine * grid.leaves;
+  }
+  const int first = grid.part_first[part] + leaf * kLeafColumns, left = grid.part_last[part] - first;
+  return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
+}
+
+// The leaf of a group that holds a global column, -1 where none does.
+RLK_DEVICE int leaf_of_column(const GroupGrid& grid, Group group, std::int64_t column) {
+  const GroupColumns columns = group_columns(grid, group);
+  if (column < columns.first || column >= columns.first + columns.count) return -1;
+  if (grid.groups_per_part > 0) return static_cast<int>(column - columns.first) / kLeafColumns;
+  for (int leaf = 0; leaf < kGroupLeaves; ++leaf) {
+    const LeafSpan span = leaf_span(grid, group, leaf);
+    if (column >= span.first && column < span.first + span.columns) return leaf;
+  }
+  return -1;
+}
+
+// Index of a group's node among the row's nodes; whether a node is a group's, or padding.
+RLK_DEVICE int node_of_group(const GroupGrid& grid, Group group) {
+  return grid.groups_per_part > 0 ? group.part * (grid.leaves / kGroupLeaves) + group.step
+                                  : group.part / grid.parts_per_group;
+}
+RLK_DEVICE bool is_group_node(const GroupGrid& grid, int node) {
+  return grid.groups_per_part == 0 || node % (grid.leaves / kGroupLeaves) < grid.groups_per_part;
+}
+
+}  // namespace rlk

@@ -1,0 +1,52 @@
+// AMD's HIP runtime, found when the first array on an AMD GPU comes: libamdhip64 is opened by name and used through
+// its stable C interface, so that one build serves ROCm 6 and 7 and needs neither to be there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "rlk/base.h"
+
+namespace rlk::hip {
+
+// Throws Unsupported where there is no runtime or no device.
+class Runtime {
+ public:
+  static const Runtime& get();
+
+  int device_count() const;
+
+  struct Grid {
+    std::int64_t x, y;
+    int threads;
+    std::size_t lds_bytes;
+  };
+  // Launches a kernel of the embedded bundle on `device` (arguments as the kernel declares them).
+  template <class... Args>
+  void launch(int device, const char* kernel, const Grid& grid, Stream stream, Args... args) const {
+    void* pointers[] = {&args...};
+    launch(device, kernel, grid, stream, pointers);
+  }
+
+ private:
+  Runtime();
+  void launch(int device, const char* kernel, const Grid& grid, Stream stream, void** arguments) const;
+  void check(int status, const char* what) const;
+  void* function(int device, const char* kernel) const;
+
+  struct Api {
+    int (*hipGetDeviceCount)(int*);
+    int (*hipGetDevice)(int*);
+    int (*hipSetDevice)(int);
+    int (*hipModuleLoadData)(void**, const void*);
+    int (*hipModuleGetFunction)(void**, void*, const char*);
+    int (*hipModuleLaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
+                                 void**, void**);
+    const char* (*hipGetErrorString)(int);
+  };
+  Api api_{};
+};
+
+}  // namespace rlk::hip

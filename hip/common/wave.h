@@ -1,0 +1,43 @@
+// What HIP kernels are written with: ids, wave operations, block barrier, LDS, matrix instructions. One source, two
+// meanings: on a GPU the instructions of a 64-lane wave, on the host their emulation (hip/emulation).
+//
+// A wave operation must be reached by all 64 lanes of a wave together, a barrier by all lanes of a block. The hardware
+// does not say when that is broken; the emulation does.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk::hip {
+
+constexpr int kWave = 64;
+
+// Operands of a matrix instruction: four bfloat16 or binary16 as raw bits; accumulators, fp32.
+struct Bf16x4 {
+  std::uint16_t v[4];
+};
+struct Fp16x4 {
+  std::uint16_t v[4];
+};
+template <int kCount>
+struct Accumulator {
+  float v[kCount];
+};
+
+}  // namespace rlk::hip
+
+#if defined(__HIP__)
+#include "wave_device.h"
+#else
+#include "hip/emulation/wave_emulation.h"
+#endif
+
+namespace rlk::hip {
+
+RLK_DEVICE float shuffle_xor(float value, int mask RLK_HERE_PARAMETER) {
+  return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(std::int32_t, value), mask RLK_HERE_ARGUMENT));
+}
+RLK_DEVICE bool any(bool value RLK_HERE_PARAMETER) { return ballot(value RLK_HERE_ARGUMENT) != 0; }
+
+}  // namespace rlk::hip

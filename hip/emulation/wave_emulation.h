@@ -1,0 +1,60 @@
+// wave.h on the host: a block's lanes are fibers of one thread, and the operations below are where they meet.
+//
+// What it checks: that all lanes of a wave reach a wave operation, all of a block a barrier, and from the same line;
+// that nothing depends on the order of waves (launch them forward, backward, shuffled) or on what LDS held before (NaN
+// in every word). What it cannot show: timing, real concurrency inside a wave, the driver.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+
+#include "rlk/math/mma_model.h"
+
+#define RLK_KERNEL(threads) inline void
+#define RLK_HERE_PARAMETER , std::source_location here = std::source_location::current()
+#define RLK_HERE_ARGUMENT , here
+
+namespace rlk::hip {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// For kernels. `here` is the caller's line.
+int thread_id();
+int block_id_x();
+int block_id_y();
+std::int32_t shuffle_xor(std::int32_t value, int mask, std::source_location here = std::source_location::current());
+std::uint64_t ballot(bool value, std::source_location here = std::source_location::current());
+void block_barrier(std::source_location here = std::source_location::current());
+void wave_barrier(std::source_location here = std::source_location::current());
+void atomic_or(std::uint32_t* word, std::uint32_t bits);
+unsigned char* lds();
+Accumulator<16> mfma_32x32x8(Fp16x4 a, Fp16x4 b, Accumulator<16> c,
+                             std::source_location here = std::source_location::current());
+Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c,
+                             std::source_location here = std::source_location::current());
+Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c,
+                             std::source_location here = std::source_location::current());
+Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c,
+                             std::source_location here = std::source_location::current());
+
+// ---------------------------------------------------------------------------------------------------------------------
+// For launches.
+namespace emulation {
+
+enum class Order { kForward, kBackward, kShuffled };  // of a block's waves, and of a wave's lanes
+
+struct Launch {
+  int blocks_x = 1, blocks_y = 1, threads = kWave;
+  std::size_t lds_bytes = 0;
+  Order order = Order::kForward;
+  MmaUnit unit = MmaUnit::kGfx942;  // whose matrix instructions
+  int host_threads = 1;             // blocks run in parallel on so many
+};
+
+// Runs `kernel` once per lane of every block. Aborts with the source lines of two lanes that part at a wave operation
+// or a barrier.
+void launch(const Launch& how, const std::function<void()>& kernel);
+
+}  // namespace emulation
+}  // namespace rlk::hip

@@ -1,0 +1,126 @@
+// A libamdhip64 for tests: the functions that the backend calls, with devices whose memory is the host's and whose
+// kernels run under the emulation. What it is told by the environment, read at every call:
+//   RLK_STANDIN_DEVICES  how many there are (2)
+//   RLK_STANDIN_ARCH     of all of them (gfx942); one the bundle lacks gives hipErrorNoBinaryForGpu
+//   RLK_STANDIN_ORDER    forward, backward or shuffled
+//   RLK_STANDIN_THREADS  host threads of a launch (2)
+//   RLK_STANDIN_FAIL     the name of a function that fails
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "hip/logprob/kernels.hip"
+
+namespace {
+
+namespace emulation = rlk::hip::emulation;
+
+enum Status { kSuccess = 0, kInvalidValue = 1, kNoDevice = 100, kInvalidDevice = 101, kNoBinary = 209, kNotFound = 500, kLaunchFailure = 719 };
+
+std::string_view setting(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+int devices() { return std::atoi(setting("RLK_STANDIN_DEVICES", "2").data()); }
+bool fails(const char* function) { return setting("RLK_STANDIN_FAIL", "") == function; }
+
+thread_local int current = 0;
+
+// Calls a kernel with arguments as hipModuleLaunchKernel gets them: a pointer to each.
+using Kernel = std::function<std::function<void()>(void**)>;
+template <class... Args>
+Kernel kernel_of(void (*kernel)(Args...)) {
+  return [kernel](void** pointers) -> std::function<void()> {
+    return [kernel, arguments = [&]<std::size_t... i>(std::index_sequence<i...>) {
+              return std::tuple<Args...>(*static_cast<Args*>(pointers[i])...);
+            }(std::index_sequence_for<Args...>{})] { std::apply(kernel, arguments); };
+  };
+}
+
+const std::map<std::string_view, Kernel>& kernels() {
+  static const std::map<std::string_view, Kernel> all = {
+#define RLK_OF_TYPE(name)                                                     \
+  {"rlk_logprob_" #name "_bf16", kernel_of(&rlk_logprob_##name##_bf16)},      \
+      {"rlk_logprob_" #name "_f16", kernel_of(&rlk_logprob_##name##_f16)},    \
+      {"rlk_logprob_" #name "_f32", kernel_of(&rlk_logprob_##name##_f32)}
+      RLK_OF_TYPE(groups), RLK_OF_TYPE(groups_moments), RLK_OF_TYPE(roots), RLK_OF_TYPE(backward),
+      {"rlk_logprob_merge", kernel_of(&rlk_logprob_merge)},
+  };
+  return all;
+}
+
+constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
+
+}  // namespace
+
+#define RLK_EXPORT extern "C" __attribute__((visibility("default")))
+
+RLK_EXPORT int hipGetDeviceCount(int* count) {
+  *count = devices();
+  return fails("hipGetDeviceCount") || *count == 0 ? kNoDevice : kSuccess;
+}
+RLK_EXPORT int hipGetDevice(int* device) {
+  *device = current;
+  return fails("hipGetDevice") ? kNoDevice : kSuccess;
+}
+RLK_EXPORT int hipSetDevice(int device) {
+  if (fails("hipSetDevice") || device < 0 || device >= devices()) return kInvalidDevice;
+  current = device;
+  return kSuccess;
+}
+RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
+  if (fails("hipModuleLoadData")) return kInvalidValue;
+  const std::string_view arch = setting("RLK_STANDIN_ARCH", "gfx942");
+  // A real bundle, with a code object of the device's architecture named in its header.
+  if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return kInvalidValue;
+  constexpr std::size_t kHeaderBytes = 512;
+  if (std::string_view(static_cast<const char*>(image), kHeaderBytes).find(arch) == std::string_view::npos) {
+    return kNoBinary;
+  }
+  *module = const_cast<void*>(image);
+  return kSuccess;
+}
+RLK_EXPORT int hipModuleGetFunction(void** function, void*, const char* name) {
+  const auto found = kernels().find(name);
+  if (fails("hipModuleGetFunction") || found == kernels().end()) return kNotFound;
+  *function = const_cast<Kernel*>(&found->second);
+  return kSuccess;
+}
+RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                                     unsigned block_y, unsigned block_z, unsigned lds_bytes, void*, void** arguments,
+                                     void**) {
+  constexpr unsigned kMostLds = 64 << 10, kMostGridY = 65535;
+  if (fails("hipModuleLaunchKernel")) return kLaunchFailure;
+  if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
+      block_x % rlk::hip::kWave != 0 || lds_bytes > kMostLds) {
+    return kInvalidValue;
+  }
+  const std::string_view order = setting("RLK_STANDIN_ORDER", "forward");
+  emulation::Launch how;
+  how.blocks_x = static_cast<int>(grid_x);
+  how.blocks_y = static_cast<int>(grid_y);
+  how.threads = static_cast<int>(block_x);
+  how.lds_bytes = lds_bytes;
+  how.order = order == "backward"   ? emulation::Order::kBackward
+              : order == "shuffled" ? emulation::Order::kShuffled
+                                    : emulation::Order::kForward;
+  how.unit = setting("RLK_STANDIN_ARCH", "gfx942") == "gfx90a" ? rlk::MmaUnit::kGfx90a : rlk::MmaUnit::kGfx942;
+  how.host_threads = std::atoi(setting("RLK_STANDIN_THREADS", "2").data());
+  emulation::launch(how, (*static_cast<const Kernel*>(function))(arguments));
+  return kSuccess;
+}
+RLK_EXPORT const char* hipGetErrorString(int status) {
+  switch (status) {
+    case kSuccess: return "no error";
+    case kNoDevice: return "no ROCm-capable device is detected";
+    case kInvalidDevice: return "invalid device ordinal";
+    case kNoBinary: return "no kernel image is available for execution on the device";
+    case kNotFound: return "named symbol not found";
+    case kLaunchFailure: return "unspecified launch failure";
+    default: return "invalid argument";
+  }
+}
