@@ -1,6 +1,7 @@
 # Compiles one HIP source for one architecture and looks at what came out.
 execute_process(
-  COMMAND "${CLANG}" ${FLAGS} --offload-arch=${ARCH} -Rpass-analysis=kernel-resource-usage -c "${SOURCE}" -o "${OBJECT}"
+  COMMAND "${CLANG}" ${FLAGS} --offload-arch=${ARCH} -Rpass-analysis=kernel-resource-usage -MD -MF "${OBJECT}.d"
+          -MT "${OBJECT}" -c "${SOURCE}" -o "${OBJECT}"
   RESULT_VARIABLE status ERROR_VARIABLE remarks)
 if(status)
   message(FATAL_ERROR "${remarks}")
@@ -12,7 +13,7 @@ if(remarks MATCHES "warning:")
   message(WARNING "${remarks}")
 endif()
 execute_process(COMMAND "${OBJDUMP}" -d "${OBJECT}" OUTPUT_VARIABLE assembly RESULT_VARIABLE status)
-foreach(instruction ds_read_b64 ds_read_b128 ds_bpermute_b32)
+foreach(instruction IN LISTS INSTRUCTIONS)
   if(status OR NOT assembly MATCHES "${instruction}")
     file(REMOVE "${OBJECT}")
     message(FATAL_ERROR "${ARCH}: no ${instruction} in the disassembly")

@@ -19,20 +19,28 @@ set(RLK_HIP_FLAGS
   -x hip --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc -include stdlib.h
   "-D__host__=__attribute__((host))" "-D__device__=__attribute__((device))"
   -std=c++20 -O3 -ffp-contract=off -Wall -Wextra -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/cpp/include)
-set(objects "")
+# Compiles `source` for every architecture; each of `instructions` must come out. The objects' paths go into `objects`.
+function(rlk_compile_hip name source instructions objects)
+  set(made "")
+  foreach(arch IN LISTS RLK_HIP_ARCHITECTURES)
+    set(object "${PROJECT_BINARY_DIR}/hip/${name}.${arch}.hsaco")
+    add_custom_command(
+      OUTPUT "${object}"
+      COMMAND "${CMAKE_COMMAND}" -DCLANG=${RLK_HIP_CLANG} -DOBJDUMP=${RLK_HIP_OBJDUMP} -DARCH=${arch}
+              -DSOURCE=${source} -DOBJECT=${object} "-DFLAGS=${RLK_HIP_FLAGS}" "-DINSTRUCTIONS=${instructions}"
+              -P "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
+      DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
+      DEPFILE "${object}.d"
+      COMMENT "${name} for ${arch}" VERBATIM)
+    list(APPEND made "${object}")
+  endforeach()
+  set(${objects} "${made}" PARENT_SCOPE)
+endfunction()
+
+rlk_compile_hip(kernels "${RLK_HIP_KERNELS}" "ds_read_b64;ds_read_b128;ds_bpermute_b32" objects)
 set(targets "host-x86_64-unknown-linux-gnu")
 set(inputs "-input=/dev/null")
-foreach(arch IN LISTS RLK_HIP_ARCHITECTURES)
-  set(object "${PROJECT_BINARY_DIR}/hip/kernels.${arch}.hsaco")
-  add_custom_command(
-    OUTPUT "${object}"
-    COMMAND "${CMAKE_COMMAND}" -DCLANG=${RLK_HIP_CLANG} -DOBJDUMP=${RLK_HIP_OBJDUMP} -DARCH=${arch}
-            -DSOURCE=${RLK_HIP_KERNELS} -DOBJECT=${object} "-DFLAGS=${RLK_HIP_FLAGS}"
-            -P "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
-    DEPENDS "${RLK_HIP_KERNELS}" "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
-    IMPLICIT_DEPENDS CXX "${RLK_HIP_KERNELS}"
-    COMMENT "HIP kernels for ${arch}" VERBATIM)
-  list(APPEND objects "${object}")
+foreach(arch object IN ZIP_LISTS RLK_HIP_ARCHITECTURES objects)
   list(APPEND inputs "-input=${object}")
   string(APPEND targets ",hipv4-amdgcn-amd-amdhsa--${arch}")
 endforeach()

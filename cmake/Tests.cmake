@@ -44,6 +44,12 @@ if(RLK_WITH_HIP)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_PREFIX hip.
       PROPERTIES ENVIRONMENT "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/hip_standin" LABELS hip)
   endfunction()
+  rlk_add_hip_test(test_hip_host test_hip_host.cpp)
   rlk_add_hip_test(test_hip_logprob test_logprob.cpp)
   rlk_add_hip_test(test_hip_logprob_backward test_logprob_backward.cpp)
+  rlk_add_hip_test(test_hip_emulation test_hip_emulation.cpp)
+  target_sources(test_hip_emulation PRIVATE hip/emulation/wave_emulation.cpp)
+  # The tiles for the GPUs: their matrix instructions must be in the disassembly.
+  rlk_compile_hip(tiles "${PROJECT_SOURCE_DIR}/tests/hip_tiles.hip" "v_mfma_f32_32x32x8;v_mfma_f32_16x16x16" tiles_objects)
+  add_custom_target(hip_tiles ALL DEPENDS ${tiles_objects})
 endif()

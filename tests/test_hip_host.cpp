@@ -1,0 +1,131 @@
+// The host path of the HIP backend on the stand-in runtime: devices, module, launch, errors.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hip/common/runtime.h"
+#include "logprob_backend.h"
+#include "logprob_reference.h"
+#include "rlk/ops/logprob.h"
+
+namespace logprob_test {
+namespace {
+
+// An environment variable for a scope.
+class Setting {
+ public:
+  Setting(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Setting() { unsetenv(name_); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+
+ private:
+  const char* name_;
+};
+
+struct Call {
+  Problem problem{3, 1000, DType::kBFloat16, 1};
+  Result result{3};
+  std::vector<unsigned char> workspace = std::vector<unsigned char>(1 << 16);
+
+  void on(int device) {
+    auto p = problem.params<rlk::LogprobParams>();
+    result.point(&p);
+    p.workspace = workspace.data();
+    rlk::logprob(p, {rlk::DeviceType::kRocm, device}, 0);
+  }
+  void expect_right() {
+    for (int i = 0; i < 3; ++i) expect_row(reference(problem, i), result, i, "host");
+  }
+};
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(HipHost, EveryDeviceServes) {
+  for (const int device : {0, 1, 0}) {
+    Call call;
+    call.on(device);
+    call.expect_right();
+  }
+}
+
+TEST(HipHost, ADeviceThatIsNotThereIsAnError) {
+  Call call;
+  EXPECT_EQ(message_of([&] { call.on(2); }), "HIP device index 2 of 2");
+  EXPECT_EQ(message_of([&] { call.on(-1); }), "HIP device index -1 of 2");
+  const Setting none("RLK_STANDIN_DEVICES", "0");
+  EXPECT_EQ(message_of([&] { call.on(0); }), "HIP device index 0 of 0");
+}
+
+TEST(HipHost, AnotherArchitectureIsUnsupported) {
+  // A device of its own, as modules stay loaded.
+  const Setting devices("RLK_STANDIN_DEVICES", "8"), arch("RLK_STANDIN_ARCH", "gfx1100");
+  Call call;
+  EXPECT_THROW(call.on(5), rlk::Unsupported);
+  EXPECT_NE(message_of([&] { call.on(5); }).find("neither gfx90a nor gfx942"), std::string::npos);
+}
+
+TEST(HipHost, BothArchitecturesAreInTheBundle) {
+  for (const char* name : {"gfx90a", "gfx942"}) {
+    const Setting devices("RLK_STANDIN_DEVICES", "8"), arch("RLK_STANDIN_ARCH", name);
+    Call call;
+    call.on(name[4] == '0' ? 6 : 7);
+    call.expect_right();
+  }
+}
+
+TEST(HipHost, FailuresNameTheFunctionAndTheNextCallWorks) {
+  const Setting devices("RLK_STANDIN_DEVICES", "8");
+  Call call;
+  {
+    const Setting fail("RLK_STANDIN_FAIL", "hipModuleLoadData");
+    EXPECT_EQ(message_of([&] { call.on(3); }), "HIP: hipModuleLoadData: invalid argument");
+  }
+  {
+    const Setting fail("RLK_STANDIN_FAIL", "hipModuleGetFunction");
+    EXPECT_EQ(message_of([&] { call.on(3); }), "HIP: rlk_logprob_groups_moments_bf16: named symbol not found");
+  }
+  {
+    const Setting fail("RLK_STANDIN_FAIL", "hipModuleLaunchKernel");
+    EXPECT_EQ(message_of([&] { call.on(3); }), "HIP: rlk_logprob_groups_moments_bf16: unspecified launch failure");
+  }
+  {
+    const Setting fail("RLK_STANDIN_FAIL", "hipGetDeviceCount");
+    EXPECT_EQ(message_of([&] { call.on(3); }), "HIP device index 3 of 0");
+  }
+  call.on(3);
+  call.expect_right();
+}
+
+TEST(HipHost, OnlyThePortableExponential) {
+  Call call;
+  call.problem.exp = rlk::Exp::kHardware;
+  EXPECT_THROW(call.on(0), rlk::Unsupported);
+}
+
+TEST(HipHost, ManyRowsTakeSeveralLaunches) {
+  constexpr int kRows = 66000;  // more than a grid's second dimension holds
+  const int checked[] = {0, 1, 65534, 65535, 65536, kRows - 1};
+  Problem p(kRows, 8, DType::kFloat32, 2);
+  const auto targets = p.target;
+  p.target.assign(kRows, -100);  // an ignored row takes the emulation no time
+  for (int i : checked) p.target[i] = targets[i];
+  auto params = p.params<rlk::LogprobParams>();
+  Result got(kRows);
+  got.point(&params);
+  run(params);
+  for (int i : checked) expect_row(reference(p, i), got, i, "many rows");
+}
+
+}  // namespace
+}  // namespace logprob_test
