@@ -73,6 +73,7 @@ inline void run(rlk::LogprobParams p) {
 inline void run_merge(const rlk::LogprobMergeParams& p) { rlk::hip::logprob_merge(p, 0, 0); }
 inline void run_backward(const rlk::LogprobBackwardParams& p) { rlk::hip::logprob_backward(p, 0, 0); }
 
+constexpr bool kWholeElements = true;  // addresses are multiples of an element
 constexpr int kWays = 3;
 inline std::string set_way(int way) {
   constexpr const char* kOrders[] = {"forward", "backward", "shuffled"};
@@ -96,6 +97,7 @@ inline std::vector<rlk::cpu::Isa> isas() {
   return found;
 }
 
+constexpr bool kWholeElements = false;
 constexpr int kThreadCounts = 3;  // 1, 2, 3
 inline int ways() { return static_cast<int>(isas().size()) * kThreadCounts; }
 inline std::string set_way(int way) {

@@ -54,7 +54,8 @@ TEST_F(Logprob, EveryLengthOfALeafAndOfABlockOfLeaves) {
 
 TEST_F(Logprob, RowsMayBeStridedAndUnaligned) {
   for (const DType dtype : kDtypes) {
-    for (const std::size_t shift : {0, 1, 2, 6, 8, 31}) {
+    for (const std::size_t shift : {0, 1, 2, 4, 6, 8, 12, 31}) {
+      if (kWholeElements && shift % static_cast<std::size_t>(rlk::size_of(dtype)) != 0) continue;
       Problem p(5, 1283, dtype, 3);
       p.spread_out(1283 + 17, shift);
       ASSERT_NO_FATAL_FAILURE(check(p, "shift " + std::to_string(shift)));

@@ -90,7 +90,7 @@ void check_backward(const Problem& p, const Upstream& d, const std::string& what
     for (const bool in_place : {false, true}) {
       const std::string where = what + ", " + name(p.dtype) + ", " + backend + (in_place ? ", in place" : "");
       Problem out = p;
-      if (!in_place) out.spread_out(p.columns + 5, 3);
+      if (!in_place) out.spread_out(p.columns + 5, kWholeElements ? 4 : 3);
       const std::vector<unsigned char> before = out.memory;
       auto params = p.params<rlk::LogprobBackwardParams>();
       if (in_place) params.logits = out.address(0, 0);
