@@ -19,7 +19,15 @@ namespace {
 
 namespace emulation = rlk::hip::emulation;
 
-enum Status { kSuccess = 0, kInvalidValue = 1, kNoDevice = 100, kInvalidDevice = 101, kNoBinary = 209, kNotFound = 500, kLaunchFailure = 719 };
+enum Status {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kNoBinary = 209,
+  kNotFound = 500,
+  kLaunchFailure = 719
+};
 
 std::string_view setting(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
@@ -36,18 +44,21 @@ template <class... Args>
 Kernel kernel_of(void (*kernel)(Args...)) {
   return [kernel](void** pointers) -> std::function<void()> {
     return [kernel, arguments = [&]<std::size_t... i>(std::index_sequence<i...>) {
-              return std::tuple<Args...>(*static_cast<Args*>(pointers[i])...);
-            }(std::index_sequence_for<Args...>{})] { std::apply(kernel, arguments); };
+      return std::tuple<Args...>(*static_cast<Args*>(pointers[i])...);
+    }(std::index_sequence_for<Args...>{})] { std::apply(kernel, arguments); };
   };
 }
 
 const std::map<std::string_view, Kernel>& kernels() {
   static const std::map<std::string_view, Kernel> all = {
-#define RLK_OF_TYPE(name)                                                     \
-  {"rlk_logprob_" #name "_bf16", kernel_of(&rlk_logprob_##name##_bf16)},      \
-      {"rlk_logprob_" #name "_f16", kernel_of(&rlk_logprob_##name##_f16)},    \
+#define RLK_OF_TYPE(name)                                                  \
+  {"rlk_logprob_" #name "_bf16", kernel_of(&rlk_logprob_##name##_bf16)},   \
+      {"rlk_logprob_" #name "_f16", kernel_of(&rlk_logprob_##name##_f16)}, \
       {"rlk_logprob_" #name "_f32", kernel_of(&rlk_logprob_##name##_f32)}
-      RLK_OF_TYPE(groups), RLK_OF_TYPE(groups_moments), RLK_OF_TYPE(roots), RLK_OF_TYPE(backward),
+      RLK_OF_TYPE(groups),
+      RLK_OF_TYPE(groups_moments),
+      RLK_OF_TYPE(roots),
+      RLK_OF_TYPE(backward),
       {"rlk_logprob_merge", kernel_of(&rlk_logprob_merge)},
   };
   return all;
@@ -90,9 +101,9 @@ RLK_EXPORT int hipModuleGetFunction(void** function, void*, const char* name) {
   *function = const_cast<Kernel*>(&found->second);
   return kSuccess;
 }
-RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                     unsigned block_y, unsigned block_z, unsigned lds_bytes, void*, void** arguments,
-                                     void**) {
+RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                     unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes, void*,
+                                     void** arguments, void**) {
   constexpr unsigned kMostLds = 64 << 10, kMostGridY = 65535;
   if (fails("hipModuleLaunchKernel")) return kLaunchFailure;
   if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
@@ -115,12 +126,19 @@ RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned g
 }
 RLK_EXPORT const char* hipGetErrorString(int status) {
   switch (status) {
-    case kSuccess: return "no error";
-    case kNoDevice: return "no ROCm-capable device is detected";
-    case kInvalidDevice: return "invalid device ordinal";
-    case kNoBinary: return "no kernel image is available for execution on the device";
-    case kNotFound: return "named symbol not found";
-    case kLaunchFailure: return "unspecified launch failure";
-    default: return "invalid argument";
+    case kSuccess:
+      return "no error";
+    case kNoDevice:
+      return "no ROCm-capable device is detected";
+    case kInvalidDevice:
+      return "invalid device ordinal";
+    case kNoBinary:
+      return "no kernel image is available for execution on the device";
+    case kNotFound:
+      return "named symbol not found";
+    case kLaunchFailure:
+      return "unspecified launch failure";
+    default:
+      return "invalid argument";
   }
 }

@@ -1,10 +1,10 @@
 // The tiles for a GPU: compiled to see that the matrix instructions come out, run under the emulation alone.
 #include "hip_tiles.h"
 
-#define RLK_TILE(name, Operand, size)                                                                    \
-  RLK_KERNEL(rlk::hip::kTileThreads)                                                                     \
-  name(const std::uint16_t* a, const std::uint16_t* b, float* c, int k) {                                \
-    rlk::hip::tile_kernel<rlk::hip::Operand, size>(a, b, c, k);                                          \
+#define RLK_TILE(name, Operand, size)                                     \
+  RLK_KERNEL(rlk::hip::kTileThreads)                                      \
+  name(const std::uint16_t* a, const std::uint16_t* b, float* c, int k) { \
+    rlk::hip::tile_kernel<rlk::hip::Operand, size>(a, b, c, k);           \
   }
 
 RLK_TILE(tile_bf16_32, Bf16x4, 32)

@@ -308,6 +308,25 @@ def test_one_shard_of_a_much_wider_canonical_vocabulary(exp: str, device: str, r
     assert_same(rk.logprob_merge(stats[None], **ALL), call(logits, target, exp, canonical_vocab=74))
 
 
+@pytest.mark.parametrize("canonical", [10_000, 700_000_000, 2**31 - 1])
+@pytest.mark.parametrize("rows", [3, 600])
+def test_a_canonical_vocabulary_far_beyond_the_columns(
+    rows: int, canonical: int, device: str, rng: np.random.Generator
+) -> None:
+    logits, target = torch_logits(rng, (rows, 5000)), torch_targets(rng, (rows,), 5000)
+    want = call(logits, target, "portable", canonical_vocab=canonical)
+    got = call(logits.to(device), target.to(device), "portable", canonical_vocab=canonical)
+    assert_same(want, got)
+
+
+@pytest.mark.parametrize(("start", "width", "valid"), [(0, 8, 8), (64, 128, 64)])
+def test_a_shard_without_columns_is_the_identity(start: int, width: int, valid: int, device: str) -> None:
+    empty, target = torch.empty(3, 0, device=device), torch.tensor([1, 2, -100], device=device)
+    stats = rk.logprob_partial(empty, target, vocab_start=start, vocab_size=width, valid_vocab=valid)
+    assert torch.isneginf(stats[:, 0]).all()
+    assert (stats[:, 1:4] == 0).all()
+
+
 def test_the_canonical_vocabulary_decides_the_order_of_summation(rng: np.random.Generator) -> None:
     """If it did nothing, the tests above would pass without it: 500 rows differ somewhere when the parts move."""
     logits, target = problem(rng, (500, 1000), "cpu", "float32")

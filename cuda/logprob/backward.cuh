@@ -237,6 +237,8 @@ void run_backward(const LogprobBackwardParams& p, cudaStream_t stream) {
   // A row that begins inside a vector may need one more.
   const std::int64_t extra = rows_are_aligned<T>(p.dlogits, p.dlogits_rows) ? 0 : Vector<T>::kColumns - 1;
   const std::int64_t segments = (p.num_columns + extra + kSegmentColumns<T> - 1) / kSegmentColumns<T>;
+  constexpr std::int64_t kMaxGridDepth = 65535;
+  RLK_CHECK(p.num_rows <= kMaxGridDepth * kMaxGridRows, "logprob_backward: too many rows for one launch");
   const std::int64_t rows = std::min<std::int64_t>(p.num_rows, kMaxGridRows);
   const dim3 grid(static_cast<unsigned>(segments), static_cast<unsigned>(rows),
                   static_cast<unsigned>((p.num_rows + kMaxGridRows - 1) / kMaxGridRows));

@@ -130,9 +130,12 @@ struct GroupCopy {
         if (i * kWarp < left) copy(i);
       }
     }
-    if (end % 16 != 0 && lane == 0 && end > begin) {
-      const int chunk = end / 16;
-      copy_async_16(Leaf<T>::place(image + chunk * 16), from + chunk * 16, end % 16);
+    // What is left of a chunk goes by elements, as nothing past it may be touched.
+    const int rest = end / 16 * 16 + lane * kSize;
+    if (begin <= rest && rest < end) {
+      using Storage = typename T::Storage;
+      *static_cast<Storage*>(__cvta_shared_to_generic(Leaf<T>::place(image + rest))) =
+          *reinterpret_cast<const Storage*>(from - lane * 16 + rest);
     }
   }
 };

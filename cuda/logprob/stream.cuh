@@ -73,21 +73,23 @@ struct StreamWork {
   Divisor groups;  // of a row
   Divisor steps;   // groups of a part, 1 where a group holds several
   unsigned* claims;
+  int counters;  // of `claims`
   StreamRow* of_row;
   float* target_z;  // per row
   float4* nodes;    // grid.nodes per row
 };
 
 // Groups beyond the first of each warp are claimed, each from one of many counters: a single one would serve no more than
-// 430 claims a microsecond. A prime number of them, so that none has the short groups of all parts.
-constexpr int kClaimCounters = 61, kClaimPitch = 32;  // words from one to the next: a line each
+// 430 claims a microsecond. A prime number of them, so that none has the short groups of all parts; no more than warps,
+// as each must be drawn from.
+constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words from one to the next: a line each
 
 template <class T>
 __global__ void __launch_bounds__(256)
     logprob_rows_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ StreamWork work) {
   allow_next_kernel();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < kClaimCounters) work.claims[i * kClaimPitch] = 0;
+  if (i < work.counters) work.claims[i * kClaimPitch] = 0;
   if (i >= work.rows) return;
   const std::int64_t row = work.first_row + i;
   const StreamRow info = stream_row<T>(p, row);
@@ -118,7 +120,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   };
 
   const int warps = warps_of_block * static_cast<int>(gridDim.x);
-  const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % kClaimCounters;
+  const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % work.counters;
   int now = first;
   allow_next_kernel();
   StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the first group's is not waited for
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
                      : leaf_stats<T, kExp, kMoments>(copy.leaf, copy.leaf_columns, row.c, p.logit_scale, p.softcap);
       __syncwarp();
     }
-    const int next = warps + counter + kClaimCounters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
+    const int next = warps + counter + work.counters * static_cast<int>(__shfl_sync(kAllLanes, claimed, 0));
     row = row_of_task(next);
     copy = copy_of_task(next, row);
     if (row.status != kIgnoredRow) copy.start(image, lane);
@@ -202,6 +204,7 @@ void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stre
                           Divisor(grid.groups),
                           Divisor(std::max(grid.groups_per_part, 1)),
                           reinterpret_cast<unsigned*>(base),
+                          std::min(kMaxClaimCounters, blocks * warps),
                           reinterpret_cast<StreamRow*>(base + at.rows),
                           reinterpret_cast<float*>(base + at.target_z),
                           reinterpret_cast<float4*>(base + at.nodes)};

@@ -90,7 +90,8 @@ void* Runtime::function(int device, const char* kernel) const {
   if (!module.handle) {
     const int status = api_.hipModuleLoadData(&module.handle, rlk_hip_bundle);
     if (status == kNoBinaryForGpu) {
-      throw Unsupported("HIP: device " + std::to_string(device) + " is neither gfx90a nor gfx942, for which this build has kernels");
+      throw Unsupported("HIP: device " + std::to_string(device) +
+                        " is neither gfx90a nor gfx942, for which this build has kernels");
     }
     check(status, "hipModuleLoadData");
   }
@@ -105,11 +106,11 @@ void Runtime::launch(int device, const char* kernel, const Grid& grid, Stream st
     throw InvalidArgument("HIP device index " + std::to_string(device) + " of " + std::to_string(count));
   }
   const DeviceGuard guard(api_.hipGetDevice, api_.hipSetDevice, device);
-  check(api_.hipModuleLaunchKernel(function(device, kernel), static_cast<unsigned>(grid.x),
-                                   static_cast<unsigned>(grid.y), 1, static_cast<unsigned>(grid.threads), 1, 1,
-                                   static_cast<unsigned>(grid.lds_bytes), reinterpret_cast<void*>(stream), arguments,
-                                   nullptr),
-        kernel);
+  check(
+      api_.hipModuleLaunchKernel(function(device, kernel), static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
+                                 1, static_cast<unsigned>(grid.threads), 1, 1, static_cast<unsigned>(grid.lds_bytes),
+                                 reinterpret_cast<void*>(stream), arguments, nullptr),
+      kernel);
 }
 
 }  // namespace rlk::hip

@@ -2,15 +2,15 @@
 #include "hip/logprob/kernels.h"
 
 #define RLK_LOGPROB_KERNELS(type, T)                                                                                   \
-  RLK_KERNEL(rlk::hip::kGroupThreads)                                                                                          \
+  RLK_KERNEL(rlk::hip::kGroupThreads)                                                                                  \
   rlk_logprob_groups_##type(rlk::LogprobParams p, rlk::GroupGrid grid, std::int64_t first_row, float* nodes) {         \
     rlk::hip::groups_kernel<rlk::hip::T, false>(p, grid, first_row, nodes);                                            \
   }                                                                                                                    \
-  RLK_KERNEL(rlk::hip::kGroupThreads)                                                                                          \
+  RLK_KERNEL(rlk::hip::kGroupThreads)                                                                                  \
   rlk_logprob_groups_moments_##type(rlk::LogprobParams p, rlk::GroupGrid grid, std::int64_t first_row, float* nodes) { \
     rlk::hip::groups_kernel<rlk::hip::T, true>(p, grid, first_row, nodes);                                             \
   }                                                                                                                    \
-  RLK_KERNEL(rlk::hip::kGroupThreads)                                                                                          \
+  RLK_KERNEL(rlk::hip::kGroupThreads)                                                                                  \
   rlk_logprob_roots_##type(rlk::LogprobParams p, rlk::GroupGrid grid, std::int64_t first_row, float* nodes) {          \
     rlk::hip::roots_kernel<rlk::hip::T>(p, grid, first_row, nodes);                                                    \
   }                                                                                                                    \

@@ -51,8 +51,8 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   auto* nodes = static_cast<float*>(p.workspace);
   for (std::int64_t first = 0; first < p.num_rows; first += rows_of_launch(grid)) {
     const std::int64_t rows = std::min(p.num_rows - first, rows_of_launch(grid));
-    runtime.launch(device, groups.c_str(), {grid.groups, rows, kGroupThreads, group_lds_bytes(p.dtype)}, stream, p, grid,
-                   first, nodes);
+    runtime.launch(device, groups.c_str(), {grid.groups, rows, kGroupThreads, group_lds_bytes(p.dtype)}, stream, p,
+                   grid, first, nodes);
     runtime.launch(device, roots.c_str(), {rows, 1, kGroupThreads, 0}, stream, p, grid, first, nodes);
   }
 }

@@ -9,6 +9,7 @@ namespace rlk {
 
 inline void check_logprob_input(const LogprobInput& p) {
   RLK_CHECK(p.num_rows >= 0 && p.num_columns >= 0, "logprob: sizes are not negative");
+  RLK_CHECK(p.num_rows < std::int64_t{1} << 32, "logprob: fewer than 2^32 rows");
   RLK_CHECK(p.num_rows == 0 || p.target, "logprob: target is given");
   RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || p.logits, "logprob: logits are given");
   RLK_CHECK(p.logits_rows.inner > 0 && p.target_rows.inner > 0, "logprob: row layouts have inner >= 1");
@@ -31,6 +32,7 @@ inline void check_logprob_merge(const LogprobMergeParams& p) {
 inline void check_logprob_backward(const LogprobBackwardParams& p) {
   check_logprob_input(p);
   if (p.num_rows == 0 || p.num_columns == 0) return;
+  RLK_CHECK(p.num_columns <= std::int64_t{1} << 30, "logprob_backward: at most 2^30 columns");
   RLK_CHECK(p.lse && p.dlogits, "logprob_backward: lse and dlogits are given");
   RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");
   RLK_CHECK(p.dlogits_rows.inner > 0 && p.dlogprob_rows.inner > 0 && p.dlse_rows.inner > 0 && p.dentropy_rows.inner > 0,

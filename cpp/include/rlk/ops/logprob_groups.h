@@ -37,7 +37,7 @@ inline GroupGrid group_grid(const LogprobInput& p) {
   for (int i = 0; i < grid.num_parts; ++i) {
     const std::int64_t first = part_cut(p.vocab_size, grid.first_part + i);
     const std::int64_t last = std::min(part_cut(p.vocab_size, grid.first_part + i + 1), p.valid_vocab);
-    grid.part_first[i] = static_cast<int>(first);
+    grid.part_first[i] = static_cast<int>(std::min(first, last));  // of a part without columns: near the others
     grid.part_last[i] = static_cast<int>(last);
     longest = std::max(longest, last - first);
   }
