@@ -10,9 +10,9 @@
 
 #include "bench/gpu_timer.h"
 #include "bench/verify_logprob.h"
-#include "rlk/ops/logprob_groups.h"
 #include "cuda/logprob/kernels.h"
 #include "cuda/logprob/logprob.h"
+#include "rlk/kernels/logprob_groups.h"
 #include "rlk/math/half.h"
 
 namespace rlk::bench {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "rlk/ops/logprob_groups.h"
 #include "cuda/logprob/kernels.h"
 #include "cuda/logprob/logprob.h"
+#include "rlk/kernels/logprob_groups.h"
 #include "rlk/math/half.h"
 #include "rlk/ops/logprob.h"
 

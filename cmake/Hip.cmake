@@ -9,7 +9,8 @@ find_program(RLK_HIP_BUNDLER clang-offload-bundler HINTS "${RLK_HIP_LLVM}" NO_DE
 find_program(RLK_HIP_OBJDUMP llvm-objdump HINTS "${RLK_HIP_LLVM}" NO_DEFAULT_PATH REQUIRED)
 
 set(RLK_HIP_ARCHITECTURES gfx90a gfx942)
-set(RLK_HIP_KERNELS "${PROJECT_SOURCE_DIR}/hip/logprob/kernels.hip")
+list(JOIN RLK_HIP_ARCHITECTURES " " RLK_ARCHITECTURES)
+set(RLK_HIP_KERNELS "${PROJECT_SOURCE_DIR}/hip/logprob/logprob_kernels.hip")
 set(RLK_HIP_BUNDLE "${PROJECT_BINARY_DIR}/hip/kernels.hipfb")
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/hip")
 

@@ -58,6 +58,16 @@ find_python() {
 
 has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 
+# install_hip_compiler: clang 19 and what links and bundles its device code, by apt where that has them.
+install_hip_compiler() {
+  have clang++-19 && have ld.lld-19 && have llvm-objdump-19 && have clang-offload-bundler-19 && return
+  local as_root=()
+  ((EUID == 0)) || as_root=(sudo -n)
+  have apt-get || return 1
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    clang-19 lld-19 llvm-19 clang-tools-19 >build/clang.log 2>&1
+}
+
 # install_system_packages [tests]: by apt, and only what is missing. Without apt or the right to use it: the command.
 install_system_packages() {
   local missing=()

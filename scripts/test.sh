@@ -4,14 +4,15 @@
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
 #   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
-#   sanitize  C++ tests under ASan and UBSan (preset sanitize)
+#   hip       the HIP kernels compile without spills (preset hip) and run under the emulation; skipped without clang 19
+#   sanitize  C++ tests under ASan and UBSan (preset sanitize), those of the HIP kernels with clang 19
 # Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
 # the exit status is 1 if any failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-readonly kStages=(lint cpp python cuda sanitize)
+readonly kStages=(lint cpp python cuda hip sanitize)
 
 stage_setup() {
   install_torch cpu
@@ -35,9 +36,9 @@ stage_lint() {
   return $status
 }
 
-# build PRESET
+# build PRESET [OPTION...]
 build() {
-  cmake --preset "$1" --fresh -Wno-dev >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
+  cmake --preset "$@" --fresh -Wno-dev >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
   cmake --build "build/$1" --parallel "$(nproc)"
 }
 
@@ -58,8 +59,26 @@ stage_cuda() {
   build cuda
 }
 
+stage_hip() {
+  if ! install_hip_compiler; then
+    echo "SKIPPED: no clang 19 here, so the HIP kernels were neither compiled nor run"
+    return
+  fi
+  build hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
+  ctest --test-dir build/hip --output-on-failure --parallel "$(nproc)" --label-regex hip
+  # The extension with the HIP backend, over the package's Python files.
+  rm -rf build/hip/package
+  mkdir build/hip/package
+  cp -r python/rl_kernel_native build/hip/package/
+  cp build/hip/_C*.so build/hip/package/rl_kernel_native/
+  PYTHONPATH=$PWD/build/hip/package LD_LIBRARY_PATH=$PWD/build/hip/hip_standin RLK_STANDIN_ORDER=forward \
+    RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-300} python -m pytest tests/test_hip.py -q
+}
+
 stage_sanitize() {
-  build sanitize
+  local variant=cpu
+  ! install_hip_compiler || variant=rocm6
+  build sanitize -DRLK_VARIANT=$variant
   UBSAN_OPTIONS=print_stacktrace=1 \
     ctest --test-dir build/sanitize --output-on-failure --parallel "$(nproc)" --label-exclude gpu
 }

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "hip/logprob/kernels.hip"
+#include "hip/logprob/logprob_kernels.hip"
 
 namespace {
 

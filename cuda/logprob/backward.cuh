@@ -13,7 +13,7 @@
 
 #include "../common/element.cuh"
 #include "kernels.h"
-#include "rlk/ops/logprob_gradient.h"
+#include "rlk/kernels/logprob_gradient.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

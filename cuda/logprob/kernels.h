@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "rlk/ops/logprob_groups.h"
+#include "rlk/kernels/logprob_groups.h"
 
 namespace rlk::cuda {
 

@@ -4,8 +4,8 @@
 
 #include "../common/async_copy_sm80.cuh"
 #include "leaf.cuh"
-#include "rlk/ops/logprob_groups.h"
-#include "rlk/ops/logprob_row.h"
+#include "rlk/kernels/logprob_groups.h"
+#include "rlk/kernels/logprob_row.h"
 
 namespace rlk::cuda {
 

@@ -2,7 +2,7 @@
 #include "logprob.h"
 
 #include "kernels.h"
-#include "rlk/ops/logprob_check.h"
+#include "rlk/kernels/logprob_check.h"
 #include "workspace.h"
 
 namespace rlk::cuda {

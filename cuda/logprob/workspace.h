@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "rlk/ops/logprob_groups.h"
+#include "rlk/kernels/logprob_groups.h"
 
 namespace rlk::cuda {
 

@@ -6,8 +6,8 @@
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
 #include "hip/logprob/launches.h"
+#include "rlk/kernels/logprob_row.h"
 #include "rlk/math/softmax_stats.h"
-#include "rlk/ops/logprob_row.h"
 
 namespace rlk::hip {
 

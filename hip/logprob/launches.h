@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "rlk/ops/logprob_groups.h"
+#include "rlk/kernels/logprob_groups.h"
 
 namespace rlk::hip {
 

@@ -6,8 +6,8 @@
 
 #include "hip/common/runtime.h"
 #include "launches.h"
-#include "rlk/ops/logprob_check.h"
-#include "rlk/ops/logprob_groups.h"
+#include "rlk/kernels/logprob_check.h"
+#include "rlk/kernels/logprob_groups.h"
 
 namespace rlk::hip {
 namespace {

@@ -16,7 +16,7 @@ import numpy as np
 from ._native import module as _C
 
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
-_LEGACY_STREAM = 1  # CUDA's default stream in DLPack's numbering, where 0 is forbidden
+_DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # in DLPack's numbering, where CUDA's is not 0
 
 
 def torch_module() -> Any | None:
@@ -69,7 +69,7 @@ class Frame:
             return array
         if not is_array(array):
             raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
-        stream = None if self.device == "cpu" else (self.stream or _LEGACY_STREAM)
+        stream = None if self.device == "cpu" else (self.stream or _DEFAULT_STREAM[self.device])
         kind = int(array.__dlpack_device__()[0])
         if _DLPACK_DEVICES.get(kind) == "cpu":
             stream = None
@@ -87,7 +87,7 @@ class Frame:
             return array, _numpy_capsule(array)
         cupy = _cupy()
         array = cupy.empty(shape, dtype=_numpy_dtype(dtype))
-        return array, array.__dlpack__(stream=self.stream or _LEGACY_STREAM)
+        return array, array.__dlpack__(stream=self.stream or _DEFAULT_STREAM[self.device])
 
     def result(self, array: Any) -> Any:
         """An output of :meth:`allocate` in the framework of the call's own arrays."""

@@ -16,6 +16,6 @@ except ImportError as error:  # pragma: no cover - needs a broken installation
 module: Any  # type: ignore[no-redef]
 
 
-def architectures() -> list[str]:
-    """GPU architectures with machine code in this build, such as ``["sm_80", "sm_90a"]``."""
-    return str(module.architectures).split()
+def architectures(prefix: str = "") -> list[str]:
+    """GPU architectures with machine code in this build, such as ``["sm_80", "sm_90a"]`` or ``["gfx90a", "gfx942"]``."""
+    return [name for name in str(module.architectures).split() if name.startswith(prefix)]

@@ -169,8 +169,11 @@ def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
         isa = _native.module.cpu_isa()
         return f"cpu ({isa})", f"always built; {isa} is the widest instruction set of this CPU that it has"
     if device.kind == "rocm":
-        return None, "this version has no HIP kernels"
-    if not built:
+        gfx = [name for name in built if name.startswith("gfx")]
+        if not gfx:
+            return None, f"this build (variant {variant}) has no HIP kernels; install the rocm6 variant"
+        return "hip", f"kernels for {' and '.join(gfx)}, verified under emulation alone"
+    if not any(name.startswith("sm_") for name in built):
         return None, f"this build (variant {variant}) has no CUDA kernels: {_HOW_TO_ADD_CUDA}"
     major, minor = device.capability or (0, 0)
     if (major, minor) == (9, 0) and "sm_90a" in built:

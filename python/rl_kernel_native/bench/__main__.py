@@ -32,14 +32,14 @@ def _seconds(text: str) -> float:
 def _device(torch: Any, name: str) -> str:
     """The device to measure on; auto is the GPU where torch and this build can use it. ValueError says why not."""
     if name == "auto":
-        return "cuda" if _native.architectures() and torch.cuda.is_available() else "cpu"
+        return "cuda" if _native.architectures("sm_") and torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise ValueError(f"--device {name}: want auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and not _native.architectures():
+    if device.type == "cuda" and not _native.architectures("sm_"):
         raise ValueError(f"--device {name}: this build (variant {variant}) has no CUDA kernels")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device {name}: torch sees {torch.cuda.device_count()} CUDA devices")

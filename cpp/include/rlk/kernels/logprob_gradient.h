@@ -2,9 +2,9 @@
 // -126, by the call's exponential; a larger t counts as 127, a NaN stays.
 #pragma once
 
+#include "rlk/kernels/logprob_row.h"
 #include "rlk/math/exp2.h"
 #include "rlk/math/expm1.h"
-#include "rlk/ops/logprob_row.h"
 
 namespace rlk {
 

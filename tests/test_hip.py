@@ -1,0 +1,143 @@
+"""The HIP backend from Python, on the stand-in runtime: the fuzz set with the CPU's bytes, and what users meet.
+
+Runs where `scripts/test.sh hip` starts it: with the extension of variant rocm6 and the stand-in libamdhip64 in the
+library path. The arrays are NumPy's memory that says it lies on a ROCm device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import ALL, part_cut, torch_logits, torch_targets
+from dlpack import BFLOAT, ROCM, Exporter
+from rl_kernel_native import _dispatch
+from rl_kernel_native._native import module as native
+
+torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
+
+import test_fuzz as fuzz  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    native.variant != "rocm6" or "RLK_STANDIN_ORDER" not in os.environ,
+    reason="needs the rocm6 build on the stand-in runtime: scripts/test.sh hip",
+)
+
+CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
+CHUNK = 100
+
+
+class RocmArray(Exporter):
+    """A torch CPU tensor's memory, said to lie on a ROCm device."""
+
+    def __init__(self, tensor: Any) -> None:
+        fields: dict[str, Any] = {"device": ROCM}
+        if tensor.dtype == torch.bfloat16:
+            fields |= {"code": BFLOAT, "bits": 16}
+            super().__init__(tensor.view(torch.uint16).numpy(), **fields)
+        else:
+            super().__init__(tensor.numpy(), **fields)
+        self.tensor = tensor
+
+
+def on_device(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(on_device(y) for y in x)
+    return RocmArray(x) if isinstance(x, torch.Tensor) else x
+
+
+def back(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return type(x)(*(back(y) for y in x)) if hasattr(x, "_fields") else tuple(back(y) for y in x)
+    return x.tensor if isinstance(x, RocmArray) else x
+
+
+@pytest.fixture(autouse=True)
+def device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs for a ROCm array of no framework come from CuPy; here from torch's CPU memory."""
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> RocmArray:
+        return RocmArray(torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name)))
+
+    monkeypatch.setattr(_dispatch, "_cupy", lambda: SimpleNamespace(empty=empty))
+
+
+def forward(problem: fuzz.Problem) -> Any:
+    options = {k: on_device(v) for k, v in problem.options.items()}
+    return back(rk.logprob(on_device(problem.logits()), on_device(problem.target), **options, **ALL))
+
+
+def backward(problem: fuzz.Problem, result: Any) -> Any:
+    options, gradients = ({k: on_device(v) for k, v in x.items()} for x in (problem.options, problem.gradients))
+    entropy = on_device(result.entropy) if "dentropy" in gradients else None
+    dlogits = torch.empty(problem.shape, dtype=problem.memory.dtype)
+    out = on_device(dlogits)
+    logits, target = on_device(problem.logits()), on_device(problem.target)
+    rk.logprob_backward(logits, target, on_device(result.lse), entropy=entropy, **gradients, **options, out=out)
+    return dlogits
+
+
+def merged_shards(problem: fuzz.Problem, shards: int) -> Any:
+    vocab = problem.shape[-1]
+    whole = problem.options.get("canonical_vocab", vocab)
+    edges = [min(part_cut(whole, 8 * i // shards), vocab) for i in range(shards)] + [vocab]
+    options = {k: on_device(v) for k, v in problem.options.items()}
+    stats = [
+        back(
+            rk.logprob_partial(
+                on_device(problem.logits()[..., a:b]),
+                on_device(problem.target),
+                vocab_start=a,
+                vocab_size=vocab,
+                **options,
+            )
+        )
+        for a, b in itertools.pairwise(edges)
+    ]
+    temperature = options.get("temperature", 1.0)
+    return back(rk.logprob_merge(on_device(torch.stack(stats)), temperature=temperature, **ALL))
+
+
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, min(first + CHUNK, CASES)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        problem = fuzz.make(number)
+        want = fuzz.forward(problem, "cpu", "portable")
+        fuzz.report(problem, fuzz.differing(want, forward(problem)), "CPU and HIP")
+        counts = fuzz.shard_counts(problem)
+        if counts:
+            shards = counts[number % len(counts)]
+            fuzz.report(problem, fuzz.differing(want, merged_shards(problem, shards)), f"{shards} shards on HIP")
+        gradient = fuzz.backward(problem, "cpu", "portable", want)
+        fuzz.report(problem, fuzz.differing(gradient, backward(problem, want)), "gradient of CPU and HIP")
+
+
+def problem(rng: np.random.Generator) -> tuple[Any, Any]:
+    return on_device(torch_logits(rng, (3, 1000), "bfloat16")), on_device(torch_targets(rng, (3,), 1000))
+
+
+def test_the_default_exponential_is_portable_and_hardware_is_an_error(rng: np.random.Generator) -> None:
+    logits, target = problem(rng)
+    with pytest.raises(ValueError, match='exp: "hardware"'):
+        rk.logprob(logits, target, exp="hardware")
+    want = rk.logprob(logits.tensor, target.tensor, exp="portable")
+    assert not fuzz.differing(want, back(rk.logprob(logits, target)))
+
+
+def test_no_device_is_a_typed_error(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLK_STANDIN_DEVICES", "0")
+    with pytest.raises(ValueError, match="HIP device index 0 of 0"):
+        rk.logprob(*problem(rng))
+
+
+def test_mixed_devices_are_refused(rng: np.random.Generator) -> None:
+    logits, target = problem(rng)
+    with pytest.raises(ValueError, match="target: expected device"):
+        rk.logprob(logits, target.tensor.numpy())
