@@ -17,5 +17,5 @@ module: Any  # type: ignore[no-redef]
 
 
 def architectures(prefix: str = "") -> list[str]:
-    """GPU architectures with machine code in this build, such as ``["sm_80", "sm_90a"]`` or ``["gfx90a", "gfx942"]``."""
+    """GPU architectures with machine code in this build, such as ``["sm_80", "sm_90a"]``, that begin with a prefix."""
     return [name for name in str(module.architectures).split() if name.startswith(prefix)]

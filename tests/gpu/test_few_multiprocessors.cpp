@@ -72,7 +72,8 @@ int wrong_rows(rlk::DType dtype, Store store) {
     check(cudaFree(p.workspace));
     int here = 0;
     for (std::int64_t i = 0; i < kRows; ++i) here += std::memcmp(&want[i], &got[i], sizeof(float)) != 0;
-    if (here) std::printf("%d multiprocessors, %d-byte logits: %d rows differ\n", multiprocessors, size_of(dtype), here);
+    if (here)
+      std::printf("%d multiprocessors, %d-byte logits: %d rows differ\n", multiprocessors, size_of(dtype), here);
     wrong += here;
   }
   return wrong;
