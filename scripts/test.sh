@@ -64,6 +64,7 @@ stage_hip() {
     echo "SKIPPED: no clang 19 here, so the HIP kernels were neither compiled nor run"
     return
   fi
+  pip install -q 'nanobind>=3.1,<4'
   build hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
   ctest --test-dir build/hip --output-on-failure --parallel "$(nproc)" --label-regex hip
   # The extension with the HIP backend, over the package's Python files.
