@@ -89,7 +89,7 @@ def test_bad_arguments_exit_with_2(arguments, words, capsys):
 def test_a_gpu_that_cannot_be_used_exits_with_2_and_auto_is_the_cpu_without_kernels(
     built, visible, words, capsys, monkeypatch
 ):
-    monkeypatch.setattr(command._native, "architectures", lambda: built)
+    monkeypatch.setattr(command._native, "architectures", lambda prefix="": built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(SystemExit) as error:
