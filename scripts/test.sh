@@ -5,6 +5,7 @@
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
 #   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
 #   hip       the HIP kernels compile without spills (preset hip) and run under the emulation; skipped without clang 19
+#   wheel     the wheel of variant cpu for this Python, tried in an empty environment
 #   sanitize  C++ tests under ASan and UBSan (preset sanitize), those of the HIP kernels with clang 19
 # Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
 # the exit status is 1 if any failed.
@@ -12,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-readonly kStages=(lint cpp python cuda hip sanitize)
+readonly kStages=(lint cpp python cuda hip wheel sanitize)
 
 stage_setup() {
   install_torch cpu
@@ -74,6 +75,11 @@ stage_hip() {
   cp build/hip/_C*.so build/hip/package/rl_kernel_native/
   PYTHONPATH=$PWD/build/hip/package LD_LIBRARY_PATH=$PWD/build/hip/hip_standin RLK_STANDIN_ORDER=forward \
     RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-300} python -m pytest tests/test_hip.py -q
+}
+
+stage_wheel() {
+  python tools/build_wheels.py --variant cpu --python "$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" \
+    --out build/dist
 }
 
 stage_sanitize() {

@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ("cpu", "cu124", "cu130", "rocm6")
 PYTHONS = ("3.10", "3.11", "3.12")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_kernel_native"
-CUDA_124 = CACHE / "cuda-12.4"
+CUDA_124 = CACHE / "cuda-12.4"  # tools/fetch_cuda124.sh
+HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # tools/fetch_gcc10.sh
 MAX_BYTES = 60_000_000
 PROJECT = "rl-kernel-native"
 
@@ -71,7 +72,7 @@ def run(command: list[str | Path], **options: object) -> str:
 def find_python(version: str) -> Path:
     """A Python of this version: on PATH, or pyenv's."""
     found = shutil.which(f"python{version}")
-    candidates = [Path(found)] if found else []
+    candidates = [Path(sys.executable), *([Path(found)] if found else [])]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates += sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
     for candidate in candidates:
@@ -89,6 +90,10 @@ def cuda_version(nvcc: Path) -> str:
 def options_of(variant: str) -> list[str]:
     """CMake definitions of a variant; Unavailable where its compiler is missing."""
     options = [f"RLK_VARIANT={variant}"]
+    if HOST_COMPILER.exists():
+        options.append(f"CMAKE_CXX_COMPILER={HOST_COMPILER}")
+        if variant.startswith("cu"):
+            options.append(f"CMAKE_CUDA_HOST_COMPILER={HOST_COMPILER}")
     if variant == "cu130":
         found = shutil.which("nvcc") or next(iter(map(str, Path("/usr/local").glob("cuda*/bin/nvcc"))), None)
         if not found:
@@ -180,7 +185,7 @@ def table(built: list[Built]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument("--python", nargs="+", choices=PYTHONS, default=PYTHONS)
+    parser.add_argument("--python", nargs="+", metavar="3.N", default=PYTHONS, help="one of 3.12 and later serves all")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
     built, skipped, failed = [], [], []
@@ -202,6 +207,11 @@ def main() -> int:
                 else:
                     built.append(made)
                     print(f"built       {made.path.name}: {made.said}", flush=True)
+    if not HOST_COMPILER.exists():
+        print(
+            "the host code was compiled by the system's g++, so the wheels need a C library as new as this one's; "
+            "tools/fetch_gcc10.sh gets an older one"
+        )
     if built:
         (options.out / "wheels.md").write_text(table(built))
     print(f"{len(built)} built and tested, {len(skipped)} not possible here, {len(failed)} failed")

@@ -6,10 +6,22 @@
 
 #include "rlk/base.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace rlk::cpu {
 namespace {
 
 std::atomic<int> chosen{-1};
+
+#if defined(__x86_64__)
+// g++ 10 has no name for this feature in __builtin_cpu_supports.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 }  // namespace
 
@@ -29,7 +41,7 @@ bool isa_supported(Isa isa) {
   if (isa == Isa::kBaseline) return true;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   if (isa == Isa::kAvx2) return avx2;
   return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

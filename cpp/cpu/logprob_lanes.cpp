@@ -82,38 +82,48 @@ RLK_HD Extremes leaf_extremes(const unsigned char* leaf) {
   return e;
 }
 
+// Lanes of a, then of b, by index.
+template <int... kLane, class V>
+RLK_HD V shuffle(V a, V b) {
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, kLane...);
+#else  // g++ 10, which compiles the wheels
+  return __builtin_shuffle(a, b, Vector<std::int32_t>{kLane...});
+#endif
+}
+
 // Transposition's building blocks: lanes of a and b in pairs, inside 128 bits.
 template <class V>
 RLK_HD V even_lanes(V a, V b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30);
+  return shuffle<0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30>(a, b);
 #else
-  return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14);
+  return shuffle<0, 2, 8, 10, 4, 6, 12, 14>(a, b);
 #endif
 }
 template <class V>
 RLK_HD V odd_lanes(V a, V b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+  return shuffle<1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31>(a, b);
 #else
-  return __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  return shuffle<1, 3, 9, 11, 5, 7, 13, 15>(a, b);
 #endif
 }
 // 128-bit quarters 0 and 2, then 1 and 3, of a and b: of each pair of leaves k, k + 8 its lower and its upper chains.
 template <class V>
 RLK_HD V even_quarters(V a, V b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+  return shuffle<0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27>(a, b);
 #else
-  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+  return shuffle<0, 1, 2, 3, 8, 9, 10, 11>(a, b);
 #endif
 }
 template <class V>
 RLK_HD V odd_quarters(V a, V b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  return shuffle<4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31>(a, b);
 #else
-  return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  return shuffle<4, 5, 6, 7, 12, 13, 14, 15>(a, b);
 #endif
 }
 
@@ -137,8 +147,8 @@ RLK_HD V fold_leaves(const V* leaves, Op op) {
   V pairs[kPairs];
   for (int k = 0; k < kPairs; ++k) {
     const V a = leaves[k], b = leaves[k + kPairs];
-    pairs[k] = op(__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-                  __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+    pairs[k] = op(shuffle<0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23>(a, b),
+                  shuffle<8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31>(a, b));
   }
   return fold_chains(pairs, op);
 #else
@@ -293,11 +303,11 @@ RLK_HD Nodes combine_lanes(const Nodes& a, const Nodes& b) {
 // Lanes 0, 2, 4, ... and 1, 3, 5, ... in the lower half; the upper half repeats them.
 RLK_HD Floats lanes_from(Floats a, int first) {
 #if defined(__AVX512F__)
-  const Vector<float> even = __builtin_shufflevector(a.v, a.v, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
-  const Vector<float> odd = __builtin_shufflevector(a.v, a.v, 1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15);
+  const Vector<float> even = shuffle<0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14>(a.v, a.v);
+  const Vector<float> odd = shuffle<1, 3, 5, 7, 9, 11, 13, 15, 1, 3, 5, 7, 9, 11, 13, 15>(a.v, a.v);
 #else
-  const Vector<float> even = __builtin_shufflevector(a.v, a.v, 0, 2, 4, 6, 0, 2, 4, 6);
-  const Vector<float> odd = __builtin_shufflevector(a.v, a.v, 1, 3, 5, 7, 1, 3, 5, 7);
+  const Vector<float> even = shuffle<0, 2, 4, 6, 0, 2, 4, 6>(a.v, a.v);
+  const Vector<float> odd = shuffle<1, 3, 5, 7, 1, 3, 5, 7>(a.v, a.v);
 #endif
   return {first == 0 ? even : odd};
 }

@@ -6,7 +6,7 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 
 from __future__ import annotations
 
-from . import _dispatch, _native
+from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, current_arithmetic
 from .ops.logprob import (
     LogprobResult,
@@ -23,6 +23,7 @@ if _dispatch.torch_module() is not None:
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
+_variants.warn_of_conflict(variant)
 
 __all__ = [
     "LogprobResult",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import __version__, _dispatch, _native, _selftest, variant
+from . import __version__, _dispatch, _native, _selftest, _variants, variant
 from ._machine import cpu_model
 
 _PEERS = ("torch", "jax", "cupy")
@@ -201,14 +201,7 @@ def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def installed_variants() -> dict[str, Any]:
     """Distributions that install this package. Two of them overwrite each other's files."""
-    # By what they install: their names differ by variant, and packages_distributions() of Python 3.10 misses wheels.
-    found = sorted(
-        {
-            f"{d.metadata['Name']} {d.version}"
-            for d in importlib.metadata.distributions()
-            if "rl_kernel_native/__init__.py" in (d.read_text("RECORD") or "")
-        }
-    )
+    found = _variants.installed()
     note = "one" if len(found) == 1 else "none: a source tree" if not found else "more than one: uninstall all but one"
     return {"distributions": found, "conflict": len(found) > 1, "note": note, "loaded": str(Path(__file__).parent)}
 

@@ -32,8 +32,21 @@ RLK_HD float mul_rn(float a, float b) { return a * b; }
 RLK_HD float div_rn(float a, float b) { return a / b; }
 RLK_HD float sqrt_rn(float a) { return __builtin_sqrtf(a); }
 RLK_HD float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#if defined(__has_builtin) && __has_builtin(__builtin_bit_cast)
 RLK_HD std::int32_t bits_of(float a) { return __builtin_bit_cast(std::int32_t, a); }
 RLK_HD float float_of(std::int32_t b) { return __builtin_bit_cast(float, b); }
+#else  // g++ 10, which compiles the wheels
+RLK_HD std::int32_t bits_of(float a) {
+  std::int32_t b;
+  __builtin_memcpy(&b, &a, sizeof b);
+  return b;
+}
+RLK_HD float float_of(std::int32_t b) {
+  float a;
+  __builtin_memcpy(&a, &b, sizeof a);
+  return a;
+}
+#endif
 #endif
 
 RLK_HD float select(bool condition, float yes, float no) { return condition ? yes : no; }

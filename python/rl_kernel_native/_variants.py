@@ -1,0 +1,31 @@
+"""The distributions that install this package, one a variant. Two of them overwrite each other's files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+
+NAMES = ("rl-kernel-native", "rl-kernel-cpu", "rl-kernel-cu124", "rl-kernel-cu130", "rl-kernel-rocm6")
+
+
+def installed() -> list[str]:
+    """``["rl-kernel-cpu 0.1.0"]``; empty in a source tree."""
+    found = []
+    for name in NAMES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def warn_of_conflict(loaded: str) -> None:
+    """A RuntimeWarning where more than one is installed. ``loaded``: the variant of the extension that was imported."""
+    found = installed()
+    if len(found) > 1:
+        warnings.warn(
+            f"{' and '.join(found)} are installed together and overwrite each other's files; the extension loaded is "
+            f"of variant {loaded}. Uninstall all of them, then install the one you want.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
