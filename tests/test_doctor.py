@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,3 +117,20 @@ def test_rounding_to_bfloat16_is_to_nearest_even():
     x[:2] = 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(_selftest._round_to(x, "bfloat16"), expected)
+
+
+def test_amd_gpus_come_from_hip_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        name, gcnArchName, totalGlobalMem = b"AMD Instinct MI300X", b"gfx942:sramecc+:xnack-", 192 * 2**30
+
+    stand_in = SimpleNamespace(
+        hipGetDeviceCount=lambda: (0, 1), hipDeviceProp_t=Properties, hipGetDeviceProperties=lambda properties, i: (0,)
+    )
+    monkeypatch.setattr(doctor, "variant", "rocm6")
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: stand_in)
+    found, note = doctor.gpus(None)
+    assert [(d.name, d.kind, d.memory_gib) for d in found] == [("rocm:0", "rocm", 192.0)]
+    assert "gfx942" in found[0].model
+    assert "HIP" in note
+    assert doctor.backend(found[0], ["gfx90a", "gfx942"])["backend"] == "hip"
+    assert doctor.backend(found[0], ["sm_80"])["backend"] is None

@@ -124,10 +124,29 @@ def gpus(torch: Any) -> tuple[list[Device], str]:
             p = torch.cuda.get_device_properties(i)
             found.append(Device(f"cuda:{i}", kind, p.name, (p.major, p.minor), round(p.total_memory / 2**30, 1)))
         return found, "as torch sees them"
-    found, note = _driver_gpus()
+    found, note = _hip_gpus() if variant == "rocm6" else _driver_gpus()
     if found and torch is not None:
         note += f"; torch {torch.__version__} cannot use them"
     return found, note
+
+
+def _hip_gpus() -> tuple[list[Device], str]:
+    """AMD GPUs through hip-python, where that is installed."""
+    try:
+        hip = importlib.import_module("hip.hip")
+    except ImportError:
+        return [], "neither torch for ROCm nor hip-python (pip install hip-python) is here to ask"
+    status, count = hip.hipGetDeviceCount()
+    if int(status) != 0:
+        return [], f"the HIP runtime reports {status}"
+    found = []
+    for i in range(count):
+        properties = hip.hipDeviceProp_t()
+        hip.hipGetDeviceProperties(properties, i)
+        memory = round(properties.totalGlobalMem / 2**30, 1)
+        name = f"{properties.name.decode()} ({properties.gcnArchName.decode()})"
+        found.append(Device(f"rocm:{i}", "rocm", name, None, memory))
+    return found, "as the HIP runtime sees them"
 
 
 def _driver_gpus() -> tuple[list[Device], str]:
@@ -232,8 +251,8 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
         ("cpu", f"{cpu['model']}, {cpu['instruction_set']}, {cpu['threads']} of {cpu['logical_cores']} threads"),
     ]
     for gpu in report["gpus"]:
-        capability = ".".join(map(str, gpu["capability"]))
-        machine.append((gpu["name"], f"{gpu['model']}, {capability}, {gpu['memory_gib']} GiB"))
+        capability = ".".join(map(str, gpu["capability"])) + ", " if gpu["capability"] else ""
+        machine.append((gpu["name"], f"{gpu['model']}, {capability}{gpu['memory_gib']} GiB"))
     machine.append(("gpus", f"{len(report['gpus'])} ({report['gpu_note']})"))
     if report["driver"]:
         machine.append(("driver", report["driver"]))
