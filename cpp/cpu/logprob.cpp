@@ -8,6 +8,7 @@
 #include "float_environment.h"
 #include "isa.h"
 #include "logprob_lanes.h"
+#include "rlk/kernels/logprob_check.h"
 #include "rlk/math/exp2.h"
 #include "rlk/math/expm1.h"
 #include "rlk/math/half.h"
@@ -35,21 +36,6 @@ const LogprobLanes& lanes() {
   }
 #endif
   return baseline::logprob_lanes;
-}
-
-void check_input(const LogprobInput& p) {
-  RLK_CHECK(p.num_rows >= 0 && p.num_columns >= 0, "logprob: sizes are not negative");
-  RLK_CHECK(p.num_rows < std::int64_t{1} << 32, "logprob: fewer than 2^32 rows");
-  RLK_CHECK(p.num_rows == 0 || p.target, "logprob: target is given");
-  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || p.logits, "logprob: logits are given");
-  RLK_CHECK(p.logits_rows.inner > 0 && p.target_rows.inner > 0, "logprob: row layouts have inner >= 1");
-  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
-            "logprob: logits are float32, bfloat16 or float16");
-  RLK_CHECK(p.target_dtype == DType::kInt32 || p.target_dtype == DType::kInt64, "logprob: target is int32 or int64");
-  RLK_CHECK(p.valid_vocab >= 0 && p.valid_vocab <= p.vocab_size, "logprob: 0 <= valid_vocab <= vocab_size");
-  RLK_CHECK(p.vocab_start >= 0, "logprob: vocab_start is not negative");
-  RLK_CHECK(p.kept_size >= 0 && (p.kept_ids || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
-            "logprob: kept_ids and kept_offsets come together");
 }
 
 std::int64_t load_index(const void* ids, DType dtype, std::int64_t i) {
@@ -341,7 +327,7 @@ void backward_run(const LogprobBackwardParams& p, std::int64_t row, Run run, std
 }  // namespace
 
 void logprob(const LogprobParams& p) {
-  check_input(p);
+  check_logprob_input(p);
   RLK_CHECK(parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0,
             "logprob: the columns are a whole, aligned group of parts of the vocabulary");
   RLK_CHECK(p.stats || (p.vocab_start == 0 && p.num_columns >= p.valid_vocab),
@@ -381,7 +367,7 @@ void logprob_merge(const LogprobMergeParams& p) {
 }
 
 void logprob_backward(const LogprobBackwardParams& p) {
-  check_input(p);
+  check_logprob_input(p);
   RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.lse && p.dlogits),
             "logprob_backward: lse and dlogits are given");
   RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");

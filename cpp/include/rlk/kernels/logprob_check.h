@@ -1,4 +1,4 @@
-// What of a logprob call would corrupt memory, for the GPU backends; the bindings checked what users may get wrong.
+// What of a logprob call would corrupt memory, for every backend; the bindings checked what users may get wrong.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@ inline void check_logprob_input(const LogprobInput& p) {
   RLK_CHECK(p.target_dtype == DType::kInt32 || p.target_dtype == DType::kInt64, "logprob: target is int32 or int64");
   RLK_CHECK(p.valid_vocab >= 0 && p.valid_vocab <= p.vocab_size, "logprob: 0 <= valid_vocab <= vocab_size");
   RLK_CHECK(p.vocab_start >= 0, "logprob: vocab_start is not negative");
-  RLK_CHECK((p.kept_ids != nullptr || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
+  RLK_CHECK(p.kept_size >= 0 && (p.kept_ids || p.kept_size == 0) && (p.kept_offsets || !p.kept_ids),
             "logprob: kept_ids and kept_offsets come together");
 }
 
