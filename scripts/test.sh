@@ -74,7 +74,7 @@ stage_hip() {
   cp -r python/rl_kernel_native build/hip/package/
   cp build/hip/_C*.so build/hip/package/rl_kernel_native/
   PYTHONPATH=$PWD/build/hip/package LD_LIBRARY_PATH=$PWD/build/hip/hip_standin RLK_STANDIN_ORDER=forward \
-    RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-300} python -m pytest tests/test_hip.py -q
+    RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-200} python -m pytest tests/test_hip.py -q
 }
 
 stage_wheel() {
