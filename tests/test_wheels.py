@@ -1,0 +1,72 @@
+"""The parts of tools/build_wheels.py that need no compiler; the wheels themselves are tried by the tool."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("build_wheels", ROOT / "tools" / "build_wheels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["build_wheels"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_renamed_wheel_is_a_whole_wheel_of_the_new_name(tool: Any, tmp_path: Path) -> None:
+    wheel = tmp_path / "rl_kernel_native-0.1.0-cp312-abi3-linux_x86_64.whl"
+    info = "rl_kernel_native-0.1.0.dist-info"
+    metadata = (
+        "Metadata-Version: 2.1\nName: rl-kernel-native\nVersion: 0.1.0\nRequires-Dist: rl-kernel-native[compare]; x\n"
+    )
+    with zipfile.ZipFile(wheel, "w") as z:
+        z.writestr("rl_kernel_native/__init__.py", "x = 1\n")
+        z.writestr(f"{info}/METADATA", metadata)
+        z.writestr(f"{info}/RECORD", "")
+    made = tool.renamed(wheel, "rl-kernel-cu130")
+    assert made.name == "rl_kernel_cu130-0.1.0-cp312-abi3-linux_x86_64.whl"
+    assert not wheel.exists()
+    with zipfile.ZipFile(made) as z:
+        new = "rl_kernel_cu130-0.1.0.dist-info"
+        assert set(z.namelist()) == {"rl_kernel_native/__init__.py", f"{new}/METADATA", f"{new}/RECORD"}
+        text = z.read(f"{new}/METADATA").decode()
+        assert "Name: rl-kernel-cu130\n" in text
+        assert "Requires-Dist: rl-kernel-cu130[compare]; x" in text
+        rows = {row[0]: row[1:] for row in csv.reader(z.read(f"{new}/RECORD").decode().splitlines())}
+        assert set(rows) == set(z.namelist())
+        for name, (digest, size) in rows.items():
+            if name.endswith("RECORD"):
+                continue
+            data = z.read(name)
+            assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            assert int(size) == len(data)
+
+
+def test_a_python_that_is_not_there_is_said_so(tool: Any) -> None:
+    with pytest.raises(tool.Unavailable, match=r"no Python 3\.99"):
+        tool.find_python("3.99")
+    assert tool.find_python(f"{sys.version_info.major}.{sys.version_info.minor}") == Path(sys.executable)
+
+
+def test_a_missing_compiler_is_a_reason_and_not_an_error(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool.shutil, "which", lambda name: None)
+    monkeypatch.setattr(tool, "CUDA_124", Path("/nowhere"))
+    with pytest.raises(tool.Unavailable, match=r"fetch_cuda124\.sh"):
+        tool.options_of("cu124")
+    with pytest.raises(tool.Unavailable, match=r"clang\+\+-19"):
+        tool.options_of("rocm6")
+    assert "RLK_VARIANT=cpu" in tool.options_of("cpu")
