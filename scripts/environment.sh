@@ -58,14 +58,22 @@ find_python() {
 
 has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 
+# Whether apt is there, with the right to use it.
+can_use_apt() { have apt-get && { ((EUID == 0)) || sudo -n true 2>/dev/null; }; }
+
+# apt_install PACKAGE...
+apt_install() {
+  local as_root=()
+  ((EUID == 0)) || as_root=(sudo -n)
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
 # install_hip_compiler: clang 19 and what links and bundles its device code, by apt where that has them.
 install_hip_compiler() {
   have clang++-19 && have ld.lld-19 && have llvm-objdump-19 && have clang-offload-bundler-19 && return
-  local as_root=()
-  ((EUID == 0)) || as_root=(sudo -n)
-  have apt-get || return 1
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-    clang-19 lld-19 llvm-19 clang-tools-19 >build/clang.log 2>&1
+  can_use_apt || return 1
+  apt_install clang-19 lld-19 llvm-19 clang-tools-19 >build/clang.log 2>&1
 }
 
 # install_system_packages [tests]: by apt, and only what is missing. Without apt or the right to use it: the command.
@@ -79,14 +87,11 @@ install_system_packages() {
     have ccache || missing+=(ccache)
   fi
   ((${#missing[@]})) || return 0
-  local as_root=()
-  ((EUID == 0)) || as_root=(sudo -n)
-  if ! have apt-get || { ((EUID != 0)) && ! sudo -n true 2>/dev/null; }; then
+  if ! can_use_apt; then
     die "missing system packages; as an administrator: apt-get install ${missing[*]} (or your system's names for them)"
   fi
   echo "installing ${missing[*]}"
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  apt_install "${missing[@]}"
 }
 
 # Makes the virtual environment and puts it on PATH.
