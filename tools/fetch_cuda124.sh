@@ -8,18 +8,10 @@ target=${XDG_CACHE_HOME:-$HOME/.cache}/rl_kernel_native/cuda-12.4
 [[ ! -x $target/bin/nvcc ]] || { echo "$target is there"; exit 0; }
 mirror=${1:-http://deb.debian.org/debian}
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{state/lists/partial,cache/archives/partial,etc,debs,root}
-echo "deb [trusted=yes] $mirror trixie main contrib non-free non-free-firmware" >"$work/etc/sources.list"
-apt_options=(
-  -o Dir::State="$work/state" -o Dir::Cache="$work/cache" -o Dir::Etc::sourcelist="$work/etc/sources.list"
-  -o Dir::Etc::sourceparts=- -o Dir::State::status="$work/status" -o APT::Sandbox::User=root
-)
-: >"$work/status"
-apt-get "${apt_options[@]}" update -qq
-(cd "$work/debs" && apt-get "${apt_options[@]}" download -qq nvidia-cuda-toolkit nvidia-cuda-dev)
-for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
+source "$(dirname "${BASH_SOURCE[0]}")/private_apt.sh"
+private_apt_init
+private_apt_update "$mirror" trixie main contrib non-free non-free-firmware
+private_apt_unpack nvidia-cuda-toolkit nvidia-cuda-dev
 
 python3 -m pip download -q --no-deps --dest "$work/wheels" --only-binary=:all: \
   nvidia-cuda-cccl-cu12==12.4.127.post1 nvidia-cuda-runtime-cu12==12.4.127

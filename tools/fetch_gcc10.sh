@@ -7,25 +7,17 @@ set -euo pipefail
 target=${XDG_CACHE_HOME:-$HOME/.cache}/rl_kernel_native/gcc-10
 [[ ! -x $target/bin/c++ ]] || { echo "$target is there"; exit 0; }
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{state/lists/partial,cache/archives/partial,etc,debs,root}
-: >"$work/status"
-apt_options=(
-  -o Dir::State="$work/state" -o Dir::Cache="$work/cache" -o Dir::Etc::sourcelist="$work/etc/sources.list"
-  -o Dir::Etc::sourceparts=- -o Dir::State::status="$work/status" -o APT::Sandbox::User=root
-)
+source "$(dirname "${BASH_SOURCE[0]}")/private_apt.sh"
+private_apt_init
 for mirror in "${1:-http://deb.debian.org/debian}" http://archive.debian.org/debian; do
-  echo "deb [trusted=yes] $mirror bullseye main" >"$work/etc/sources.list"
-  apt-get "${apt_options[@]}" update -qq 2>/dev/null && [[ -n $(apt-cache "${apt_options[@]}" show g++-10 2>/dev/null) ]] && break
+  private_apt_update "$mirror" bullseye main 2>/dev/null && private_apt_has g++-10 && break
 done
 packages=(
   g++-10 gcc-10 cpp-10 gcc-10-base libgcc-10-dev libstdc++-10-dev libgcc-s1 libc6 libc6-dev linux-libc-dev
   libcrypt-dev libcrypt1 libnsl-dev libisl23 libmpc3 libmpfr6 libgmp10 binutils binutils-x86-64-linux-gnu
   binutils-common libbinutils libctf0 libctf-nobfd0 zlib1g libzstd1 libstdc++6
 )
-(cd "$work/debs" && apt-get "${apt_options[@]}" download -qq "${packages[@]}")
-for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
+private_apt_unpack "${packages[@]}"
 # Links of the package are absolute; inside another root they must not be.
 find "$work/root" -type l -lname '/*' | while read -r link; do
   ln -sfnr "$work/root$(readlink "$link")" "$link"

@@ -343,10 +343,7 @@ void logprob(const LogprobParams& p) {
 }
 
 void logprob_merge(const LogprobMergeParams& p) {
-  RLK_CHECK(p.num_shards == 1 || p.num_shards == 2 || p.num_shards == 4 || p.num_shards == 8,
-            "logprob_merge: 1, 2, 4 or 8 shards");
-  RLK_CHECK(p.num_rows >= 0, "logprob_merge: sizes are not negative");
-  RLK_CHECK(p.num_rows == 0 || p.stats, "logprob_merge: stats are given");
+  check_logprob_merge(p);
   const Outputs outputs = {p.logprob, p.lse, p.entropy, p.sum_p_sq, p.status};
   parallel_for(p.num_rows, 4096, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
@@ -367,12 +364,7 @@ void logprob_merge(const LogprobMergeParams& p) {
 }
 
 void logprob_backward(const LogprobBackwardParams& p) {
-  check_logprob_input(p);
-  RLK_CHECK(p.num_rows == 0 || p.num_columns == 0 || (p.lse && p.dlogits),
-            "logprob_backward: lse and dlogits are given");
-  RLK_CHECK(!p.dentropy || p.entropy, "logprob_backward: dentropy needs entropy");
-  RLK_CHECK(p.dlogits_rows.inner > 0 && p.dlogprob_rows.inner > 0 && p.dlse_rows.inner > 0 && p.dentropy_rows.inner > 0,
-            "logprob_backward: row layouts have inner >= 1");
+  check_logprob_backward(p);
   if (p.num_rows == 0 || p.num_columns == 0) return;
   // Elementwise: any cut will do that begins a word of the kept bitmap.
   const std::int64_t run_columns = p.num_rows >= kTasksPerThread * num_threads() ? p.num_columns : kTaskColumns;

@@ -33,6 +33,7 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
 
 void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
   check_logprob_merge(p);
+  RLK_CHECK(p.num_rows < std::int64_t{1} << 31, "logprob_merge: fewer than 2^31 rows");
   if (p.num_rows == 0) return;
   const DeviceGuard guard(device);
   logprob_merge_sm80(p, to_stream(stream));
@@ -40,6 +41,7 @@ void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
 
 void logprob_backward(const LogprobBackwardParams& p, int device, Stream stream) {
   check_logprob_backward(p);
+  RLK_CHECK(p.num_columns <= std::int64_t{1} << 30, "logprob_backward: at most 2^30 columns");
   if (p.num_rows == 0 || p.num_columns == 0) return;
   const DeviceGuard guard(device);
   if (compute_capability(device) == 90) return logprob_backward_sm90(p, to_stream(stream));

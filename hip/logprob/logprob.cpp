@@ -59,6 +59,7 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
 
 void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
   check_logprob_merge(p);
+  RLK_CHECK(p.num_rows < std::int64_t{1} << 31, "logprob_merge: fewer than 2^31 rows");
   if (p.num_rows == 0) return;
   const std::int64_t blocks = (p.num_rows + kMergeThreads - 1) / kMergeThreads;
   Runtime::get().launch(device, "rlk_logprob_merge", {blocks, 1, kMergeThreads, 0}, stream, p);
@@ -66,6 +67,7 @@ void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
 
 void logprob_backward(const LogprobBackwardParams& p, int device, Stream stream) {
   check_logprob_backward(p);
+  RLK_CHECK(p.num_columns <= std::int64_t{1} << 30, "logprob_backward: at most 2^30 columns");
   require_portable(p.exp);
   if (p.num_rows == 0 || p.num_columns == 0) return;
   constexpr std::int64_t kMostRows = 65535;

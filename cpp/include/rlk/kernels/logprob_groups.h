@@ -16,8 +16,7 @@ constexpr int kNodeBytes = 16;  // m, S, E, Q
 // Leaves of a part are padded to a power of two, so that index order is tree order across parts too. A group is 32
 // neighbours in that order: a stretch of one part where parts are long, several whole parts where they are short.
 struct GroupGrid {
-  int num_parts;  // of this shard: 1, 2, 4 or 8
-  int first_part;
+  int num_parts;                                    // of this shard: 1, 2, 4 or 8
   int leaves;                                       // per part, padded
   int groups_per_part;                              // that hold columns; 0 where a group spans parts
   int parts_per_group;                              // 0 where a part spans groups
@@ -31,12 +30,11 @@ inline GroupGrid group_grid(const LogprobInput& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
   GroupGrid grid{};
-  grid.first_part = parts.first;
   grid.num_parts = parts.count;
   std::int64_t longest = 0;
   for (int i = 0; i < grid.num_parts; ++i) {
-    const std::int64_t first = part_cut(p.vocab_size, grid.first_part + i);
-    const std::int64_t last = std::min(part_cut(p.vocab_size, grid.first_part + i + 1), p.valid_vocab);
+    const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
+    const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
     grid.part_first[i] = static_cast<int>(std::min(first, last));  // of a part without columns: near the others
     grid.part_last[i] = static_cast<int>(last);
     longest = std::max(longest, last - first);
