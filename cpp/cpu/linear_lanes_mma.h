@@ -119,14 +119,27 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   return mul_rn(f, power_of_two(both - select(fits, splat(31), splat(25))));
 }
 
+// sums += eight products, cut to multiples of 1 / scale.
+RLK_HD void add_products(Ints sums[2], const Floats scale[2], const float* a, const float* b) {
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) {
+    const Floats x = broadcast<Floats>(a[k]);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const Floats product = mul_rn(x, load_bytes<Floats>(b + k * kTileColumns + v * kLanes));
+      sums[v] = sums[v] + to_ints(mul_rn(product, scale[v]));
+    }
+  }
+}
+
 // One group of products for one row and kTileColumns columns.
 template <class Unit>
 RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_exponents, const float* b,
                           const std::int32_t* b_exponents, DType dtype) {
-  Shorts most = (Shorts)splat(a_exponents[0]).v + (Shorts)load_bytes<Ints>(b_exponents).v;
+  Shorts most = (Shorts)splat(a_exponents[0]).v + load_bytes<Shorts>(b_exponents);
 #pragma GCC unroll 16
   for (int k = 1; k < Unit::kProducts; ++k) {
-    const Shorts e = (Shorts)splat(a_exponents[k]).v + (Shorts)load_bytes<Ints>(b_exponents + k * kLanes).v;
+    const Shorts e = (Shorts)splat(a_exponents[k]).v + load_bytes<Shorts>(b_exponents + k * kLanes);
     most = most > e ? most : e;
   }
   const Ints both_halves = {(Vector<std::int32_t>)most};
@@ -142,16 +155,8 @@ RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_
     scale[v] = power_of_two(splat(Unit::kFractionBits) - reference[v]);
     low[v] = Unit::kSumsAccumulator ? to_ints(mul_rn(sums[v], scale[v])) : splat(0);
   }
-#pragma GCC unroll 16
-  for (int k = 0; k < Unit::kProducts; ++k) {
-    const Floats x = broadcast<Floats>(a[k]);
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      const Floats product = mul_rn(x, load_bytes<Floats>(b + k * kTileColumns + v * kLanes));
-      Ints* sum = k < 8 ? low : high;
-      sum[v] = sum[v] + to_ints(mul_rn(product, scale[v]));
-    }
-  }
+  add_products(low, scale, a, b);
+  if constexpr (Unit::kProducts == 16) add_products(high, scale, a + 8, b + 8 * kTileColumns);
 #pragma GCC unroll 2
   for (int v = 0; v < 2; ++v) {
     const Floats c = sums[v];
@@ -210,19 +215,22 @@ RLK_HD void multiply_gfx90a(const LinearTile& t) {
     const float* a = t.a + row * kPanelStride;
     float* out = t.sums + row * t.sums_stride;
     Floats sums[2] = {load_bytes<Floats>(out), load_bytes<Floats>(out + kLanes)};
-    for (int k = 0; k < t.k; k += 4) {
-#pragma GCC unroll 2
+    for (int k = 0; k < t.k; k += kMmaStepK) {
       for (int v = 0; v < 2; ++v) {
-        if (k % kMmaStepK == 0) sums[v] = select(abs_of(sums[v]) < broadcast<Floats>(0x1p-126f), zero, sums[v]);
-        Floats product[4];
+        const float* y = t.b + k * kTileColumns + v * kLanes;
+        Floats sum = select(abs_of(sums[v]) < broadcast<Floats>(0x1p-126f), zero, sums[v]);
+        for (int i = 0; i < kMmaStepK; i += 4) {
+          Floats product[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const Floats y = load_bytes<Floats>(t.b + (k + i) * kTileColumns + v * kLanes);
-          product[i] = gfx90a_flush(fma_rn(broadcast<Floats>(a[k + i]), y, zero));
+          for (int j = 0; j < 4; ++j) {
+            const Floats factor = load_bytes<Floats>(y + (i + j) * kTileColumns);
+            product[j] = gfx90a_flush(fma_rn(broadcast<Floats>(a[k + i + j]), factor, zero));
+          }
+          const Floats low = gfx90a_flush(add_rn(product[0], product[1]));
+          const Floats high = gfx90a_flush(add_rn(product[2], product[3]));
+          sum = gfx90a_flush(add_rn(sum, gfx90a_flush(add_rn(low, high))));
         }
-        const Floats low = gfx90a_flush(add_rn(product[0], product[1]));
-        const Floats high = gfx90a_flush(add_rn(product[2], product[3]));
-        sums[v] = gfx90a_flush(add_rn(sums[v], gfx90a_flush(add_rn(low, high))));
+        sums[v] = sum;
       }
     }
     store_bytes(out, sums[0]);
