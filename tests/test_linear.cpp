@@ -121,17 +121,19 @@ TEST_F(Linear, ExponentsThatDifferBetweenTheOperands) {
 }
 
 TEST_F(Linear, TheLargestSumsOfAStep) {
-  // Sixteen products just below 4 in units of 2^-25 exceed 32 bits.
+  // Sixteen products just below 4, in units of 2^-25, and an accumulator just below 2 exceed 32 bits.
+  constexpr std::int64_t kIn = 48;
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
       for (const std::uint32_t sign : {0u, 0x8000u}) {
-        Matrix x(3, 48, dtype), weight(33, 48, dtype);
+        Matrix x(2, kIn, dtype), weight(33, kIn, dtype);
         x.fill(8, Data::kEqual);
         weight.fill(9, Data::kEqual);
-        for (std::int64_t k = 0; k < 48; ++k) x.set(1, k, x.at(1, k) | sign);
-        x.set(2, 5, x.at(2, 5) | 0x8000u);
-        const Matrix y(3, 33, DType::kFloat32);
-        ASSERT_NO_FATAL_FAILURE(check(params_of(x, weight, y, 3, 48, 33, arithmetic), y, name(arithmetic)));
+        for (std::int64_t k = 0; k < 16; ++k) x.set(0, k, k == 0 ? rounded(1.0f, dtype) : 0);
+        x.set(1, 5, x.at(1, 5) | 0x8000u);
+        for (std::int64_t k = 0; k < kIn; ++k) x.set(0, k, x.at(0, k) | sign);
+        const Matrix y(2, 33, DType::kFloat32);
+        ASSERT_NO_FATAL_FAILURE(check(params_of(x, weight, y, 2, kIn, 33, arithmetic), y, name(arithmetic)));
       }
     }
   }
