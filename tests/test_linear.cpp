@@ -80,6 +80,14 @@ TEST_F(Linear, SumsGoOnFromOnePanelOfTheContractionToTheNext) {
   }
 }
 
+TEST_F(Linear, RowsThatAreManyTakeTheContractionInTurns) {
+  // 150 rows of the CPU's 384 leave room for two panels of 256 at a time.
+  for (const Arithmetic arithmetic : kArithmetics) {
+    ASSERT_NO_FATAL_FAILURE(
+        check_shape(150, 1031, 19, DType::kBFloat16, DType::kFloat32, arithmetic, Data::kNormal, 4));
+  }
+}
+
 TEST_F(Linear, BlocksOfOutputsMeet) {
   // One block of the CPU has 384 rows and 512 columns.
   for (const Arithmetic arithmetic : {kArithmetics[0], kArithmetics[1]}) {
