@@ -237,7 +237,8 @@ void linear_product(const LinearProduct& p) {
   const LinearLanes& lanes = linear_lanes();
   const Blocks blocks = blocks_of(p, lanes);
   const std::int64_t tasks = blocks.down * blocks.across;
-  const double products = static_cast<double>(p.a_size) * static_cast<double>(p.b_size * (p.contraction + 1));
+  const double products =
+      static_cast<double>(p.a_size) * static_cast<double>(p.b_size) * static_cast<double>(p.contraction + 1);
   const bool small = products < static_cast<double>(2 * kTaskProducts);
   const std::int64_t workers = small ? 1 : std::min<std::int64_t>(tasks, num_threads());
   std::atomic<std::int64_t> next{0};
