@@ -204,9 +204,16 @@ RLK_HD void multiply_aligned(const LinearTile& t) {
   }
 }
 
+// Subnormals become zeros of their sign.
 RLK_HD Floats gfx90a_flush(Floats x) {
-  return float_of(bits_of(x) & select(abs_of(x) < broadcast<Floats>(0x1p-126f),
-                                      splat(static_cast<std::int32_t>(0x80000000u)), splat(-1)));
+#if defined(__AVX512DQ__)
+  constexpr int kSubnormal = 0x20;
+  const __mmask16 small = _mm512_fpclass_ps_mask((__m512)x.v, kSubnormal);
+  return {(Vector<float>)_mm512_mask_and_ps((__m512)x.v, small, (__m512)x.v, _mm512_set1_ps(-0.0f))};
+#else
+  const Ints magnitude = bits_of(x) & 0x7fffffff;
+  return float_of(bits_of(x) & ~(Ints{(magnitude < 0x00800000).v} & 0x7fffffff));
+#endif
 }
 
 RLK_HD void multiply_gfx90a(const LinearTile& t) {
