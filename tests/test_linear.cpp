@@ -374,8 +374,12 @@ TEST_F(Linear, TheDeviceChoosesTheBackend) {
   EXPECT_EQ(rlk::linear_workspace_bytes(p, rlk::Device{}), 0);
   rlk::linear(p, rlk::Device{}, 0);
   y.expect(reference(p), "dispatched");
-  if (!RLK_WITH_HIP) EXPECT_THROW(rlk::linear(p, {rlk::DeviceType::kRocm, 0}, 0), rlk::Unsupported);
-  if (!RLK_WITH_CUDA) EXPECT_THROW(rlk::linear(p, {rlk::DeviceType::kCuda, 0}, 0), rlk::Unsupported);
+  if (!RLK_WITH_HIP) {
+    EXPECT_THROW(rlk::linear(p, {rlk::DeviceType::kRocm, 0}, 0), rlk::Unsupported);
+  }
+  if (!RLK_WITH_CUDA) {
+    EXPECT_THROW(rlk::linear(p, {rlk::DeviceType::kCuda, 0}, 0), rlk::Unsupported);
+  }
 }
 
 TEST_F(Linear, OffsetsHave64Bits) {
