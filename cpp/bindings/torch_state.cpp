@@ -25,10 +25,14 @@ void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::objec
   requires_grad_ = PyUnicode_InternFromString("requires_grad");
 }
 
-bool may_bypass_dispatcher(nb::handle tensor) {
-  if (!functorch_active_ || !truth(PyObject_GetAttr(tensor.ptr(), is_cuda_))) return false;
+bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors) {
+  if (!functorch_active_ || !truth(PyObject_GetAttr(tensors.begin()->ptr(), is_cuda_))) return false;
   if (truth(PyObject_CallNoArgs(functorch_active_)) || truth(PyObject_CallNoArgs(dispatch_modes_))) return false;
-  return !(truth(PyObject_GetAttr(tensor.ptr(), requires_grad_)) && truth(PyObject_CallNoArgs(grad_enabled_)));
+  for (nb::handle tensor : tensors) {
+    if (tensor.is_none() || !truth(PyObject_GetAttr(tensor.ptr(), requires_grad_))) continue;
+    return !truth(PyObject_CallNoArgs(grad_enabled_));
+  }
+  return true;
 }
 
 }  // namespace rlk::bindings
