@@ -266,7 +266,7 @@ def _products_against_float64(arrays: _Arrays, dtypes: tuple[str, ...]) -> Itera
         expected = linear_op.linear_reference(case.x, case.weight, case.bias, dy=case.dy)
         terms = {"y": case.x.shape[1], "dx": case.dy.shape[1], "dweight": len(case.x), "dbias": len(case.x)}
         for name, got in case.results(arrays).items():
-            # Of the sum, a fused multiply-add is off by 2^-24, a step of 16 of a matrix unit by less than 16 times 2^-23.
+            # A fused multiply-add is off by 2^-24 of the sum, a matrix unit's step of 16 by less than 16 times 2^-23.
             allowed = (terms[name] + 16) * 2.0**-23 * expected[f"{name}_scale"] + 1e-30
             if name == "dx":
                 relative, absolute = _ROUNDING[case.dtype]

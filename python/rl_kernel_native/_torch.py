@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _dispatch
 from ._native import module as _C
@@ -15,14 +16,14 @@ functorch_active = torch._C._are_functorch_transforms_active
 _modes_active = torch._C._len_torch_dispatch_stack
 is_compiling = torch.compiler.is_compiling
 is_grad_enabled = torch.is_grad_enabled
-_C.set_torch(functorch_active, _modes_active, is_grad_enabled)
+_C.set_torch(functorch_active, _modes_active, is_grad_enabled, forward_ad)
 
 _GPU = "rocm" if torch.version.hip else "cuda"
 
 
 def is_untraced() -> bool:
-    """Whether nothing traces or transforms what runs now."""
-    return not is_compiling() and not functorch_active() and _modes_active() == 0
+    """Whether nothing traces or transforms what runs now, and no tensor can carry a tangent."""
+    return not is_compiling() and not functorch_active() and _modes_active() == 0 and forward_ad._current_level < 0
 
 
 def is_plain(tensor: Any) -> bool:

@@ -67,7 +67,8 @@ def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
     return bias_grad(dy, dtype) if dtype == dy.dtype else bias_grad(dy, torch.float32).to(dtype)
 
 
-def tree_sum(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
+def tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
+    parts = [*parts, *(None,) * (8 - len(parts))]  # Dynamo takes no variable number
     return (_TracedTreeSum if is_compiling() else _TransformedTreeSum).apply(bias, out_dtype, *parts)
 
 
@@ -251,13 +252,13 @@ class _TransformedBiasGrad(_TracedBiasGrad):
 
 class _TracedTreeSum(torch.autograd.Function):
     @staticmethod
-    def forward(bias: Any, out_dtype: Any, *parts: Tensor) -> Tensor:
-        return _ops.tree_sum(list(parts), bias, out_dtype)
+    def forward(bias: Any, out_dtype: Any, a: Tensor, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Tensor:
+        return _ops.tree_sum([part for part in (a, b, c, d, e, f, g, h) if part is not None], bias, out_dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.bias_dtype = None if inputs[0] is None else inputs[0].dtype
-        ctx.out_dtype, ctx.count = inputs[1], len(inputs) - 2
+        ctx.out_dtype = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
