@@ -28,7 +28,9 @@ def dtype_code(dtype: Any, name: str) -> int:
         return _DTYPE_CODES[dtype]
     except (KeyError, TypeError):
         pass
-    if type(dtype).__module__ == "torch":
+    if isinstance(dtype, str):
+        text = dtype
+    elif type(dtype).__module__ == "torch":
         text = str(dtype).removeprefix("torch.")
     else:
         try:

@@ -31,7 +31,9 @@ def _wants_grad(*tensors: Any) -> bool:
 
 
 def _require_tensors(**tensors: Any) -> None:
-    """For a call through the dispatcher, whose own words for a wrong argument are about schemas."""
+    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
+    the device; None is an argument that may be left out."""
+    first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
         if type(tensor).__name__ == "DTensor":
             raise TypeError(
@@ -40,6 +42,8 @@ def _require_tensors(**tensors: Any) -> None:
             )
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if tensor is not None and tensor.device != first.device:
+            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
 
 
 def _unit() -> int:
@@ -220,5 +224,5 @@ def tree_sum(parts: list[Any], bias: Any, code: int) -> Tensor:
     if _is_direct(*parts, bias) and not _wants_grad(*parts, bias):
         prepare(parts[0])
         return _C.tree_sum(parts, bias, code, None, 0)
-    _require_tensors(bias=bias, **{f"parts[{i}]": part for i, part in enumerate(parts)})
+    _require_tensors(**{f"parts[{i}]": part for i, part in enumerate(parts)}, bias=bias)
     return traced.tree_sum(parts, bias, torch.float32 if code < 0 else DTYPES[code])
