@@ -109,11 +109,6 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "out_dtype: expected float32 or bfloat16",
     ),
     "part bfloat16": (lambda: rk.tree_sum([PART, PART.bfloat16()]), TypeError, r"parts\[1\]: .*float32, got bfloat16"),
-    "weight_grad_dtype float16": (
-        with_weight_of(weight_grad_dtype=torch.float16),
-        TypeError,
-        "weight_grad_dtype: expected float32 or torch.bfloat16",
-    ),
     # Shapes.
     "x a scalar": (lambda: rk.linear(X[0, 0], W), ValueError, r"x: expected shape \[..., features\], got \[\]"),
     "weight of other in_features": (

@@ -109,6 +109,11 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "out",
     ),
     # main_grad and weight_grad_dtype in autograd.
+    "weight_grad_dtype float16": (
+        with_weight_of(weight_grad_dtype=torch.float16),
+        TypeError,
+        "weight_grad_dtype: expected float32 or torch.bfloat16",
+    ),
     "autograd main_grad a list": (with_weight_of(main_grad=[1.0]), TypeError, "main_grad: expected a torch.Tensor"),
     "autograd main_grad half": (with_weight_of(main_grad=MAIN.half()), TypeError, "main_grad: expected dtype float32"),
     "autograd main_grad short": (with_weight_of(main_grad=MAIN[:4]), ValueError, r"main_grad: .*\[8, 32\].*\[4, 32\]"),
