@@ -11,6 +11,8 @@ function(rlk_add_test name)
 endfunction()
 
 rlk_add_test(test_isa)
+rlk_add_test(test_linear)
+rlk_add_test(test_linear_backward)
 rlk_add_test(test_logprob)
 rlk_add_test(test_logprob_backward)
 rlk_add_test(test_math)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_kernel_native import _selftest, _variants, doctor
+from rl_kernel_native.ops import linear as linear_op
 from rl_kernel_native.ops import logprob as op
 
 GPU_90 = doctor.Device("cuda:0", "cuda", "H200", (9, 0), memory_gib=139.8)
@@ -28,8 +29,10 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert done.returncode == 0
     assert report["healthy"] is True
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
-    assert report["operators"]["logprob"][0]["backend"].startswith("cpu")
-    assert [t["passed"] for t in report["self_tests"] if t["device"] == "cpu"] == [True, True]
+    on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
+    assert on_cpu == [("logprob", True)] * 2 + [("linear", True)] * 3
+    for operator in ("logprob", "linear"):
+        assert report["operators"][operator][0]["backend"].startswith("cpu")
 
 
 def test_text_names_every_section():
@@ -126,8 +129,18 @@ def test_a_raising_operator_is_reported(monkeypatch):
     assert "no kernel image" in report["self_tests"][0]["detail"]
 
 
-def test_self_test_without_torch_uses_numpy():
-    assert all(check.passed for check in _selftest.logprob(None, "cpu", None))
+@pytest.mark.parametrize("operator", _selftest.OPERATORS)
+def test_self_test_without_torch_uses_numpy(operator):
+    assert all(check.passed for check in _selftest.OPERATORS[operator](None, "cpu", None))
+
+
+@pytest.mark.parametrize("broken", ["linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad"])
+def test_a_wrong_product_is_reported(broken, monkeypatch):
+    """Off by a thousandth: far above the bound of 2^-23 of a sum of absolute values for each term."""
+    right = getattr(linear_op, broken)
+    monkeypatch.setattr(linear_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
+    checks = {check.check: check for check in _selftest.linear(None, "cpu", None)}
+    assert checks["against float64"].passed is False
 
 
 def test_rounding_to_bfloat16_is_to_nearest_even():

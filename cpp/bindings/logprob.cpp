@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "define.h"
 #include "logprob_args.h"
 #include "module.h"
 #include "torch_state.h"
@@ -102,7 +103,7 @@ nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature,
 nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, nb::handle logit_scale,
                  nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
                  nb::handle exp, int returns) {
-  if (!may_bypass_dispatcher(logits)) return nb::borrow(Py_NotImplemented);
+  if (!may_bypass_dispatcher({logits})) return nb::borrow(Py_NotImplemented);
   int mode = 1;
   if (!exp.is_none()) {
     const bool portable = PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0;
@@ -276,16 +277,6 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
 }
 
 }  // namespace
-
-// Every argument is positional, a keyword costs more than the work of a small call, and may be None.
-template <class Function, std::size_t... kIndex>
-void define(nb::module_& m, const char* name, Function* function, std::index_sequence<kIndex...>) {
-  m.def(name, function, ((void)kIndex, nb::arg().none())...);
-}
-template <class... Arguments>
-void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
-  define(m, name, function, std::index_sequence_for<Arguments...>{});
-}
 
 void bind_logprob(nb::module_& m) {
   define(m, "logprob", &forward);

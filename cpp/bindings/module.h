@@ -3,5 +3,6 @@
 #include <nanobind/nanobind.h>
 
 namespace rlk::bindings {
+void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 }  // namespace rlk::bindings

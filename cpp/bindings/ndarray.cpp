@@ -116,7 +116,7 @@ void refuse_lazy_negation(nb::handle object, const char* name) {
   const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
   raise(PyExc_TypeError,
         std::string(name) +
-            (foreign ? ": expected an array of the framework of logits, got "
+            (foreign ? ": expected an array of the framework of the first argument, got "
                      : ": expected an array that speaks DLPack, got ") +
             kind_of(object) +
             (!foreign && PyNumber_Check(object.ptr()) ? "; put a number in an array: torch.tensor(3) or np.array(3)"
@@ -172,11 +172,17 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 }
 
 const ExchangeApi* exchange_api(nb::handle array) {
-  // One entry: nearly every process has one such type. The GIL guards it.
-  static PyTypeObject* cached_type = nullptr;
-  static const ExchangeApi* cached_api = nullptr;
+  // A process has few such types: torch's Tensor and Parameter, each found by its address. The GIL guards them.
+  struct Entry {
+    PyTypeObject* type;
+    const ExchangeApi* api;
+  };
+  static Entry cache[4] = {};
+  static int next = 0;
   PyTypeObject* type = Py_TYPE(array.ptr());
-  if (type == cached_type) return cached_api;
+  for (const Entry& entry : cache) {
+    if (type == entry.type) return entry.api;
+  }
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
   if (!capsule) {
     PyErr_Clear();
@@ -189,9 +195,10 @@ const ExchangeApi* exchange_api(nb::handle array) {
   }
   Py_DECREF(capsule);
   if (api && api->view_from_object && api->allocate && api->object_from_managed && api->current_stream) {
+    Entry& entry = cache[next++ % std::size(cache)];
     Py_INCREF(reinterpret_cast<PyObject*>(type));  // the cached address must not come back as another type
-    cached_type = type;
-    cached_api = api;
+    Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
+    entry = {type, api};
     return api;
   }
   return nullptr;

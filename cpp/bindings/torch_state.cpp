@@ -4,8 +4,16 @@ namespace rlk::bindings {
 namespace {
 
 // Never released: torch outlives every call, and at exit the interpreter may be gone first.
-PyObject *functorch_active_, *dispatch_modes_, *grad_enabled_;
-PyObject *is_cuda_, *requires_grad_;
+PyObject *functorch_active_, *dispatch_modes_, *grad_enabled_, *forward_ad_;
+PyObject *is_cuda_, *requires_grad_, *current_level_;
+
+bool has_tangents() {
+  PyObject* level = PyObject_GetAttr(forward_ad_, current_level_);
+  if (!level) throw nb::python_error();
+  const long value = PyLong_AsLong(level);
+  Py_DECREF(level);
+  return value >= 0;
+}
 
 bool truth(PyObject* result) {
   if (!result) throw nb::python_error();
@@ -17,18 +25,26 @@ bool truth(PyObject* result) {
 
 }  // namespace
 
-void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::object grad_enabled) {
+void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::object grad_enabled, nb::object forward_ad) {
   functorch_active_ = functorch_active.release().ptr();
   dispatch_modes_ = dispatch_modes.release().ptr();
   grad_enabled_ = grad_enabled.release().ptr();
+  forward_ad_ = forward_ad.release().ptr();
   is_cuda_ = PyUnicode_InternFromString("is_cuda");
   requires_grad_ = PyUnicode_InternFromString("requires_grad");
+  current_level_ = PyUnicode_InternFromString("_current_level");
 }
 
-bool may_bypass_dispatcher(nb::handle tensor) {
-  if (!functorch_active_ || !truth(PyObject_GetAttr(tensor.ptr(), is_cuda_))) return false;
-  if (truth(PyObject_CallNoArgs(functorch_active_)) || truth(PyObject_CallNoArgs(dispatch_modes_))) return false;
-  return !(truth(PyObject_GetAttr(tensor.ptr(), requires_grad_)) && truth(PyObject_CallNoArgs(grad_enabled_)));
+bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors) {
+  if (!functorch_active_ || !truth(PyObject_GetAttr(tensors.begin()->ptr(), is_cuda_))) return false;
+  if (truth(PyObject_CallNoArgs(functorch_active_)) || truth(PyObject_CallNoArgs(dispatch_modes_)) || has_tangents()) {
+    return false;
+  }
+  for (nb::handle tensor : tensors) {
+    if (tensor.is_none() || !truth(PyObject_GetAttr(tensor.ptr(), requires_grad_))) continue;
+    return !truth(PyObject_CallNoArgs(grad_enabled_));
+  }
+  return true;
 }
 
 }  // namespace rlk::bindings

@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, current_arithmetic
+from ._blas import canonical_blas
+from .ops.linear import (
+    linear,
+    linear_bias_grad,
+    linear_input_grad,
+    linear_partial,
+    linear_reference,
+    linear_weight_grad,
+    tree_sum,
+)
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -19,7 +29,8 @@ from .ops.logprob import (
 )
 
 if _dispatch.torch_module() is not None:
-    from .ops import logprob_torch  # noqa: F401 - torch is there already: register the operators that exports name
+    # torch is there already: register the operators that exports name.
+    from .ops import linear_torch, logprob_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -29,11 +40,19 @@ __all__ = [
     "LogprobResult",
     "LogprobStatus",
     "arithmetic",
+    "canonical_blas",
     "current_arithmetic",
+    "linear",
+    "linear_bias_grad",
+    "linear_input_grad",
+    "linear_partial",
+    "linear_reference",
+    "linear_weight_grad",
     "logprob",
     "logprob_backward",
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "tree_sum",
     "variant",
 ]

@@ -15,13 +15,16 @@ def arithmetic(unit: str) -> AbstractContextManager[None]:
     """Makes the CPU backend compute as ``unit`` does where an operator models it, for this context (thread or task).
 
     Args:
-        unit: ``"sm_90"``: the exponential is the model of an H200's ``ex2.approx``, verified against the hardware over
-            every float32; inside ``torch.compile``, give the operator ``exp="hardware"`` explicitly. ``"ieee"``: the
-            portable default. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: models of matrix units, which no operator so
-            far has; the exponential stays the portable one.
+        unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds.
+            ``"sm_90"``: matrix products and the exponential are those of an H200, both verified against the hardware.
+            ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix products of these units after published rules, not
+            verified; their own exponential is not modelled.
+            Units multiply bfloat16 and float16 alone: float32 operands of a product are a ValueError outside
+            ``"ieee"``. GPUs compute with their own units whatever the context says. A compiled call (torch.compile)
+            computes in ieee arithmetic and raises where a context asks for more.
     Returns: a context manager, for one ``with``.
     Raises: ValueError for another name, at the call.
-    Source: docs/numerics.md, rule 3.
+    Source: docs/numerics.md, fact 2 and rules 1 and 3.
     """
     if unit not in UNITS:
         raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
@@ -43,6 +46,25 @@ def current_arithmetic() -> str:
 
 
 PORTABLE, HARDWARE, AS_CALLED = 0, 1, -1
+IEEE = 0
+_PRODUCTS = {"ieee": IEEE, "sm_80": 1, "sm_90": 2, "gfx90a": 3, "gfx942": 4}  # the contract's Arithmetic
+
+
+def product_unit() -> int:
+    """What the CPU multiplies matrices with in this context, as the extension's number."""
+    return _PRODUCTS[_current.get()]
+
+
+def resolve_traced_unit(unit: int, device_type: str) -> int:
+    """The unit of a traced product when it runs. ``AS_CALLED``: tracing could not read the context; it is ieee."""
+    if unit != AS_CALLED:
+        return unit
+    if device_type == "cpu" and _current.get() != "ieee":
+        raise ValueError(
+            f'arithmetic: a compiled call computes in ieee arithmetic and cannot follow rk.arithmetic("'
+            f'{_current.get()}"), since its backward may run outside of it; call it without torch.compile'
+        )
+    return IEEE
 
 
 def unresolved_exp(exp: str | None) -> int:

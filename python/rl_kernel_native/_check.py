@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -31,6 +32,42 @@ def given_outputs(out: Any, names: tuple[str, ...], wanted: int) -> tuple[Any, .
     for i, (name, array) in enumerate(zip(names, given, strict=True)):
         if array is not None and not wanted >> i & 1:
             raise ValueError(f"out: expected None for {name}, which is not asked for, got an array")
-        if array is not None and type(array).__module__.split(".")[0] in ("jax", "jaxlib"):
-            raise TypeError("out: expected an array that can be written, got a JAX array, which is immutable")
+        writable("out", array)
     return given
+
+
+def writable(name: str, array: Any) -> None:
+    if array is not None and type(array).__module__.split(".")[0] in ("jax", "jaxlib"):
+        raise TypeError(f"{name}: expected an array that can be written, got a JAX array, which is immutable")
+
+
+def parts(arrays: Any) -> list[Any]:
+    """The shares of ranks that a tree adds."""
+    if not isinstance(arrays, Iterable):
+        raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}")
+    found = list(arrays)
+    if len(found) not in (1, 2, 4, 8):
+        raise ValueError(f"parts: expected 1, 2, 4 or 8 arrays, got {len(found)}")
+    return found
+
+
+def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> None:
+    """A rank's segments of a row-parallel layer: an aligned subtree whose edges are multiples of 16 columns."""
+    for name, value in (("k_segments", k_segments), ("first_segment", first_segment), ("num_segments", num_segments)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    if k_segments not in (1, 2, 4, 8):
+        raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")
+    if num_segments not in (1, 2, 4, 8) or num_segments > k_segments:
+        raise ValueError(f"num_segments: expected a power of two up to {k_segments} (k_segments), got {num_segments}")
+    if first_segment % num_segments or not 0 <= first_segment < k_segments:
+        raise ValueError(
+            f"first_segment: expected a multiple of {num_segments} (num_segments) in [0, {k_segments}), got "
+            f"{first_segment}"
+        )
+    shape = getattr(x_shard, "shape", None)
+    if k_segments > 1 and shape and shape[-1] % (16 * num_segments):
+        raise ValueError(
+            f"x_shard: expected a last dimension that is a multiple of {16 * num_segments} (16 * num_segments), got "
+            f"{shape[-1]}; pad the layer's in_features with zero columns to a multiple of {16 * k_segments}"
+        )

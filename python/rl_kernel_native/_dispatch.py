@@ -19,6 +19,30 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
 _DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # in DLPack's numbering, where CUDA's is not 0
 
 
+_DTYPE_CODES: dict[Any, int] = {"float32": 0, "bfloat16": 1, "float16": 2}  # the contract's DType
+
+
+def dtype_code(dtype: Any, name: str) -> int:
+    """The extension's number of float32, bfloat16 or float16, given as any framework's dtype or as its name."""
+    try:
+        return _DTYPE_CODES[dtype]
+    except (KeyError, TypeError):
+        pass
+    if isinstance(dtype, str):
+        text = dtype
+    elif type(dtype).__module__ == "torch":
+        text = str(dtype).removeprefix("torch.")
+    else:
+        try:
+            text = np.dtype(dtype).name  # NumPy's own, ml_dtypes' and JAX's
+        except (TypeError, ValueError):
+            text = ""
+    if text not in ("float32", "bfloat16", "float16"):
+        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {dtype!r}")
+    _DTYPE_CODES[dtype] = _DTYPE_CODES[text]
+    return _DTYPE_CODES[dtype]
+
+
 def torch_module() -> Any | None:
     """torch if this process has loaded it."""
     return sys.modules.get("torch")
@@ -119,7 +143,7 @@ def _cupy(device: str) -> Any:
     except ImportError as error:
         wheel = "a ROCm build of CuPy" if device == "rocm" else "cupy-cuda12x or cupy-cuda13x"
         raise RuntimeError(
-            f"logits: results for a {device} array of a framework other than torch are CuPy's, which is missing: "
+            f"results for a {device} array of a framework other than torch are CuPy's, which is missing: "
             f"install {wheel}"
         ) from error
     return cupy

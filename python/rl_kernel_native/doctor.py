@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import __version__, _dispatch, _native, _selftest, _variants, variant
+from . import __version__, _blas, _dispatch, _native, _selftest, _variants, variant
 from ._machine import cpu_model
 
 _PEERS = ("torch", "jax", "cupy")
@@ -216,15 +216,15 @@ def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
 
 def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
     """Whether cuBLAS GEMMs of this process sum in the order of docs/numerics.md, fact 1."""
-    wanted = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
-    state: dict[str, Any] = {name: environment.get(name) for name in wanted}
-    wrong = [f"{name}={value}" for name, value in wanted.items() if environment.get(name) != value]
+    state: dict[str, Any] = {name: environment.get(name) for name in _blas.CANONICAL}
+    wrong = _blas.wrong_settings(environment)
     state["batch_invariant"] = not wrong
     state["why"] = (
         "without a workspace cuBLAS cannot split K: its GEMMs sum in ascending order for every batch size"
         if not wrong
         else "cuBLAS may split K at small batch sizes, so bits depend on the batch; before the process starts, set "
         + " ".join(wrong)
+        + ", or call rl_kernel_native.canonical_blas() before its first CUDA call"
     )
     return state
 

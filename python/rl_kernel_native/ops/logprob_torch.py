@@ -13,31 +13,18 @@ from torch import Tensor
 
 from .._arithmetic import resolve_exp, unresolved_exp
 from .._native import module as _C
-from .logprob_traced import device_type, prepare, traced_backward, traced_logprob
-
-_PLAIN = (Tensor, torch.nn.Parameter)
-_functorch_active = torch._C._are_functorch_transforms_active
-_modes_active = torch._C._len_torch_dispatch_stack
-is_compiling = torch.compiler.is_compiling
-_is_grad_enabled = torch.is_grad_enabled
-_C.set_torch(_functorch_active, _modes_active, _is_grad_enabled)
+from .._torch import device_type, is_compiling, is_grad_enabled, is_plain, is_untraced, prepare
+from .logprob_traced import traced_backward, traced_logprob
 
 
 def _is_direct(logits: Tensor) -> bool:
-    return (
-        type(logits) in _PLAIN
-        and not is_compiling()
-        and not _functorch_active()
-        and _modes_active() == 0
-        and not logits.is_neg()
-        and not logits.is_meta
-    )
+    return is_untraced() and is_plain(logits)
 
 
 def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, returns: int, out: Any) -> Any:
     direct = _is_direct(logits)
-    mode = resolve_exp(exp, device_type(logits)) if direct or not is_compiling() else unresolved_exp(exp)
-    wants_grad = logits.requires_grad and _is_grad_enabled()
+    mode = resolve_exp(exp, device_type(logits, "logits")) if direct or not is_compiling() else unresolved_exp(exp)
+    wants_grad = logits.requires_grad and is_grad_enabled()
     if type(arguments[0]) is not float:
         _check_temperature(arguments[0])
     if out is not None:
@@ -51,7 +38,7 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
 
 
 def _check_temperature(temperature: Any) -> None:
-    if isinstance(temperature, Tensor) and temperature.requires_grad and _is_grad_enabled():
+    if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
         raise ValueError("temperature: has no gradient here; pass temperature.detach()")
 
 
@@ -93,7 +80,7 @@ class _Logprob(torch.autograd.Function):
         if dlogprob is None and dlse is None and dentropy is None:
             return None, None, None, None, None
         dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
-        if _is_grad_enabled():  # create_graph: a backward that has a backward
+        if is_grad_enabled():  # create_graph: a backward that has a backward
             return (
                 traced_backward(logits, target, arguments, ctx.mode, lse, entropy, dlogprob, dlse, dentropy),
                 None,
@@ -124,14 +111,14 @@ class _Logprob(torch.autograd.Function):
 def partial(
     logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str | None, vocab_start: int, vocab_size: int
 ) -> Tensor:
-    if logits.requires_grad and _is_grad_enabled():
+    if logits.requires_grad and is_grad_enabled():
         raise ValueError(
             "logits: logprob_partial has no autograd, its ranks exchange statistics in between; detach the shard and "
             "call logprob_backward with the merged lse"
         )
     _require_direct(logits, "logprob_partial")
     prepare(logits)
-    mode = resolve_exp(exp, device_type(logits))
+    mode = resolve_exp(exp, device_type(logits, "logits"))
     return _C.logprob_partial(logits.detach(), target, *arguments, mode, vocab_start, vocab_size, None, 0)
 
 
@@ -152,7 +139,7 @@ def backward(
 ) -> Tensor:
     _require_direct(logits, "logprob_backward")
     prepare(logits)
-    mode = resolve_exp(exp, device_type(logits))
+    mode = resolve_exp(exp, device_type(logits, "logits"))
     rows = tuple(r.detach() if isinstance(r, Tensor) else r for r in rows)
     given = None if out is None else out.detach()
     result = _C.logprob_backward(logits.detach(), target, *arguments, mode, *shard, *rows, given, None, 0)

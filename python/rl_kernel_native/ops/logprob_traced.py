@@ -11,29 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _dispatch
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._native import module as _C
-
-is_compiling = torch.compiler.is_compiling
-
-_GPU = "rocm" if torch.version.hip else "cuda"
-
-
-def device_type(logits: Tensor) -> str:
-    """The backend's name for a tensor's device; a meta tensor counts as a CPU's."""
-    if logits.is_cuda:
-        return _GPU
-    if not logits.is_cpu and not logits.is_meta:
-        raise TypeError(f"logits: expected a tensor on a CPU, CUDA or ROCm device, got {logits.device}")
-    return "cpu"
-
-
-def prepare(logits: Tensor) -> None:
-    """What a native call needs first: on the CPU, as many threads as torch uses."""
-    if not logits.is_cuda:
-        _dispatch.match_torch_threads()
-
+from .._torch import device_type, is_compiling, prepare
 
 _OPTIONS = (
     "Tensor? temperature, Tensor? kept_ids, Tensor? kept_offsets, float temperature_value, float logit_scale, "
@@ -84,7 +64,7 @@ def _arguments(options: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
 def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *options, returns = rest
     arguments, mode = _arguments(tuple(options))
-    mode = resolve_traced(mode, device_type(logits))
+    mode = resolve_traced(mode, device_type(logits, "logits"))
     prepare(logits)
     plain = logits.resolve_neg().detach()
     outputs = _C.logprob(plain, target, *arguments, mode, returns | 2, None, None, 0)
@@ -97,7 +77,7 @@ def _backward_kernel(
     dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
     arguments, mode = _arguments(options)
     if mode == AS_CALLED:
-        mode = resolve_traced(mode, device_type(logits)) if logits.is_cuda else PORTABLE
+        mode = resolve_traced(mode, device_type(logits, "logits")) if logits.is_cuda else PORTABLE
     prepare(logits)
     return _C.logprob_backward(
         logits.resolve_neg().detach(),

@@ -1,0 +1,246 @@
+// Python's entry to linear: fields move from checked arguments to the contract's params, outputs come from the caller.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "define.h"
+#include "linear_args.h"
+#include "module.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+// Memory for a call that asks for it; `keeper` holds it until the call is enqueued.
+void* workspace_of(std::int64_t bytes, const Caller& caller, nb::object* keeper) {
+  if (bytes == 0) return nullptr;
+  const std::int64_t shape[] = {(bytes + 3) / 4};
+  Caller::Fresh memory = caller.empty(shape, DType::kFloat32);
+  *keeper = std::move(memory.array);
+  return memory.data;
+}
+
+nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
+                   bool allow_vendor, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
+  const RowsArgument a(x, "x");
+  check_operand(a);
+  const WeightArgument w(weight, "weight", a, 1);
+  const Device device = a.view().device;
+  LinearParams p;
+  p.x = a.view().data;
+  p.weight = w.view().data;
+  p.x_rows = a.rows;
+  p.weight_stride = w.stride;
+  p.num_rows = a.num_rows;
+  p.in_features = w.in_features;
+  p.out_features = w.out_features;
+  p.dtype = a.view().dtype;
+  std::optional<Array> b;
+  if (!bias.is_none()) {
+    b.emplace(bias, "bias", "float32 or that of x");
+    check_bias(*b, p.out_features, device, p.dtype, " (that of x)");
+    p.bias = b->view().data;
+    p.bias_dtype = b->view().dtype;
+  }
+  p.out_dtype = read_dtype(out_dtype, p.dtype);
+  if (p.dtype == DType::kFloat32 && p.out_dtype != DType::kFloat32) {
+    throw nb::type_error((std::string("out_dtype: expected float32 (that of x), got ") + name_of(p.out_dtype)).c_str());
+  }
+  p.k_segments = read_segments(k_segments, p.in_features);
+  p.arithmetic = read_arithmetic(arithmetic, a.view());
+  p.allow_vendor = allow_vendor;
+  const Caller caller = make_caller(x, device, allocate, stream);
+  Caller::Fresh y = caller.empty(a.shape_with(p.out_features), p.out_dtype);
+  p.y = y.data;
+  p.y_rows = contiguous_rows(p.num_rows, p.out_features);
+  nb::object workspace;
+  p.workspace = workspace_of(linear_workspace_bytes(p, device), caller, &workspace);
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    rlk::linear(p, device, caller.stream);
+  }
+  return y.array;
+}
+
+// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
+// other call the general way.
+nb::object eager(nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
+                 bool allow_vendor) {
+  if (!may_bypass_dispatcher({x, weight, bias})) return nb::borrow(Py_NotImplemented);
+  return product(x, weight, bias, k_segments, out_dtype, allow_vendor, 0, nb::none(), 0);
+}
+
+nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int arithmetic, nb::handle allocate,
+                      std::uintptr_t stream) {
+  const RowsArgument g(dy, "dy");
+  check_operand(g);
+  const WeightArgument w(weight, "weight", g, 0);
+  LinearInputGradParams p;
+  p.dy = g.view().data;
+  p.weight = w.view().data;
+  p.dy_rows = g.rows;
+  p.weight_stride = w.stride;
+  p.num_rows = g.num_rows;
+  p.in_features = w.in_features;
+  p.out_features = w.out_features;
+  p.dtype = g.view().dtype;
+  p.arithmetic = read_arithmetic(arithmetic, g.view());
+  p.allow_vendor = allow_vendor;
+  const Caller caller = make_caller(dy, g.view().device, allocate, stream);
+  Caller::Fresh dx = caller.empty(g.shape_with(p.in_features), p.dtype);
+  p.dx = dx.data;
+  p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
+  {
+    nb::gil_scoped_release release;
+    rlk::linear_input_grad(p, g.view().device, caller.stream);
+  }
+  return dx.array;
+}
+
+// main_grad is accumulated in place; else out is written, or a new array. At most one of the two is given.
+nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::handle out, int out_dtype,
+                       bool allow_vendor, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
+  const RowsArgument g(dy, "dy"), a(x, "x");
+  check_operand(g);
+  check_same(a.array, g.array);
+  check_leading(a, g);
+  const Device device = g.view().device;
+  LinearWeightGradParams p;
+  p.dy = g.view().data;
+  p.x = a.view().data;
+  p.dy_rows = g.rows;
+  p.x_rows = a.rows;
+  p.num_rows = g.num_rows;
+  p.in_features = a.columns;
+  p.out_features = g.columns;
+  p.dtype = g.view().dtype;
+  p.arithmetic = read_arithmetic(arithmetic, g.view());
+  p.allow_vendor = allow_vendor;
+  const Caller caller = make_caller(dy, device, allocate, stream);
+  std::optional<Array> given;
+  nb::object dweight;
+  if (!main_grad.is_none() || !out.is_none()) {
+    const bool accumulate = !main_grad.is_none();
+    given.emplace(accumulate ? main_grad : out, accumulate ? "main_grad" : "out", "float32");
+    const TensorView& v = given->view();
+    p.dweight_dtype = accumulate ? DType::kFloat32 : read_dtype(out_dtype, v.dtype);
+    if (v.dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
+    p.dweight_stride = p.main_grad_stride = check_output(*given, p.out_features, p.in_features, device);
+    check_apart(*given, g.array);
+    check_apart(*given, a.array);
+    p.dweight = v.data;
+    if (accumulate) p.main_grad = static_cast<const float*>(v.data);
+    dweight = nb::borrow(accumulate ? main_grad : out);
+  } else {
+    p.dweight_dtype = read_dtype(out_dtype, p.dtype);
+  }
+  if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
+    throw nb::type_error((std::string("out_dtype: expected float32 or ") + name_of(p.dtype) + " (that of dy), got " +
+                          name_of(p.dweight_dtype))
+                             .c_str());
+  }
+  if (!given) {
+    const std::int64_t shape[] = {p.out_features, p.in_features};
+    Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
+    dweight = std::move(fresh.array);
+    p.dweight = fresh.data;
+    p.dweight_stride = p.in_features;
+  }
+  nb::object workspace;
+  p.workspace = workspace_of(linear_weight_grad_workspace_bytes(p, device), caller, &workspace);
+  {
+    nb::gil_scoped_release release;
+    rlk::linear_weight_grad(p, device, caller.stream);
+  }
+  return dweight;
+}
+
+nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
+  const RowsArgument g(dy, "dy");
+  check_operand(g);
+  LinearBiasGradParams p;
+  p.dy = g.view().data;
+  p.dy_rows = g.rows;
+  p.num_rows = g.num_rows;
+  p.out_features = g.columns;
+  p.dtype = g.view().dtype;
+  p.dbias_dtype = read_dtype(out_dtype, p.dtype);
+  if (p.dbias_dtype != p.dtype && p.dbias_dtype != DType::kFloat32) {
+    throw nb::type_error((std::string("out_dtype: expected float32 or ") + name_of(p.dtype) + " (that of dy), got " +
+                          name_of(p.dbias_dtype))
+                             .c_str());
+  }
+  const Caller caller = make_caller(dy, g.view().device, allocate, stream);
+  const std::int64_t shape[] = {p.out_features};
+  Caller::Fresh dbias = caller.empty(shape, p.dbias_dtype);
+  p.dbias = dbias.data;
+  {
+    nb::gil_scoped_release release;
+    rlk::linear_bias_grad(p, g.view().device, caller.stream);
+  }
+  return dbias.array;
+}
+
+// parts: a sequence of 1, 2, 4 or 8 arrays in rank order.
+nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
+  const std::size_t count = nb::len(parts);
+  if (count != 1 && count != 2 && count != 4 && count != 8) {
+    throw nb::value_error(("parts: expected 1, 2, 4 or 8 arrays, got " + std::to_string(count)).c_str());
+  }
+  constexpr const char* kNames[kMaxSegments] = {"parts[0]", "parts[1]", "parts[2]", "parts[3]",
+                                                "parts[4]", "parts[5]", "parts[6]", "parts[7]"};
+  TreeSumParams p;
+  p.count = static_cast<int>(count);
+  std::vector<Array> arrays;
+  arrays.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    arrays.emplace_back(parts[i], kNames[i], "float32");
+    const Array& part = arrays.back();
+    const TensorView& v = part.view();
+    if (v.dtype != DType::kFloat32) dtype_error(part, "float32");
+    check_same(part, arrays[0]);
+    if (!std::ranges::equal(part.shape(), arrays[0].shape()) || !v.is_contiguous()) {
+      throw nb::value_error((std::string(part.name()) + ": expected a contiguous array of shape " +
+                             shape_text(arrays[0].shape()) + ", got " + shape_text(part.shape()))
+                                .c_str());
+    }
+    p.parts[i] = static_cast<const float*>(v.data);
+  }
+  const TensorView& first = arrays[0].view();
+  require_linear_backend(first.device);
+  p.size = first.num_elements();
+  p.out_dtype = read_dtype(out_dtype, DType::kFloat32);
+  std::optional<Array> b;
+  if (!bias.is_none()) {
+    b.emplace(bias, "bias", "float32, bfloat16 or float16");
+    if (first.ndim < 1) throw nb::value_error("parts[0]: expected shape [..., features] with a bias, got []");
+    p.columns = first.shape[first.ndim - 1];
+    const DType half = b->view().dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+    check_bias(*b, p.columns, first.device, half, " or float16");
+    p.bias = b->view().data;
+    p.bias_dtype = b->view().dtype;
+  }
+  const Caller caller = make_caller(parts[0], first.device, allocate, stream);
+  Caller::Fresh sum = caller.empty(arrays[0].shape(), p.out_dtype);
+  p.sum = sum.data;
+  {
+    nb::gil_scoped_release release;
+    rlk::tree_sum(p, first.device, caller.stream);
+  }
+  return sum.array;
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  define(m, "linear", &product);
+  define(m, "linear_eager", &eager);
+  define(m, "linear_input_grad", &input_grad);
+  define(m, "linear_weight_grad", &weight_grad);
+  define(m, "linear_bias_grad", &bias_grad);
+  define(m, "tree_sum", &sum_of_parts);
+}
+
+}  // namespace rlk::bindings

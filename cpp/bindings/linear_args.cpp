@@ -1,0 +1,165 @@
+#include "linear_args.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace rlk::bindings {
+namespace {
+
+[[noreturn]] void value_error(const Array& a, const std::string& message) {
+  throw nb::value_error((std::string(a.name()) + ": " + message).c_str());
+}
+
+constexpr const char* kFloats = "float32, bfloat16 or float16";
+// Where a copy mends the layout of an argument.
+constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
+
+std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape()); }
+
+void require_columns(const Array& a) {
+  const TensorView& v = a.view();
+  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1) {
+    value_error(a, "expected a contiguous last dimension (stride 1), got stride " +
+                       std::to_string(v.stride(v.ndim - 1)) + kCopyHint);
+  }
+}
+
+void require_device(const Array& a, Device device) {
+  if (!(a.view().device == device)) {
+    value_error(a, "expected device " + name_of(device) + ", got " + name_of(a.view().device));
+  }
+}
+
+}  // namespace
+
+[[noreturn]] void dtype_error(const Array& a, const std::string& expected) {
+  throw nb::type_error(
+      (std::string(a.name()) + ": expected dtype " + expected + ", got " + name_of(a.view().dtype)).c_str());
+}
+
+RowsArgument::RowsArgument(nb::handle object, const char* name) : array(object, name, kFloats) {
+  const TensorView& v = view();
+  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
+    dtype_error(array, kFloats);
+  }
+  if (v.ndim < 1) value_error(array, "expected shape [..., features], got []");
+  columns = v.shape[v.ndim - 1];
+  for (std::int64_t s : leading()) num_rows *= s;
+  require_columns(array);
+  const auto layout = row_layout(v, v.ndim - 1);
+  if (!layout) {
+    value_error(array, "expected leading dimensions that collapse to at most two strides, got shape " +
+                           shape_text(array.shape()) + kCopyHint);
+  }
+  rows = *layout;
+}
+
+std::vector<std::int64_t> RowsArgument::shape_with(std::int64_t other_columns) const {
+  std::vector<std::int64_t> shape(leading().begin(), leading().end());
+  shape.push_back(other_columns);
+  return shape;
+}
+
+WeightArgument::WeightArgument(nb::handle object, const char* name, const RowsArgument& like, int dimension)
+    : array(object, name, kFloats) {
+  check_same(array, like.array);
+  const TensorView& v = view();
+  if (v.ndim != 2 || v.shape[dimension] != like.columns) {
+    const std::string n = std::to_string(like.columns);
+    value_error(array, "expected shape " + (dimension == 1 ? "[out_features, " + n : "[" + n + ", in_features") +
+                           "] (" + n + " is the last dimension of " + like.array.name() + ")" + got_shape(array));
+  }
+  require_columns(array);
+  out_features = v.shape[0];
+  in_features = v.shape[1];
+  stride = v.stride(0);
+}
+
+RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns) {
+  return {.inner = std::max<std::int64_t>(num_rows, 1), .outer_stride = 0, .inner_stride = columns};
+}
+
+void check_operand(const RowsArgument& a) {
+  require_linear_backend(a.view().device);
+  if (a.view().device.type != DeviceType::kCpu && a.view().dtype == DType::kFloat32) {
+    dtype_error(a.array, "bfloat16 or float16 on " + name_of(a.view().device) +
+                             " (float32 products are the CPU's alone: a GPU's matrix units would round to TF32)");
+  }
+}
+
+Arithmetic read_arithmetic(int code, const TensorView& operand) {
+  if (operand.device.type != DeviceType::kCpu) return Arithmetic::kIeee;
+  if (operand.dtype == DType::kFloat32 && code != 0) {
+    throw nb::value_error(
+        "arithmetic: expected ieee for float32 operands, matrix units have no such product; got another unit from "
+        "rk.arithmetic");
+  }
+  return static_cast<Arithmetic>(code);
+}
+
+DType read_dtype(int code, DType otherwise) { return code < 0 ? otherwise : static_cast<DType>(code); }
+
+int read_segments(nb::handle k_segments, std::int64_t in_features) {
+  if (PyBool_Check(k_segments.ptr()) || !PyIndex_Check(k_segments.ptr())) {
+    throw nb::type_error(("k_segments: expected an integer, got " + kind_of(k_segments)).c_str());
+  }
+  const Py_ssize_t s = PyNumber_AsSsize_t(k_segments.ptr(), nullptr);
+  if (s != 1 && s != 2 && s != 4 && s != 8) {
+    throw nb::value_error(("k_segments: expected 1, 2, 4 or 8, got " + std::to_string(s)).c_str());
+  }
+  if (s > 1 && in_features % (16 * s) != 0) {
+    const std::int64_t padded = (in_features + 16 * s - 1) / (16 * s) * (16 * s);
+    throw nb::value_error(("k_segments: expected in_features to be a multiple of " + std::to_string(16 * s) +
+                           " (16 * k_segments), got " + std::to_string(in_features) +
+                           "; pad x and weight with zero columns to " + std::to_string(padded))
+                              .c_str());
+  }
+  return static_cast<int>(s);
+}
+
+void check_same(const Array& a, const Array& like) {
+  if (a.view().dtype != like.view().dtype) {
+    dtype_error(a, std::string(name_of(like.view().dtype)) + " (that of " + like.name() + ")");
+  }
+  require_device(a, like.view().device);
+}
+
+void check_leading(const RowsArgument& a, const RowsArgument& like) {
+  if (std::ranges::equal(a.leading(), like.leading())) return;
+  const std::string leading = shape_text(like.leading());
+  value_error(a.array, "expected shape [" +
+                           (leading == "[]" ? "features]" : leading.substr(1, leading.size() - 2) + ", features]") +
+                           " (the leading dimensions of " + like.array.name() + ")" + got_shape(a.array));
+}
+
+void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like) {
+  const TensorView& v = bias.view();
+  if (v.dtype != DType::kFloat32 && (v.dtype != dtype || size_of(dtype) != 2)) {
+    dtype_error(bias, dtype == DType::kFloat32 ? "float32" : std::string("float32 or ") + name_of(dtype) + like);
+  }
+  require_device(bias, device);
+  if (v.ndim != 1 || v.shape[0] != columns) {
+    value_error(bias, "expected shape [" + std::to_string(columns) + "] (out_features)" + got_shape(bias));
+  }
+  require_columns(bias);
+}
+
+std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device) {
+  const TensorView& v = out.view();
+  require_device(out, device);
+  if (v.ndim != 2 || v.shape[0] != rows || v.shape[1] != columns) {
+    value_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
+                         "] (out_features, in_features)" + got_shape(out));
+  }
+  if (v.read_only) throw nb::buffer_error((std::string(out.name()) + ": is read-only").c_str());
+  if (overlaps_itself(v)) value_error(out, "expected strides that do not overlap");
+  require_columns(out);
+  return v.stride(0);
+}
+
+void check_apart(const Array& out, const Array& input) {
+  if (ranges_overlap(out.view(), input.view())) value_error(out, std::string("shares memory with ") + input.name());
+}
+
+}  // namespace rlk::bindings

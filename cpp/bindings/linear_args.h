@@ -1,0 +1,56 @@
+// The one checker of linear's arguments: each reads an array of Python's, or raises an error that names the argument,
+// what was expected and what came.
+#pragma once
+
+#include <vector>
+
+#include "ndarray.h"
+#include "rlk/ops/linear.h"
+
+namespace rlk::bindings {
+
+// [..., columns], columns contiguous: operands whose leading dimensions are rows.
+struct RowsArgument {
+  RowsArgument(nb::handle object, const char* name);
+
+  const TensorView& view() const { return array.view(); }
+  std::span<const std::int64_t> leading() const { return array.shape().first(array.view().ndim - 1); }
+  // Shape of a result with these rows and other columns.
+  std::vector<std::int64_t> shape_with(std::int64_t other_columns) const;
+
+  Array array;
+  RowLayout rows;
+  std::int64_t num_rows = 1, columns = 0;
+};
+
+// [out_features, in_features], rows of any stride.
+struct WeightArgument {
+  // Raises where a dtype or device is not that of `like`, whose columns are the weight's dimension `dimension`.
+  WeightArgument(nb::handle object, const char* name, const RowsArgument& like, int dimension);
+
+  const TensorView& view() const { return array.view(); }
+
+  Array array;
+  std::int64_t stride = 0, out_features = 0, in_features = 0;
+};
+
+RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns);
+
+// A GPU's matrix units have no float32, and a build may lack the device's backend.
+void check_operand(const RowsArgument& a);
+// `code` is _arithmetic.py's; GPUs compute with their own whatever it says.
+Arithmetic read_arithmetic(int code, const TensorView& operand);
+// `code` is a DType's, or negative for `otherwise`.
+DType read_dtype(int code, DType otherwise);
+int read_segments(nb::handle k_segments, std::int64_t in_features);
+
+void check_same(const Array& a, const Array& like);                   // dtype and device
+void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
+void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like);
+// A matrix that a call writes; gives its row stride.
+std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device);
+void check_apart(const Array& out, const Array& input);
+
+[[noreturn]] void dtype_error(const Array& a, const std::string& expected);
+
+}  // namespace rlk::bindings

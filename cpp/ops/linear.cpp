@@ -1,0 +1,109 @@
+// Dispatch of linear by the device of its arguments. A backend that this build lacks is an error, never another path.
+#include "rlk/ops/linear.h"
+
+#include "cpp/cpu/linear.h"
+#include "rlk/build.h"
+#if RLK_WITH_CUDA
+#include "cuda/linear/linear.h"
+#endif
+#if RLK_WITH_HIP
+#include "hip/linear/linear.h"
+#endif
+
+namespace rlk {
+namespace {
+
+[[noreturn]] void no_backend(Device device) {
+  throw Unsupported(device.type == DeviceType::kRocm
+                        ? "linear: this build has no HIP kernels; install the rocm variant of rl_kernel_native"
+                        : "linear: this build has no CUDA kernels (variant " RLK_VARIANT_NAME
+                          "); install a CUDA variant of rl_kernel_native");
+}
+
+}  // namespace
+
+void require_linear_backend(Device device) {
+  if (device.type == DeviceType::kCpu) return;
+  if (RLK_WITH_CUDA && device.type == DeviceType::kCuda) return;
+  if (RLK_WITH_HIP && device.type == DeviceType::kRocm) return;
+  no_backend(device);
+}
+
+std::int64_t linear_workspace_bytes([[maybe_unused]] const LinearParams& p, Device device) {
+  if (device.type == DeviceType::kCpu) return 0;
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_workspace_bytes(p, device.index);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear_workspace_bytes(p);
+#endif
+  no_backend(device);
+}
+
+void linear(const LinearParams& p, Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::kCpu) return cpu::linear(p);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear(p, device.index, stream);
+#endif
+  no_backend(device);
+}
+
+void linear_input_grad(const LinearInputGradParams& p, Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::kCpu) return cpu::linear_input_grad(p);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_input_grad(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear_input_grad(p, device.index, stream);
+#endif
+  no_backend(device);
+}
+
+std::int64_t linear_weight_grad_workspace_bytes([[maybe_unused]] const LinearWeightGradParams& p, Device device) {
+  if (device.type == DeviceType::kCpu) return 0;
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_weight_grad_workspace_bytes(p, device.index);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear_weight_grad_workspace_bytes(p);
+#endif
+  no_backend(device);
+}
+
+void linear_weight_grad(const LinearWeightGradParams& p, Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::kCpu) return cpu::linear_weight_grad(p);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_weight_grad(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear_weight_grad(p, device.index, stream);
+#endif
+  no_backend(device);
+}
+
+void linear_bias_grad(const LinearBiasGradParams& p, Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::kCpu) return cpu::linear_bias_grad(p);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_bias_grad(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear_bias_grad(p, device.index, stream);
+#endif
+  no_backend(device);
+}
+
+void tree_sum(const TreeSumParams& p, Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::kCpu) return cpu::tree_sum(p);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::tree_sum(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::tree_sum(p, device.index, stream);
+#endif
+  no_backend(device);
+}
+
+}  // namespace rlk

@@ -1,0 +1,41 @@
+"""The setting in which cuBLAS sums in the order of docs/numerics.md, fact 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+# Without a workspace cuBLAS and cuBLASLt have nowhere to put partial sums, so they cannot split K.
+CANONICAL = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
+
+
+def canonical_blas() -> dict[str, str]:
+    """Makes the GEMMs of cuBLAS in this process sum in ascending order of K, as this library does.
+
+    A trainer's own ``torch.nn.Linear`` then has one result for one row at any batch size, and, on shapes where that was
+    recorded, the bits of :func:`linear`. Call it before the first CUDA work of the process: both variables are read
+    when torch makes its cuBLAS handle and workspace, the one of cuBLASLt once and never again, so that clearing torch's
+    workspaces afterwards does not help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8``
+    alone and refuses this setting, though it is stricter: cuBLAS still splits K under ``:16:8``.
+
+    Returns: the variables that were set, names to values.
+    Raises: RuntimeError where torch has initialised CUDA with other values, whether or not a GEMM ran: torch does not
+        say. Values that were put into ``os.environ`` after a GEMM cannot be told from ones that were there before it.
+    Source: docs/numerics.md, fact 1.
+    """
+    wrong = wrong_settings(os.environ)
+    if wrong:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            raise RuntimeError(
+                "canonical_blas: too late, torch has initialised CUDA and may hold cuBLAS workspaces already. Call it "
+                f"before the first CUDA call, or start the process with {' '.join(wrong)}"
+            )
+        os.environ.update(CANONICAL)
+    return dict(CANONICAL)
+
+
+def wrong_settings(environment: Mapping[str, str]) -> list[str]:
+    """``NAME=VALUE`` for each variable that is not as it must be."""
+    return [f"{name}={value}" for name, value in CANONICAL.items() if environment.get(name) != value]

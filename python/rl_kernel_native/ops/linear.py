@@ -1,0 +1,259 @@
+"""Matrix product with a weight: arguments, dispatch, results. The contract is cpp/include/rlk/ops/linear.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _check, _dispatch
+from .._arithmetic import product_unit
+from .._native import module as _C
+from ..reference.linear import linear_reference
+
+__all__ = [
+    "linear",
+    "linear_bias_grad",
+    "linear_input_grad",
+    "linear_partial",
+    "linear_reference",
+    "linear_weight_grad",
+    "tree_sum",
+]
+
+SAME = -1  # a dtype's code: that of the operands
+
+_torch_path: Any = None
+_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
+
+
+def _torch() -> Any:
+    """ops/linear_torch.py, imported with the first torch tensor."""
+    global _torch_path, _plain
+    if _torch_path is None:
+        from . import linear_torch
+
+        _torch_path = linear_torch
+        _plain = linear_torch.PLAIN
+    return _torch_path
+
+
+def _is_tensor(array: Any) -> bool:
+    torch = _dispatch.torch_module()
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _allows_vendor(engine: str) -> bool:
+    if engine == "auto":
+        return True
+    _check.one_of("engine", engine, ("auto", "native"))
+    return False
+
+
+def _code(dtype: Any, name: str = "out_dtype") -> int:
+    return SAME if dtype is None else _dispatch.dtype_code(dtype, name)
+
+
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    k_segments: int = 1,
+    out_dtype: Any = None,
+    engine: str = "auto",
+    main_grad: Any = None,
+    weight_grad_dtype: Any = None,
+) -> Any:
+    """``y = x @ weight.T + bias``, with bits that depend on no batch size, tile or split.
+
+    A row has the same bits for any number of rows, position and stride. Products are exact and summed in float32 in
+    ascending order of ``in_features``; the sum, plus the bias, is rounded once. Differentiable (torch) in ``x``,
+    ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to the dtype of ``x`` first, and
+    copied where autograd hands it over expanded or transposed, as ``y.sum().backward()`` does.
+
+    Args:
+        x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
+        weight: ``[out_features, in_features]``, of the dtype of ``x``; rows contiguous, any stride between them.
+        bias: ``[out_features]``, of the dtype of ``x`` or float32; contiguous.
+        k_segments: 1, 2, 4 or 8: how many equal segments of ``in_features`` are summed on their own, then by a tree, so
+            that a layer over as many ranks has the same bits; ``in_features`` is a multiple of ``16 * k_segments``.
+        out_dtype: of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of ``x``.
+        engine: ``"auto"``, or ``"native"``, which leaves out the vendor's library where it was recorded bit-equal.
+        main_grad: float32 ``[out_features, in_features]``, contiguous rows. Backward adds the gradient of ``weight`` to
+            it in place, block by block, and gives ``weight`` itself none.
+        weight_grad_dtype: of the gradient of ``weight``; default that of ``weight``. float32 needs a torch with
+            ``Tensor.grad_dtype`` and ``weight.grad_dtype`` set to float32 or None.
+    Returns: ``y``, ``[..., out_features]``.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device.
+    Source:
+        docs/numerics.md, rules 1, 2 and 9.
+    """
+    allow_vendor = _allows_vendor(engine)
+    out = _code(out_dtype)
+    if (
+        type(x) in _plain
+        and type(weight) in _plain
+        and (bias is None or type(bias) in _plain)
+        and main_grad is None
+        and weight_grad_dtype is None
+        and not _torch_path.is_compiling()
+    ):
+        result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor)
+        if result is not NotImplemented:
+            return result
+    weight_grad = _code(weight_grad_dtype, "weight_grad_dtype")
+    if _is_tensor(x):
+        return _torch().linear(x, weight, bias, k_segments, out, allow_vendor, main_grad, weight_grad)
+    if main_grad is not None or weight_grad != SAME:
+        name = "main_grad" if main_grad is not None else "weight_grad_dtype"
+        raise ValueError(f"{name}: only torch has an autograd that could use it; call linear_weight_grad instead")
+    frame = _dispatch.Frame(x, "x")
+    _dispatch.match_torch_threads()
+    y = _C.linear(
+        frame.export(x, "x"),
+        frame.export(weight, "weight"),
+        frame.export(bias, "bias"),
+        k_segments,
+        out,
+        allow_vendor,
+        product_unit(),
+        frame.allocate,
+        frame.stream,
+    )
+    return frame.result(y)
+
+
+def linear_input_grad(dy: Any, weight: Any, *, engine: str = "auto") -> Any:
+    """Gradient of :func:`linear` in ``x``, ``dx = dy @ weight``, for callers that run backward themselves.
+
+    Args:
+        dy: ``[..., out_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
+        weight: ``[out_features, in_features]``, of the dtype of ``dy``.
+        engine: as for :func:`linear`.
+    Returns: ``dx``, ``[..., in_features]``, of the dtype of ``dy``, summed in ascending order of ``out_features``.
+    Raises: as :func:`linear`.
+    Source: docs/numerics.md, rule 1.
+    """
+    allow_vendor = _allows_vendor(engine)
+    if _is_tensor(dy):
+        return _torch().input_grad(dy, weight, allow_vendor)
+    frame = _dispatch.Frame(dy, "dy")
+    _dispatch.match_torch_threads()
+    dx = _C.linear_input_grad(
+        frame.export(dy, "dy"),
+        frame.export(weight, "weight"),
+        allow_vendor,
+        product_unit(),
+        frame.allocate,
+        frame.stream,
+    )
+    return frame.result(dx)
+
+
+def linear_weight_grad(
+    dy: Any, x: Any, *, main_grad: Any = None, out_dtype: Any = None, engine: str = "auto", out: Any = None
+) -> Any:
+    """Gradient of :func:`linear` in ``weight``, ``dweight = dy.T @ x`` over all rows.
+
+    Rows are summed in ascending order in blocks of 8192, and each block is added to the result in float32.
+
+    Args:
+        dy: ``[..., out_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
+        x: ``[..., in_features]``, with the dtype and the leading dimensions of ``dy``.
+        main_grad: float32 ``[out_features, in_features]`` that the blocks are added to in place.
+        out_dtype: that of ``dy`` (default) or float32; of ``main_grad`` or ``out`` where one is given.
+        engine: as for :func:`linear`.
+        out: array for the result; not together with ``main_grad``.
+    Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself where given.
+    Raises: as :func:`linear`; BufferError where the array to write is read-only.
+    Source: docs/numerics.md, rules 1 and 9.
+    """
+    allow_vendor = _allows_vendor(engine)
+    code = _code(out_dtype)
+    if main_grad is not None and out is not None:
+        raise ValueError("out: cannot be given together with main_grad, which is accumulated in place")
+    if main_grad is not None and code > 0:
+        raise TypeError(f"out_dtype: expected float32, that of main_grad, got {out_dtype!r}")
+    _check.writable("main_grad", main_grad)
+    _check.writable("out", out)
+    if _is_tensor(dy):
+        return _torch().weight_grad(dy, x, main_grad, out, code, allow_vendor)
+    frame = _dispatch.Frame(dy, "dy")
+    _dispatch.match_torch_threads()
+    dweight = _C.linear_weight_grad(
+        frame.export(dy, "dy"),
+        frame.export(x, "x"),
+        frame.export(main_grad, "main_grad"),
+        frame.export(out, "out"),
+        code,
+        allow_vendor,
+        product_unit(),
+        frame.allocate,
+        frame.stream,
+    )
+    if main_grad is not None:
+        return main_grad
+    return out if out is not None else frame.result(dweight)
+
+
+def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
+    """Gradient of :func:`linear` in ``bias``: ``dy`` summed over all rows.
+
+    Args:
+        dy: ``[..., out_features]``, float32, bfloat16 or float16; last dimension contiguous.
+        out_dtype: that of ``dy`` (default) or float32.
+    Returns: ``dbias``, ``[out_features]``, summed in groups of 64 rows, trees over 128 groups and blocks of 8192 rows.
+    Raises: as :func:`linear`.
+    Source: docs/numerics.md, rule 9.
+    """
+    code = _code(out_dtype)
+    if _is_tensor(dy):
+        return _torch().bias_grad(dy, code)
+    frame = _dispatch.Frame(dy, "dy")
+    _dispatch.match_torch_threads()
+    return frame.result(_C.linear_bias_grad(frame.export(dy, "dy"), code, frame.allocate, frame.stream))
+
+
+def linear_partial(
+    x_shard: Any, weight_shard: Any, *, k_segments: int, first_segment: int, num_segments: int, engine: str = "auto"
+) -> Any:
+    """A rank's share of :func:`linear` where ``in_features`` is cut over ranks; :func:`tree_sum` combines all shares.
+
+    Args:
+        x_shard: ``[..., shard]``, the columns of the segments ``first_segment`` to ``first_segment + num_segments``.
+        weight_shard: ``[out_features, shard]``, the same columns of the weight.
+        k_segments: segments of the whole layer: 1, 2, 4 or 8.
+        first_segment, num_segments: whole subtrees: ``num_segments`` is a power of two and divides ``first_segment``.
+            A shard is a multiple of ``16 * num_segments`` columns, unless the layer has one segment.
+        engine: as for :func:`linear`.
+    Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
+    Raises: as :func:`linear`.
+    Source: docs/numerics.md, rule 2.
+    """
+    _check.segments(k_segments, first_segment, num_segments, x_shard)
+    return linear(x_shard, weight_shard, k_segments=num_segments, out_dtype="float32", engine=engine)
+
+
+def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -> Any:
+    """The whole from the shares of :func:`linear_partial`: the bits of :func:`linear` with ``k_segments`` on one rank.
+
+    Args:
+        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous.
+        bias: ``[last dimension]``, float32, bfloat16 or float16, added to the sum before it is rounded.
+        out_dtype: float32 (default), bfloat16 or float16.
+    Returns: ``((parts[0] + parts[1]) + (parts[2] + parts[3])) + ...`` in float32, plus the bias, rounded once.
+        Differentiable (torch).
+    Raises: as :func:`linear`.
+    Source: docs/numerics.md, rule 2.
+    """
+    code = _code(out_dtype)
+    arrays = _check.parts(parts)
+    if _is_tensor(arrays[0]):
+        return _torch().tree_sum(arrays, bias, code)
+    frame = _dispatch.Frame(arrays[0], "parts[0]")
+    _dispatch.match_torch_threads()
+    exported = [frame.export(part, f"parts[{i}]") for i, part in enumerate(arrays)]
+    result = _C.tree_sum(exported, frame.export(bias, "bias"), code, frame.allocate, frame.stream)
+    return frame.result(result)

@@ -1,0 +1,277 @@
+"""Derivatives of linear's functions, composed from one another: each is linear in either operand, so the set is closed.
+
+``_Traced...`` is for torch.compile, which takes no jvp of one's own and needs every parameter by name; its subclass
+``_Transformed...`` adds vmap and jvp for torch.func.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._arithmetic import AS_CALLED, IEEE
+from .._torch import is_compiling
+from . import linear_traced  # noqa: F401 - registers the operators
+
+_ops = torch.ops.rl_kernel_native
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """An operand that autograd made, in a layout that kernels read: a copy where its last dimension is expanded or
+    strided, or more than two dimensions lead."""
+    if is_compiling():  # which may not ask for strides in a backward; nothing happens where it is contiguous
+        return tensor.contiguous()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if tensor.dim() <= 3 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+        return tensor
+    return tensor.contiguous()
+
+
+def gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
+    """An incoming gradient as an operand: rounded to the dtype of the others."""
+    return rows_of(dy if dy.dtype == dtype else dy.to(dtype))
+
+
+def _backwards(unit: int) -> int:
+    """The unit of a backward: the forward's, whatever context backward runs in. A compiled one was ieee."""
+    return IEEE if unit == AS_CALLED else unit
+
+
+def linear(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: torch.dtype, *rest: Any) -> Tensor:
+    """``rest``: allow_vendor, unit, and what only a forward has: the dtype of dweight and main_grad."""
+    allow_vendor, unit, *ours = rest
+    weight_dtype, main_grad = ours or (weight.dtype, None)
+    function = _TracedLinear if is_compiling() else _TransformedLinear
+    return function.apply(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
+
+
+def input_grad(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
+    return (_TracedInputGrad if is_compiling() else _TransformedInputGrad).apply(dy, weight, allow_vendor, unit)
+
+
+def weight_grad(dy: Tensor, x: Tensor, out_dtype: torch.dtype, allow_vendor: bool, unit: int) -> Tensor:
+    function = _TracedWeightGrad if is_compiling() else _TransformedWeightGrad
+    return function.apply(dy, x, out_dtype, allow_vendor, unit)
+
+
+def bias_grad(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return (_TracedBiasGrad if is_compiling() else _TransformedBiasGrad).apply(dy, out_dtype)
+
+
+def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
+    """dbias in any dtype: the operator gives that of dy or float32."""
+    return bias_grad(dy, dtype) if dtype == dy.dtype else bias_grad(dy, torch.float32).to(dtype)
+
+
+def tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
+    parts = [*parts, *(None,) * (8 - len(parts))]  # Dynamo takes no variable number
+    return (_TracedTreeSum if is_compiling() else _TransformedTreeSum).apply(bias, out_dtype, *parts)
+
+
+def _folded(tensor: Tensor, dim: int) -> Tensor:
+    """The batch as one more dimension of rows."""
+    return tensor.movedim(dim, 0).contiguous()
+
+
+def _looped(apply: Callable[..., Tensor], info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> Tensor:
+    """One call for each element of the batch."""
+
+    def element(i: int) -> Tensor:
+        return apply(*(x if d is None else x.select(d, i) for x, d in zip(inputs, in_dims, strict=True)))
+
+    return torch.stack([element(i) for i in range(info.batch_size)])
+
+
+def _sum(*terms: Tensor | None) -> Any:
+    """Of the tangents that are there; None if none is."""
+    present = [t for t in terms if t is not None]
+    return sum(present[1:], present[0]) if present else None
+
+
+class _TracedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: Any, allow_vendor: bool, unit: int,
+        weight_dtype: Any, main_grad: Any,
+    ) -> Tensor:  # fmt: skip
+        return _ops.linear(x, weight, bias, k_segments, out_dtype, allow_vendor, unit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.k_segments, ctx.out_dtype, ctx.allow_vendor, ctx.unit, ctx.weight_dtype = inputs[:8]
+        ctx.main_grad = inputs[8]
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        how = (ctx.allow_vendor, _backwards(ctx.unit))
+        dy = gradient(dy, x.dtype)
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dx = input_grad(dy, weight, *how) if needs_x else None
+        dweight = None
+        if needs_weight and ctx.main_grad is not None:
+            require_first_order()
+            _ops.linear_weight_grad_(ctx.main_grad, dy, rows_of(x), *how)
+        elif needs_weight:
+            dweight = weight_grad(dy, rows_of(x), ctx.weight_dtype, *how)
+        dbias = bias_gradient(dy, ctx.bias_dtype) if needs_bias else None
+        return dx, dweight, dbias, None, None, None, None, None, None
+
+
+def require_first_order() -> None:
+    if torch.is_grad_enabled():
+        raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
+
+
+class _TransformedLinear(_TracedLinear):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        if in_dims[1] is None and in_dims[2] is None:
+            return _TransformedLinear.apply(_folded(x, in_dims[0]), weight, bias, *rest), 0
+        return _looped(_TransformedLinear.apply, info, in_dims, (x, weight, bias, *rest)), 0
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Any, dweight: Any, dbias: Any, *_: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        how = (ctx.k_segments, torch.float32, ctx.allow_vendor, _backwards(ctx.unit))
+        total = _sum(
+            None if dx is None else linear(rows_of(dx), weight, None, *how),
+            None if dweight is None else linear(rows_of(x), rows_of(dweight), None, *how),
+        )
+        if dbias is not None:
+            rows = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=torch.float32, device=x.device)
+            total = _sum(total, rows + dbias)
+        return None if total is None else total.to(ctx.out_dtype)
+
+
+class _TracedInputGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
+        return _ops.linear_input_grad(dy, weight, allow_vendor, unit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        dy, weight, ctx.allow_vendor, ctx.unit = inputs
+        ctx.save_for_backward(dy, weight)
+        ctx.save_for_forward(dy, weight)
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Tensor) -> Any:
+        dy, weight = ctx.saved_tensors
+        how = (ctx.allow_vendor, _backwards(ctx.unit))
+        ddx = rows_of(ddx)
+        ddy = linear(ddx, weight, None, 1, dy.dtype, *how) if ctx.needs_input_grad[0] else None
+        dweight = weight_grad(rows_of(dy), ddx, weight.dtype, *how) if ctx.needs_input_grad[1] else None
+        return ddy, dweight, None, None
+
+
+class _TransformedInputGrad(_TracedInputGrad):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], dy: Any, weight: Any, *rest: Any) -> Any:
+        if in_dims[1] is None:
+            return _TransformedInputGrad.apply(_folded(dy, in_dims[0]), weight, *rest), 0
+        return _looped(_TransformedInputGrad.apply, info, in_dims, (dy, weight, *rest)), 0
+
+    @staticmethod
+    def jvp(ctx: Any, ddy: Any, dweight: Any, *_: Any) -> Any:
+        dy, weight = ctx.saved_tensors
+        how = (ctx.allow_vendor, _backwards(ctx.unit))
+        return _sum(
+            None if ddy is None else input_grad(rows_of(ddy), weight, *how),
+            None if dweight is None else input_grad(rows_of(dy), rows_of(dweight), *how),
+        )
+
+
+class _TracedWeightGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(dy: Tensor, x: Tensor, out_dtype: Any, allow_vendor: bool, unit: int) -> Tensor:
+        return _ops.linear_weight_grad(dy, x, out_dtype, allow_vendor, unit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        dy, x, ctx.out_dtype, ctx.allow_vendor, ctx.unit = inputs
+        ctx.save_for_backward(dy, x)
+        ctx.save_for_forward(dy, x)
+
+    @staticmethod
+    def backward(ctx: Any, ddweight: Tensor) -> Any:
+        dy, x = ctx.saved_tensors
+        how = (ctx.allow_vendor, _backwards(ctx.unit))
+        ddweight = gradient(ddweight, x.dtype)
+        ddy = linear(rows_of(x), ddweight, None, 1, dy.dtype, *how) if ctx.needs_input_grad[0] else None
+        dx = input_grad(rows_of(dy), ddweight, *how) if ctx.needs_input_grad[1] else None
+        return ddy, dx, None, None, None
+
+
+class _TransformedWeightGrad(_TracedWeightGrad):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _looped(_TransformedWeightGrad.apply, info, in_dims, inputs), 0
+
+    @staticmethod
+    def jvp(ctx: Any, ddy: Any, dx: Any, *_: Any) -> Any:
+        dy, x = ctx.saved_tensors
+        how = (ctx.out_dtype, ctx.allow_vendor, _backwards(ctx.unit))
+        return _sum(
+            None if ddy is None else weight_grad(rows_of(ddy), rows_of(x), *how),
+            None if dx is None else weight_grad(rows_of(dy), rows_of(dx), *how),
+        )
+
+
+class _TracedBiasGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(dy: Tensor, out_dtype: Any) -> Tensor:
+        return _ops.linear_bias_grad(dy, out_dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.shape, ctx.dtype = inputs[0].shape, inputs[0].dtype
+        ctx.out_dtype = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, ddbias: Tensor) -> Any:
+        return ddbias.to(ctx.dtype).expand(ctx.shape), None
+
+
+class _TransformedBiasGrad(_TracedBiasGrad):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _looped(_TransformedBiasGrad.apply, info, in_dims, inputs), 0
+
+    @staticmethod
+    def jvp(ctx: Any, ddy: Any, *_: Any) -> Any:
+        return None if ddy is None else bias_grad(rows_of(ddy), ctx.out_dtype)
+
+
+class _TracedTreeSum(torch.autograd.Function):
+    @staticmethod
+    def forward(bias: Any, out_dtype: Any, a: Tensor, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Tensor:
+        return _ops.tree_sum([part for part in (a, b, c, d, e, f, g, h) if part is not None], bias, out_dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.bias_dtype = None if inputs[0] is None else inputs[0].dtype
+        ctx.out_dtype = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        dbias = bias_gradient(rows_of(dy), ctx.bias_dtype) if ctx.needs_input_grad[0] else None
+        return dbias, None, *(dy.float() if needed else None for needed in ctx.needs_input_grad[2:])
+
+
+class _TransformedTreeSum(_TracedTreeSum):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return _looped(_TransformedTreeSum.apply, info, in_dims, inputs), 0
+
+    @staticmethod
+    def jvp(ctx: Any, dbias: Any, _: Any, *dparts: Any) -> Any:
+        total = _sum(*dparts, None if dbias is None else dbias.float())
+        return None if total is None else total.to(ctx.out_dtype)

@@ -1,0 +1,228 @@
+"""linear for torch tensors.
+
+An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
+transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through linear_autograd.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _torch
+from .._arithmetic import AS_CALLED, product_unit
+from .._native import module as _C
+from .._torch import PLAIN, functorch_active, is_compiling, is_grad_enabled, is_plain, is_untraced, prepare
+from . import linear_autograd as traced
+from .linear_traced import CODES, DTYPES
+
+__all__ = ["PLAIN", "bias_grad", "input_grad", "is_compiling", "linear", "tree_sum", "weight_grad"]
+
+
+def _is_direct(*tensors: Any) -> bool:
+    """Whether the call may skip torch's dispatcher. What is no tensor is for the extension to refuse."""
+    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
+
+
+def _wants_grad(*tensors: Any) -> bool:
+    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
+
+
+def _require_tensors(**tensors: Any) -> None:
+    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
+    the device; None is an argument that may be left out."""
+    first = next(iter(tensors.values()))
+    for name, tensor in tensors.items():
+        if type(tensor).__name__ == "DTensor":
+            raise TypeError(
+                f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(), or for a sharded in_features "
+                "linear_partial and tree_sum"
+            )
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if tensor is not None and tensor.device != first.device:
+            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
+
+
+def _unit() -> int:
+    """Compiling cannot read the context of rk.arithmetic; linear_traced.py resolves it when the graph runs."""
+    return AS_CALLED if is_compiling() else product_unit()
+
+
+def linear(
+    x: Tensor,
+    weight: Any,
+    bias: Any,
+    k_segments: int,
+    out: int,
+    allow_vendor: bool,
+    main_grad: Any,
+    weight_grad: int,
+) -> Tensor:
+    direct = _is_direct(x, weight, bias)
+    unit = _unit()
+    weight_dtype = _check_weight_grad(weight, weight_grad, main_grad)
+    if main_grad is not None:
+        _check_main_grad(main_grad, weight)
+    if direct and not _wants_grad(x, weight, bias):
+        _torch.device_type(x, "x")
+        prepare(x)
+        return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
+    if not direct:
+        _require_tensors(x=x, weight=weight, bias=bias)
+        if weight is None:
+            raise TypeError("weight: expected a torch.Tensor, got NoneType")
+        out_dtype = x.dtype if out < 0 else DTYPES[out]
+        return traced.linear(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
+    return _Linear.apply(x, weight, bias, k_segments, out, allow_vendor, unit, weight_dtype, main_grad)
+
+
+def _check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
+    """The dtype in which the gradient of weight leaves backward."""
+    if code < 0 or not isinstance(weight, Tensor):
+        return weight.dtype if isinstance(weight, Tensor) else None
+    dtype = DTYPES[code]
+    if main_grad is not None:
+        raise ValueError("weight_grad_dtype: main_grad takes the gradient, in float32; give one of the two")
+    if dtype == weight.dtype:
+        return dtype
+    if dtype != torch.float32:
+        raise TypeError(f"weight_grad_dtype: expected float32 or {weight.dtype} (that of weight), got {dtype}")
+    if is_compiling() or functorch_active():
+        raise ValueError("weight_grad_dtype: cannot differ from weight's dtype under torch.compile or torch.func")
+    if weight.requires_grad and not (weight.is_leaf and getattr(weight, "grad_dtype", weight.dtype) in (None, dtype)):
+        how = (
+            "set weight.grad_dtype = torch.float32 on the parameter first"
+            if hasattr(Tensor, "grad_dtype")
+            else f"torch {torch.__version__} has no Tensor.grad_dtype to change that"
+        )
+        raise ValueError(
+            f"weight_grad_dtype: torch would round the gradient to {weight.dtype} again; {how}, or give main_grad"
+        )
+    return dtype
+
+
+def _check_main_grad(main_grad: Any, weight: Any) -> None:
+    if not isinstance(main_grad, Tensor):
+        raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
+    if is_compiling() or functorch_active():
+        raise ValueError(
+            "main_grad: cannot be given under torch.compile or torch.func, whose backward may write nothing"
+        )
+    if main_grad.requires_grad:
+        raise ValueError("main_grad: is memory that backward adds to and has no gradient; pass main_grad.detach()")
+    if not isinstance(weight, Tensor):
+        return
+    if is_grad_enabled() and not weight.requires_grad:
+        raise ValueError("main_grad: weight requires no gradient, so nothing would be added")
+    if main_grad.dtype != torch.float32:
+        raise TypeError(f"main_grad: expected dtype float32, got {main_grad.dtype}")
+    if main_grad.shape != weight.shape:
+        raise ValueError(
+            f"main_grad: expected shape {list(weight.shape)} (that of weight), got {list(main_grad.shape)}"
+        )
+    if main_grad.device != weight.device:
+        raise ValueError(f"main_grad: expected device {weight.device} (that of weight), got {main_grad.device}")
+    if main_grad.shape[1] > 1 and main_grad.stride(1) != 1:
+        raise ValueError("main_grad: expected a contiguous last dimension (stride 1)")
+
+
+class _Linear(torch.autograd.Function):
+    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Any, k_segments: int, out: int, allow_vendor: bool, unit: int,
+        weight_dtype: torch.dtype, main_grad: Any,
+    ) -> Tensor:  # fmt: skip
+        prepare(x)
+        y = _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.how = (allow_vendor, unit)
+        ctx.dtype, ctx.weight_dtype = x.dtype, weight_dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
+        ctx.set_materialize_grads(False)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        if dy is None:
+            return (None,) * 9
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dy = traced.gradient(dy, ctx.dtype)
+        dx = dweight = dbias = None
+        again = is_grad_enabled()  # create_graph: a backward that has a backward
+        if again and ctx.main_grad is not None:
+            traced.require_first_order()
+        prepare(dy)
+        if needs_x:
+            dx = (
+                traced.input_grad(dy, weight, *ctx.how)
+                if again
+                else _C.linear_input_grad(dy, weight, *ctx.how, None, 0)
+            )
+        if needs_weight and again:
+            dweight = traced.weight_grad(dy, x, ctx.weight_dtype, *ctx.how)
+        elif needs_weight:
+            code = -1 if ctx.main_grad is not None else CODES[ctx.weight_dtype]
+            dweight = _C.linear_weight_grad(dy, x, ctx.main_grad, None, code, *ctx.how, None, 0)
+        if needs_bias:
+            dbias = (
+                traced.bias_grad(dy, ctx.bias_dtype)
+                if again
+                else _C.linear_bias_grad(dy, CODES[ctx.bias_dtype], None, 0)
+            )
+        return dx, None if ctx.main_grad is not None else dweight, dbias, None, None, None, None, None, None
+
+
+def input_grad(dy: Tensor, weight: Any, allow_vendor: bool) -> Tensor:
+    unit = _unit()
+    if _is_direct(dy, weight) and not _wants_grad(dy, weight):
+        prepare(dy)
+        return _C.linear_input_grad(dy, weight, allow_vendor, unit, None, 0)
+    _require_tensors(dy=dy, weight=weight)
+    return traced.input_grad(dy, weight, allow_vendor, unit)
+
+
+def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_vendor: bool) -> Tensor:
+    unit = _unit()
+    direct = _is_direct(dy, x, main_grad, out)
+    wants_grad = _wants_grad(dy, x)
+    given = main_grad if main_grad is not None else out
+    if given is not None:
+        name = "out" if main_grad is None else "main_grad"
+        if wants_grad or (isinstance(given, Tensor) and given.requires_grad):
+            raise ValueError(f"{name}: cannot be given where a gradient is wanted; call under torch.no_grad()")
+        if not direct and (out is not None or functorch_active()):
+            raise ValueError(f"{name}: cannot be given under torch.compile, torch.func or a dispatch mode")
+    if direct and not wants_grad:
+        prepare(dy)
+        detached = [t.detach() if isinstance(t, Tensor) else t for t in (main_grad, out)]
+        dweight = _C.linear_weight_grad(dy, x, *detached, code, allow_vendor, unit, None, 0)
+        return dweight if given is None else given
+    _require_tensors(dy=dy, x=x, main_grad=main_grad)
+    if main_grad is not None:
+        torch.ops.rl_kernel_native.linear_weight_grad_(main_grad, dy, x, allow_vendor, unit)
+        return main_grad
+    return traced.weight_grad(dy, x, dy.dtype if code < 0 else DTYPES[code], allow_vendor, unit)
+
+
+def bias_grad(dy: Tensor, code: int) -> Tensor:
+    if _is_direct(dy) and not _wants_grad(dy):
+        prepare(dy)
+        return _C.linear_bias_grad(dy, code, None, 0)
+    _require_tensors(dy=dy)
+    return traced.bias_grad(dy, dy.dtype if code < 0 else DTYPES[code])
+
+
+def tree_sum(parts: list[Any], bias: Any, code: int) -> Tensor:
+    if _is_direct(*parts, bias) and not _wants_grad(*parts, bias):
+        prepare(parts[0])
+        return _C.tree_sum(parts, bias, code, None, 0)
+    _require_tensors(**{f"parts[{i}]": part for i, part in enumerate(parts)}, bias=bias)
+    return traced.tree_sum(parts, bias, torch.float32 if code < 0 else DTYPES[code])

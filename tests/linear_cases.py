@@ -1,0 +1,106 @@
+"""Shared by the tests of linear: operands, the float64 truth and how far each unit may be off."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import rl_kernel_native as rk
+
+HALF = ("bfloat16", "float16")
+UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
+NAMES = ("y", "dx", "dweight", "dbias")
+
+
+class Operands(NamedTuple):
+    x: Any  # [..., in_features]
+    weight: Any  # [out_features, in_features]
+    bias: Any  # [out_features]
+    dy: Any  # [..., out_features]
+
+
+def dtypes_of(device: str) -> tuple[str, ...]:
+    return HALF if device == "cuda" else (*HALF, "float32")
+
+
+def operands(
+    rng: np.random.Generator, rows: tuple[int, ...], ins: int, outs: int, dtype: str = "bfloat16", device: str = "cpu"
+) -> Operands:
+    """Normal values: sums then cancel, and every rounding shows."""
+    import torch
+
+    shapes = ((*rows, ins), (outs, ins), (outs,), (*rows, outs))
+    return Operands(
+        *(
+            torch.from_numpy(rng.standard_normal(s, dtype=np.float32)).to(getattr(torch, dtype)).to(device)
+            for s in shapes
+        )
+    )
+
+
+def results(o: Operands, **options: Any) -> tuple[Any, ...]:
+    """y, dx, dweight, dbias, all but dx in float32."""
+    return (
+        rk.linear(o.x, o.weight, o.bias, out_dtype="float32", **options),
+        rk.linear_input_grad(o.dy, o.weight, **options),
+        rk.linear_weight_grad(o.dy, o.x, out_dtype="float32", **options),
+        rk.linear_bias_grad(o.dy, out_dtype="float32"),
+    )
+
+
+def _wide(x: Any) -> np.ndarray:
+    return x.detach().cpu().double().numpy() if hasattr(x, "detach") else np.asarray(x).astype(np.float64)
+
+
+# Half an ulp relative to a value, and half the smallest subnormal.
+ROUNDING = {"float32": (2.0**-24, 2.0**-150), "bfloat16": (2.0**-8, 2.0**-134), "float16": (2.0**-11, 2.0**-25)}
+
+
+def allowed_error(terms: int, scale: np.ndarray, unit: str) -> np.ndarray:
+    """Of a sum of ``terms`` products before it is rounded to its dtype. ``scale``: the same sum of absolute values.
+
+    A fused multiply-add or addition is off by 2^-24 of its result, bias and blocks included. A matrix unit takes 16
+    terms a step (or less, in as many roundings) and cuts 17 addends and the result: 18 * 2^-23 of the largest, at most;
+    one that flushes subnormals drops up to 2^-126 for every term.
+    """
+    if unit == "ieee":
+        return (terms + 8) * 2.0**-24 * scale + 2.0**-149
+    return (-(-terms // 16) * 18 + 8) * 2.0**-23 * scale + (terms + 1) * 2.0**-126
+
+
+def _as_multiplied(operand: Any, unit: str) -> np.ndarray:
+    """CDNA2 flushes subnormal operands (docs/numerics.md, fact 2)."""
+    values = _wide(operand)
+    least = 2.0**-14 if str(operand.dtype) == "torch.float16" else 2.0**-126
+    return np.where(np.abs(values) < least, 0.0, values) if unit == "gfx90a" else values
+
+
+def failures(o: Operands, got: tuple[Any, ...], unit: str) -> str:
+    """What is wrong with :func:`results`; empty if nothing is."""
+    x, weight, dy = (_as_multiplied(t, unit) for t in (o.x, o.weight, o.dy))
+    want = rk.linear_reference(x, weight, _wide(o.bias), dy=dy) | {
+        key: value for key, value in rk.linear_reference(x, weight, dy=_wide(o.dy)).items() if "dbias" in key
+    }
+    terms = {"y": o.x.shape[-1], "dx": o.dy.shape[-1], "dweight": o.x[..., 0].numel(), "dbias": o.x[..., 0].numel()}
+    wrong = []
+    for name, result in zip(NAMES, got, strict=True):
+        bound = allowed_error(terms[name], want[f"{name}_scale"], "ieee" if name == "dbias" else unit)
+        relative, absolute = ROUNDING[str(result.dtype).removeprefix("torch.")]
+        bound = bound * (1 + relative) + relative * np.abs(want[name]) + absolute
+        error = np.abs(_wide(result) - want[name])
+        if not (error <= bound).all():
+            i = np.unravel_index(int(np.argmax(np.nan_to_num(error - bound, nan=np.inf))), error.shape)
+            wrong.append(f"{name}{list(map(int, i))}: off by {error[i]:.3g}, allowed {bound[i]:.3g}")
+    return "; ".join(wrong)
+
+
+def chain(a: np.ndarray, b: np.ndarray, start: np.ndarray | None = None) -> np.ndarray:
+    """Rule 1 in ieee arithmetic for bfloat16 values: one ascending chain of fused multiply-adds over the last axis.
+
+    A product of such values has 16 bits, so at like magnitudes a float64 holds product plus accumulator exactly.
+    """
+    sums = np.zeros((a.shape[0], b.shape[0]), np.float32) if start is None else start
+    for i in range(a.shape[1]):
+        sums = (sums.astype(np.float64) + np.outer(a[:, i].astype(np.float64), b[:, i])).astype(np.float32)
+    return sums

@@ -1,0 +1,191 @@
+"""linear for every framework: the same bytes, results in the caller's own, and what is written in place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlpack
+import rl_kernel_native as rk
+from cases import raw
+
+ROWS, INS, OUTS = 13, 96, 37  # rows of x and weight start off any 16-byte vector but for x
+
+_random = np.random.default_rng(11)
+X = _random.standard_normal((ROWS, INS)).astype(np.float32)
+W = _random.standard_normal((OUTS, INS)).astype(np.float32)
+B = _random.standard_normal(OUTS).astype(np.float32)
+DY = _random.standard_normal((ROWS, OUTS)).astype(np.float32)
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    if dtype == "bfloat16":
+        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
+        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
+    return [a.astype(dtype) for a in arrays]
+
+
+def everything(make: Any, dtype: str = "float32") -> list[Any]:
+    """Every function, of arrays that ``make`` makes."""
+    x, w, b, dy = (make(a) for a in of(dtype, X, W, B, DY))
+    parts = [
+        rk.linear_partial(make(xs), make(ws), k_segments=2, first_segment=i, num_segments=1)
+        for i, (xs, ws) in enumerate((of(dtype, X[:, c], W[:, c]) for c in (slice(0, 48), slice(48, 96))))
+    ]
+    return [
+        rk.linear(x, w, b),
+        rk.linear(x, w, k_segments=2, out_dtype="float32", engine="native"),
+        rk.linear_input_grad(dy, w),
+        rk.linear_weight_grad(dy, x),
+        rk.linear_bias_grad(dy, out_dtype="float32"),
+        rk.tree_sum(parts, bias=b),
+    ]
+
+
+def bytes_of(results: list[Any]) -> list[bytes]:
+    return [raw(r) for r in results]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_in_numpy_out(dtype: str) -> None:
+    x, w, b, dy = of(dtype, X, W, B, DY)
+    got = everything(lambda a: a, dtype)
+    assert all(type(r) is np.ndarray for r in got)
+    assert [r.dtype for r in got] == [x.dtype, np.float32, x.dtype, x.dtype, np.float32, np.float32]
+    want = rk.linear_reference(x, w, b, dy=dy)
+    ulp = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    for name, result in zip(("y", "dx", "dweight"), (got[0], got[2], got[3]), strict=True):
+        error = np.abs(result.astype(np.float64) - want[name])
+        assert (error <= 100 * 2.0**-24 * want[f"{name}_scale"] + ulp * np.abs(want[name]) + 2.0**-25).all(), name
+    assert rk.linear_partial(x, w, k_segments=1, first_segment=0, num_segments=1).dtype == np.float32
+
+
+@pytest.mark.parametrize("unit", ["ieee", "sm_90"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_has_the_bytes_of_numpy(dtype: str, unit: str) -> None:
+    torch = pytest.importorskip("torch")
+    if dtype == "float32" and unit != "ieee":
+        pytest.skip("units multiply 16-bit types alone")
+
+    def make(a: np.ndarray) -> Any:
+        t = torch.from_numpy(a.astype(np.float32))
+        return t.to(getattr(torch, dtype))
+
+    with rk.arithmetic(unit):
+        got, want = everything(make, dtype), everything(lambda a: a, dtype)
+    assert all(isinstance(r, torch.Tensor) for r in got)
+    assert bytes_of(got) == bytes_of(want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    cpu = jax.devices("cpu")[0]
+    got = everything(lambda a: jax.device_put(a, cpu), dtype)
+    assert all(isinstance(r, jax.Array) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+    x, w = (jax.device_put(a, cpu) for a in (X, W))
+    with pytest.raises(TypeError, match="main_grad: .*JAX array, which is immutable"):
+        rk.linear_weight_grad(x, x, main_grad=jax.numpy.zeros((INS, INS)))
+    with pytest.raises(TypeError, match=r"x: expected an array that speaks DLPack, got \w*Tracer"):
+        jax.jit(lambda a: rk.linear(a, w))(x)
+
+
+def test_a_dtype_may_be_any_frameworks_or_a_name() -> None:
+    x, w = of("float16", X, W)
+    given: list[Any] = ["float32", np.float32, np.dtype("float32")]
+    for module, name in (("torch", "float32"), ("jax.numpy", "float32")):
+        if module.split(".")[0] in sys.modules or module == "torch":
+            given.append(getattr(pytest.importorskip(module), name))
+    want = raw(rk.linear(x, w, out_dtype="float32"))
+    assert all(raw(rk.linear(x, w, out_dtype=d)) == want for d in given)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert rk.linear(x, w, out_dtype=ml_dtypes.bfloat16).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("exporter", [dlpack.Exporter, dlpack.OldExporter])
+def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
+    got = everything(exporter)
+    assert all(type(r) is np.ndarray for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a))
+
+
+def test_frameworks_may_be_mixed_on_the_cpu() -> None:
+    """The first argument decides: the result is of its framework."""
+    torch = pytest.importorskip("torch")
+    got = rk.linear(X, torch.from_numpy(W), torch.from_numpy(B))
+    assert type(got) is np.ndarray
+    assert raw(got) == raw(rk.linear(X, W, B))
+    with pytest.raises(
+        TypeError, match="weight: expected an array of the framework of the first argument, got ndarray"
+    ):
+        rk.linear(torch.from_numpy(X), W)
+
+
+def test_negative_row_strides_of_numpy() -> None:
+    """Only NumPy has them. Rows backwards are the same rows backwards, a weight's rows the columns of y."""
+    y = rk.linear(X, W, B)
+    assert raw(rk.linear(X[::-1], W, B)) == raw(y[::-1])
+    assert raw(rk.linear(X, W[::-1], np.ascontiguousarray(B[::-1]))) == raw(y[:, ::-1])
+    assert raw(rk.linear_input_grad(DY[::-1], W)) == raw(rk.linear_input_grad(DY, W)[::-1])
+    backwards = np.ascontiguousarray(DY[::-1]), np.ascontiguousarray(X[::-1])
+    assert raw(rk.linear_weight_grad(DY[::-1], X[::-1])) == raw(rk.linear_weight_grad(*backwards))
+    memory = np.zeros((OUTS, INS), np.float32)
+    assert rk.linear_weight_grad(DY, X, out=memory[::-1]) is not memory
+    assert raw(memory[::-1]) == raw(rk.linear_weight_grad(DY, X))
+
+
+def test_numpy_arrays_are_written_in_place() -> None:
+    main_grad, out = np.full((OUTS, INS), 0.5, np.float32), np.empty((OUTS, INS), np.float32)
+    want = rk.linear_weight_grad(DY, X)
+    assert rk.linear_weight_grad(DY, X, out=out) is out
+    assert raw(out) == raw(want)
+    assert rk.linear_weight_grad(DY, X, main_grad=main_grad) is main_grad
+    assert raw(main_grad) == raw(np.float32(0.5) + want)
+
+
+def test_numpy_works_where_torch_is_not_loaded() -> None:
+    code = """
+import sys, numpy as np, rl_kernel_native as rk
+x, w = np.ones((3, 32), np.float16), np.ones((5, 32), np.float16)
+parts = [rk.linear_partial(x[:, i:i+16], w[:, i:i+16], k_segments=2, first_segment=i // 16, num_segments=1)
+         for i in (0, 16)]
+print(rk.linear(x, w)[0, 0], rk.tree_sum(parts, out_dtype="float16").dtype, 'torch' in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "32.0 float16 False\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    if dtype == "bfloat16":
+        pytest.skip("CuPy has no bfloat16")
+    got = everything(cupy.asarray, dtype)
+    assert all(isinstance(r, cupy.ndarray) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
+
+
+@pytest.mark.gpu
+def test_work_goes_to_the_current_stream_behind_its_producer() -> None:
+    """The producer sleeps, then writes. A call on another stream would read what was there before."""
+    torch = pytest.importorskip("torch")
+    final, w = torch.from_numpy(X).bfloat16().cuda(), torch.from_numpy(W).bfloat16().cuda()
+    dy = torch.from_numpy(DY).bfloat16().cuda()
+    want = [rk.linear(final, w), rk.linear_input_grad(dy, w), rk.linear_weight_grad(dy, final)]
+    x = torch.full_like(final, float("nan"))
+    torch.cuda.synchronize()  # and every kernel is loaded
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)  # cycles: 0.1 s on an H200
+        x.copy_(final)
+        got = [rk.linear(x, w), rk.linear_input_grad(dy, w), rk.linear_weight_grad(dy, x)]
+        assert not side.query(), "the calls waited for the stream, or the producer was too quick to tell"
+    side.synchronize()
+    assert bytes_of(got) == bytes_of(want)

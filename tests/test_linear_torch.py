@@ -1,0 +1,321 @@
+"""linear in torch: registered operators, torch.compile, export, modes, graphs, host cost."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+from linear_cases import Operands, operands, results
+
+torch = pytest.importorskip("torch")
+
+IEEE = (True, 0)  # allow_vendor, unit
+
+
+@pytest.fixture
+def o(device: str, rng: np.random.Generator) -> Operands:
+    return operands(rng, (2, 3), 32, 10, "bfloat16", device)
+
+
+def step(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
+    return rk.linear(x, weight, bias, **options).float().square().sum()
+
+
+def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    return torch.autograd.grad(function(*leaves), leaves)
+
+
+# ---- the registered operators ---------------------------------------------------------------------------------------
+
+
+def test_opcheck(o: Operands) -> None:
+    """Schema, fake tensors, autograd registration and dynamic shapes of all operators."""
+    import rl_kernel_native.ops.linear_traced  # noqa: F401 - registers them; a call that is traced does, too
+
+    ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
+    for bias, segments, out in ((None, 1, torch.bfloat16), (o.bias, 2, torch.float32), (o.bias.float(), 1, torch.half)):
+        check(ops.linear, (o.x, o.weight, bias, segments, out, *IEEE))
+    check(ops.linear_input_grad, (o.dy, o.weight, *IEEE))
+    for out in (torch.bfloat16, torch.float32):
+        check(ops.linear_weight_grad, (o.dy, o.x, out, *IEEE))
+        check(ops.linear_bias_grad, (o.dy, out))
+    check(ops.linear_weight_grad_, (torch.zeros(10, 32, device=o.x.device), o.dy, o.x, *IEEE))
+    parts = [o.dy.float(), o.dy.float() * 2]
+    check(ops.tree_sum, (parts, None, torch.float32))
+    check(ops.tree_sum, (parts, o.bias, torch.bfloat16))
+
+
+COMPILED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {"k_segments": 2, "out_dtype": torch.float32, "engine": "native"},
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_has_the_bytes_of_eager(case: str, backend: str, o: Operands) -> None:
+    """fullgraph=True: no graph break. Inductor only where it has a compiler for the device, which it needs anyway."""
+    if backend == "inductor" and (case != "everything" or shutil.which("g++") is None):
+        pytest.skip("inductor takes seconds a graph and a C++ compiler; one case shows it")
+    torch.compiler.reset()
+
+    def function(x: Any, weight: Any, bias: Any) -> Any:
+        return rk.linear(x, weight, bias, **COMPILED[case])
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    outcomes = []
+    for f in (function, compiled):
+        leaves = [t.clone().requires_grad_() for t in o[:3]]
+        y = f(*leaves)
+        (y * y).sum().backward()  # its gradient is expanded and multiplied in whatever order the compiler likes
+        outcomes.append((y, *(t.grad for t in leaves)))
+    assert not differing(*outcomes)
+    with torch.no_grad():
+        assert not differing(compiled(*o[:3]), outcomes[0][0])
+
+
+def test_compiled_functions_of_every_kind_with_dynamic_shapes(o: Operands) -> None:
+    def everything(x: Any, weight: Any, bias: Any, dy: Any) -> Any:
+        parts = [
+            rk.linear_partial(x[..., i : i + 16], weight[:, i : i + 16], k_segments=2, first_segment=i // 16,
+                              num_segments=1)
+            for i in (0, 16)
+        ]  # fmt: skip
+        total = torch.zeros(weight.shape, device=weight.device)
+        return (*results(Operands(x, weight, bias, dy)), rk.tree_sum(parts, bias=bias, out_dtype=torch.bfloat16),
+                rk.linear_weight_grad(dy, x, main_grad=total))  # fmt: skip
+
+    torch.compiler.reset()
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (2, 1):
+        inputs = (o.x[:rows], o.weight, o.bias, o.dy[:rows])
+        assert not differing(compiled(*inputs), everything(*inputs))
+
+
+def test_a_compiled_graph_is_ieee_and_says_so_where_a_context_asks_for_more(rng: np.random.Generator) -> None:
+    """Tracing cannot see rk.arithmetic, and a backward may run outside of it: an error, never a guess."""
+    o = operands(rng, (4,), 64, 10)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, w: rk.linear(x, w), fullgraph=True, backend="aot_eager")
+    assert not differing(compiled(o.x, o.weight), rk.linear(o.x, o.weight))
+    with rk.arithmetic("sm_90"), pytest.raises(ValueError, match=r"arithmetic: a compiled call .*rk.arithmetic\("):
+        compiled(o.x, o.weight)
+    x = o.x.clone().requires_grad_()
+    y = compiled(x, o.weight)
+    with rk.arithmetic("sm_90"):
+        y.backward(o.dy)
+    assert not differing(x.grad, rk.linear_input_grad(o.dy, o.weight))
+
+
+def test_export(o: Operands) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: Any, weight: Any, bias: Any) -> Any:
+            return rk.linear(x, weight, bias, out_dtype=torch.float32)
+
+    program = torch.export.export(Layer(), tuple(o[:3]))
+    assert "rl_kernel_native.linear" in str(program.graph)
+    assert not differing(program.module()(*o[:3]), Layer()(*o[:3]))
+
+
+def test_fake_tensors_have_the_shapes_and_dtypes_of_real_ones(o: Operands) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    real = (*results(o), rk.linear(o.x, o.weight))
+    with FakeTensorMode() as fakes:
+        f = Operands(*(fakes.from_tensor(t) for t in o))
+        fake = (*results(f), rk.linear(f.x, f.weight))
+    for a, b in zip(fake, real, strict=True):
+        assert (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+    meta = rk.linear(o.x.to("meta"), o.weight.to("meta"))
+    assert (meta.shape, meta.dtype) == (real[4].shape, real[4].dtype)
+
+
+# ---- modes of torch -------------------------------------------------------------------------------------------------
+
+
+def test_no_grad_inference_mode_and_grad_have_the_same_bytes(o: Operands) -> None:
+    want = rk.linear(*(t.clone().requires_grad_() for t in o[:3]))
+    assert want.requires_grad
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            got = rk.linear(o.x, torch.nn.Parameter(o.weight), torch.nn.Parameter(o.bias))
+        assert not got.requires_grad
+        assert not differing(got, want)
+    assert not differing(rk.linear(*o[:3]), want)
+
+
+def test_autocast_changes_nothing(rng: np.random.Generator) -> None:
+    o = operands(rng, (4,), 32, 8, "float32")
+    want = gradients(step, *o[:3])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not differing(gradients(step, *o[:3]), want)
+
+
+def test_saved_tensors_may_not_be_changed_before_backward(o: Operands) -> None:
+    for changed in (0, 1):
+        leaves = [t.clone().requires_grad_() for t in o[:3]]
+        inputs = [t * 1 for t in leaves]
+        y = rk.linear(*inputs)
+        inputs[changed].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.float().sum().backward()
+
+
+def test_backward_twice(o: Operands) -> None:
+    leaves = [t.clone().requires_grad_() for t in o[:3]]
+    y = rk.linear(*leaves)
+    first = torch.autograd.grad(y, leaves, o.dy, retain_graph=True)
+    assert not differing(torch.autograd.grad(y, leaves, o.dy), first)
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_activation_checkpointing(selective: bool, o: Operands) -> None:
+    """Selective checkpointing runs under a dispatch mode, which main_grad must live with."""
+    from torch.utils import checkpoint as ck
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
+        saved = op == torch.ops.rl_kernel_native.linear.default
+        return ck.CheckpointPolicy.MUST_SAVE if saved else ck.CheckpointPolicy.PREFER_RECOMPUTE
+
+    options = {"context_fn": lambda: ck.create_selective_checkpoint_contexts(policy)} if selective else {}
+    outcomes = []
+    for run in (lambda f, *a: f(*a), lambda f, *a: ck.checkpoint(f, *a, use_reentrant=False, **options)):
+        x, weight, bias = (t.clone().requires_grad_() for t in o[:3])
+        main_grad = torch.zeros(weight.shape, device=weight.device)
+        run(lambda x, w, b, m=main_grad: rk.linear(x * 2, w, b, main_grad=m), x, weight, bias).backward(o.dy)
+        outcomes.append((x.grad, bias.grad, main_grad))
+        assert weight.grad is None
+    assert not differing(*outcomes)
+
+
+def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> None:
+    o = operands(rng, (37,), 300, 90, "bfloat16", device)
+    want = results(o)
+    wrong: list[str] = []
+
+    def work() -> None:
+        try:
+            for _ in range(5):
+                wrong.extend(filter(None, [differing(results(o), want)]))
+        except Exception as error:  # reported by the main thread
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong, wrong[0]
+
+
+def median_us(call: Any, calls: int = 1000) -> float:
+    batch, times = 20, []
+    for _ in range(50):
+        call()
+    for _ in range(calls // batch):
+        start = time.perf_counter()
+        for _ in range(batch):
+            call()
+        times.append((time.perf_counter() - start) / batch * 1e6)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # so that the launch queue is never full
+    return statistics.median(times)
+
+
+def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As logprob's: on a GPU 6 us without autograd (one array more) and 25 us with it, or a launch and an allocation
+    and 5 us, where these alone take that long. On a CPU the work itself is in it: only printed."""
+    x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
+    weight = torch.nn.Parameter(torch.randn(64, 64, device=device, dtype=torch.bfloat16))
+    bias = torch.nn.Parameter(torch.randn(64, device=device, dtype=torch.bfloat16))
+
+    def best(call: Any) -> float:
+        return min(median_us(call) for _ in range(3))
+
+    with torch.no_grad():
+        eager, theirs = (
+            best(lambda: rk.linear(x, weight, bias)),
+            best(lambda: torch.nn.functional.linear(x, weight, bias)),
+        )
+    with_grad = best(lambda: rk.linear(x, weight, bias))
+    allocation = best(lambda: torch.empty(8, 64, device=device, dtype=torch.bfloat16))
+    launch = best(lambda: torch.cuda._sleep(0)) if device == "cuda" else 0.0
+    with capsys.disabled():
+        print(
+            f"\nhost cost of linear on {device}: {eager:.2f} us eager, {with_grad:.2f} us with autograd; "
+            f"torch {theirs:.2f}, a launch {launch:.2f}, an allocation {allocation:.2f}"
+        )
+    if device == "cuda":
+        assert eager <= max(6, launch + allocation + 5)
+        assert with_grad <= max(25, 5 * (launch + allocation))
+
+
+# ---- GPU ------------------------------------------------------------------------------------------------------------
+
+
+def train(o: Operands, main_grad: Any) -> tuple[Any, ...]:
+    leaves = [t.detach().clone().requires_grad_() for t in o[:3]]
+    y = rk.linear(*leaves, k_segments=2, main_grad=main_grad)
+    y.backward(o.dy)
+    parts = [y.detach().float(), y.detach().float()]
+    return y.detach(), leaves[0].grad, leaves[2].grad, rk.tree_sum(parts, bias=o.bias), *results(o)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["auto", "native"])
+def test_no_call_synchronises(engine: str, rng: np.random.Generator) -> None:
+    o = operands(rng, (64,), 256, 128, "bfloat16", "cuda")
+    main_grad = torch.zeros(128, 256, device="cuda")
+    results(o, engine=engine)
+    train(o, main_grad)  # the first call of a process loads its kernels
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train(o, main_grad)
+        results(o, engine=engine)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 48, 700])  # kernels for a decode step, for few rows, for many
+def test_a_captured_graph_replays_with_the_bytes_of_eager(rows: int, rng: np.random.Generator) -> None:
+    batches = [operands(rng, (rows,), 512, 256, "bfloat16", "cuda") for _ in range(4)]
+    o = Operands(*(t.clone() for t in batches[0]))
+    main_grad = torch.zeros(256, 512, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        train(o, main_grad)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = train(o, main_grad)
+    for i in range(20):
+        for mine, theirs in zip(o, batches[i % 4], strict=True):
+            mine.copy_(theirs)
+        main_grad.zero_()
+        graph.replay()
+        want_main_grad = torch.zeros_like(main_grad)
+        assert not differing(got, train(batches[i % 4], want_main_grad))
+        assert not differing(main_grad, want_main_grad)
+
+
+@pytest.mark.gpu
+def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random.Generator) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    o = operands(rng, (4,), 64, 32)
+    with torch.cuda.device(0):
+        got = results(Operands(*(t.to("cuda:1") for t in o)))
+    assert got[0].device.index == 1
+    assert not differing(got, results(Operands(*(t.to("cuda:0") for t in o))))
