@@ -71,7 +71,7 @@ stage_hip() {
   # The extension with the HIP backend, over the package's Python files.
   rm -rf build/hip/package
   mkdir build/hip/package
-  cp -r python/rl_kernel_native build/hip/package/
+  (cd python && find rl_kernel_native -name '*.py' -exec cp --parents {} ../build/hip/package \;)
   cp build/hip/_C*.so build/hip/package/rl_kernel_native/
   PYTHONPATH=$PWD/build/hip/package LD_LIBRARY_PATH=$PWD/build/hip/hip_standin RLK_STANDIN_ORDER=forward \
     RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-200} python -m pytest tests/test_hip.py -q

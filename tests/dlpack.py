@@ -74,7 +74,7 @@ class Exporter:
         self.arguments: dict[str, Any] = {}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.fields.get("device", CPU), 0
+        return self.fields.get("device", CPU), self.fields.get("index", 0)
 
     def __dlpack__(self, **arguments: Any) -> Any:
         self.arguments = arguments
@@ -90,7 +90,7 @@ class Exporter:
         steps = None if strides is None else (ctypes.c_int64 * max(len(strides), 1))(*strides)
         tensor = Tensor(
             f.get("data", a.ctypes.data),
-            Device(f.get("device", CPU), 0),
+            Device(f.get("device", CPU), f.get("index", 0)),
             f.get("ndim", len(shape)),
             DataType(f.get("code", code), f.get("bits", a.itemsize * 8), f.get("lanes", 1)),
             dims,

@@ -5,8 +5,10 @@
 //   RLK_STANDIN_ORDER    forward, backward or shuffled
 //   RLK_STANDIN_THREADS  host threads of a launch (2)
 //   RLK_STANDIN_FAIL     the name of a function that fails
+//   RLK_STANDIN_VERSION  of the runtime, as hipRuntimeGetVersion counts (60000000)
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -25,6 +27,7 @@ enum Status {
   kNoDevice = 100,
   kInvalidDevice = 101,
   kNoBinary = 209,
+  kInvalidHandle = 400,
   kNotFound = 500,
   kLaunchFailure = 719
 };
@@ -37,6 +40,11 @@ int devices() { return std::atoi(setting("RLK_STANDIN_DEVICES", "2").data()); }
 bool fails(const char* function) { return setting("RLK_STANDIN_FAIL", "") == function; }
 
 thread_local int current = 0;
+thread_local int last_error = kSuccess;
+int returned(int status) {  // every failed call leaves its error, as HIP does
+  if (status != kSuccess) last_error = status;
+  return status;
+}
 
 // Calls a kernel with arguments as hipModuleLaunchKernel gets them: a pointer to each.
 using Kernel = std::function<std::function<void()>(void**)>;
@@ -66,49 +74,71 @@ const std::map<std::string_view, Kernel>& kernels() {
 
 constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
 
+// A module and its functions belong to the device that was current when it was loaded.
+struct Module {
+  int device;
+};
+struct Function {
+  int device;
+  const Kernel* kernel;
+};
+
 }  // namespace
 
 #define RLK_EXPORT extern "C" __attribute__((visibility("default")))
 
+RLK_EXPORT int hipRuntimeGetVersion(int* version) {
+  *version = std::atoi(setting("RLK_STANDIN_VERSION", "60000000").data());
+  return returned(fails("hipRuntimeGetVersion") ? kInvalidValue : kSuccess);
+}
+RLK_EXPORT int hipGetLastError() {
+  const int status = last_error;
+  last_error = kSuccess;
+  return status;
+}
 RLK_EXPORT int hipGetDeviceCount(int* count) {
   *count = devices();
-  return fails("hipGetDeviceCount") || *count == 0 ? kNoDevice : kSuccess;
+  return returned(fails("hipGetDeviceCount") || *count == 0 ? kNoDevice : kSuccess);
 }
 RLK_EXPORT int hipGetDevice(int* device) {
   *device = current;
-  return fails("hipGetDevice") ? kNoDevice : kSuccess;
+  return returned(fails("hipGetDevice") ? kNoDevice : kSuccess);
 }
 RLK_EXPORT int hipSetDevice(int device) {
-  if (fails("hipSetDevice") || device < 0 || device >= devices()) return kInvalidDevice;
+  if (fails("hipSetDevice") || device < 0 || device >= devices()) return returned(kInvalidDevice);
   current = device;
   return kSuccess;
 }
 RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
-  if (fails("hipModuleLoadData")) return kInvalidValue;
+  if (fails("hipModuleLoadData")) return returned(kInvalidValue);
   const std::string_view arch = setting("RLK_STANDIN_ARCH", "gfx942");
   // A real bundle, with a code object of the device's architecture named in its header.
-  if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return kInvalidValue;
+  if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return returned(kInvalidValue);
   constexpr std::size_t kHeaderBytes = 512;
   if (std::string_view(static_cast<const char*>(image), kHeaderBytes).find(arch) == std::string_view::npos) {
-    return kNoBinary;
+    return returned(kNoBinary);
   }
-  *module = const_cast<void*>(image);
+  static std::deque<Module> modules;  // kept, as their handles are
+  *module = &modules.emplace_back(Module{current});
   return kSuccess;
 }
-RLK_EXPORT int hipModuleGetFunction(void** function, void*, const char* name) {
+RLK_EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
   const auto found = kernels().find(name);
-  if (fails("hipModuleGetFunction") || found == kernels().end()) return kNotFound;
-  *function = const_cast<Kernel*>(&found->second);
+  if (fails("hipModuleGetFunction") || found == kernels().end()) return returned(kNotFound);
+  static std::deque<Function> functions;
+  *function = &functions.emplace_back(Function{static_cast<Module*>(module)->device, &found->second});
   return kSuccess;
 }
 RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                      unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes, void*,
                                      void** arguments, void**) {
   constexpr unsigned kMostLds = 64 << 10, kMostGridY = 65535;
-  if (fails("hipModuleLaunchKernel")) return kLaunchFailure;
+  const auto& f = *static_cast<const Function*>(function);
+  if (fails("hipModuleLaunchKernel")) return returned(kLaunchFailure);
+  if (f.device != current) return returned(kInvalidHandle);
   if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
       block_x % rlk::hip::kWave != 0 || lds_bytes > kMostLds) {
-    return kInvalidValue;
+    return returned(kInvalidValue);
   }
   const std::string_view order = setting("RLK_STANDIN_ORDER", "forward");
   emulation::Launch how;
@@ -121,7 +151,7 @@ RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned g
                                     : emulation::Order::kForward;
   how.unit = setting("RLK_STANDIN_ARCH", "gfx942") == "gfx90a" ? rlk::MmaUnit::kGfx90a : rlk::MmaUnit::kGfx942;
   how.host_threads = std::atoi(setting("RLK_STANDIN_THREADS", "2").data());
-  emulation::launch(how, (*static_cast<const Kernel*>(function))(arguments));
+  emulation::launch(how, (*f.kernel)(arguments));
   return kSuccess;
 }
 RLK_EXPORT const char* hipGetErrorString(int status) {
@@ -134,6 +164,8 @@ RLK_EXPORT const char* hipGetErrorString(int status) {
       return "invalid device ordinal";
     case kNoBinary:
       return "no kernel image is available for execution on the device";
+    case kInvalidHandle:
+      return "invalid resource handle";
     case kNotFound:
       return "named symbol not found";
     case kLaunchFailure:

@@ -204,9 +204,9 @@ def test_an_array_of_a_device_without_kernels_is_an_error_that_says_what_to_inst
     """Never another path in its place. The memory is the CPU's: an error must come before anyone touches it."""
     kind = dlpack.ROCM if not rk.variant.startswith("rocm") else dlpack.CUDA
     on_gpu = [dlpack.Exporter(a, device=kind) for a in (XN, YN, np.empty(3, np.float32))]
-    with pytest.raises(RuntimeError, match=r"(?i)this build has no (CUDA|HIP) kernels.*install"):
+    with pytest.raises(RuntimeError, match=r"(?i)this build .*has no (CUDA|HIP) kernels.*install"):
         rk.logprob(on_gpu[0], on_gpu[1], out=on_gpu[2])
-    with pytest.raises(RuntimeError, match=r"(?i)this build has no (CUDA|HIP) kernels.*install"):
+    with pytest.raises(RuntimeError, match=r"(?i)this build .*has no (CUDA|HIP) kernels.*install"):
         rk.logprob(on_gpu[0], on_gpu[1])
 
 

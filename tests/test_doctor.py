@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rl_kernel_native import _selftest, doctor
+from rl_kernel_native import _selftest, _variants, doctor
 from rl_kernel_native.ops import logprob as op
 
-GPU_90 = doctor.Device("cuda:0", "cuda", "H200", (9, 0), 139.8)
+GPU_90 = doctor.Device("cuda:0", "cuda", "H200", (9, 0), memory_gib=139.8)
 
 
 def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,9 @@ def test_text_names_every_section():
         (doctor.Device("cuda:0", "cuda", "A100", (8, 0)), ["sm_80", "sm_90a"], "cuda (sm_80)", "machine code"),
         (doctor.Device("cuda:0", "cuda", "B200", (10, 0)), ["sm_80", "sm_90a"], "cuda (sm_80)", "PTX"),
         (doctor.Device("cuda:0", "cuda", "V100", (7, 0)), ["sm_80", "sm_90a"], None, "7.0 is not served"),
-        (doctor.Device("cuda:0", "rocm", "MI300X", (9, 4)), [], None, "no HIP kernels"),
+        (doctor.Device("cuda:0", "rocm", "MI300X", None, "gfx942"), [], None, "no HIP kernels"),
+        (doctor.Device("cuda:0", "rocm", "MI250X", None, "gfx90a"), ["gfx90a", "gfx942"], "hip", "emulation"),
+        (doctor.Device("cuda:0", "rocm", "7900 XTX", None, "gfx1100"), ["gfx90a", "gfx942"], None, "gfx1100 is not"),
     ],
 )
 def test_choice_of_a_backend(device, built, backend, why):
@@ -79,6 +81,23 @@ def test_a_machine_without_a_gpu_gets_no_advice_on_cublas(monkeypatch, capsys):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert doctor.main(["--no-self-test"]) == 0
     assert "before the process starts, set CUBLAS_WORKSPACE_CONFIG=:0:0" in capsys.readouterr().out
+
+
+def test_two_variants_are_not_healthy(monkeypatch, capsys):
+    monkeypatch.setattr(_variants, "installed", lambda: ["rl-kernel-cpu 0.1.0", "rl-kernel-cu130 0.1.0"])
+    assert doctor.main(["--no-self-test"]) == 1
+    text = capsys.readouterr().out
+    assert "NOT HEALTHY: more than one variant is installed" in text
+    assert "uninstall all of them" in text
+
+
+def test_hip_python_that_cannot_open_its_library_is_a_note(monkeypatch):
+    def broken(name):
+        raise RuntimeError("cannot open libamdhip64.so.6")
+
+    monkeypatch.setattr(doctor, "variant", "rocm6")
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    assert doctor.gpus(None) == ([], "hip-python cannot be imported: cannot open libamdhip64.so.6")
 
 
 def test_a_wrong_operator_is_reported(monkeypatch, capsys):
@@ -130,7 +149,7 @@ def test_amd_gpus_come_from_hip_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.importlib, "import_module", lambda name: stand_in)
     found, note = doctor.gpus(None)
     assert [(d.name, d.kind, d.memory_gib) for d in found] == [("rocm:0", "rocm", 192.0)]
-    assert "gfx942" in found[0].model
+    assert found[0].architecture == "gfx942"
     assert "HIP" in note
     assert doctor.backend(found[0], ["gfx90a", "gfx942"])["backend"] == "hip"
     assert doctor.backend(found[0], ["sm_80"])["backend"] is None

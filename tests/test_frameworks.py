@@ -315,3 +315,12 @@ def test_an_exporter_on_cuda_is_asked_for_the_callers_stream() -> None:
     got = rk.logprob(Foreign(torch.from_numpy(LOGITS).cuda()), Foreign(torch.from_numpy(TARGET).cuda()), exp="portable")
     assert asked == [1, 1], "DLPack's number of the legacy default stream; 0 is forbidden"
     assert raw(numpy_of(got)) == raw(rk.logprob(LOGITS, TARGET))
+
+
+def test_empty_arrays_of_numpy() -> None:
+    """NumPy strides every dimension of an empty array 0."""
+    logits, target = np.zeros((0, 10), np.float32), np.zeros(0, np.int64)
+    assert rk.logprob(logits, target).shape == (0,)
+    gradient = rk.logprob_backward(logits, target, np.zeros(0, np.float32), dlogprob=np.zeros(0, np.float32))
+    assert gradient.shape == (0, 10)
+    assert rk.logprob_backward(logits, target, np.zeros(0, np.float32), out=logits) is logits

@@ -6,8 +6,13 @@ library path. The arrays are NumPy's memory that says it lies on a ROCm device.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,14 +63,18 @@ def back(x: Any) -> Any:
     return x.tensor if isinstance(x, RocmArray) else x
 
 
-@pytest.fixture(autouse=True)
-def device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def host_cupy(device: str) -> Any:
     """Outputs for a ROCm array of no framework come from CuPy; here from torch's CPU memory."""
 
     def empty(shape: tuple[int, ...], dtype: Any) -> RocmArray:
         return RocmArray(torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name)))
 
-    monkeypatch.setattr(_dispatch, "_cupy", lambda: SimpleNamespace(empty=empty))
+    return SimpleNamespace(empty=empty, cuda=SimpleNamespace(Device=lambda index: contextlib.nullcontext()))
+
+
+@pytest.fixture(autouse=True)
+def device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dispatch, "_cupy", host_cupy)
 
 
 def forward(problem: fuzz.Problem) -> Any:
@@ -133,8 +142,49 @@ def test_the_default_exponential_is_portable_and_hardware_is_an_error(rng: np.ra
 
 def test_no_device_is_a_typed_error(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLK_STANDIN_DEVICES", "0")
-    with pytest.raises(ValueError, match="HIP device index 0 of 0"):
+    with pytest.raises(RuntimeError, match="HIP: no device: no ROCm-capable device is detected"):
         rk.logprob(*problem(rng))
+
+
+def test_results_lie_where_the_logits_do(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = problem(rng)
+    elsewhere = host_cupy("rocm")
+    elsewhere.empty = lambda shape, dtype: Exporter(np.empty(shape, dtype), device=ROCM, index=1)
+    monkeypatch.setattr(_dispatch, "_cupy", lambda device: elsewhere)
+    with pytest.raises(ValueError, match="out: expected memory on rocm:0, the allocator gave some on rocm:1"):
+        rk.logprob(logits, target)
+
+
+def run_in_a_process(code: str, **settings: str) -> str:
+    """What a process prints that never met a HIP runtime before."""
+    environment = {**os.environ, **settings, "PYTHONPATH": os.pathsep.join([*sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CALL = """
+import numpy as np, torch, rl_kernel_native as rk, test_hip
+test_hip._dispatch._cupy = test_hip.host_cupy
+logits, target = test_hip.problem(np.random.default_rng(0))
+try:
+    rk.logprob(logits, target)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_runtime_older_than_rocm_6_is_refused() -> None:
+    assert "is of ROCm 5; ROCm 6 or 7 is needed" in run_in_a_process(CALL, RLK_STANDIN_VERSION="50200000")
+
+
+def test_the_runtime_that_a_framework_loaded_is_used(tmp_path: Path) -> None:
+    """As wheels ship it: under a name of their own, in a folder that the loader does not search."""
+    standin = next(Path(p) / "libamdhip64.so.6" for p in os.environ["LD_LIBRARY_PATH"].split(os.pathsep))
+    own = shutil.copy(standin, tmp_path / "libamdhip64-0a1b2c3d.so")
+    code = f"import ctypes; ctypes.CDLL({str(own)!r})" + CALL
+    said = run_in_a_process(code, RLK_STANDIN_VERSION="50200000")
+    assert str(own) in said
 
 
 def test_mixed_devices_are_refused(rng: np.random.Generator) -> None:

@@ -1,4 +1,5 @@
 // The host path of the HIP backend on the stand-in runtime: devices, module, launch, errors.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -51,6 +52,11 @@ std::string message_of(const std::function<void()>& call) {
   return "no error";
 }
 
+int last_error_of_the_process() {
+  void* runtime = dlopen("libamdhip64.so.6", RTLD_NOW | RTLD_NOLOAD);
+  return reinterpret_cast<int (*)()>(dlsym(runtime, "hipGetLastError"))();
+}
+
 TEST(HipHost, EveryDeviceServes) {
   for (const int device : {0, 1, 0}) {
     Call call;
@@ -64,7 +70,8 @@ TEST(HipHost, ADeviceThatIsNotThereIsAnError) {
   EXPECT_EQ(message_of([&] { call.on(2); }), "HIP device index 2 of 2");
   EXPECT_EQ(message_of([&] { call.on(-1); }), "HIP device index -1 of 2");
   const Setting none("RLK_STANDIN_DEVICES", "0");
-  EXPECT_EQ(message_of([&] { call.on(0); }), "HIP device index 0 of 0");
+  EXPECT_EQ(message_of([&] { call.on(0); }), "HIP: no device: no ROCm-capable device is detected");
+  EXPECT_THROW(call.on(0), rlk::Unsupported);
 }
 
 TEST(HipHost, AnotherArchitectureIsUnsupported) {
@@ -101,8 +108,13 @@ TEST(HipHost, FailuresNameTheFunctionAndTheNextCallWorks) {
   }
   {
     const Setting fail("RLK_STANDIN_FAIL", "hipGetDeviceCount");
-    EXPECT_EQ(message_of([&] { call.on(3); }), "HIP device index 3 of 0");
+    EXPECT_EQ(message_of([&] { call.on(3); }), "HIP: no device: no ROCm-capable device is detected");
   }
+  for (const char* function : {"hipGetDevice", "hipSetDevice"}) {
+    const Setting fail("RLK_STANDIN_FAIL", function);
+    EXPECT_EQ(message_of([&] { call.on(3); }).rfind(std::string("HIP: ") + function + ": ", 0), 0u) << function;
+  }
+  EXPECT_EQ(last_error_of_the_process(), 0);  // else the next launch of another library would be blamed
   call.on(3);
   call.expect_right();
 }

@@ -680,3 +680,16 @@ def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random
         got = rk.logprob(logits.to("cuda:1"), target.to("cuda:1"))
     assert got.device.index == 1
     assert not differing(got, rk.logprob(logits.to("cuda:0"), target.to("cuda:0")))
+
+
+def test_a_torch_without_the_exchange_api_is_named() -> None:
+    """torch before 2.10, played by a stand-in: an attribute of a C type cannot be taken away."""
+    code = (
+        "import sys, types, torch, rl_kernel_native as rk\n"
+        "from rl_kernel_native.ops import logprob as op\n"
+        "old = types.SimpleNamespace(Tensor=object, __version__='2.9.1')\n"
+        "op._dispatch.torch_module = lambda: old\n"
+        "try:\n    op._torch()\nexcept RuntimeError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "torch tensors need torch 2.10 or later, this is 2.9.1"

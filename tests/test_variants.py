@@ -32,7 +32,8 @@ def test_two_variants_are_named_with_what_was_loaded_and_what_to_do(tmp_path: Pa
     assert "RuntimeWarning" in said
     assert "rl-kernel-cpu 9.9" in said
     assert "rl-kernel-cu130 9.9" in said
-    assert "Uninstall all of them" in said
+    assert "uninstall all of them, then install the one you want" in said
+    assert "pip uninstall -y" in said
 
 
 def test_one_variant_imports_in_silence(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import importlib.util
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -70,3 +71,19 @@ def test_a_missing_compiler_is_a_reason_and_not_an_error(tool: Any, monkeypatch:
     with pytest.raises(tool.Unavailable, match=r"clang\+\+-19"):
         tool.options_of("rocm6")
     assert "RLK_VARIANT=cpu" in tool.options_of("cpu")
+
+
+def test_only_files_that_git_knows_get_into_a_wheel(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "tree"
+    (tree / "python").mkdir(parents=True)
+    (tree / "python" / "known.py").write_text("x = 1\n")
+    git = ["git", "-C", str(tree), "-c", "user.name=n", "-c", "user.email=e"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "c"]):
+        subprocess.run([*git, *command], check=True)
+    (tree / "python" / "private.txt").write_text("not for others\n")
+    monkeypatch.setattr(tool, "ROOT", tree)
+    assert "changes" not in tool.sources(tmp_path / "a")
+    assert [p.name for p in (tmp_path / "a").rglob("*") if p.is_file()] == ["known.py"]
+    (tree / "python" / "known.py").write_text("x = 2\n")
+    assert tool.sources(tmp_path / "b").endswith(", with changes")
+    assert (tmp_path / "b" / "python" / "known.py").read_text() == "x = 2\n"

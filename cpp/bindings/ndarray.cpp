@@ -228,7 +228,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
     if (api->view_from_object(object.ptr(), &t) != 0) {
       PyErr_Clear();  // the exporter's own words are a stack trace
       raise(PyExc_TypeError, std::string(name) + ": expected a dense array in memory, got a " + kind_of(object) +
-                                 " without (sparse, meta or fake)");
+                                 " that has none (sparse, meta or fake)");
     }
     refuse_lazy_negation(object, name);
   } else {
@@ -318,6 +318,10 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) co
     for (std::int64_t s : shape) sizes.append(s);
     nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name_of(dtype)));
     const Array array(made[1], "out", name_of(dtype));
+    if (!(array.view().device == device)) {
+      raise(PyExc_ValueError, "out: expected memory on " + name_of(device) + ", the allocator gave some on " +
+                                  name_of(array.view().device));
+    }
     return {nb::object(made[0]), array.view().data};  // the array in made[0] keeps the memory
   }
   DLTensor prototype{};

@@ -15,9 +15,10 @@ namespace {
 
 [[noreturn]] void no_backend(Device device) {
   throw Unsupported(device.type == DeviceType::kRocm
-                        ? "logprob: this build has no HIP kernels; install the rocm variant of rl_kernel_native"
-                        : "logprob: this build has no CUDA kernels (variant " RLK_VARIANT_NAME
-                          "); install a CUDA variant of rl_kernel_native");
+                        ? "logprob: this build (variant " RLK_VARIANT_NAME
+                          ") has no HIP kernels; uninstall it and install rl-kernel-rocm6"
+                        : "logprob: this build (variant " RLK_VARIANT_NAME
+                          ") has no CUDA kernels; uninstall it and install rl-kernel-cu130 or rl-kernel-cu124");
 }
 
 }  // namespace

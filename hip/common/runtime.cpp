@@ -1,11 +1,13 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <array>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string_view>
 #include <type_traits>
 
 // The code objects of all architectures in one bundle: bundle.S.in.
@@ -15,10 +17,32 @@ namespace rlk::hip {
 namespace {
 
 constexpr int kMaxDevices = 64;
-constexpr int kNoBinaryForGpu = 209;  // hipErrorNoBinaryForGpu
+constexpr int kNoBinaryForGpu = 209;        // hipErrorNoBinaryForGpu
+constexpr int kOldestVersion = 60'000'000;  // as hipRuntimeGetVersion counts: ROCm 6.0
+
+std::string path_of(void* library) {
+  link_map* map = nullptr;
+  return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "libamdhip64";
+}
+
+// The runtime that the process has already, under whatever name a framework's wheel gave it: streams and memory of one
+// runtime mean nothing to another.
+void* loaded_library() {
+  std::string path;
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, std::size_t, void* found) {
+        const std::string_view name = object->dlpi_name ? object->dlpi_name : "";
+        if (name.substr(name.rfind('/') + 1).rfind("libamdhip64", 0) != 0) return 0;
+        *static_cast<std::string*>(found) = name;
+        return 1;
+      },
+      &path);
+  return path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+}
 
 // Newest first; the name without a version is a development package's.
 void* open_library() {
+  if (void* library = loaded_library()) return library;
   std::string reasons;
   for (const char* name : {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"}) {
     if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
@@ -26,25 +50,6 @@ void* open_library() {
   }
   throw Unsupported("HIP: libamdhip64 of ROCm 6 or 7 cannot be opened: " + reasons);
 }
-
-class DeviceGuard {
- public:
-  DeviceGuard(int (*get)(int*), int (*set)(int), int device) : set_(set) {
-    if (get(&previous_) != 0) previous_ = device;
-    if (device != previous_) set_(device);
-    changed_ = device != previous_;
-  }
-  ~DeviceGuard() {
-    if (changed_) set_(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int (*set_)(int);
-  int previous_ = 0;
-  bool changed_ = false;
-};
 
 // What a process loaded on one device.
 struct Module {
@@ -65,7 +70,7 @@ Runtime::Runtime() {
   void* library = open_library();
   const auto find = [&](auto* to, const char* name) {
     *to = reinterpret_cast<std::remove_pointer_t<decltype(to)>>(dlsym(library, name));
-    if (!*to) throw Unsupported(std::string("HIP: libamdhip64 has no ") + name);
+    if (!*to) throw Unsupported("HIP: " + path_of(library) + " has no " + name);
   };
   find(&api_.hipGetDeviceCount, "hipGetDeviceCount");
   find(&api_.hipGetDevice, "hipGetDevice");
@@ -74,16 +79,51 @@ Runtime::Runtime() {
   find(&api_.hipModuleGetFunction, "hipModuleGetFunction");
   find(&api_.hipModuleLaunchKernel, "hipModuleLaunchKernel");
   find(&api_.hipGetErrorString, "hipGetErrorString");
+  find(&api_.hipGetLastError, "hipGetLastError");
+  find(&api_.hipRuntimeGetVersion, "hipRuntimeGetVersion");
+  int version = 0;
+  check(api_.hipRuntimeGetVersion(&version), "hipRuntimeGetVersion");
+  if (version < kOldestVersion) {
+    throw Unsupported("HIP: " + path_of(library) + " is of ROCm " + std::to_string(version / 10'000'000) +
+                      "; ROCm 6 or 7 is needed");
+  }
 }
 
 void Runtime::check(int status, const char* what) const {
-  if (status != 0) throw std::runtime_error(std::string("HIP: ") + what + ": " + api_.hipGetErrorString(status));
+  if (status == 0) return;
+  api_.hipGetLastError();  // else the next launch of the process, whoever's, would be blamed
+  throw std::runtime_error(std::string("HIP: ") + what + ": " + api_.hipGetErrorString(status));
 }
 
 int Runtime::device_count() const {
   int count = 0;
-  return api_.hipGetDeviceCount(&count) == 0 ? count : 0;
+  if (const int status = api_.hipGetDeviceCount(&count)) {
+    api_.hipGetLastError();
+    throw Unsupported(std::string("HIP: no device: ") + api_.hipGetErrorString(status));
+  }
+  return count;
 }
+
+// Makes a device current for the scope.
+class Runtime::DeviceGuard {
+ public:
+  DeviceGuard(const Runtime& runtime, int device) : set_(runtime.api_.hipSetDevice) {
+    runtime.check(runtime.api_.hipGetDevice(&previous_), "hipGetDevice");
+    if (device == previous_) return;
+    runtime.check(set_(device), "hipSetDevice");
+    changed_ = true;
+  }
+  ~DeviceGuard() {
+    if (changed_) set_(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int (*set_)(int);
+  int previous_ = 0;
+  bool changed_ = false;
+};
 
 void* Runtime::function(int device, const char* kernel) const {
   Module& module = modules[device];
@@ -91,6 +131,7 @@ void* Runtime::function(int device, const char* kernel) const {
   if (!module.handle) {
     const int status = api_.hipModuleLoadData(&module.handle, rlk_hip_bundle);
     if (status == kNoBinaryForGpu) {
+      api_.hipGetLastError();
       throw Unsupported("HIP: device " + std::to_string(device) +
                         " is neither gfx90a nor gfx942, for which this build has kernels");
     }
@@ -106,7 +147,7 @@ void Runtime::launch(int device, const char* kernel, const Grid& grid, Stream st
   if (device < 0 || device >= count || device >= kMaxDevices) {
     throw InvalidArgument("HIP device index " + std::to_string(device) + " of " + std::to_string(count));
   }
-  const DeviceGuard guard(api_.hipGetDevice, api_.hipSetDevice, device);
+  const DeviceGuard guard(*this, device);
   check(
       api_.hipModuleLaunchKernel(function(device, kernel), static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                                  1, static_cast<unsigned>(grid.threads), 1, 1, static_cast<unsigned>(grid.lds_bytes),

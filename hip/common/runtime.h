@@ -15,7 +15,7 @@ class Runtime {
  public:
   static const Runtime& get();
 
-  int device_count() const;
+  int device_count() const;  // throws Unsupported where there is none
 
   struct Grid {
     std::int64_t x, y;
@@ -34,6 +34,7 @@ class Runtime {
   void launch(int device, const char* kernel, const Grid& grid, Stream stream, void** arguments) const;
   void check(int status, const char* what) const;
   void* function(int device, const char* kernel) const;
+  class DeviceGuard;
 
   struct Api {
     int (*hipGetDeviceCount)(int*);
@@ -44,6 +45,8 @@ class Runtime {
     int (*hipModuleLaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*,
                                  void**, void**);
     const char* (*hipGetErrorString)(int);
+    int (*hipGetLastError)();
+    int (*hipRuntimeGetVersion)(int*);
   };
   Api api_{};
 };

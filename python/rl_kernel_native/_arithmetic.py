@@ -12,12 +12,13 @@ _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="i
 
 
 def arithmetic(unit: str) -> AbstractContextManager[None]:
-    """Makes the CPU backend compute as ``unit`` does, bit for bit, for this context (thread or task).
+    """Makes the CPU backend compute as ``unit`` does where an operator models it, for this context (thread or task).
 
     Args:
         unit: ``"sm_90"``: the exponential is the model of an H200's ``ex2.approx``, verified against the hardware over
-            every float32. ``"ieee"``: the portable default. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"`` are accepted
-            for operators that model their matrix units; their own exponential is not modelled.
+            every float32; inside ``torch.compile``, give the operator ``exp="hardware"`` explicitly. ``"ieee"``: the
+            portable default. ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: models of matrix units, which no operator so
+            far has; the exponential stays the portable one.
     Returns: a context manager, for one ``with``.
     Raises: ValueError for another name, at the call.
     Source: docs/numerics.md, rule 3.

@@ -52,6 +52,7 @@ class Frame:
 
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)
+        self._index = int(array.__dlpack_device__()[1])
         self._owner = array
         self._kind = type(array).__module__.split(".")[0]
         self.stream = self._current_stream()
@@ -60,8 +61,13 @@ class Frame:
         if self.device == "cpu":
             return 0
         if self._kind == "cupy":
-            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+            with self._on_device():
+                return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
         return 0  # the legacy default stream: JAX and others order their exports before it
+
+    def _on_device(self) -> Any:
+        """CuPy's current device decides where it allocates and whose stream is current."""
+        return _cupy(self.device).cuda.Device(self._index)
 
     def export(self, array: Any, name: str) -> Any:
         """A DLPack capsule of ``array``; numbers and None pass through."""
@@ -85,8 +91,8 @@ class Frame:
         if self.device == "cpu":
             array: Any = np.empty(shape, dtype=_numpy_dtype(dtype))
             return array, _numpy_capsule(array)
-        cupy = _cupy()
-        array = cupy.empty(shape, dtype=_numpy_dtype(dtype))
+        with self._on_device():
+            array = _cupy(self.device).empty(shape, dtype=_numpy_dtype(dtype))
         return array, array.__dlpack__(stream=self.stream or _DEFAULT_STREAM[self.device])
 
     def result(self, array: Any) -> Any:
@@ -96,7 +102,8 @@ class Frame:
         if self._kind in ("jax", "jaxlib"):
             jax = sys.modules["jax"]
             if self.device != "cpu":
-                _cupy().cuda.Stream(null=True).synchronize()  # JAX takes over on streams of its own
+                with self._on_device():
+                    _cupy(self.device).cuda.Stream(null=True).synchronize()  # JAX takes over on streams of its own
             if isinstance(array, np.ndarray):
                 return jax.numpy.asarray(array)
             return jax.dlpack.from_dlpack(array)
@@ -106,12 +113,14 @@ class Frame:
         return array
 
 
-def _cupy() -> Any:
+def _cupy(device: str) -> Any:
     try:
         import cupy
     except ImportError as error:
+        wheel = "a ROCm build of CuPy" if device == "rocm" else "cupy-cuda12x or cupy-cuda13x"
         raise RuntimeError(
-            "logits: results for a CUDA array of JAX or another exporter come from CuPy, which is missing"
+            f"logits: results for a {device} array of a framework other than torch are CuPy's, which is missing: "
+            f"install {wheel}"
         ) from error
     return cupy
 

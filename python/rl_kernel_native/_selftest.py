@@ -196,7 +196,7 @@ def logprob(torch: Any, device: str, capability: tuple[int, int] | None) -> Iter
         return
     cpu = _Arrays(torch, "cpu")
     modes: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"portable": contextlib.nullcontext}
-    if capability == (9, 0):
+    if torch.version.hip is None and capability == (9, 0):  # gfx90a calls itself 9.0 too
         modes["hardware"] = lambda: arithmetic("sm_90")
     for mode, unit in modes.items():
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 
+# Removing one of them removes files of the others.
+REMEDY = "uninstall all of them, then install the one you want"
+
 NAMES = ("rl-kernel-native", "rl-kernel-cpu", "rl-kernel-cu124", "rl-kernel-cu130", "rl-kernel-rocm6")
 
 
@@ -25,7 +28,7 @@ def warn_of_conflict(loaded: str) -> None:
     if len(found) > 1:
         warnings.warn(
             f"{' and '.join(found)} are installed together and overwrite each other's files; the extension loaded is "
-            f"of variant {loaded}. Uninstall all of them, then install the one you want.",
+            f"of variant {loaded}. To mend it, {REMEDY}: pip uninstall -y {' '.join(f.split()[0] for f in found)}",
             RuntimeWarning,
             stacklevel=3,
         )

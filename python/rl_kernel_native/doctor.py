@@ -2,7 +2,7 @@
 
     python -m rl_kernel_native.doctor [--json]
 
-Exit status: 0 healthy, 1 a self-test failed.
+Exit status: 0 healthy, 1 a self-test failed or two variants are installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Device(NamedTuple):
     name: str  # "cpu", "cuda:0"
     kind: str  # "cpu", "cuda", "rocm"
     model: str = ""
-    capability: tuple[int, int] | None = None
+    capability: tuple[int, int] | None = None  # of CUDA devices
+    architecture: str | None = None  # of ROCm devices: "gfx942"
     memory_gib: float | None = None
 
 
@@ -66,7 +67,8 @@ def examine(self_test: bool = True) -> dict[str, Any]:
         report["self_tests"] = [
             test for name, run in _selftest.OPERATORS.items() for test in _tests(name, run, runnable, torch)
         ]
-    report["healthy"] = all(test["passed"] is not False for test in report["self_tests"])
+    passed = all(test["passed"] is not False for test in report["self_tests"])
+    report["healthy"] = passed and not report["installed_variants"]["conflict"]
     return report
 
 
@@ -122,7 +124,11 @@ def gpus(torch: Any) -> tuple[list[Device], str]:
         found = []
         for i in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(i)
-            found.append(Device(f"cuda:{i}", kind, p.name, (p.major, p.minor), round(p.total_memory / 2**30, 1)))
+            memory = round(p.total_memory / 2**30, 1)
+            if kind == "cuda":
+                found.append(Device(f"cuda:{i}", kind, p.name, (p.major, p.minor), memory_gib=memory))
+            else:
+                found.append(Device(f"cuda:{i}", kind, p.name, None, p.gcnArchName.split(":")[0], memory))
         return found, "as torch sees them"
     found, note = _hip_gpus() if variant == "rocm6" else _driver_gpus()
     if found and torch is not None:
@@ -134,8 +140,10 @@ def _hip_gpus() -> tuple[list[Device], str]:
     """AMD GPUs through hip-python, where that is installed."""
     try:
         hip = importlib.import_module("hip.hip")
-    except ImportError:
-        return [], "neither torch for ROCm nor hip-python (pip install hip-python) is here to ask"
+    except Exception as error:  # hip-python raises errors of its own where it cannot open its library
+        if isinstance(error, ModuleNotFoundError):
+            return [], "neither torch for ROCm nor hip-python (pip install rl-kernel-rocm6[rocm]) is here to ask"
+        return [], f"hip-python cannot be imported: {error}"
     status, count = hip.hipGetDeviceCount()
     if int(status) != 0:
         return [], f"the HIP runtime reports {status}"
@@ -144,8 +152,8 @@ def _hip_gpus() -> tuple[list[Device], str]:
         properties = hip.hipDeviceProp_t()
         hip.hipGetDeviceProperties(properties, i)
         memory = round(properties.totalGlobalMem / 2**30, 1)
-        name = f"{properties.name.decode()} ({properties.gcnArchName.decode()})"
-        found.append(Device(f"rocm:{i}", "rocm", name, None, memory))
+        architecture = properties.gcnArchName.decode().split(":")[0]
+        found.append(Device(f"rocm:{i}", "rocm", properties.name.decode(), None, architecture, memory))
     return found, "as the HIP runtime sees them"
 
 
@@ -172,7 +180,8 @@ def _driver_gpus() -> tuple[list[Device], str]:
             cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
             capability.append(value.value)
         model = name.value.decode(errors="replace")
-        found.append(Device(f"cuda:{i}", "cuda", model, (capability[0], capability[1]), round(memory.value / 2**30, 1)))
+        version = (capability[0], capability[1])
+        found.append(Device(f"cuda:{i}", "cuda", model, version, memory_gib=round(memory.value / 2**30, 1)))
     return found, "as the driver sees them"
 
 
@@ -190,7 +199,9 @@ def _choose(device: Device, built: list[str]) -> tuple[str | None, str]:
     if device.kind == "rocm":
         gfx = [name for name in built if name.startswith("gfx")]
         if not gfx:
-            return None, f"this build (variant {variant}) has no HIP kernels; install the rocm6 variant"
+            return None, f"this build (variant {variant}) has no HIP kernels; uninstall it and install rl-kernel-rocm6"
+        if device.architecture not in gfx:
+            return None, f"{device.architecture} is not served by this build ({', '.join(gfx)})"
         return "hip", f"kernels for {' and '.join(gfx)}, verified under emulation alone"
     if not any(name.startswith("sm_") for name in built):
         return None, f"this build (variant {variant}) has no CUDA kernels: {_HOW_TO_ADD_CUDA}"
@@ -221,7 +232,7 @@ def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
 def installed_variants() -> dict[str, Any]:
     """Distributions that install this package. Two of them overwrite each other's files."""
     found = _variants.installed()
-    note = "one" if len(found) == 1 else "none: a source tree" if not found else "more than one: uninstall all but one"
+    note = "one" if len(found) == 1 else "none: a source tree" if not found else _variants.REMEDY
     return {"distributions": found, "conflict": len(found) > 1, "note": note, "loaded": str(Path(__file__).parent)}
 
 
@@ -251,8 +262,8 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
         ("cpu", f"{cpu['model']}, {cpu['instruction_set']}, {cpu['threads']} of {cpu['logical_cores']} threads"),
     ]
     for gpu in report["gpus"]:
-        capability = ".".join(map(str, gpu["capability"])) + ", " if gpu["capability"] else ""
-        machine.append((gpu["name"], f"{gpu['model']}, {capability}{gpu['memory_gib']} GiB"))
+        version = ".".join(map(str, gpu["capability"])) if gpu["capability"] else gpu["architecture"]
+        machine.append((gpu["name"], f"{gpu['model']}, {version}, {gpu['memory_gib']} GiB"))
     machine.append(("gpus", f"{len(report['gpus'])} ({report['gpu_note']})"))
     if report["driver"]:
         machine.append(("driver", report["driver"]))
@@ -279,7 +290,9 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Text on stdout: tables where rich is installed and stdout is a terminal, else plain lines."""
-    verdict = "healthy" if report["healthy"] else "NOT HEALTHY: a self-test failed"
+    conflict = report["installed_variants"]["conflict"]
+    reason = "more than one variant is installed" if conflict else "a self-test failed"
+    verdict = "healthy" if report["healthy"] else f"NOT HEALTHY: {reason}"
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
         from rich.markup import escape

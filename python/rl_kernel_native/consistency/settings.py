@@ -38,7 +38,10 @@ class CompareSettings:
         wanted = (
             (0 <= self.seed < 2**64, f"--seed {self.seed}: want 0 <= seed < 2**64"),
             (len(self.batch_sizes) > 0, "--batch: want at least one batch size"),
-            (all(size > 0 for size in self.batch_sizes), f"--batch {self.batch_sizes}: want positive sizes"),
+            (
+                all(size > 0 for size in self.batch_sizes),
+                f"--batch {','.join(map(str, self.batch_sizes))}: want positive sizes",
+            ),
             (len(set(self.batch_sizes)) == len(self.batch_sizes), "--batch: a size is given twice"),
             (self.max_new_tokens > 0, f"--max-new-tokens {self.max_new_tokens}: want at least 1"),
             (0 < self.temperature < math.inf, f"--temperature {self.temperature}: want a number > 0"),

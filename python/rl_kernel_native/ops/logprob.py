@@ -67,6 +67,9 @@ def _torch() -> Any:
     """ops/logprob_torch.py, imported with the first torch tensor."""
     global _torch_path, _plain_tensor
     if _torch_path is None:
+        torch: Any = _dispatch.torch_module()
+        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            raise RuntimeError(f"torch tensors need torch 2.10 or later, this is {torch.__version__}")
         from . import logprob_torch
 
         _torch_path = logprob_torch
@@ -110,8 +113,8 @@ def logprob(
         canonical_vocab: width that decides the order of summation, where engines pad differently. Default: the width.
         kept: ``(ids int32 [num_ids], offsets int64 [rows + 1])`` restricts row i to ``ids[offsets[i]:offsets[i + 1]]``
             and its target; an empty list restricts nothing.
-        check: raise a ValueError that names the first bad row. Synchronises.
-        on_bad_id: ``"nan"``, or ``"raise"``, which synchronises.
+        check: raise a ValueError that names the first bad row. Synchronises, and breaks the graph of torch.compile.
+        on_bad_id: ``"nan"``, or ``"raise"``, which does the same.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``.
         out: float32 array for the log-probabilities, or a tuple in the order of the result (status int32).
     Returns:
@@ -243,7 +246,8 @@ def logprob_merge(
     """Results from the statistics of all shards: the bits of :func:`logprob` on the whole row.
 
     Args:
-        stats: ``[shards, ..., 5]`` float32, in rank order; 1, 2, 4 or 8 shards.
+        stats: ``[shards, ..., 5]`` float32, of every shard of the vocabulary once, in rank order; 1, 2, 4 or 8 shards.
+            A missing or repeated shard, or another temperature than theirs, is not detected.
         temperature: as given to :func:`logprob_partial`.
     Returns: as :func:`logprob`.
     Raises: TypeError for a dtype; ValueError for a shape.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <string>
 
 #include "rlk/ops/logprob.h"
 
@@ -40,7 +41,11 @@ inline GroupGrid group_grid(const LogprobInput& p) {
     longest = std::max(longest, last - first);
   }
   const int leaves = static_cast<int>((longest + kLeafColumns - 1) / kLeafColumns);
-  RLK_CHECK(longest <= std::int64_t{kGroupLeaves} * kGroupColumns, "logprob: a part has at most 131,072 columns");
+  if (longest > std::int64_t{kGroupLeaves} * kGroupColumns) {
+    throw InvalidArgument(
+        "logits: a GPU takes at most 131,072 valid columns in each of the vocabulary's eight parts, got " +
+        std::to_string(longest));
+  }
   grid.leaves = static_cast<int>(std::bit_ceil(static_cast<unsigned>(leaves > 0 ? leaves : 1)));
   if (grid.leaves >= kGroupLeaves) {
     grid.groups_per_part = (leaves + kGroupLeaves - 1) / kGroupLeaves;
