@@ -14,6 +14,7 @@
 
 #include "linear_backend.h"
 #include "linear_reference.h"
+#include "rlk/build.h"
 #include "rlk/ops/linear.h"
 
 namespace linear_test {
@@ -77,6 +78,14 @@ TEST_F(Linear, SumsGoOnFromOnePanelOfTheContractionToTheNext) {
         ASSERT_NO_FATAL_FAILURE(check_shape(14, in_features, 35, dtype, dtype, arithmetic, Data::kNormal, 3));
       }
     }
+  }
+}
+
+TEST_F(Linear, RowsThatAreManyTakeTheContractionInTurns) {
+  // 150 rows of the CPU's 384 leave room for two panels of 256 at a time.
+  for (const Arithmetic arithmetic : kArithmetics) {
+    ASSERT_NO_FATAL_FAILURE(
+        check_shape(150, 1031, 19, DType::kBFloat16, DType::kFloat32, arithmetic, Data::kNormal, 4));
   }
 }
 
@@ -354,6 +363,24 @@ TEST_F(Linear, TreeSumAddsPairs) {
 }
 
 #if !RLK_TEST_HIP
+
+TEST_F(Linear, TheDeviceChoosesTheBackend) {
+  Matrix x(2, 32, DType::kBFloat16), weight(3, 32, DType::kBFloat16);
+  x.fill(28, Data::kNormal);
+  weight.fill(29, Data::kNormal);
+  Matrix y(2, 3, DType::kBFloat16);
+  LinearParams p = params_of(x, weight, y, 2, 32, 3, Arithmetic::kSm90);
+  p.y = y.data();
+  EXPECT_EQ(rlk::linear_workspace_bytes(p, rlk::Device{}), 0);
+  rlk::linear(p, rlk::Device{}, 0);
+  y.expect(reference(p), "dispatched");
+  if (!RLK_WITH_HIP) {
+    EXPECT_THROW(rlk::linear(p, {rlk::DeviceType::kRocm, 0}, 0), rlk::Unsupported);
+  }
+  if (!RLK_WITH_CUDA) {
+    EXPECT_THROW(rlk::linear(p, {rlk::DeviceType::kCuda, 0}, 0), rlk::Unsupported);
+  }
+}
 
 TEST_F(Linear, OffsetsHave64Bits) {
   // Rows 2^32 bytes and more apart, of which only the touched pages exist.

@@ -102,6 +102,17 @@ TEST_F(Linear, AnInputGradientOverManyOutputsAndStridedRows) {
   }
 }
 
+TEST_F(Linear, BlocksOfAnInputGradientMeet) {
+  constexpr std::int64_t kRows = 389, kIn = 515, kOut = 18;  // one block of the CPU has 384 rows and 512 columns
+  for (const Arithmetic arithmetic : {kArithmetics[0], kArithmetics[1]}) {
+    Matrix dy(kRows, kOut, DType::kFloat16), weight(kOut, kIn, DType::kFloat16);
+    dy.fill(14, Data::kNormal);
+    weight.fill(15, Data::kNormal);
+    const Matrix dx(kRows, kIn, DType::kFloat16);
+    ASSERT_NO_FATAL_FAILURE(check(input_grad_of(dy, weight, dx, kRows, kIn, kOut, arithmetic), dx, name(arithmetic)));
+  }
+}
+
 TEST_F(Linear, EveryShapeOfAWeightGradient) {
   std::mt19937 random(5);
   const auto size = [&] { return kSizes[random() % std::size(kSizes)]; };

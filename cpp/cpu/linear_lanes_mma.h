@@ -27,6 +27,8 @@ using Shorts = Vector<std::int16_t>;
 
 RLK_HD Ints larger(Ints a, Ints b) { return {a.v > b.v ? a.v : b.v}; }
 RLK_HD Ints smaller(Ints a, Ints b) { return {a.v < b.v ? a.v : b.v}; }
+RLK_HD Ints shifted_right(Ints a, Ints n) { return {a.v >> n.v}; }
+RLK_HD Ints shifted_left(Ints a, Ints n) { return ints_of(unsigned_of(a) << unsigned_of(n)); }
 RLK_HD Ints exponent_field(Floats a) { return (bits_of(a) >> 23) & 0xff; }
 RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // of a normal number
 
@@ -102,19 +104,17 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   *small = *small | (Mask{field.v == 0} & (fraction != splat(0)));
   const Ints magnitude = select(field == 0, splat(0), (fraction | 0x800000) << 1);
   const Ints value = select(bits_of(c) < 0, splat(0) - magnitude, magnitude);
-  const auto shift = smaller(both - field + 127, splat(31)).v;
-  const auto drop = smaller(both - largest, splat(62)).v;
-  const Vector<std::int32_t> upper = (value.v >> shift) + (products.v >> smaller(Ints{drop}, splat(31)).v);
+  const Ints drop = smaller(both - largest, splat(62));
+  const Ints upper =
+      shifted_right(value, smaller(both - field + 127, splat(31))) + shifted_right(products, smaller(drop, splat(31)));
   // The seven bits below: of products * 2^7 >> drop.
-  const auto left = larger(splat(7) - Ints{drop}, splat(0)).v;
-  const auto right = larger(smaller(Ints{drop} - 7, splat(31)), splat(0)).v;
-  const Vector<std::int32_t> lower =
-      ((Vector<std::int32_t>)((Vector<std::uint32_t>)(products.v >> right) << (Vector<std::uint32_t>)left)) & 127;
+  const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
+  const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
   // Below 2^24 both parts fit one integer; above, where the rounding drops two bits of `sticky` or more, the seven bits
   // only say whether the rest is zero.
-  const Mask fits = {(upper >= -(1 << 24)) & (upper < (1 << 24))};
-  const Ints all = (Ints{upper} << 7) | Ints{lower};
-  const Ints sticky = (Ints{upper} << 1) | Ints{(lower != 0) & 1};
+  const Mask fits = (upper >= -(1 << 24)) & (upper < (1 << 24));
+  const Ints all = (upper << 7) | lower;
+  const Ints sticky = (upper << 1) | select(lower == 0, splat(0), splat(1));
   const Floats f = to_floats(select(fits, all, sticky));
   return mul_rn(f, power_of_two(both - select(fits, splat(31), splat(25))));
 }
@@ -204,9 +204,16 @@ RLK_HD void multiply_aligned(const LinearTile& t) {
   }
 }
 
+// Subnormals become zeros of their sign.
 RLK_HD Floats gfx90a_flush(Floats x) {
-  return float_of(bits_of(x) & select(abs_of(x) < broadcast<Floats>(0x1p-126f),
-                                      splat(static_cast<std::int32_t>(0x80000000u)), splat(-1)));
+#if defined(__AVX512DQ__)
+  constexpr int kSubnormal = 0x20;
+  const __mmask16 small = _mm512_fpclass_ps_mask((__m512)x.v, kSubnormal);
+  return {(Vector<float>)_mm512_mask_and_ps((__m512)x.v, small, (__m512)x.v, _mm512_set1_ps(-0.0f))};
+#else
+  const Ints magnitude = bits_of(x) & 0x7fffffff;
+  return float_of(bits_of(x) & ~(Ints{(magnitude < 0x00800000).v} & 0x7fffffff));
+#endif
 }
 
 RLK_HD void multiply_gfx90a(const LinearTile& t) {

@@ -65,19 +65,42 @@ RLK_HD void pack_rows_of(const LinearRows& s, float* panel, std::int64_t stride)
   }
 }
 
+// 16-bit elements, each in the lower half of a lane.
+template <class T>
+RLK_HD Floats widen_lower(Ints a) {
+  if constexpr (std::is_same_v<T, Bf16>) return float_of(a << 16);
+  return T::widen(__builtin_convertvector((Vector<std::uint32_t>)a.v, Vector<std::uint16_t, 2 * kLanes>));
+}
+
 template <class T>
 RLK_HD void pack_columns_of(const LinearRows& s, float* panel, std::int64_t stride) {
   constexpr int kBytes = sizeof(typename T::Storage);
+  constexpr int kPer = 4 / kBytes;         // elements of a lane: pairs of 16-bit ones are transposed as one
+  constexpr int kColumns = kPer * kLanes;  // with sixteen lanes a cache line
+  constexpr std::int64_t kAhead = 512;     // bytes: a panel, since as many rows are more streams than a CPU follows
   std::int64_t r = 0;
   for (; r + kLanes <= s.num_rows; r += kLanes) {
     std::int64_t i = 0;
-    for (; i + kLanes <= s.count; i += kLanes) {
+    for (; i + kColumns <= s.count; i += kColumns) {
       Floats v[kLanes];
 #pragma GCC unroll 16
-      for (int l = 0; l < kLanes; ++l) v[l] = T::load(s.rows[r + l] + i * kBytes);
+      for (int l = 0; l < kLanes; ++l) {
+        const unsigned char* from = s.rows[r + l] + i * kBytes;
+        __builtin_prefetch(from + kAhead);
+        v[l] = load_bytes<Floats>(from);
+      }
+      float* to = panel + i * stride + r;
       transpose(v);
 #pragma GCC unroll 16
-      for (int l = 0; l < kLanes; ++l) store_bytes(panel + (i + l) * stride + r, v[l]);
+      for (int l = 0; l < kLanes; ++l) {
+        if constexpr (kPer == 1) {
+          store_bytes(to + l * stride, v[l]);
+        } else {
+          const Ints pair = bits_of(v[l]), upper = ints_of(unsigned_of(pair) >> 16);
+          store_bytes(to + 2 * l * stride, widen_lower<T>(pair));
+          store_bytes(to + (2 * l + 1) * stride, widen_lower<T>(upper));
+        }
+      }
     }
     for (; i < s.count; ++i) {
       for (int l = 0; l < kLanes; ++l) panel[i * stride + r + l] = load_one<T>(s.rows[r + l] + i * kBytes);

@@ -1,6 +1,6 @@
-// A thread takes one block of outputs after another and carries its sums through all of the contraction index, kPanelK
-// indices at a time: the block's rows of A are packed once for them (they stay in L2), each panel of B is packed and at
-// once used for all of these rows (it stays in L1). No thread needs another's panels.
+// A thread takes one block of outputs after another and carries its sums through all of the contraction index. The
+// block's rows of A are packed for as many panels of kPanelK indices as fit L2; each panel of B is packed and at once
+// used for all of these rows (it stays in L1), and few rows walk along B's rows. No thread needs another's panels.
 #include "linear_product.h"
 
 #include <algorithm>
@@ -80,9 +80,11 @@ class Worker {
         lanes_(lanes),
         stride_(round_up(blocks.columns, lanes.tile_columns)),
         sums_size_(blocks.rows * stride_),
-        a_(blocks.rows * kPanelStride),
+        panels_(std::clamp(kBlockRows / blocks.rows, std::int64_t{1}, ceil_div(p.contraction, kPanelK) + 1)),
+        a_size_(blocks.rows * kPanelStride),
+        a_(panels_ * a_size_),
         b_(kPanelK * lanes.tile_columns),
-        a_exponents_(aligned_unit() ? blocks.rows * kPanelStride : 0),
+        a_exponents_(aligned_unit() ? panels_ * a_size_ : 0),
         b_exponents_(aligned_unit() ? kPanelK * lanes.tile_columns / 2 : 0),
         memory_(sums_size_ * (1 + kept_sums())),
         pointers_(static_cast<std::size_t>(std::max<std::int64_t>(blocks.rows, kPanelK))) {}
@@ -118,9 +120,7 @@ class Worker {
   }
 
  private:
-  bool aligned_unit() const {
-    return p_.unit.arithmetic != Arithmetic::kIeee && p_.unit.arithmetic != Arithmetic::kGfx90a;
-  }
+  bool aligned_unit() const { return !ieee() && p_.unit.arithmetic != Arithmetic::kGfx90a; }
   int kept_sums() const {
     if (p_.contraction <= p_.segment && !p_.load) return 0;
     return p_.tree ? kLevels : 1;
@@ -142,17 +142,28 @@ class Worker {
   // Indices [begin, end), ascending, from +0.
   void dot(std::int64_t begin, std::int64_t end) {
     std::fill_n(sums(), rows_ * stride_, 0.0f);
-    for (std::int64_t k = begin; k < end; k += kPanelK) {
-      const int count = static_cast<int>(std::min<std::int64_t>(kPanelK, end - k));
-      const bool ieee = p_.unit.arithmetic == Arithmetic::kIeee;
-      const int padded = ieee ? count : static_cast<int>(round_up(count, kMmaStepK));
-      pack_a(k, count, padded);
+    for (std::int64_t k = begin; k < end; k += panels_ * kPanelK) {
+      const int panels = static_cast<int>(std::min(panels_, ceil_div(end - k, kPanelK)));
+      for (int i = 0; i < panels; ++i) pack_a(i, panel_at(k + i * kPanelK, end));
       for (std::int64_t j = 0; j < columns_; j += lanes_.tile_columns) {
-        pack_b(column_ + j, std::min<std::int64_t>(lanes_.tile_columns, columns_ - j), k, count, padded);
-        lanes_.multiply(
-            {p_.unit, a_.get(), a_exponents_.get(), b_.get(), b_exponents_.get(), sums() + j, rows_, stride_, padded});
+        for (int i = 0; i < panels; ++i) {
+          const Panel panel = panel_at(k + i * kPanelK, end);
+          pack_b(column_ + j, std::min<std::int64_t>(lanes_.tile_columns, columns_ - j), panel);
+          lanes_.multiply(
+              {p_.unit, a(i), a_exponents(i), b_.get(), b_exponents_.get(), sums() + j, rows_, stride_, panel.padded});
+        }
       }
     }
+  }
+
+  // Indices from k on: how many there are, and how many the unit takes.
+  struct Panel {
+    std::int64_t k;
+    int count, padded;
+  };
+  Panel panel_at(std::int64_t k, std::int64_t end) const {
+    const int count = static_cast<int>(std::min<std::int64_t>(kPanelK, end - k));
+    return {k, count, ieee() ? count : static_cast<int>(round_up(count, kMmaStepK))};
   }
 
   // Rows [first, first + num) of an operand's memory, from its element `from` on.
@@ -165,36 +176,39 @@ class Worker {
     return {pointers_.data(), num, count, p_.unit.dtype};
   }
 
-  void pack_a(std::int64_t k, int count, int padded) {
-    if (padded != count) {
-      for (std::int64_t i = 0; i < rows_; ++i) std::fill(a_row(i) + count, a_row(i) + padded, 0.0f);
+  void pack_a(int i, const Panel& panel) {
+    if (panel.padded != panel.count) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        float* row = a(i) + r * kPanelStride;
+        std::fill(row + panel.count, row + panel.padded, 0.0f);
+      }
     }
     if (p_.a.rows_contracted) {
-      lanes_.pack_columns(rows_at(p_.a, k, count, row_, rows_), a_.get(), kPanelStride);
+      lanes_.pack_columns(rows_at(p_.a, panel.k, panel.count, row_, rows_), a(i), kPanelStride);
     } else {
-      lanes_.pack_rows(rows_at(p_.a, row_, rows_, k, count), a_.get(), kPanelStride);
+      lanes_.pack_rows(rows_at(p_.a, row_, rows_, panel.k, panel.count), a(i), kPanelStride);
     }
-    if (p_.unit.arithmetic != Arithmetic::kIeee) {
-      lanes_.prepare_a(p_.unit, a_.get(), a_exponents_.get(), rows_, padded);
-    }
+    if (!ieee()) lanes_.prepare_a(p_.unit, a(i), a_exponents(i), rows_, panel.padded);
   }
 
-  void pack_b(std::int64_t column, std::int64_t columns, std::int64_t k, int count, int padded) {
+  void pack_b(std::int64_t column, std::int64_t columns, const Panel& panel) {
     const int width = lanes_.tile_columns;
-    if (columns != width || padded != count) std::fill_n(b_.get(), padded * width, 0.0f);
+    if (columns != width || panel.padded != panel.count) std::fill_n(b_.get(), panel.padded * width, 0.0f);
     if (p_.b.rows_contracted) {
-      lanes_.pack_rows(rows_at(p_.b, k, count, column, columns), b_.get(), width);
+      lanes_.pack_rows(rows_at(p_.b, panel.k, panel.count, column, columns), b_.get(), width);
     } else {
-      lanes_.pack_columns(rows_at(p_.b, column, columns, k, count), b_.get(), width);
+      lanes_.pack_columns(rows_at(p_.b, column, columns, panel.k, panel.count), b_.get(), width);
     }
-    if (p_.unit.arithmetic != Arithmetic::kIeee) lanes_.prepare_b(p_.unit, b_.get(), b_exponents_.get(), padded);
+    if (!ieee()) lanes_.prepare_b(p_.unit, b_.get(), b_exponents_.get(), panel.padded);
   }
 
-  float* a_row(std::int64_t i) const { return a_.get() + i * kPanelStride; }
+  bool ieee() const { return p_.unit.arithmetic == Arithmetic::kIeee; }
+  float* a(int i) const { return a_.get() + i * a_size_; }
+  std::int32_t* a_exponents(int i) const { return aligned_unit() ? a_exponents_.get() + i * a_size_ : nullptr; }
 
   const LinearProduct& p_;
   const LinearLanes& lanes_;
-  const std::int64_t stride_, sums_size_;
+  const std::int64_t stride_, sums_size_, panels_, a_size_;
   const Aligned<float> a_, b_;
   const Aligned<std::int32_t> a_exponents_, b_exponents_;
   const Aligned<float> memory_;
@@ -223,7 +237,8 @@ void linear_product(const LinearProduct& p) {
   const LinearLanes& lanes = linear_lanes();
   const Blocks blocks = blocks_of(p, lanes);
   const std::int64_t tasks = blocks.down * blocks.across;
-  const double products = static_cast<double>(p.a_size) * static_cast<double>(p.b_size * (p.contraction + 1));
+  const double products =
+      static_cast<double>(p.a_size) * static_cast<double>(p.b_size) * static_cast<double>(p.contraction + 1);
   const bool small = products < static_cast<double>(2 * kTaskProducts);
   const std::int64_t workers = small ? 1 : std::min<std::int64_t>(tasks, num_threads());
   std::atomic<std::int64_t> next{0};
