@@ -19,6 +19,7 @@ namespace {
 constexpr std::int64_t kBiasColumns = 128;     // of a task: four cache lines of a row
 constexpr std::int64_t kBiasElements = 65536;  // below these a thread's wake-up costs more than its help
 constexpr std::int64_t kTreeElements = 32768;
+constexpr std::int64_t kTreeColumns = 1024;  // between the tree and its bias: in L1
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 
 const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
@@ -144,8 +145,23 @@ void tree_sum(const TreeSumParams& p) {
   parallel_for(p.size, kTreeElements, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     const float* parts[kMaxSegments] = {};
-    for (int i = 0; i < p.count; ++i) parts[i] = p.parts[i] + begin;
-    linear_lanes().add_parts(parts, p.count, end - begin, bytes_of(p.sum) + begin * size_of(p.out_dtype), p.out_dtype);
+    const auto parts_from = [&](std::int64_t first) {
+      for (int i = 0; i < p.count; ++i) parts[i] = p.parts[i] + first;
+      return parts;
+    };
+    unsigned char* sum = bytes_of(p.sum);
+    if (p.bias == nullptr) {
+      return linear_lanes().add_parts(parts_from(begin), p.count, end - begin, sum + begin * size_of(p.out_dtype),
+                                      p.out_dtype);
+    }
+    float tree[kTreeColumns];
+    for (std::int64_t i = begin, count = 0; i < end; i += count) {  // a run lies within one row
+      const std::int64_t column = i % p.columns;
+      count = std::min({end - i, p.columns - column, kTreeColumns});
+      linear_lanes().add_parts(parts_from(i), p.count, count, tree, DType::kFloat32);
+      linear_lanes().store(tree, count, bytes_of(p.bias) + column * size_of(p.bias_dtype), p.bias_dtype,
+                           sum + i * size_of(p.out_dtype), p.out_dtype);
+    }
   });
 }
 

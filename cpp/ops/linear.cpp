@@ -22,6 +22,13 @@ namespace {
 
 }  // namespace
 
+void require_linear_backend(Device device) {
+  if (device.type == DeviceType::kCpu) return;
+  if (RLK_WITH_CUDA && device.type == DeviceType::kCuda) return;
+  if (RLK_WITH_HIP && device.type == DeviceType::kRocm) return;
+  no_backend(device);
+}
+
 std::int64_t linear_workspace_bytes([[maybe_unused]] const LinearParams& p, Device device) {
   if (device.type == DeviceType::kCpu) return 0;
 #if RLK_WITH_CUDA
@@ -51,6 +58,17 @@ void linear_input_grad(const LinearInputGradParams& p, Device device, [[maybe_un
 #endif
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_input_grad(p, device.index, stream);
+#endif
+  no_backend(device);
+}
+
+std::int64_t linear_weight_grad_workspace_bytes([[maybe_unused]] const LinearWeightGradParams& p, Device device) {
+  if (device.type == DeviceType::kCpu) return 0;
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_weight_grad_workspace_bytes(p, device.index);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::linear_weight_grad_workspace_bytes(p);
 #endif
   no_backend(device);
 }

@@ -70,7 +70,10 @@ inline void check_tree_sum(const TreeSumParams& p) {
             "tree_sum: 1, 2, 4 or 8 parts");
   RLK_CHECK(p.size >= 0, "tree_sum: sizes are not negative");
   RLK_CHECK(is_floating(p.out_dtype), "tree_sum: sum is float32, bfloat16 or float16");
+  RLK_CHECK(p.bias == nullptr || is_floating(p.bias_dtype), "tree_sum: bias is float32, bfloat16 or float16");
   if (p.size == 0) return;
+  RLK_CHECK(p.bias == nullptr || (p.columns > 0 && p.size % p.columns == 0),
+            "tree_sum: with a bias, size is a multiple of columns");
   RLK_CHECK(p.sum != nullptr, "tree_sum: sum is given");
   for (int i = 0; i < p.count; ++i) RLK_CHECK(p.parts[i] != nullptr, "tree_sum: every part is given");
 }

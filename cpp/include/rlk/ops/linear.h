@@ -14,9 +14,11 @@
 //   db[n]    = the same fold over blocks of 8192 rows; in a block 128 groups of 64 consecutive rows, each an ascending
 //              chain of fp32 additions from +0, groups combined by a perfect binary tree over their index (missing rows
 //              and groups are +0)
+//   tree_sum = round(fl(tree over parts + bias[column])), the tree and the rounding of y with k_segments
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
 // arithmetic. An empty sum is +0. NaN results are canonical on the CPU; on a GPU they are the unit's.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+// allow_vendor: a library of the hardware's vendor may serve where it is recorded bit-equal, so it changes no bit.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +50,10 @@ struct LinearParams {
   // shard of a larger in_features this is the number of its own segments.
   int k_segments = 1;
   Arithmetic arithmetic = Arithmetic::kIeee;
+  bool allow_vendor = true;
   void* workspace = nullptr;  // linear_workspace_bytes(...), 16-byte aligned
 };
+void require_linear_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t linear_workspace_bytes(const LinearParams& p, Device device);  // at most 32 MiB
 void linear(const LinearParams& p, Device device, Stream stream);
 
@@ -62,21 +66,25 @@ struct LinearInputGradParams {
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;
   DType dtype = DType::kBFloat16;
   Arithmetic arithmetic = Arithmetic::kIeee;
+  bool allow_vendor = true;
 };
 void linear_input_grad(const LinearInputGradParams& p, Device device, Stream stream);
 
 struct LinearWeightGradParams {
-  const void* dy = nullptr;         // [num_rows, out_features], dtype
-  const void* x = nullptr;          // [num_rows, in_features], dtype
+  const void* dy = nullptr;          // [num_rows, out_features], dtype
+  const void* x = nullptr;           // [num_rows, in_features], dtype
   const float* main_grad = nullptr;  // [out_features, in_features], or null; may be dweight itself
-  void* dweight = nullptr;          // [out_features, in_features], dweight_dtype
+  void* dweight = nullptr;           // [out_features, in_features], dweight_dtype
   RowLayout dy_rows, x_rows;
   std::int64_t main_grad_stride = 0, dweight_stride = 0;
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;
   DType dtype = DType::kBFloat16;
   DType dweight_dtype = DType::kFloat32;  // dtype or kFloat32
   Arithmetic arithmetic = Arithmetic::kIeee;
+  bool allow_vendor = true;
+  void* workspace = nullptr;  // linear_weight_grad_workspace_bytes(...), 16-byte aligned
 };
+std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams& p, Device device);
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
 
 struct LinearBiasGradParams {
@@ -92,9 +100,12 @@ void linear_bias_grad(const LinearBiasGradParams& p, Device device, Stream strea
 // Perfect binary tree over `count` (1, 2, 4, 8) fp32 arrays: rule 2's combination of the subtrees of ranks.
 struct TreeSumParams {
   const float* parts[kMaxSegments] = {};  // [size] each, contiguous
+  const void* bias = nullptr;             // [columns], bias_dtype, or null; added after the tree
   void* sum = nullptr;                    // [size], out_dtype: kFloat32, kBFloat16 or kFloat16
   std::int64_t size = 0;
+  std::int64_t columns = 0;  // of a row of parts, with a bias: size is a multiple of it; 0 without
   int count = 1;
+  DType bias_dtype = DType::kBFloat16;
   DType out_dtype = DType::kFloat32;
 };
 void tree_sum(const TreeSumParams& p, Device device, Stream stream);
