@@ -4,8 +4,8 @@
 // Large products are bound by the matrix units, small ones by reading the weight once.
 #pragma once
 
-#include "hip/common/element.h"
 #include "hip/common/wave.h"
+#include "hip/linear/any_element.h"
 #include "hip/linear/launches.h"
 #include "hip/linear/stage.h"
 #include "hip/linear/tree.h"
@@ -129,20 +129,6 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
   sums.for_each([](float& sum, int, int, int) { sum = add_rn(sum, 0.0f); });
 }
 
-// Elements of a type known at run time.
-RLK_DEVICE float load_element(const void* array, DType t, std::int64_t i) {
-  if (t == DType::kFloat32) return global_pointer(static_cast<const float*>(array))[i];
-  const std::uint16_t half = global_pointer(static_cast<const std::uint16_t*>(array))[i];
-  return t == DType::kBFloat16 ? Bf16::load(half) : Fp16::load(half);
-}
-RLK_DEVICE void store_element(void* array, DType t, std::int64_t i, float x) {
-  if (t == DType::kFloat32) {
-    global_pointer(static_cast<float*>(array))[i] = Fp32::store(x);
-  } else {
-    global_pointer(static_cast<std::uint16_t*>(array))[i] = t == DType::kBFloat16 ? Bf16::store(x) : Fp16::store(x);
-  }
-}
-
 // Between the layout of matrix instructions and rows of memory lies a patch of LDS, one instruction's outputs for each
 // wave, so that a lane handles whole runs of columns in a loop. f(patch, row, column, exists) is called by every lane for
 // its share, with the place among all outputs.
@@ -228,7 +214,10 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
     }
   } else {
     WaveSums<Tile> total{};
-    if (p.initial) load_initial(p, place, total);
+    if (p.initial) {
+      load_initial(p, place, total);
+      block_barrier();  // the patches lie where the first stage comes
+    }
     for (std::int64_t k = 0; k < p.contraction; k += p.segment) {
       const std::int64_t end = p.contraction - k < p.segment ? p.contraction : k + p.segment;
       dot<Operand>(place, a, b, k, end, sums);

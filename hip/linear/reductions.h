@@ -3,6 +3,7 @@
 
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
+#include "hip/linear/any_element.h"
 #include "hip/linear/launches.h"
 #include "hip/linear/tree.h"
 
@@ -54,6 +55,12 @@ RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t fir
   }
 }
 
+// i % columns; 64-bit divisions are slow, and seldom needed.
+RLK_DEVICE std::int64_t column_of(std::int64_t i, std::int64_t columns) {
+  if ((i | columns) >> 32 != 0) return i % columns;
+  return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);
+}
+
 template <class T>
 RLK_DEVICE void tree_sum_kernel(const TreeSumParams& p, std::int64_t first_block) {
   const std::int64_t first = (first_block + block_id_x()) * kTreeThreads * kTreeElements + thread_id();
@@ -67,6 +74,7 @@ RLK_DEVICE void tree_sum_kernel(const TreeSumParams& p, std::int64_t first_block
       sum = global_pointer(p.parts[part])[i];
       tree.take(part, sum);
     }
+    if (p.bias) sum = add_rn(sum, load_element(p.bias, p.bias_dtype, column_of(i, p.columns)));
     static_cast<typename T::Storage*>(p.sum)[i] = T::store(sum);
   }
 }
