@@ -72,7 +72,8 @@ const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_segments_large),
     RLK_OF_HALVES(rlk_linear_input_grad_small),
     RLK_OF_HALVES(rlk_linear_input_grad_large),
-    RLK_OF_HALVES(rlk_linear_weight_grad),
+    RLK_OF_HALVES(rlk_linear_weight_grad_small),
+    RLK_OF_HALVES(rlk_linear_weight_grad_large),
     RLK_OF_FLOATS(rlk_linear_bias_grad),
     RLK_OF_FLOATS(rlk_linear_tree_sum),
 };

@@ -40,8 +40,10 @@ inline constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16};
 constexpr bool kWholeElements = true;  // addresses are multiples of an element
 constexpr bool kCanonicalNan = false;  // else every NaN is as good as another
 
-// The device is the stand-in's, of the architecture that the arithmetic names.
-inline void set_device(Arithmetic arithmetic) { setenv("RLK_STANDIN_ARCH", name(arithmetic), 1); }
+// The device is the stand-in's, of the architecture that the arithmetic names where it names one.
+inline void set_device(Arithmetic arithmetic) {
+  setenv("RLK_STANDIN_ARCH", arithmetic == Arithmetic::kGfx90a ? "gfx90a" : "gfx942", 1);
+}
 
 inline void run(rlk::LinearParams p) {
   std::vector<unsigned char> workspace(static_cast<std::size_t>(rlk::hip::linear_workspace_bytes(p)) + 16);

@@ -129,33 +129,41 @@ TEST_F(Linear, InputGradientTilesStagesAndLoads) {
   }
 }
 
+void check_weight_grad(std::int64_t rows, std::int64_t in_features, std::int64_t out_features, DType dtype,
+                       DType dweight_dtype, bool vectors, Arithmetic arithmetic) {
+  Matrix dy = matrix(rows, out_features, dtype, vectors, 6), x = matrix(rows, in_features, dtype, vectors, 7);
+  Matrix main_grad(out_features, in_features, DType::kFloat32, in_features + 3);
+  main_grad.fill(8, Data::kNormal);
+  const Matrix dweight(out_features, in_features, dweight_dtype);
+  rlk::LinearWeightGradParams p;
+  p.dy = dy.data();
+  p.x = x.data();
+  p.main_grad = static_cast<const float*>(main_grad.data());
+  p.main_grad_stride = main_grad.stride();
+  p.dy_rows = dy.rows();
+  p.x_rows = x.rows();
+  p.dweight_stride = dweight.stride();
+  p.num_rows = rows;
+  p.in_features = in_features;
+  p.out_features = out_features;
+  p.dtype = dtype;
+  p.dweight_dtype = dweight_dtype;
+  p.arithmetic = arithmetic;
+  check(p, dweight, "rows " + std::to_string(rows) + (vectors ? ", vectors" : ", elements"));
+}
+
 TEST_F(Linear, WeightGradientTilesStagesAndLoads) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const bool vectors : {true, false}) {
-      for (const std::int64_t rows : {64, 107}) {
-        constexpr std::int64_t kIn = 132, kOut = 140;
-        const DType dtype = rows == 64 ? DType::kFloat16 : DType::kBFloat16;
-        Matrix dy = matrix(rows, kOut, dtype, vectors, 6), x = matrix(rows, kIn, dtype, vectors, 7);
-        Matrix main_grad(kOut, kIn, DType::kFloat32, 135);
-        main_grad.fill(8, Data::kNormal);
-        const Matrix dweight(kOut, kIn, rows == 64 ? DType::kFloat32 : dtype);
-        rlk::LinearWeightGradParams p;
-        p.dy = dy.data();
-        p.x = x.data();
-        p.main_grad = static_cast<const float*>(main_grad.data());
-        p.main_grad_stride = main_grad.stride();
-        p.dy_rows = dy.rows();
-        p.x_rows = x.rows();
-        p.dweight_stride = dweight.stride();
-        p.num_rows = rows;
-        p.in_features = kIn;
-        p.out_features = kOut;
-        p.dtype = dtype;
-        p.dweight_dtype = dweight.dtype();
-        p.arithmetic = arithmetic;
-        ASSERT_NO_FATAL_FAILURE(check(p, dweight, "rows " + std::to_string(rows) + (vectors ? ", vectors" : "")));
+      for (const std::int64_t out_features : {28, 140}) {
+        ASSERT_NO_FATAL_FAILURE(
+            check_weight_grad(64, 132, out_features, DType::kFloat16, DType::kFloat32, vectors, arithmetic));
+        ASSERT_NO_FATAL_FAILURE(
+            check_weight_grad(143, 132, out_features, DType::kBFloat16, DType::kBFloat16, vectors, arithmetic));
       }
     }
+    // More than one block of tokens in a large tile.
+    ASSERT_NO_FATAL_FAILURE(check_weight_grad(8200, 4, 36, DType::kBFloat16, DType::kFloat32, true, arithmetic));
   }
 }
 

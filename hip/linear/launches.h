@@ -30,7 +30,7 @@ constexpr int kStageElements = (kTileRows<Tile> + kTileColumns<Tile>)*Tile::kSta
 template <class Tile>
 constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t);
 
-constexpr std::int64_t kMostSmallRows = 32;  // up to which y and dx take small tiles; unmeasured
+constexpr std::int64_t kMostSmallRows = 32;  // of outputs that take small tiles; unmeasured
 
 // Element (i, k) lies at rows.offset(i) + k, or, where rows run along the contraction index, at rows.offset(k) + i.
 struct GemmOperand {

@@ -109,7 +109,8 @@ void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stre
   g.out_dtype = p.dweight_dtype;
   g.initial = p.main_grad;
   g.initial_stride = p.main_grad_stride;
-  launch_gemm<LargeTile>(device, stream, "weight_grad", p.dtype, g);
+  p.out_features <= kMostSmallRows ? launch_gemm<SmallTile>(device, stream, "weight_grad_small", p.dtype, g)
+                                   : launch_gemm<LargeTile>(device, stream, "weight_grad_large", p.dtype, g);
 }
 
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) {

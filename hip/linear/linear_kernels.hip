@@ -35,7 +35,8 @@ RLK_DEVICE void weight_grad_gemm(const GemmParams& p, std::int64_t first_tile) {
   RLK_LINEAR_GEMM(rlk_linear_forward_segments_large_##type, forward_gemm<Operand, SegmentsTile, Fold::kTree>) \
   RLK_LINEAR_GEMM(rlk_linear_input_grad_small_##type, input_grad_gemm<Operand, SmallTile>)                    \
   RLK_LINEAR_GEMM(rlk_linear_input_grad_large_##type, input_grad_gemm<Operand, LargeTile>)                    \
-  RLK_LINEAR_GEMM(rlk_linear_weight_grad_##type, weight_grad_gemm<Operand, LargeTile>)
+  RLK_LINEAR_GEMM(rlk_linear_weight_grad_small_##type, weight_grad_gemm<Operand, SmallTile>)                  \
+  RLK_LINEAR_GEMM(rlk_linear_weight_grad_large_##type, weight_grad_gemm<Operand, LargeTile>)
 
 RLK_LINEAR_GEMMS(bf16, Bf16x4)
 RLK_LINEAR_GEMMS(f16, Fp16x4)

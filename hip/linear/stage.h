@@ -104,8 +104,9 @@ class AlongRows {
 // The same where rows run across the contraction: a thread takes squares of four by four and transposes them.
 template <int kRows, int kStageK>
 class AcrossRows {
-  static constexpr int kQuads = kStageK / 4, kUnits = kQuads * kRows / 4, kEach = kUnits / kGemmThreads;
-  static_assert(kUnits % kGemmThreads == 0);
+  static constexpr int kQuads = kStageK / 4, kRowQuads = (kRows / 4 + 7) / 8 * 8, kUnits = kQuads * kRowQuads;
+  static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads;
+  static constexpr bool kAllWork = kRowQuads == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
   // Columns from `first` on; some other one in place of those from `size` on.
@@ -135,6 +136,7 @@ class AcrossRows {
   RLK_DEVICE void store(std::uint16_t* tile) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
+      if (!kAllWork && column(i) >= kRows) continue;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         Quad x = 0;
