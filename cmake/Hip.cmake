@@ -1,5 +1,5 @@
 # HIP backend: device code by clang for gfx90a and gfx942, an embedded bundle for each operator; no ROCm is needed to
-# build. Spills, scratch memory and a disassembly without the expected instructions are errors.
+# build. Spills, scratch memory, flat memory instructions and a disassembly without the expected ones are errors.
 enable_language(ASM)
 find_program(RLK_HIP_CLANG NAMES clang++-19 clang++-20 clang++-21 HINTS /opt/rocm/llvm/bin REQUIRED
              DOC "clang that compiles HIP for gfx90a and gfx942, 19 or later")
@@ -40,8 +40,8 @@ endfunction()
 set(RLK_HIP_BUNDLES "")  # what bundles.S.in wants to know of each
 set(RLK_HIP_NUM_BUNDLES 0)
 set(bundle_files "")
-function(rlk_bundle_hip op instructions)
-  rlk_compile_hip(${op} "${PROJECT_SOURCE_DIR}/hip/${op}/${op}_kernels.hip" "${instructions}" objects)
+function(rlk_bundle_hip op)
+  rlk_compile_hip(${op} "${PROJECT_SOURCE_DIR}/hip/${op}/${op}_kernels.hip" "${ARGN}" objects)
   set(targets "host-x86_64-unknown-linux-gnu")
   set(inputs "-input=/dev/null")
   foreach(arch object IN ZIP_LISTS RLK_HIP_ARCHITECTURES objects)
@@ -60,7 +60,9 @@ function(rlk_bundle_hip op instructions)
   set(bundle_files ${bundle_files} "${bundle}" PARENT_SCOPE)
 endfunction()
 
-rlk_bundle_hip(linear "v_mfma_f32_32x32x8;v_mfma_f32_16x16x16;ds_write;ds_read2?(st64)?_b64;global_load_dwordx4")
+rlk_bundle_hip(linear
+  "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
+  "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")
 rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
 configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundles.S.in" "${PROJECT_BINARY_DIR}/hip/bundles.S" @ONLY)
 set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJECT_DEPENDS "${bundle_files}")
