@@ -167,6 +167,40 @@ TEST_F(Linear, WeightGradientTilesStagesAndLoads) {
   }
 }
 
+TEST_F(Linear, VectorsAreLoadedOnlyWhereEveryRowHasThem) {
+  // Rows of whole vectors in each outer step, whose distance is odd; the emulation's vector loads want their alignment.
+  constexpr std::int64_t kIn = 96, kOut = 40, kNumRows = 9;
+  const RowLayout layout{3, 3 * kIn + 1, kIn};
+  Matrix x(kNumRows, kIn, DType::kBFloat16, layout), weight(kOut, kIn, DType::kBFloat16);
+  x.fill(11, Data::kNormal);
+  weight.fill(12, Data::kNormal);
+  ASSERT_TRUE(is_aligned(x) && is_aligned(weight));
+  const Matrix y(kNumRows, kOut, DType::kFloat32), dweight(kOut, kIn, DType::kFloat32);
+  rlk::LinearParams p;
+  p.x = x.data();
+  p.weight = weight.data();
+  p.x_rows = x.rows();
+  p.y_rows = y.rows();
+  p.weight_stride = kIn;
+  p.num_rows = kNumRows;
+  p.in_features = kIn;
+  p.out_features = kOut;
+  p.out_dtype = DType::kFloat32;
+  p.arithmetic = Arithmetic::kGfx942;
+  check(p, y, "an odd outer stride");
+  rlk::LinearWeightGradParams q;
+  q.dy = weight.data();  // its first columns
+  q.dy_rows = weight.rows();
+  q.x = x.data();
+  q.x_rows = x.rows();
+  q.dweight_stride = kIn;
+  q.num_rows = kNumRows;
+  q.in_features = kIn;
+  q.out_features = kOut;
+  q.arithmetic = Arithmetic::kGfx942;
+  check(q, dweight, "an odd outer stride of x");
+}
+
 TEST_F(Linear, FarRowsHave64BitOffsets) {
   // Rows 2^32 bytes and more apart, of which only the touched pages exist.
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 512, kIn = 40, kOut = 3;

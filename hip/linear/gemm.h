@@ -121,11 +121,11 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
     buffer ^= 1;  // with which every wave has done since the last barrier
     store();
   }
-  // Not one step more than there are: on gfx90a a step of zeros turns a sum of -0 into +0.
+  // The last stage, whole or not; its last step may be filled up with +0.
   const int steps = place.empty() ? 0 : static_cast<int>(end - k + 15) / 16;
   for (int step = 0; step < steps; ++step) multiply_step<Operand>(stage(), place, step, sums);
   block_barrier();
-  // For the same reason the sign of a zero depends on the instruction: it is +0.
+  // Underflow gives zeros whose sign depends on the shape of the instruction (math/mma_model.h): they become +0.
   sums.for_each([](float& sum, int, int, int) { sum = add_rn(sum, 0.0f); });
 }
 
