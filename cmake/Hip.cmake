@@ -1,5 +1,5 @@
-# HIP backend: device code by clang for gfx90a and gfx942 in one bundle, embedded; no ROCm is needed to build. Spills,
-# scratch memory and a disassembly without LDS instructions are errors.
+# HIP backend: device code by clang for gfx90a and gfx942, an embedded bundle for each operator; no ROCm is needed to
+# build. Spills, scratch memory, flat memory instructions and a disassembly without the expected ones are errors.
 enable_language(ASM)
 find_program(RLK_HIP_CLANG NAMES clang++-19 clang++-20 clang++-21 HINTS /opt/rocm/llvm/bin REQUIRED
              DOC "clang that compiles HIP for gfx90a and gfx942, 19 or later")
@@ -10,8 +10,6 @@ find_program(RLK_HIP_OBJDUMP llvm-objdump HINTS "${RLK_HIP_LLVM}" NO_DEFAULT_PAT
 
 set(RLK_HIP_ARCHITECTURES gfx90a gfx942)
 list(JOIN RLK_HIP_ARCHITECTURES " " RLK_ARCHITECTURES)
-set(RLK_HIP_KERNELS "${PROJECT_SOURCE_DIR}/hip/logprob/logprob_kernels.hip")
-set(RLK_HIP_BUNDLE "${PROJECT_BINARY_DIR}/hip/kernels.hipfb")
 file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/hip")
 
 # Header-free: every device function is ours or a builtin of the compiler. The two macros are what clang's own wrappers
@@ -38,20 +36,37 @@ function(rlk_compile_hip name source instructions objects)
   set(${objects} "${made}" PARENT_SCOPE)
 endfunction()
 
-rlk_compile_hip(kernels "${RLK_HIP_KERNELS}" "ds_read_b64;ds_read_b128;ds_bpermute_b32" objects)
-set(targets "host-x86_64-unknown-linux-gnu")
-set(inputs "-input=/dev/null")
-foreach(arch object IN ZIP_LISTS RLK_HIP_ARCHITECTURES objects)
-  list(APPEND inputs "-input=${object}")
-  string(APPEND targets ",hipv4-amdgcn-amd-amdhsa--${arch}")
-endforeach()
-add_custom_command(
-  OUTPUT "${RLK_HIP_BUNDLE}"
-  COMMAND "${RLK_HIP_BUNDLER}" -type=o -bundle-align=4096 "-targets=${targets}" ${inputs} "-output=${RLK_HIP_BUNDLE}"
-  DEPENDS ${objects} VERBATIM)
-configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundle.S.in" "${PROJECT_BINARY_DIR}/hip/bundle.S" @ONLY)
-set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundle.S" PROPERTIES OBJECT_DEPENDS "${RLK_HIP_BUNDLE}")
+# The kernels of an operator, hip/<op>/<op>_kernels.hip, in one bundle.
+set(RLK_HIP_BUNDLES "")  # what bundles.S.in wants to know of each
+set(RLK_HIP_NUM_BUNDLES 0)
+set(bundle_files "")
+function(rlk_bundle_hip op)
+  rlk_compile_hip(${op} "${PROJECT_SOURCE_DIR}/hip/${op}/${op}_kernels.hip" "${ARGN}" objects)
+  set(targets "host-x86_64-unknown-linux-gnu")
+  set(inputs "-input=/dev/null")
+  foreach(arch object IN ZIP_LISTS RLK_HIP_ARCHITECTURES objects)
+    list(APPEND inputs "-input=${object}")
+    string(APPEND targets ",hipv4-amdgcn-amd-amdhsa--${arch}")
+  endforeach()
+  set(bundle "${PROJECT_BINARY_DIR}/hip/${op}.hipfb")
+  add_custom_command(
+    OUTPUT "${bundle}"
+    COMMAND "${RLK_HIP_BUNDLER}" -type=o -bundle-align=4096 "-targets=${targets}" ${inputs} "-output=${bundle}"
+    DEPENDS ${objects} VERBATIM)
+  string(APPEND RLK_HIP_BUNDLES "    rlk_hip_bundle ${op}, \"${bundle}\"\n")
+  set(RLK_HIP_BUNDLES "${RLK_HIP_BUNDLES}" PARENT_SCOPE)
+  math(EXPR count "${RLK_HIP_NUM_BUNDLES} + 1")
+  set(RLK_HIP_NUM_BUNDLES ${count} PARENT_SCOPE)
+  set(bundle_files ${bundle_files} "${bundle}" PARENT_SCOPE)
+endfunction()
+
+rlk_bundle_hip(linear
+  "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
+  "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")
+rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
+configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundles.S.in" "${PROJECT_BINARY_DIR}/hip/bundles.S" @ONLY)
+set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJECT_DEPENDS "${bundle_files}")
 
 add_library(rlk_hip STATIC
-  hip/common/runtime.cpp hip/logprob/logprob.cpp "${PROJECT_BINARY_DIR}/hip/bundle.S")
+  hip/common/runtime.cpp hip/linear/linear.cpp hip/logprob/logprob.cpp "${PROJECT_BINARY_DIR}/hip/bundles.S")
 target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})

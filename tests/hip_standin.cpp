@@ -15,6 +15,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 
 namespace {
@@ -57,19 +58,36 @@ Kernel kernel_of(void (*kernel)(Args...)) {
   };
 }
 
-const std::map<std::string_view, Kernel>& kernels() {
-  static const std::map<std::string_view, Kernel> all = {
-#define RLK_OF_TYPE(name)                                                  \
-  {"rlk_logprob_" #name "_bf16", kernel_of(&rlk_logprob_##name##_bf16)},   \
-      {"rlk_logprob_" #name "_f16", kernel_of(&rlk_logprob_##name##_f16)}, \
-      {"rlk_logprob_" #name "_f32", kernel_of(&rlk_logprob_##name##_f32)}
-      RLK_OF_TYPE(groups),
-      RLK_OF_TYPE(groups_moments),
-      RLK_OF_TYPE(roots),
-      RLK_OF_TYPE(backward),
-      {"rlk_logprob_merge", kernel_of(&rlk_logprob_merge)},
-  };
-  return all;
+// The kernels of each operator by their names, most of them for several element types.
+using Table = std::map<std::string_view, Kernel>;
+#define RLK_OF(name) \
+  { #name, kernel_of(&name) }
+#define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
+#define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
+
+const Table kLinear = {
+    RLK_OF_HALVES(rlk_linear_forward_small),
+    RLK_OF_HALVES(rlk_linear_forward_large),
+    RLK_OF_HALVES(rlk_linear_forward_segments_small),
+    RLK_OF_HALVES(rlk_linear_forward_segments_large),
+    RLK_OF_HALVES(rlk_linear_input_grad_small),
+    RLK_OF_HALVES(rlk_linear_input_grad_large),
+    RLK_OF_HALVES(rlk_linear_weight_grad_small),
+    RLK_OF_HALVES(rlk_linear_weight_grad_large),
+    RLK_OF_FLOATS(rlk_linear_bias_grad),
+    RLK_OF_FLOATS(rlk_linear_tree_sum),
+};
+const Table kLogprob = {
+    RLK_OF_FLOATS(rlk_logprob_groups), RLK_OF_FLOATS(rlk_logprob_groups_moments),
+    RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
+    RLK_OF(rlk_logprob_merge),
+};
+
+const Kernel* find_kernel(std::string_view name) {
+  for (const Table* table : {&kLinear, &kLogprob}) {
+    if (const auto found = table->find(name); found != table->end()) return &found->second;
+  }
+  return nullptr;
 }
 
 constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
@@ -123,10 +141,10 @@ RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
   return kSuccess;
 }
 RLK_EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
-  const auto found = kernels().find(name);
-  if (fails("hipModuleGetFunction") || found == kernels().end()) return returned(kNotFound);
+  const Kernel* kernel = find_kernel(name);
+  if (fails("hipModuleGetFunction") || !kernel) return returned(kNotFound);
   static std::deque<Function> functions;
-  *function = &functions.emplace_back(Function{static_cast<Module*>(module)->device, &found->second});
+  *function = &functions.emplace_back(Function{static_cast<Module*>(module)->device, kernel});
   return kSuccess;
 }
 RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -136,8 +154,9 @@ RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned g
   const auto& f = *static_cast<const Function*>(function);
   if (fails("hipModuleLaunchKernel")) return returned(kLaunchFailure);
   if (f.device != current) return returned(kInvalidHandle);
+  constexpr std::uint64_t kMostThreads = 0xffffffff;  // of a dimension
   if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
-      block_x % rlk::hip::kWave != 0 || lds_bytes > kMostLds) {
+      block_x % rlk::hip::kWave != 0 || std::uint64_t{grid_x} * block_x > kMostThreads || lds_bytes > kMostLds) {
     return returned(kInvalidValue);
   }
   const std::string_view order = setting("RLK_STANDIN_ORDER", "forward");

@@ -40,13 +40,25 @@ inline constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16};
 constexpr bool kWholeElements = true;  // addresses are multiples of an element
 constexpr bool kCanonicalNan = false;  // else every NaN is as good as another
 
+// The device is the stand-in's, of the architecture that the arithmetic names where it names one.
+inline void set_device(Arithmetic arithmetic) {
+  setenv("RLK_STANDIN_ARCH", arithmetic == Arithmetic::kGfx90a ? "gfx90a" : "gfx942", 1);
+}
+
 inline void run(rlk::LinearParams p) {
   std::vector<unsigned char> workspace(static_cast<std::size_t>(rlk::hip::linear_workspace_bytes(p)) + 16);
   p.workspace = workspace.data() + (16 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 16) % 16;
+  set_device(p.arithmetic);
   rlk::hip::linear(p, 0, 0);
 }
-inline void run(const rlk::LinearInputGradParams& p) { rlk::hip::linear_input_grad(p, 0, 0); }
-inline void run(const rlk::LinearWeightGradParams& p) { rlk::hip::linear_weight_grad(p, 0, 0); }
+inline void run(const rlk::LinearInputGradParams& p) {
+  set_device(p.arithmetic);
+  rlk::hip::linear_input_grad(p, 0, 0);
+}
+inline void run(const rlk::LinearWeightGradParams& p) {
+  set_device(p.arithmetic);
+  rlk::hip::linear_weight_grad(p, 0, 0);
+}
 inline void run(const rlk::LinearBiasGradParams& p) { rlk::hip::linear_bias_grad(p, 0, 0); }
 inline void run(const rlk::TreeSumParams& p) { rlk::hip::tree_sum(p, 0, 0); }
 

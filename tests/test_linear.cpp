@@ -338,6 +338,28 @@ TEST_F(Linear, NoOutputsNeedNoMemory) {
   });
 }
 
+TEST_F(Linear, TreeSumTakesABiasOfTheColumns) {
+  for (const DType bias_dtype : kDtypes) {
+    for (const DType out : kDtypes) {
+      constexpr std::int64_t kRows = 5, kColumns = 1031;  // more than the CPU adds up at once
+      std::vector<Matrix> parts;
+      for (unsigned i = 0; i < 4; ++i) parts.emplace_back(kRows, kColumns, DType::kFloat32).fill(40 + i, Data::kWide);
+      Matrix bias(1, kColumns, bias_dtype);
+      bias.fill(44, Data::kNormal);
+      rlk::TreeSumParams p;
+      for (std::size_t i = 0; i < 4; ++i) p.parts[i] = static_cast<const float*>(parts[i].data());
+      p.bias = bias.data();
+      p.bias_dtype = bias_dtype;
+      p.size = kRows * kColumns;
+      p.columns = kColumns;
+      p.count = 4;
+      p.out_dtype = out;
+      ASSERT_NO_FATAL_FAILURE(check_call(
+          p, Matrix(kRows, kColumns, out), [](auto& q, Matrix& m) { q.sum = m.data(); }, "bias"));
+    }
+  }
+}
+
 TEST_F(Linear, TreeSumAddsPairs) {
   for (const int count : {1, 2, 4, 8}) {
     for (const DType out : kDtypes) {

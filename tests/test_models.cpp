@@ -554,6 +554,18 @@ TEST(MmaModel, Sm90Zeros) {
   EXPECT_EQ(step(MmaUnit::kSm90, t, 0x1p-126f, {0.0f}, {0x1p127f}), 0x1p-126f);  // not cut at 2^(1 - 25)
 }
 
+TEST(MmaModel, GfxZerosArePlusZero) {
+  // Products of -2^-160, and of -2^-140, which gfx90a flushes and gfx942 keeps: no fp32 and a subnormal.
+  const std::vector<float> x(16, -0x1p-80f), ones(16, 1.0f);
+  for (const MmaUnit unit : {MmaUnit::kGfx90a, MmaUnit::kGfx942}) {
+    EXPECT_EQ(hex(step(unit, DType::kBFloat16, 0.0f, x, std::vector<float>(16, 0x1p-80f))), 0u);
+    EXPECT_EQ(hex(step(unit, DType::kBFloat16, -0.0f, ones, std::vector<float>(16, -0.0f))), 0u);
+  }
+  const std::vector<float> y(16, 0x1p-60f);
+  EXPECT_EQ(hex(step(MmaUnit::kGfx90a, DType::kBFloat16, 0.0f, x, y)), 0u);
+  EXPECT_EQ(hex(step(MmaUnit::kGfx942, DType::kBFloat16, 0.0f, x, y)), hex(-0x1p-136f));
+}
+
 TEST(MmaModel, DotAscendsInSteps) {
   // The unit of 2^26 is 8. Met in the first step it swallows the later ones; in the last step it meets their sum.
   std::vector<std::uint16_t> a(40, 0), b(40, bf16_rn(1.0f));

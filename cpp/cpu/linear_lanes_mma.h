@@ -188,6 +188,12 @@ RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_
   }
 }
 
+// Sums of a gfx unit's steps, of which a zero is +0.
+RLK_HD void store_gfx(float* out, const Floats sums[2]) {
+  store_bytes(out, add_rn(sums[0], broadcast<Floats>(0.0f)));
+  store_bytes(out + kLanes, add_rn(sums[1], broadcast<Floats>(0.0f)));
+}
+
 template <class Unit>
 RLK_HD void multiply_aligned(const LinearTile& t) {
   for (std::int64_t row = 0; row < t.rows; ++row) {
@@ -199,8 +205,12 @@ RLK_HD void multiply_aligned(const LinearTile& t) {
       aligned_group<Unit>(sums, a + k, a_exponents + k, t.b + k * kTileColumns, t.b_exponents + k * kLanes,
                           t.unit.dtype);
     }
-    store_bytes(out, sums[0]);
-    store_bytes(out + kLanes, sums[1]);
+    if constexpr (Unit::kSumsAccumulator) {
+      store_bytes(out, sums[0]);
+      store_bytes(out + kLanes, sums[1]);
+    } else {
+      store_gfx(out, sums);
+    }
   }
 }
 
@@ -240,8 +250,7 @@ RLK_HD void multiply_gfx90a(const LinearTile& t) {
         sums[v] = sum;
       }
     }
-    store_bytes(out, sums[0]);
-    store_bytes(out + kLanes, sums[1]);
+    store_gfx(out, sums);
   }
 }
 

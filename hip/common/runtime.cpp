@@ -10,8 +10,13 @@
 #include <string_view>
 #include <type_traits>
 
-// The code objects of all architectures in one bundle: bundle.S.in.
-extern "C" const unsigned char rlk_hip_bundle[];
+// An operator's kernels, whose names begin with `prefix`, as the code objects of all architectures: bundles.S.in.
+extern "C" struct RlkHipBundle {
+  const char* prefix;
+  const unsigned char* image;
+};
+extern "C" const RlkHipBundle rlk_hip_bundles[];
+extern "C" const std::uint64_t rlk_hip_num_bundles;
 
 namespace rlk::hip {
 namespace {
@@ -51,13 +56,20 @@ void* open_library() {
   throw Unsupported("HIP: libamdhip64 of ROCm 6 or 7 cannot be opened: " + reasons);
 }
 
-// What a process loaded on one device.
-struct Module {
+// What a process loaded on one device: modules by their bundles, functions by their names.
+struct Loaded {
   std::mutex mutex;
-  void* handle = nullptr;
+  std::map<const RlkHipBundle*, void*> modules;
   std::map<std::string, void*> functions;
 };
-std::array<Module, kMaxDevices> modules;
+std::array<Loaded, kMaxDevices> loaded;
+
+const RlkHipBundle& bundle_of(std::string_view kernel) {
+  for (std::uint64_t i = 0; i < rlk_hip_num_bundles; ++i) {
+    if (kernel.rfind(rlk_hip_bundles[i].prefix, 0) == 0) return rlk_hip_bundles[i];
+  }
+  throw std::logic_error("HIP: no bundle has " + std::string(kernel));
+}
 
 }  // namespace
 
@@ -126,10 +138,14 @@ class Runtime::DeviceGuard {
 };
 
 void* Runtime::function(int device, const char* kernel) const {
-  Module& module = modules[device];
-  const std::lock_guard lock(module.mutex);
-  if (!module.handle) {
-    const int status = api_.hipModuleLoadData(&module.handle, rlk_hip_bundle);
+  Loaded& here = loaded[device];
+  const std::lock_guard lock(here.mutex);
+  void*& function = here.functions[kernel];
+  if (function) return function;
+  const RlkHipBundle& bundle = bundle_of(kernel);
+  void*& module = here.modules[&bundle];
+  if (!module) {
+    const int status = api_.hipModuleLoadData(&module, bundle.image);
     if (status == kNoBinaryForGpu) {
       api_.hipGetLastError();
       throw Unsupported("HIP: device " + std::to_string(device) +
@@ -137,8 +153,7 @@ void* Runtime::function(int device, const char* kernel) const {
     }
     check(status, "hipModuleLoadData");
   }
-  void*& function = module.functions[kernel];
-  if (!function) check(api_.hipModuleGetFunction(&function, module.handle, kernel), kernel);
+  check(api_.hipModuleGetFunction(&function, module, kernel), kernel);
   return function;
 }
 

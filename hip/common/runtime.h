@@ -22,7 +22,7 @@ class Runtime {
     int threads;
     std::size_t lds_bytes;
   };
-  // Launches a kernel of the embedded bundle on `device` (arguments as the kernel declares them).
+  // Launches a kernel of the embedded bundles on `device` (arguments as the kernel declares them).
   template <class... Args>
   void launch(int device, const char* kernel, const Grid& grid, Stream stream, Args... args) const {
     void* pointers[] = {&args...};

@@ -38,6 +38,12 @@ RLK_DEVICE void atomic_or(std::uint32_t* word, std::uint32_t bits) {
 extern "C" __attribute__((device)) __attribute__((shared)) __attribute__((aligned(16))) unsigned char rlk_lds[];
 RLK_DEVICE unsigned char* lds() { return rlk_lds; }
 
+// The same pointer, known not to be one into LDS: accesses through it wait for no LDS instruction and block none.
+template <class T>
+RLK_DEVICE T* global_pointer(T* p) {
+  return (T*)(__attribute__((address_space(1))) T*)p;
+}
+
 using Float4Vector = float __attribute__((ext_vector_type(4)));
 using Float16Vector = float __attribute__((ext_vector_type(16)));
 using Half4Vector = _Float16 __attribute__((ext_vector_type(4)));

@@ -29,6 +29,10 @@ void block_barrier(std::source_location here = std::source_location::current());
 void wave_barrier(std::source_location here = std::source_location::current());
 void atomic_or(std::uint32_t* word, std::uint32_t bits);
 unsigned char* lds();
+template <class T>
+T* global_pointer(T* p) {
+  return p;
+}
 Accumulator<16> mfma_32x32x8(Fp16x4 a, Fp16x4 b, Accumulator<16> c,
                              std::source_location here = std::source_location::current());
 Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c,

@@ -10,6 +10,8 @@
 //                 downward to 31 bits, is added to the accumulator, cut downward to 24; rounded to nearest even
 //   gfx90a        4 products as ((0 + 1) + (2 + 3)), then + accumulator: fp32 operations rounded to nearest even,
 //                 subnormal operands and results flushed to zero
+// A zero sum of a gfx step is +0: its kernels add +0 to a dot product, because the sign of an underflowed sum depends on
+// the shape of the instruction (gfx90a's flush their accumulator to +0 when they begin, 32x32x8 twice in a step).
 // "Exponent" is the exponent field's value: a product's is the sum of its operands' (its significand lies in [1, 4)),
 // and a subnormal keeps the least exponent with a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
@@ -235,11 +237,11 @@ RLK_HD float mma_step(float c, const std::uint16_t* a, const std::uint16_t* b, D
     constexpr NvidiaMmaRule rule = kSm80MmaRule;
     return nvidia_mma_group<8>(rule, nvidia_mma_group<8>(rule, c, a, b, t), a + 8, b + 8, t);
   } else if constexpr (U == MmaUnit::kGfx942) {
-    return gfx942_mma_group(gfx942_mma_group(c, a, b, t), a + 8, b + 8, t);
+    return add_rn(gfx942_mma_group(gfx942_mma_group(c, a, b, t), a + 8, b + 8, t), 0.0f);
   } else {
     float sum = abs_of(c) < 0x1p-126f ? 0.0f : c;  // the instruction flushes its accumulator to +0 once
     for (int k = 0; k < kMmaStepK; k += 4) sum = gfx90a_mma_group(sum, a + k, b + k, t);
-    return sum;
+    return add_rn(sum, 0.0f);
   }
 }
 

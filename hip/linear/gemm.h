@@ -1,0 +1,232 @@
+// The matrix products of linear for gfx90a and gfx942: a block of four waves makes a tile of outputs, operands through
+// LDS in two buffers, one filled while the other is multiplied. Rule 1's order: each output is one accumulator to which
+// matrix instructions add contraction indices in ascending order; 32x32x8 is half a step of 16, 16x16x16 a whole one.
+// Large products are bound by the matrix units, small ones by reading the weight once.
+#pragma once
+
+#include "hip/common/wave.h"
+#include "hip/linear/any_element.h"
+#include "hip/linear/launches.h"
+#include "hip/linear/stage.h"
+#include "hip/linear/tree.h"
+
+namespace rlk::hip {
+
+enum class Fold { kNone, kTree, kAscending };  // of segments: there is one; rule 2; rule 9
+
+// A wave's outputs: those of its matrix instructions, as they leave them.
+template <class Tile>
+struct WaveSums {
+  static constexpr int kSize = Tile::kMfma, kOutputs = kSize * kSize / kWave;
+  Accumulator<kOutputs> v[Tile::kMfmasDown][Tile::kMfmasAcross];
+
+  // f(sum, index of its instruction, down and across, index of the lane's output).
+  template <class F>
+  RLK_DEVICE void for_each(const F& f) {
+#pragma unroll
+    for (int down = 0; down < Tile::kMfmasDown; ++down) {
+#pragma unroll
+      for (int across = 0; across < Tile::kMfmasAcross; ++across) {
+#pragma unroll
+        for (int i = 0; i < kOutputs; ++i) f(v[down][across].v[i], down, across, i);
+      }
+    }
+  }
+};
+template <class Tile>
+RLK_DEVICE void add_earlier(WaveSums<Tile>& sum, const WaveSums<Tile>& earlier) {
+  sum.for_each([&](float& x, int down, int across, int i) { x = add_rn(earlier.v[down][across].v[i], x); });
+}
+
+// A block's place among the outputs and its waves' places in the block.
+template <class Tile>
+struct WavePlace {
+  std::int64_t row, column;    // of the tile
+  int wave_row, wave_column;   // of the wave, in the tile
+  std::int64_t rows, columns;  // that exist from the wave's first on; none where they are not positive
+  RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
+      : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
+    const int wave = thread_id() / kWave;
+    wave_row = wave / Tile::kWavesAcross * Tile::kMfmasDown * Tile::kMfma;
+    wave_column = wave % Tile::kWavesAcross * Tile::kMfmasAcross * Tile::kMfma;
+    rows = p.a_size - row - wave_row;
+    columns = p.b_size - column - wave_column;
+  }
+  RLK_DEVICE bool empty() const { return rows <= 0 || columns <= 0; }
+};
+
+// Adds the products of a step of 16 contraction indices.
+template <class Operand, class Tile>
+RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>& place, int step,
+                              WaveSums<Tile>& sums) {
+  constexpr int kSize = Tile::kMfma, kStageK = Tile::kStageK;
+  constexpr int kQuads = kWave / kSize, kParts = 4 / kQuads;  // of a row that an instruction takes, of how many
+  const std::uint16_t* const stage_b = stage + kTileRows<Tile> * kStageK;
+  const int lane = thread_id() % kWave, row = place.wave_row + lane % kSize, column = place.wave_column + lane % kSize;
+  Operand a[kParts][Tile::kMfmasDown], b[kParts][Tile::kMfmasAcross];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int quad = step * 4 + part * kQuads + lane / kSize;
+#pragma unroll
+    for (int j = 0; j < Tile::kMfmasDown; ++j) a[part][j] = load_quad<Operand, kStageK>(stage, row + j * kSize, quad);
+#pragma unroll
+    for (int j = 0; j < Tile::kMfmasAcross; ++j) {
+      b[part][j] = load_quad<Operand, kStageK>(stage_b, column + j * kSize, quad);
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int down = 0; down < Tile::kMfmasDown; ++down) {
+#pragma unroll
+      for (int across = 0; across < Tile::kMfmasAcross; ++across) {
+        auto& sum = sums.v[down][across];
+        if constexpr (kSize == 32) {
+          sum = mfma_32x32x8(a[part][down], b[part][across], sum);
+        } else {
+          sum = mfma_16x16x16(a[part][down], b[part][across], sum);
+        }
+      }
+    }
+  }
+}
+
+// Dot products over contraction indices [begin, end). By the whole block; waves without outputs only load.
+template <class Operand, class Tile, class LoadA, class LoadB>
+RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64_t begin, std::int64_t end,
+                    WaveSums<Tile>& sums) {
+  constexpr int kStageK = Tile::kStageK, kSteps = kStageK / 16;
+  sums = {};
+  if (begin >= end) return;
+  int buffer = 0;  // that is filled
+  const auto stage = [&] { return reinterpret_cast<std::uint16_t*>(lds()) + buffer * kStageElements<Tile>; };
+  const auto load = [&](std::int64_t k) {
+    a.load(k, end);
+    b.load(k, end);
+  };
+  const auto store = [&] {
+    a.store(stage());
+    b.store(stage() + kTileRows<Tile> * kStageK);
+    block_barrier();
+  };
+  load(begin);
+  store();
+  std::int64_t k = begin;
+  for (; end - k > kStageK; k += kStageK) {
+    load(k + kStageK);
+    if (!place.empty()) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) multiply_step<Operand>(stage(), place, step, sums);
+    }
+    buffer ^= 1;  // with which every wave has done since the last barrier
+    store();
+  }
+  // The last stage, whole or not; its last step may be filled up with +0.
+  const int steps = place.empty() ? 0 : static_cast<int>(end - k + 15) / 16;
+  for (int step = 0; step < steps; ++step) multiply_step<Operand>(stage(), place, step, sums);
+  block_barrier();
+  // Underflow gives zeros whose sign depends on the shape of the instruction (math/mma_model.h): they become +0.
+  sums.for_each([](float& sum, int, int, int) { sum = add_rn(sum, 0.0f); });
+}
+
+// Between the layout of matrix instructions and rows of memory lies a patch of LDS, one instruction's outputs for each
+// wave, so that a lane handles whole runs of columns in a loop. f(patch, row, column, exists) is called by every lane for
+// its share, with the place among all outputs.
+template <class Tile>
+RLK_DEVICE float* wave_patch() {
+  return reinterpret_cast<float*>(lds()) + thread_id() / kWave * Tile::kMfma * Tile::kMfma;
+}
+template <class Tile>
+RLK_DEVICE int patch_at(int i) {  // the lane's output i
+  constexpr int kSize = Tile::kMfma;
+  const int lane = thread_id() % kWave;
+  const int row = kSize == 32 ? 8 * (i / 4) + 4 * (lane / 32) + i % 4 : 4 * (lane / 16) + i;
+  return row * kSize + lane % kSize;
+}
+template <class Tile, class F>
+RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, const F& f) {
+  constexpr int kSize = Tile::kMfma;
+  const int lane = thread_id() % kWave, column = across * kSize + lane % kSize;
+  if (column >= place.columns) return;
+  for (int i = lane / kSize; i < kSize; i += kWave / kSize) {
+    const int row = down * kSize + i;
+    if (row >= place.rows) return;
+    f(wave_patch<Tile>()[i * kSize + lane % kSize], place.row + place.wave_row + row,
+      place.column + place.wave_column + column);
+  }
+}
+
+// What the first block of tokens is added to.
+template <class Tile>
+RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
+#pragma unroll
+  for (int down = 0; down < Tile::kMfmasDown; ++down) {
+#pragma unroll
+    for (int across = 0; across < Tile::kMfmasAcross; ++across) {
+      for_patch(place, down, across, [&](float& patch, std::int64_t row, std::int64_t column) {
+        patch = global_pointer(p.initial)[row * p.initial_stride + column];
+      });
+      wave_barrier();
+      auto& mine = sums.v[down][across];
+#pragma unroll
+      for (int i = 0; i < sums.kOutputs; ++i) mine.v[i] = wave_patch<Tile>()[patch_at<Tile>(i)];
+      wave_barrier();
+    }
+  }
+}
+
+// Adds the bias, rounds and writes.
+template <class Tile>
+RLK_DEVICE void store_outputs(const GemmParams& p, const WavePlace<Tile>& place, const WaveSums<Tile>& sums) {
+#pragma unroll
+  for (int down = 0; down < Tile::kMfmasDown; ++down) {
+#pragma unroll
+    for (int across = 0; across < Tile::kMfmasAcross; ++across) {
+      const auto& mine = sums.v[down][across];
+#pragma unroll
+      for (int i = 0; i < sums.kOutputs; ++i) wave_patch<Tile>()[patch_at<Tile>(i)] = mine.v[i];
+      wave_barrier();
+      for_patch(place, down, across, [&](const float& patch, std::int64_t row, std::int64_t column) {
+        float y = patch;
+        if (p.bias) y = add_rn(y, load_element(p.bias, p.bias_dtype, column));
+        store_element(p.out, p.out_dtype, p.out_rows.offset(row) + column, y);
+      });
+      wave_barrier();
+    }
+  }
+}
+
+// Block: a tile of outputs. LoadA and LoadB are AlongRows or AcrossRows of the tile's rows and columns.
+template <class Operand, class Tile, class LoadA, class LoadB, Fold kFold>
+RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
+  const WavePlace<Tile> place(p, first_tile + block_id_x());
+  LoadA a(p.a, place.row, p.a_size);
+  LoadB b(p.b, place.column, p.b_size);
+  WaveSums<Tile> sums{};
+  if constexpr (kFold == Fold::kNone) {
+    dot<Operand>(place, a, b, 0, p.contraction, sums);
+  } else if constexpr (kFold == Fold::kTree) {
+    TreeSum<WaveSums<Tile>, 3> tree;  // of up to kMaxSegments
+    int segment = 0;
+    for (std::int64_t k = 0; k < p.contraction; k += p.segment, ++segment) {
+      dot<Operand>(place, a, b, k, k + p.segment, sums);
+      tree.take(segment, sums);
+    }
+  } else {
+    WaveSums<Tile> total{};
+    if (p.initial) {
+      load_initial(p, place, total);
+      block_barrier();  // the patches lie where the first stage comes
+    }
+    for (std::int64_t k = 0; k < p.contraction; k += p.segment) {
+      const std::int64_t end = p.contraction - k < p.segment ? p.contraction : k + p.segment;
+      dot<Operand>(place, a, b, k, end, sums);
+      if (k > 0 || p.initial) add_earlier(sums, total);
+      total = sums;
+    }
+    sums = total;
+  }
+  store_outputs(p, place, sums);
+}
+
+}  // namespace rlk::hip

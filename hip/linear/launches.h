@@ -1,0 +1,74 @@
+// What the host and the kernels of linear agree on: tiles, arguments, how work is cut into launches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "rlk/ops/linear.h"
+
+namespace rlk::hip {
+
+constexpr int kGemmThreads = 256;  // four waves
+
+// A block's outputs as waves, and a wave's as matrix instructions of kMfma x kMfma; kStageK contraction indices of both
+// operands are in LDS at a time, twice. Unmeasured: chosen so that two large or three small blocks fit a compute unit.
+struct LargeTile {
+  static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
+};
+struct SegmentsTile {  // of a wave that keeps up to three earlier sums of each output
+  static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 1, kStageK = 32;
+};
+struct SmallTile {
+  static constexpr int kMfma = 16, kWavesDown = 1, kWavesAcross = 4, kMfmasDown = 1, kMfmasAcross = 1, kStageK = 64;
+};
+template <class Tile>
+constexpr int kTileRows = Tile::kMfma* Tile::kWavesDown* Tile::kMfmasDown;
+template <class Tile>
+constexpr int kTileColumns = Tile::kMfma* Tile::kWavesAcross* Tile::kMfmasAcross;
+template <class Tile>
+constexpr int kStageElements = (kTileRows<Tile> + kTileColumns<Tile>)*Tile::kStageK;
+template <class Tile>
+constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t);
+
+constexpr std::int64_t kMostSmallRows = 32;  // of outputs that take small tiles; unmeasured
+
+// Element (i, k) lies at rows.offset(i) + k, or, where rows run along the contraction index, at rows.offset(k) + i.
+struct GemmOperand {
+  const void* data;
+  RowLayout rows;
+  bool vectors;  // rows are whole vectors, at multiples of their size, of what a lane loads at once
+};
+constexpr int kAlongRow = 8;    // elements that a lane loads at once along the contraction
+constexpr int kAcrossRows = 4;  // and, of each of four rows, across it
+
+// out[i, j] = dot of a's i and b's j. The contraction index is cut into segments, each a dot product of its own, which
+// the kernel adds up: as a tree (rule 2), or ascending from `initial` where that is given (rule 9).
+struct GemmParams {
+  GemmOperand a, b;
+  std::int64_t a_size, b_size, contraction, segment;
+  void* out;
+  const void* bias;      // [b_size], or null
+  const float* initial;  // [a_size, b_size], or null
+  RowLayout out_rows;
+  std::int64_t initial_stride;
+  std::int64_t tiles_down;
+  DType out_dtype, bias_dtype;
+};
+
+// dbias: a block has kBiasColumns columns, each with kBiasSlices threads of kBiasGroups / kBiasSlices groups of rows.
+constexpr int kBiasThreads = 256, kBiasColumns = 32, kBiasSlices = kBiasThreads / kBiasColumns;
+constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
+constexpr std::size_t kBiasLds = kBiasThreads * sizeof(float);
+
+constexpr int kTreeThreads = 256, kTreeElements = 4;  // of a thread, kTreeThreads apart
+
+// Calls launch(first, count) for stretches of `blocks`: a launch has fewer than 2^32 threads.
+constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;
+template <class F>
+void for_each_launch(std::int64_t blocks, const F& launch) {
+  for (std::int64_t first = 0; first < blocks; first += kMostBlocks) {
+    launch(first, blocks - first < kMostBlocks ? blocks - first : kMostBlocks);
+  }
+}
+
+}  // namespace rlk::hip

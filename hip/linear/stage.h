@@ -1,0 +1,164 @@
+// A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
+//
+// LDS holds a tile's rows (outputs of one operand) with contraction indices consecutive, in quads of four, which is what
+// a lane gives to a matrix instruction. Quads of a row are permuted by the row, so that the 16 lanes that LDS serves at
+// once, each at the same quad of its own row, hit all 32 banks. Past the operand's edges everything is +0.
+#pragma once
+
+#include "hip/common/wave.h"
+#include "hip/linear/launches.h"
+
+namespace rlk::hip {
+
+using Quad = std::uint64_t;  // four elements, the first in the low bits
+struct Octet {
+  Quad low, high;
+};
+
+// Where a quad of a tile's row lies.
+template <int kStageK>
+RLK_DEVICE int quad_at(int row, int quad) {
+  constexpr int kQuads = kStageK / 4, kBankQuads = 16;  // 16 quads cover the 32 banks
+  return (row * kQuads + (quad ^ (row * kQuads / kBankQuads) % kQuads)) * 4;
+}
+template <int kStageK>
+RLK_DEVICE void store_quad(std::uint16_t* tile, int row, int quad, Quad x) {
+  __builtin_memcpy(__builtin_assume_aligned(tile + quad_at<kStageK>(row, quad), 8), &x, sizeof x);
+}
+template <class Operand, int kStageK>
+RLK_DEVICE Operand load_quad(const std::uint16_t* tile, int row, int quad) {
+  Operand x;
+  __builtin_memcpy(&x, __builtin_assume_aligned(tile + quad_at<kStageK>(row, quad), 8), sizeof x);
+  return x;
+}
+
+// A vector from an address that is a multiple of its size.
+template <class Vector>
+RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
+  Vector x;
+  __builtin_memcpy(&x, __builtin_assume_aligned(from, sizeof x), sizeof x);
+  return x;
+}
+// Elements [first, first + 4) of a row, the last one in place of those from `end` > 0 on. No load depends on a branch, so
+// that none waits.
+RLK_DEVICE Quad load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
+  Quad x = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) x |= Quad{row[first + j < end ? first + j : end - 1]} << (16 * j);
+  return x;
+}
+// The first `count` elements of a quad, +0 after them.
+RLK_DEVICE Quad first_of(Quad x, std::int64_t count) {
+  if (count >= 4) return x;
+  return count <= 0 ? 0 : x & ((Quad{1} << (16 * static_cast<int>(count))) - 1);
+}
+
+// kRows rows of a tile of an operand whose rows run along the contraction: a thread takes octets of a row.
+template <int kRows, int kStageK>
+class AlongRows {
+  static constexpr int kOctets = kStageK / kAlongRow, kUnits = kRows * kOctets;
+  static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kOctets;
+
+ public:
+  // Rows from `first` on; in place of those from `size` on comes the last, as nobody looks at their outputs.
+  RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
+      : vectors_(x.vectors), row_(thread_id() / kOctets), column_(thread_id() % kOctets * kAlongRow) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const std::int64_t row = first + row_ + i * kApart;
+      from_[i] = global_pointer(static_cast<const std::uint16_t*>(x.data)) + x.rows.offset(row < size ? row : size - 1);
+    }
+  }
+  // Contraction indices [k, k + kStageK), +0 from `end` on.
+  RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
+    if (vectors_ && end - k >= kStageK) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) values_[i] = load_vector<Octet>(from_[i] + k + column_);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const std::int64_t at = k + column_;
+        values_[i] = {first_of(load_clamped(from_[i], at, end), end - at),
+                      first_of(load_clamped(from_[i], at + 4, end), end - at - 4)};
+      }
+    }
+  }
+  RLK_DEVICE void store(std::uint16_t* tile) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = row_ + i * kApart;
+      if (kUnits % kGemmThreads != 0 && row >= kRows) continue;
+      const Octet& x = values_[i];
+      store_quad<kStageK>(tile, row, column_ / 4, x.low);
+      store_quad<kStageK>(tile, row, column_ / 4 + 1, x.high);
+    }
+  }
+
+ private:
+  const bool vectors_;
+  const int row_, column_;
+  const std::uint16_t* from_[kEach];
+  Octet values_[kEach];
+};
+
+// The same where rows run across the contraction: a thread takes squares of four by four and transposes them.
+template <int kRows, int kStageK>
+class AcrossRows {
+  static constexpr int kQuads = kStageK / 4, kRowQuads = (kRows / 4 + 7) / 8 * 8, kUnits = kQuads * kRowQuads;
+  static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads;
+  static constexpr bool kAllWork = kRowQuads == kRows / 4 && kUnits % kGemmThreads == 0;
+
+ public:
+  // Columns from `first` on; some other one in place of those from `size` on.
+  RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
+      : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
+  RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
+    const auto row = [&](int i, int j) { return k + quad(i) * 4 + j; };
+    if (x_.vectors && end - k >= kStageK) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int at = column(i) < size_ ? column(i) : 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) values_[i][j] = load_vector<Quad>(from_ + x_.rows.offset(row(i, j)) + at);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const bool exists = row(i, j) < end;
+          const Quad x = load_clamped(from_ + x_.rows.offset(exists ? row(i, j) : end - 1), column(i), size_);
+          values_[i][j] = exists ? x : 0;
+        }
+      }
+    }
+  }
+  RLK_DEVICE void store(std::uint16_t* tile) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (!kAllWork && column(i) >= kRows) continue;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        Quad x = 0;
+#pragma unroll
+        for (int row = 0; row < 4; ++row) x |= (values_[i][row] >> (16 * j) & 0xffff) << (16 * row);
+        store_quad<kStageK>(tile, column(i) + j, quad(i), x);
+      }
+    }
+  }
+
+ private:
+  // Eight neighbours read 64 bytes of a row; what they write to LDS meets in few banks.
+  static RLK_DEVICE int quad(int i) { return (thread_id() + i * kGemmThreads) / 8 % kQuads; }
+  static RLK_DEVICE int column(int i) {
+    const int unit = thread_id() + i * kGemmThreads;
+    return (unit / (8 * kQuads) * 8 + unit % 8) * 4;
+  }
+
+  const GemmOperand& x_;
+  const std::uint16_t* const from_;
+  const std::int64_t size_;
+  Quad values_[kEach][4];
+};
+
+}  // namespace rlk::hip

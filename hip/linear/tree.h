@@ -1,0 +1,35 @@
+// Sums as a perfect binary tree over an index, of values that come one after the other.
+#pragma once
+
+#include "rlk/base.h"
+#include "rlk/math/ieee.h"
+
+namespace rlk::hip {
+
+RLK_DEVICE void add_earlier(float& sum, const float& earlier) { sum = add_rn(earlier, sum); }
+
+// Of up to 2^kLevels values; add_earlier(Value&, const Value&) adds two of them.
+template <class Value, int kLevels>
+class TreeSum {
+ public:
+  // Takes value `index` and makes it the largest complete subtree that ends with it: the sum, where it is the last of a
+  // power of two.
+  RLK_DEVICE void take(int index, Value& value) {
+    bool complete = true;
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      if (!complete) continue;
+      complete = (index >> level & 1) != 0;
+      if (complete) {
+        add_earlier(value, kept_[level]);
+      } else {
+        kept_[level] = value;
+      }
+    }
+  }
+
+ private:
+  Value kept_[kLevels] = {};
+};
+
+}  // namespace rlk::hip
