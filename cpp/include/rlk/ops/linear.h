@@ -92,9 +92,12 @@ void linear_bias_grad(const LinearBiasGradParams& p, Device device, Stream strea
 // Perfect binary tree over `count` (1, 2, 4, 8) fp32 arrays: rule 2's combination of the subtrees of ranks.
 struct TreeSumParams {
   const float* parts[kMaxSegments] = {};  // [size] each, contiguous
+  const void* bias = nullptr;             // [columns], bias_dtype, or null; added after the tree
   void* sum = nullptr;                    // [size], out_dtype: kFloat32, kBFloat16 or kFloat16
   std::int64_t size = 0;
+  std::int64_t columns = 0;  // of a row of parts, with a bias: size is a multiple of it; 0 without
   int count = 1;
+  DType bias_dtype = DType::kBFloat16;
   DType out_dtype = DType::kFloat32;
 };
 void tree_sum(const TreeSumParams& p, Device device, Stream stream);
