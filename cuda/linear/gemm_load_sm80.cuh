@@ -1,5 +1,5 @@
-// From global to shared memory: one stage of an operand, by cp.async where all of its rows begin at 16 bytes, else element
-// by element.
+// From global to shared memory: one stage of an operand, by cp.async where all of its rows begin at 16 bytes, else
+// element by element.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Which tile a product takes. Bits do not depend on it.
 #include <algorithm>
 
+#include "../common/alignment.h"
 #include "../common/kernel_memory.h"
 #include "gemm_sm80.cuh"
 
@@ -11,15 +12,8 @@ constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Whether each of `num` rows begins at 16 bytes.
-bool rows_are_aligned(const void* base, const RowLayout& rows, std::int64_t num, int element_bytes) {
-  const auto aligned = [&](std::int64_t stride) { return stride * element_bytes % 16 == 0; };
-  return reinterpret_cast<std::uintptr_t>(base) % 16 == 0 &&
-         (std::min(num, rows.inner) <= 1 || aligned(rows.inner_stride)) &&
-         (num <= rows.inner || aligned(rows.outer_stride));
-}
 bool is_aligned(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
-  return rows_are_aligned(x.data, x.rows, x.contraction_contiguous ? extent : contraction, 2);
+  return rows_begin_at_16_bytes(x.data, x.rows, x.contraction_contiguous ? extent : contraction, 2);
 }
 
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
@@ -44,7 +38,7 @@ void run(const GemmParams& p, cudaStream_t stream) {
                               stages,
                               is_aligned(p.a, p.m, p.contraction),
                               is_aligned(p.b, p.n, p.contraction),
-                              rows_are_aligned(p.d, p.d_rows, p.m, size_of(p.d_dtype))};
+                              rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype))};
   gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>
       <<<blocks, Tile::kThreads, stages * Tile::kStageBytes, stream>>>(launch);
   check(cudaGetLastError(), "launch of gemm_sm80");

@@ -11,22 +11,22 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kStepK = 16;            // of one mma
-constexpr int kGroupTiles = 8;        // tiles of a column that are neighbours in time, for L2
-constexpr int kSegmentLevels = 3;     // of rule 2's tree
+constexpr int kStepK = 16;         // of one mma
+constexpr int kGroupTiles = 8;     // tiles of a column that are neighbours in time, for L2
+constexpr int kSegmentLevels = 3;  // of rule 2's tree
 constexpr int kMaxGemmStages = kMaxPendingGroups + 2;
 
 // The launch's arguments.
 struct GemmLaunchSm80 {
   GemmParams p;
-  std::int64_t part;     // contraction of a segment or token block, of all where there is one
+  std::int64_t part;  // contraction of a segment or token block, of all where there is one
   int tiles_m, tiles_n;
   int stages;
   bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
 };
 
-// A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, for the registers they may
-// have.
+// A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, which bounds their
+// registers.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
@@ -67,11 +67,9 @@ struct StageProduct {
     }
   }
 
-  // Steps past the contraction are left out, not multiplied as zeros.
+  // With s[0] loaded. Steps past the contraction are left out, not multiplied as zeros.
   template <class T>
-  __device__ __forceinline__ void multiply(std::uint32_t stage, int steps, Sums& d) const {
-    Step s[2];
-    load_step(s[0], stage, 0);
+  __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, int steps, Sums& d) const {
 #pragma unroll
     for (int step = 0; step < Tile::kStageK / kStepK; ++step) {
       if (step >= steps) break;
@@ -190,13 +188,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     for (; k < end; k += Tile::kStageK) {
       copy_async_wait(g.stages - 2);
       __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
-      load_next();
       const std::uint32_t stage = base + slot * Tile::kStageBytes;
+      typename Product::Step s[2];
+      product.load_step(s[0], stage, 0);
+      load_next();
       const int steps = static_cast<int>(min(end - k + kStepK - 1, std::int64_t{Tile::kStageK})) / kStepK;
       if (p.dtype == DType::kBFloat16) {
-        product.template multiply<Bf16>(stage, steps, d);
+        product.template multiply<Bf16>(s, stage, steps, d);
       } else {
-        product.template multiply<Fp16>(stage, steps, d);
+        product.template multiply<Fp16>(s, stage, steps, d);
       }
       if (++slot == g.stages) slot = 0;
     }

@@ -1,10 +1,10 @@
-// From accumulators to memory: main_grad and bias are added where a lane holds its pair of columns; then a quad exchanges
-// 16-bit results so that each lane stores 16 bytes of a row.
+// From accumulators to memory: main_grad and bias are added where a lane holds its pair of columns; then a quad
+// exchanges 16-bit results so that each lane stores 16 bytes of a row.
 #pragma once
 
 #include <cstdint>
 
-#include "../common/mma_sm80.cuh"
+#include "../common/element_dtype.cuh"
 #include "gemm.h"
 
 namespace rlk::cuda {
@@ -18,12 +18,6 @@ using Accumulators = float[kRowTiles][kColumnTiles][4];
 struct LanePosition {
   std::int64_t row, column;  // of element 0 of tile (0, 0)
 };
-
-__device__ __forceinline__ float bias_at(const void* bias, DType t, std::int64_t column) {
-  if (t == DType::kFloat32) return static_cast<const float*>(bias)[column];
-  const std::uint16_t s = static_cast<const std::uint16_t*>(bias)[column];
-  return t == DType::kBFloat16 ? Bf16::load(s) : Fp16::load(s);
-}
 
 // An empty contraction has no block to add: main_grad is taken as it is.
 template <int kRowTiles, int kColumnTiles>
@@ -59,7 +53,7 @@ __device__ __forceinline__ void add_bias(const GemmParams& p, const LanePosition
     for (int c = 0; c < 2; ++c) {
       const std::int64_t column = at.column + j * 8 + c;
       if (column >= p.n) continue;
-      const float b = bias_at(p.bias, p.bias_dtype, column);
+      const float b = load_element(p.bias, p.bias_dtype, column);
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         d[i][j][c] = __fadd_rn(d[i][j][c], b);
@@ -86,7 +80,8 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&w)[4], int lan
 
 // Elements [0, count) of 16-bit pairs.
 template <int kWords>
-__device__ __forceinline__ void store_elements(std::uint16_t* to, const std::uint32_t (&w)[kWords], std::int64_t count) {
+__device__ __forceinline__ void store_elements(std::uint16_t* to, const std::uint32_t (&w)[kWords],
+                                               std::int64_t count) {
 #pragma unroll
   for (int j = 0; j < kWords; ++j) {
     if (2 * j < count) to[2 * j] = static_cast<std::uint16_t>(w[j]);
