@@ -61,7 +61,7 @@ void gemm_sm80(const GemmParams& p, cudaStream_t stream) {
   constexpr int kLevels = kSegmentLevels;
   if (!a && b) return run<MediumTile, false, true, kLevels>(p, stream);  // no operator asks for it
   const double medium = cost<MediumTile>(p, 0.55);
-  if (a && !blocks && (p.m <= FewRowsTile::kM || cost<FewRowsTile>(p, 0.25) < medium)) {
+  if (a && (p.m <= FewRowsTile::kM || cost<FewRowsTile>(p, 0.25) < medium)) {
     if (p.m <= FewestRowsTile::kM) {
       return b ? run<FewestRowsTile, true, true, kLevels>(p, stream)
                : run<FewestRowsTile, true, false, kLevels>(p, stream);
