@@ -1,0 +1,38 @@
+// A matrix product as the kernels of linear see it: D[m, n] = sum_i A[m, i] B[n, i], the contraction in the order of
+// ops/linear.h. Forward: A = x, B = weight. Input gradient: A = dy, B = weight with its rows contracted. Weight gradient:
+// A = dy and B = x, both with their rows contracted.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk::cuda {
+
+// An operand [extent, contraction]. The contiguous index is the contraction or the extent; `rows` lays out the other.
+struct GemmOperand {
+  const void* data = nullptr;
+  RowLayout rows;
+  bool contraction_contiguous = true;
+};
+
+struct GemmParams {
+  GemmOperand a, b;
+  void* d = nullptr;  // [m, n], d_dtype
+  RowLayout d_rows;
+  const void* bias = nullptr;     // [n], bias_dtype, or null
+  const float* addend = nullptr;  // [m, n]: main_grad, added to the first token block, or null; may be d
+  RowLayout addend_rows;
+  std::int64_t m = 0, n = 0, contraction = 0;
+  int segments = 1;         // of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
+  std::int64_t block = 0;   // contraction of one token block (rule 9); 0: one block. Not together with segments
+  DType dtype = DType::kBFloat16;  // of a and b: kBFloat16, kFloat16
+  DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
+};
+
+// Any shape, stride and alignment; compute capability 8.0 and later.
+void gemm_sm80(const GemmParams& p, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,218 @@
+// Matrix product for compute capability 8.0 and later: cp.async fills a ring of stages, ldmatrix and mma.sync.m16n8k16
+// multiply them; a block has one tile of D and all of its contraction. Bound by the tensor cores where D is large, by
+// memory where it has few rows: then tiles are small and stages long, so that every multiprocessor has several blocks'
+// weights under way.
+#pragma once
+
+#include "../common/async_copy_sm80.cuh"
+#include "gemm_load_sm80.cuh"
+#include "gemm_store_sm80.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kStepK = 16;         // of one mma
+constexpr int kGroupTiles = 8;     // tiles of a column that are neighbours in time, for L2
+constexpr int kSegmentLevels = 3;  // of rule 2's tree
+constexpr int kMaxGemmStages = kMaxPendingGroups + 2;
+
+// The launch's arguments.
+struct GemmLaunchSm80 {
+  GemmParams p;
+  std::int64_t part;  // contraction of a segment or token block, of all where there is one
+  int tiles_m, tiles_n;
+  int stages;
+  bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
+};
+
+// A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, which bounds their
+// registers.
+template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks>
+struct GemmTileSm80 {
+  static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
+  static constexpr int kThreads = kNumWarpsM * kNumWarpsN * 32;
+  static constexpr int kWarpM = kM / kNumWarpsM, kWarpN = kN / kNumWarpsN;
+  static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
+  static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
+};
+using LargeTile = GemmTileSm80<128, 128, 2, 2, 32, 2>;
+using LargeBlocksTile = GemmTileSm80<128, 128, 2, 4, 32, 1>;  // registers for a running sum beside the accumulators
+using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2>;
+using FewRowsTile = GemmTileSm80<32, 32, 1, 2, 128, 5>;
+using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6>;
+
+// One stage: each step's fragments are on their way while the step before is multiplied.
+template <class Tile, bool kContractionA, bool kContractionB>
+struct StageProduct {
+  using TileA = OperandTile<Tile::kM, Tile::kStageK, kContractionA>;
+  using TileB = OperandTile<Tile::kN, Tile::kStageK, kContractionB>;
+  static_assert(TileA::template fragments_agree<Tile::kWarpM>() && TileB::template fragments_agree<Tile::kWarpN>());
+  using Sums = Accumulators<Tile::kRowTiles, Tile::kColumnTiles>;
+
+  typename TileA::Fragments at_a;
+  typename TileB::Fragments at_b;
+
+  __device__ __forceinline__ StageProduct(int warp, int lane)
+      : at_a(warp % Tile::kWarpsM * Tile::kWarpM, lane), at_b(warp / Tile::kWarpsM * Tile::kWarpN, lane) {}
+
+  struct Step {
+    std::uint32_t a[Tile::kRowTiles][4], b[Tile::kColumnTiles / 2][4];
+  };
+  __device__ __forceinline__ void load_step(Step& s, std::uint32_t stage, int step) const {
+#pragma unroll
+    for (int i = 0; i < Tile::kRowTiles; ++i) load_matrices_4<!kContractionA>(s.a[i], stage + at_a.offset(step, i));
+#pragma unroll
+    for (int j = 0; j < Tile::kColumnTiles / 2; ++j) {
+      load_matrices_4<!kContractionB>(s.b[j], stage + TileA::kBytes + at_b.offset(step, j));
+    }
+  }
+
+  // With s[0] loaded. Steps past the contraction are left out, not multiplied as zeros.
+  template <class T>
+  __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, int steps, Sums& d) const {
+#pragma unroll
+    for (int step = 0; step < Tile::kStageK / kStepK; ++step) {
+      if (step >= steps) break;
+      if (step + 1 < Tile::kStageK / kStepK) load_step(s[(step + 1) % 2], stage, step + 1);
+      const Step& now = s[step % 2];
+#pragma unroll
+      for (int i = 0; i < Tile::kRowTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < Tile::kColumnTiles; ++j) {
+          mma_m16n8k16<T>(d[i][j], now.a[i], now.b[j / 2][j % 2], now.b[j / 2][2 + j % 2]);
+        }
+      }
+    }
+  }
+};
+
+// Sums of a contraction's parts before the one in the accumulators.
+template <int kLevels, int kRowTiles, int kColumnTiles>
+class PendingSums {
+ public:
+  // `d` becomes the sum of what is complete with part `part`; after the last part that is all of them.
+  __device__ __forceinline__ void add_segment(int part, Accumulators<kRowTiles, kColumnTiles>& d) {
+    bool complete = true;
+#pragma unroll
+    for (int level = 0; level < kLevels; ++level) {
+      const bool second = part >> level & 1;  // of a pair
+      if (complete && second) add_to(level, d);
+      if (complete && !second) keep(level, d);
+      complete = complete && second;
+    }
+  }
+  __device__ __forceinline__ void add_block(std::int64_t part, Accumulators<kRowTiles, kColumnTiles>& d) {
+    if (part > 0) add_to(0, d);
+    keep(0, d);
+  }
+
+ private:
+  template <class F>
+  static __device__ __forceinline__ void for_each(F f) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) f(i, j, e);
+      }
+    }
+  }
+  __device__ __forceinline__ void keep(int level, const Accumulators<kRowTiles, kColumnTiles>& d) {
+    for_each([&](int i, int j, int e) { sums_[level][i][j][e] = d[i][j][e]; });
+  }
+  __device__ __forceinline__ void add_to(int level, Accumulators<kRowTiles, kColumnTiles>& d) const {
+    for_each([&](int i, int j, int e) { d[i][j][e] = __fadd_rn(sums_[level][i][j][e], d[i][j][e]); });
+  }
+
+  Accumulators<kRowTiles, kColumnTiles> sums_[kLevels];
+};
+
+// kLevels: of pending sums. 0: one part; 1: token blocks; kSegmentLevels: those or segments.
+template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
+    gemm_sm80_kernel(const __grid_constant__ GemmLaunchSm80 g) {
+  using Product = StageProduct<Tile, kContractionA, kContractionB>;
+  using TileA = typename Product::TileA;
+  using TileB = typename Product::TileB;
+  extern __shared__ __align__(128) unsigned char shared[];  // [stages][A, B]
+  const std::uint32_t base = shared_address(shared);
+  const GemmParams& p = g.p;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+
+  // Groups of rows of tiles, column by column: what runs at a time is nearly square.
+  const int per_group = kGroupTiles * g.tiles_n, tile = static_cast<int>(blockIdx.x);
+  const int group = tile / per_group, in_group = tile - group * per_group, first_tile = group * kGroupTiles;
+  const int height = min(kGroupTiles, g.tiles_m - first_tile);
+  const std::int64_t m = std::int64_t{first_tile + in_group % height} * Tile::kM;
+  const std::int64_t n = std::int64_t{in_group / height} * Tile::kN;
+
+  const OperandLoad<TileA, kContractionA, Tile::kThreads> load_a(p.a, p.m, m, g.vector_a);
+  const OperandLoad<TileB, kContractionB, Tile::kThreads> load_b(p.b, p.n, n, g.vector_b);
+  // The next stage to load. Stages begin anew with every part.
+  constexpr bool kOnePart = kLevels == 0;
+  std::int64_t load_k = 0, load_end = kOnePart ? p.contraction : min(g.part, p.contraction);
+  int load_slot = 0;
+  const auto load_next = [&] {
+    if (load_k < p.contraction) {
+      const std::uint32_t to = base + load_slot * Tile::kStageBytes;
+      const int left = static_cast<int>(min(load_end - load_k, std::int64_t{Tile::kStageK}));
+      load_a.load(to, load_k, left);
+      load_b.load(to + TileA::kBytes, load_k, left);
+      load_k += left;
+      if (!kOnePart && load_k == load_end) load_end = min(load_end + g.part, p.contraction);
+      if (++load_slot == g.stages) load_slot = 0;
+    }
+    copy_async_commit();
+  };
+  for (int i = 0; i + 1 < g.stages; ++i) load_next();
+
+  const Product product(warp, lane);
+  const LanePosition at = {m + warp % Tile::kWarpsM * Tile::kWarpM + lane / 4,
+                           n + warp / Tile::kWarpsM * Tile::kWarpN + lane % 4 * 2};
+  Accumulators<Tile::kRowTiles, Tile::kColumnTiles> d;
+  [[maybe_unused]] PendingSums<kLevels == 0 ? 1 : kLevels, Tile::kRowTiles, Tile::kColumnTiles> pending;
+  int slot = 0;
+  std::int64_t part = 0, k = 0;
+  do {
+#pragma unroll
+    for (int i = 0; i < Tile::kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[i][j][e] = 0.0f;
+      }
+    }
+    const std::int64_t end = kOnePart ? p.contraction : min(k + g.part, p.contraction);
+#pragma unroll 1
+    for (; k < end; k += Tile::kStageK) {
+      copy_async_wait(g.stages - 2);
+      __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
+      const std::uint32_t stage = base + slot * Tile::kStageBytes;
+      typename Product::Step s[2];
+      product.load_step(s[0], stage, 0);
+      load_next();
+      const int steps = static_cast<int>(min(end - k + kStepK - 1, std::int64_t{Tile::kStageK})) / kStepK;
+      if (p.dtype == DType::kBFloat16) {
+        product.template multiply<Bf16>(s, stage, steps, d);
+      } else {
+        product.template multiply<Fp16>(s, stage, steps, d);
+      }
+      if (++slot == g.stages) slot = 0;
+    }
+    k = end;
+    if (part == 0 && p.addend != nullptr) add_addend<Tile::kRowTiles, Tile::kColumnTiles>(p, at, d);
+    if constexpr (kLevels > 0) {
+      if (kLevels == kSegmentLevels && p.segments > 1) {
+        pending.add_segment(static_cast<int>(part), d);
+      } else {
+        pending.add_block(part, d);
+      }
+    }
+    ++part;
+  } while (!kOnePart && k < p.contraction);
+  store_tile<Tile::kRowTiles, Tile::kColumnTiles>(p, at, g.vector_d, lane, d);
+}
+
+}  // namespace
+}  // namespace rlk::cuda
