@@ -5,7 +5,8 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 find_package(CUDAToolkit REQUIRED)
 
-add_library(rlk_cuda STATIC cuda/common/launch.cpp cuda/logprob/logprob.cpp)
+add_library(rlk_cuda STATIC cuda/common/launch.cpp cuda/common/tensor_map.cpp cuda/logprob/logprob.cpp
+  cuda/linear/linear.cpp cuda/linear/gemm_plan_sm90.cpp)
 target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static)
 
 # 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone.
@@ -27,6 +28,7 @@ if("80" IN_LIST RLK_CUDA_ARCHITECTURES)
 endif()
 if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
   list(APPEND RLK_ARCHITECTURES sm_90a)
-  rlk_add_cuda_kernels(rlk_cuda_sm90 90a-real cuda/logprob/logprob_sm90.cu cuda/logprob/logprob_backward_sm90.cu)
+  rlk_add_cuda_kernels(rlk_cuda_sm90 90a-real cuda/logprob/logprob_sm90.cu cuda/logprob/logprob_backward_sm90.cu
+    cuda/linear/gemm_bf16_sm90.cu cuda/linear/gemm_f16_sm90.cu)
 endif()
 list(JOIN RLK_ARCHITECTURES " " RLK_ARCHITECTURES)

@@ -26,8 +26,8 @@ struct GemmParams {
   const float* addend = nullptr;  // [m, n]: main_grad, added to the first token block, or null; may be d
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
-  int segments = 1;         // of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
-  std::int64_t block = 0;   // contraction of one token block (rule 9); 0: one block. Not together with segments
+  int segments = 1;                // of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
+  std::int64_t block = 0;          // contraction of one token block (rule 9); 0: one block. Not together with segments
   DType dtype = DType::kBFloat16;  // of a and b: kBFloat16, kFloat16
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };

@@ -1,0 +1,17 @@
+// Tensor maps for the copy engine of compute capability 9.0.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk::cuda {
+
+// A matrix of 16-bit elements, [rows, columns], in boxes of box_rows by 64 columns with the 128-byte swizzle; what lies
+// outside reads as +0. data and row_stride (elements) are multiples of 16 bytes.
+CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+                       int box_rows);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,41 @@
+// The copy engine of compute capability 9.0: boxes of a tensor to shared memory, here or in several blocks of a cluster.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace rlk::cuda {
+
+// One lane of a converged warp, known as one to the compiler: a divergent branch would move every operand of a copy to
+// uniform registers in a loop over lanes.
+__device__ __forceinline__ bool elect_one() {
+  std::uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
+  return elected != 0;
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// The box at column x, row y to `shared`; its bytes are counted at `barrier`.
+__device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x, std::int32_t y,
+                                         std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+// The same to the same offset of every block whose bit is set in `ranks`, and counted there.
+__device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
+                                                   std::int32_t y, std::uint32_t barrier, std::uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
+}  // namespace rlk::cuda

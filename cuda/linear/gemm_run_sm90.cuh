@@ -1,0 +1,137 @@
+// Which kernels of gemm_sm90.cuh are built, and how a plan becomes a launch. One element type a translation unit.
+#pragma once
+
+#include <algorithm>
+
+#include "../common/kernel_memory.h"
+#include "../common/tensor_map.h"
+#include "gemm_few_rows_sm90.cuh"
+#include "gemm_sm90.cuh"
+#include "gemm_sm90.h"
+
+namespace rlk::cuda {
+
+template <class... Tiles>
+struct TileList {};
+
+template <int kM, int kN>
+using ForwardTile = GemmTile<kM, kN, false, false, Combine::kAdd>;
+template <int kM, int kN>
+using SegmentTile = GemmTile<kM, kN, false, false, Combine::kTree>;
+template <int kM, int kN>
+using InputGradTile = GemmTile<kM, kN, false, true, Combine::kAdd>;
+template <int kM, int kN>
+using WeightGradTile = GemmTile<kM, kN, true, true, Combine::kAdd>;
+template <int kM, int kN>
+using WeightFoldTile = GemmTile<kM, kN, true, true, Combine::kFold>;
+
+using BuiltTiles =
+    TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
+             ForwardTile<64, 128>, ForwardTile<128, 64>, ForwardTile<128, 96>, ForwardTile<128, 128>,
+             ForwardTile<128, 192>, ForwardTile<128, 224>, ForwardTile<128, 256>, SegmentTile<64, 64>,
+             SegmentTile<128, 128>, InputGradTile<64, 64>, InputGradTile<128, 128>, InputGradTile<128, 192>,
+             InputGradTile<128, 256>, WeightGradTile<64, 64>, WeightGradTile<128, 128>, WeightGradTile<128, 192>,
+             WeightGradTile<128, 256>, WeightFoldTile<128, 128>>;
+
+inline Combine combination_of(const GemmParams& p) {
+  if (p.segments > 1) return Combine::kTree;
+  const bool in_memory = p.block == 0 || p.contraction <= p.block || p.d_dtype == DType::kFloat32;
+  return in_memory ? Combine::kAdd : Combine::kFold;
+}
+
+template <class Tile>
+bool fits(const GemmParams& p, const GemmPlan& plan) {
+  return !plan.few_rows && plan.tile_m == Tile::kBM && plan.tile_n == Tile::kBN &&
+         p.a.contraction_contiguous == !Tile::kAMnMajor && p.b.contraction_contiguous == !Tile::kBMnMajor &&
+         combination_of(p) == Tile::kCombine;
+}
+
+inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t extent, std::int64_t contraction,
+                          int box_rows) {
+  return operand.contraction_contiguous
+             ? tensor_map(operand.data, dtype, extent, contraction, operand.rows.inner_stride, box_rows)
+             : tensor_map(operand.data, dtype, contraction, extent, operand.rows.inner_stride, box_rows);
+}
+
+inline GemmLaunch launch_of(const GemmParams& p, int stage_k) {
+  GemmLaunch g{};
+  g.d = p.d;
+  g.bias = p.bias;
+  g.addend = p.addend;
+  g.d_stride = p.d_rows.inner_stride;
+  g.addend_stride = p.addend_rows.inner_stride;
+  g.rows = static_cast<int>(p.m);
+  g.columns = static_cast<int>(p.n);
+  g.k_steps = static_cast<int>((p.contraction + stage_k - 1) / stage_k);
+  g.chunk_steps = g.k_steps;
+  if (p.segments > 1) g.chunk_steps = g.k_steps / p.segments;
+  if (p.block > 0) g.chunk_steps = std::min<int>(g.k_steps, static_cast<int>(p.block / stage_k));
+  g.chunks = (g.k_steps + g.chunk_steps - 1) / g.chunk_steps;
+  g.d_dtype = p.d_dtype;
+  g.bias_dtype = p.bias_dtype;
+  g.vector_stores = reinterpret_cast<std::uintptr_t>(p.d) % 16 == 0 && g.d_stride * size_of(p.d_dtype) % 16 == 0;
+  g.vector_addend = reinterpret_cast<std::uintptr_t>(p.addend) % 16 == 0 && g.addend_stride % 4 == 0;
+  return g;
+}
+
+template <class T, class Tile>
+void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+  const CUtensorMap map_a = map_of(p.a, p.dtype, p.m, p.contraction, Tile::kAMnMajor ? kStageK : Tile::kBM);
+  const CUtensorMap map_b =
+      map_of(p.b, p.dtype, p.n, p.contraction, (Tile::kBMnMajor ? kStageK : Tile::kBN) / plan.cluster);
+  GemmLaunch g = launch_of(p, kStageK);
+  g.cluster = plan.cluster;
+  const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
+  g.tiles_m = tiles(p.m, Tile::kBM * plan.cluster);
+  g.tiles_n = tiles(p.n, Tile::kBN);
+  g.group_m = plan.group_m;
+  auto* kernel = gemm_sm90_kernel<T, Tile>;
+  const int memory = allow_shared_memory<gemm_sm90_kernel<T, Tile>>();
+  g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);
+  const std::int64_t wanted = std::int64_t{g.tiles_m} * g.tiles_n;
+  RLK_CHECK(wanted < std::int64_t{1} << 31, "linear: fewer than 2^31 tiles");
+  const int clusters =
+      std::max(1, std::min(static_cast<int>(wanted), multiprocessors(current_device()) / plan.cluster));
+
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(clusters * plan.cluster);
+  config.blockDim = Tile::kThreads;
+  config.dynamicSmemBytes = static_cast<std::size_t>(Tile::kFixedBytes + g.stages * Tile::kStageBytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = plan.cluster > 1 ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, kernel, map_a, map_b, g), "launch of gemm_sm90");
+}
+
+template <class T, int kTiles>
+void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+  const CUtensorMap weight = map_of(p.b, p.dtype, p.n, p.contraction, plan.tile_m);
+  const CUtensorMap x = map_of(p.a, p.dtype, p.m, p.contraction, 8 * kTiles);
+  FewRowsLaunch launch{launch_of(p, kFewRowsStageK), plan.tile_m,
+                       static_cast<int>((p.n + plan.tile_m - 1) / plan.tile_m)};
+  auto* kernel = gemm_few_rows_sm90_kernel<T, kTiles>;
+  const int memory = allow_shared_memory<gemm_few_rows_sm90_kernel<T, kTiles>>();
+  const int stage = few_rows_stage_bytes(plan.tile_m, 8 * kTiles), fixed = few_rows_fixed_bytes(plan.tile_m);
+  launch.gemm.stages = std::min({kFewRowsMaxStages, (memory - fixed) / stage, (plan.tile_m / 16 + 1) * 32});
+  launch_dependent<true>(kernel, std::min(launch.slices, multiprocessors(current_device())),
+                         (plan.tile_m / 16 + 1) * 32, fixed + launch.gemm.stages * stage, stream, weight, x, launch);
+}
+
+// False where no kernel of the plan is built.
+template <class T, class... Tiles>
+bool run_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+  if (plan.few_rows) {
+    if (plan.tile_n == 8) run_few_rows<T, 1>(p, plan, stream);
+    if (plan.tile_n == 16) run_few_rows<T, 2>(p, plan, stream);
+    if (plan.tile_n == 32) run_few_rows<T, 4>(p, plan, stream);
+    return plan.tile_n == 8 || plan.tile_n == 16 || plan.tile_n == 32;
+  }
+  return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,29 @@
+// The sm_90 kernels of linear from the host: which of them can serve a product, and which is the fastest.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gemm.h"
+#include "gemm_launch.h"
+
+namespace rlk::cuda {
+
+// One way to run a product. Every way has the same bits.
+struct GemmPlan {
+  bool few_rows = false;           // gemm_few_rows_sm90: slices of tile_m weight rows, 8, 16 or 32 rows of x (tile_n)
+  int tile_m = 128, tile_n = 256;  // rows and columns of d
+  int cluster = 1;                 // 1 or 2 blocks, neighbours along m, that share what they load of B
+  int group_m = 16;                // see GemmLaunch
+  std::string name() const;
+};
+
+// Whether the copy engine can read the operands, and the kernels keep the segments apart.
+bool gemm_sm90_serves(const GemmParams& p);
+// Every plan for a product that gemm_sm90_serves.
+std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);
+GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors);
+void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,216 @@
+// From accumulators to memory: a warp turns its fragments into rows in a staging area of shared memory, adds what is to
+// be added, and stores 16 bytes a lane.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "../common/element_dtype.cuh"
+#include "gemm_launch.h"
+
+namespace rlk::cuda {
+
+constexpr int kStagingPitch = 144;  // bytes of a row of 128 and 16 that keep rows out of each other's banks
+constexpr int kStagingBytes = 16 * kStagingPitch;  // of a warp
+
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(both);
+}
+__device__ __forceinline__ std::uint32_t pack_f16(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(both);
+}
+
+__device__ __forceinline__ void store_matrices(std::uint32_t shared, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t shared, std::uint32_t a, std::uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared), "r"(a), "r"(b)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(shared));
+  return v;
+}
+
+// What is added to a chunk's sums: the addend for the first, d itself for later ones.
+struct Addend {
+  const float* data;  // null: nothing
+  std::int64_t stride;
+  bool vectors;  // rows begin at 16 bytes
+};
+__device__ __forceinline__ Addend addend_of(const GemmLaunch& g, bool first_chunk) {
+  if (first_chunk) return {g.addend, g.addend_stride, g.vector_addend};
+  return {static_cast<const float*>(g.d), g.d_stride, g.vector_stores};
+}
+
+// Sixteen bytes of staging memory for row r, columns c and on of d.
+template <class Element>
+__device__ __forceinline__ uint4 finished_vector(const GemmLaunch& g, std::uint32_t staged, int r, int c,
+                                                 const Addend& addend) {
+  uint4 v = load_shared_16(staged);
+  if constexpr (sizeof(Element) == 4) {
+    if (addend.data != nullptr && r < g.rows && c < g.columns) {
+      const float* from = addend.data + r * addend.stride + c;
+      float4 add{};
+      if (addend.vectors && c + 4 <= g.columns) {
+        add = *reinterpret_cast<const float4*>(from);
+      } else {
+        add.x = from[0];
+        if (c + 1 < g.columns) add.y = from[1];
+        if (c + 2 < g.columns) add.z = from[2];
+        if (c + 3 < g.columns) add.w = from[3];
+      }
+      v.x = __float_as_uint(__fadd_rn(add.x, __uint_as_float(v.x)));
+      v.y = __float_as_uint(__fadd_rn(add.y, __uint_as_float(v.y)));
+      v.z = __float_as_uint(__fadd_rn(add.z, __uint_as_float(v.z)));
+      v.w = __float_as_uint(__fadd_rn(add.w, __uint_as_float(v.w)));
+    }
+  }
+  return v;
+}
+
+template <class Element>
+__device__ __forceinline__ void store_vector(const GemmLaunch& g, const uint4& v, int r, int c) {
+  constexpr int kPerVector = 16 / static_cast<int>(sizeof(Element));
+  if (r >= g.rows || c >= g.columns) return;
+  Element* to = static_cast<Element*>(g.d) + r * g.d_stride + c;
+  if (g.vector_stores && c + kPerVector <= g.columns) {
+    *reinterpret_cast<uint4*>(to) = v;
+  } else {
+    const Element* from = reinterpret_cast<const Element*>(&v);
+#pragma unroll
+    for (int j = 0; j < kPerVector; ++j) {
+      if (c + j < g.columns) to[j] = from[j];
+    }
+  }
+}
+
+// Rows [row, row + 16) of the warp, columns [column, column + 128 bytes), from the warp's staging memory.
+template <class Element>
+__device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column,
+                                            const Addend& addend, int lane) {
+  const int r = lane / 8, c = column + lane % 8 * 16 / static_cast<int>(sizeof(Element));
+  uint4 v[4];  // all loads before the first store, which may be to where the addend is
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    v[i] =
+        finished_vector<Element>(g, staging + (4 * i + r) * kStagingPitch + lane % 8 * 16, row + 4 * i + r, c, addend);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) store_vector<Element>(g, v[i], row + 4 * i + r, c);
+}
+
+// A warp's 16 rows of the tile to memory. Where it is not the first chunk, it is added to what is there.
+template <int kBN>
+__device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
+                                           int column, bool first_chunk, int lane) {
+  if (g.bias != nullptr) {
+#pragma unroll
+    for (int j = 0; j < kBN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int c = column + 8 * j + lane % 4 * 2 + i;
+        const float b = c < g.columns ? load_element(g.bias, g.bias_dtype, c) : 0.0f;
+        d[4 * j + i] = __fadd_rn(d[4 * j + i], b);
+        d[4 * j + 2 + i] = __fadd_rn(d[4 * j + 2 + i], b);
+      }
+    }
+  }
+  if (g.d_dtype == DType::kFloat32) {
+    const Addend addend = addend_of(g, first_chunk);
+#pragma unroll
+    for (int chunk = 0; chunk < kBN / 32 + (kBN % 32 != 0); ++chunk) {
+      const std::uint32_t at = staging + lane / 4 * kStagingPitch + lane % 4 * 8;
+#pragma unroll
+      for (int j = chunk * 4; j < chunk * 4 + 4 && j < kBN / 8; ++j) {
+        const std::uint32_t to = at + (j - chunk * 4) * 32;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(d[4 * j]), "f"(d[4 * j + 1]) : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + 8 * kStagingPitch), "f"(d[4 * j + 2]),
+                     "f"(d[4 * j + 3])
+                     : "memory");
+      }
+      __syncwarp();
+      // A width that 32 does not divide leaves the last chunk's end unwritten: the columns past it are another tile's.
+      if (kBN % 32 == 0 || chunk < kBN / 32 || lane % 8 * 4 < kBN % 32) {
+        store_chunk<float>(g, staging, row, column + chunk * 32, addend, lane);
+      }
+      __syncwarp();
+    }
+    return;
+  }
+  const bool bf16 = g.d_dtype == DType::kBFloat16;
+#pragma unroll
+  for (int chunk = 0; chunk < kBN / 64 + (kBN % 64 != 0); ++chunk) {
+    const std::uint32_t at = staging + lane % 16 * kStagingPitch + lane / 16 * 16;
+#pragma unroll
+    for (int j = chunk * 8; j < chunk * 8 + 8 && j < kBN / 8; j += 2) {
+      const float* v = d + 4 * j;
+      const std::uint32_t to = at + (j - chunk * 8) * 16;
+      if (bf16) {
+        store_matrices(to, pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+      } else {
+        store_matrices(to, pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7]));
+      }
+    }
+    __syncwarp();
+    if (kBN % 64 == 0 || chunk < kBN / 64 || lane % 8 * 8 < kBN % 64) {
+      store_chunk<std::uint16_t>(g, staging, row, column + chunk * 64, Addend{}, lane);
+    }
+    __syncwarp();
+  }
+}
+
+// The same for a product whose first operand are the weights: the accumulators hold 16 columns of d by kBN rows.
+template <int kBN>
+__device__ __forceinline__ void store_columns(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
+                                              int column, int lane) {
+  if (g.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int c = column + lane / 4 + 8 * i;
+      const float b = c < g.columns ? load_element(g.bias, g.bias_dtype, c) : 0.0f;
+#pragma unroll
+      for (int j = 0; j < kBN / 8; ++j) {
+        d[4 * j + 2 * i] = __fadd_rn(d[4 * j + 2 * i], b);
+        d[4 * j + 2 * i + 1] = __fadd_rn(d[4 * j + 2 * i + 1], b);
+      }
+    }
+  }
+  const bool bf16 = g.d_dtype == DType::kBFloat16, wide = g.d_dtype == DType::kFloat32;
+#pragma unroll
+  for (int j = 0; j < kBN / 8; ++j) {  // eight rows of d
+    if (wide) {
+      constexpr int kPitch = 80;  // of 16 columns
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t to = staging + (lane % 4 * 2 + i % 2) * kPitch + (lane / 4 + i / 2 * 8) * 4;
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(d[4 * j + i]) : "memory");
+      }
+      __syncwarp();
+      store_vector<float>(g, load_shared_16(staging + lane / 4 * kPitch + lane % 4 * 16), row + 8 * j + lane / 4,
+                          column + lane % 4 * 4);
+    } else {
+      constexpr int kPitch = 48;
+      const float* v = d + 4 * j;
+      const std::uint32_t low = bf16 ? pack_bf16(v[0], v[1]) : pack_f16(v[0], v[1]);
+      const std::uint32_t high = bf16 ? pack_bf16(v[2], v[3]) : pack_f16(v[2], v[3]);
+      store_matrices_transposed(staging + lane % 8 * kPitch + lane / 8 % 2 * 16, low, high);
+      __syncwarp();
+      if (lane < 16) {
+        store_vector<std::uint16_t>(g, load_shared_16(staging + lane / 2 * kPitch + lane % 2 * 16),
+                                    row + 8 * j + lane / 2, column + lane % 2 * 8);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,105 @@
+// CUDA backend of linear: what would corrupt memory, the three products as the kernels see them, which kernel runs.
+#include "linear.h"
+
+#include "../common/launch.h"
+#include "gemm.h"
+#include "gemm_sm90.h"
+#include "rlk/kernels/linear_check.h"
+#include "sums.h"
+
+namespace rlk::cuda {
+
+namespace {
+
+RowLayout dense_rows(std::int64_t rows, std::int64_t stride) { return {rows > 0 ? rows : 1, 0, stride}; }
+
+void require_16_bit(DType t) {
+  RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
+}
+
+// sm_90 where its copy engine can read the operands, else the kernel that takes any layout. Both have the same bits.
+void run(const GemmParams& p, int device, Stream stream) {
+  if (p.m == 0 || p.n == 0) return;
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("linear: built for compute capability 8.0 and later");
+  if (capability == 90 && gemm_sm90_serves(p)) {
+    return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
+  }
+  gemm_sm80(p, to_stream(stream));
+}
+
+}  // namespace
+
+std::int64_t linear_workspace_bytes(const LinearParams&, int) { return 0; }
+std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams&, int) { return 0; }
+
+void linear(const LinearParams& p, int device, Stream stream) {
+  check_linear(p);
+  require_16_bit(p.dtype);
+  GemmParams g;
+  g.a = {p.x, p.x_rows, true};
+  g.b = {p.weight, dense_rows(p.out_features, p.weight_stride), true};
+  g.d = p.y;
+  g.d_rows = p.y_rows;
+  g.bias = p.bias;
+  g.m = p.num_rows;
+  g.n = p.out_features;
+  g.contraction = p.in_features;
+  g.segments = p.k_segments;
+  g.dtype = p.dtype;
+  g.d_dtype = p.out_dtype;
+  g.bias_dtype = p.bias_dtype;
+  run(g, device, stream);
+}
+
+void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream) {
+  check_linear_input_grad(p);
+  require_16_bit(p.dtype);
+  GemmParams g;
+  g.a = {p.dy, p.dy_rows, true};
+  g.b = {p.weight, dense_rows(p.out_features, p.weight_stride), false};
+  g.d = p.dx;
+  g.d_rows = p.dx_rows;
+  g.m = p.num_rows;
+  g.n = p.in_features;
+  g.contraction = p.out_features;
+  g.dtype = g.d_dtype = p.dtype;
+  run(g, device, stream);
+}
+
+void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream) {
+  check_linear_weight_grad(p);
+  require_16_bit(p.dtype);
+  GemmParams g;
+  g.a = {p.dy, p.dy_rows, false};
+  g.b = {p.x, p.x_rows, false};
+  g.d = p.dweight;
+  g.d_rows = dense_rows(p.out_features, p.dweight_stride);
+  g.addend = p.main_grad;
+  g.addend_rows = dense_rows(p.out_features, p.main_grad_stride);
+  g.m = p.out_features;
+  g.n = p.in_features;
+  g.contraction = p.num_rows;
+  g.block = kTokenBlock;
+  g.dtype = p.dtype;
+  g.d_dtype = p.dweight_dtype;
+  run(g, device, stream);
+}
+
+void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) {
+  check_linear_bias_grad(p);
+  require_16_bit(p.dtype);
+  if (p.out_features == 0) return;
+  const DeviceGuard guard(device);
+  linear_bias_grad_sm80(p, to_stream(stream));
+}
+
+void tree_sum(const TreeSumParams& p, int device, Stream stream) {
+  check_tree_sum(p);
+  if (p.size == 0) return;
+  const DeviceGuard guard(device);
+  tree_sum_sm80(p, to_stream(stream));
+}
+
+}  // namespace rlk::cuda
