@@ -163,8 +163,9 @@ inline Patterns reference(const rlk::TreeSumParams& p) {
   for (std::int64_t i = 0; i < p.size; ++i) {
     std::vector<float> v;
     for (int part = 0; part < p.count; ++part) v.push_back(p.parts[part][i]);
-    const float bias = p.bias ? value_of(load_pattern(p.bias, p.bias_dtype, i % p.columns), p.bias_dtype) : 0.0f;
-    sum.push_back(rounded(p.bias ? tree(v) + bias : tree(v), p.out_dtype));
+    float whole = tree(v);
+    if (p.bias != nullptr) whole = whole + value_of(load_pattern(p.bias, p.bias_dtype, i % p.columns), p.bias_dtype);
+    sum.push_back(rounded(whole, p.out_dtype));
   }
   return sum;
 }

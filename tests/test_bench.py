@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import logprob, measure  # noqa: E402
+from rl_kernel_native.bench import linear, logprob, measure  # noqa: E402
 
 
 def test_command_writes_json_and_a_plot(tmp_path, capsys):
@@ -27,6 +27,37 @@ def test_command_writes_json_and_a_plot(tmp_path, capsys):
     assert "--rows 4" in run["command"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "torch gather - logsumexp" in capsys.readouterr().out
+
+
+def test_command_for_linear_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "png")}
+    shape = ["--rows", "4", "--in-features", "65", "--out-features", "33"]
+    arguments = ["linear", *shape, "--device", "cpu", "--seconds", "0.05"]
+    assert command.main([*arguments, "--json", str(files["json"]), "--plot", str(files["png"])]) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(linear.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 and rows[p, "rk"]["tflops"] > 0 for p in linear.PASSES)
+    assert rows["forward", "rk"]["max_error"] < 2**-8  # bfloat16's rounding of the largest
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "linear [4, 65] x [33, 65] bfloat16" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_products():
+    device = torch.device("cpu")
+    o = linear._buffers((5, 40, 30), torch.float32, device)[0]
+    for which in linear.PASSES:
+        expected = None
+        for peer in linear.peers(device):
+            got = linear._call(peer, which, [o])(0)
+            expected = got if expected is None else expected
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_note_says_which_cublas_was_measured(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert "CUBLAS_WORKSPACE_CONFIG=:0:0" in linear._notes(torch.device("cuda"))[0]
+    assert linear._notes(torch.device("cpu")) == []
 
 
 def test_every_peer_computes_the_same_log_probability():

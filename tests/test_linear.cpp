@@ -384,6 +384,39 @@ TEST_F(Linear, TreeSumAddsPairs) {
   }
 }
 
+TEST_F(Linear, TreeSumAddsTheBiasAfterTheTree) {
+  struct Shape {
+    std::int64_t rows, columns;
+  };
+  for (const int count : {1, 4}) {
+    for (const DType out : kDtypes) {
+      for (const DType bias_dtype : kDtypes) {
+        // A number; rows within a vector; more columns than a run, rows across the edges of tasks.
+        for (const Shape shape : {Shape{1, 1}, Shape{3, 5}, Shape{29, 3077}}) {
+          const std::int64_t size = shape.rows * shape.columns;
+          Matrix bias(1, shape.columns, bias_dtype);
+          bias.fill(41, Data::kWide);
+          std::vector<Matrix> parts;
+          rlk::TreeSumParams p;
+          for (int i = 0; i < count; ++i) {
+            parts.emplace_back(1, size, DType::kFloat32).fill(static_cast<unsigned>(31 + i), Data::kWide);
+          }
+          for (int i = 0; i < count; ++i)
+            p.parts[i] = static_cast<const float*>(parts[static_cast<std::size_t>(i)].data());
+          p.bias = bias.data();
+          p.bias_dtype = bias_dtype;
+          p.columns = shape.columns;
+          p.size = size;
+          p.count = count;
+          p.out_dtype = out;
+          ASSERT_NO_FATAL_FAILURE(check_call(
+              p, Matrix(1, size, out), [](auto& q, Matrix& m) { q.sum = m.data(); }, "parts " + std::to_string(count)));
+        }
+      }
+    }
+  }
+}
+
 #if !RLK_TEST_HIP
 
 TEST_F(Linear, TheDeviceChoosesTheBackend) {
@@ -394,6 +427,7 @@ TEST_F(Linear, TheDeviceChoosesTheBackend) {
   LinearParams p = params_of(x, weight, y, 2, 32, 3, Arithmetic::kSm90);
   p.y = y.data();
   EXPECT_EQ(rlk::linear_workspace_bytes(p, rlk::Device{}), 0);
+  EXPECT_EQ(rlk::linear_weight_grad_workspace_bytes(rlk::LinearWeightGradParams{}, rlk::Device{}), 0);
   rlk::linear(p, rlk::Device{}, 0);
   y.expect(reference(p), "dispatched");
   if (!RLK_WITH_HIP) {

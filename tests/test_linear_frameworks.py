@@ -35,7 +35,7 @@ def everything(make: Any, dtype: str = "float32") -> list[Any]:
     x, w, b, dy = (make(a) for a in of(dtype, X, W, B, DY))
     parts = [
         rk.linear_partial(make(xs), make(ws), k_segments=2, first_segment=i, num_segments=1)
-        for i, (xs, ws) in enumerate((of(dtype, X[:, c], W[:, c]) for c in (slice(0, 48), slice(48, 96))))
+        for i, (xs, ws) in enumerate(of(dtype, X[:, c], W[:, c]) for c in (slice(0, 48), slice(48, 96)))
     ]
     return [
         rk.linear(x, w, b),
@@ -90,7 +90,7 @@ def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
     assert all(isinstance(r, jax.Array) for r in got)
     assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
     x, w = (jax.device_put(a, cpu) for a in (X, W))
-    with pytest.raises(TypeError, match="main_grad: .*JAX array, which is immutable"):
+    with pytest.raises(TypeError, match=r"main_grad: .*JAX array, which is immutable"):
         rk.linear_weight_grad(x, x, main_grad=jax.numpy.zeros((INS, INS)))
     with pytest.raises(TypeError, match=r"x: expected an array that speaks DLPack, got \w*Tracer"):
         jax.jit(lambda a: rk.linear(a, w))(x)

@@ -245,6 +245,16 @@ def test_jvp_against_float64(options: dict[str, Any], problem: tuple[Any, Any], 
         assert float((a - b).abs().max()) <= SECOND * max(1.0, float(b.abs().max()))
 
 
+def test_a_dual_tensor_outside_of_torch_func_keeps_its_tangent(problem: tuple[Any, Any]) -> None:
+    from torch.autograd import forward_ad
+
+    logits, target = problem
+    want = torch.func.jvp(lambda z: rk.logprob(z, target), (logits,), (torch.ones_like(logits),))
+    with forward_ad.dual_level():
+        got = forward_ad.unpack_dual(rk.logprob(forward_ad.make_dual(logits, torch.ones_like(logits)), target))
+    assert not differing((got.primal, got.tangent), want)
+
+
 def test_minus_infinity_is_masked_in_derivatives_of_any_order(device: str, rng: np.random.Generator) -> None:
     """A -Inf column is as if it were not there, under a softcap too (the contract: infinities pass through it)."""
     logits, target = torch_logits(rng, (3, 40)).to(device), torch_targets(rng, (3,), 20).to(device)

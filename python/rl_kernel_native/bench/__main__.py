@@ -55,32 +55,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logprob = operators.add_parser("logprob", help="selected log-probability from logits")
     logprob.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     logprob.add_argument("--vocab", type=_count, default=128256)
-    logprob.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    logprob.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    logprob.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
-    logprob.add_argument("--seconds", type=_seconds, default=2.0, help="of measuring per peer and pass")
     logprob.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    logprob.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
-    logprob.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
+    linear = operators.add_parser("linear", help="matrix product with a weight, and its gradients")
+    linear.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
+    linear.add_argument("--in-features", type=_count, default=4096)
+    linear.add_argument("--out-features", type=_count, default=4096)
+    for operator in (logprob, linear):
+        operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+        operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+        operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
+        operator.add_argument("--seconds", type=_seconds, default=2.0, help="of measuring per peer and pass")
+        operator.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
+        operator.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     options = parser.parse_args(given)
     try:
         import torch
     except ImportError:
         parser.error("torch is not installed; it is a peer, and its arrays are what is measured")
 
-    from . import logprob as bench
+    from . import linear as bench_linear
+    from . import logprob as bench_logprob
     from .report import print_table, write_json, write_plot
 
     try:
         device = _device(torch, options.device)
     except ValueError as error:
         parser.error(str(error))
+    if options.operator == "linear" and device != "cpu" and options.dtype == "float32":
+        parser.error("--dtype float32: linear has float32 operands on the CPU alone")
     if options.threads:
         torch.set_num_threads(options.threads)
     rows = options.rows or (64 if device == "cpu" else 8192)
-    run = bench.run(
-        rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
-    )
+    if options.operator == "linear":
+        shape = (rows, options.in_features, options.out_features)
+        run = bench_linear.run(shape, options.dtype, device, seconds=options.seconds)
+    else:
+        run = bench_logprob.run(
+            rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
+        )
     run["command"] = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
     print_table(run)
     if options.json:

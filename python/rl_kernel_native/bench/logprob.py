@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .measure import Call, copy_bytes_per_second, measure
+from .measure import Call, copy_bytes_per_second, device_text, measure
 
 # Buffers rotate until together they exceed any cache by far.
 ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
@@ -203,10 +201,11 @@ def run(
             )
     return {
         "operator": "logprob",
+        "shape": f"[{rows}, {vocab}]",
         "rows": rows,
         "vocab": vocab,
         "dtype": dtype_name,
-        "device": _device_text(device),
+        "device": device_text(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "buffers": len(batches),
         "copy_gb_per_s": ceiling / 1e9,
@@ -214,19 +213,3 @@ def run(
         "results": results,
         "absent": absent,
     }
-
-
-def _device_text(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    from rl_kernel_native._native import module
-
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return f"{model}, {module.cpu_isa()}"

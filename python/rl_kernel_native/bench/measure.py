@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from .. import _native
+from .._machine import cpu_model
+
 WARM_UP_S = 0.15  # past the point where a GPU has raised its clocks
 ROUNDS = 10  # visits to each candidate; its samples are spread over the whole measurement
 SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that events and clocks resolve them
@@ -93,3 +96,9 @@ def copy_bytes_per_second(device: torch.device, seconds: float = 0.5) -> float:
     target = torch.empty_like(source)
     timing = measure([lambda i: target.copy_(source)], device, seconds)[0]
     return 2 * source.numel() * 4 / (timing.median_ms * 1e-3)
+
+
+def device_text(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()}, {_native.module.cpu_isa()}"

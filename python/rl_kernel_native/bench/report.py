@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HEADER = ("pass", "peer", "median ms", "p10 - p90", "GB/s", "of copy", "time / rk", "max error")
+HEADER = ("pass", "peer", "median ms", "p10 - p90", "GB/s", "of copy", "TFLOP/s", "time / rk", "max error")
 
 
 def _title(run: dict[str, Any]) -> str:
     threads = f", {run['threads']} threads" if run["threads"] else ""
-    shape = f"{run['operator']} [{run['rows']}, {run['vocab']}] {run['dtype']}"
+    shape = f"{run['operator']} {run['shape']} {run['dtype']}"
     return f"{shape}; {run['device']}{threads}; copy {run['copy_gb_per_s']:.0f} GB/s"
 
 
@@ -25,6 +25,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['p10_ms']:.4g} - {row['p90_ms']:.4g}",
         f"{row['gb_per_s']:.1f}",
         f"{row['share_of_copy']:.0%}",
+        f"{row['tflops']:.3g}" if "tflops" in row else "",
         f"{row['times_rk']:.2f}",
         "" if row["max_error"] is None else f"{row['max_error']:.1e}",
     )
@@ -48,6 +49,8 @@ def print_table(run: dict[str, Any]) -> None:
             print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
     for line in run["absent"]:
         print(f"absent: {line}")
+    for line in run.get("notes", ()):
+        print(f"note: {line}")
 
 
 def write_json(run: dict[str, Any], path: Path) -> None:

@@ -34,4 +34,4 @@ def linear_reference(x: Any, weight: Any, bias: Any = None, *, dy: Any = None) -
 
 def _rows(array: Any) -> np.ndarray:
     wide = np.asarray(array).astype(np.float64)
-    return wide.reshape(-1, wide.shape[-1]) if wide.size else wide.reshape(int(np.prod(wide.shape[:-1])), -1)
+    return wide.reshape(int(np.prod(wide.shape[:-1])), wide.shape[-1])

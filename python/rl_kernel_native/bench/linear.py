@@ -1,0 +1,151 @@
+"""Matrix product with a weight: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .. import _blas
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+MOST_BUFFERS = 64
+CHECKED_ROWS = 8  # compared with float64
+PASSES = ("forward", "input gradient", "weight gradient", "forward + backward")
+PRODUCTS = {"forward": 1, "input gradient": 1, "weight gradient": 1, "forward + backward": 3}
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments."""
+
+    x: Tensor  # [rows, in_features]
+    weight: Tensor  # [out_features, in_features]
+    dy: Tensor  # [rows, out_features]
+
+
+class Peer(NamedTuple):
+    """The passes of a peer but the last, which is torch's autograd over its forward."""
+
+    name: str
+    forward: Callable[[Tensor, Tensor], Tensor]
+    input_grad: Callable[[Tensor, Tensor], Tensor]
+    weight_grad: Callable[[Tensor, Tensor], Tensor]
+
+
+def _rk(name: str, engine: str) -> Peer:
+    return Peer(
+        name,
+        lambda x, weight: rk.linear(x, weight, engine=engine),
+        lambda dy, weight: rk.linear_input_grad(dy, weight, engine=engine),
+        lambda dy, x: rk.linear_weight_grad(dy, x, engine=engine),
+    )
+
+
+def peers(device: torch.device) -> list[Peer]:
+    """Ours first."""
+    found = [_rk("rk", "auto")]
+    if device.type == "cuda":
+        found.append(_rk("rk, native engine", "native"))
+    theirs = Peer("torch linear", torch.nn.functional.linear, lambda dy, weight: dy @ weight, lambda dy, x: dy.T @ x)
+    return [*found, theirs]
+
+
+def _buffers(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> list[Operands]:
+    rows, ins, outs = shape
+    size = (rows * ins + outs * ins + rows * outs) * dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device=device).normal_(0, 1, generator=generator)
+
+    return [Operands(normal(rows, ins), normal(outs, ins), normal(rows, outs)) for _ in range(count)]
+
+
+def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
+    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    n = len(buffers)
+    if which == "forward":
+        return lambda i: peer.forward(buffers[i % n].x, buffers[i % n].weight)
+    if which == "input gradient":
+        return lambda i: peer.input_grad(buffers[i % n].dy, buffers[i % n].weight)
+    if which == "weight gradient":
+        return lambda i: peer.weight_grad(buffers[i % n].dy, buffers[i % n].x)
+    leaves = [o._replace(x=o.x.detach().requires_grad_(), weight=o.weight.detach().requires_grad_()) for o in buffers]
+
+    def forward_backward(i: int) -> Any:
+        o = leaves[i % n]
+        return torch.autograd.grad(peer.forward(o.x, o.weight), (o.x, o.weight), o.dy)
+
+    return forward_backward
+
+
+def _error(call: Call, which: str, o: Operands) -> float | None:
+    """Worst error of the first rows of the forward against float64, relative to the largest magnitude."""
+    if which != "forward":
+        return None
+    got: Any = call(0)
+    expected = o.x[:CHECKED_ROWS].double() @ o.weight.double().T
+    return float((got[:CHECKED_ROWS].double() - expected).abs().max() / expected.abs().max())
+
+
+def run(shape: tuple[int, int, int], dtype_name: str, device_name: str, *, seconds: float = 2.0) -> dict[str, Any]:
+    """Times every peer on ``(rows, in_features, out_features)``."""
+    rows, ins, outs = shape
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(shape, dtype, device)
+    found = peers(device)
+    results = []
+    for which in PASSES:
+        calls = [_call(peer, which, buffers) for peer in found]
+        errors = [_error(call, which, buffers[0]) for call in calls]
+        timings = measure(calls, device, seconds)
+        work = 2 * rows * ins * outs * PRODUCTS[which]
+        bytes_moved = (rows * ins + outs * ins + rows * outs) * dtype.itemsize * PRODUCTS[which]
+        for peer, timing, error in zip(found, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": peer.name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "tflops": work / (timing.median_ms * 1e-3) / 1e12,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": "linear",
+        "shape": f"[{rows}, {ins}] x [{outs}, {ins}]",
+        "rows": rows,
+        "in_features": ins,
+        "out_features": outs,
+        "dtype": dtype_name,
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": [],
+        "notes": _notes(device),
+    }
+
+
+def _notes(device: torch.device) -> list[str]:
+    """What the peer's numbers are of: cuBLAS with a workspace may split K, and then is not batch-invariant."""
+    wrong = _blas.wrong_settings(os.environ)
+    if device.type != "cuda":
+        return []
+    if not wrong:
+        return ["torch linear is cuBLAS without a workspace: it cannot split K"]
+    return [f"torch linear is cuBLAS as it comes; without a workspace, as rk sums: set {' '.join(wrong)}"]
