@@ -3,6 +3,8 @@
 
 #define RLK_KERNEL(threads) \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
+// Between RLK_KERNEL and the name: registers are shared out so that at least so many waves fit a SIMD unit.
+#define RLK_WAVES_PER_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define RLK_HERE_PARAMETER
 #define RLK_HERE_ARGUMENT
 

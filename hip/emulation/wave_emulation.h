@@ -13,6 +13,7 @@
 #include "rlk/math/mma_model.h"
 
 #define RLK_KERNEL(threads) inline void
+#define RLK_WAVES_PER_SIMD(waves)
 #define RLK_HERE_PARAMETER , std::source_location here = std::source_location::current()
 #define RLK_HERE_ARGUMENT , here
 

@@ -8,7 +8,8 @@
 
 namespace rlk::hip {
 
-constexpr int kGemmThreads = 256;  // four waves
+constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
+constexpr int kGemmBlocks = 2;     // of a compute unit, at least: one multiplies while the other loads
 
 // A block's outputs as waves, and a wave's as matrix instructions of kMfma x kMfma; kStageK contraction indices of both
 // operands are in LDS at a time, twice. Unmeasured: chosen so that two large or three small blocks fit a compute unit.

@@ -23,10 +23,11 @@ RLK_DEVICE void weight_grad_gemm(const GemmParams& p, std::int64_t first_tile) {
 
 }  // namespace rlk::hip
 
-#define RLK_LINEAR_GEMM(name, ...)                                                           \
-  RLK_KERNEL(rlk::hip::kGemmThreads) name(rlk::hip::GemmParams p, std::int64_t first_tile) { \
-    using namespace rlk::hip;                                                                \
-    __VA_ARGS__(p, first_tile);                                                              \
+#define RLK_LINEAR_GEMM(name, ...)                                                                  \
+  RLK_KERNEL(rlk::hip::kGemmThreads)                                                                \
+  RLK_WAVES_PER_SIMD(rlk::hip::kGemmBlocks) name(rlk::hip::GemmParams p, std::int64_t first_tile) { \
+    using namespace rlk::hip;                                                                       \
+    __VA_ARGS__(p, first_tile);                                                                     \
   }
 #define RLK_LINEAR_GEMMS(type, Operand)                                                                       \
   RLK_LINEAR_GEMM(rlk_linear_forward_small_##type, forward_gemm<Operand, SmallTile, Fold::kNone>)             \

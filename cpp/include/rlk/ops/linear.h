@@ -16,7 +16,8 @@
 //              and groups are +0)
 //   tree_sum = round(fl(tree over parts + bias[column])), the tree and the rounding of y with k_segments
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
-// arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on a GPU they are the unit's.
+// arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on
+// a GPU they are the unit's.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 // allow_vendor: a library of the hardware's vendor may serve where it is recorded bit-equal, so it changes no bit.
 #pragma once
