@@ -1,0 +1,194 @@
+// Every kernel that can serve a product of linear has the same bits: the sm_90 plans against each other and against the
+// sm_80 kernel, whose PTX runs here, whose fragments are its own, and which takes any layout. And the bits are the CPU's
+// under sm_90 arithmetic.
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/cpu/linear.h"
+#include "cuda/common/launch.h"
+#include "cuda/linear/gemm_sm90.h"
+#include "rlk/math/half.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kSkipped = 77;
+
+enum class Product { kForward, kInputGrad, kWeightGrad };
+
+struct Case {
+  Product product;
+  std::int64_t m, n, contraction;
+  int segments = 1;
+  DType d_dtype = DType::kBFloat16;
+  bool bias = false, addend = false;
+  std::int64_t pad = 0;  // elements between the end of a row of d and the next
+};
+
+// Sizes: below, at and above a tile and a stage; several tiles; a head's width once; more than one token block.
+const std::vector<Case> kCases = {
+    {Product::kForward, 1, 136, 72},
+    {Product::kForward, 7, 4096, 512, 8},
+    {Product::kForward, 9, 1000, 1032, 1, DType::kFloat32, true, false, 3},
+    {Product::kForward, 31, 200, 4096, 2, DType::kFloat16, true},
+    {Product::kForward, 33, 264, 1024, 4, DType::kBFloat16, true},
+    {Product::kForward, 64, 128256, 64},
+    {Product::kForward, 127, 129, 64, 1, DType::kFloat32, true},
+    {Product::kForward, 200, 1000, 14336, 1, DType::kBFloat16, false, false, 5},
+    {Product::kForward, 300, 520, 4096, 8, DType::kFloat32},
+    {Product::kForward, 1025, 777, 192, 1, DType::kFloat16},
+    {Product::kForward, 4097, 264, 8},
+    {Product::kInputGrad, 1, 64, 8},
+    {Product::kInputGrad, 130, 520, 1000},
+    {Product::kInputGrad, 1000, 264, 4104},
+    {Product::kWeightGrad, 64, 64, 1},
+    {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, true},
+    {Product::kWeightGrad, 264, 200, 8192},
+    {Product::kWeightGrad, 72, 136, 8200, 1, DType::kFloat32},
+    {Product::kWeightGrad, 72, 136, 20000, 1, DType::kFloat32, false, true, 2},
+    {Product::kWeightGrad, 200, 264, 20000},
+};
+
+template <class T>
+struct OnDevice {
+  explicit OnDevice(const std::vector<T>& host) : size(host.size()) {
+    check(cudaMalloc(&data, size * sizeof(T)), "cudaMalloc");
+    check(cudaMemcpy(data, host.data(), size * sizeof(T), cudaMemcpyHostToDevice), "copy");
+  }
+  ~OnDevice() { cudaFree(data); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  T* data = nullptr;
+  std::size_t size;
+};
+
+// Wide exponents, so that what alignment cuts off depends on the order.
+std::vector<std::uint16_t> operand(std::int64_t size, DType dtype, std::mt19937* random) {
+  std::normal_distribution<float> normal;
+  std::vector<std::uint16_t> v(static_cast<std::size_t>(size));
+  for (auto& x : v) {
+    const float value = normal(*random) * std::exp2(dtype == DType::kBFloat16 ? 4 * normal(*random) : normal(*random));
+    x = dtype == DType::kBFloat16 ? bf16_rn(value) : f16_rn(value);
+  }
+  return v;
+}
+
+bool run_case(const Case& c, DType dtype) {
+  std::mt19937 random(1);
+  const bool a_contiguous = c.product != Product::kWeightGrad, b_contiguous = c.product == Product::kForward;
+  // Rows of 16 bytes and more, as the copy engine wants them.
+  const auto stride_of = [](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8; };
+  const std::int64_t a_stride = stride_of(a_contiguous ? c.contraction : c.m);
+  const std::int64_t b_stride = stride_of(b_contiguous ? c.contraction : c.n), d_stride = c.n + c.pad;
+  const auto a = operand((a_contiguous ? c.m : c.contraction) * a_stride, dtype, &random);
+  const auto b = operand((b_contiguous ? c.n : c.contraction) * b_stride, dtype, &random);
+  const auto bias = operand(c.n, dtype, &random);
+  std::vector<float> addend(static_cast<std::size_t>(c.m * d_stride));
+  std::normal_distribution<float> normal;
+  for (auto& x : addend) x = normal(random);
+  const OnDevice<std::uint16_t> a_gpu(a), b_gpu(b), bias_gpu(bias);
+  const OnDevice<float> addend_gpu(addend);
+
+  GemmParams p;
+  p.a = {a_gpu.data, {std::int64_t{1} << 40, 0, a_stride}, a_contiguous};
+  p.b = {b_gpu.data, {std::int64_t{1} << 40, 0, b_stride}, b_contiguous};
+  p.d_rows = p.addend_rows = {std::int64_t{1} << 40, 0, d_stride};
+  p.bias = c.bias ? bias_gpu.data : nullptr;
+  p.addend = c.addend ? addend_gpu.data : nullptr;
+  p.m = c.m;
+  p.n = c.n;
+  p.contraction = c.contraction;
+  p.segments = c.segments;
+  p.block = c.product == Product::kWeightGrad ? kTokenBlock : 0;
+  p.dtype = dtype;
+  p.d_dtype = c.d_dtype == DType::kFloat32 ? DType::kFloat32 : c.product == Product::kForward ? c.d_dtype : dtype;
+  p.bias_dtype = dtype;
+  const std::size_t bytes = static_cast<std::size_t>(c.m * d_stride * size_of(p.d_dtype));
+  const auto result = [&](const auto& run) {
+    std::vector<unsigned char> host(bytes, 0xcd);
+    const OnDevice<unsigned char> d(host);  // what lies between the rows must stay
+    p.d = d.data;
+    run();
+    check(cudaDeviceSynchronize(), "product");
+    check(cudaMemcpy(host.data(), d.data, bytes, cudaMemcpyDeviceToHost), "copy");
+    return host;
+  };
+
+  const std::string name = "m " + std::to_string(c.m) + " n " + std::to_string(c.n) + " contraction " +
+                           std::to_string(c.contraction) + " segments " + std::to_string(c.segments);
+  std::vector<unsigned char> cpu(bytes, 0xcd);
+  const RowLayout d_rows = p.d_rows;
+  if (c.product == Product::kForward) {
+    LinearParams q{.x = a.data(), .weight = b.data(), .bias = c.bias ? bias.data() : nullptr, .y = cpu.data()};
+    q.x_rows = p.a.rows;
+    q.y_rows = d_rows;
+    q.weight_stride = b_stride;
+    q.num_rows = c.m, q.in_features = c.contraction, q.out_features = c.n;
+    q.dtype = q.bias_dtype = dtype;
+    q.out_dtype = p.d_dtype;
+    q.k_segments = c.segments;
+    q.arithmetic = Arithmetic::kSm90;
+    cpu::linear(q);
+  } else if (c.product == Product::kInputGrad) {
+    LinearInputGradParams q{.dy = a.data(), .weight = b.data(), .dx = cpu.data()};
+    q.dy_rows = p.a.rows;
+    q.dx_rows = d_rows;
+    q.weight_stride = b_stride;
+    q.num_rows = c.m, q.in_features = c.n, q.out_features = c.contraction;
+    q.dtype = dtype;
+    q.arithmetic = Arithmetic::kSm90;
+    cpu::linear_input_grad(q);
+  } else {
+    LinearWeightGradParams q{
+        .dy = a.data(), .x = b.data(), .main_grad = c.addend ? addend.data() : nullptr, .dweight = cpu.data()};
+    q.dy_rows = p.a.rows;
+    q.x_rows = p.b.rows;
+    q.main_grad_stride = q.dweight_stride = d_stride;
+    q.num_rows = c.contraction, q.in_features = c.n, q.out_features = c.m;
+    q.dtype = dtype;
+    q.dweight_dtype = p.d_dtype;
+    q.arithmetic = Arithmetic::kSm90;
+    cpu::linear_weight_grad(q);
+  }
+
+  const auto want = result([&] { gemm_sm80(p, nullptr); });
+  bool same = want == cpu;
+  if (!same) std::printf("%s: the sm_80 kernel and the CPU differ\n", name.c_str());
+  if (!gemm_sm90_serves(p)) {
+    std::printf("%s: no sm_90 plan\n", name.c_str());
+    return false;
+  }
+  auto plans = gemm_plans_sm90(p);
+  plans.push_back(choose_plan_sm90(p, multiprocessors(0)));
+  for (const GemmPlan& plan : plans) {
+    if (result([&] { gemm_sm90(p, plan, nullptr); }) == want) continue;
+    std::printf("%s: plan %s differs from the sm_80 kernel\n", name.c_str(), plan.name().c_str());
+    same = false;
+  }
+  return same;
+}
+
+}  // namespace
+}  // namespace rlk::cuda
+
+int main() {
+  using namespace rlk;
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
+    std::printf("skipped: no device of compute capability 9.0\n");
+    return cuda::kSkipped;
+  }
+  int wrong = 0;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const cuda::Case& c : cuda::kCases) wrong += !cuda::run_case(c, dtype);
+  }
+  std::printf("%d of %zu products differ\n", wrong, 2 * cuda::kCases.size());
+  return wrong > 0;
+}
