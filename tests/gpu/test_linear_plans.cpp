@@ -126,7 +126,9 @@ bool run_case(const Case& c, DType dtype) {
   std::vector<unsigned char> cpu(bytes, 0xcd);
   const RowLayout d_rows = p.d_rows;
   if (c.product == Product::kForward) {
-    LinearParams q{.x = a.data(), .weight = b.data(), .bias = c.bias ? bias.data() : nullptr, .y = cpu.data()};
+    LinearParams q;
+    q.x = a.data(), q.weight = b.data(), q.y = cpu.data();
+    q.bias = c.bias ? bias.data() : nullptr;
     q.x_rows = p.a.rows;
     q.y_rows = d_rows;
     q.weight_stride = b_stride;
@@ -137,7 +139,8 @@ bool run_case(const Case& c, DType dtype) {
     q.arithmetic = Arithmetic::kSm90;
     cpu::linear(q);
   } else if (c.product == Product::kInputGrad) {
-    LinearInputGradParams q{.dy = a.data(), .weight = b.data(), .dx = cpu.data()};
+    LinearInputGradParams q;
+    q.dy = a.data(), q.weight = b.data(), q.dx = cpu.data();
     q.dy_rows = p.a.rows;
     q.dx_rows = d_rows;
     q.weight_stride = b_stride;
@@ -146,8 +149,9 @@ bool run_case(const Case& c, DType dtype) {
     q.arithmetic = Arithmetic::kSm90;
     cpu::linear_input_grad(q);
   } else {
-    LinearWeightGradParams q{
-        .dy = a.data(), .x = b.data(), .main_grad = c.addend ? addend.data() : nullptr, .dweight = cpu.data()};
+    LinearWeightGradParams q;
+    q.dy = a.data(), q.x = b.data(), q.dweight = cpu.data();
+    q.main_grad = c.addend ? addend.data() : nullptr;
     q.dy_rows = p.a.rows;
     q.x_rows = p.b.rows;
     q.main_grad_stride = q.dweight_stride = d_stride;
