@@ -88,6 +88,17 @@ def test_a_nan_or_an_infinity_stays_in_its_row(device: str, rng: np.random.Gener
     assert_same(got[clean], want[clean])
 
 
+def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> None:
+    """None of them, or seven: y and dx have the same ones."""
+    o = operands(rng, (24,), 48, 20, "bfloat16", device)
+    y, dx, dweight, dbias = results(o)
+    got = results(o._replace(x=o.x[3], dy=o.dy[3]))
+    assert_same(got[:2], (y[3], dx[3]), "one row")
+    shape = (2, 1, 3, 1, 2, 1, 2)
+    got = results(o._replace(x=o.x.view(*shape, 48), dy=o.dy.view(*shape, 20)))
+    assert_same(got, (y.view(*shape, 20), dx.view(*shape, 48), dweight, dbias))
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 4), (3, 0, 4), (3, 5, 0), (0, 0, 0)], ids=str)
 def test_empty_sums_are_zero_and_empty_arrays_are_no_launch(shape: tuple[int, ...], device: str) -> None:
     rows, ins, outs = shape

@@ -84,10 +84,17 @@ def test_rows_of_zeros_change_no_gradient(device: str, rng: np.random.Generator)
 
 @pytest.mark.parametrize("rows", [1, 63, 65, 1000, *ROWS[1:]])
 def test_dbias_is_groups_of_64_rows_trees_and_blocks(rows: int, device: str, rng: np.random.Generator) -> None:
-    dy = torch.from_numpy(rng.standard_normal((rows, 7), dtype=np.float32)).bfloat16().to(device)
-    values = dy.float().cpu().numpy()
+    single = torch.from_numpy(rng.standard_normal((rows, 7), dtype=np.float32)).to(device)
+    for dy in (single, single.bfloat16(), single.half()):
+        want = torch.from_numpy(sum_of_rows(dy.float().cpu().numpy()))
+        assert_same(rk.linear_bias_grad(dy, out_dtype="float32"), want)
+        assert_same(rk.linear_bias_grad(dy), want.to(dy.dtype))
+
+
+def sum_of_rows(values: np.ndarray) -> np.ndarray:
+    """Rule 9 for dbias."""
     terms = []
-    for b in blocks(rows):
+    for b in blocks(len(values)):
         padded = np.zeros((BLOCK, 7), np.float32)
         padded[: b.stop - b.start] = values[b]
         groups = padded.reshape(128, 64, 7)
@@ -97,9 +104,7 @@ def test_dbias_is_groups_of_64_rows_trees_and_blocks(rows: int, device: str, rng
         while len(level) > 1:
             level = level[::2] + level[1::2]
         terms.append(level[0])
-    want = torch.from_numpy(folded(terms))
-    assert_same(rk.linear_bias_grad(dy, out_dtype="float32"), want)
-    assert_same(rk.linear_bias_grad(dy), want.bfloat16())
+    return folded(terms)
 
 
 def test_main_grad_and_out_may_be_views_and_nothing_else_is_touched(device: str, rng: np.random.Generator) -> None:
@@ -192,6 +197,21 @@ def test_main_grad_takes_the_gradient_of_weight(device: str, rng: np.random.Gene
     assert weight.grad is None
     assert x.grad is not None
     assert bias.grad is not None
+
+
+def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Generator) -> None:
+    """Else a backward that saved the memory would compute with what was written over it."""
+    o = operands(rng, (6,), 16, 8, "bfloat16", device)
+    for write in (
+        lambda m: rk.linear_weight_grad(o.dy, o.x, main_grad=m),
+        lambda m: rk.linear_weight_grad(o.dy, o.x, out=m),
+        lambda m: rk.linear(o.x, o.weight.clone().requires_grad_(), main_grad=m).backward(o.dy),
+    ):
+        memory, other = torch.ones(8, 16, device=device), torch.ones(8, 16, device=device, requires_grad=True)
+        product = memory * other
+        write(memory)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
 
 
 def test_several_uses_may_share_one_main_grad(device: str, rng: np.random.Generator) -> None:

@@ -159,7 +159,7 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
 
 nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument g(dy, "dy");
-  check_operand(g);
+  require_linear_backend(g.view().device);
   LinearBiasGradParams p;
   p.dy = g.view().data;
   p.dy_rows = g.rows;

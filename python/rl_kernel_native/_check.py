@@ -54,7 +54,7 @@ def parts(arrays: Any) -> list[Any]:
 def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> None:
     """A rank's segments of a row-parallel layer: an aligned subtree whose edges are multiples of 16 columns."""
     for name, value in (("k_segments", k_segments), ("first_segment", first_segment), ("num_segments", num_segments)):
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not hasattr(value, "__index__") or isinstance(value, bool):
             raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
     if k_segments not in (1, 2, 4, 8):
         raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")

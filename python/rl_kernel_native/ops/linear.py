@@ -67,7 +67,8 @@ def linear(
     """``y = x @ weight.T + bias``, with bits that depend on no batch size, tile or split.
 
     A row has the same bits for any number of rows, position and stride. Products are exact and summed in float32 in
-    ascending order of ``in_features``; the sum, plus the bias, is rounded once. Differentiable (torch) in ``x``,
+    ascending order of ``in_features``, on a CPU as ``rk.arithmetic`` says; the sum, plus the bias, is rounded once.
+    Differentiable (torch) in ``x``,
     ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to the dtype of ``x`` first, and
     copied where autograd hands it over expanded or transposed, as ``y.sum().backward()`` does.
 

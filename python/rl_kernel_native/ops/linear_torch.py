@@ -129,6 +129,12 @@ def _check_main_grad(main_grad: Any, weight: Any) -> None:
         raise ValueError("main_grad: expected a contiguous last dimension (stride 1)")
 
 
+def _count_write(memory: Tensor) -> None:
+    """Tells autograd that the numbers changed: a backward that saved them must refuse to run."""
+    if not memory.is_inference():
+        torch.autograd.graph.increment_version(memory)
+
+
 class _Linear(torch.autograd.Function):
     """Eager autograd. The old form of forward costs a third of what setup_context does."""
 
@@ -171,6 +177,8 @@ class _Linear(torch.autograd.Function):
         elif needs_weight:
             code = -1 if ctx.main_grad is not None else CODES[ctx.weight_dtype]
             dweight = _C.linear_weight_grad(dy, x, ctx.main_grad, None, code, *ctx.how, None, 0)
+            if ctx.main_grad is not None:
+                _count_write(ctx.main_grad)
         if needs_bias:
             dbias = (
                 traced.bias_grad(dy, ctx.bias_dtype)
@@ -204,7 +212,10 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
         prepare(dy)
         detached = [t.detach() if isinstance(t, Tensor) else t for t in (main_grad, out)]
         dweight = _C.linear_weight_grad(dy, x, *detached, code, allow_vendor, unit, None, 0)
-        return dweight if given is None else given
+        if given is None:
+            return dweight
+        _count_write(given)
+        return given
     _require_tensors(dy=dy, x=x, main_grad=main_grad)
     if main_grad is not None:
         torch.ops.rl_kernel_native.linear_weight_grad_(main_grad, dy, x, allow_vendor, unit)

@@ -93,7 +93,7 @@ struct LinearBiasGradParams {
   void* dbias = nullptr;     // [out_features], dbias_dtype: dtype or kFloat32
   RowLayout dy_rows;
   std::int64_t num_rows = 0, out_features = 0;
-  DType dtype = DType::kBFloat16;
+  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32, on every device: nothing is multiplied
   DType dbias_dtype = DType::kFloat32;
 };
 void linear_bias_grad(const LinearBiasGradParams& p, Device device, Stream stream);
