@@ -17,9 +17,21 @@ void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
 
+// A lone row's stride means nothing, and may be one that the copy engine refuses.
+void give_lone_row_a_stride(RowLayout* rows, std::int64_t num, std::int64_t columns) {
+  if (num <= 1) *rows = {1, 0, (columns + 7) / 8 * 8};
+}
+
 // sm_90 where its copy engine can read the operands, else the kernel that takes any layout. Both have the same bits.
-void run(const GemmParams& p, int device, Stream stream) {
+void run(GemmParams p, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
+  for (GemmOperand* operand : {&p.a, &p.b}) {
+    const std::int64_t extent = operand == &p.a ? p.m : p.n;
+    const bool contiguous = operand->contraction_contiguous;
+    give_lone_row_a_stride(&operand->rows, contiguous ? extent : p.contraction, contiguous ? p.contraction : extent);
+  }
+  give_lone_row_a_stride(&p.d_rows, p.m, p.n);
+  give_lone_row_a_stride(&p.addend_rows, p.m, p.n);
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("linear: built for compute capability 8.0 and later");

@@ -1,0 +1,151 @@
+"""linear against cuBLAS over the shapes of Llama 3 8B and Qwen3 8B, as a table of time ratios: ours / torch's.
+
+    python bench/linear_shapes.py [--rows 1,64,8192] [--passes y,dx,dw,segments] [--engine native]
+
+Every ratio is of medians of graph replays that take turns, so that both meet the same clocks; weights rotate among
+buffers larger than the L2. torch is measured as the process finds it: run again with CUBLAS_WORKSPACE_CONFIG=:0:0 and
+CUBLASLT_WORKSPACE_SIZE=0 for cuBLAS without split-K, and compare with the faster of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+
+import torch
+
+import rl_kernel_native as rk
+
+LAYERS = (
+    (6144, 4096),
+    (4096, 4096),
+    (28672, 4096),
+    (24576, 4096),
+    (4096, 14336),
+    (4096, 12288),
+    (128256, 4096),
+    (151936, 4096),
+)
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+ROTATED_BYTES = 400_000_000
+SPAN_MS = 4.0  # of one replay, about
+MOST_OUTPUTS = 2_300_000_000
+
+Call = Callable[[int], object]
+
+
+class Replay:
+    """A graph of several calls over rotating buffers, and its times in microseconds a call."""
+
+    def __init__(self, call: Call, buffers: int) -> None:
+        self.stream = torch.cuda.Stream()
+        self.times: list[float] = []
+        with torch.cuda.stream(self.stream):
+            call(0)
+            one = max(self._elapsed_ms(lambda: call(0)), 0.004)
+            calls = max(buffers, min(64, int(SPAN_MS / one)))
+            self.calls = (calls + buffers - 1) // buffers * buffers
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                for i in range(self.calls):
+                    call(i % buffers)
+            self.graph.replay()
+            torch.cuda.synchronize()
+
+    def _elapsed_ms(self, work: Callable[[], object]) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record(self.stream)
+        work()
+        stop.record(self.stream)
+        stop.synchronize()
+        return float(start.elapsed_time(stop))
+
+    def once(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.times.append(1e3 * self._elapsed_ms(self.graph.replay) / self.calls)
+
+    @property
+    def median_us(self) -> float:
+        return sorted(self.times)[len(self.times) // 2]
+
+
+def compare(ours: Call, theirs: Call, buffers: int, rounds: int) -> tuple[float, float]:
+    """Medians of both in microseconds, replayed in turn."""
+    replays = Replay(ours, buffers), Replay(theirs, buffers)
+    for i in range(rounds):
+        for replay in replays[:: 1 if i % 2 else -1]:
+            replay.once()
+    return replays[0].median_us, replays[1].median_us
+
+
+def calls(which: str, rows: int, layer: tuple[int, int], engine: str) -> tuple[Call, Call, int]:
+    """Ours, torch's and the number of buffers."""
+    outs, ins = layer
+    count = min(12, max(1, ROTATED_BYTES // (outs * ins * 2))) if which == "y" else 1
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
+
+    weights = [normal(outs, ins) for _ in range(count)]
+    if which in ("y", "segments"):
+        x, y = normal(rows, ins), torch.empty(rows, outs, device="cuda", dtype=torch.bfloat16)
+        segments = 8 if which == "segments" else 1
+        return (
+            lambda i: rk.linear(x, weights[i], k_segments=segments, engine=engine),
+            lambda i: torch.mm(x, weights[i].t(), out=y),
+            count,
+        )
+    dy = normal(rows, outs)
+    if which == "dx":
+        dx = torch.empty(rows, ins, device="cuda", dtype=torch.bfloat16)
+        return (
+            lambda i: rk.linear_input_grad(dy, weights[0], engine=engine),
+            lambda i: torch.mm(dy, weights[0], out=dx),
+            1,
+        )
+    x, dw = normal(rows, ins), torch.empty_like(weights[0])
+    return (
+        lambda i: rk.linear_weight_grad(dy, x, out_dtype=torch.bfloat16, engine=engine),
+        lambda i: torch.mm(dy.t(), x, out=dw),
+        1,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--passes", default="y,dx,dw,segments", help="dx, dw and segments are measured at 8192 rows")
+    parser.add_argument("--engine", default="native", choices=("native", "auto"))
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    workspace = {
+        name: os.environ.get(name, "default") for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+    }
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {workspace}")
+    print(
+        "time of rk / time of torch; torch's microseconds in brackets; N x K:",
+        ", ".join(f"{n} x {k}" for n, k in LAYERS),
+    )
+    cases = [("y", int(rows)) for rows in options.rows.split(",") if "y" in options.passes.split(",")]
+    cases += [(which, 8192) for which in options.passes.split(",") if which != "y"]
+    with torch.no_grad():
+        for which, rows in cases:
+            cells, ratios = [], []
+            for layer in LAYERS:
+                if rows * layer[0] > MOST_OUTPUTS or (which != "y" and layer[0] > 1 << 16):
+                    cells.append("-")
+                    continue
+                ours, theirs, buffers = calls(which, rows, layer, options.engine)
+                mine, other = compare(ours, theirs, buffers, options.rounds)
+                ratios.append(mine / other)
+                cells.append(f"{mine / other:.3f} ({other:.1f})")
+                del ours, theirs
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            print(f"| {which} {rows} | " + " | ".join(cells) + f" | {mean:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
