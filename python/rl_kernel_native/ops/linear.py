@@ -66,11 +66,11 @@ def linear(
 ) -> Any:
     """``y = x @ weight.T + bias``, with bits that depend on no batch size, tile or split.
 
-    A row has the same bits for any number of rows, position and stride. Products are exact and summed in float32 in
-    ascending order of ``in_features``, on a CPU as ``rk.arithmetic`` says; the sum, plus the bias, is rounded once.
-    Differentiable (torch) in ``x``,
-    ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to the dtype of ``x`` first, and
-    copied where autograd hands it over expanded or transposed, as ``y.sum().backward()`` does.
+    A row has the same bits for any number of rows, position and stride. Products are summed in float32 in ascending
+    order of ``in_features``, on a CPU in the arithmetic of ``rk.arithmetic``; the sum, plus the bias, is rounded once.
+    Differentiable (torch) in ``x``, ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to
+    the dtype of ``x`` first, and copied where autograd hands it over expanded or transposed, as ``y.sum().backward()``
+    does.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.

@@ -7,7 +7,8 @@
 //   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even; no bias, no addition
 //              with k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)), fp32 additions
 //              of S dot products over K / S consecutive indices each (rule 2)
-//   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dtype
+//   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dtype; where y has another type, the caller
+//              rounds dy to dtype first, for dx, dw and db alike
 //   dw[n, k] = fold over blocks of 8192 rows (rule 9): block b is dot_m(dy[m, n], x[m, k]) over its rows; the first is
 //              added to main_grad[n, k] where that is given, else taken as it is; each later one is added to the result,
 //              fp32, ascending; rounded to dweight's dtype at the end
