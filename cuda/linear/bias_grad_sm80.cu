@@ -41,37 +41,38 @@ class RowWalk {
   std::int64_t outer_offset_, offset_, left_;
 };
 
-// Eight columns of a row, the first `count` of them; the others are +0.
-template <class T>
-__device__ __forceinline__ Vector<T> load_columns(const std::uint16_t* from, bool vector, int count) {
-  if (vector) return {*reinterpret_cast<const uint4*>(from)};
-  std::uint32_t word[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const std::uint32_t low = 2 * j < count ? from[2 * j] : 0, high = 2 * j + 1 < count ? from[2 * j + 1] : 0;
-    word[j] = low | high << 16;
-  }
-  return {make_uint4(word[0], word[1], word[2], word[3])};
-}
-
-// The chain of a group's `num` rows.
+// The chain of a group's `num` rows over eight columns, of which `count` exist. What is missing adds +0, which changes no
+// sum that began with +0.
 template <class T, bool kVector>
-__device__ __forceinline__ void add_group(const std::uint16_t* columns, RowWalk walk, int num, int count,
+__device__ __forceinline__ void add_group(const typename T::Storage* columns, RowWalk walk, int num, int count,
                                           float (&sum)[kOctet]) {
-  constexpr int kBatch = kVector ? kBatchRows : 1;
+  constexpr int kVectors = Octet<T>::kVectors, kBatch = kVector ? kBatchRows / kVectors : 1;
 #pragma unroll 1
   for (int first = 0; first < num; first += kBatch) {
-    Vector<T> x[kBatch];
+    Octet<T> x[kBatch]{};
+    float z[kOctet]{};
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      x[i].v = uint4{};  // what is missing adds +0, which changes no sum that began with +0
-      if (first + i < num) x[i] = load_columns<T>(columns + walk.offset(), kVector, count);
+      const typename T::Storage* from = columns + walk.offset();
+      if constexpr (kVector) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+          if (first + i < num) x[i].v[j].v = reinterpret_cast<const uint4*>(from)[j];
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          if (j < count) z[j] = T::load(from[j]);
+        }
+      }
       walk.next();
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      float z[kOctet];
-      x[i].to_float(z);
+      if constexpr (kVector) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) x[i].v[j].to_float(z + j * kOctet / kVectors);
+      }
 #pragma unroll
       for (int j = 0; j < kOctet; ++j) sum[j] = __fadd_rn(sum[j], z[j]);
     }
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kGroups* kLanes, 2)
   const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, column = first + thread % kLanes * kOctet;
   const std::int64_t left = p.out_features - column;
   const int count = left <= 0 ? 0 : left >= kOctet ? kOctet : static_cast<int>(left);
-  const std::uint16_t* columns = static_cast<const std::uint16_t*>(p.dy) + column;
+  const typename T::Storage* columns = static_cast<const typename T::Storage*>(p.dy) + column;
   float total = 0.0f;  // of column `first` + thread
   int buffer = 0;
   for (std::int64_t block = 0; block < p.num_rows; block += kTokenBlock, buffer ^= 1) {
@@ -149,8 +150,10 @@ void linear_bias_grad_sm80(const LinearBiasGradParams& p, cudaStream_t stream) {
   const bool wide = p.out_features > std::int64_t{multiprocessors(current_device()) - 1} * 4 * kOctet;
   if (p.dtype == DType::kBFloat16) {
     wide ? run<Bf16, 4>(p, vector, stream) : run<Bf16, 2>(p, vector, stream);
-  } else {
+  } else if (p.dtype == DType::kFloat16) {
     wide ? run<Fp16, 4>(p, vector, stream) : run<Fp16, 2>(p, vector, stream);
+  } else {
+    run<Fp32, 2>(p, vector, stream);
   }
 }
 

@@ -101,7 +101,6 @@ void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stre
 
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) {
   check_linear_bias_grad(p);
-  require_16_bit(p.dtype);
   if (p.out_features == 0) return;
   const DeviceGuard guard(device);
   linear_bias_grad_sm80(p, to_stream(stream));
