@@ -2,6 +2,7 @@
 #include "rlk/ops/linear.h"
 
 #include "cpp/cpu/linear.h"
+#include "cpp/ops/backend.h"
 #include "rlk/build.h"
 #if RLK_WITH_CUDA
 #include "cuda/linear/linear.h"
@@ -11,23 +12,8 @@
 #endif
 
 namespace rlk {
-namespace {
 
-[[noreturn]] void no_backend(Device device) {
-  throw Unsupported(device.type == DeviceType::kRocm
-                        ? "linear: this build has no HIP kernels; install the rocm variant of rl_kernel_native"
-                        : "linear: this build has no CUDA kernels (variant " RLK_VARIANT_NAME
-                          "); install a CUDA variant of rl_kernel_native");
-}
-
-}  // namespace
-
-void require_linear_backend(Device device) {
-  if (device.type == DeviceType::kCpu) return;
-  if (RLK_WITH_CUDA && device.type == DeviceType::kCuda) return;
-  if (RLK_WITH_HIP && device.type == DeviceType::kRocm) return;
-  no_backend(device);
-}
+void require_linear_backend(Device device) { require_backend("linear", device); }
 
 std::int64_t linear_workspace_bytes([[maybe_unused]] const LinearParams& p, Device device) {
   if (device.type == DeviceType::kCpu) return 0;
@@ -37,7 +23,7 @@ std::int64_t linear_workspace_bytes([[maybe_unused]] const LinearParams& p, Devi
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_workspace_bytes(p);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 void linear(const LinearParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -48,7 +34,7 @@ void linear(const LinearParams& p, Device device, [[maybe_unused]] Stream stream
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 void linear_input_grad(const LinearInputGradParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -59,7 +45,7 @@ void linear_input_grad(const LinearInputGradParams& p, Device device, [[maybe_un
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_input_grad(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 std::int64_t linear_weight_grad_workspace_bytes([[maybe_unused]] const LinearWeightGradParams& p, Device device) {
@@ -70,7 +56,7 @@ std::int64_t linear_weight_grad_workspace_bytes([[maybe_unused]] const LinearWei
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_weight_grad_workspace_bytes(p);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -81,7 +67,7 @@ void linear_weight_grad(const LinearWeightGradParams& p, Device device, [[maybe_
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_weight_grad(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 void linear_bias_grad(const LinearBiasGradParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -92,7 +78,7 @@ void linear_bias_grad(const LinearBiasGradParams& p, Device device, [[maybe_unus
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_bias_grad(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 void tree_sum(const TreeSumParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -103,7 +89,7 @@ void tree_sum(const TreeSumParams& p, Device device, [[maybe_unused]] Stream str
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::tree_sum(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("linear", device);
 }
 
 }  // namespace rlk

@@ -2,6 +2,7 @@
 #include "rlk/ops/logprob.h"
 
 #include "cpp/cpu/logprob.h"
+#include "cpp/ops/backend.h"
 #include "rlk/build.h"
 #if RLK_WITH_CUDA
 #include "cuda/logprob/logprob.h"
@@ -11,24 +12,8 @@
 #endif
 
 namespace rlk {
-namespace {
 
-[[noreturn]] void no_backend(Device device) {
-  throw Unsupported(device.type == DeviceType::kRocm
-                        ? "logprob: this build (variant " RLK_VARIANT_NAME
-                          ") has no HIP kernels; uninstall it and install rl-kernel-rocm6"
-                        : "logprob: this build (variant " RLK_VARIANT_NAME
-                          ") has no CUDA kernels; uninstall it and install rl-kernel-cu130 or rl-kernel-cu124");
-}
-
-}  // namespace
-
-void require_logprob_backend(Device device) {
-  if (device.type == DeviceType::kCpu) return;
-  if (RLK_WITH_CUDA && device.type == DeviceType::kCuda) return;
-  if (RLK_WITH_HIP && device.type == DeviceType::kRocm) return;
-  no_backend(device);
-}
+void require_logprob_backend(Device device) { require_backend("logprob", device); }
 
 std::int64_t logprob_workspace_bytes([[maybe_unused]] const LogprobParams& p, Device device) {
   if (device.type == DeviceType::kCpu) return 0;
@@ -38,7 +23,7 @@ std::int64_t logprob_workspace_bytes([[maybe_unused]] const LogprobParams& p, De
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::logprob_workspace_bytes(p);
 #endif
-  no_backend(device);
+  no_backend("logprob", device);
 }
 
 void logprob(const LogprobParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -49,7 +34,7 @@ void logprob(const LogprobParams& p, Device device, [[maybe_unused]] Stream stre
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::logprob(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("logprob", device);
 }
 
 void logprob_merge(const LogprobMergeParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -60,7 +45,7 @@ void logprob_merge(const LogprobMergeParams& p, Device device, [[maybe_unused]] 
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::logprob_merge(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("logprob", device);
 }
 
 void logprob_backward(const LogprobBackwardParams& p, Device device, [[maybe_unused]] Stream stream) {
@@ -71,7 +56,7 @@ void logprob_backward(const LogprobBackwardParams& p, Device device, [[maybe_unu
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::logprob_backward(p, device.index, stream);
 #endif
-  no_backend(device);
+  no_backend("logprob", device);
 }
 
 }  // namespace rlk
