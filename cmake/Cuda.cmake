@@ -24,7 +24,7 @@ set(RLK_ARCHITECTURES "")
 if("80" IN_LIST RLK_CUDA_ARCHITECTURES)
   list(APPEND RLK_ARCHITECTURES sm_80)
   rlk_add_cuda_kernels(rlk_cuda_sm80 80 cuda/logprob/logprob_sm80.cu cuda/logprob/logprob_backward_sm80.cu
-    cuda/linear/gemm_sm80.cu cuda/linear/bias_grad_sm80.cu cuda/linear/tree_sum_sm80.cu)
+    cuda/linear/gemm_sm80.cu cuda/linear/linear_bias_grad_sm80.cu cuda/linear/tree_sum_sm80.cu)
 endif()
 if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
   list(APPEND RLK_ARCHITECTURES sm_90a)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import statistics
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from host_cost import host_costs_us
 from linear_cases import Operands, operands, results
 
 torch = pytest.importorskip("torch")
@@ -246,20 +245,6 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
     assert memory() - before < 8 << 20
 
 
-def median_us(call: Any, calls: int = 1000) -> float:
-    batch, times = 20, []
-    for _ in range(50):
-        call()
-    for _ in range(calls // batch):
-        start = time.perf_counter()
-        for _ in range(batch):
-            call()
-        times.append((time.perf_counter() - start) / batch * 1e6)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # so that the launch queue is never full
-    return statistics.median(times)
-
-
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As logprob's: on a GPU 6 us without autograd (one array more) and 25 us with it, or a launch and an allocation
     and 5 us, where these alone take that long. On a CPU the work itself is in it: only printed."""
@@ -267,25 +252,22 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
     weight = torch.nn.Parameter(torch.randn(64, 64, device=device, dtype=torch.bfloat16))
     bias = torch.nn.Parameter(torch.randn(64, device=device, dtype=torch.bfloat16))
 
-    def best(call: Any) -> float:
-        return min(median_us(call) for _ in range(3))
-
-    with torch.no_grad():
-        eager, theirs = (
-            best(lambda: rk.linear(x, weight, bias)),
-            best(lambda: torch.nn.functional.linear(x, weight, bias)),
-        )
-    with_grad = best(lambda: rk.linear(x, weight, bias))
-    allocation = best(lambda: torch.empty(8, 64, device=device, dtype=torch.bfloat16))
-    launch = best(lambda: torch.cuda._sleep(0)) if device == "cuda" else 0.0
-    with capsys.disabled():
-        print(
-            f"\nhost cost of linear on {device}: {eager:.2f} us eager, {with_grad:.2f} us with autograd; "
-            f"torch {theirs:.2f}, a launch {launch:.2f}, an allocation {allocation:.2f}"
-        )
+    frozen, frozen_bias = weight.detach(), bias.detach()
+    calls = {
+        "eager": lambda: rk.linear(x, frozen, frozen_bias),
+        "torch": lambda: torch.nn.functional.linear(x, frozen, frozen_bias),
+        "with_grad": lambda: rk.linear(x, weight, bias),
+        "allocation": lambda: torch.empty(8, 64, device=device, dtype=torch.bfloat16),
+    }
     if device == "cuda":
-        assert eager <= max(6, launch + allocation + 5)
-        assert with_grad <= max(25, 5 * (launch + allocation))
+        calls["launch"] = lambda: torch.cuda._sleep(0)
+    cost = host_costs_us(calls)
+    with capsys.disabled():
+        print(f"\nhost cost of linear on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items()))
+    if device == "cuda":
+        least = cost["launch"] + cost["allocation"]
+        assert cost["eager"] <= max(6, least + 5)
+        assert cost["with_grad"] <= max(25, 5 * least)
 
 
 # ---- GPU ------------------------------------------------------------------------------------------------------------

@@ -6,11 +6,9 @@ import gc
 import hashlib
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import ALL, Status, differing, mode, raw, torch_logits, torch_targets, truth
+from host_cost import host_costs_us
 
 torch = pytest.importorskip("torch")
 
@@ -497,43 +496,26 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 # ---- host cost ------------------------------------------------------------------------------------------------------
 
 
-def median_us(call: Any, calls: int = 2000) -> float:
-    """Median time until the call returns, in the median of batches: one call is too short for the clock."""
-    batch, times = 20, []
-    for _ in range(100):
-        call()
-    for _ in range(calls // batch):
-        start = time.perf_counter()
-        for _ in range(batch):
-            call()
-        times.append((time.perf_counter() - start) / batch * 1e6)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # so that the launch queue is never full
-    return statistics.median(times)
-
-
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU 5 us without autograd and 25 us with it, or, where a launch and an allocation alone take 5 us, 4 us more
     than they do on this host, and 5 times that. On a CPU the work itself is in it: only printed."""
     logits, target = torch.randn(8, 128, device=device), torch.zeros(8, dtype=torch.int64, device=device)
     x = logits.clone().requires_grad_()
 
-    def best(call: Any) -> float:
-        return min(median_us(call) for _ in range(3))
-
-    with torch.no_grad():
-        eager = best(lambda: rk.logprob(logits, target))
-    with_grad = best(lambda: rk.logprob(x, target))
-    allocation = best(lambda: torch.empty(8, device=device))
-    launch = best(lambda: torch.cuda._sleep(0)) if device == "cuda" else 0.0
-    with capsys.disabled():
-        print(
-            f"\nhost cost on {device}: {eager:.2f} us eager, {with_grad:.2f} us with autograd; "
-            f"a launch {launch:.2f}, an allocation {allocation:.2f}"
-        )
+    calls = {
+        "eager": lambda: rk.logprob(logits, target),
+        "with_grad": lambda: rk.logprob(x, target),
+        "allocation": lambda: torch.empty(8, device=device),
+    }
     if device == "cuda":
-        assert eager <= max(5, launch + allocation + 4)
-        assert with_grad <= max(25, 5 * (launch + allocation))
+        calls["launch"] = lambda: torch.cuda._sleep(0)
+    cost = host_costs_us(calls)
+    with capsys.disabled():
+        print(f"\nhost cost on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items()))
+    if device == "cuda":
+        least = cost["launch"] + cost["allocation"]
+        assert cost["eager"] <= max(5, least + 4)
+        assert cost["with_grad"] <= max(25, 5 * least)
 
 
 # ---- GPU ------------------------------------------------------------------------------------------------------------
