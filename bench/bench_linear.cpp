@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "bench/gpu_timer.h"
+#include "bench/normal_data.h"
 #include "cuda/linear/gemm_sm90.h"
-#include "rlk/math/half.h"
 #include "rlk/ops/linear.h"
 
 namespace rlk::bench {
@@ -48,19 +47,10 @@ constexpr Case kCases[] = {{"y", 1, 1},
                            {"dw", 8192, 1},
                            {"dw main_grad", 8192, 1}};
 
-// Device memory of N(0, 1) in bfloat16: a pattern of an odd length repeated.
 void* random_bf16(std::size_t elements) {
-  constexpr std::size_t kPattern = (4 << 20) - 11;
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal;
-  std::vector<std::uint16_t> host(std::min(elements, kPattern));
-  for (auto& x : host) x = bf16_rn(normal(random));
-  std::uint16_t* device;
+  void* device;
   cuda::check(cudaMalloc(&device, elements * 2), "cudaMalloc");
-  for (std::size_t done = 0; done < elements; done += host.size()) {
-    const std::size_t more = std::min(host.size(), elements - done);
-    cuda::check(cudaMemcpy(device + done, host.data(), more * 2, cudaMemcpyHostToDevice), "copy");
-  }
+  fill_normal(device, elements, DType::kBFloat16, 1.0f);
   return device;
 }
 

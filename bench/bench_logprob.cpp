@@ -4,16 +4,15 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "bench/gpu_timer.h"
+#include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
 #include "cuda/logprob/kernels.h"
 #include "cuda/logprob/logprob.h"
 #include "rlk/kernels/logprob_groups.h"
-#include "rlk/math/half.h"
 
 namespace rlk::bench {
 namespace {
@@ -27,29 +26,7 @@ struct Case {
   bool backward;
 };
 
-// Logits N(0, 3^2): a pattern of 4 Mi values repeated over the buffer.
-void fill(void* device, std::size_t elements, DType dtype) {
-  constexpr std::size_t kPattern = (4 << 20) - 11;  // odd: no two rows alike
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal(0.0f, 3.0f);
-  const std::size_t n = std::min(elements, kPattern);
-  std::vector<std::uint8_t> host(n * size_of(dtype));
-  for (std::size_t i = 0; i < n; ++i) {
-    const float x = normal(random);
-    if (dtype == DType::kFloat32) {
-      std::memcpy(&host[4 * i], &x, 4);
-    } else {
-      const std::uint16_t h = dtype == DType::kBFloat16 ? bf16_rn(x) : f16_rn(x);
-      std::memcpy(&host[2 * i], &h, 2);
-    }
-  }
-  auto* bytes = static_cast<std::uint8_t*>(device);
-  cuda::check(cudaMemcpy(bytes, host.data(), host.size(), cudaMemcpyHostToDevice), "copy");
-  for (std::size_t done = n; done < elements; done += n) {
-    const std::size_t more = std::min(n, elements - done) * size_of(dtype);
-    cuda::check(cudaMemcpy(bytes + done * size_of(dtype), bytes, more, cudaMemcpyDeviceToDevice), "copy");
-  }
-}
+constexpr float kLogitDeviation = 3.0f;
 
 void run(const Case& c, int arch, double ceiling) {
   const std::size_t elements = static_cast<std::size_t>(c.rows) * c.vocab;
@@ -64,7 +41,7 @@ void run(const Case& c, int arch, double ceiling) {
   cuda::check(cudaMalloc(&rows, 5 * c.rows * sizeof(float)), "cudaMalloc");
   cuda::check(cudaMalloc(&target, c.rows * sizeof(std::int64_t)), "cudaMalloc");
   if (c.backward) cuda::check(cudaMalloc(&dlogits, elements * size_of(c.dtype)), "cudaMalloc");
-  fill(logits, elements * buffers, c.dtype);
+  fill_normal(logits, elements * buffers, c.dtype, kLogitDeviation);
   std::vector<std::int64_t> ids(c.rows);
   for (std::int64_t i = 0; i < c.rows; ++i) ids[i] = (i * 7919) % c.vocab;
   cuda::check(cudaMemcpy(target, ids.data(), ids.size() * 8, cudaMemcpyHostToDevice), "copy");
