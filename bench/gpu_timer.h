@@ -9,49 +9,69 @@
 
 namespace rlk::bench {
 
-constexpr float kWarmUpMs = 150;
+constexpr double kWarmUpMs = 150;
 
-// Median time of one call of `enqueue` in microseconds: `calls` of them in a graph, replayed `replays` times.
-inline double median_us(const std::function<void(cudaStream_t, int)>& enqueue, int calls, int replays) {
-  cudaStream_t stream;
-  cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  enqueue(stream, 0);  // modules load and attributes are set outside the capture
-  cuda::check(cudaStreamSynchronize(stream), "warm-up");
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < calls; ++i) enqueue(stream, i);
-  cuda::check(cudaStreamEndCapture(stream, &graph), "capture");
-  cuda::check(cudaGraphInstantiate(&executable, graph, 0), "graph");
-  cudaEvent_t start, stop;
-  cuda::check(cudaEventCreate(&start), "event");
-  cuda::check(cudaEventCreate(&stop), "event");
-  std::vector<double> times;
-  // Clocks rise only under load: keep the device busy for a while before the first replay that counts.
-  float warm_ms = 0;
-  cuda::check(cudaEventRecord(start, stream), "event");
-  while (warm_ms < kWarmUpMs) {
-    cuda::check(cudaGraphLaunch(executable, stream), "graph launch");
-    cuda::check(cudaEventRecord(stop, stream), "event");
-    cuda::check(cudaEventSynchronize(stop), "warm-up");
-    cuda::check(cudaEventElapsedTime(&warm_ms, start, stop), "event");
+// `calls` calls of `enqueue` as one graph, and how long its replays take.
+class Replay {
+ public:
+  Replay(const std::function<void(cudaStream_t, int)>& enqueue, int calls) : calls_(calls) {
+    cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    enqueue(stream_, 0);  // modules load and attributes are set outside the capture
+    cuda::check(cudaStreamSynchronize(stream_), "warm-up");
+    cudaGraph_t graph;
+    cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < calls; ++i) enqueue(stream_, i);
+    cuda::check(cudaStreamEndCapture(stream_, &graph), "capture");
+    cuda::check(cudaGraphInstantiate(&graph_, graph, 0), "graph");
+    cudaGraphDestroy(graph);
+    cuda::check(cudaEventCreate(&start_), "event");
+    cuda::check(cudaEventCreate(&stop_), "event");
   }
-  for (int i = 0; i < replays; ++i) {
-    cuda::check(cudaEventRecord(start, stream), "event");
-    cuda::check(cudaGraphLaunch(executable, stream), "graph launch");
-    cuda::check(cudaEventRecord(stop, stream), "event");
-    cuda::check(cudaEventSynchronize(stop), "replay");
+  ~Replay() {
+    cudaGraphExecDestroy(graph_);
+    cudaEventDestroy(start_);
+    cudaEventDestroy(stop_);
+    cudaStreamDestroy(stream_);
+  }
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+  // Replays once; returns microseconds of one call.
+  double once() {
+    cuda::check(cudaEventRecord(start_, stream_), "event");
+    cuda::check(cudaGraphLaunch(graph_, stream_), "graph launch");
+    cuda::check(cudaEventRecord(stop_, stream_), "event");
+    cuda::check(cudaEventSynchronize(stop_), "replay");
     float ms = 0;
-    cuda::check(cudaEventElapsedTime(&ms, start, stop), "event");
-    times.push_back(1e3 * ms / calls);
+    cuda::check(cudaEventElapsedTime(&ms, start_, stop_), "event");
+    times_.push_back(1e3 * ms / calls_);
+    return times_.back();
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaEventDestroy(start);
-  cudaEventDestroy(stop);
-  cudaStreamDestroy(stream);
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
+  // Clocks rise only under load: replays for a while, and forgets how long that took.
+  void warm_up(double ms = kWarmUpMs) {
+    for (double us = 0; us < 1e3 * ms;) us += calls_ * once();
+    times_.clear();
+  }
+  double median_us() const {
+    std::vector<double> times = times_;
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  int calls_;
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+  std::vector<double> times_;
+};
+
+// Median time of one call of `enqueue` in microseconds, over `replays` graphs of `calls` calls.
+inline double median_us(const std::function<void(cudaStream_t, int)>& enqueue, int calls, int replays) {
+  Replay replay(enqueue, calls);
+  replay.warm_up();
+  for (int i = 0; i < replays; ++i) replay.once();
+  return replay.median_us();
 }
 
 // Bytes per second of a device-to-device copy, read plus written. Not in a graph: a copy node takes a slower path.

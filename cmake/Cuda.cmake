@@ -6,8 +6,8 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 find_package(CUDAToolkit REQUIRED)
 
 add_library(rlk_cuda STATIC cuda/common/launch.cpp cuda/common/tensor_map.cpp cuda/logprob/logprob.cpp
-  cuda/linear/linear.cpp cuda/linear/gemm_plan_sm90.cpp)
-target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static)
+  cuda/linear/linear.cpp cuda/linear/gemm_plan_sm90.cpp cuda/linear/cublaslt.cpp cuda/linear/cublaslt_records.cpp)
+target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static ${CMAKE_DL_LIBS})
 
 # 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone.
 function(rlk_add_cuda_kernels name architectures)

@@ -45,9 +45,7 @@ inline void set_device(Arithmetic arithmetic) {
   setenv("RLK_STANDIN_ARCH", arithmetic == Arithmetic::kGfx90a ? "gfx90a" : "gfx942", 1);
 }
 
-inline void run(rlk::LinearParams p) {
-  std::vector<unsigned char> workspace(static_cast<std::size_t>(rlk::hip::linear_workspace_bytes(p)) + 16);
-  p.workspace = workspace.data() + (16 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 16) % 16;
+inline void run(const rlk::LinearParams& p) {
   set_device(p.arithmetic);
   rlk::hip::linear(p, 0, 0);
 }

@@ -13,15 +13,6 @@
 namespace rlk::bindings {
 namespace {
 
-// Memory for a call that asks for it; `keeper` holds it until the call is enqueued.
-void* workspace_of(std::int64_t bytes, const Caller& caller, nb::object* keeper) {
-  if (bytes == 0) return nullptr;
-  const std::int64_t shape[] = {(bytes + 3) / 4};
-  Caller::Fresh memory = caller.empty(shape, DType::kFloat32);
-  *keeper = std::move(memory.array);
-  return memory.data;
-}
-
 nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle k_segments, int out_dtype,
                    bool allow_vendor, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument a(x, "x");
@@ -55,8 +46,6 @@ nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle 
   Caller::Fresh y = caller.empty(a.shape_with(p.out_features), p.out_dtype);
   p.y = y.data;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
-  nb::object workspace;
-  p.workspace = workspace_of(linear_workspace_bytes(p, device), caller, &workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::linear(p, device, caller.stream);
@@ -148,8 +137,6 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
     p.dweight = fresh.data;
     p.dweight_stride = p.in_features;
   }
-  nb::object workspace;
-  p.workspace = workspace_of(linear_weight_grad_workspace_bytes(p, device), caller, &workspace);
   {
     nb::gil_scoped_release release;
     rlk::linear_weight_grad(p, device, caller.stream);
@@ -232,6 +219,17 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
   return sum.array;
 }
 
+// What cuBLASLt serves on a CUDA device: (pass, dtype, out_dtype, in_features, out_features, first_rows, last_rows) each.
+nb::list vendor_products(int device) {
+  constexpr const char* kPasses[] = {"forward", "input_grad", "weight_grad"};
+  nb::list products;
+  for (const LinearProducts& p : linear_vendor_products({DeviceType::kCuda, device})) {
+    products.append(nb::make_tuple(kPasses[static_cast<int>(p.pass)], name_of(p.dtype), name_of(p.out_dtype),
+                                   p.in_features, p.out_features, p.first_rows, p.last_rows));
+  }
+  return products;
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -241,6 +239,7 @@ void bind_linear(nb::module_& m) {
   define(m, "linear_weight_grad", &weight_grad);
   define(m, "linear_bias_grad", &bias_grad);
   define(m, "tree_sum", &sum_of_parts);
+  m.def("linear_vendor_products", &vendor_products);
 }
 
 }  // namespace rlk::bindings

@@ -15,17 +15,6 @@ namespace rlk {
 
 void require_linear_backend(Device device) { require_backend("linear", device); }
 
-std::int64_t linear_workspace_bytes([[maybe_unused]] const LinearParams& p, Device device) {
-  if (device.type == DeviceType::kCpu) return 0;
-#if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::linear_workspace_bytes(p, device.index);
-#endif
-#if RLK_WITH_HIP
-  if (device.type == DeviceType::kRocm) return hip::linear_workspace_bytes(p);
-#endif
-  no_backend("linear", device);
-}
-
 void linear(const LinearParams& p, Device device, [[maybe_unused]] Stream stream) {
   if (device.type == DeviceType::kCpu) return cpu::linear(p);
 #if RLK_WITH_CUDA
@@ -44,17 +33,6 @@ void linear_input_grad(const LinearInputGradParams& p, Device device, [[maybe_un
 #endif
 #if RLK_WITH_HIP
   if (device.type == DeviceType::kRocm) return hip::linear_input_grad(p, device.index, stream);
-#endif
-  no_backend("linear", device);
-}
-
-std::int64_t linear_weight_grad_workspace_bytes([[maybe_unused]] const LinearWeightGradParams& p, Device device) {
-  if (device.type == DeviceType::kCpu) return 0;
-#if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::linear_weight_grad_workspace_bytes(p, device.index);
-#endif
-#if RLK_WITH_HIP
-  if (device.type == DeviceType::kRocm) return hip::linear_weight_grad_workspace_bytes(p);
 #endif
   no_backend("linear", device);
 }
@@ -90,6 +68,14 @@ void tree_sum(const TreeSumParams& p, Device device, [[maybe_unused]] Stream str
   if (device.type == DeviceType::kRocm) return hip::tree_sum(p, device.index, stream);
 #endif
   no_backend("linear", device);
+}
+
+std::vector<LinearProducts> linear_vendor_products(Device device) {
+  require_linear_backend(device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_vendor_products(device.index);
+#endif
+  return {};
 }
 
 }  // namespace rlk

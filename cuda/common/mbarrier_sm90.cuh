@@ -47,4 +47,15 @@ __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int p
       : "memory");
 }
 
+// Where a thread stands in a ring of stages, each with its barriers: the phase is the parity to wait for.
+struct RingPosition {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 }  // namespace rlk::cuda

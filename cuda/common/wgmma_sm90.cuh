@@ -42,6 +42,11 @@ constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
   ","               \
   "%24,%25,%26,%27,%28,%29,%30,%31"
 #define RLK_ACCS_64(d) RLK_ACCS_48(d), RLK_ACC8(d, 24)
+#define RLK_REGS_80 \
+  RLK_REGS_64       \
+  ","               \
+  "%32,%33,%34,%35,%36,%37,%38,%39"
+#define RLK_ACCS_80(d) RLK_ACCS_64(d), RLK_ACC8(d, 32)
 #define RLK_REGS_96 \
   RLK_REGS_64       \
   ","               \
@@ -57,6 +62,11 @@ constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
   ","                \
   "%56,%57,%58,%59,%60,%61,%62,%63"
 #define RLK_ACCS_128(d) RLK_ACCS_112(d), RLK_ACC8(d, 56)
+#define RLK_REGS_160 \
+  RLK_REGS_128       \
+  ","                \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define RLK_ACCS_160(d) RLK_ACCS_128(d), RLK_ACC8(d, 64), RLK_ACC8(d, 72)
 #define RLK_REGS_192                                                                                 \
   RLK_REGS_128                                                                                       \
   ","                                                                                                \
@@ -100,9 +110,11 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, 
   RLK_WGMMA(32, "16", "17", "18", "19", "20")
   RLK_WGMMA(48, "24", "25", "26", "27", "28")
   RLK_WGMMA(64, "32", "33", "34", "35", "36")
+  RLK_WGMMA(80, "40", "41", "42", "43", "44")
   RLK_WGMMA(96, "48", "49", "50", "51", "52")
   RLK_WGMMA(112, "56", "57", "58", "59", "60")
   RLK_WGMMA(128, "64", "65", "66", "67", "68")
+  RLK_WGMMA(160, "80", "81", "82", "83", "84")
   RLK_WGMMA(192, "96", "97", "98", "99", "100")
   RLK_WGMMA(224, "112", "113", "114", "115", "116")
   RLK_WGMMA(256, "128", "129", "130", "131", "132")
@@ -116,12 +128,16 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, 
 #undef RLK_ACCS_48
 #undef RLK_REGS_64
 #undef RLK_ACCS_64
+#undef RLK_REGS_80
+#undef RLK_ACCS_80
 #undef RLK_REGS_96
 #undef RLK_ACCS_96
 #undef RLK_REGS_112
 #undef RLK_ACCS_112
 #undef RLK_REGS_128
 #undef RLK_ACCS_128
+#undef RLK_REGS_160
+#undef RLK_ACCS_160
 #undef RLK_REGS_192
 #undef RLK_ACCS_192
 #undef RLK_REGS_224

@@ -77,13 +77,7 @@ __global__ void __launch_bounds__(288, 1)
   __syncthreads();
   wait_for_previous_kernel();
 
-  int stage = 0, phase = 0;
-  const auto advance = [&] {
-    if (++stage == g.stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  };
+  RingPosition ring;
   if (warp == warps) {
     if (!elect_one()) return;
     prefetch_tensor_map(&map_weight);
@@ -91,8 +85,8 @@ __global__ void __launch_bounds__(288, 1)
     for (int slice = blockIdx.x; slice < launch.slices; slice += gridDim.x) {
 #pragma unroll 1
       for (int k = 0; k < g.k_steps; ++k) {
-        const std::uint32_t to = base + stage * stage_bytes, barrier = full + stage * 8;
-        mbarrier_wait_block(empty + stage * 8, phase ^ 1);
+        const std::uint32_t to = base + ring.stage * stage_bytes, barrier = full + ring.stage * 8;
+        mbarrier_wait_block(empty + ring.stage * 8, ring.phase ^ 1);
         mbarrier_arrive_expect(barrier, stage_bytes);
 #pragma unroll
         for (int box = 0; box < 2; ++box) {
@@ -103,7 +97,7 @@ __global__ void __launch_bounds__(288, 1)
         for (int box = 0; box < 2; ++box) {
           load_box(to + 2 * weight_bytes + box * kXRows * 128, &map_x, k * kFewRowsStageK + box * 64, 0, barrier);
         }
-        advance();
+        ring.advance(g.stages);
       }
     }
     return;
@@ -116,15 +110,15 @@ __global__ void __launch_bounds__(288, 1)
     for (int i = 0; i < 4 * kTiles; ++i) d[i] = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < g.chunk_steps; ++k) {
-      const std::uint32_t weights = base + stage * stage_bytes, x = weights + 2 * weight_bytes;
-      mbarrier_wait_block(full + stage * 8, phase);
+      const std::uint32_t weights = base + ring.stage * stage_bytes, x = weights + 2 * weight_bytes;
+      mbarrier_wait_block(full + ring.stage * 8, ring.phase);
 #pragma unroll
       for (int box = 0; box < 2; ++box) {
         multiply_box<T, kTiles>(d, weights + box * weight_bytes + weight_row, x + box * kXRows * 128 + x_row, lane);
       }
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + stage * 8);
-      advance();
+      if (lane == 0) mbarrier_arrive(empty + ring.stage * 8);
+      ring.advance(g.stages);
     }
   };
   for (int slice = blockIdx.x; slice < launch.slices; slice += gridDim.x) {

@@ -16,13 +16,18 @@ struct GemmLaunch {
   int k_steps;        // stages of the contraction
   int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps where there is but one
   int chunks;
-  int cluster;           // blocks that are neighbours along m and load their tile of B together
-  int tiles_m, tiles_n;  // of clusters
-  int group_m;           // clusters along m that are neighbours in time, for L2
+  int cluster;           // blocks that are neighbours along A's rows and load their tile of B together
+  int last_a, last_b;    // rows that a block loads where fewer than a tile's are left, a multiple of 8
+  int tiles_a, tiles_b;  // of clusters, along the rows of A and of B
+  int group_a;           // clusters along A's rows that are neighbours in time, for L2
   int stages;
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // rows of d, of addend begin at 16 bytes
 };
+
+// Boxes of 64 of the contraction in a stage, by the rows that a block takes of A and of B: two where one is multiplied
+// sooner than its barriers are served.
+constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_b <= 112 ? 2 : 1; }
 
 // What becomes of the sums of the chunks.
 enum class Combine : std::uint8_t {

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
+#include "../common/alignment.h"
 #include "gemm_sm90.h"
 
 namespace rlk::cuda {
@@ -12,9 +14,10 @@ bool run_plan_f16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream
 
 namespace {
 
-constexpr int kStageK = 64;          // of the contraction, of the tiled kernel
+constexpr int kBoxK = 64;            // of the contraction, of the tiled kernel
 constexpr int kFewRowsStageK = 128;  // of the kernel for few rows
 constexpr int kWidestSlice = 128;
+constexpr std::int64_t kMostTransposedRows = 1024;  // more rows fill the tiles of any height
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -22,8 +25,8 @@ bool is_one_stride(const RowLayout& rows, std::int64_t extent) { return rows.inn
 
 bool can_copy(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction) {
   const std::int64_t rows = operand.contraction_contiguous ? extent : contraction, stride = operand.rows.inner_stride;
-  return reinterpret_cast<std::uintptr_t>(operand.data) % 16 == 0 && stride % 8 == 0 && stride > 0 &&
-         stride < std::int64_t{1} << 38 && is_one_stride(operand.rows, rows);
+  const bool in_range = rows == 1 || (stride > 0 && stride < std::int64_t{1} << 38);
+  return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
 }
 
 // Weight rows of a slice in the kernel for few rows: all blocks equally busy. Where all slices run at once and are
@@ -34,23 +37,32 @@ int slice_rows(const GemmParams& p, int multiprocessors) {
   return balanced < 48 && p.m <= 16 ? 96 : std::min(balanced, kWidestSlice);
 }
 
-// Time of a plan in cycles of a multiprocessor.
+// A maximum whose corners are rounded: what nearly bounds costs something too.
+double smooth_max(std::initializer_list<double> costs) {
+  double sum = 0;
+  for (double cost : costs) sum += cost * cost * cost * cost * cost;
+  return std::pow(sum, 0.2);
+}
+
+// Time of a plan in cycles of a multiprocessor. The constants are fitted to 124 products (README.md).
 double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
-  const auto both = [](double a, double b) { return std::sqrt(std::hypot(a * a, b * b)); };  // a smooth maximum
-  const double tile_m = plan.tile_m, tile_n = plan.tile_n;
-  const auto clusters = static_cast<double>(ceil_div(p.m, plan.tile_m * plan.cluster) * ceil_div(p.n, plan.tile_n));
-  const double turns = std::ceil(clusters / (multiprocessors / plan.cluster));
-  // A stage is bound by the tensor cores, by what fills it, or by the latency of a chain of four instructions.
-  const double multiply = tile_m / 64 * tile_n * 2;
-  const double fill = (tile_m + tile_n / plan.cluster) * kStageK * 2 / 64;
-  const double stage = both(both(multiply, fill), 290) + 40;
-  const auto steps = static_cast<double>(ceil_div(p.contraction, kStageK));
-  const double busy = turns * (steps * stage + 600 + tile_m * tile_n / 16);
-  const double bytes = static_cast<double>(p.m + p.n) * static_cast<double>(p.contraction) * 2 +
-                       static_cast<double>(p.m) * static_cast<double>(p.n) * size_of(p.d_dtype);
-  const double share = clusters * plan.cluster / (turns * multiprocessors);  // of the blocks that work, on average
-  const double time = std::hypot(busy, bytes / 2500 * (1.5 - share / 2));
-  return plan.cluster > 1 ? 1.02 * time + 300 : time;
+  const int along_m = plan.transposed ? 1 : plan.cluster, along_n = plan.transposed ? plan.cluster : 1;
+  const auto clusters =
+      static_cast<double>(ceil_div(p.m, plan.tile_m * along_m) * ceil_div(p.n, plan.tile_n * along_n));
+  const double blocks = clusters * plan.cluster, turns = std::ceil(clusters / (multiprocessors / plan.cluster));
+  const int rows_a = plan.transposed ? plan.tile_n : plan.tile_m, rows_b = plan.transposed ? plan.tile_m : plan.tile_n;
+  const double tile_m = plan.tile_m, tile_n = plan.tile_n, m = static_cast<double>(p.m), n = static_cast<double>(p.n);
+  // 64 of the contraction: bound by the tensor cores, by what a multiprocessor or the L2 delivers, or by the chain of
+  // instructions of one warpgroup and the barriers of a stage.
+  const double loaded = (std::min(tile_m, m) / along_n + std::min(tile_n, n) / along_m) * kBoxK * 2;
+  const double multiply = 1.17 * rows_a / 64 * rows_b * 2, chain = rows_b * 2 + 31.0 / stage_boxes(rows_a, rows_b);
+  const double step =
+      smooth_max({multiply, chain, loaded / 107, loaded * std::min<double>(blocks, multiprocessors) / 8200});
+  const double busy =
+      turns * (static_cast<double>(ceil_div(p.contraction, kBoxK)) * step + 0.33 * tile_m * tile_n) + 2300;
+  const double idle = 1 - blocks / (turns * multiprocessors);
+  const double bytes = (m + n) * static_cast<double>(p.contraction) * 2 + m * n * size_of(p.d_dtype);
+  return smooth_max({busy, bytes / 2250 * (1 + 0.4 * idle)});
 }
 
 }  // namespace
@@ -58,7 +70,7 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
 std::string GemmPlan::name() const {
   const std::string shape = std::to_string(tile_m) + "x" + std::to_string(tile_n);
   if (few_rows) return "few rows " + shape;
-  return shape + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
+  return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
 }
 
 bool gemm_sm90_serves(const GemmParams& p) {
@@ -66,16 +78,17 @@ bool gemm_sm90_serves(const GemmParams& p) {
   return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMost && p.n < kMost && p.contraction < kMost &&
          can_copy(p.a, p.m, p.contraction) && can_copy(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
          (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) && p.d_dtype == DType::kFloat32)) &&
-         (p.segments == 1 || p.contraction % (kStageK * p.segments) == 0) && p.block % kStageK == 0;
+         (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
 }
 
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
   std::vector<GemmPlan> plans;
-  const auto add = [&](int tile_m, int tile_n) {
-    for (int cluster : {1, 2}) {
+  const auto add = [&](int tile_m, int tile_n, int clusters = 1) {
+    for (int cluster = 1; cluster <= clusters; ++cluster) {
       if (ceil_div(p.m, tile_m) >= cluster) plans.push_back({false, tile_m, tile_n, cluster, tile_n >= 192 ? 16 : 8});
     }
   };
+  const auto add_transposed = [&](int tile_m, int tile_n) { plans.push_back({false, tile_m, tile_n, 1, 8, true}); };
   const bool forward = p.a.contraction_contiguous && p.b.contraction_contiguous;
   const bool whole_stages = p.segments == 1 || p.contraction % (kFewRowsStageK * p.segments) == 0;
   if (forward && p.m <= 32 && p.block == 0 && p.addend == nullptr && whole_stages) {
@@ -87,8 +100,14 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
     add(64, 64);
     add(128, 128);
   } else if (forward) {
-    for (int tile_n : {32, 48, 64, 96, 112, 128}) add(64, tile_n);
-    for (int tile_n : {64, 96, 128, 192, 224, 256}) add(128, tile_n);
+    for (int tile_n : {32, 48, 112, 128}) add(64, tile_n);
+    for (int tile_n : {64, 96}) add(64, tile_n, 2);
+    for (int tile_n : {96, 192, 224, 256}) add(128, tile_n);
+    if (p.m <= kMostTransposedRows) {
+      for (int tile_m : {80, 96, 160}) add_transposed(tile_m, 64);
+      for (int tile_m : {112, 128, 160, 192, 224}) add_transposed(tile_m, 128);
+      for (int tile_m : {96, 160}) add_transposed(tile_m, 192);
+    }
   } else if (!p.a.contraction_contiguous && p.block > 0 && p.contraction > p.block && p.d_dtype != DType::kFloat32) {
     add(128, 128);
   } else {
@@ -105,9 +124,13 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
     plan.tile_m = slice_rows(p, multiprocessors);
     return plan;
   }
-  return *std::min_element(plans.begin(), plans.end(), [&](const GemmPlan& a, const GemmPlan& b) {
-    return cost(p, a, multiprocessors) < cost(p, b, multiprocessors);
-  });
+  const GemmPlan* best = nullptr;
+  double least = 0;
+  for (const GemmPlan& plan : plans) {
+    const double time = cost(p, plan, multiprocessors);
+    if (best == nullptr || time < least) best = &plan, least = time;
+  }
+  return *best;
 }
 
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {

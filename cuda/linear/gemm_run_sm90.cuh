@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../common/alignment.h"
 #include "../common/kernel_memory.h"
 #include "../common/tensor_map.h"
 #include "gemm_few_rows_sm90.cuh"
@@ -17,6 +18,8 @@ struct TileList {};
 template <int kM, int kN>
 using ForwardTile = GemmTile<kM, kN, false, false, Combine::kAdd>;
 template <int kM, int kN>
+using TransposedTile = GemmTile<kM, kN, false, false, Combine::kAdd, true>;
+template <int kM, int kN>
 using SegmentTile = GemmTile<kM, kN, false, false, Combine::kTree>;
 template <int kM, int kN>
 using InputGradTile = GemmTile<kM, kN, false, true, Combine::kAdd>;
@@ -27,8 +30,10 @@ using WeightFoldTile = GemmTile<kM, kN, true, true, Combine::kFold>;
 
 using BuiltTiles =
     TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
-             ForwardTile<64, 128>, ForwardTile<128, 64>, ForwardTile<128, 96>, ForwardTile<128, 128>,
-             ForwardTile<128, 192>, ForwardTile<128, 224>, ForwardTile<128, 256>, SegmentTile<64, 64>,
+             ForwardTile<64, 128>, ForwardTile<128, 96>, ForwardTile<128, 192>, ForwardTile<128, 224>,
+             ForwardTile<128, 256>, TransposedTile<64, 80>, TransposedTile<64, 96>, TransposedTile<64, 160>,
+             TransposedTile<128, 112>, TransposedTile<128, 128>, TransposedTile<128, 160>, TransposedTile<128, 192>,
+             TransposedTile<128, 224>, TransposedTile<192, 96>, TransposedTile<192, 160>, SegmentTile<64, 64>,
              SegmentTile<128, 128>, InputGradTile<64, 64>, InputGradTile<128, 128>, InputGradTile<128, 192>,
              InputGradTile<128, 256>, WeightGradTile<64, 64>, WeightGradTile<128, 128>, WeightGradTile<128, 192>,
              WeightGradTile<128, 256>, WeightFoldTile<128, 128>>;
@@ -41,16 +46,19 @@ inline Combine combination_of(const GemmParams& p) {
 
 template <class Tile>
 bool fits(const GemmParams& p, const GemmPlan& plan) {
-  return !plan.few_rows && plan.tile_m == Tile::kBM && plan.tile_n == Tile::kBN &&
+  constexpr int kRows = Tile::kTransposed ? Tile::kBN : Tile::kBM, kColumns = Tile::kTransposed ? Tile::kBM : Tile::kBN;
+  return !plan.few_rows && plan.transposed == Tile::kTransposed && plan.tile_m == kRows && plan.tile_n == kColumns &&
          p.a.contraction_contiguous == !Tile::kAMnMajor && p.b.contraction_contiguous == !Tile::kBMnMajor &&
          combination_of(p) == Tile::kCombine;
 }
 
 inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t extent, std::int64_t contraction,
                           int box_rows) {
-  return operand.contraction_contiguous
-             ? tensor_map(operand.data, dtype, extent, contraction, operand.rows.inner_stride, box_rows)
-             : tensor_map(operand.data, dtype, contraction, extent, operand.rows.inner_stride, box_rows);
+  const std::int64_t rows = operand.contraction_contiguous ? extent : contraction;
+  const std::int64_t columns = operand.contraction_contiguous ? contraction : extent;
+  // A lone row's stride means nothing, and may be one that the copy engine refuses.
+  const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : (columns + 7) / 8 * 8;
+  return tensor_map(operand.data, dtype, rows, columns, stride, box_rows);
 }
 
 inline GemmLaunch launch_of(const GemmParams& p, int stage_k) {
@@ -69,26 +77,34 @@ inline GemmLaunch launch_of(const GemmParams& p, int stage_k) {
   g.chunks = (g.k_steps + g.chunk_steps - 1) / g.chunk_steps;
   g.d_dtype = p.d_dtype;
   g.bias_dtype = p.bias_dtype;
-  g.vector_stores = reinterpret_cast<std::uintptr_t>(p.d) % 16 == 0 && g.d_stride * size_of(p.d_dtype) % 16 == 0;
-  g.vector_addend = reinterpret_cast<std::uintptr_t>(p.addend) % 16 == 0 && g.addend_stride % 4 == 0;
+  g.vector_stores = rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype));
+  g.vector_addend = rows_begin_at_16_bytes(p.addend, p.addend_rows, p.m, sizeof(float));
   return g;
 }
 
 template <class T, class Tile>
 void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
-  const CUtensorMap map_a = map_of(p.a, p.dtype, p.m, p.contraction, Tile::kAMnMajor ? kStageK : Tile::kBM);
-  const CUtensorMap map_b =
-      map_of(p.b, p.dtype, p.n, p.contraction, (Tile::kBMnMajor ? kStageK : Tile::kBN) / plan.cluster);
-  GemmLaunch g = launch_of(p, kStageK);
+  const GemmOperand &a = Tile::kTransposed ? p.b : p.a, &b = Tile::kTransposed ? p.a : p.b;
+  const std::int64_t extent_a = Tile::kTransposed ? p.n : p.m, extent_b = Tile::kTransposed ? p.m : p.n;
+  GemmLaunch g = launch_of(p, Tile::kStageK);
   g.cluster = plan.cluster;
+  g.last_a = static_cast<int>((extent_a % Tile::kBM + 7) / 8 * 8);
+  g.last_b = static_cast<int>((extent_b % Tile::kBN + 7) / 8 * 8);
+  const auto map = [&](const GemmOperand& operand, std::int64_t extent, int box_rows) {
+    return map_of(operand, p.dtype, extent, p.contraction, box_rows);
+  };
+  const CUtensorMap map_a = map(a, extent_a, Tile::kAMnMajor ? kBoxK : Tile::kBM);
+  const CUtensorMap map_b = map(b, extent_b, (Tile::kBMnMajor ? kBoxK : Tile::kBN) / plan.cluster);
+  const CUtensorMap map_last_a = Tile::kAMnMajor || g.last_a == 0 ? map_a : map(a, extent_a, g.last_a);
+  const CUtensorMap map_last_b = Tile::kBMnMajor || g.last_b == 0 ? map_b : map(b, extent_b, g.last_b);
   const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
-  g.tiles_m = tiles(p.m, Tile::kBM * plan.cluster);
-  g.tiles_n = tiles(p.n, Tile::kBN);
-  g.group_m = plan.group_m;
+  g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
+  g.tiles_b = tiles(extent_b, Tile::kBN);
+  g.group_a = plan.group;
   auto* kernel = gemm_sm90_kernel<T, Tile>;
   const int memory = allow_shared_memory<gemm_sm90_kernel<T, Tile>>();
   g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);
-  const std::int64_t wanted = std::int64_t{g.tiles_m} * g.tiles_n;
+  const std::int64_t wanted = std::int64_t{g.tiles_a} * g.tiles_b;
   RLK_CHECK(wanted < std::int64_t{1} << 31, "linear: fewer than 2^31 tiles");
   const int clusters =
       std::max(1, std::min(static_cast<int>(wanted), multiprocessors(current_device()) / plan.cluster));
@@ -105,7 +121,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = plan.cluster > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, kernel, map_a, map_b, g), "launch of gemm_sm90");
+  check(cudaLaunchKernelEx(&config, kernel, map_a, map_last_a, map_b, map_last_b, g), "launch of gemm_sm90");
 }
 
 template <class T, int kTiles>

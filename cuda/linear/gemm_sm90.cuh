@@ -14,55 +14,88 @@
 
 namespace rlk::cuda {
 
-constexpr int kStageK = 64;  // 128 bytes: the widest swizzle
+constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
 
-// A block's tile of d: its shape, whether the operands' contiguous index is the extent, what becomes of chunks.
-template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination>
+// A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, what becomes of chunks, and
+// whether d is the product of A and B or its transpose (weights as A, so that tiles fit few rows).
+template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
+          bool kIsTransposed = false>
 struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
+  static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
+  static constexpr bool kTransposed = kIsTransposed;
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
-  static constexpr int kBytesA = kBM * kStageK * 2, kBytesB = kBN * kStageK * 2;
-  static constexpr int kStageBytes = kBytesA + kBytesB;
+  static constexpr int kRegisters =
+      (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads
+  static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
+  static constexpr int kStageBytes = kBoxes * kBoxBytes;
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * 4 * kStagingBytes + 2 * kMaxStages * 8;
 };
 
-// Which tile a cluster takes at its i-th turn: columns of `group_m` clusters, so that a wave is nearly square.
+// Which tile a cluster takes at its i-th turn: columns of `group_a` clusters, so that a wave is nearly square.
 struct TilePosition {
-  int m, n;
+  int a, b;
 };
-__device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int tile) {
-  const int per_group = g.group_m * g.tiles_n, group = tile / per_group, in_group = tile - group * per_group;
-  const int first = group * g.group_m, height = min(g.group_m, g.tiles_m - first);
+__device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int turn) {
+  const int per_group = g.group_a * g.tiles_b, group = turn / per_group, in_group = turn - group * per_group;
+  const int first = group * g.group_a, height = min(g.group_a, g.tiles_a - first);
   return {first + in_group % height, in_group / height};
 }
 
-// A block's tile of one operand, or the slice of it from row `at` of each chunk on that goes to all `ranks`.
-template <int kBytesPerTile, int kChunkRows, bool kMnMajor>
-__device__ __forceinline__ void load_operand(std::uint32_t shared, const CUtensorMap* map, int first, int k,
-                                             std::uint32_t barrier, int at = 0, std::uint16_t ranks = 0) {
-  // K-major: one chunk of kChunkRows rows by 64 k. MN-major: chunks of 64 columns by 64 k.
-  constexpr int kChunks = kBytesPerTile / (kChunkRows * 128);
-#pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    const std::uint32_t to = shared + chunk * kChunkRows * 128 + at * 128;
-    const int x = kMnMajor ? first + chunk * 64 : k, y = kMnMajor ? k + at : first + at;
-    if (ranks == 0) {
-      load_box(to, map, x, y, barrier);
+// What a block asks the copy engine for of its tile of an operand, and what arrives. Rows that do not exist are left out:
+// the engine is slow to fill in zeros, and what is multiplied in their place is not stored. K-major: one chunk of kRows
+// rows by 64 k. MN-major: chunks of 64 columns by 64 k. Where `sharing` blocks share the tile, each loads a slice of every
+// chunk into all of them.
+template <int kRows, bool kMnMajor>
+struct Portion {
+  const CUtensorMap* map;
+  int chunks, slice, bytes;
+  std::uint16_t ranks;
+
+  __device__ __forceinline__ Portion(const CUtensorMap* whole, const CUtensorMap* last, int last_rows, int left,
+                                     int sharing, int rank)
+      : map(whole), ranks(sharing > 1 ? (1 << sharing) - 1 : 0) {
+    const int slice_rows = (kMnMajor ? kBoxK : kRows) / sharing;
+    slice = slice_rows * rank;
+    if (kMnMajor) {
+      chunks = min(kRows / 64, max(0, left + 63) / 64);
+      bytes = chunks * 64 * 128;
+    } else if (sharing > 1) {
+      const int slices = min(sharing, max(0, left + slice_rows - 1) / slice_rows);
+      chunks = rank < slices;
+      bytes = slices * slice_rows * 128;
     } else {
-      load_box_multicast(to, map, x, y, barrier, ranks);
+      if (left < kRows) map = last;
+      chunks = left > 0;
+      bytes = chunks * (left < kRows ? last_rows : kRows) * 128;
     }
   }
-}
+
+  __device__ __forceinline__ void load(std::uint32_t shared, int first, int k, std::uint32_t barrier) const {
+#pragma unroll
+    for (int chunk = 0; chunk < (kMnMajor ? kRows / 64 : 1); ++chunk) {
+      if (chunk >= chunks) break;
+      const std::uint32_t to = shared + chunk * 64 * 128 + slice * 128;
+      const int x = kMnMajor ? first + chunk * 64 : k, y = kMnMajor ? k + slice : first + slice;
+      if (ranks == 0) {
+        load_box(to, map, x, y, barrier);
+      } else {
+        load_box_multicast(to, map, x, y, barrier, ranks);
+      }
+    }
+  }
+};
 
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_last_a,
+                     const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_last_b,
                      const __grid_constant__ GemmLaunch g) {
   constexpr int kBM = Tile::kBM, kBN = Tile::kBN, kFragment = kBN / 2;
   constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
@@ -88,41 +121,42 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   wait_for_previous_kernel();
 
-  const int tiles = g.tiles_m * g.tiles_n, first_tile = blockIdx.x / g.cluster;
+  const int tiles = g.tiles_a * g.tiles_b, first_tile = blockIdx.x / g.cluster;
   const int tile_step = gridDim.x / g.cluster;
-  int stage = 0, phase = 0;
-  const auto advance = [&] {
-    if (++stage == g.stages) {
-      stage = 0;
-      phase ^= 1;
-    }
+  const auto tile_of = [&](int turn) {
+    const TilePosition at = tile_position(g, turn);
+    return TilePosition{(at.a * g.cluster + rank) * kBM, at.b * kBN};
   };
+  RingPosition ring;
 
   if (warpgroup == Tile::kWarpgroups) {
-    if constexpr (Tile::kWarpgroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == Tile::kWarpgroups * 4 && elect_one()) {
       prefetch_tensor_map(&map_a);
       prefetch_tensor_map(&map_b);
-      // Each block of a cluster loads a slice of B's tile into all of them.
-      const int slice = (kBMnMajor ? 64 : kBN) / g.cluster * rank;
-      const std::uint16_t ranks = g.cluster > 1 ? (1 << g.cluster) - 1 : 0;
-      for (int tile = first_tile; tile < tiles; tile += tile_step) {
-        const TilePosition at = tile_position(g, tile);
-        const int m = (at.m * g.cluster + rank) * kBM, n = at.n * kBN;
+      for (int turn = first_tile; turn < tiles; turn += tile_step) {
+        const TilePosition at = tile_of(turn);
+        const int left_a = (Tile::kTransposed ? g.columns : g.rows) - at.a;
+        const int left_b = (Tile::kTransposed ? g.rows : g.columns) - at.b;
+        const Portion<kBM, kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
+        const Portion<kBN, kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, g.cluster, rank);
 #pragma unroll 1
         for (int k = 0; k < g.k_steps; ++k) {
-          const std::uint32_t to = base + stage * Tile::kStageBytes, barrier = full + stage * 8;
-          mbarrier_wait_block(empty + stage * 8, phase ^ 1);
-          mbarrier_arrive_expect(barrier, Tile::kStageBytes);
-          load_operand<Tile::kBytesA, kAMnMajor ? 64 : kBM, kAMnMajor>(to, &map_a, m, k * kStageK, barrier);
-          load_operand<Tile::kBytesB, kBMnMajor ? 64 : kBN, kBMnMajor>(to + Tile::kBytesA, &map_b, n, k * kStageK,
-                                                                       barrier, slice, ranks);
-          advance();
+          const std::uint32_t to = base + ring.stage * Tile::kStageBytes, barrier = full + ring.stage * 8;
+          mbarrier_wait_block(empty + ring.stage * 8, ring.phase ^ 1);
+          mbarrier_arrive_expect(barrier, Tile::kBoxes * (a.bytes + b.bytes));
+#pragma unroll
+          for (int box = 0; box < Tile::kBoxes; ++box) {
+            const int first_k = (k * Tile::kBoxes + box) * kBoxK;
+            a.load(to + box * Tile::kBoxBytes, at.a, first_k, barrier);
+            b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, at.b, first_k, barrier);
+          }
+          ring.advance(g.stages);
         }
       }
     }
   } else {
-    if constexpr (Tile::kWarpgroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
     // Lane i of every warp tells block i of the cluster, which loads into this one.
     const std::uint32_t tell = g.cluster > 1 && lane < g.cluster ? map_to_rank(empty, lane) : empty;
     const auto release = [&](int which) {
@@ -139,21 +173,22 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       int previous = 0;
 #pragma unroll 1
       for (int k = 0; k < steps; ++k) {
-        mbarrier_wait_block(full + stage * 8, phase);
-        const std::uint32_t tile_a = base + stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
+        mbarrier_wait_block(full + ring.stage * 8, ring.phase);
+        const std::uint32_t tile_a = base + ring.stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
         const std::uint64_t desc_a = tile_descriptor<kAMnMajor>(tile_a + warpgroup * 64 * 128, 64 * 128);
         const std::uint64_t desc_b = tile_descriptor<kBMnMajor>(tile_b, 64 * 128);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kStageK / 16; ++step) {
-          wgmma<T, kBN, kAMnMajor, kBMnMajor>(d, desc_a + step * kDescriptorStep<kAMnMajor>,
-                                              desc_b + step * kDescriptorStep<kBMnMajor>, k > 0 || step > 0);
+        for (int step = 0; step < Tile::kStageK / 16; ++step) {
+          const int box = step / (kBoxK / 16) * (Tile::kBoxBytes >> 4), in_box = step % (kBoxK / 16);
+          wgmma<T, kBN, kAMnMajor, kBMnMajor>(d, desc_a + (box + in_box * kDescriptorStep<kAMnMajor>),
+                                              desc_b + (box + in_box * kDescriptorStep<kBMnMajor>), k > 0 || step > 0);
         }
         wgmma_commit();
         wgmma_wait<1>();  // the stage before this one has been read
         if (k > 0) release(previous);
-        previous = stage;
-        advance();
+        previous = ring.stage;
+        ring.advance(g.stages);
       }
       wgmma_wait<0>();
 #pragma unroll
@@ -164,11 +199,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       release(previous);
     };
     const std::uint32_t my_staging = staging + warp * kStagingBytes;
-    for (int tile = first_tile; tile < tiles; tile += tile_step) {
-      const TilePosition at = tile_position(g, tile);
-      const int m = (at.m * g.cluster + rank) * kBM + warp * 16, n = at.n * kBN;
+    for (int turn = first_tile; turn < tiles; turn += tile_step) {
+      const TilePosition at = tile_of(turn);
       const auto store = [&](float(&d)[kFragment], bool first_chunk) {
-        store_rows<kBN>(g, d, my_staging, m, n, first_chunk, lane);
+        if constexpr (Tile::kTransposed) {
+          store_columns<kBN>(g, d, my_staging, at.b, at.a + warp * 16, lane);
+        } else {
+          store_rows<kBN>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk, lane);
+        }
       };
       float d[kFragment];
       if constexpr (Tile::kCombine == Combine::kAdd) {

@@ -2,6 +2,7 @@
 #include "linear.h"
 
 #include "../common/launch.h"
+#include "cublaslt_records.h"
 #include "gemm.h"
 #include "gemm_sm90.h"
 #include "rlk/kernels/linear_check.h"
@@ -17,24 +18,18 @@ void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
 
-// A lone row's stride means nothing, and may be one that the copy engine refuses.
-void give_lone_row_a_stride(RowLayout* rows, std::int64_t num, std::int64_t columns) {
-  if (num <= 1) *rows = {1, 0, (columns + 7) / 8 * 8};
-}
-
-// sm_90 where its copy engine can read the operands, else the kernel that takes any layout. Both have the same bits.
-void run(GemmParams p, int device, Stream stream) {
+// cuBLASLt where it is allowed and recorded, sm_90 where its copy engine can read the operands, else the kernel that takes
+// any layout. All have the same bits.
+void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
-  for (GemmOperand* operand : {&p.a, &p.b}) {
-    const std::int64_t extent = operand == &p.a ? p.m : p.n;
-    const bool contiguous = operand->contraction_contiguous;
-    give_lone_row_a_stride(&operand->rows, contiguous ? extent : p.contraction, contiguous ? p.contraction : extent);
-  }
-  give_lone_row_a_stride(&p.d_rows, p.m, p.n);
-  give_lone_row_a_stride(&p.addend_rows, p.m, p.n);
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("linear: built for compute capability 8.0 and later");
+  if (allow_vendor) {
+    if (const CublasLtRecord* record = recorded(p, device)) {
+      return CublasLt::on(device)->run(p, record->algorithm, to_stream(stream));
+    }
+  }
   if (capability == 90 && gemm_sm90_serves(p)) {
     return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
   }
@@ -42,9 +37,6 @@ void run(GemmParams p, int device, Stream stream) {
 }
 
 }  // namespace
-
-std::int64_t linear_workspace_bytes(const LinearParams&, int) { return 0; }
-std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams&, int) { return 0; }
 
 void linear(const LinearParams& p, int device, Stream stream) {
   check_linear(p);
@@ -62,7 +54,7 @@ void linear(const LinearParams& p, int device, Stream stream) {
   g.dtype = p.dtype;
   g.d_dtype = p.out_dtype;
   g.bias_dtype = p.bias_dtype;
-  run(g, device, stream);
+  run(g, p.allow_vendor, device, stream);
 }
 
 void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream) {
@@ -77,7 +69,7 @@ void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream
   g.n = p.in_features;
   g.contraction = p.out_features;
   g.dtype = g.d_dtype = p.dtype;
-  run(g, device, stream);
+  run(g, p.allow_vendor, device, stream);
 }
 
 void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream) {
@@ -96,7 +88,7 @@ void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stre
   g.block = kTokenBlock;
   g.dtype = p.dtype;
   g.d_dtype = p.dweight_dtype;
-  run(g, device, stream);
+  run(g, p.allow_vendor, device, stream);
 }
 
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) {
@@ -112,5 +104,7 @@ void tree_sum(const TreeSumParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   tree_sum_sm80(p, to_stream(stream));
 }
+
+std::vector<LinearProducts> linear_vendor_products(int device) { return recorded_products(device); }
 
 }  // namespace rlk::cuda

@@ -5,12 +5,11 @@
 
 namespace rlk::cuda {
 
-std::int64_t linear_workspace_bytes(const LinearParams& p, int device);
 void linear(const LinearParams& p, int device, Stream stream);
 void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream);
-std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams& p, int device);
 void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream);
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream);
 void tree_sum(const TreeSumParams& p, int device, Stream stream);
+std::vector<LinearProducts> linear_vendor_products(int device);
 
 }  // namespace rlk::cuda

@@ -47,8 +47,6 @@ void launch_gemm(int device, Stream stream, const char* what, DType t, GemmParam
 }  // namespace
 
 // Sums stay in registers, those of segments and of blocks of tokens too.
-std::int64_t linear_workspace_bytes(const LinearParams&) { return 0; }
-std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams&) { return 0; }
 
 void linear(const LinearParams& p, int device, Stream stream) {
   check_linear(p);

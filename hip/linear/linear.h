@@ -5,10 +5,8 @@
 
 namespace rlk::hip {
 
-std::int64_t linear_workspace_bytes(const LinearParams& p);
 void linear(const LinearParams& p, int device, Stream stream);
 void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream);
-std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams& p);
 void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stream);
 void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream);
 void tree_sum(const TreeSumParams& p, int device, Stream stream);

@@ -59,6 +59,7 @@ def examine(self_test: bool = True) -> dict[str, Any]:
         "built_architectures": _native.architectures(),
         "operators": {name: [backend(device) for device in devices] for name in _selftest.OPERATORS},
         "cublas": cublas_workspace(os.environ) if found else {"batch_invariant": None, "why": "no GPU"},
+        "linear_engine": {device.name: linear_engine(device) for device in found},
         "installed_variants": installed_variants(),
         "self_tests": [],
     }
@@ -229,6 +230,20 @@ def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
     return state
 
 
+def linear_engine(device: Device) -> str:
+    """What engine="auto" of linear may run on a GPU."""
+    served = backend(device)["backend"]
+    if served is None or device.kind != "cuda":
+        return "native kernels" if served else "none"
+    try:
+        recorded = len(_native.module.linear_vendor_products(int(device.name.removeprefix("cuda:"))))
+    except RuntimeError as error:
+        return f"native kernels; cuBLASLt: {error}"
+    if not recorded:
+        return "native kernels; there is no record for this GPU and the cuBLASLt that is here"
+    return f"native kernels; cuBLASLt where it was recorded faster with the same bits, {recorded} ranges of products"
+
+
 def installed_variants() -> dict[str, Any]:
     """Distributions that install this package. Two of them overwrite each other's files."""
     found = _variants.installed()
@@ -279,7 +294,8 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
         )
     cublas = report["cublas"]
     verdict = {True: "yes: ", False: "no: ", None: ""}[cublas["batch_invariant"]]
-    yield "cuBLAS", [("batch invariant", verdict + cublas["why"])]
+    engines = [(f"linear on {name}", engine) for name, engine in report["linear_engine"].items()]
+    yield "cuBLAS", [("batch invariant", verdict + cublas["why"]), *engines]
     words = {True: "ok", False: "FAILED", None: "not run"}
     tests = []
     for test in report["self_tests"]:

@@ -20,10 +20,13 @@
 // arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on
 // a GPU they are the unit's.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
-// allow_vendor: a library of the hardware's vendor may serve where it is recorded bit-equal, so it changes no bit.
+// allow_vendor: a library of the hardware's vendor may serve a product that is recorded for it (linear_vendor_products):
+// on this GPU and with this version it had these bits and took less time.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <vector>
 
 #include "rlk/base.h"
 
@@ -53,10 +56,8 @@ struct LinearParams {
   int k_segments = 1;
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
-  void* workspace = nullptr;  // linear_workspace_bytes(...), 16-byte aligned
 };
 void require_linear_backend(Device device);  // throws Unsupported where this build has none for the device
-std::int64_t linear_workspace_bytes(const LinearParams& p, Device device);  // at most 32 MiB
 void linear(const LinearParams& p, Device device, Stream stream);
 
 struct LinearInputGradParams {
@@ -84,9 +85,7 @@ struct LinearWeightGradParams {
   DType dweight_dtype = DType::kFloat32;  // dtype or kFloat32
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
-  void* workspace = nullptr;  // linear_weight_grad_workspace_bytes(...), 16-byte aligned
 };
-std::int64_t linear_weight_grad_workspace_bytes(const LinearWeightGradParams& p, Device device);
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
 
 struct LinearBiasGradParams {
@@ -111,5 +110,17 @@ struct TreeSumParams {
   DType out_dtype = DType::kFloat32;
 };
 void tree_sum(const TreeSumParams& p, Device device, Stream stream);
+
+enum class LinearPass : std::uint8_t { kForward, kInputGrad, kWeightGrad };
+// Products of every number of rows from first_rows to last_rows.
+struct LinearProducts {
+  LinearPass pass;
+  DType dtype, out_dtype;  // of the operands, of y, dx or dweight
+  std::int64_t in_features, out_features, last_rows, first_rows;
+  auto operator<=>(const LinearProducts&) const = default;
+};
+// What the vendor's library serves on a device where allow_vendor is set, if operands and result are dense and begin at 16
+// bytes, without bias, k_segments and main_grad. Empty where the library is not there.
+std::vector<LinearProducts> linear_vendor_products(Device device);
 
 }  // namespace rlk

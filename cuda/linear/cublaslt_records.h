@@ -1,0 +1,26 @@
+// Products for which an algorithm of cuBLASLt was recorded: on this GPU, by this version of the library, it gave the bits
+// of our kernels and took less time. bench/record_cublaslt.cpp writes the table; tests/test_linear_engines.py runs it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cublaslt.h"
+#include "gemm.h"
+#include "rlk/ops/linear.h"
+
+namespace rlk::cuda {
+
+struct CublasLtRecord {
+  LinearProducts products;
+  CublasLtAlgorithm algorithm;
+};
+
+// The algorithm to run a product with, or null: it is not in the table, the library is not there, or this device or
+// version is none of the table's. Asks for the library only once a product is in the table.
+const CublasLtRecord* recorded(const GemmParams& p, int device);
+
+// What the records that apply to a device serve.
+std::vector<LinearProducts> recorded_products(int device);
+
+}  // namespace rlk::cuda
