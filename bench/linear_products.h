@@ -18,7 +18,8 @@ struct Layer {
 constexpr Layer kLayers[] = {{6144, 4096},  {4096, 4096},  {28672, 4096},  {24576, 4096},
                              {4096, 14336}, {4096, 12288}, {128256, 4096}, {151936, 4096}};
 
-// Operands and results in bf16 or, dweight, as told; weights rotate among buffers that exceed the L2 several times.
+// Operands and results in bf16 or, dweight, as told; weights rotate among at least three buffers
+// that together exceed the L2 several times: of one, read again and again, a part stays there however large it is.
 class ProductMemory {
  public:
   ProductMemory(LinearPass pass, std::int64_t rows, const Layer& layer, DType out_dtype, bool main_grad)
@@ -28,7 +29,7 @@ class ProductMemory {
     const std::int64_t writes[] = {rows * layer.out_features, rows * layer.in_features, weights};
     const int which = static_cast<int>(pass);
     buffers_ =
-        pass == LinearPass::kForward ? static_cast<int>(std::clamp<std::int64_t>((200 << 20) / weights, 1, 12)) : 1;
+        pass == LinearPass::kForward ? static_cast<int>(std::clamp<std::int64_t>((200 << 20) / weights, 3, 12)) : 1;
     second_size_ = pass == LinearPass::kWeightGrad ? rows * layer.in_features : weights;
     first_ = allocate(reads[which] * 2);
     second_ = allocate(second_size_ * buffers_ * 2);

@@ -1,6 +1,7 @@
-"""linear against cuBLAS over the shapes of Llama 3 8B and Qwen3 8B, as a table of time ratios: ours / torch's.
+"""linear against cuBLAS over the shapes of Llama 3 8B and Qwen3 8B, as a table of time ratios: ours / torch's, of
+engine="native" and of engine="auto".
 
-    python bench/linear_shapes.py [--rows 1,64,8192] [--passes y,dx,dw,segments] [--engine native]
+    python bench/linear_shapes.py [--rows 1,64,8192] [--passes y,dx,dw,segments]
 
 Every ratio is of medians of graph replays that take turns, so that both meet the same clocks; weights rotate among
 buffers larger than the L2. torch is measured as the process finds it: run again with CUBLAS_WORKSPACE_CONFIG=:0:0 and
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -28,6 +29,7 @@ LAYERS = (
     (128256, 4096),
     (151936, 4096),
 )
+ENGINES = ("native", "auto")
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROTATED_BYTES = 400_000_000
 SPAN_MS = 4.0  # of one replay, about
@@ -72,19 +74,20 @@ class Replay:
         return sorted(self.times)[len(self.times) // 2]
 
 
-def compare(ours: Call, theirs: Call, buffers: int, rounds: int) -> tuple[float, float]:
-    """Medians of both in microseconds, replayed in turn."""
-    replays = Replay(ours, buffers), Replay(theirs, buffers)
+def compare(candidates: Sequence[Call], buffers: int, rounds: int) -> list[float]:
+    """Medians in microseconds, replayed in turn."""
+    replays = [Replay(call, buffers) for call in candidates]
     for i in range(rounds):
         for replay in replays[:: 1 if i % 2 else -1]:
             replay.once()
-    return replays[0].median_us, replays[1].median_us
+    return [replay.median_us for replay in replays]
 
 
-def calls(which: str, rows: int, layer: tuple[int, int], engine: str) -> tuple[Call, Call, int]:
-    """Ours, torch's and the number of buffers."""
+def calls(which: str, rows: int, layer: tuple[int, int]) -> tuple[list[Call], int]:
+    """Ours by each engine, torch's last, and the number of buffers."""
     outs, ins = layer
-    count = min(12, max(1, ROTATED_BYTES // (outs * ins * 2))) if which == "y" else 1
+    # At least three: of one matrix, read again and again, a part stays in L2 however large it is.
+    count = min(12, max(3, ROTATED_BYTES // (outs * ins * 2))) if which == "y" else 1
 
     def normal(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, device="cuda", dtype=torch.bfloat16)
@@ -93,32 +96,22 @@ def calls(which: str, rows: int, layer: tuple[int, int], engine: str) -> tuple[C
     if which in ("y", "segments"):
         x, y = normal(rows, ins), torch.empty(rows, outs, device="cuda", dtype=torch.bfloat16)
         segments = 8 if which == "segments" else 1
-        return (
-            lambda i: rk.linear(x, weights[i], k_segments=segments, engine=engine),
-            lambda i: torch.mm(x, weights[i].t(), out=y),
-            count,
-        )
+        ours = [lambda i, e=engine: rk.linear(x, weights[i], k_segments=segments, engine=e) for engine in ENGINES]
+        return [*ours, lambda i: torch.mm(x, weights[i].t(), out=y)], count
     dy = normal(rows, outs)
     if which == "dx":
         dx = torch.empty(rows, ins, device="cuda", dtype=torch.bfloat16)
-        return (
-            lambda i: rk.linear_input_grad(dy, weights[0], engine=engine),
-            lambda i: torch.mm(dy, weights[0], out=dx),
-            1,
-        )
+        ours = [lambda i, e=engine: rk.linear_input_grad(dy, weights[0], engine=e) for engine in ENGINES]
+        return [*ours, lambda i: torch.mm(dy, weights[0], out=dx)], 1
     x, dw = normal(rows, ins), torch.empty_like(weights[0])
-    return (
-        lambda i: rk.linear_weight_grad(dy, x, out_dtype=torch.bfloat16, engine=engine),
-        lambda i: torch.mm(dy.t(), x, out=dw),
-        1,
-    )
+    ours = [lambda i, e=engine: rk.linear_weight_grad(dy, x, out_dtype=torch.bfloat16, engine=e) for engine in ENGINES]
+    return [*ours, lambda i: torch.mm(dy.t(), x, out=dw)], 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--passes", default="y,dx,dw,segments", help="dx, dw and segments are measured at 8192 rows")
-    parser.add_argument("--engine", default="native", choices=("native", "auto"))
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     workspace = {
@@ -126,25 +119,29 @@ def main() -> None:
     }
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {workspace}")
     print(
-        "time of rk / time of torch; torch's microseconds in brackets; N x K:",
+        "time of rk native, of rk auto / time of torch; microseconds of rk native; N x K:",
         ", ".join(f"{n} x {k}" for n, k in LAYERS),
     )
     cases = [("y", int(rows)) for rows in options.rows.split(",") if "y" in options.passes.split(",")]
     cases += [(which, 8192) for which in options.passes.split(",") if which != "y"]
     with torch.no_grad():
         for which, rows in cases:
-            cells, ratios = [], []
+            cells: list[str] = []
+            ratios: list[list[float]] = []
             for layer in LAYERS:
                 if rows * layer[0] > MOST_OUTPUTS or (which != "y" and layer[0] > 1 << 16):
                     cells.append("-")
                     continue
-                ours, theirs, buffers = calls(which, rows, layer, options.engine)
-                mine, other = compare(ours, theirs, buffers, options.rounds)
-                ratios.append(mine / other)
-                cells.append(f"{mine / other:.3f} ({other:.1f})")
-                del ours, theirs
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            print(f"| {which} {rows} | " + " | ".join(cells) + f" | {mean:.3f} |", flush=True)
+                candidates, buffers = calls(which, rows, layer)
+                *ours, theirs = compare(candidates, buffers, options.rounds)
+                ratios.append([us / theirs for us in ours])
+                cells.append(" ".join(f"{ratio:.3f}" for ratio in ratios[-1]) + f" ({ours[0]:.4g})")
+                del candidates
+            means = (math.exp(sum(map(math.log, column)) / len(ratios)) for column in zip(*ratios, strict=True))
+            print(
+                f"| {which} {rows} | " + " | ".join([*cells, " ".join(f"{mean:.3f}" for mean in means)]) + " |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

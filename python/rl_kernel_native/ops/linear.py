@@ -80,7 +80,7 @@ def linear(
             that a layer over as many ranks has the same bits; ``in_features`` is a multiple of ``16 * k_segments``.
         out_dtype: of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of ``x``.
         engine: ``"native"``: this library's kernels alone. ``"auto"``: cuBLASLt too, for products that are recorded to
-            have the same bits in less time, on this GPU, by the version of cuBLASLt that is here. The bits are the same.
+            have the same bits in less time, on this GPU, by the version of cuBLASLt that is here.
         main_grad: float32 ``[out_features, in_features]``, contiguous rows. Backward adds the gradient of ``weight`` to
             it in place, block by block, and gives ``weight`` itself none.
         weight_grad_dtype: of the gradient of ``weight``; default that of ``weight``. float32 needs a torch with
