@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
 
 import torch
 
 import rl_kernel_native as rk
+from rl_kernel_native.bench.measure import Call, replay_medians_us
 
 LAYERS = (
     (6144, 4096),
@@ -32,55 +32,7 @@ LAYERS = (
 ENGINES = ("native", "auto")
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROTATED_BYTES = 400_000_000
-SPAN_MS = 4.0  # of one replay, about
 MOST_OUTPUTS = 2_300_000_000
-
-Call = Callable[[int], object]
-
-
-class Replay:
-    """A graph of several calls over rotating buffers, and its times in microseconds a call."""
-
-    def __init__(self, call: Call, buffers: int) -> None:
-        self.stream = torch.cuda.Stream()
-        self.times: list[float] = []
-        with torch.cuda.stream(self.stream):
-            call(0)
-            one = max(self._elapsed_ms(lambda: call(0)), 0.004)
-            calls = max(buffers, min(64, int(SPAN_MS / one)))
-            self.calls = (calls + buffers - 1) // buffers * buffers
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.stream):
-                for i in range(self.calls):
-                    call(i % buffers)
-            self.graph.replay()
-            torch.cuda.synchronize()
-
-    def _elapsed_ms(self, work: Callable[[], object]) -> float:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record(self.stream)
-        work()
-        stop.record(self.stream)
-        stop.synchronize()
-        return float(start.elapsed_time(stop))
-
-    def once(self) -> None:
-        with torch.cuda.stream(self.stream):
-            self.times.append(1e3 * self._elapsed_ms(self.graph.replay) / self.calls)
-
-    @property
-    def median_us(self) -> float:
-        return sorted(self.times)[len(self.times) // 2]
-
-
-def compare(candidates: Sequence[Call], buffers: int, rounds: int) -> list[float]:
-    """Medians in microseconds, replayed in turn."""
-    replays = [Replay(call, buffers) for call in candidates]
-    for i in range(rounds):
-        for replay in replays[:: 1 if i % 2 else -1]:
-            replay.once()
-    return [replay.median_us for replay in replays]
 
 
 def calls(which: str, rows: int, layer: tuple[int, int]) -> tuple[list[Call], int]:
@@ -133,7 +85,7 @@ def main() -> None:
                     cells.append("-")
                     continue
                 candidates, buffers = calls(which, rows, layer)
-                *ours, theirs = compare(candidates, buffers, options.rounds)
+                *ours, theirs = replay_medians_us(candidates, buffers, options.rounds)
                 ratios.append([us / theirs for us in ours])
                 cells.append(" ".join(f"{ratio:.3f}" for ratio in ratios[-1]) + f" ({ours[0]:.4g})")
                 del candidates

@@ -14,6 +14,7 @@ from .._machine import cpu_model
 
 WARM_UP_S = 0.15  # past the point where a GPU has raised its clocks
 ROUNDS = 10  # visits to each candidate; its samples are spread over the whole measurement
+REPLAY_MS = 4.0  # of a graph, about
 SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that events and clocks resolve them
 
 Call = Callable[[int], object]  # takes the number of the call: it rotates buffers with it
@@ -88,6 +89,47 @@ def timing_of(samples_ms: Sequence[float]) -> Timing:
     ordered = sorted(samples_ms)
     last = len(ordered) - 1
     return Timing(statistics.median(ordered), ordered[last // 10], ordered[last - last // 10], len(ordered))
+
+
+class Replay:
+    """A CUDA graph of several calls over rotating buffers, for what a call costs without the host."""
+
+    def __init__(self, call: Call, buffers: int) -> None:
+        self.stream = torch.cuda.Stream()
+        self.times_us: list[float] = []
+        with torch.cuda.stream(self.stream):
+            call(0)
+            one_ms = max(self._elapsed_ms(lambda: call(0)), 0.004)
+            calls = max(buffers, min(64, int(REPLAY_MS / one_ms)))
+            self.calls = (calls + buffers - 1) // buffers * buffers
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                for i in range(self.calls):
+                    call(i % buffers)
+            self.graph.replay()
+            torch.cuda.synchronize()
+
+    def _elapsed_ms(self, work: Callable[[], object]) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record(self.stream)
+        work()
+        stop.record(self.stream)
+        stop.synchronize()
+        return float(start.elapsed_time(stop))
+
+    def once(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.times_us.append(1e3 * self._elapsed_ms(self.graph.replay) / self.calls)
+
+
+def replay_medians_us(calls: Sequence[Call], buffers: int, rounds: int) -> list[float]:
+    """Medians of each call in microseconds, by graphs that are replayed in turn: under load a GPU lowers its clocks."""
+    replays = [Replay(call, buffers) for call in calls]
+    for i in range(rounds):
+        for replay in replays[:: 1 if i % 2 else -1]:
+            replay.once()
+    return [statistics.median(replay.times_us) for replay in replays]
 
 
 def copy_bytes_per_second(device: torch.device, seconds: float = 0.5) -> float:
