@@ -61,6 +61,7 @@ if(RLK_WITH_HIP)
   rlk_add_hip_test(test_hip_linear_kernels test_hip_linear_kernels.cpp)
   rlk_add_hip_test(test_hip_logprob test_logprob.cpp)
   rlk_add_hip_test(test_hip_logprob_backward test_logprob_backward.cpp)
+  rlk_add_hip_test(test_hip_rms_norm test_rms_norm.cpp)
   rlk_add_hip_test(test_hip_emulation test_hip_emulation.cpp)
   target_sources(test_hip_emulation PRIVATE hip/emulation/wave_emulation.cpp)
   # The tiles for the GPUs: their matrix instructions must be in the disassembly.

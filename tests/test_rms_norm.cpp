@@ -56,6 +56,7 @@ struct Case {
   bool main_grad = false;
   DType dweight_dtype = DType::kFloat32;
   unsigned seed = 1;
+  int wanted = 3;  // of many rows, for which all combinations would take long
 
   std::string text() const {
     return std::string(name(dtype)) + " [" + std::to_string(rows) + ", " + std::to_string(columns) + "] weight " +
@@ -129,6 +130,7 @@ void check_backward(const Case& c) {
   const Backward want = reference(p);
   for_each_backend([&](const std::string& backend) {
     for (const int wanted : {3, 1, 2}) {  // dx and dweight, or one of them
+      if (c.rows > 1000 && wanted != c.wanted) continue;
       Matrix got_dx = dx, got_dweight = dweight;
       p.dx = wanted & 1 ? got_dx.data() : nullptr;
       p.dweight = wanted & 2 ? got_dweight.data() : nullptr;
@@ -267,12 +269,14 @@ TEST_F(RmsNorm, TokensAreSummedInGroupsTreesAndBlocks) {
   // Around a group of 64 rows and a block of 8192; two blocks and a rest.
   for (const std::int64_t rows : {0, 1, 63, 64, 65, 709, 8191, 8192, 8193, 16500}) {
     for (const bool main_grad : {false, true}) {
+      if (rows > 1000 && main_grad != (rows % 2 == 0)) continue;
       Case c{rows, rows == 65 ? 301 : 11};  // 301: more than one slice of columns
       c.weight_dtype = DType::kFloat32;
       c.main_grad = main_grad;
       c.round_before_weight = main_grad;
       c.dweight_dtype = rows % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
       c.seed = static_cast<unsigned>(rows) + 300;
+      c.wanted = 2;
       ASSERT_NO_FATAL_FAILURE(check_backward(c));
     }
   }

@@ -63,7 +63,7 @@ class Backward {
     if (p_.main_grad != nullptr) std::memcpy(total.data(), p_.main_grad, total.size() * sizeof(float));
     for (std::int64_t block = 0; block < p_.num_rows; block += kRmsNormBlock) {
       const std::int64_t rows = std::min(kRmsNormBlock, p_.num_rows - block);
-      const std::int64_t num_groups = (rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
+      const std::int64_t num_groups = rms_norm_groups(rows);
       groups.assign(static_cast<std::size_t>(num_groups * p_.columns), 0.0f);
       // One pass over memory where groups are enough for all threads; else rows, then columns of groups.
       if (num_groups >= 2 * num_threads() || num_threads() == 1) {
@@ -107,7 +107,7 @@ class Backward {
   }
 
   void run_groups(std::int64_t first, std::int64_t rows, float* groups) const {
-    const std::int64_t num_groups = (rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
+    const std::int64_t num_groups = rms_norm_groups(rows);
     const std::int64_t grain = std::max<std::int64_t>(rows_of_a_task(p_.columns) / kRmsNormGroupRows, 1);
     parallel_for(num_groups, grain, [&](std::int64_t begin, std::int64_t end) {
       const FloatEnvironment environment;
@@ -121,7 +121,7 @@ class Backward {
   }
 
   void add_columns(std::int64_t first, std::int64_t rows, float* groups) const {
-    const std::int64_t num_groups = (rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
+    const std::int64_t num_groups = rms_norm_groups(rows);
     const std::int64_t slices = (p_.columns + kFoldColumns - 1) / kFoldColumns;
     parallel_for(num_groups * slices, 1, [&](std::int64_t begin, std::int64_t end) {
       const FloatEnvironment environment;

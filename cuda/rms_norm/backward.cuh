@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kFoldColumns* kFoldUnits* kFoldMostBlocks)
   const int local = static_cast<int>(threadIdx.x) % kFoldColumns, unit = static_cast<int>(threadIdx.x) / kFoldColumns;
   const int at_once = static_cast<int>(blockDim.x) / (kFoldColumns * kFoldUnits);
   const std::int64_t column = std::int64_t{blockIdx.x} * kFoldColumns + local;
-  const std::int64_t groups = (p.num_rows + kGroupRows - 1) / kGroupRows;
+  const std::int64_t groups = rms_norm_groups(p.num_rows);
   const float* const sums = static_cast<const float*>(p.workspace) + column;
   const bool exists = column < p.columns;
   wait_for_previous_kernel();

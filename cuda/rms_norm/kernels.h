@@ -2,10 +2,8 @@
 // have the same bits. Arguments were checked in rms_norm.cpp.
 #pragma once
 
-#include <vector>
-
 #include "../common/launch.h"
-#include "rlk/ops/rms_norm.h"
+#include "rlk/kernels/rms_norm_row.h"
 
 namespace rlk::cuda {
 
@@ -31,10 +29,6 @@ RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocess
 // Whether rows, and the weight, are whole vectors of eight columns at multiples of 16 bytes.
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
-
-inline std::int64_t rms_norm_groups(std::int64_t num_rows) {
-  return (num_rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
-}
 
 void rms_norm_sm80(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
 void rms_norm_sm90(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
