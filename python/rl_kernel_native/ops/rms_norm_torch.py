@@ -43,6 +43,8 @@ def _require_tensors(**tensors: Any) -> None:
 
 
 def _number(value: Any, name: str) -> float:
+    if isinstance(value, float):
+        return value
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     return float(value)
