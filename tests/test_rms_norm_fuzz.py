@@ -1,8 +1,8 @@
 """Random calls of rms_norm, always the same ones: the contract's bytes, the same bytes for any rows, nothing written
 beside an output, and on a GPU the bytes of the CPU.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case; run `python tests/test_rms_norm_fuzz.py CASE` to see that
-one alone.
+RLK_FUZZ_CASES (2,000) sets how many. A failure names its case; run `python tests/test_rms_norm_fuzz.py CASE` to see
+that one alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED = 20_242
 CASES = int(os.environ.get("RLK_FUZZ_CASES", "2000"))
 CHUNK = 100  # cases a test: a failing chunk still names its case, and a run shows progress
 MAX_LOG2 = 17  # elements of a problem: it takes every path of widths and rows, its NumPy contract milliseconds
-MOST_CONTRACTS = 500  # of the cases are compared with NumPy; all of them with float64's or another batch's
+MOST_CONTRACTS = 300  # of the cases are compared with NumPy, all with themselves in another batch
 CANARY = 7.0
 
 
