@@ -76,7 +76,8 @@ def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str
     found.append(Peer("torch rms_norm", _torch, _after_sum(_torch)))
     found.append(Peer("torch written out", _written_out, _after_sum(_written_out)))
     if use_compile:
-        compiled, with_sum = (torch.compile(f, dynamic=False) for f in (_written_out, _after_sum(_written_out)))
+        compiled: Any = torch.compile(_written_out, dynamic=False)
+        with_sum: Any = torch.compile(_after_sum(_written_out), dynamic=False)
         found.append(Peer("torch.compile", compiled, with_sum))
     for name, make in (("liger_kernel", _liger), ("quack", _quack)):
         if importlib.util.find_spec(name) is None:
