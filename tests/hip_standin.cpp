@@ -17,6 +17,7 @@
 
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
+#include "hip/rms_norm/rms_norm_kernels.hip"
 
 namespace {
 
@@ -82,9 +83,22 @@ const Table kLogprob = {
     RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
     RLK_OF(rlk_logprob_merge),
 };
+const Table kRmsNorm = {
+    RLK_OF_FLOATS(rlk_rms_norm_forward_wave),
+    RLK_OF_FLOATS(rlk_rms_norm_forward_block),
+    RLK_OF_FLOATS(rlk_rms_norm_forward_wave_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_forward_block_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_wave),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_block),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_wave_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_block_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_chains_vectors),
+    RLK_OF_FLOATS(rlk_rms_norm_chains_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_fold),
+};
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

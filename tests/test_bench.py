@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import linear, logprob, measure  # noqa: E402
+from rl_kernel_native.bench import linear, logprob, measure, rms_norm  # noqa: E402
 
 
 def test_command_writes_json_and_a_plot(tmp_path, capsys):
@@ -41,6 +41,31 @@ def test_command_for_linear_writes_json_and_a_plot(tmp_path, capsys):
     assert rows["forward", "rk"]["max_error"] < 2**-8  # bfloat16's rounding of the largest
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "linear [4, 65] x [33, 65] bfloat16" in capsys.readouterr().out
+
+
+def test_command_for_rms_norm_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "png")}
+    arguments = ["rms_norm", "--rows", "4", "--columns", "65", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(files["json"]), "--plot", str(files["png"])]) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(rms_norm.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in rms_norm.PASSES)
+    assert rows["forward", "rk"]["max_error"] < 2**-8  # bfloat16's rounding of the largest
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "rms_norm [4, 65] bfloat16" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_norm():
+    device = torch.device("cpu")
+    o = rms_norm._buffers(5, 40, torch.float32, device)[0]
+    found, _ = rms_norm.peers(device, use_compile=False)
+    for which in rms_norm.PASSES:
+        expected = None
+        for peer in found:
+            got = rms_norm._call(peer, which, [o])(0)
+            expected = got if expected is None else expected
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_peer_computes_the_same_products():

@@ -28,6 +28,8 @@ from rl_kernel_native._native import module as native
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
 
 import test_fuzz as fuzz  # noqa: E402
+import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
+from rms_norm_cases import Operands, results  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     native.variant != "rocm6" or "RLK_STANDIN_ORDER" not in os.environ,
@@ -126,6 +128,17 @@ def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyP
             fuzz.report(problem, fuzz.differing(want, merged_shards(problem, shards)), f"{shards} shards on HIP")
         gradient = fuzz.backward(problem, "cpu", "portable", want)
         fuzz.report(problem, fuzz.differing(gradient, backward(problem, want)), "gradient of CPU and HIP")
+
+
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, min(first + CHUNK, CASES)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        norm = rms_norm_fuzz.make(number)
+        want = results(norm.operands, norm.eps, **norm.options)
+        got = back(results(Operands(*(on_device(t) for t in norm.operands)), norm.eps, **norm.options))
+        found = fuzz.differing(tuple(want), tuple(got))
+        assert not found, f"{norm.name}: {found}"
 
 
 def problem(rng: np.random.Generator) -> tuple[Any, Any]:

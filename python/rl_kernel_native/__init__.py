@@ -27,10 +27,11 @@ from .ops.logprob import (
     logprob_partial,
     logprob_reference,
 )
+from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch  # noqa: F401
+    from .ops import linear_torch, logprob_torch, rms_norm_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -53,6 +54,9 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "rms_norm",
+    "rms_norm_backward",
+    "rms_norm_reference",
     "tree_sum",
     "variant",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 from ._arithmetic import arithmetic
 from .ops import linear as linear_op
 from .ops import logprob as op
+from .ops import rms_norm as rms_norm_op
 
 IGNORED = -100
 
@@ -321,8 +322,101 @@ def linear(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         yield _timed(f"same bytes as the CPU as an sm_90, engine {engine}", bytes_of_cpu)
 
 
+class _Norm(NamedTuple):
+    """Operands of rms_norm, float32 arrays with values of ``dtype``, and its functions on them."""
+
+    dtype: str
+    options: dict[str, Any]
+    x: np.ndarray  # [rows, columns]
+    residual: np.ndarray
+    dy: np.ndarray
+    d_new_residual: np.ndarray
+    weight: np.ndarray  # [columns]
+
+    def results(self, arrays: _Arrays) -> dict[str, np.ndarray]:
+        x, residual, dy, third, weight = (arrays.put(a, self.dtype) for a in self[2:])
+        y, h, rstd = rms_norm_op.rms_norm(x, weight, _NORM_EPS, residual=residual, return_rstd=True, **self.options)
+        dx, dweight = rms_norm_op.rms_norm_backward(
+            dy, h, weight, _NORM_EPS, rstd=rstd, d_new_residual=third, dweight_dtype="float32", **self.options
+        )
+        found = {"y": y, "new_residual": h, "rstd": rstd, "dx": dx, "dweight": dweight}
+        return {name: arrays.get(result) for name, result in found.items()}
+
+
+_NORM_EPS = 1e-6
+
+
+def _norms(dtypes: tuple[str, ...]) -> Iterator[_Norm]:
+    random = np.random.default_rng(4)
+    options: tuple[dict[str, Any], ...] = ({}, {"round_before_weight": True}, {"weight_offset": 1.0})
+    # One column; odd; heads of 128; a hidden size; rows that are two blocks.
+    for i, (rows, columns) in enumerate(((3, 1), (5, 37), (200, 128), (33, 4096), (8200, 24))):
+        for j, dtype in enumerate(dtypes):
+            shapes = ((rows, columns),) * 4 + ((columns,),)
+            values = (_round_to(random.normal(0, 1, s).astype(np.float32), dtype) for s in shapes)
+            yield _Norm(dtype, options[(i + j) % 3], *values)
+
+
+def _norms_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of what chains of fused multiply-adds and a few roundings may add)."""
+    for case in _norms(arrays.dtypes):
+        got = case.results(arrays)
+        offset = case.options.get("weight_offset", 0.0)
+        expected = rms_norm_op.rms_norm_reference(
+            got["new_residual"], case.weight, _NORM_EPS, weight_offset=offset, dy=case.dy,
+            d_new_residual=case.d_new_residual,
+        )  # fmt: skip
+        rows, columns = case.x.shape
+        relative, absolute = _ROUNDING[case.dtype]
+        chain = (columns / 256 + 32) * 2.0**-24
+        inner = relative if case.options.get("round_before_weight") else 0.0  # of xhat, before the weight
+        allowed = {
+            "y": (chain + relative + inner) * np.abs(expected["y"]) + absolute,
+            "rstd": chain * expected["rstd"],
+            "dx": chain * 2 * expected["dx_scale"] + relative * np.abs(expected["dx"]) + absolute,
+            "dweight": (chain + (80 + rows / 8192) * 2.0**-24 + inner) * expected["dweight_scale"],
+        }
+        for name, bound in allowed.items():
+            yield f"{name} {case.dtype} {list(case.x.shape)}", _worst(got[name], expected[name], bound + 1e-30)
+
+
+def rms_norm(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Norms and gradients against float64, against themselves in other batches, and on a GPU against the CPU."""
+    arrays = _Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_norms_against_float64(arrays), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield _timed("against float64", float64)
+
+    def rows() -> tuple[bool, str]:
+        differ = 0
+        for case in _norms(arrays.dtypes[-1:]):
+            whole = case.results(arrays)
+            part = case._replace(**{name: getattr(case, name)[1:3] for name in _Norm._fields[2:6]}).results(arrays)
+            differ += sum(_same_bytes(part[n], whole[n][1:3]) for n in ("y", "new_residual", "rstd", "dx"))
+        return differ == 0, f"{differ} values differ between a batch and its rows"
+
+    yield _timed("same bytes for any number of rows", rows)
+    if device == "cpu":
+        return
+    cpu = _Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _norms(arrays.dtypes):
+            here, there = case.results(arrays), case.results(cpu)
+            differ += sum(_same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield _timed("same bytes as the CPU", bytes_of_cpu)
+
+
 # Name of each operator and its self-test.
 OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     "logprob": logprob,
     "linear": linear,
+    "rms_norm": rms_norm,
 }

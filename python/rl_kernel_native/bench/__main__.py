@@ -60,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     linear.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     linear.add_argument("--in-features", type=_count, default=4096)
     linear.add_argument("--out-features", type=_count, default=4096)
-    for operator in (logprob, linear):
+    rms_norm = operators.add_parser("rms_norm", help="root-mean-square norm, with a residual and without")
+    rms_norm.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
+    rms_norm.add_argument("--columns", type=_count, default=4096)
+    rms_norm.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    for operator in (logprob, linear, rms_norm):
         operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
         operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
@@ -75,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from . import linear as bench_linear
     from . import logprob as bench_logprob
+    from . import rms_norm as bench_rms_norm
     from .report import print_table, write_json, write_plot
 
     try:
@@ -89,6 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.operator == "linear":
         shape = (rows, options.in_features, options.out_features)
         run = bench_linear.run(shape, options.dtype, device, seconds=options.seconds)
+    elif options.operator == "rms_norm":
+        run = bench_rms_norm.run(
+            rows, options.columns, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
+        )
     else:
         run = bench_logprob.run(
             rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile

@@ -1,0 +1,253 @@
+// Python's entry to rms_norm: fields move from checked arguments to the contract's params, outputs come from the caller.
+#include "rlk/ops/rms_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "define.h"
+#include "linear_args.h"
+#include "module.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+[[noreturn]] void value_error(const char* name, const std::string& message) {
+  throw nb::value_error((std::string(name) + ": " + message).c_str());
+}
+
+// A Python number as float32.
+float read_number(nb::handle value, const char* name) {
+  const double x = PyBool_Check(value.ptr()) ? -1.0 : PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() || PyBool_Check(value.ptr())) {
+    PyErr_Clear();
+    throw nb::type_error((std::string(name) + ": expected a number, got " + kind_of(value)).c_str());
+  }
+  return static_cast<float>(x);
+}
+
+float read_eps(nb::handle value) {
+  const float eps = read_number(value, "eps");
+  if (!(eps > 0.0f) || !std::isfinite(eps)) {
+    value_error("eps", std::string("expected a finite number > 0 in float32, got ") + nb::str(value).c_str());
+  }
+  return eps;
+}
+
+// [..., columns] like `like`: shape, dtype and device.
+void check_like(const RowsArgument& a, const RowsArgument& like) {
+  check_same(a.array, like.array);
+  if (std::ranges::equal(a.array.shape(), like.array.shape())) return;
+  value_error(a.array.name(), "expected shape " + shape_text(like.array.shape()) + " (that of " + like.array.name() +
+                                  "), got " + shape_text(a.array.shape()));
+}
+
+// [columns], contiguous, on the device of `like`.
+void check_vector(const Array& a, const RowsArgument& like) {
+  const TensorView& v = a.view();
+  if (!(v.device == like.view().device)) {
+    value_error(a.name(), "expected device " + name_of(like.view().device) + ", got " + name_of(v.device));
+  }
+  if (v.ndim != 1 || v.shape[0] != like.columns) {
+    value_error(a.name(), "expected shape [" + std::to_string(like.columns) + "] (the last dimension of " +
+                              like.array.name() + "), got " + shape_text(a.shape()));
+  }
+  if (v.shape[0] > 1 && v.stride(0) != 1) {
+    value_error(a.name(), "expected contiguous elements (stride 1), got stride " + std::to_string(v.stride(0)));
+  }
+}
+
+// What of a norm is the same forward and backward.
+struct Weight {
+  std::optional<Array> array;
+  float offset = 0.0f;
+
+  Weight(nb::handle weight, nb::handle weight_offset, const RowsArgument& like)
+      : offset(read_number(weight_offset, "weight_offset")) {
+    if (!std::isfinite(offset)) {
+      value_error("weight_offset", std::string("expected a finite number, got ") + nb::str(weight_offset).c_str());
+    }
+    if (weight.is_none()) {
+      if (offset != 0.0f) value_error("weight_offset", "expected 0 where weight is None");
+      return;
+    }
+    array.emplace(weight, "weight", "float32 or that of x");
+    const DType t = array->view().dtype, of_rows = like.view().dtype;
+    if (t != DType::kFloat32 && t != of_rows) {
+      dtype_error(*array, of_rows == DType::kFloat32
+                              ? "float32"
+                              : std::string("float32 or ") + name_of(of_rows) + " (that of " + like.array.name() + ")");
+    }
+    check_vector(*array, like);
+  }
+  const void* data() const { return array ? array->view().data : nullptr; }
+  DType dtype(DType otherwise) const { return array ? array->view().dtype : otherwise; }
+};
+
+// y, or (y, new_residual or None, rstd or None) where one of them is asked for.
+nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
+                   bool round_before_weight, bool return_rstd, nb::handle allocate, std::uintptr_t stream) {
+  const RowsArgument a(x, "x");
+  const Device device = a.view().device;
+  require_rms_norm_backend(device);
+  const Weight w(weight, weight_offset, a);
+  RmsNormParams p;
+  p.x = a.view().data;
+  p.x_rows = a.rows;
+  p.num_rows = a.num_rows;
+  p.columns = a.columns;
+  p.dtype = a.view().dtype;
+  p.weight = w.data();
+  p.weight_dtype = w.dtype(p.dtype);
+  p.weight_offset = w.offset;
+  p.eps = read_eps(eps);
+  p.round_before_weight = round_before_weight;
+  std::optional<RowsArgument> more;
+  if (!residual.is_none()) {
+    more.emplace(residual, "residual");
+    check_like(*more, a);
+    p.residual = more->view().data;
+    p.residual_rows = more->rows;
+  }
+  const Caller caller = make_caller(x, device, allocate, stream);
+  Caller::Fresh y = caller.empty(a.array.shape(), p.dtype), new_residual{nb::none(), nullptr}, rstd = new_residual;
+  p.y = y.data;
+  p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
+  if (more) {
+    new_residual = caller.empty(a.array.shape(), p.dtype);
+    p.new_residual = new_residual.data;
+  }
+  if (return_rstd) {
+    rstd = caller.empty(a.leading(), DType::kFloat32);
+    p.rstd = static_cast<float*>(rstd.data);
+  }
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    rlk::rms_norm(p, device, caller.stream);
+  }
+  if (!more && !return_rstd) return y.array;
+  return nb::make_tuple(y.array, new_residual.array, rstd.array);
+}
+
+// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
+// other call the general way.
+nb::object eager(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
+                 bool round_before_weight, bool return_rstd) {
+  if (!may_bypass_dispatcher({x, weight, residual})) return nb::borrow(Py_NotImplemented);
+  return forward(x, weight, residual, eps, weight_offset, round_before_weight, return_rstd, nb::none(), 0);
+}
+
+// (dx or None, dweight or None). rstd may be None: then it is computed from h and eps, which is read only then.
+// main_grad is accumulated in place and given back as dweight.
+nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
+                    nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight, nb::handle main_grad,
+                    bool return_dx, bool return_dweight, int dweight_dtype, nb::handle allocate,
+                    std::uintptr_t stream) {
+  const RowsArgument g(dy, "dy"), a(h, "h");
+  const Device device = g.view().device;
+  require_rms_norm_backend(device);
+  check_like(a, g);
+  const Weight w(weight, weight_offset, g);
+  RmsNormBackwardParams p;
+  p.dy = g.view().data;
+  p.h = a.view().data;
+  p.dy_rows = g.rows;
+  p.h_rows = a.rows;
+  p.num_rows = g.num_rows;
+  p.columns = g.columns;
+  p.dtype = g.view().dtype;
+  p.weight = w.data();
+  p.weight_dtype = w.dtype(p.dtype);
+  p.weight_offset = w.offset;
+  p.round_before_weight = round_before_weight;
+  std::optional<RowsArgument> third;
+  if (!d_new_residual.is_none()) {
+    third.emplace(d_new_residual, "d_new_residual");
+    check_like(*third, g);
+    p.d_new_residual = third->view().data;
+    p.d_new_residual_rows = third->rows;
+  }
+  const Caller caller = make_caller(dy, device, allocate, stream);
+  std::optional<Array> given_rstd, given;
+  nb::object rstd_memory, dx = nb::none(), dweight = nb::none(), workspace;
+  RmsNormParams statistics;
+  if (rstd.is_none()) {
+    statistics.eps = read_eps(eps);
+    statistics.x = p.h;
+    statistics.x_rows = p.h_rows;
+    statistics.num_rows = p.num_rows;
+    statistics.columns = p.columns;
+    statistics.dtype = p.dtype;
+    Caller::Fresh fresh = caller.empty(g.leading(), DType::kFloat32);
+    p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
+    rstd_memory = std::move(fresh.array);
+  } else {
+    given_rstd.emplace(rstd, "rstd", "float32");
+    const TensorView& v = given_rstd->view();
+    if (v.dtype != DType::kFloat32) dtype_error(*given_rstd, "float32");
+    if (!(v.device == device)) value_error("rstd", "expected device " + name_of(device) + ", got " + name_of(v.device));
+    if (!std::ranges::equal(given_rstd->shape(), g.leading()) || !v.is_contiguous()) {
+      value_error("rstd", "expected a contiguous array of shape " + shape_text(g.leading()) +
+                              " (the leading dimensions of dy), got " + shape_text(given_rstd->shape()));
+    }
+    p.rstd = static_cast<const float*>(v.data);
+  }
+  if (return_dx) {
+    Caller::Fresh fresh = caller.empty(g.array.shape(), p.dtype);
+    p.dx = fresh.data;
+    p.dx_rows = contiguous_rows(p.num_rows, p.columns);
+    dx = std::move(fresh.array);
+  }
+  if (return_dweight || !main_grad.is_none()) {
+    p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.weight_dtype) : DType::kFloat32;
+    if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
+      throw nb::type_error((std::string("dweight_dtype: expected float32 or ") + name_of(p.dtype) +
+                            " (that of dy), got " + name_of(p.dweight_dtype))
+                               .c_str());
+    }
+    if (main_grad.is_none()) {
+      const std::int64_t shape[] = {p.columns};
+      Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
+      p.dweight = fresh.data;
+      dweight = std::move(fresh.array);
+    } else {
+      given.emplace(main_grad, "main_grad", "float32");
+      if (given->view().dtype != DType::kFloat32) dtype_error(*given, "float32");
+      check_vector(*given, g);
+      if (given->view().read_only) throw nb::buffer_error("main_grad: is read-only");
+      check_apart(*given, g.array);
+      check_apart(*given, a.array);
+      if (w.array) check_apart(*given, *w.array);
+      p.dweight = given->view().data;
+      p.main_grad = static_cast<const float*>(p.dweight);
+      dweight = nb::borrow(main_grad);
+    }
+    const std::int64_t bytes = rms_norm_backward_workspace_bytes(p, device);
+    if (bytes > 0) {
+      const std::int64_t shape[] = {(bytes + 3) / 4};
+      Caller::Fresh fresh = caller.empty(shape, DType::kFloat32);
+      p.workspace = fresh.data;
+      workspace = std::move(fresh.array);
+    }
+  }
+  {
+    nb::gil_scoped_release release;
+    if (statistics.rstd != nullptr) rlk::rms_norm(statistics, device, caller.stream);
+    rlk::rms_norm_backward(p, device, caller.stream);
+  }
+  return nb::make_tuple(dx, dweight);
+}
+
+}  // namespace
+
+void bind_rms_norm(nb::module_& m) {
+  define(m, "rms_norm", &forward);
+  define(m, "rms_norm_eager", &eager);
+  define(m, "rms_norm_backward", &backward);
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,375 @@
+// rms_norm backward. Bound by HBM: dy, h and the gradient of the new residual are read once, dx written once; beside that
+// dweight takes 4 bytes for each column of each group of 64 rows, written and read.
+//
+// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another: a row's octets t, t + kThreads, ...
+// are a thread's own, so that it reads back only what it copied itself into its ring of stages in shared memory, and adds
+// up dweight's chains of its columns in registers. The next rows are under way meanwhile.
+// rms_norm_rows_kernel: where groups are too few for all multiprocessors, and for any width and alignment. Of the blocks
+// of a group 64 take a row each, for dx; the others columns of all its rows, for dweight's chains.
+// rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
+// One body for every architecture; each gets its own machine code.
+#pragma once
+
+#include "../common/async_copy_groups_sm80.cuh"
+#include "../common/async_copy_sm80.cuh"
+#include "../common/dependent_launch.cuh"
+#include "../common/kernel_memory.h"
+#include "kernels.h"
+#include "row.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kGroupRows = kRmsNormGroupRows;
+constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // of 8192 rows
+
+// A thread's columns of one row, of dy and h and, where there is one, the gradient of the new residual.
+template <class T, int kThreads, int kOctets>
+struct GroupShape {
+  static constexpr int kArrays = 3;
+  static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
+  static constexpr int kVectors = Octet<T>::kVectors;
+  static constexpr int kArrayBytes = kBlock * kOctets * kVectors * 16, kStageBytes = kArrays * kArrayBytes;
+  // Of 227 KB a multiprocessor has on compute capability 9.0. More than three stages for several blocks, or one block.
+  static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
+  static constexpr bool kSeveral = kShared / kStageBytes >= 3;
+  static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
+  static constexpr int kStages = kMost < 8 ? kMost : 8;
+  static constexpr int kBlocks = kBlock < 256 ? 4 : kSeveral ? 2 : 1;  // of a multiprocessor
+  static_assert(kStages >= 2);
+};
+
+template <class T, int kThreads, int kOctets>
+__global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
+                                  (GroupShape<T, kThreads, kOctets>::kBlocks))
+    rms_norm_groups_kernel(const __grid_constant__ RmsNormBackwardParams p) {
+  using Storage = typename T::Storage;
+  using Shape = GroupShape<T, kThreads, kOctets>;
+  constexpr int kVectors = Shape::kVectors, kStages = Shape::kStages;
+  static_assert(kOctets == 1 || kThreads == kRmsNormLanes);  // a thread's octets are one lane of the sum
+  extern __shared__ uint4 ring[];
+  __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
+  __shared__ float of_warps[2][Shape::kGroups][kSumNodes<kThreads, 1>];  // of every other row
+  const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
+  const std::int64_t group = std::int64_t{blockIdx.x} * Shape::kGroups + of_block, first_row = group * kGroupRows;
+  const auto rows_from = [&](std::int64_t row) {
+    const std::int64_t left = p.num_rows - row;
+    return left < 0 ? 0 : left < kGroupRows ? static_cast<int>(left) : kGroupRows;
+  };
+  const int rows = rows_from(first_row);
+  const int steps = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
+  const int octets = static_cast<int>(p.columns) / kOctet;
+  const bool third = p.d_new_residual != nullptr;
+
+  for (int i = thread; i < rows; i += kThreads) rstd_of_row[of_block][i] = p.rstd[first_row + i];
+  float w[kOctets][kOctet], sums[kOctets][kOctet]{};
+#pragma unroll
+  for (int i = 0; i < kOctets; ++i) {
+    const int octet = thread + i * kThreads;
+    if (octet < octets) load_weights<T, true>(p, octet * kOctet, kOctet, w[i]);
+  }
+
+  // Vector v of octet i of an array in a stage, for this thread.
+  uint4* const mine = ring + threadIdx.x;
+  const auto slot = [&](int stage, int array, int i, int v) {
+    return mine + (((stage * Shape::kArrays + array) * kOctets + i) * kVectors + v) * Shape::kBlock;
+  };
+  const auto read = [&](int stage, int array, int i, float(&z)[kOctet]) {
+    Octet<T> x;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, array, i, v);
+    x.to_float(z);
+  };
+  const auto copy_row = [&](int row, int stage) {
+    if (row < rows) {
+      const Storage* const from[Shape::kArrays] = {
+          static_cast<const Storage*>(p.dy) + p.dy_rows.offset(first_row + row),
+          static_cast<const Storage*>(p.h) + p.h_rows.offset(first_row + row),
+          third ? static_cast<const Storage*>(p.d_new_residual) + p.d_new_residual_rows.offset(first_row + row)
+                : nullptr};
+#pragma unroll
+      for (int array = 0; array < Shape::kArrays; ++array) {
+        if (array == 2 && !third) continue;
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          const int octet = thread + i * kThreads;
+          if (octet >= octets) continue;
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            copy_async_16(shared_address(slot(stage, array, i, v)),
+                          from[array] + octet * kOctet + v * Vector<T>::kColumns);
+          }
+        }
+      }
+    }
+    copy_async_commit();
+  };
+#pragma unroll 1
+  for (int row = 0; row < kStages - 1; ++row) copy_row(row, row);
+  __syncthreads();  // rstd_of_row
+  int stage = 0, free_stage = kStages - 1;
+#pragma unroll 1
+  for (int row = 0; row < steps; ++row) {
+    copy_async_wait<kStages - 2>();
+    copy_row(row + kStages - 1, free_stage);  // into what the row before was read from
+    const bool exists = row < rows;
+    const float rstd = exists ? rstd_of_row[of_block][row] : 0.0f;
+    // dy and xhat of octet i.
+    const auto read_row = [&](int i, float(&dy)[kOctet], float(&xhat)[kOctet]) {
+      read(stage, 0, i, dy);
+      read(stage, 1, i, xhat);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd);
+    };
+    constexpr int kKept = kOctets <= 2 ? kOctets : 1;  // more would not fit the registers, and are read again
+    float dy[kKept][kOctet], xhat[kKept][kOctet];
+    float lanes[1] = {};
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (!exists || thread + i * kThreads >= octets) continue;
+      read_row(i, dy[i % kKept], xhat[i % kKept]);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        lanes[0] = __fmaf_rn(__fmul_rn(dy[i % kKept][j], w[i][j]), xhat[i % kKept][j], lanes[0]);
+      }
+    }
+    float c = 0.0f;
+    if (p.dx != nullptr) {
+      c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[row % 2][of_block]), static_cast<float>(p.columns));
+    }
+    Storage* dx = static_cast<Storage*>(p.dx) + (exists ? p.dx_rows.offset(first_row + row) : 0);
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      const int octet = thread + i * kThreads;
+      if (!exists || octet >= octets) continue;
+      float(&g)[kOctet] = dy[i % kKept], (&z)[kOctet] = xhat[i % kKept];
+      if constexpr (kKept < kOctets) read_row(i, g, z);
+      if (p.dx != nullptr) {
+        float d[kOctet] = {};
+        if (third) read(stage, 2, i, d);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c, rstd, d[j]);
+        store_octet(dx + octet * kOctet, octet_of<T>(d));
+      }
+      if (p.round_before_weight) round_octet<T>(z);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) sums[i][j] = __fmaf_rn(g[j], z[j], sums[i][j]);
+    }
+    free_stage = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  allow_next_kernel();
+  if (p.dweight == nullptr || rows == 0) return;
+  float* const to = static_cast<float*>(p.workspace) + group * p.columns;
+#pragma unroll
+  for (int i = 0; i < kOctets; ++i) {
+    const int octet = thread + i * kThreads;
+    if (octet >= octets) continue;
+#pragma unroll
+    for (int j = 0; j < kOctet; j += 4) {
+      *reinterpret_cast<float4*>(to + octet * kOctet + j) =
+          make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
+    }
+  }
+}
+
+constexpr int kRowThreads = kRmsNormLanes;
+constexpr int kChainRows = 4;  // loads of a thread under way
+
+template <class T, bool kVector>
+__device__ __forceinline__ void dx_of_row(const RmsNormBackwardParams& p, std::int64_t row, float* of_warps) {
+  using Storage = typename T::Storage;
+  constexpr int kStep = kRowThreads * kOctet;
+  const int columns = static_cast<int>(p.columns), first = static_cast<int>(threadIdx.x) * kOctet;
+  const Storage* dy = static_cast<const Storage*>(p.dy) + p.dy_rows.offset(row);
+  const Storage* h = static_cast<const Storage*>(p.h) + p.h_rows.offset(row);
+  const float rstd = p.rstd[row];
+  float lanes[1] = {};
+#pragma unroll 1
+  for (std::int64_t k = first; k < columns; k += kStep) {
+    const int count = static_cast<int>(columns - k);
+    float g[kOctet], x[kOctet], w[kOctet];
+    load_columns<T, kVector>(dy + k, count, g);
+    load_columns<T, kVector>(h + k, count, x);
+    load_weights<T, kVector>(p, static_cast<int>(k), count, w);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      if (kVector || j < count) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[j]), __fmul_rn(x[j], rstd), lanes[0]);
+    }
+  }
+  const float c = __fdiv_rn(row_sum<kRowThreads>(lanes, of_warps), static_cast<float>(columns));
+  const Storage* third = nullptr;
+  if (p.d_new_residual != nullptr) {
+    third = static_cast<const Storage*>(p.d_new_residual) + p.d_new_residual_rows.offset(row);
+  }
+  Storage* dx = static_cast<Storage*>(p.dx) + p.dx_rows.offset(row);
+#pragma unroll 1
+  for (std::int64_t k = first; k < columns; k += kStep) {
+    const int count = static_cast<int>(columns - k);
+    float g[kOctet], x[kOctet], w[kOctet], z[kOctet] = {};
+    load_columns<T, kVector>(dy + k, count, g);
+    load_columns<T, kVector>(h + k, count, x);
+    load_weights<T, kVector>(p, static_cast<int>(k), count, w);
+    if (third != nullptr) load_columns<T, kVector>(third + k, count, z);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      z[j] = rms_norm_dx(__fmul_rn(g[j], w[j]), __fmul_rn(x[j], rstd), c, rstd, z[j]);
+    }
+    store_columns<T, kVector>(dx + k, count, z);
+  }
+}
+
+template <class T, bool kVector>
+__device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, std::int64_t group,
+                                                std::int64_t column) {
+  using Storage = typename T::Storage;
+  if (column >= p.columns) return;
+  const std::int64_t first = group * kGroupRows, left = p.num_rows - first;
+  const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
+  const int count = p.columns - column < kOctet ? static_cast<int>(p.columns - column) : kOctet;
+  const Storage* dy = static_cast<const Storage*>(p.dy) + column;
+  const Storage* h = static_cast<const Storage*>(p.h) + column;
+  float sums[kOctet] = {};
+#pragma unroll 1
+  for (int row = 0; row < rows; row += kChainRows) {
+    float a[kChainRows][kOctet], b[kChainRows][kOctet], rstd[kChainRows];
+#pragma unroll
+    for (int i = 0; i < kChainRows; ++i) {
+      if (row + i >= rows) continue;
+      load_columns<T, kVector>(dy + p.dy_rows.offset(first + row + i), count, a[i]);
+      load_columns<T, kVector>(h + p.h_rows.offset(first + row + i), count, b[i]);
+      rstd[i] = p.rstd[first + row + i];
+    }
+#pragma unroll
+    for (int i = 0; i < kChainRows; ++i) {
+      if (row + i >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) b[i][j] = __fmul_rn(b[i][j], rstd[i]);
+      if (p.round_before_weight) round_octet<T>(b[i]);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) sums[j] = __fmaf_rn(a[i][j], b[i][j], sums[j]);
+    }
+  }
+  store_columns<Fp32, kVector>(static_cast<float*>(p.workspace) + group * p.columns + column, count, sums);
+}
+
+// Blocks of a group: `row_blocks` (64 or, without dx, none) rows, then `column_blocks`.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    rms_norm_rows_kernel(const __grid_constant__ RmsNormBackwardParams p, int row_blocks, int column_blocks) {
+  __shared__ float of_warps[kSumNodes<kRowThreads, 1>];
+  const int blocks = row_blocks + column_blocks, local = static_cast<int>(blockIdx.x) % blocks;
+  const std::int64_t group = blockIdx.x / static_cast<unsigned>(blocks), row = group * kGroupRows + local;
+  if (local >= row_blocks) {
+    chains_of_group<T, kVector>(p, group, (std::int64_t{local - row_blocks} * kRowThreads + threadIdx.x) * kOctet);
+  } else if (row < p.num_rows) {
+    dx_of_row<T, kVector>(p, row, of_warps);
+  }
+  allow_next_kernel();
+}
+
+constexpr int kFoldColumns = 8;  // of a block: 32 bytes of a group, the least that memory reads
+constexpr int kFoldGroups = 16;  // of a thread at a time
+constexpr int kFoldUnits = kBlockGroups / kFoldGroups;
+constexpr int kFoldMostBlocks = 16;  // of 8192 rows, at a time
+
+__global__ void __launch_bounds__(kFoldColumns* kFoldUnits* kFoldMostBlocks)
+    rms_norm_fold_kernel(const __grid_constant__ RmsNormBackwardParams p) {
+  __shared__ float of_unit[kFoldUnits * kFoldMostBlocks][kFoldColumns];
+  const int local = static_cast<int>(threadIdx.x) % kFoldColumns, unit = static_cast<int>(threadIdx.x) / kFoldColumns;
+  const int at_once = static_cast<int>(blockDim.x) / (kFoldColumns * kFoldUnits);
+  const std::int64_t column = std::int64_t{blockIdx.x} * kFoldColumns + local;
+  const std::int64_t groups = rms_norm_groups(p.num_rows);
+  const float* const sums = static_cast<const float*>(p.workspace) + column;
+  const bool exists = column < p.columns;
+  wait_for_previous_kernel();
+  bool is_first = p.main_grad == nullptr;
+  float total = is_first || !exists ? 0.0f : p.main_grad[column];
+#pragma unroll 1
+  for (std::int64_t begin = 0; begin < groups; begin += std::int64_t{at_once} * kBlockGroups) {
+    const std::int64_t first = begin + unit * kFoldGroups;
+    float x[kFoldGroups];
+#pragma unroll
+    for (int i = 0; i < kFoldGroups; ++i) x[i] = exists && first + i < groups ? sums[(first + i) * p.columns] : 0.0f;
+#pragma unroll
+    for (int distance = 1; distance < kFoldGroups; distance *= 2) {
+#pragma unroll
+      for (int i = 0; i < kFoldGroups; i += 2 * distance) x[i] = __fadd_rn(x[i], x[i + distance]);
+    }
+    of_unit[unit][local] = x[0];
+    __syncthreads();
+    if (unit == 0) {
+#pragma unroll 1
+      for (int block = 0; block < at_once && begin + block * kBlockGroups < groups; ++block) {
+        float y[kFoldUnits];
+#pragma unroll
+        for (int i = 0; i < kFoldUnits; ++i) y[i] = of_unit[block * kFoldUnits + i][local];
+#pragma unroll
+        for (int distance = 1; distance < kFoldUnits; distance *= 2) {
+#pragma unroll
+          for (int i = 0; i < kFoldUnits; i += 2 * distance) y[i] = __fadd_rn(y[i], y[i + distance]);
+        }
+        total = is_first ? y[0] : __fadd_rn(total, y[0]);
+        is_first = false;
+      }
+    }
+    __syncthreads();
+  }
+  if (unit == 0 && exists) store_element(p.dweight, p.dweight_dtype, column, Fp32::store(total));
+}
+
+template <bool kOverlap>
+void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  const std::int64_t blocks = (p.num_rows + kRmsNormBlock - 1) / kRmsNormBlock;
+  const int at_once = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kFoldMostBlocks));
+  const int grid = static_cast<int>((p.columns + kFoldColumns - 1) / kFoldColumns);
+  launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
+}
+
+template <class T, int kThreads, int kOctets>
+void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  using Shape = GroupShape<T, kThreads, kOctets>;
+  constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets>;
+  constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
+  RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
+  const unsigned blocks = checked_blocks((rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups);
+  kKernel<<<blocks, Shape::kBlock, kBytes, stream>>>(p);
+}
+
+template <bool kOverlap>
+void run_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan, cudaStream_t stream) {
+  if (p.num_rows > 0) {
+    with_element_type(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      if (plan.threads == 0) {
+        const int row_blocks = p.dx != nullptr ? kGroupRows : 0;
+        const int column_blocks =
+            p.dweight != nullptr ? static_cast<int>((p.columns + kRowThreads * kOctet - 1) / (kRowThreads * kOctet))
+                                 : 0;
+        const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks));
+        has_vectors(p)
+            ? rms_norm_rows_kernel<T, true><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks)
+            : rms_norm_rows_kernel<T, false><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks);
+      } else if (plan.threads == 16) {
+        run_groups<T, 16, 1>(p, stream);
+      } else if (plan.threads == 32) {
+        run_groups<T, 32, 1>(p, stream);
+      } else if (plan.threads == 128) {
+        run_groups<T, 128, 1>(p, stream);
+      } else if (plan.octets == 1) {
+        run_groups<T, 256, 1>(p, stream);
+      } else if (plan.octets == 2) {
+        run_groups<T, 256, 2>(p, stream);
+      } else if (plan.octets == 4) {
+        run_groups<T, 256, 4>(p, stream);
+      } else if constexpr (T::kPacked) {  // eight octets of fp32 would not fit shared memory
+        run_groups<T, 256, 8>(p, stream);
+      }
+    });
+    check(cudaGetLastError(), "launch of rms_norm_backward");
+  }
+  if (p.dweight != nullptr) run_fold<kOverlap>(p, stream);
+}
+
+}  // namespace
+}  // namespace rlk::cuda

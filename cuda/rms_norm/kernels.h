@@ -1,0 +1,38 @@
+// Host entry points of the rms_norm kernels, one set per architecture, and the ways in which each can serve a call. All
+// have the same bits. Arguments were checked in rms_norm.cpp.
+#pragma once
+
+#include "../common/launch.h"
+#include "rlk/kernels/rms_norm_row.h"
+
+namespace rlk::cuda {
+
+// A row is `threads` threads with up to `octets` times eight columns each in registers; 0 threads: a block goes over the
+// row twice, which serves any width and alignment.
+struct RmsNormPlan {
+  int threads = 0, octets = 0;
+};
+constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
+bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
+RmsNormPlan choose_plan(const RmsNormParams& p);
+
+// kGroups: `threads` threads take 64 rows one after another, each row read once. kRows: a block a row for dx, and beside
+// them threads with eight columns of 64 rows for dweight: rows are read twice, any width and alignment.
+struct RmsNormBackwardPlan {
+  int threads = 0, octets = 0;  // 0 threads: kRows
+};
+constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},  {32, 1},  {128, 1}, {256, 1},
+                                                         {256, 2}, {256, 4}, {256, 8}, {0, 0}};
+bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p);
+RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors);
+
+// Whether rows, and the weight, are whole vectors of eight columns at multiples of 16 bytes.
+bool has_vectors(const RmsNormParams& p);
+bool has_vectors(const RmsNormBackwardParams& p);
+
+void rms_norm_sm80(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
+void rms_norm_sm90(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
+void rms_norm_backward_sm80(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan, cudaStream_t stream);
+void rms_norm_backward_sm90(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan, cudaStream_t stream);
+
+}  // namespace rlk::cuda

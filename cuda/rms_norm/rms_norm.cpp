@@ -1,0 +1,93 @@
+// CUDA backend of rms_norm: what would corrupt memory, which kernel serves a call, which architecture's runs.
+#include "rms_norm.h"
+
+#include "../common/alignment.h"
+#include "kernels.h"
+#include "rlk/kernels/rms_norm_check.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kOctet = kRmsNormLaneColumns;
+
+bool at_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+// A row of `columns` in registers or shared memory, as threads and octets of a plan.
+template <class Plan, class Params>
+bool holds_row(const Plan& plan, const Params& p) {
+  if (plan.threads == 0) return true;
+  const bool few_octets = plan.octets < 8 || p.dtype != DType::kFloat32;
+  return has_vectors(p) && few_octets && p.columns <= std::int64_t{plan.threads} * plan.octets * kOctet;
+}
+
+void require_capability(int capability) {
+  if (capability < 80) throw Unsupported("rms_norm: built for compute capability 8.0 and later");
+}
+
+}  // namespace
+
+bool has_vectors(const RmsNormParams& p) {
+  const auto whole = [&](const void* base, const RowLayout& rows) {
+    return base == nullptr || rows_begin_at_16_bytes(base, rows, p.num_rows, size_of(p.dtype));
+  };
+  return p.columns % kOctet == 0 && at_16_bytes(p.weight) && whole(p.x, p.x_rows) && whole(p.y, p.y_rows) &&
+         whole(p.residual, p.residual_rows) && whole(p.new_residual, p.new_residual_rows);
+}
+
+bool has_vectors(const RmsNormBackwardParams& p) {
+  const auto whole = [&](const void* base, const RowLayout& rows) {
+    return base == nullptr || rows_begin_at_16_bytes(base, rows, p.num_rows, size_of(p.dtype));
+  };
+  return p.columns % kOctet == 0 && at_16_bytes(p.weight) && at_16_bytes(p.workspace) && whole(p.dy, p.dy_rows) &&
+         whole(p.h, p.h_rows) && whole(p.dx, p.dx_rows) && whole(p.d_new_residual, p.d_new_residual_rows);
+}
+
+bool serves(const RmsNormPlan& plan, const RmsNormParams& p) { return holds_row(plan, p); }
+bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) { return holds_row(plan, p); }
+
+RmsNormPlan choose_plan(const RmsNormParams& p) {
+  for (const RmsNormPlan& plan : kRmsNormPlans) {
+    if (serves(plan, p)) return plan;
+  }
+  return {};
+}
+
+RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors) {
+  if (2 * rms_norm_groups(p.num_rows) < multiprocessors) return {};
+  for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
+    if (serves(plan, p)) return plan;
+  }
+  return {};
+}
+
+void rms_norm(const RmsNormParams& p, int device, Stream stream) {
+  check_rms_norm(p);
+  if (p.num_rows == 0) return;
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  require_capability(capability);
+  const RmsNormPlan plan = choose_plan(p);
+  capability == 90 ? rms_norm_sm90(p, plan, to_stream(stream)) : rms_norm_sm80(p, plan, to_stream(stream));
+}
+
+std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p) {
+  return p.dweight == nullptr ? 0 : rms_norm_groups(p.num_rows) * p.columns * static_cast<std::int64_t>(sizeof(float));
+}
+
+void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream) {
+  check_rms_norm_backward(p);
+  if (p.columns == 0 || (p.num_rows == 0 && p.dweight == nullptr) || (p.dx == nullptr && p.dweight == nullptr)) return;
+  RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p) == 0, "rms_norm_backward: a workspace is given");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  require_capability(capability);
+  if (capability == 90) {
+    return rms_norm_backward_sm90(p, choose_plan(p, multiprocessors(device)), to_stream(stream));
+  }
+  // Other devices have less shared memory than the widest rings take.
+  RmsNormBackwardPlan plan = choose_plan(p, multiprocessors(device));
+  if (plan.threads * plan.octets > 256) plan = {};
+  rms_norm_backward_sm80(p, plan, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

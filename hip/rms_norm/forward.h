@@ -1,0 +1,51 @@
+// rms_norm forward: a wave or a block goes over a row twice, the second time through the cache. Any width and alignment.
+// Bound by HBM: x, and the residual, are read once, y and the new residual written once.
+#pragma once
+
+#include "hip/rms_norm/row.h"
+
+namespace rlk::hip {
+
+template <class T, int kThreads, bool kVector>
+RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block) {
+  const auto at = place<kThreads>(first_block);
+  const bool exists = at.row < p.num_rows;
+  const std::int64_t columns = exists ? p.columns : 0, row = exists ? at.row : 0;
+  const auto* x = row_at<T>(p.x, p.x_rows, row);
+  // Where there is none, any row will do: it stays unread. A null would leave the compiler in doubt of what it points to.
+  const bool adds = p.residual != nullptr;
+  const auto* residual = row_at<T>(adds ? p.residual : p.x, p.residual_rows, row);
+  float lane = 0.0f;
+  for (std::int64_t k = at.first; k < columns; k += at.kStep) {
+    Columns h = load_columns<T, kVector>(x + k, columns - k);
+    if (adds) {
+      const Columns more = load_columns<T, kVector>(residual + k, columns - k);
+#pragma unroll
+      for (int j = 0; j < kNormOctet; ++j) h.v[j] = rounded<T>(add_rn(h.v[j], more.v[j]));
+      store_columns<T, kVector>(row_at<T>(p.new_residual, p.new_residual_rows, row) + k, columns - k, h);
+    }
+#pragma unroll
+    for (int j = 0; j < kNormOctet; ++j) lane = fma_rn(h.v[j], h.v[j], lane);
+  }
+  const float rstd = rms_norm_rstd(row_sum<kThreads>(lane), p.columns, p.eps);
+  if (exists && p.rstd != nullptr && at.first == 0) global_pointer(p.rstd)[row] = Fp32::store(rstd);
+  if (p.y == nullptr) return;
+  auto* y = row_at<T>(p.y, p.y_rows, row);
+  const auto* h = row_at<T>(adds ? p.new_residual : p.x, adds ? p.new_residual_rows : p.x_rows, row);  // own writes
+  for (std::int64_t k = at.first; k < columns; k += at.kStep) {
+    Columns z = load_columns<T, kVector>(h + k, columns - k);
+#pragma unroll
+    for (int j = 0; j < kNormOctet; ++j) z.v[j] = mul_rn(z.v[j], rstd);
+    if (p.weight != nullptr) {
+      const Columns w = load_weights<T, kVector>(p, k, columns - k);
+#pragma unroll
+      for (int j = 0; j < kNormOctet; ++j) {
+        if (p.round_before_weight) z.v[j] = rounded<T>(z.v[j]);
+        z.v[j] = mul_rn(z.v[j], w.v[j]);
+      }
+    }
+    store_columns<T, kVector>(y + k, columns - k, z);
+  }
+}
+
+}  // namespace rlk::hip

@@ -1,0 +1,219 @@
+"""Root-mean-square norm: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+EPS = 1e-6
+MOST_BUFFERS = 512
+CHECKED_ROWS = 8  # compared with float64
+PASSES = ("forward", "forward + backward", "forward, residual", "forward + backward, residual")
+READS_AND_WRITES = dict(zip(PASSES, (2, 5, 4, 8), strict=True))  # of all rows, at least
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments."""
+
+    x: Tensor  # [rows, columns]
+    residual: Tensor
+    weight: Tensor  # [columns]
+    dy: Tensor  # [rows, columns]
+    d_new_residual: Tensor
+
+
+Norm = Callable[[Tensor, Tensor], Tensor]
+NormWithResidual = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Peer(NamedTuple):
+    """``norm(x, weight)``, and ``with_residual(x, residual, weight)``, which gives y and the sum."""
+
+    name: str
+    norm: Norm
+    with_residual: NormWithResidual
+
+
+def _rk(x: Tensor, weight: Tensor) -> Tensor:
+    return rk.rms_norm(x, weight, EPS)
+
+
+def _rk_with_residual(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    y, new_residual = rk.rms_norm(x, weight, EPS, residual=residual)
+    return y, new_residual
+
+
+def _torch(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, EPS)
+
+
+def _after_sum(norm: Norm) -> NormWithResidual:
+    def with_residual(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + residual
+        return norm(h, weight), h
+
+    return with_residual
+
+
+def _written_out(x: Tensor, weight: Tensor) -> Tensor:
+    """As models write it; rounded once, as torch's and ours are."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
+
+
+def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
+    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    found, absent = [Peer("rk", _rk, _rk_with_residual)], []
+    found.append(Peer("torch rms_norm", _torch, _after_sum(_torch)))
+    found.append(Peer("torch written out", _written_out, _after_sum(_written_out)))
+    if use_compile:
+        compiled: Any = torch.compile(_written_out, dynamic=False)
+        with_sum: Any = torch.compile(_after_sum(_written_out), dynamic=False)
+        found.append(Peer("torch.compile", compiled, with_sum))
+    for name, make in (("liger_kernel", _liger), ("quack", _quack)):
+        if importlib.util.find_spec(name) is None:
+            absent.append(f"{name}: not installed")
+        elif device.type != "cuda":
+            absent.append(f"{name}: runs on CUDA only")
+        else:
+            try:
+                found.append(make())
+            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
+                absent.append(f"{name}: {type(error).__name__}: {error}")
+    return found, absent
+
+
+def _liger() -> Peer:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    # The casts that round once; not in place, which would write the gradient over dy.
+    return Peer(
+        "Liger",
+        lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "gemma", False),
+        lambda x, residual, weight: LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "gemma", False),
+    )
+
+
+def _quack() -> Peer:
+    from quack.rmsnorm import rmsnorm
+
+    return Peer(
+        "quack",
+        lambda x, weight: rmsnorm(x, weight, eps=EPS),
+        lambda x, residual, weight: rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=True),
+    )
+
+
+def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> list[Operands]:
+    size = 4 * rows * columns * dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device=device).normal_(0, 1, generator=generator)
+
+    shape = (rows, columns)
+    return [
+        Operands(normal(*shape), normal(*shape), normal(columns), normal(*shape), normal(*shape)) for _ in range(count)
+    ]
+
+
+def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
+    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    n = len(buffers)
+    residual, backward = "residual" in which, "backward" in which
+    if not backward:
+        if residual:
+            return lambda i: peer.with_residual(buffers[i % n].x, buffers[i % n].residual, buffers[i % n].weight)
+        return lambda i: peer.norm(buffers[i % n].x, buffers[i % n].weight)
+    leaves = [
+        o._replace(
+            x=o.x.detach().requires_grad_(),
+            residual=o.residual.detach().requires_grad_(),
+            weight=o.weight.detach().requires_grad_(),
+        )
+        for o in buffers
+    ]
+
+    def forward_backward(i: int) -> Any:
+        o = leaves[i % n]
+        if residual:
+            outputs = peer.with_residual(o.x, o.residual, o.weight)
+            return torch.autograd.grad(outputs, (o.x, o.residual, o.weight), (o.dy, o.d_new_residual))
+        return torch.autograd.grad(peer.norm(o.x, o.weight), (o.x, o.weight), o.dy)
+
+    return forward_backward
+
+
+def _error(call: Call, which: str, o: Operands) -> float | None:
+    """Worst error of the first rows of a forward against float64, relative to the largest magnitude."""
+    if "backward" in which:
+        return None
+    result: Any = call(0)
+    got = (result[0] if isinstance(result, tuple) else result)[:CHECKED_ROWS].double()
+    h = (o.x + o.residual if "residual" in which else o.x)[:CHECKED_ROWS].double()
+    expected = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * o.weight.double()
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def run(
+    rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
+) -> dict[str, Any]:
+    """Times every peer on ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(rows, columns, dtype, device)
+    candidates, absent = peers(device, use_compile)
+    results = []
+    for which in PASSES:
+        calls: list[tuple[Peer, Call]] = []
+        errors: list[float | None] = []
+        for peer in candidates:
+            call = _call(peer, which, buffers)
+            try:
+                error = _error(call, which, buffers[0])
+                call(0)
+            except Exception as problem:
+                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+                continue
+            errors.append(error)
+            calls.append((peer, call))
+        timings = measure([call for _, call in calls], device, seconds)
+        bytes_moved = READS_AND_WRITES[which] * rows * columns * dtype.itemsize
+        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": peer.name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": "rms_norm",
+        "shape": f"[{rows}, {columns}]",
+        "rows": rows,
+        "columns": columns,
+        "dtype": dtype_name,
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }

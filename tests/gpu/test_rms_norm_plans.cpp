@@ -1,0 +1,240 @@
+// Every kernel that can serve a call of rms_norm has the CPU's bits: all plans of forward and backward, as built for sm_90
+// and for sm_80, whose PTX runs here.
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/cpu/rms_norm.h"
+#include "cuda/common/launch.h"
+#include "cuda/rms_norm/kernels.h"
+#include "cuda/rms_norm/rms_norm.h"
+#include "rlk/math/half.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kSkipped = 77;
+constexpr unsigned char kCanary = 0xcd;
+
+struct Case {
+  std::int64_t rows, columns;
+  DType dtype = DType::kBFloat16;
+  bool residual = false, weight = true, fp32_weight = false, round_before_weight = false, main_grad = false;
+  float weight_offset = 0.0f;
+  std::int64_t pad = 0;  // elements between the end of a row and the next
+};
+
+// Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest.
+// Columns: a head; every plan's most, one octet less and more; widths of models; odd ones that take no vector.
+const std::vector<Case> kCases = {
+    {1, 8},
+    {3, 64, DType::kFloat32, true},
+    {700, 128},
+    {600, 128, DType::kFloat16, true, true, false, true, true, 1.0f, 64},
+    {65, 136, DType::kBFloat16, true, true, true, false, false, 1.0f},
+    {130, 256, DType::kFloat32, false, true, false, true},
+    {66, 264, DType::kBFloat16, false, false},
+    {5, 1024, DType::kBFloat16, true},
+    {70, 1032, DType::kFloat16, true, true, true, true},
+    {129, 2048, DType::kBFloat16, true, true, false, false, true},
+    {3, 2560, DType::kBFloat16, false, true, true, true},
+    {200, 4096, DType::kBFloat16, true, true, false, true, true},
+    {2, 4104, DType::kFloat32, true},
+    {67, 5120, DType::kBFloat16, true},
+    {2, 8192, DType::kFloat32, true, true, false, false, true},
+    {3, 8200, DType::kFloat32, true},
+    {66, 8192, DType::kBFloat16, true, true, false, true, true, 0.5f, 8},
+    {2, 16384, DType::kBFloat16, true},
+    {65, 16392, DType::kFloat16, true},
+    {70, 1, DType::kBFloat16, true},
+    {65, 37, DType::kFloat32, false, true, false, false, true, 1.0f, 3},
+    {130, 131, DType::kBFloat16, true, true, true, true, true},
+    {3, 4099, DType::kFloat16, true, true, false, false, false, 0.0f, 5},
+    {17000, 16, DType::kBFloat16, true, true, true, true, true},
+    {17000, 8, DType::kFloat32},
+};
+
+struct OnDevice {
+  explicit OnDevice(const std::vector<unsigned char>& host) : size(host.size()) {
+    check(cudaMalloc(&data, size + 16), "cudaMalloc");
+    check(cudaMemcpy(data, host.data(), size, cudaMemcpyHostToDevice), "copy");
+  }
+  ~OnDevice() { cudaFree(data); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  std::vector<unsigned char> host() const {
+    std::vector<unsigned char> copy(size);
+    check(cudaMemcpy(copy.data(), data, size, cudaMemcpyDeviceToHost), "copy");
+    return copy;
+  }
+  void* data = nullptr;
+  std::size_t size;
+};
+
+// Normal values, a few of which are far from the others, zeros, infinities or NaN; what lies between rows is a canary.
+std::vector<unsigned char> matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype,
+                                  std::mt19937* random, bool special) {
+  const int bytes = size_of(dtype);
+  std::vector<unsigned char> memory(static_cast<std::size_t>(rows * stride * bytes), kCanary);
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const bool wild = special && (*random)() % 8 == 0;
+    for (std::int64_t k = 0; k < columns; ++k) {
+      float x = normal(*random);
+      if (wild) {
+        constexpr float kValues[] = {0.0f, -0.0f, 1e-30f, -1e-6f, 3e4f, 1e20f, INFINITY, NAN};
+        if ((*random)() % 16 == 0) x = kValues[(*random)() % 8];
+      }
+      unsigned char* to = &memory[static_cast<std::size_t>((i * stride + k) * bytes)];
+      const std::uint16_t half = dtype == DType::kBFloat16 ? bf16_rn(x) : f16_rn(x);
+      dtype == DType::kFloat32 ? std::memcpy(to, &x, 4) : std::memcpy(to, &half, 2);
+    }
+  }
+  return memory;
+}
+
+int wrong = 0, compared = 0;
+
+void expect(const std::vector<unsigned char>& got, const std::vector<unsigned char>& want, const std::string& what) {
+  ++compared;
+  if (got == want) return;
+  ++wrong;
+  std::size_t i = 0;
+  while (got[i] == want[i]) ++i;
+  std::printf("%s: byte %zu of %zu differs\n", what.c_str(), i, got.size());
+}
+
+std::string text(const Case& c) {
+  return std::string(c.dtype == DType::kFloat32    ? "f32"
+                     : c.dtype == DType::kBFloat16 ? "bf16"
+                                                   : "f16") +
+         " [" + std::to_string(c.rows) + ", " + std::to_string(c.columns) + "]";
+}
+
+void run_forward_case(const Case& c, std::mt19937* random) {
+  const std::int64_t stride = c.columns + c.pad;
+  const DType weight_dtype = c.fp32_weight ? DType::kFloat32 : c.dtype;
+  const auto x = matrix(c.rows, c.columns, stride, c.dtype, random, true);
+  const auto residual = matrix(c.rows, c.columns, stride, c.dtype, random, true);
+  const auto weight = matrix(1, c.columns, c.columns, weight_dtype, random, false);
+  std::vector<unsigned char> y(x.size(), kCanary), new_residual = y;
+  std::vector<unsigned char> rstd(static_cast<std::size_t>(c.rows) * 4, kCanary);
+  RmsNormParams p;
+  p.x_rows = p.residual_rows = p.y_rows = p.new_residual_rows = {c.rows, 0, stride};
+  p.num_rows = c.rows;
+  p.columns = c.columns;
+  p.dtype = c.dtype;
+  p.weight_dtype = weight_dtype;
+  p.eps = 1e-6f;
+  p.weight_offset = c.weight ? c.weight_offset : 0.0f;
+  p.round_before_weight = c.round_before_weight;
+  const OnDevice x_gpu(x), residual_gpu(residual), weight_gpu(weight);
+  const auto point = [&](const void* a, const void* b, const void* w, void* out, void* sum, void* of_rows) {
+    p.x = a;
+    p.residual = c.residual ? b : nullptr;
+    p.weight = c.weight ? w : nullptr;
+    p.y = out;
+    p.new_residual = c.residual ? sum : nullptr;
+    p.rstd = static_cast<float*>(of_rows);
+  };
+  point(x.data(), residual.data(), weight.data(), y.data(), new_residual.data(), rstd.data());
+  cpu::rms_norm(p);
+  const std::vector<unsigned char> clean(y.size(), kCanary), clean_rows(rstd.size(), kCanary);
+  for (const RmsNormPlan& plan : kRmsNormPlans) {
+    for (const int arch : {90, 80}) {
+      const OnDevice out(clean), sum(clean), of_rows(clean_rows);
+      point(x_gpu.data, residual_gpu.data, weight_gpu.data, out.data, sum.data, of_rows.data);
+      if (!serves(plan, p)) continue;
+      arch == 90 ? rms_norm_sm90(p, plan, nullptr) : rms_norm_sm80(p, plan, nullptr);
+      check(cudaDeviceSynchronize(), "rms_norm");
+      const std::string what = text(c) + ", plan " + std::to_string(plan.threads) + " x " +
+                               std::to_string(plan.octets) + ", sm_" + std::to_string(arch);
+      expect(out.host(), y, what + ", y");
+      expect(sum.host(), c.residual ? new_residual : clean, what + ", new_residual");
+      expect(of_rows.host(), rstd, what + ", rstd");
+    }
+  }
+}
+
+void run_backward_case(const Case& c, std::mt19937* random) {
+  const std::int64_t stride = c.columns + c.pad;
+  const DType weight_dtype = c.fp32_weight ? DType::kFloat32 : c.dtype;
+  const DType dweight_dtype = c.main_grad ? DType::kFloat32 : weight_dtype;
+  const auto dy = matrix(c.rows, c.columns, stride, c.dtype, random, c.rows < 100);
+  const auto h = matrix(c.rows, c.columns, stride, c.dtype, random, c.rows < 100);
+  const auto third = matrix(c.rows, c.columns, stride, c.dtype, random, true);
+  const auto weight = matrix(1, c.columns, c.columns, weight_dtype, random, false);
+  const auto rstd = matrix(1, c.rows, c.rows, DType::kFloat32, random, false);
+  const auto main_grad = matrix(1, c.columns, c.columns, DType::kFloat32, random, false);
+  std::vector<unsigned char> dx(dy.size(), kCanary);
+  std::vector<unsigned char> dweight(static_cast<std::size_t>(c.columns * size_of(dweight_dtype)), kCanary);
+  RmsNormBackwardParams p;
+  p.dy_rows = p.h_rows = p.d_new_residual_rows = p.dx_rows = {c.rows, 0, stride};
+  p.num_rows = c.rows;
+  p.columns = c.columns;
+  p.dtype = c.dtype;
+  p.weight_dtype = weight_dtype;
+  p.dweight_dtype = dweight_dtype;
+  p.weight_offset = c.weight ? c.weight_offset : 0.0f;
+  p.round_before_weight = c.round_before_weight;
+  const auto point = [&](const void* a, const void* b, const void* e, const void* w, const void* r, const void* m) {
+    p.dy = a;
+    p.h = b;
+    p.d_new_residual = c.residual ? e : nullptr;
+    p.weight = c.weight ? w : nullptr;
+    p.rstd = static_cast<const float*>(r);
+    p.main_grad = c.main_grad ? static_cast<const float*>(m) : nullptr;
+  };
+  point(dy.data(), h.data(), third.data(), weight.data(), rstd.data(), main_grad.data());
+  p.dx = dx.data();
+  p.dweight = dweight.data();
+  cpu::rms_norm_backward(p);
+  const OnDevice dy_gpu(dy), h_gpu(h), third_gpu(third), weight_gpu(weight), rstd_gpu(rstd), main_grad_gpu(main_grad);
+  const std::vector<unsigned char> clean(dx.size(), kCanary), clean_weight(dweight.size(), kCanary);
+  const OnDevice workspace(
+      std::vector<unsigned char>(static_cast<std::size_t>(rms_norm_backward_workspace_bytes(p)), 0xff));
+  point(dy_gpu.data, h_gpu.data, third_gpu.data, weight_gpu.data, rstd_gpu.data, main_grad_gpu.data);
+  p.workspace = workspace.data;
+  for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
+    for (const int arch : {90, 80}) {
+      for (const int wanted : {3, 1, 2}) {  // dx and dweight, or one of them
+        const OnDevice out(clean), sums(clean_weight);
+        p.dx = wanted & 1 ? out.data : nullptr;
+        p.dweight = wanted & 2 ? sums.data : nullptr;
+        if (!serves(plan, p)) continue;
+        arch == 90 ? rms_norm_backward_sm90(p, plan, nullptr) : rms_norm_backward_sm80(p, plan, nullptr);
+        check(cudaDeviceSynchronize(), "rms_norm_backward");
+        const std::string what = text(c) + ", backward plan " + std::to_string(plan.threads) + " x " +
+                                 std::to_string(plan.octets) + ", sm_" + std::to_string(arch) + ", wanted " +
+                                 std::to_string(wanted);
+        expect(out.host(), wanted & 1 ? dx : clean, what + ", dx");
+        expect(sums.host(), wanted & 2 ? dweight : clean_weight, what + ", dweight");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
+
+int main() {
+  using namespace rlk;
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
+    std::printf("skipped: no device of compute capability 9.0\n");
+    return cuda::kSkipped;
+  }
+  std::mt19937 random(1);
+  for (const cuda::Case& c : cuda::kCases) {
+    cuda::run_forward_case(c, &random);
+    cuda::run_backward_case(c, &random);
+  }
+  std::printf("%d of %d outputs differ\n", cuda::wrong, cuda::compared);
+  return cuda::wrong > 0;
+}
