@@ -8,7 +8,7 @@
 
 namespace rlk::cuda {
 
-// Allows `kKernel` all that a block of the current device may have; how many bytes that is.
+// Allows `kKernel` all that a block of the current device may have beside its static memory; how many bytes that is.
 template <auto* kKernel>
 int allow_shared_memory() {
   static std::array<std::atomic<int>, kMaxDevices> allowed{};
@@ -17,6 +17,9 @@ int allow_shared_memory() {
   int most = allowed[device].load(std::memory_order_relaxed);
   if (most > 0) return most;
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kKernel), "cudaFuncGetAttributes");
+  most -= static_cast<int>(attributes.sharedSizeBytes);
   check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "dynamic shared memory");
   allowed[device].store(most, std::memory_order_relaxed);
   return most;
