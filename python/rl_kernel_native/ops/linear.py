@@ -43,7 +43,7 @@ def _is_tensor(array: Any) -> bool:
 
 
 def _allows_vendor(engine: str) -> bool:
-    if engine == "auto":
+    if type(engine) is str and engine == "auto":
         return True
     _check.one_of("engine", engine, ("auto", "native"))
     return False
@@ -186,17 +186,19 @@ def linear_weight_grad(
     dweight = _C.linear_weight_grad(
         frame.export(dy, "dy"),
         frame.export(x, "x"),
-        frame.export(main_grad, "main_grad"),
-        frame.export(out, "out"),
+        frame.export_output(main_grad, "main_grad"),
+        frame.export_output(out, "out"),
         code,
         allow_vendor,
         product_unit(),
         frame.allocate,
         frame.stream,
     )
-    if main_grad is not None:
-        return main_grad
-    return out if out is not None else frame.result(dweight)
+    given = main_grad if main_grad is not None else out
+    if given is None:
+        return frame.result(dweight)
+    frame.count_writes(given)
+    return given
 
 
 def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
@@ -218,7 +220,15 @@ def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
 
 
 def linear_partial(
-    x_shard: Any, weight_shard: Any, *, k_segments: int, first_segment: int, num_segments: int, engine: str = "auto"
+    x_shard: Any,
+    weight_shard: Any,
+    *,
+    k_segments: int,
+    first_segment: int,
+    num_segments: int,
+    engine: str = "auto",
+    main_grad: Any = None,
+    weight_grad_dtype: Any = None,
 ) -> Any:
     """A rank's share of :func:`linear` where ``in_features`` is cut over ranks; :func:`tree_sum` combines all shares.
 
@@ -233,8 +243,12 @@ def linear_partial(
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
     """
-    _check.segments(k_segments, first_segment, num_segments, x_shard)
-    return linear(x_shard, weight_shard, k_segments=num_segments, out_dtype="float32", engine=engine)
+    num_segments = _check.segments(k_segments, first_segment, num_segments, x_shard)
+    options = {"engine": engine, "main_grad": main_grad, "weight_grad_dtype": weight_grad_dtype}
+    try:
+        return linear(x_shard, weight_shard, k_segments=num_segments, out_dtype="float32", **options)
+    except (TypeError, ValueError) as error:
+        raise _check.of_shard(error) from None
 
 
 def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -> Any:
