@@ -160,8 +160,8 @@ void check_bias(const Array& bias, std::int64_t columns, Device device, DType dt
 
 void check_part(const Array& part, const Array& first) {
   if (!std::ranges::equal(part.shape(), first.shape())) {
-    value_error(part, "expected shape " + shape_text(first.shape()) + " (that of " + first.name() + ")" +
-                          got_shape(part));
+    value_error(part,
+                "expected shape " + shape_text(first.shape()) + " (that of " + first.name() + ")" + got_shape(part));
   }
   const TensorView& v = part.view();
   if (v.is_contiguous()) return;
