@@ -35,7 +35,7 @@ def rows_of(tensor: Tensor) -> Tensor:
 def gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
     """An incoming gradient as an operand: rounded to the dtype of the others."""
     if not is_compiling() and dy.layout != torch.strided:
-        raise TypeError(f"dy: expected a dense gradient, got one of layout {dy.layout}")
+        raise TypeError(f"dy: expected a dense tensor, got a {str(dy.layout).removeprefix('torch.')} one")
     return rows_of(dy if dy.dtype == dtype else dy.to(dtype))
 
 
@@ -141,7 +141,11 @@ def is_executed(ctx: Any, index: int) -> bool:
         return False
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient autograd.grad returns, or a call of the node by hand: both ask for it
+    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
+        if index == 1 and ctx.main_grad is not None:
+            raise ValueError(
+                "main_grad: takes the gradient of weight, so torch.autograd.grad cannot return it; call backward"
+            ) from None
         return True
 
 

@@ -328,8 +328,8 @@ class _TransformedBackward(_TracedBackward):
         composed, primals, rows = _composed_call(ctx)
         given = [logits_t, *(t for t, r in zip(tangents, rows, strict=False) if r is not None)]
         filled = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, given, strict=True))
-        # The derivative of a pullback in its cotangent is the pushforward. torch.func.jvp would nest forward mode in that
-        # of the caller, which torch refuses inside of a compiled function.
+        # The derivative of a pullback in its cotangent is the pushforward. torch.func.jvp would nest forward mode in
+        # that of the caller, which torch refuses inside of a compiled function.
         y, pullback = torch.func.vjp(composed, *primals)
         return torch.func.vjp(pullback, torch.zeros_like(y))[1](filled)[0]
 
