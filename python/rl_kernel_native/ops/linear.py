@@ -70,7 +70,8 @@ def linear(
     order of ``in_features``, on a CPU in the arithmetic of ``rk.arithmetic``; the sum, plus the bias, is rounded once.
     Differentiable (torch) in ``x``, ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to
     the dtype of ``x`` first, and copied where autograd hands it over expanded or transposed, as ``y.sum().backward()``
-    does.
+    does. Autocast is not followed: cast ``x`` and ``weight`` yourself. Over ranks (docs/linear.md) a column-parallel
+    layer's ``y`` is the same at any number of ranks, but its gradient in ``x`` is not.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
@@ -81,7 +82,11 @@ def linear(
         out_dtype: of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of ``x``.
         engine: ``"auto"``, or ``"native"``, which leaves out the vendor's library where it was recorded bit-equal.
         main_grad: float32 ``[out_features, in_features]``, contiguous rows. Backward adds the gradient of ``weight`` to
-            it in place, block by block, and gives ``weight`` itself none.
+            it in place, block by block, and gives ``weight`` itself none, so that hooks on ``weight`` see none either.
+            One addition for each backward that asks for the gradient of ``weight``: ``backward(inputs=[x])`` and
+            ``torch.autograd.grad(y, x)`` write nothing, ``torch.autograd.grad(y, weight)`` is an error. Not with a
+            frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``. Micro-batches of multiples of
+            8192 rows leave the bytes of the whole batch.
         weight_grad_dtype: of the gradient of ``weight``; default that of ``weight``. float32 needs a torch with
             ``Tensor.grad_dtype`` and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.
@@ -235,10 +240,11 @@ def linear_partial(
     Args:
         x_shard: ``[..., shard]``, the columns of the segments ``first_segment`` to ``first_segment + num_segments``.
         weight_shard: ``[out_features, shard]``, the same columns of the weight.
-        k_segments: segments of the whole layer: 1, 2, 4 or 8.
+        k_segments: segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks; it decides bits, so it is
+            the same in every engine that runs the layer.
         first_segment, num_segments: whole subtrees: ``num_segments`` is a power of two and divides ``first_segment``.
             A shard is a multiple of ``16 * num_segments`` columns, unless the layer has one segment.
-        engine: as for :func:`linear`.
+        engine, main_grad, weight_grad_dtype: as for :func:`linear`, of the shard.
     Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
@@ -255,7 +261,8 @@ def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -
     """The whole from the shares of :func:`linear_partial`: the bits of :func:`linear` with ``k_segments`` on one rank.
 
     Args:
-        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous.
+        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous. All shares once: one that is
+            missing, repeated or out of order is not detected.
         bias: ``[last dimension]``, float32, bfloat16 or float16, added to the sum before it is rounded.
         out_dtype: float32 (default), bfloat16 or float16.
     Returns: ``((parts[0] + parts[1]) + (parts[2] + parts[3])) + ...`` in float32, plus the bias, rounded once.
