@@ -57,9 +57,9 @@ def match_torch_threads() -> None:
     """The CPU backend uses as many threads as torch does, where torch is loaded."""
     torch = torch_module()
     if torch is not None:
-        n = min(torch.get_num_threads(), _MOST_THREADS)
+        n = torch.get_num_threads()
         if n != _C.num_threads():
-            _C.set_num_threads(n)
+            _C.set_num_threads(min(n, _MOST_THREADS))
 
 
 def follow_omp_num_threads() -> None:

@@ -125,7 +125,7 @@ class _TracedLinear(torch.autograd.Function):
         dx = input_grad(dy, weight, *how) if needs_x else None
         dweight = None
         if needs_weight and ctx.main_grad is not None:
-            if is_executed(ctx, 1):
+            if wanted(ctx)[1]:
                 accumulate(ctx.main_grad, dy, x, *how)
         elif needs_weight:
             dweight = weight_grad(dy, rows_of(x), ctx.weight_dtype, *how)
@@ -133,16 +133,20 @@ class _TracedLinear(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None, None, None
 
 
-def is_executed(ctx: Any, index: int) -> bool:
-    """Whether the running backward asks for the gradient of the function's tensor number ``index``: needs_input_grad
-    says what forward knew, and backward(inputs=...) or autograd.grad may ask for less."""
-    node = ctx.next_functions[index][0]
-    if node is None:
-        return False
+def wanted(ctx: Any) -> tuple[bool, bool, bool]:
+    """Whether the running backward asks for the gradients of x, weight and bias: needs_input_grad says what forward
+    knew, and backward(inputs=...) and torch.autograd.grad may ask for less. Who asks for that of weight gets the cheap
+    one of bias unasked, since a question about a leaf costs torch.autograd.grad an exception."""
+    edges, (x, weight, bias) = ctx.next_functions, ctx.needs_input_grad[:3]
+    weight = weight and _is_executed(edges[1][0], ctx.main_grad)
+    return x and _is_executed(edges[0][0]), weight, bias and (weight or _is_executed(edges[2][0]))
+
+
+def _is_executed(node: Any, main_grad: Any = None) -> bool:
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
-        if index == 1 and ctx.main_grad is not None:
+        if main_grad is not None:
             raise ValueError(
                 "main_grad: takes the gradient of weight, so torch.autograd.grad cannot return it; call backward"
             ) from None

@@ -151,7 +151,7 @@ def _check_main_grad(main_grad: Any, weight: Any) -> None:
         raise ValueError("main_grad: expected strides that do not overlap")
     if main_grad.is_neg():
         raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
-    if is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
+    if weight.dtype == torch.float32 and is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
         raise ValueError("main_grad: may share memory with weight: their addresses overlap")
 
 
@@ -188,9 +188,7 @@ class _Linear(torch.autograd.Function):
             return (None,) * 9
         x, weight = ctx.saved_tensors
         main_grad = ctx.main_grad
-        needs_x, needs_weight, needs_bias = (
-            needed and traced.is_executed(ctx, i) for i, needed in enumerate(ctx.needs_input_grad[:3])
-        )
+        needs_x, needs_weight, needs_bias = traced.wanted(ctx)
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:

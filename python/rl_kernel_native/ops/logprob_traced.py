@@ -330,8 +330,9 @@ class _TransformedBackward(_TracedBackward):
         filled = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, given, strict=True))
         # The derivative of a pullback in its cotangent is the pushforward. torch.func.jvp would nest forward mode in
         # that of the caller, which torch refuses inside of a compiled function.
-        y, pullback = torch.func.vjp(composed, *primals)
-        return torch.func.vjp(pullback, torch.zeros_like(y))[1](filled)[0]
+        pulled: Any = torch.func.vjp(composed, *primals)
+        pushed: Any = torch.func.vjp(pulled[1], torch.zeros_like(pulled[0]))
+        return pushed[1](filled)[0]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
