@@ -91,22 +91,43 @@ def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -
             )
 
 
-def test_the_registered_operators_refuse_a_derivative() -> None:
+def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
     import rl_kernel_native.ops.linear_traced  # noqa: F401 - registers them
 
-    ops = torch.ops.rl_kernel_native
-    lost = "a derivative is wanted where it would be lost.*call rl_kernel_native"
+    ops, as_is = torch.ops.rl_kernel_native, (None, 1, torch.float32, True, 0)
     leaf = W.clone().requires_grad_()
-    for call in (
-        lambda: ops.linear(X, leaf, None, 1, torch.float32, True, 0),
-        lambda: ops.tree_sum([DY, DY.clone().requires_grad_()], None, torch.float32),
-        lambda: torch.func.grad(lambda w: ops.linear(X, w, None, 1, torch.float32, True, 0).sum())(W),
-        lambda: torch.func.jvp(lambda w: ops.linear_input_grad(DY, w, True, 0), (W,), (W,)),
+    for ours, theirs in (
+        (lambda w: ops.linear(X, w, *as_is), lambda w: rk.linear(X, w)),
+        (lambda w: ops.linear_input_grad(DY, w, True, 0), lambda w: rk.linear_input_grad(DY, w)),
+        (lambda w: ops.tree_sum([w, w], None, torch.float32), lambda w: rk.tree_sum([w, w])),
+        (
+            lambda w: ops.logprob(w[:3], TARGET, None, None, None, 1.0, 1.0, None, -100, None, None, 0, 1)[0],
+            lambda w: rk.logprob(w[:3], TARGET),
+        ),
     ):
-        with pytest.raises(RuntimeError, match=lost):
-            call()
-    with torch.no_grad():
-        assert not differing(ops.linear(X, leaf, None, 1, torch.float32, True, 0), rk.linear(X, W))
+        assert not differing(*(torch.autograd.grad(f(leaf).square().sum(), leaf)[0] for f in (ours, theirs)))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(W, W * 2)
+            assert not differing(*(forward_ad.unpack_dual(f(dual)).tangent for f in (ours, theirs)))
+        for transform in (torch.func.grad(lambda w, f=ours: f(w).sum()), torch.func.jacfwd(ours)):
+            with pytest.raises(RuntimeError, match="a derivative is wanted where it would be lost"):
+                transform(W)
+    with pytest.raises(RuntimeError, match="linear_weight_grad_: a derivative is wanted where it would be lost"):
+        ops.linear_weight_grad_(torch.zeros(8, 32), DY, X.clone().requires_grad_(), True, 0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_has_gradients(strict: bool) -> None:
+    class Layer(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return rk.linear(x, self.weight, self.bias)
+
+    layer = Layer(32, 8)
+    program = torch.export.export(layer, (X,), strict=strict).module()
+    for module in (layer, program):
+        module(X).square().sum().backward()
+    assert not differing(program.weight.grad, layer.weight.grad)
+    assert not differing(program.bias.grad, layer.bias.grad)
 
 
 def test_a_compiled_function_under_a_transform_is_torchs_to_refuse_or_right() -> None:

@@ -53,7 +53,7 @@ def apply_function(traced: Any, name: str, *arguments: Any) -> Any:
     Dynamo, which takes no jvp of one's own and needs every parameter by name."""
     if not _is_read_by_dynamo():
         return _in_graph.apply(name, *arguments)
-    if functorch_active() or forward_ad._current_level >= 0:
+    if functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
         return _in_graph.in_graph(name, *arguments)
     return traced.apply(*arguments)
 
@@ -70,24 +70,27 @@ def refuse_jit_trace() -> None:
         raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
 
 
-def implement(library: torch.library.Library, name: str, kernel: Any, public: str) -> None:
-    """Registers an operator's kernel, and an error where a derivative would be lost: the operators have none of their
-    own, the autograd Functions of ``public`` compose them."""
+def implement(library: torch.library.Library, name: str, kernel: Any, differentiable: Any = None) -> None:
+    """Registers an operator's kernel. ``differentiable``: the same as autograd Functions compute it, which a graph that
+    was exported without them needs; where it is None, or a transform of torch.func runs, which Functions must meet
+    first, a derivative that would be lost is an error."""
     for key in ("CPU", "CUDA"):
         library.impl(name, kernel, key)
     operator = getattr(torch.ops.rl_kernel_native, name).default
 
-    def underived(*arguments: Any) -> Any:
+    def derived(*arguments: Any) -> Any:
         flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
-        if (is_grad_enabled() and any(t.requires_grad for t in flat)) or any(map(_has_tangent, flat)):
+        if not (is_grad_enabled() and any(t.requires_grad for t in flat)) and not any(map(_has_tangent, flat)):
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*arguments)
+        if differentiable is None or functorch_active():
             raise RuntimeError(
-                f"{name}: a derivative is wanted where it would be lost, torch.ops.rl_kernel_native.{name} has none of "
-                f"its own; call rl_kernel_native.{public}, with torch.autograd.forward_ad outside of torch.compile"
+                f"{name}: a derivative is wanted where it would be lost; torch.ops.rl_kernel_native.{name} has none "
+                "here, the functions of rl_kernel_native have"
             )
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
+        return differentiable(*arguments)
 
-    library.impl(name, underived, "Autograd")
+    library.impl(name, derived, "Autograd")
 
 
 def _has_tangent(tensor: Tensor) -> bool:

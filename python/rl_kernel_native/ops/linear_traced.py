@@ -1,10 +1,11 @@
 """linear's functions as torch operators: what torch.compile, export, FakeTensor and torch.func see.
 
-They have no derivatives of their own; linear_autograd.py composes those from these same operators.
+linear_autograd.py composes their derivatives from these same operators.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .._arithmetic import resolve_traced_unit
+from .._in_graph import apply
 from .._native import module as _C
 from .._torch import autocast_hint, count_write, device_type, implement, prepare
 
@@ -77,12 +79,20 @@ def _tree_sum(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     return _C.tree_sum([_memory(part) for part in parts], _memory(bias), _code(out_dtype), None, 0)
 
 
-implement(_library, "linear", _linear, "linear")
-implement(_library, "linear_input_grad", _input_grad, "linear_input_grad")
-implement(_library, "linear_weight_grad", _weight_grad, "linear_weight_grad")
-implement(_library, "linear_weight_grad_", _weight_grad_into, "linear_weight_grad without main_grad")
-implement(_library, "linear_bias_grad", _bias_grad, "linear_bias_grad")
-implement(_library, "tree_sum", _tree_sum, "tree_sum")
+def _differentiable_linear(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return apply("_TransformedLinear", x, weight, *rest, weight.dtype, None)
+
+
+def _differentiable_tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
+    return apply("_TransformedTreeSum", bias, out_dtype, *parts, *(None,) * (8 - len(parts)))
+
+
+implement(_library, "linear", _linear, _differentiable_linear)
+implement(_library, "linear_input_grad", _input_grad, functools.partial(apply, "_TransformedInputGrad"))
+implement(_library, "linear_weight_grad", _weight_grad, functools.partial(apply, "_TransformedWeightGrad"))
+implement(_library, "linear_weight_grad_", _weight_grad_into)
+implement(_library, "linear_bias_grad", _bias_grad, functools.partial(apply, "_TransformedBiasGrad"))
+implement(_library, "tree_sum", _tree_sum, _differentiable_tree_sum)
 
 
 # For FlopCounterMode: two flops a product.

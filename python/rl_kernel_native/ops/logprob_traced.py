@@ -6,13 +6,14 @@ operators in float64: they exist to be right, and need memory for [rows, vocab_s
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
-from .._in_graph import callable_in_graph
+from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._torch import apply_function, device_type, implement, prepare, refuse_jit_trace
 
@@ -102,8 +103,13 @@ def _dtype(output: int) -> torch.dtype:
     return torch.int32 if output == 4 else torch.float32
 
 
-implement(_library, "logprob", _forward_kernel, "logprob")
-implement(_library, "logprob_backward", _backward_kernel, "logprob")
+def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    *outputs, status = apply("_TransformedLogprob", *arguments)
+    return *outputs, status.to(torch.int32)
+
+
+implement(_library, "logprob", _forward_kernel, _differentiable_forward)
+implement(_library, "logprob_backward", _backward_kernel, functools.partial(apply, "_TransformedBackward"))
 
 
 @torch.library.register_fake("rl_kernel_native::logprob", lib=_library)
