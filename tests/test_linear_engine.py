@@ -166,6 +166,35 @@ def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(kind: str, o: Opera
     assert not differing(*outcomes)
 
 
+def test_a_gradient_from_a_collective_is_waited_for_and_a_dtensor_is_refused(
+    o: Operands, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    collectives = pytest.importorskip("torch.distributed._functional_collectives")
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    if o.x.is_cuda:
+        pytest.skip("the group is gloo's")
+    file = tmp_path_factory.mktemp("gloo") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    try:
+        want = (rk.linear_input_grad(o.dy, o.weight), rk.linear_weight_grad(o.dy, o.x), rk.linear_bias_grad(o.dy))
+        leaves = leaves_of(o)
+        y = rk.linear(*leaves)
+        dy = collectives.all_reduce(o.dy.clone(), "sum", dist.group.WORLD)
+        assert type(dy) is collectives.AsyncCollectiveTensor
+        assert not differing(torch.autograd.grad(y, leaves, dy, retain_graph=True), want)
+        main_grad = zeros_for(o.weight)
+        dy = collectives.all_reduce(o.dy.clone(), "sum", dist.group.WORLD)
+        rk.linear(*leaves, main_grad=main_grad).backward(dy)
+        assert not differing(main_grad.bfloat16(), want[1])
+        mesh = tensor.init_device_mesh("cpu", (1,))
+        dy = tensor.DTensor.from_local(o.dy, mesh, [tensor.Replicate()])
+        with pytest.raises(TypeError, match=r"dy: expected a local tensor, got a DTensor; pass tensor.to_local"):
+            torch.autograd.grad(y, leaves, dy)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_a_fake_gradient_gives_fake_gradients(o: Operands) -> None:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
