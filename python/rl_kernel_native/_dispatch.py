@@ -69,6 +69,14 @@ def follow_omp_num_threads() -> None:
         _C.set_num_threads(min(int(first), _MOST_THREADS))
 
 
+def count_write(array: Any) -> None:
+    """Tells torch's autograd that the numbers of a tensor changed, whichever framework's arrays stand beside it: a
+    backward that saved them must refuse to run."""
+    torch = torch_module()
+    if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
+        torch.autograd.graph.increment_version(array)
+
+
 def is_array(x: Any) -> bool:
     return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
@@ -76,8 +84,8 @@ def is_array(x: Any) -> bool:
 def _require_array(array: Any, name: str) -> None:
     """What may not go as a capsule: what is no array, and arrays that hold more than numbers in memory."""
     kind, module = type(array).__name__, type(array).__module__
-    jax, torch = sys.modules.get("jax"), torch_module()
-    if jax is not None and isinstance(array, jax.core.Tracer):
+    jax, torch = sys.modules.get("jax.core"), torch_module()
+    if isinstance(array, getattr(jax, "Tracer", ())):
         raise TypeError(
             f"{name}: expected an array that speaks DLPack, got {kind}; JAX's transformations (jit, grad, vmap) are "
             "not supported: call outside of them, or inside of jit through jax.pure_callback"
@@ -177,13 +185,6 @@ class Frame:
         if torch is not None and isinstance(array, torch.Tensor) and array.is_neg():
             raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
         return self.export(array, name)
-
-    def count_writes(self, *outputs: Any) -> None:
-        """Tells torch's autograd of what the call wrote: its arrays may stand beside another framework's."""
-        torch = torch_module()
-        for array in outputs:
-            if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
-                torch.autograd.graph.increment_version(array)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
         """An output for the extension to fill: (array, capsule)."""

@@ -101,12 +101,6 @@ def _has_tangent(tensor: Tensor) -> bool:
     )
 
 
-def count_write(memory: Any) -> None:
-    """Tells autograd that the numbers changed: a backward that saved them must refuse to run."""
-    if isinstance(memory, Tensor) and not memory.is_inference():
-        torch.autograd.graph.increment_version(memory)
-
-
 def device_type(tensor: Tensor, name: str) -> str:
     """The backend's name for a tensor's device; a meta tensor counts as a CPU's."""
     if tensor.is_cuda:

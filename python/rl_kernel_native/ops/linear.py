@@ -202,7 +202,7 @@ def linear_weight_grad(
     given = main_grad if main_grad is not None else out
     if given is None:
         return frame.result(dweight)
-    frame.count_writes(given)
+    _dispatch.count_write(given)
     return given
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from .. import _check, _torch
 from .._arithmetic import AS_CALLED, product_unit
+from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
     PLAIN,
-    count_write,
     functorch_active,
     is_compiling,
     is_direct_gradient,

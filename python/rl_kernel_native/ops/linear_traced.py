@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .._arithmetic import resolve_traced_unit
+from .._dispatch import count_write
 from .._in_graph import apply
 from .._native import module as _C
-from .._torch import autocast_hint, count_write, device_type, implement, prepare
+from .._torch import autocast_hint, device_type, implement, prepare
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # by the extension's number
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}

@@ -329,7 +329,7 @@ def logprob_backward(
     )
     if out is None:
         return frame.result(result)
-    frame.count_writes(out)
+    _dispatch.count_write(out)
     return out
 
 
@@ -346,7 +346,8 @@ def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
     """The extension's outputs, given ones as the caller's own arrays."""
-    frame.count_writes(*(out or ()))
+    for array in out or ():
+        _dispatch.count_write(array)
     if not isinstance(result, tuple):
         return out[0] if out is not None and out[0] is not None else frame.result(result)
     given = out or (None,) * 5
