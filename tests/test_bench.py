@@ -135,6 +135,28 @@ def test_bad_arguments_exit_with_2(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+def test_the_command_without_typer_names_an_installation_that_works(capsys, monkeypatch):
+    from rl_kernel_native.consistency import main
+
+    monkeypatch.setattr(main.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as error:
+        main.main()
+    assert error.value.code == 2
+    assert 'typer and rich not installed; in a clone of the repository: pip install ".[compare]"' in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as error:
+        command.main(["logprob", "--rows", "4", "--plot", str(tmp_path / "run.png")])
+    assert error.value.code == 2
+    assert '--plot: matplotlib is not installed; in a clone of the repository: pip install ".[bench]"' in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("built", "visible", "words"),
     [

@@ -35,6 +35,13 @@ def test_other_values_are_replaced_before_cuda_is_initialised(monkeypatch: pytes
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":0:0"
 
 
+def test_processes_that_are_started_later_inherit_it() -> None:
+    rk.canonical_blas()
+    code = "import os; print(os.environ['CUBLAS_WORKSPACE_CONFIG'], os.environ['CUBLASLT_WORKSPACE_SIZE'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ":0:0 0\n"
+
+
 def test_it_is_too_late_once_torch_has_initialised_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "parts of other shapes": (
         lambda: rk.tree_sum([PART, PART[:2]]),
         ValueError,
-        r"parts\[1\]: expected a contiguous array of shape \[3, 8\], got \[2, 8\]",
+        r"parts\[1\]: expected shape \[3, 8\] \(that of parts\[0\]\), got \[2, 8\]",
     ),
     "parts with a short bias": (lambda: rk.tree_sum([PART], bias=B[:7]), ValueError, r"bias: expected shape \[8\]"),
     "a scalar part with a bias": (
@@ -251,7 +251,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "x meta, weight short": (
         lambda: rk.linear(X.to("meta"), W[:, :5].to("meta")),
         ValueError,
-        r"weight: expected shape \[out_features, 32\], got \[8, 5\]",
+        r"weight: expected shape \[out_features, 32\] \(32 is the last dimension of x\), got \[8, 5\]",
     ),
     "x meta, odd segments": (
         lambda: rk.linear(X.to("meta"), W.to("meta"), k_segments=4),

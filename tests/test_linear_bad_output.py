@@ -29,10 +29,10 @@ def compiled(**options: Any) -> Any:
     return lambda: step(X, W.clone().requires_grad_())
 
 
-def twice_with_main_grad() -> Any:
+def twice_with_main_grad() -> None:
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     y = rk.linear(x, w, main_grad=MAIN.clone())
-    return torch.autograd.grad(y.float().square().sum(), (x, w), create_graph=True, allow_unused=True)
+    y.float().square().sum().backward(create_graph=True)
 
 
 # name: (call, error, what its words must hold).
@@ -80,12 +80,12 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "out in x": (
         lambda: (x := torch.zeros(8, 32), rk.linear_weight_grad(torch.zeros(8, 8), x, out=x)),
         ValueError,
-        "out: shares memory with x",
+        "out: may share memory with x",
     ),
     "main_grad in dy": (
         lambda: (m := torch.zeros(8, 40), rk.linear_weight_grad(m[:3, :8], X.float(), main_grad=m[:, 8:])),
         ValueError,
-        "main_grad: shares memory with dy",
+        "main_grad: may share memory with dy",
     ),
     "out a list": (lambda: rk.linear_weight_grad(DY, X, out=[1.0]), TypeError, "out: expected an array .* got list"),
     "out of NumPy for torch": (

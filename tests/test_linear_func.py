@@ -38,7 +38,9 @@ def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
     return torch.autograd.grad(function(*leaves), leaves)
 
 
-@pytest.mark.parametrize("in_dims", [(0, None, None), (1, None, None), (0, 0, None), (None, 0, 0), (0, 1, 0)], ids=str)
+@pytest.mark.parametrize(
+    "in_dims", [(0, None, None), (1, None, None), (0, 0, None), (None, 0, 0), (0, 1, 0), (None, 2, 1)], ids=str
+)
 def test_vmap_has_the_bytes_of_a_loop(in_dims: tuple[Any, ...], device: str, rng: np.random.Generator) -> None:
     size = 3
     o = operands(rng, (5,), 16, 8, "bfloat16", device)
@@ -50,6 +52,30 @@ def test_vmap_has_the_bytes_of_a_loop(in_dims: tuple[Any, ...], device: str, rng
     for i in range(size):
         one = [t if d is None else t.select(d, i) for t, d in zip(batched, in_dims, strict=True)]
         assert not differing(got[i], rk.linear(*(t.contiguous() for t in one))), i
+
+
+def test_vmap_over_every_dimension_of_every_function(o: Operands) -> None:
+    """The batch is the last dimension, so that no element of it is contiguous."""
+    f = o.dy.float()
+    for function, arguments in (
+        (rk.linear_input_grad, (o.dy, o.weight)),
+        (rk.linear_weight_grad, (o.dy, o.x)),
+        (rk.linear_bias_grad, (o.dy,)),
+        (lambda a, b, c: rk.tree_sum([a, b], bias=c), (f, f, o.bias)),
+    ):
+        got = torch.vmap(function, in_dims=-1)(*(torch.stack([t, t * 2], -1) for t in arguments))
+        for i in range(2):
+            assert not differing(got[i], function(*(t * (i + 1) for t in arguments)))
+
+
+@pytest.mark.parametrize("in_dims", [(0, None, None), (1, 1, 0), (None, 0, None)], ids=str)
+def test_vmap_over_an_empty_batch_is_empty(in_dims: tuple[Any, ...], o: Operands) -> None:
+    inputs = [
+        t if d is None else t.new_empty((*t.shape[:d], 0, *t.shape[d:])) for t, d in zip(o, in_dims, strict=False)
+    ]
+    got = torch.vmap(rk.linear, in_dims=in_dims)(*inputs)
+    want = rk.linear(*o[:3])
+    assert (got.shape, got.dtype, got.device) == ((0, *want.shape), want.dtype, want.device)
 
 
 def test_func_grad_has_the_bytes_of_backward(o: Operands) -> None:

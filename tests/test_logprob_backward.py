@@ -376,3 +376,16 @@ def test_a_bad_target_poisons_only_the_gradient_of_logprob(device: str, rng: np.
         # The good target's own column takes another formula, equal to the bound: exclude it.
         assert not differing(torch.cat([got[:, :3], got[:, 4:]], 1), torch.cat([want[:, :3], want[:, 4:]], 1)), name
         assert abs(float(got[0, 3] - want[0, 3])) <= 4e-5
+
+
+def test_batches_of_gradients_have_the_bytes_of_a_loop() -> None:
+    """is_grads_batched hands over tensors that look plain and have no memory."""
+    torch = pytest.importorskip("torch")
+    logits = torch.randn(3, 40, requires_grad=True)
+    result, batch = rk.logprob(logits, torch.tensor([1, 39, -100])), torch.randn(4, 3)
+    want = [torch.autograd.grad(result, logits, g, retain_graph=True)[0] for g in batch]
+    for got in (
+        torch.autograd.grad(result, logits, batch, is_grads_batched=True, retain_graph=True)[0],
+        torch.func.vmap(lambda g: torch.autograd.grad(result, logits, g, retain_graph=True)[0])(batch),
+    ):
+        assert not differing(list(got), want)

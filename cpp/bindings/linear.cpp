@@ -139,6 +139,8 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
   }
   {
     nb::gil_scoped_release release;
+    std::unique_lock<std::mutex> lock;
+    if (p.main_grad) lock = lock_accumulation(device);
     rlk::linear_weight_grad(p, device, caller.stream);
   }
   return dweight;
@@ -188,11 +190,7 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
     const TensorView& v = part.view();
     if (v.dtype != DType::kFloat32) dtype_error(part, "float32");
     check_same(part, arrays[0]);
-    if (!std::ranges::equal(part.shape(), arrays[0].shape()) || !v.is_contiguous()) {
-      throw nb::value_error((std::string(part.name()) + ": expected a contiguous array of shape " +
-                             shape_text(arrays[0].shape()) + ", got " + shape_text(part.shape()))
-                                .c_str());
-    }
+    check_part(part, arrays[0]);
     p.parts[i] = static_cast<const float*>(v.data);
   }
   const TensorView& first = arrays[0].view();

@@ -1,8 +1,12 @@
 #include "linear_args.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
+
+#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
@@ -19,7 +23,7 @@ std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape());
 
 void require_columns(const Array& a) {
   const TensorView& v = a.view();
-  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1) {
+  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1 && v.num_elements() > 0) {
     value_error(a, "expected a contiguous last dimension (stride 1), got stride " +
                        std::to_string(v.stride(v.ndim - 1)) + kCopyHint);
   }
@@ -46,6 +50,9 @@ RowsArgument::RowsArgument(nb::handle object, const char* name) : array(object, 
   if (v.ndim < 1) value_error(array, "expected shape [..., features], got []");
   columns = v.shape[v.ndim - 1];
   for (std::int64_t s : leading()) num_rows *= s;
+  if (num_rows >= std::int64_t{1} << 32) {
+    value_error(array, "expected fewer than 2^32 rows, got " + std::to_string(num_rows));
+  }
   require_columns(array);
   const auto layout = row_layout(v, v.ndim - 1);
   if (!layout) {
@@ -101,12 +108,16 @@ Arithmetic read_arithmetic(int code, const TensorView& operand) {
 DType read_dtype(int code, DType otherwise) { return code < 0 ? otherwise : static_cast<DType>(code); }
 
 int read_segments(nb::handle k_segments, std::int64_t in_features) {
-  if (PyBool_Check(k_segments.ptr()) || !PyIndex_Check(k_segments.ptr())) {
+  PyObject* const given = PyBool_Check(k_segments.ptr()) ? nullptr : PyNumber_Index(k_segments.ptr());
+  if (!given) {
+    PyErr_Clear();  // an array of several elements has an __index__ that raises
     throw nb::type_error(("k_segments: expected an integer, got " + kind_of(k_segments)).c_str());
   }
-  const Py_ssize_t s = PyNumber_AsSsize_t(k_segments.ptr(), nullptr);
-  if (s != 1 && s != 2 && s != 4 && s != 8) {
-    throw nb::value_error(("k_segments: expected 1, 2, 4 or 8, got " + std::to_string(s)).c_str());
+  const nb::object index = nb::steal(given);
+  int too_large = 0;
+  const long long s = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
+  if (too_large != 0 || (s != 1 && s != 2 && s != 4 && s != 8)) {
+    throw nb::value_error((std::string("k_segments: expected 1, 2, 4 or 8, got ") + nb::repr(index).c_str()).c_str());
   }
   if (s > 1 && in_features % (16 * s) != 0) {
     const std::int64_t padded = (in_features + 16 * s - 1) / (16 * s) * (16 * s);
@@ -120,7 +131,9 @@ int read_segments(nb::handle k_segments, std::int64_t in_features) {
 
 void check_same(const Array& a, const Array& like) {
   if (a.view().dtype != like.view().dtype) {
-    dtype_error(a, std::string(name_of(like.view().dtype)) + " (that of " + like.name() + ")");
+    throw nb::type_error((std::string(a.name()) + ": expected dtype " + name_of(like.view().dtype) + " (that of " +
+                          like.name() + "), got " + name_of(a.view().dtype) + autocast_hint())
+                             .c_str());
   }
   require_device(a, like.view().device);
 }
@@ -145,6 +158,19 @@ void check_bias(const Array& bias, std::int64_t columns, Device device, DType dt
   require_columns(bias);
 }
 
+void check_part(const Array& part, const Array& first) {
+  if (!std::ranges::equal(part.shape(), first.shape())) {
+    value_error(part,
+                "expected shape " + shape_text(first.shape()) + " (that of " + first.name() + ")" + got_shape(part));
+  }
+  const TensorView& v = part.view();
+  if (v.is_contiguous()) return;
+  std::vector<std::int64_t> strides;
+  for (std::int32_t i = 0; i < v.ndim; ++i) strides.push_back(v.stride(i));
+  value_error(part, "expected a contiguous array, got shape " + shape_text(part.shape()) + " with strides " +
+                        shape_text(strides) + kCopyHint);
+}
+
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device) {
   const TensorView& v = out.view();
   require_device(out, device);
@@ -159,7 +185,16 @@ std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t colu
 }
 
 void check_apart(const Array& out, const Array& input) {
-  if (ranges_overlap(out.view(), input.view())) value_error(out, std::string("shares memory with ") + input.name());
+  if (ranges_overlap(out.view(), input.view())) {
+    value_error(out, std::string("may share memory with ") + input.name() + ": their addresses overlap");
+  }
+}
+
+std::unique_lock<std::mutex> lock_accumulation(Device device) {
+  // Never destroyed: a thread may run past the interpreter. A forked child has no thread that could unlock it.
+  static std::mutex* const mutex = new std::mutex;
+  [[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, [] { new (mutex) std::mutex; });
+  return device.type == DeviceType::kCpu ? std::unique_lock(*mutex) : std::unique_lock<std::mutex>();
 }
 
 }  // namespace rlk::bindings

@@ -2,6 +2,7 @@
 // what was expected and what came.
 #pragma once
 
+#include <mutex>
 #include <vector>
 
 #include "ndarray.h"
@@ -47,9 +48,14 @@ int read_segments(nb::handle k_segments, std::int64_t in_features);
 void check_same(const Array& a, const Array& like);                   // dtype and device
 void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like);
+void check_part(const Array& part, const Array& first);  // of a tree: one shape, contiguous
 // A matrix that a call writes; gives its row stride.
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device);
 void check_apart(const Array& out, const Array& input);
+
+// Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. Nothing for a
+// GPU, whose stream orders them.
+std::unique_lock<std::mutex> lock_accumulation(Device device);
 
 [[noreturn]] void dtype_error(const Array& a, const std::string& expected);
 

@@ -37,7 +37,7 @@ class Outputs {
         call.check_output(given_.back(), dtype_of_output(i));
         for (std::size_t j = 0; j + 1 < given_.size(); ++j) {
           if (ranges_overlap(given_[j].view(), given_.back().view())) {
-            throw nb::value_error((std::string(kOutputs[i]) + ": shares memory with " + given_[j].name()).c_str());
+            throw nb::value_error((std::string(kOutputs[i]) + ": may share memory with " + given_[j].name()).c_str());
           }
         }
         data_[i] = given_.back().view().data;
@@ -263,7 +263,7 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
     call.check_apart(*given, false);
     for (const Array& row : rows) {
       if (ranges_overlap(given->view(), row.view())) {
-        throw nb::value_error((std::string("out: shares memory with ") + row.name()).c_str());
+        throw nb::value_error((std::string("out: may share memory with ") + row.name()).c_str());
       }
     }
     p.dlogits = given->view().data;

@@ -142,11 +142,12 @@ void LogprobCall::check_output(const Array& array, DType dtype) const {
 void LogprobCall::check_apart(const Array& output, bool from_logits) const {
   for (const auto* input : {&target_, &temperature_, &kept_ids_, &kept_offsets_}) {
     if (*input && ranges_overlap(output.view(), (*input)->view())) {
-      value_error(std::string(output.name()) + ": shares memory with " + (*input)->name());
+      value_error(std::string(output.name()) + ": may share memory with " + (*input)->name() +
+                  ": their addresses overlap");
     }
   }
   if (from_logits && ranges_overlap(output.view(), logits_->view())) {
-    value_error(std::string(output.name()) + ": shares memory with logits");
+    value_error(std::string(output.name()) + ": may share memory with logits: their addresses overlap");
   }
 }
 

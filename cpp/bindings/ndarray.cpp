@@ -348,7 +348,7 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) co
   };
   if (api->allocate(&prototype, &managed, &error, set_error) != 0) {
     if (PyErr_Occurred()) throw nb::python_error();
-    raise(PyExc_MemoryError, "out: " + error);
+    raise(PyExc_MemoryError, "out: " + error.substr(0, error.find('\n')));  // what follows is a stack trace
   }
   void* data = static_cast<char*>(managed->tensor.data) + managed->tensor.byte_offset;
   void* object = nullptr;

@@ -7,7 +7,7 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 from __future__ import annotations
 
 from . import _dispatch, _native, _variants
-from ._arithmetic import arithmetic, current_arithmetic
+from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .ops.linear import (
     linear,
@@ -36,12 +36,14 @@ if _dispatch.torch_module() is not None:
 __version__: str = _native.module.version
 variant: str = _native.module.variant
 _variants.warn_of_conflict(variant)
+_dispatch.follow_omp_num_threads()
 
 __all__ = [
     "LogprobResult",
     "LogprobStatus",
     "arithmetic",
     "canonical_blas",
+    "checkpoint_contexts",
     "current_arithmetic",
     "linear",
     "linear_bias_grad",

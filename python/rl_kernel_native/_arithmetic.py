@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, Token
+from typing import Any
 
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
 
 _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="ieee")
 
 
-def arithmetic(unit: str) -> AbstractContextManager[None]:
+def arithmetic(unit: str) -> Computing:
     """Makes the CPU backend compute as ``unit`` does where an operator models it, for this context (thread or task).
 
     Args:
@@ -22,22 +24,47 @@ def arithmetic(unit: str) -> AbstractContextManager[None]:
             Units multiply bfloat16 and float16 alone: float32 operands of a product are a ValueError outside
             ``"ieee"``. GPUs compute with their own units whatever the context says. A compiled call (torch.compile)
             computes in ieee arithmetic and raises where a context asks for more.
-    Returns: a context manager, for one ``with``.
+    A backward computes in the unit of its forward, wherever it runs. Activation checkpointing runs the forward again,
+    where backward runs: give ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint`` (for
+    ``use_reentrant=False``), or open the context inside of the checkpointed function (for both).
+    Returns: a context manager, for one ``with``, or a decorator.
     Raises: ValueError for another name, at the call.
     Source: docs/numerics.md, fact 2 and rules 1 and 3.
     """
     if unit not in UNITS:
         raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
-    return _computing_as(unit)
+    return Computing(unit)
 
 
-@contextmanager
-def _computing_as(unit: str) -> Iterator[None]:
-    token = _current.set(unit)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class Computing:
+    """What :func:`arithmetic` returns."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._token: Token[str] | None = None
+
+    def __enter__(self) -> None:
+        if self._token is not None:
+            raise RuntimeError("arithmetic: a context manager is for one `with`; call rk.arithmetic again for another")
+        self._token = _current.set(self._unit)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None
+        _current.reset(self._token)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def computing(*arguments: Any, **options: Any) -> Any:
+            with Computing(self._unit):
+                return function(*arguments, **options)
+
+        return computing
+
+
+def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=rk.checkpoint_contexts)``: what is
+    computed again in backward is computed in the arithmetic of the forward, wherever backward runs."""
+    return nullcontext(), arithmetic(_current.get())
 
 
 def current_arithmetic() -> str:

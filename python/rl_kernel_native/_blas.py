@@ -19,6 +19,9 @@ def canonical_blas() -> dict[str, str]:
     workspaces afterwards does not help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8``
     alone and refuses this setting, though it is stricter: cuBLAS still splits K under ``:16:8``.
 
+    Without CUDA it has no effect but on the environment. Other values of the two variables are replaced, and processes
+    that are started later inherit them.
+
     Returns: the variables that were set, names to values.
     Raises: RuntimeError where torch has initialised CUDA with other values, whether or not a GEMM ran: torch does not
         say. Values that were put into ``os.environ`` after a GEMM cannot be told from ones that were there before it.

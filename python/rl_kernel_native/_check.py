@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +20,7 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         expected = ", ".join(f'"{c}"' for c in choices)
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
@@ -48,16 +50,41 @@ def parts(arrays: Any) -> list[Any]:
     found = list(arrays)
     if len(found) not in (1, 2, 4, 8):
         raise ValueError(f"parts: expected 1, 2, 4 or 8 arrays, got {len(found)}")
+    for i, part in enumerate(found):
+        if part is None:
+            raise TypeError(f"parts[{i}]: expected an array that speaks DLPack, got NoneType")
     return found
 
 
-def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> None:
-    """A rank's segments of a row-parallel layer: an aligned subtree whose edges are multiples of 16 columns."""
-    for name, value in (("k_segments", k_segments), ("first_segment", first_segment), ("num_segments", num_segments)):
-        if not hasattr(value, "__index__") or isinstance(value, bool):
-            raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
-    if k_segments not in (1, 2, 4, 8):
-        raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")
+def integer(name: str, value: Any) -> int:
+    if type(value) is int:
+        return value
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except Exception:  # an array of several elements has an __index__ that raises
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+
+
+def segment_count(name: str, value: Any) -> int:
+    count = integer(name, value)
+    if count not in (1, 2, 4, 8):
+        raise ValueError(f"{name}: expected 1, 2, 4 or 8, got {count}")
+    return count
+
+
+def of_shard(error: Exception) -> Exception:
+    """An error of :func:`linear` in the words of :func:`linear_partial`, whose operands are shards."""
+    return type(error)(re.sub(r"\b(x|weight)\b", r"\1_shard", str(error)))
+
+
+def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> int:
+    """A rank's segments of a row-parallel layer: an aligned subtree whose edges are multiples of 16 columns.
+
+    Returns: their number."""
+    k_segments = segment_count("k_segments", k_segments)
+    first_segment, num_segments = integer("first_segment", first_segment), integer("num_segments", num_segments)
     if num_segments not in (1, 2, 4, 8) or num_segments > k_segments:
         raise ValueError(f"num_segments: expected a power of two up to {k_segments} (k_segments), got {num_segments}")
     if first_segment % num_segments or not 0 <= first_segment < k_segments:
@@ -71,3 +98,4 @@ def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: An
             f"x_shard: expected a last dimension that is a multiple of {16 * num_segments} (16 * num_segments), got "
             f"{shape[-1]}; pad the layer's in_features with zero columns to a multiple of {16 * k_segments}"
         )
+    return num_segments

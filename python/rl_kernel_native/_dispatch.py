@@ -7,6 +7,8 @@ are made here, in the caller's framework.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,19 +30,22 @@ def dtype_code(dtype: Any, name: str) -> int:
         return _DTYPE_CODES[dtype]
     except (KeyError, TypeError):
         pass
+    text = ""
     if isinstance(dtype, str):
         text = dtype
     elif type(dtype).__module__ == "torch":
         text = str(dtype).removeprefix("torch.")
-    else:
-        try:
-            text = np.dtype(dtype).name  # NumPy's own, ml_dtypes' and JAX's
-        except (TypeError, ValueError):
-            text = ""
+    elif isinstance(dtype, (np.dtype, type)):  # NumPy's own, ml_dtypes' and JAX's
+        with contextlib.suppress(TypeError, ValueError):
+            found = np.dtype(dtype)
+            text = found.name if found.isnative else ""
     if text not in ("float32", "bfloat16", "float16"):
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {dtype!r}")
     _DTYPE_CODES[dtype] = _DTYPE_CODES[text]
     return _DTYPE_CODES[dtype]
+
+
+_MOST_THREADS = 1024  # of cpp/cpu/thread_pool.cpp
 
 
 def torch_module() -> Any | None:
@@ -54,18 +59,75 @@ def match_torch_threads() -> None:
     if torch is not None:
         n = torch.get_num_threads()
         if n != _C.num_threads():
-            _C.set_num_threads(n)
+            _C.set_num_threads(min(n, _MOST_THREADS))
+
+
+def follow_omp_num_threads() -> None:
+    """As torch does by itself: the first number of OMP_NUM_THREADS. Any other form is left to those who know it."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if first.isdecimal() and int(first) > 0:
+        _C.set_num_threads(min(int(first), _MOST_THREADS))
+
+
+def count_write(array: Any) -> None:
+    """Tells torch's autograd that the numbers of a tensor changed, whichever framework's arrays stand beside it: a
+    backward that saved them must refuse to run."""
+    torch = torch_module()
+    if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
+        torch.autograd.graph.increment_version(array)
 
 
 def is_array(x: Any) -> bool:
     return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
 
+def _require_array(array: Any, name: str) -> None:
+    """What may not go as a capsule: what is no array, and arrays that hold more than numbers in memory."""
+    kind, module = type(array).__name__, type(array).__module__
+    jax, torch = sys.modules.get("jax.core"), torch_module()
+    if isinstance(array, getattr(jax, "Tracer", ())):
+        raise TypeError(
+            f"{name}: expected an array that speaks DLPack, got {kind}; JAX's transformations (jit, grad, vmap) are "
+            "not supported: call outside of them, or inside of jit through jax.pure_callback"
+        )
+    if module == "torch.fx.proxy":
+        raise TypeError(f"{name}: torch.fx.symbolic_trace is not supported; use torch.export")
+    if not is_array(array):
+        raise TypeError(f"{name}: expected an array that speaks DLPack, got {kind}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got {kind}; pass array.filled(value)")
+    if isinstance(array, np.ndarray) and not _is_numeric(array.dtype):
+        raise TypeError(f"{name}: expected a dtype of numbers in native byte order, got {array.dtype!r}")
+    if torch is not None and isinstance(array, torch.Tensor) and array.requires_grad:
+        raise TypeError(
+            f"{name}: requires a gradient, and the first argument is not torch's, so none would come; pass "
+            f"{name}.detach()"
+        )
+
+
+def _is_numeric(dtype: np.dtype) -> bool:
+    return dtype.isnative and (dtype.kind in "biufc" or dtype.name == "bfloat16")  # which is of kind V
+
+
+def _place(array: Any, name: str) -> tuple[int, int]:
+    """DLPack's device type and index."""
+    try:
+        kind, index = array.__dlpack_device__()
+        return int(kind), int(index)
+    except Exception as error:  # such as that of a deleted JAX array
+        raise _refused(array, name, error) from error
+
+
+def _refused(array: Any, name: str, error: Exception) -> Exception:
+    kind = BufferError if isinstance(error, BufferError) else TypeError
+    reason = str(error).partition("\n")[0]
+    return kind(f"{name}: expected an array in memory, got {type(array).__name__}, whose export fails: {reason}")
+
+
 def device_type(array: Any, name: str) -> str:
     """``"cpu"``, ``"cuda"`` or ``"rocm"`` of an array that speaks DLPack."""
-    if not is_array(array):
-        raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
-    kind = int(array.__dlpack_device__()[0])
+    _require_array(array, name)
+    kind, _ = _place(array, name)
     if kind not in _DLPACK_DEVICES:
         raise TypeError(f"{name}: expected an array on a CPU, CUDA or ROCm device, got DLPack device type {kind}")
     return _DLPACK_DEVICES[kind]
@@ -76,7 +138,7 @@ class Frame:
 
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)
-        self._index = int(array.__dlpack_device__()[1])
+        self._index = _place(array, name)[1]
         self._owner = array
         self._kind = type(array).__module__.split(".")[0]
         self.stream = self._current_stream()
@@ -97,18 +159,32 @@ class Frame:
         """A DLPack capsule of ``array``; numbers and None pass through."""
         if array is None or isinstance(array, (int, float, np.number)):
             return array
-        if not is_array(array):
-            raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
-        stream = None if self.device == "cpu" else (self.stream or _DEFAULT_STREAM[self.device])
-        kind = int(array.__dlpack_device__()[0])
-        if _DLPACK_DEVICES.get(kind) == "cpu":
-            stream = None
+        _require_array(array, name)
         if isinstance(array, np.ndarray):
             return _numpy_capsule(array)
+        torch = torch_module()
+        if torch is not None and isinstance(array, torch.Tensor) and array.is_neg():
+            array = array.resolve_neg()  # the numbers in memory are the opposite ones
+        stream = None if self.device == "cpu" else (self.stream or _DEFAULT_STREAM[self.device])
+        if _DLPACK_DEVICES.get(_place(array, name)[0]) == "cpu":
+            stream = None
         try:
-            return array.__dlpack__(stream=stream, max_version=(1, 3))
-        except TypeError:  # exporters older than DLPack 1.0 do not know max_version
-            return array.__dlpack__(stream=stream) if stream is not None else array.__dlpack__()
+            try:
+                capsule = array.__dlpack__(stream=stream, max_version=(1, 3))
+            except TypeError:  # exporters older than DLPack 1.0 do not know max_version
+                capsule = array.__dlpack__(stream=stream) if stream is not None else array.__dlpack__()
+        except Exception as error:
+            raise _refused(array, name, error) from error
+        if capsule is None:
+            raise TypeError(f"{name}: expected a DLPack capsule of {type(array).__name__}.__dlpack__, got NoneType")
+        return capsule
+
+    def export_output(self, array: Any, name: str) -> Any:
+        """As :meth:`export`, of an array that the call writes."""
+        torch = torch_module()
+        if torch is not None and isinstance(array, torch.Tensor) and array.is_neg():
+            raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
+        return self.export(array, name)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
         """An output for the extension to fill: (array, capsule)."""
@@ -152,8 +228,13 @@ def _cupy(device: str) -> Any:
 def _numpy_dtype(name: str) -> Any:
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes  # NumPy has no bfloat16 of its own; whoever passed one has this package
-
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise RuntimeError(
+            "out_dtype: a bfloat16 result for NumPy needs the package ml_dtypes, which is missing: pip install "
+            "ml_dtypes, or ask for float32"
+        ) from error
     return np.dtype(ml_dtypes.bfloat16)
 
 

@@ -8,27 +8,97 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _dispatch
+from . import _dispatch, _in_graph
 from ._native import module as _C
 
 PLAIN = (Tensor, torch.nn.Parameter)
 functorch_active = torch._C._are_functorch_transforms_active
 _modes_active = torch._C._len_torch_dispatch_stack
+_is_jit_tracing = torch._C._is_tracing
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 is_compiling = torch.compiler.is_compiling
+_is_read_by_dynamo = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
-_C.set_torch(functorch_active, _modes_active, is_grad_enabled, forward_ad)
 
 _GPU = "rocm" if torch.version.hip else "cuda"
 
 
 def is_untraced() -> bool:
     """Whether nothing traces or transforms what runs now, and no tensor can carry a tangent."""
-    return not is_compiling() and not functorch_active() and _modes_active() == 0 and forward_ad._current_level < 0
+    return (
+        not is_compiling()
+        and not functorch_active()
+        and _modes_active() == 0
+        and not _is_jit_tracing()
+        and forward_ad._current_level < 0
+    )
 
 
 def is_plain(tensor: Any) -> bool:
     """A tensor whose memory holds its numbers."""
     return type(tensor) in PLAIN and not tensor.is_neg() and not tensor.is_meta
+
+
+def is_direct_gradient(dy: Tensor) -> bool:
+    """Whether a backward may skip the dispatcher: what it gets need not be of the kind that its forward saw."""
+    return is_untraced() and is_plain(dy) and not _is_legacy_batched(dy)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    return functorch_active() or _is_legacy_batched(tensor)
+
+
+def apply_function(traced: Any, name: str, *arguments: Any) -> Any:
+    """An autograd Function that :mod:`_in_graph` knows as ``name``. ``traced``: its base, without vmap and jvp, for
+    Dynamo, which takes no jvp of one's own and needs every parameter by name."""
+    if not _is_read_by_dynamo():
+        return _in_graph.apply(name, *arguments)
+    if functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
+        return _in_graph.in_graph(name, *arguments)
+    return traced.apply(*arguments)
+
+
+def autocast_hint() -> str:
+    """For an error about dtypes that differ."""
+    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        return "; autocast is not followed: cast the operands yourself"
+    return ""
+
+
+def refuse_jit_trace() -> None:
+    if not is_compiling() and _is_jit_tracing():
+        raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
+
+
+def implement(library: torch.library.Library, name: str, kernel: Any, differentiable: Any = None) -> None:
+    """Registers an operator's kernel. ``differentiable``: the same as autograd Functions compute it, which a graph that
+    was exported without them needs; where it is None, or a transform of torch.func runs, which Functions must meet
+    first, a derivative that would be lost is an error."""
+    for key in ("CPU", "CUDA"):
+        library.impl(name, kernel, key)
+    operator = getattr(torch.ops.rl_kernel_native, name).default
+
+    def derived(*arguments: Any) -> Any:
+        flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
+        if not (is_grad_enabled() and any(t.requires_grad for t in flat)) and not any(map(_has_tangent, flat)):
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*arguments)
+        if differentiable is None or functorch_active():
+            raise RuntimeError(
+                f"{name}: a derivative is wanted where it would be lost; torch.ops.rl_kernel_native.{name} has none "
+                "here, the functions of rl_kernel_native have"
+            )
+        return differentiable(*arguments)
+
+    library.impl(name, derived, "Autograd")
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return (
+        forward_ad._current_level >= 0
+        and torch._C._is_fwd_grad_enabled()
+        and forward_ad.unpack_dual(tensor).tangent is not None
+    )
 
 
 def device_type(tensor: Tensor, name: str) -> str:
@@ -44,3 +114,6 @@ def prepare(tensor: Tensor) -> None:
     """What a native call needs first: on the CPU, as many threads as torch uses."""
     if not tensor.is_cuda:
         _dispatch.match_torch_threads()
+
+
+_C.set_torch(functorch_active, _modes_active, _is_jit_tracing, is_grad_enabled, forward_ad, autocast_hint)

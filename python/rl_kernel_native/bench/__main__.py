@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import shlex
 import sys
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         operator.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
         operator.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     options = parser.parse_args(given)
+    if options.plot and importlib.util.find_spec("matplotlib") is None:  # before minutes of measuring
+        parser.error('--plot: matplotlib is not installed; in a clone of the repository: pip install ".[bench]"')
     try:
         import torch
     except ImportError:

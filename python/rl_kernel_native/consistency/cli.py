@@ -48,7 +48,7 @@ def _statuses() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "rl_kernel_native":
             raise
-        message = f"error: {error.name} is not installed; try: pip install 'rl-kernel-native[demo]'"
+        message = f'error: {error.name} is not installed; in a clone of the repository: pip install ".[demo]"'
         print(message, file=sys.stderr)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except (typer.Exit, typer.Abort, KeyboardInterrupt):

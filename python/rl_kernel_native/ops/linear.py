@@ -43,7 +43,7 @@ def _is_tensor(array: Any) -> bool:
 
 
 def _allows_vendor(engine: str) -> bool:
-    if engine == "auto":
+    if type(engine) is str and engine == "auto":
         return True
     _check.one_of("engine", engine, ("auto", "native"))
     return False
@@ -70,7 +70,8 @@ def linear(
     order of ``in_features``, on a CPU in the arithmetic of ``rk.arithmetic``; the sum, plus the bias, is rounded once.
     Differentiable (torch) in ``x``, ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to
     the dtype of ``x`` first, and copied where autograd hands it over expanded or transposed, as ``y.sum().backward()``
-    does.
+    does. Autocast is not followed: cast ``x`` and ``weight`` yourself. Over ranks (docs/linear.md) a column-parallel
+    layer's ``y`` is the same at any number of ranks, but its gradient in ``x`` is not.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
@@ -82,7 +83,11 @@ def linear(
         engine: ``"native"``: this library's kernels alone. ``"auto"``: cuBLASLt too, for products that are recorded to
             have the same bits in less time, on this GPU, by the version of cuBLASLt that is here.
         main_grad: float32 ``[out_features, in_features]``, contiguous rows. Backward adds the gradient of ``weight`` to
-            it in place, block by block, and gives ``weight`` itself none.
+            it in place, block by block, and gives ``weight`` itself none, so that hooks on ``weight`` see none either.
+            One addition for each backward that asks for the gradient of ``weight``: ``backward(inputs=[x])`` and
+            ``torch.autograd.grad(y, x)`` write nothing, ``torch.autograd.grad(y, weight)`` is an error. Not with a
+            frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``. Micro-batches of multiples of
+            8192 rows leave the bytes of the whole batch.
         weight_grad_dtype: of the gradient of ``weight``; default that of ``weight``. float32 needs a torch with
             ``Tensor.grad_dtype`` and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.
@@ -187,17 +192,19 @@ def linear_weight_grad(
     dweight = _C.linear_weight_grad(
         frame.export(dy, "dy"),
         frame.export(x, "x"),
-        frame.export(main_grad, "main_grad"),
-        frame.export(out, "out"),
+        frame.export_output(main_grad, "main_grad"),
+        frame.export_output(out, "out"),
         code,
         allow_vendor,
         product_unit(),
         frame.allocate,
         frame.stream,
     )
-    if main_grad is not None:
-        return main_grad
-    return out if out is not None else frame.result(dweight)
+    given = main_grad if main_grad is not None else out
+    if given is None:
+        return frame.result(dweight)
+    _dispatch.count_write(given)
+    return given
 
 
 def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
@@ -219,30 +226,44 @@ def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
 
 
 def linear_partial(
-    x_shard: Any, weight_shard: Any, *, k_segments: int, first_segment: int, num_segments: int, engine: str = "auto"
+    x_shard: Any,
+    weight_shard: Any,
+    *,
+    k_segments: int,
+    first_segment: int,
+    num_segments: int,
+    engine: str = "auto",
+    main_grad: Any = None,
+    weight_grad_dtype: Any = None,
 ) -> Any:
     """A rank's share of :func:`linear` where ``in_features`` is cut over ranks; :func:`tree_sum` combines all shares.
 
     Args:
         x_shard: ``[..., shard]``, the columns of the segments ``first_segment`` to ``first_segment + num_segments``.
         weight_shard: ``[out_features, shard]``, the same columns of the weight.
-        k_segments: segments of the whole layer: 1, 2, 4 or 8.
+        k_segments: segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks; it decides bits, so it is
+            the same in every engine that runs the layer.
         first_segment, num_segments: whole subtrees: ``num_segments`` is a power of two and divides ``first_segment``.
             A shard is a multiple of ``16 * num_segments`` columns, unless the layer has one segment.
-        engine: as for :func:`linear`.
+        engine, main_grad, weight_grad_dtype: as for :func:`linear`, of the shard.
     Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
     """
-    _check.segments(k_segments, first_segment, num_segments, x_shard)
-    return linear(x_shard, weight_shard, k_segments=num_segments, out_dtype="float32", engine=engine)
+    num_segments = _check.segments(k_segments, first_segment, num_segments, x_shard)
+    options = {"engine": engine, "main_grad": main_grad, "weight_grad_dtype": weight_grad_dtype}
+    try:
+        return linear(x_shard, weight_shard, k_segments=num_segments, out_dtype="float32", **options)
+    except (TypeError, ValueError) as error:
+        raise _check.of_shard(error) from None
 
 
 def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -> Any:
     """The whole from the shares of :func:`linear_partial`: the bits of :func:`linear` with ``k_segments`` on one rank.
 
     Args:
-        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous.
+        parts: 1, 2, 4 or 8 arrays in rank order, equal in shape, float32, contiguous. All shares once: one that is
+            missing, repeated or out of order is not detected.
         bias: ``[last dimension]``, float32, bfloat16 or float16, added to the sum before it is rounded.
         out_dtype: float32 (default), bfloat16 or float16.
     Returns: ``((parts[0] + parts[1]) + (parts[2] + parts[3])) + ...`` in float32, plus the bias, rounded once.

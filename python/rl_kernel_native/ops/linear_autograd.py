@@ -1,7 +1,7 @@
 """Derivatives of linear's functions, composed from one another: each is linear in either operand, so the set is closed.
 
-``_Traced...`` is for torch.compile, which takes no jvp of one's own and needs every parameter by name; its subclass
-``_Transformed...`` adds vmap and jvp for torch.func.
+``_Traced...`` is what Dynamo reads; its subclass ``_Transformed...`` adds vmap and jvp for torch.func (_torch.py,
+``apply_function``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import AS_CALLED, IEEE
-from .._torch import is_compiling
+from .._in_graph import callable_in_graph
+from .._torch import apply_function, is_batched, is_compiling
 from . import linear_traced  # noqa: F401 - registers the operators
 
 _ops = torch.ops.rl_kernel_native
@@ -33,6 +34,8 @@ def rows_of(tensor: Tensor) -> Tensor:
 
 def gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
     """An incoming gradient as an operand: rounded to the dtype of the others."""
+    if not is_compiling() and dy.layout != torch.strided:
+        raise TypeError(f"dy: expected a dense tensor, got a {str(dy.layout).removeprefix('torch.')} one")
     return rows_of(dy if dy.dtype == dtype else dy.to(dtype))
 
 
@@ -45,21 +48,20 @@ def linear(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: tor
     """``rest``: allow_vendor, unit, and what only a forward has: the dtype of dweight and main_grad."""
     allow_vendor, unit, *ours = rest
     weight_dtype, main_grad = ours or (weight.dtype, None)
-    function = _TracedLinear if is_compiling() else _TransformedLinear
-    return function.apply(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
+    options = (k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
+    return apply_function(_TracedLinear, "_TransformedLinear", x, weight, bias, *options)
 
 
 def input_grad(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
-    return (_TracedInputGrad if is_compiling() else _TransformedInputGrad).apply(dy, weight, allow_vendor, unit)
+    return apply_function(_TracedInputGrad, "_TransformedInputGrad", dy, weight, allow_vendor, unit)
 
 
 def weight_grad(dy: Tensor, x: Tensor, out_dtype: torch.dtype, allow_vendor: bool, unit: int) -> Tensor:
-    function = _TracedWeightGrad if is_compiling() else _TransformedWeightGrad
-    return function.apply(dy, x, out_dtype, allow_vendor, unit)
+    return apply_function(_TracedWeightGrad, "_TransformedWeightGrad", dy, x, out_dtype, allow_vendor, unit)
 
 
 def bias_grad(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
-    return (_TracedBiasGrad if is_compiling() else _TransformedBiasGrad).apply(dy, out_dtype)
+    return apply_function(_TracedBiasGrad, "_TransformedBiasGrad", dy, out_dtype)
 
 
 def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,7 +71,7 @@ def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
 
 def tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
     parts = [*parts, *(None,) * (8 - len(parts))]  # Dynamo takes no variable number
-    return (_TracedTreeSum if is_compiling() else _TransformedTreeSum).apply(bias, out_dtype, *parts)
+    return apply_function(_TracedTreeSum, "_TransformedTreeSum", bias, out_dtype, *parts)
 
 
 def _folded(tensor: Tensor, dim: int) -> Tensor:
@@ -81,8 +83,14 @@ def _looped(apply: Callable[..., Tensor], info: Any, in_dims: tuple[Any, ...], i
     """One call for each element of the batch."""
 
     def element(i: int) -> Tensor:
-        return apply(*(x if d is None else x.select(d, i) for x, d in zip(inputs, in_dims, strict=True)))
+        return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
 
+    if info.batch_size == 0:  # an element of zeros says what the result looks like
+        inputs = tuple(
+            x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
+            for x, d in zip(inputs, in_dims, strict=True)
+        )
+        return torch.stack([element(0)])[:0]
     return torch.stack([element(i) for i in range(info.batch_size)])
 
 
@@ -117,19 +125,44 @@ class _TracedLinear(torch.autograd.Function):
         dx = input_grad(dy, weight, *how) if needs_x else None
         dweight = None
         if needs_weight and ctx.main_grad is not None:
-            require_first_order()
-            _ops.linear_weight_grad_(ctx.main_grad, dy, rows_of(x), *how)
+            if wanted(ctx)[1]:
+                accumulate(ctx.main_grad, dy, x, *how)
         elif needs_weight:
             dweight = weight_grad(dy, rows_of(x), ctx.weight_dtype, *how)
         dbias = bias_gradient(dy, ctx.bias_dtype) if needs_bias else None
         return dx, dweight, dbias, None, None, None, None, None, None
 
 
-def require_first_order() -> None:
+def wanted(ctx: Any) -> tuple[bool, bool, bool]:
+    """Whether the running backward asks for the gradients of x, weight and bias: needs_input_grad says what forward
+    knew, and backward(inputs=...) and torch.autograd.grad may ask for less. Who asks for that of weight gets the cheap
+    one of bias unasked, since a question about a leaf costs torch.autograd.grad an exception."""
+    edges, (x, weight, bias) = ctx.next_functions, ctx.needs_input_grad[:3]
+    weight = weight and _is_executed(edges[1][0], ctx.main_grad)
+    return x and _is_executed(edges[0][0]), weight, bias and (weight or _is_executed(edges[2][0]))
+
+
+def _is_executed(node: Any, main_grad: Any = None) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
+        if main_grad is not None:
+            raise ValueError(
+                "main_grad: takes the gradient of weight, so torch.autograd.grad cannot return it; call backward"
+            ) from None
+        return True
+
+
+def accumulate(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, unit: int) -> None:
+    """Adds the gradient of weight to main_grad through the dispatcher."""
     if torch.is_grad_enabled():
         raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
+    if is_batched(dy):
+        raise ValueError("main_grad: a batch of gradients (vmap, is_grads_batched) cannot be added to it")
+    _ops.linear_weight_grad_(main_grad, dy, rows_of(x), allow_vendor, unit)
 
 
+@callable_in_graph
 class _TransformedLinear(_TracedLinear):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
@@ -172,6 +205,7 @@ class _TracedInputGrad(torch.autograd.Function):
         return ddy, dweight, None, None
 
 
+@callable_in_graph
 class _TransformedInputGrad(_TracedInputGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], dy: Any, weight: Any, *rest: Any) -> Any:
@@ -210,6 +244,7 @@ class _TracedWeightGrad(torch.autograd.Function):
         return ddy, dx, None, None, None
 
 
+@callable_in_graph
 class _TransformedWeightGrad(_TracedWeightGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -240,6 +275,7 @@ class _TracedBiasGrad(torch.autograd.Function):
         return ddbias.to(ctx.dtype).expand(ctx.shape), None
 
 
+@callable_in_graph
 class _TransformedBiasGrad(_TracedBiasGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -266,6 +302,7 @@ class _TracedTreeSum(torch.autograd.Function):
         return dbias, None, *(dy.float() if needed else None for needed in ctx.needs_input_grad[2:])
 
 
+@callable_in_graph
 class _TransformedTreeSum(_TracedTreeSum):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:

@@ -11,14 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _torch
+from .. import _check, _torch
 from .._arithmetic import AS_CALLED, product_unit
+from .._dispatch import count_write
 from .._native import module as _C
-from .._torch import PLAIN, functorch_active, is_compiling, is_grad_enabled, is_plain, is_untraced, prepare
+from .._torch import (
+    PLAIN,
+    functorch_active,
+    is_compiling,
+    is_direct_gradient,
+    is_grad_enabled,
+    is_plain,
+    is_untraced,
+    prepare,
+)
 from . import linear_autograd as traced
 from .linear_traced import CODES, DTYPES
 
 __all__ = ["PLAIN", "bias_grad", "input_grad", "is_compiling", "linear", "tree_sum", "weight_grad"]
+
+_MAY_BE_NONE = ("bias", "main_grad")
 
 
 def _is_direct(*tensors: Any) -> bool:
@@ -32,17 +44,23 @@ def _wants_grad(*tensors: Any) -> bool:
 
 def _require_tensors(**tensors: Any) -> None:
     """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
-    the device; None is an argument that may be left out."""
+    the device."""
+    _torch.refuse_jit_trace()
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
+        if tensor is None and name in _MAY_BE_NONE:
+            continue
         if type(tensor).__name__ == "DTensor":
             raise TypeError(
                 f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(), or for a sharded in_features "
                 "linear_partial and tree_sum"
             )
-        if tensor is not None and not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor is not None and tensor.device != first.device:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise TypeError(f"{name}: expected a dense tensor, got a {kind} one")
+        if tensor.device != first.device:
             raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
 
 
@@ -72,8 +90,7 @@ def linear(
         return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
     if not direct:
         _require_tensors(x=x, weight=weight, bias=bias)
-        if weight is None:
-            raise TypeError("weight: expected a torch.Tensor, got NoneType")
+        k_segments = _check.segment_count("k_segments", k_segments)
         out_dtype = x.dtype if out < 0 else DTYPES[out]
         return traced.linear(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
     return _Linear.apply(x, weight, bias, k_segments, out, allow_vendor, unit, weight_dtype, main_grad)
@@ -117,6 +134,8 @@ def _check_main_grad(main_grad: Any, weight: Any) -> None:
         return
     if is_grad_enabled() and not weight.requires_grad:
         raise ValueError("main_grad: weight requires no gradient, so nothing would be added")
+    if type(main_grad).__name__ == "DTensor":
+        raise TypeError("main_grad: expected a local tensor, got a DTensor; pass main_grad.to_local()")
     if main_grad.dtype != torch.float32:
         raise TypeError(f"main_grad: expected dtype float32, got {main_grad.dtype}")
     if main_grad.shape != weight.shape:
@@ -125,14 +144,23 @@ def _check_main_grad(main_grad: Any, weight: Any) -> None:
         )
     if main_grad.device != weight.device:
         raise ValueError(f"main_grad: expected device {weight.device} (that of weight), got {main_grad.device}")
-    if main_grad.shape[1] > 1 and main_grad.stride(1) != 1:
+    rows, columns = main_grad.shape
+    if columns > 1 and main_grad.stride(1) != 1:
         raise ValueError("main_grad: expected a contiguous last dimension (stride 1)")
+    if rows > 1 and main_grad.stride(0) < columns:
+        raise ValueError("main_grad: expected strides that do not overlap")
+    if main_grad.is_neg():
+        raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
+    if weight.dtype == torch.float32 and is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
+        raise ValueError("main_grad: may share memory with weight: their addresses overlap")
 
 
-def _count_write(memory: Tensor) -> None:
-    """Tells autograd that the numbers changed: a backward that saved them must refuse to run."""
-    if not memory.is_inference():
-        torch.autograd.graph.increment_version(memory)
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether the address ranges of two matrices with contiguous rows overlap."""
+    (a0, a1), (b0, b1) = (
+        (t.data_ptr(), t.data_ptr() + ((t.shape[0] - 1) * t.stride(0) + t.shape[1]) * t.element_size()) for t in (a, b)
+    )
+    return a.numel() > 0 and a0 < b1 and b0 < a1
 
 
 class _Linear(torch.autograd.Function):
@@ -159,33 +187,36 @@ class _Linear(torch.autograd.Function):
         if dy is None:
             return (None,) * 9
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        main_grad = ctx.main_grad
+        needs_x, needs_weight, needs_bias = traced.wanted(ctx)
+        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        direct = not is_grad_enabled() and is_direct_gradient(dy)
+        if not direct:
+            _require_tensors(dy=dy)
         dy = traced.gradient(dy, ctx.dtype)
         dx = dweight = dbias = None
-        again = is_grad_enabled()  # create_graph: a backward that has a backward
-        if again and ctx.main_grad is not None:
-            traced.require_first_order()
-        prepare(dy)
-        if needs_x:
-            dx = (
-                traced.input_grad(dy, weight, *ctx.how)
-                if again
-                else _C.linear_input_grad(dy, weight, *ctx.how, None, 0)
-            )
-        if needs_weight and again:
-            dweight = traced.weight_grad(dy, x, ctx.weight_dtype, *ctx.how)
-        elif needs_weight:
-            code = -1 if ctx.main_grad is not None else CODES[ctx.weight_dtype]
-            dweight = _C.linear_weight_grad(dy, x, ctx.main_grad, None, code, *ctx.how, None, 0)
-            if ctx.main_grad is not None:
-                _count_write(ctx.main_grad)
-        if needs_bias:
-            dbias = (
-                traced.bias_grad(dy, ctx.bias_dtype)
-                if again
-                else _C.linear_bias_grad(dy, CODES[ctx.bias_dtype], None, 0)
-            )
-        return dx, None if ctx.main_grad is not None else dweight, dbias, None, None, None, None, None, None
+        if direct:
+            prepare(dy)
+            if needs_x:
+                dx = _C.linear_input_grad(dy, weight, *ctx.how, None, 0)
+            if needs_weight:
+                code = -1 if main_grad is not None else CODES[ctx.weight_dtype]
+                dweight = _C.linear_weight_grad(dy, x, main_grad, None, code, *ctx.how, None, 0)
+                if main_grad is not None:
+                    count_write(main_grad)
+                    dweight = None
+            if needs_bias:
+                dbias = _C.linear_bias_grad(dy, CODES[ctx.bias_dtype], None, 0)
+        else:
+            if needs_x:
+                dx = traced.input_grad(dy, weight, *ctx.how)
+            if needs_weight and main_grad is not None:
+                traced.accumulate(main_grad, dy, x, *ctx.how)
+            elif needs_weight:
+                dweight = traced.weight_grad(dy, x, ctx.weight_dtype, *ctx.how)
+            if needs_bias:
+                dbias = traced.bias_gradient(dy, ctx.bias_dtype)
+        return dx, dweight, dbias, None, None, None, None, None, None
 
 
 def input_grad(dy: Tensor, weight: Any, allow_vendor: bool) -> Tensor:
@@ -206,6 +237,7 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
         name = "out" if main_grad is None else "main_grad"
         if wants_grad or (isinstance(given, Tensor) and given.requires_grad):
             raise ValueError(f"{name}: cannot be given where a gradient is wanted; call under torch.no_grad()")
+        _torch.refuse_jit_trace()
         if not direct and (out is not None or functorch_active()):
             raise ValueError(f"{name}: cannot be given under torch.compile, torch.func or a dispatch mode")
     if direct and not wants_grad:
@@ -214,7 +246,7 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
         dweight = _C.linear_weight_grad(dy, x, *detached, code, allow_vendor, unit, None, 0)
         if given is None:
             return dweight
-        _count_write(given)
+        count_write(given)
         return given
     _require_tensors(dy=dy, x=x, main_grad=main_grad)
     if main_grad is not None:

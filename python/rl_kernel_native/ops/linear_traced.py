@@ -1,22 +1,28 @@
 """linear's functions as torch operators: what torch.compile, export, FakeTensor and torch.func see.
 
-They have no derivatives of their own; linear_autograd.py composes those from these same operators.
+linear_autograd.py composes their derivatives from these same operators.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .._arithmetic import resolve_traced_unit
+from .._dispatch import count_write
+from .._in_graph import apply
 from .._native import module as _C
-from .._torch import device_type, prepare
+from .._torch import autocast_hint, device_type, implement, prepare
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # by the extension's number
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
+_ops = torch.ops.rl_kernel_native
 _ENGINE = "bool allow_vendor, int unit"
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(
@@ -60,8 +66,8 @@ def _weight_grad(dy: Tensor, x: Tensor, out_dtype: torch.dtype, allow_vendor: bo
 
 def _weight_grad_into(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, unit: int) -> None:
     unit = _unit(unit, dy, "dy")
-    main_grad = main_grad.detach()
-    _C.linear_weight_grad(_memory(dy), _memory(x), main_grad, None, -1, allow_vendor, unit, None, 0)
+    _C.linear_weight_grad(_memory(dy), _memory(x), main_grad.detach(), None, -1, allow_vendor, unit, None, 0)
+    count_write(main_grad)
 
 
 def _bias_grad(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
@@ -74,13 +80,27 @@ def _tree_sum(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     return _C.tree_sum([_memory(part) for part in parts], _memory(bias), _code(out_dtype), None, 0)
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("linear", _linear, _key)
-    _library.impl("linear_input_grad", _input_grad, _key)
-    _library.impl("linear_weight_grad", _weight_grad, _key)
-    _library.impl("linear_weight_grad_", _weight_grad_into, _key)
-    _library.impl("linear_bias_grad", _bias_grad, _key)
-    _library.impl("tree_sum", _tree_sum, _key)
+def _differentiable_linear(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return apply("_TransformedLinear", x, weight, *rest, weight.dtype, None)
+
+
+def _differentiable_tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
+    return apply("_TransformedTreeSum", bias, out_dtype, *parts, *(None,) * (8 - len(parts)))
+
+
+implement(_library, "linear", _linear, _differentiable_linear)
+implement(_library, "linear_input_grad", _input_grad, functools.partial(apply, "_TransformedInputGrad"))
+implement(_library, "linear_weight_grad", _weight_grad, functools.partial(apply, "_TransformedWeightGrad"))
+implement(_library, "linear_weight_grad_", _weight_grad_into)
+implement(_library, "linear_bias_grad", _bias_grad, functools.partial(apply, "_TransformedBiasGrad"))
+implement(_library, "tree_sum", _tree_sum, _differentiable_tree_sum)
+
+
+# For FlopCounterMode: two flops a product.
+register_flop_formula(_ops.linear)(lambda x, weight, *_, **__: 2 * math.prod(x) * weight[0])
+register_flop_formula(_ops.linear_input_grad)(lambda dy, weight, *_, **__: 2 * math.prod(dy) * weight[1])
+register_flop_formula(_ops.linear_weight_grad)(lambda dy, x, *_, **__: 2 * math.prod(dy) * x[-1])
+register_flop_formula(_ops.linear_weight_grad_)(lambda main_grad, dy, x, *_, **__: 2 * math.prod(dy) * x[-1])
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
@@ -88,68 +108,131 @@ for _key in ("CPU", "CUDA"):
 
 def _code(dtype: torch.dtype) -> int:
     if dtype not in CODES:
-        raise TypeError(f"out_dtype: expected float32, bfloat16 or float16, got {dtype}")
+        raise TypeError(f"out_dtype: expected float32, bfloat16 or float16, got {_name(dtype)}")
     return CODES[dtype]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
+
+
+def _check_columns(tensor: Tensor, name: str) -> None:
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 0:
+        raise ValueError(
+            f"{name}: expected a contiguous last dimension (stride 1), got stride {tensor.stride(-1)}{_COPY}"
+        )
+
+
+def _collapses(tensor: Tensor) -> bool:
+    """Whether the leading dimensions span at most two strides: row_layout of cpp/ops/tensor_view.cpp."""
+    outer: list[tuple[int, int]] = []  # (size, stride), outermost first
+    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+        if size == 1:
+            continue
+        if outer and outer[-1][1] == size * stride:
+            outer[-1] = (outer[-1][0] * size, stride)
+        else:
+            outer.append((size, stride))
+    return len(outer) <= 2 or tensor.numel() == 0
 
 
 def _check_rows(tensor: Tensor, name: str) -> None:
     if tensor.dtype not in CODES:
-        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {tensor.dtype}")
-    if tensor.dtype == torch.float32 and tensor.is_cuda:
-        raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
+        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {_name(tensor.dtype)}")
     if tensor.dim() < 1:
         raise ValueError(f"{name}: expected shape [..., features], got []")
+    if tensor.dim() > 8:
+        raise ValueError(f"{name}: expected at most 8 dimensions, got {tensor.dim()}")
+    if not all(type(n) is int for n in (*tensor.shape, *tensor.stride())):
+        return  # sizes that a trace leaves open: a question about them would narrow it
+    rows = math.prod(tensor.shape[:-1])
+    if rows >= 1 << 32:
+        raise ValueError(f"{name}: expected fewer than 2^32 rows, got {rows}")
+    _check_columns(tensor, name)
+    if not _collapses(tensor):
+        raise ValueError(
+            f"{name}: expected leading dimensions that collapse to at most two strides, got shape "
+            f"{list(tensor.shape)}{_COPY}"
+        )
+
+
+def _check_operand(tensor: Tensor, name: str) -> None:
+    _check_rows(tensor, name)
+    if tensor.dtype == torch.float32 and tensor.is_cuda:
+        raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
 
 
 def _check_weight(weight: Tensor, like: Tensor, dimension: int, names: tuple[str, str]) -> None:
     if weight.dtype != like.dtype:
-        raise TypeError(f"{names[0]}: expected dtype {like.dtype} (that of {names[1]}), got {weight.dtype}")
+        raise TypeError(
+            f"{names[0]}: expected dtype {_name(like.dtype)} (that of {names[1]}), got {_name(weight.dtype)}"
+            f"{autocast_hint()}"
+        )
     if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
-        shape = f"[out_features, {like.shape[-1]}]" if dimension else f"[{like.shape[-1]}, in_features]"
-        raise ValueError(f"{names[0]}: expected shape {shape}, got {list(weight.shape)}")
+        columns = like.shape[-1]
+        shape = f"[out_features, {columns}]" if dimension else f"[{columns}, in_features]"
+        raise ValueError(
+            f"{names[0]}: expected shape {shape} ({columns} is the last dimension of {names[1]}), got "
+            f"{list(weight.shape)}"
+        )
+    if all(type(n) is int for n in (*weight.shape, *weight.stride())):
+        _check_columns(weight, names[0])
 
 
-def _check_bias(bias: Any, columns: Any, dtypes: tuple[torch.dtype, ...]) -> None:
-    if bias is not None and bias.dtype not in (torch.float32, *dtypes):
-        raise TypeError(f"bias: expected dtype float32 or {dtypes[0]}, got {bias.dtype}")
-    if bias is not None and (bias.dim() != 1 or bias.shape[0] != columns):
+def _check_bias(bias: Any, columns: Any, dtype: torch.dtype, like: str) -> None:
+    if bias is None:
+        return
+    if bias.dtype not in (torch.float32, dtype):
+        wanted = "float32" if dtype == torch.float32 else f"float32 or {_name(dtype)}{like}"
+        raise TypeError(f"bias: expected dtype {wanted}, got {_name(bias.dtype)}")
+    if bias.dim() != 1 or bias.shape[0] != columns:
         raise ValueError(f"bias: expected shape [{columns}] (out_features), got {list(bias.shape)}")
+    if all(type(n) is int for n in (*bias.shape, *bias.stride())):
+        _check_columns(bias, "bias")
 
 
 def _check_narrowing(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
     if out_dtype not in (dtype, torch.float32):
-        raise TypeError(f"out_dtype: expected float32 or {dtype} (that of dy), got {out_dtype}")
+        raise TypeError(f"out_dtype: expected float32 or {_name(dtype)} (that of dy), got {_name(out_dtype)}")
 
 
 @torch.library.register_fake("rl_kernel_native::linear", lib=_library)
 def _linear_fake(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: torch.dtype, *_: Any) -> Tensor:
-    _check_rows(x, "x")
+    _check_operand(x, "x")
     _check_weight(weight, x, 1, ("weight", "x"))
-    _check_bias(bias, weight.shape[0], (x.dtype,))
+    _check_bias(bias, weight.shape[0], x.dtype, " (that of x)")
     _code(out_dtype)
     if x.dtype == torch.float32 and out_dtype != torch.float32:
-        raise TypeError(f"out_dtype: expected float32 (that of x), got {out_dtype}")
+        raise TypeError(f"out_dtype: expected float32 (that of x), got {_name(out_dtype)}")
     if k_segments not in (1, 2, 4, 8):
         raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")
     if k_segments > 1 and x.shape[-1] % (16 * k_segments):
-        raise ValueError(f"k_segments: expected in_features to be a multiple of {16 * k_segments}, got {x.shape[-1]}")
+        step = 16 * k_segments
+        raise ValueError(
+            f"k_segments: expected in_features to be a multiple of {step} (16 * k_segments), got {x.shape[-1]}; pad x "
+            f"and weight with zero columns to {(x.shape[-1] + step - 1) // step * step}"
+        )
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
 @torch.library.register_fake("rl_kernel_native::linear_input_grad", lib=_library)
 def _input_grad_fake(dy: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    _check_rows(dy, "dy")
+    _check_operand(dy, "dy")
     _check_weight(weight, dy, 0, ("weight", "dy"))
     return dy.new_empty((*dy.shape[:-1], weight.shape[1]))
 
 
 def _check_operands(dy: Tensor, x: Tensor) -> None:
-    _check_rows(dy, "dy")
-    _check_rows(x, "x")
+    _check_operand(dy, "dy")
+    _check_operand(x, "x")
     if x.dtype != dy.dtype:
-        raise TypeError(f"x: expected dtype {dy.dtype} (that of dy), got {x.dtype}")
+        raise TypeError(f"x: expected dtype {_name(dy.dtype)} (that of dy), got {_name(x.dtype)}{autocast_hint()}")
     if tuple(x.shape[:-1]) != tuple(dy.shape[:-1]):
-        raise ValueError(f"x: expected the leading dimensions of dy, {list(dy.shape[:-1])}, got {list(x.shape)}")
+        shape = ", ".join([*map(str, dy.shape[:-1]), "features"])
+        raise ValueError(f"x: expected shape [{shape}] (the leading dimensions of dy), got {list(x.shape)}")
 
 
 @torch.library.register_fake("rl_kernel_native::linear_weight_grad", lib=_library)
@@ -163,7 +246,7 @@ def _weight_grad_fake(dy: Tensor, x: Tensor, out_dtype: torch.dtype, *_: Any) ->
 def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) -> None:
     _check_operands(dy, x)
     if main_grad.dtype != torch.float32:
-        raise TypeError(f"main_grad: expected dtype float32, got {main_grad.dtype}")
+        raise TypeError(f"main_grad: expected dtype float32, got {_name(main_grad.dtype)}")
     if tuple(main_grad.shape) != (dy.shape[-1], x.shape[-1]):
         raise ValueError(
             f"main_grad: expected shape [{dy.shape[-1]}, {x.shape[-1]}] (out_features, in_features), got "
@@ -173,8 +256,7 @@ def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) ->
 
 @torch.library.register_fake("rl_kernel_native::linear_bias_grad", lib=_library)
 def _bias_grad_fake(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
-    if dy.dtype not in CODES:
-        raise TypeError(f"dy: expected dtype float32, bfloat16 or float16, got {dy.dtype}")
+    _check_rows(dy, "dy")
     _check_narrowing(out_dtype, dy.dtype)
     return dy.new_empty((dy.shape[-1],), dtype=out_dtype)
 
@@ -183,10 +265,20 @@ def _bias_grad_fake(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
 def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     for i, part in enumerate(parts):
         if part.dtype != torch.float32:
-            raise TypeError(f"parts[{i}]: expected dtype float32, got {part.dtype}")
+            raise TypeError(f"parts[{i}]: expected dtype float32, got {_name(part.dtype)}")
         if tuple(part.shape) != tuple(parts[0].shape):
-            raise ValueError(f"parts[{i}]: expected shape {list(parts[0].shape)}, got {list(part.shape)}")
+            raise ValueError(
+                f"parts[{i}]: expected shape {list(parts[0].shape)} (that of parts[0]), got {list(part.shape)}"
+            )
+        if not part.is_contiguous():
+            raise ValueError(
+                f"parts[{i}]: expected a contiguous array, got shape {list(part.shape)} with strides "
+                f"{list(part.stride())}{_COPY}"
+            )
     if bias is not None:
-        _check_bias(bias, parts[0].shape[-1], (torch.bfloat16, torch.float16))
+        if parts[0].dim() < 1:
+            raise ValueError("parts[0]: expected shape [..., features] with a bias, got []")
+        half = torch.float16 if bias.dtype == torch.float16 else torch.bfloat16
+        _check_bias(bias, parts[0].shape[-1], half, " or float16")
     _code(out_dtype)
     return parts[0].new_empty(parts[0].shape, dtype=out_dtype)

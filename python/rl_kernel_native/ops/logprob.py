@@ -164,7 +164,7 @@ def logprob(
     else:
         frame = _dispatch.Frame(logits, "logits")
         _dispatch.match_torch_threads()
-        outputs = None if out is None else tuple(frame.export(o, "out") for o in out)
+        outputs = None if out is None else tuple(frame.export_output(o, "out") for o in out)
         result = _C.logprob(
             frame.export(logits, "logits"),
             frame.export(target, "target"),
@@ -323,11 +323,14 @@ def logprob_backward(
         frame.export(dlogprob, "dlogprob"),
         frame.export(dlse, "dlse"),
         frame.export(dentropy, "dentropy"),
-        None if out is None else frame.export(out, "out"),
+        None if out is None else frame.export_output(out, "out"),
         frame.allocate,
         frame.stream,
     )
-    return out if out is not None else frame.result(result)
+    if out is None:
+        return frame.result(result)
+    _dispatch.count_write(out)
+    return out
 
 
 def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -343,6 +346,8 @@ def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
     """The extension's outputs, given ones as the caller's own arrays."""
+    for array in out or ():
+        _dispatch.count_write(array)
     if not isinstance(result, tuple):
         return out[0] if out is not None and out[0] is not None else frame.result(result)
     given = out or (None,) * 5

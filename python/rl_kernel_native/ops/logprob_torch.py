@@ -13,7 +13,16 @@ from torch import Tensor
 
 from .._arithmetic import resolve_exp, unresolved_exp
 from .._native import module as _C
-from .._torch import device_type, is_compiling, is_grad_enabled, is_plain, is_untraced, prepare
+from .._torch import (
+    device_type,
+    is_compiling,
+    is_direct_gradient,
+    is_grad_enabled,
+    is_plain,
+    is_untraced,
+    prepare,
+    refuse_jit_trace,
+)
 from .logprob_traced import traced_backward, traced_logprob
 
 
@@ -80,7 +89,8 @@ class _Logprob(torch.autograd.Function):
         if dlogprob is None and dlse is None and dentropy is None:
             return None, None, None, None, None
         dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
-        if is_grad_enabled():  # create_graph: a backward that has a backward
+        # create_graph, a backward that has a backward, and what only the dispatcher understands.
+        if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in (dlogprob, dlse, dentropy)):
             return (
                 traced_backward(logits, target, arguments, ctx.mode, lse, entropy, dlogprob, dlse, dentropy),
                 None,
@@ -147,6 +157,7 @@ def backward(
 
 
 def _require_direct(tensor: Tensor, name: str) -> None:
+    refuse_jit_trace()
     if type(tensor).__name__ == "DTensor":
         raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
     if not _is_direct(tensor):

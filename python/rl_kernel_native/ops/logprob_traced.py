@@ -6,14 +6,16 @@ operators in float64: they exist to be right, and need memory for [rows, vocab_s
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
+from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._torch import device_type, is_compiling, prepare
+from .._torch import apply_function, device_type, implement, prepare, refuse_jit_trace
 
 _OPTIONS = (
     "Tensor? temperature, Tensor? kept_ids, Tensor? kept_offsets, float temperature_value, float logit_scale, "
@@ -101,9 +103,13 @@ def _dtype(output: int) -> torch.dtype:
     return torch.int32 if output == 4 else torch.float32
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("logprob", _forward_kernel, _key)
-    _library.impl("logprob_backward", _backward_kernel, _key)
+def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    *outputs, status = apply("_TransformedLogprob", *arguments)
+    return *outputs, status.to(torch.int32)
+
+
+implement(_library, "logprob", _forward_kernel, _differentiable_forward)
+implement(_library, "logprob_backward", _backward_kernel, functools.partial(apply, "_TransformedBackward"))
 
 
 @torch.library.register_fake("rl_kernel_native::logprob", lib=_library)
@@ -124,6 +130,7 @@ def _backward_fake(logits: Tensor, *_: Any) -> Tensor:
 
 
 def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
+    refuse_jit_trace()
     if type(logits).__name__ == "DTensor":
         raise TypeError(
             "logits: expected a local tensor, got a DTensor; pass logits.to_local(), or for a sharded vocabulary "
@@ -131,8 +138,8 @@ def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], m
         )
     if not isinstance(target, Tensor):
         raise TypeError(f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)")
-    function = _TracedLogprob if is_compiling() else _TransformedLogprob
-    *outputs, status = function.apply(logits, target, *_options(arguments, mode), returns)
+    options = _options(arguments, mode)
+    *outputs, status = apply_function(_TracedLogprob, "_TransformedLogprob", logits, target, *options, returns)
     return (*outputs, status.to(torch.int32))
 
 
@@ -175,13 +182,14 @@ class _TracedLogprob(torch.autograd.Function):
         rows = (dlogprob, dlse, dentropy if ctx.returns & 4 else None)
         if all(g is None for g in rows):
             return (None,) * 13
-        function = _TracedBackward if is_compiling() else _TransformedBackward
-        dlogits = function.apply(
-            logits, target, lse, entropy_or_none, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers
+        options = (temperature, kept_ids, kept_offsets, *ctx.numbers)
+        dlogits = apply_function(
+            _TracedBackward, "_TransformedBackward", logits, target, lse, entropy_or_none, *rows, *options
         )
         return dlogits, *(None,) * 12
 
 
+@callable_in_graph
 class _TransformedLogprob(_TracedLogprob):
     """For torch.func: with vmap and jvp. Status travels as float32: an integer output cannot have a tangent."""
 
@@ -317,6 +325,7 @@ def _composed_call(ctx: Any) -> tuple[Any, list[Tensor], tuple[Any, ...]]:
     return composed, [logits, *(r for r in rows if r is not None)], rows
 
 
+@callable_in_graph
 class _TransformedBackward(_TracedBackward):
     """For torch.func: with vmap and jvp."""
 
@@ -325,7 +334,11 @@ class _TransformedBackward(_TracedBackward):
         composed, primals, rows = _composed_call(ctx)
         given = [logits_t, *(t for t, r in zip(tangents, rows, strict=False) if r is not None)]
         filled = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, given, strict=True))
-        return torch.func.jvp(composed, tuple(primals), filled)[1]
+        # The derivative of a pullback in its cotangent is the pushforward. torch.func.jvp would nest forward mode in
+        # that of the caller, which torch refuses inside of a compiled function.
+        pulled: Any = torch.func.vjp(composed, *primals)
+        pushed: Any = torch.func.vjp(pulled[1], torch.zeros_like(pulled[0]))
+        return pushed[1](filled)[0]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:

@@ -1,0 +1,33 @@
+"""autograd Functions that torch.compile takes into its graph unread, so that torch.func finds their rules when it runs.
+
+Dynamo reads a Function's forward as if no transform were around it: under torch.func.grad inside of a compiled function
+its gradient would be zero. :data:`in_graph`, a call by name, goes into the graph as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_functions: dict[str, Any] = {}
+
+in_graph: Any
+
+
+def callable_in_graph(function: Any) -> Any:
+    """Class decorator: an autograd Function that :data:`in_graph` calls by the name of its class."""
+    _functions[function.__name__] = function
+    return function
+
+
+def apply(name: str, *arguments: Any) -> Any:
+    return _functions[name].apply(*arguments)
+
+
+def __getattr__(name: str) -> Any:
+    """Makes ``in_graph`` when Dynamo first looks for it: to know it before would load Dynamo, 1.4 s of every import."""
+    if name != "in_graph":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = torch.compiler.allow_in_graph(apply)
+    return globals()[name]

@@ -1,0 +1,155 @@
+"""torch.func and forward mode inside of compiled functions: the bytes of eager or an error, never a lost derivative."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+
+torch = pytest.importorskip("torch")
+forward_ad = torch.autograd.forward_ad
+
+_generator = torch.Generator().manual_seed(0)
+X = torch.randn(3, 32, generator=_generator)
+W = torch.randn(8, 32, generator=_generator)
+DY = torch.randn(3, 8, generator=_generator)
+TARGET = torch.tensor([1, 5, -100])
+
+# name: (function of one tensor, that tensor)
+FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "linear in x": (lambda x: rk.linear(x, W), X),
+    "linear in weight": (lambda w: rk.linear(X, w), W),
+    "linear in bias": (lambda b: rk.linear(X, W, b), DY[0]),
+    "input_grad": (lambda dy: rk.linear_input_grad(dy, W), DY),
+    "weight_grad": (lambda dy: rk.linear_weight_grad(dy, X), DY),
+    "bias_grad": (lambda dy: rk.linear_bias_grad(dy), DY),
+    "tree_sum": (lambda p: rk.tree_sum([p, DY]), DY),
+    "logprob": (lambda x: rk.logprob(x, TARGET), X),
+}
+
+
+def squared(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A scalar whose gradient depends on the result."""
+    return lambda a: f(a).square().sum()
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = {
+    "grad": lambda f: torch.func.grad(squared(f)),
+    "vjp": lambda f: lambda a: (lambda y, pullback: pullback(y)[0])(*torch.func.vjp(f, a)),
+    "jvp": lambda f: lambda a: torch.func.jvp(f, (a,), (a,))[1],
+    "jacrev": lambda f: torch.func.jacrev(f),
+    "jacfwd": lambda f: torch.func.jacfwd(f),
+    "hessian": lambda f: torch.func.hessian(squared(f)),
+    "vmap": lambda f: lambda a: torch.func.vmap(f)(torch.stack([a, a + 1])),
+    "vmap of grad": lambda f: lambda a: torch.func.vmap(torch.func.grad(squared(f)))(torch.stack([a, a + 1])),
+}
+
+
+# The graph is the same for either backend; two functions show that aot_eager differentiates it.
+BACKENDS = [
+    *((name, "eager") for name in FUNCTIONS),
+    *((name, "aot_eager") for name in ("linear in weight", "logprob")),
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(("name", "backend"), BACKENDS)
+def test_a_transform_inside_of_a_compiled_function_has_the_bytes_of_eager(
+    name: str, backend: str, transform: str
+) -> None:
+    f, argument = FUNCTIONS[name]
+    function = TRANSFORMS[transform](f)
+    torch.compiler.reset()
+    got = torch.compile(function, backend=backend, fullgraph=True)(argument)
+    assert not differing(got, function(argument))
+    assert bool(got.any()), "a gradient of zeros would compare equal to another"
+
+
+def tangent_or_error(f: Callable[[Any], Any], dual: Any) -> Any:
+    try:
+        return forward_ad.unpack_dual(f(dual)).tangent
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -> None:
+    """Dynamo does not know of levels of forward mode: a graph traced without one is used again inside of one."""
+    f, argument = FUNCTIONS[name]
+    for seen_before, backend in itertools.product((False, True), ("eager", "aot_eager")):
+        torch.compiler.reset()
+        compiled = torch.compile(f, backend=backend, fullgraph=True)
+        if seen_before:
+            compiled(argument)
+        with forward_ad.dual_level():
+            want = forward_ad.unpack_dual(f(forward_ad.make_dual(argument, argument))).tangent
+            dual = forward_ad.make_dual(argument, argument)
+            got = tangent_or_error(compiled, dual)
+            assert (
+                "a derivative is wanted where it would be lost" in got if type(got) is str else not differing(got, want)
+            )
+
+
+def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
+    import rl_kernel_native.ops.linear_traced  # noqa: F401 - registers them
+
+    ops, as_is = torch.ops.rl_kernel_native, (None, 1, torch.float32, True, 0)
+    leaf = W.clone().requires_grad_()
+    for ours, theirs in (
+        (lambda w: ops.linear(X, w, *as_is), lambda w: rk.linear(X, w)),
+        (lambda w: ops.linear_input_grad(DY, w, True, 0), lambda w: rk.linear_input_grad(DY, w)),
+        (lambda w: ops.tree_sum([w, w], None, torch.float32), lambda w: rk.tree_sum([w, w])),
+        (
+            lambda w: ops.logprob(w[:3], TARGET, None, None, None, 1.0, 1.0, None, -100, None, None, 0, 1)[0],
+            lambda w: rk.logprob(w[:3], TARGET),
+        ),
+    ):
+        assert not differing(*(torch.autograd.grad(f(leaf).square().sum(), leaf)[0] for f in (ours, theirs)))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(W, W * 2)
+            assert not differing(*(forward_ad.unpack_dual(f(dual)).tangent for f in (ours, theirs)))
+        for transform in (torch.func.grad(lambda w, f=ours: f(w).sum()), torch.func.jacfwd(ours)):
+            with pytest.raises(RuntimeError, match="a derivative is wanted where it would be lost"):
+                transform(W)
+    with pytest.raises(RuntimeError, match="linear_weight_grad_: a derivative is wanted where it would be lost"):
+        ops.linear_weight_grad_(torch.zeros(8, 32), DY, X.clone().requires_grad_(), True, 0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_has_gradients(strict: bool) -> None:
+    class Layer(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return rk.linear(x, self.weight, self.bias)
+
+    layer = Layer(32, 8)
+    program = torch.export.export(layer, (X,), strict=strict).module()
+    for module in (layer, program):
+        module(X).square().sum().backward()
+    assert not differing(program.weight.grad, layer.weight.grad)
+    assert not differing(program.bias.grad, layer.bias.grad)
+
+
+def test_a_compiled_function_under_a_transform_is_torchs_to_refuse_or_right() -> None:
+    compiled = torch.compile(lambda w: rk.linear(X, w).square().sum(), backend="eager")
+    compiled(W)
+    want = torch.func.grad(lambda w: rk.linear(X, w).square().sum())(W)
+    assert not differing(torch.func.grad(compiled)(W), want)
+
+
+def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
+    """torch.jit.trace would keep the result as a constant; torch.fx.symbolic_trace has no numbers at all."""
+    for call in (
+        lambda x: rk.linear(x, W),
+        lambda x: rk.tree_sum([x]),
+        lambda x: rk.linear_weight_grad(x, x),
+        lambda x: rk.logprob(x, TARGET),
+    ):
+        with pytest.raises(RuntimeError, match=r"torch.jit.trace is not supported; use torch.export"):
+            torch.jit.trace(call, X)
+        with pytest.raises(TypeError, match=r"(x|parts\[0\]|dy|logits): torch.fx.symbolic_trace is not supported"):
+            torch.fx.symbolic_trace(call)

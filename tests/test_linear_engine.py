@@ -1,0 +1,341 @@
+"""linear's backward as torch's engine runs it: what is asked for, gradients of every kind, main_grad, checkpointing."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+from linear_cases import Operands, operands
+
+torch = pytest.importorskip("torch")
+forward_ad = torch.autograd.forward_ad
+
+
+@pytest.fixture
+def o(device: str, rng: np.random.Generator) -> Operands:
+    return operands(rng, (2, 3), 32, 10, "bfloat16", device)
+
+
+def leaves_of(o: Operands) -> list[Any]:
+    return [t.clone().requires_grad_() for t in o[:3]]
+
+
+def zeros_for(weight: Any) -> Any:
+    return torch.zeros(weight.shape, device=weight.device)
+
+
+class Subclass(torch.Tensor):
+    """With memory, and without a word about dispatch: goes through the dispatcher."""
+
+
+# ---- what the engine asks for ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("inner", [False, True], ids=["leaf", "product"])
+def test_main_grad_gets_the_gradient_once_where_backward_is_split(inner: bool, traced: bool, o: Operands) -> None:
+    """As zero-bubble pipelines do: inputs first, weights later."""
+    x, weight, bias = leaves_of(o)
+    if traced:
+        x = o.x.as_subclass(Subclass).clone().requires_grad_()
+    w = weight * 1 if inner else weight
+    main_grad, want = zeros_for(weight), zeros_for(weight)
+    y = rk.linear(x, w, bias, main_grad=main_grad)
+    rk.linear_weight_grad(o.dy, o.x, main_grad=want)
+    (dx,) = torch.autograd.grad(y, x, o.dy, retain_graph=True)
+    assert not bool(main_grad.any())
+    assert main_grad._version == 0
+    assert not differing(dx.as_subclass(torch.Tensor), rk.linear_input_grad(o.dy, o.weight))
+    y.backward(o.dy, inputs=[x, bias], retain_graph=True)
+    assert not bool(main_grad.any())
+    y.backward(o.dy, inputs=[w], retain_graph=True)
+    assert not differing(main_grad, want)
+    if not inner:
+        with pytest.raises(ValueError, match=r"main_grad: takes the gradient of weight, so torch.autograd.grad"):
+            torch.autograd.grad(y, weight, o.dy, retain_graph=True, allow_unused=True)
+    assert not differing(main_grad, want)
+    y.backward(o.dy)
+    rk.linear_weight_grad(o.dy, o.x, main_grad=want)
+    assert not differing(main_grad, want)
+
+
+def test_pipelinings_split_backward_counts_once(o: Operands) -> None:
+    pipelining = pytest.importorskip("torch.distributed.pipelining._backward")
+    for main_grad in (None, zeros_for(o.weight)):
+        x, weight, bias = leaves_of(o)
+        y = rk.linear(x * 1, weight, bias, main_grad=main_grad)
+        (dx,), groups = pipelining.stage_backward_input([y], [o.dy], [x], iter([weight, bias]))
+        assert not differing(dx, rk.linear_input_grad(o.dy, o.weight))
+        if main_grad is None:
+            pipelining.stage_backward_weight(iter([weight, bias]), groups)
+            assert not differing(weight.grad, rk.linear_weight_grad(o.dy, o.x))
+            assert not differing(bias.grad, rk.linear_bias_grad(o.dy))
+        else:  # that function asks autograd.grad for the weight's
+            with pytest.raises(ValueError, match="main_grad: takes the gradient of weight"):
+                pipelining.stage_backward_weight(iter([weight, bias]), groups)
+            assert not bool(main_grad.any())
+
+
+def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_kernel_native.ops import linear_torch
+
+    called: list[str] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            called.append(name)
+            return getattr(native, name)
+
+    native = linear_torch._C
+    y = rk.linear(*(leaves := leaves_of(o)))
+    monkeypatch.setattr(linear_torch, "_C", Counting())
+    names = (["linear_input_grad"], ["linear_weight_grad", "linear_bias_grad"], ["linear_bias_grad"])
+    for leaf, expected in zip(leaves, names, strict=True):
+        called.clear()
+        torch.autograd.grad(y, leaf, o.dy, retain_graph=True)
+        assert called == expected
+        y.backward(o.dy, inputs=[leaf], retain_graph=True)
+        assert called == expected * 2
+
+
+# ---- gradients of every kind -----------------------------------------------------------------------------------------
+
+
+def test_batches_of_gradients_have_the_bytes_of_a_loop(o: Operands) -> None:
+    batch = torch.stack([o.dy, o.dy * 2, o.dy - 1])
+    leaves = leaves_of(o)
+    y = rk.linear(*leaves)
+    want = [torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in batch]
+    batched = torch.autograd.grad(y, leaves, batch, is_grads_batched=True, retain_graph=True)
+    mapped = torch.func.vmap(lambda dy: torch.autograd.grad(y, leaves, dy, retain_graph=True))(batch)
+    for i in range(len(batch)):
+        for got in (batched, mapped):
+            assert not differing(tuple(g[i] for g in got), want[i])
+
+
+def test_gradcheck_with_batched_gradients_and_a_vectorised_hessian(rng: np.random.Generator) -> None:
+    o = operands(rng, (4,), 6, 5, "float32")
+    leaves = tuple(t.clone().requires_grad_() for t in o[:3])
+    options = {"eps": 0.25, "atol": 1e-4, "rtol": 1e-4}  # bilinear: a quotient of any step is exact but for float32
+    with pytest.warns(UserWarning, match="double precision"):
+        assert torch.autograd.gradcheck(rk.linear, leaves, check_batched_grad=True, **options)
+    f = lambda x: rk.linear(x, o.weight).square().sum()  # noqa: E731
+    got, want = (torch.autograd.functional.hessian(f, o.x, vectorize=v) for v in (True, False))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tangent_of_the_gradient_is_kept(o: Operands) -> None:
+    leaves = leaves_of(o)
+    y = rk.linear(*leaves)
+    with forward_ad.dual_level():
+        got = torch.autograd.grad(y, leaves, forward_ad.make_dual(o.dy, o.dy * 2))
+        tangents = tuple(forward_ad.unpack_dual(g).tangent for g in got)
+    y = rk.linear(*leaves)
+    assert not differing(tangents, torch.autograd.grad(y, leaves, o.dy * 2))
+
+
+@pytest.mark.parametrize("kind", ["subclass", "negative bit", "mode", "expanded"])
+def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(kind: str, o: Operands) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    make = {
+        "subclass": lambda g: g.as_subclass(Subclass),
+        "negative bit": lambda g: torch._neg_view(-g),
+        "mode": lambda g: g,
+        "expanded": lambda g: g[:, :1].expand_as(g),
+    }[kind]
+    outcomes = []
+    for transform in (lambda g: make(g).as_subclass(torch.Tensor).clone().contiguous(), make):
+        leaves, main_grad = leaves_of(o), zeros_for(o.weight)
+        y = rk.linear(*leaves)
+        z = rk.linear(*leaves, main_grad=main_grad)
+        if kind == "mode" and outcomes:
+            with FlopCounterMode(display=False):
+                first = torch.autograd.grad(y, leaves, transform(o.dy))
+                z.backward(transform(o.dy), inputs=leaves[1:2])
+        else:
+            first = torch.autograd.grad(y, leaves, transform(o.dy))
+            z.backward(transform(o.dy), inputs=leaves[1:2])
+        outcomes.append((*(g.as_subclass(torch.Tensor) for g in first), main_grad))
+        assert main_grad._version == 1
+    assert not differing(*outcomes)
+
+
+def test_a_gradient_from_a_collective_is_waited_for_and_a_dtensor_is_refused(
+    o: Operands, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    collectives = pytest.importorskip("torch.distributed._functional_collectives")
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    if o.x.is_cuda:
+        pytest.skip("the group is gloo's")
+    file = tmp_path_factory.mktemp("gloo") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    try:
+        want = (rk.linear_input_grad(o.dy, o.weight), rk.linear_weight_grad(o.dy, o.x), rk.linear_bias_grad(o.dy))
+        leaves = leaves_of(o)
+        y = rk.linear(*leaves)
+        dy = collectives.all_reduce(o.dy.clone(), "sum", dist.group.WORLD)
+        assert type(dy) is collectives.AsyncCollectiveTensor
+        assert not differing(torch.autograd.grad(y, leaves, dy, retain_graph=True), want)
+        main_grad = zeros_for(o.weight)
+        dy = collectives.all_reduce(o.dy.clone(), "sum", dist.group.WORLD)
+        rk.linear(*leaves, main_grad=main_grad).backward(dy)
+        assert not differing(main_grad.bfloat16(), want[1])
+        mesh = tensor.init_device_mesh("cpu", (1,))
+        dy = tensor.DTensor.from_local(o.dy, mesh, [tensor.Replicate()])
+        with pytest.raises(TypeError, match=r"dy: expected a local tensor, got a DTensor; pass tensor.to_local"):
+            torch.autograd.grad(y, leaves, dy)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_fake_gradient_gives_fake_gradients(o: Operands) -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    leaves = leaves_of(o)
+    y = rk.linear(*leaves)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        got = torch.autograd.grad(y, leaves, torch.ones_like(o.dy))
+    assert all(isinstance(g, FakeTensor) and g.shape == leaf.shape for g, leaf in zip(got, leaves, strict=True))
+
+
+def test_what_cannot_be_added_to_main_grad_is_refused(o: Operands) -> None:
+    leaves, main_grad = leaves_of(o), zeros_for(o.weight)
+    leaves[1] = leaves[1] * 1
+    y = rk.linear(*leaves, main_grad=main_grad)
+    batch = torch.stack([o.dy, o.dy])
+    with pytest.raises(ValueError, match="main_grad: a batch of gradients"):
+        torch.autograd.grad(y, leaves[1:2], batch, is_grads_batched=True, retain_graph=True, allow_unused=True)
+    with pytest.raises(ValueError, match="main_grad: a batch of gradients"):
+        torch.func.vmap(lambda g: torch.autograd.grad(y, leaves, g, retain_graph=True, allow_unused=True)[0])(batch)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(RuntimeError, match="linear_weight_grad_: a derivative is wanted where it would be lost"),
+    ):
+        y.backward(forward_ad.make_dual(o.dy, o.dy), retain_graph=True)
+    with pytest.raises(TypeError, match="dy: expected a dense tensor, got a sparse_coo one"):
+        torch.autograd.grad(rk.linear(leaves[0].sum(0), *leaves[1:]), leaves, o.dy[0].to_sparse())
+    assert not bool(main_grad.any())
+    assert main_grad._version == 0
+
+
+def test_flops_are_counted_forward_and_backward(o: Operands) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    product = 2 * 6 * 32 * 10
+    with FlopCounterMode(display=False) as counter:
+        rk.linear(*leaves_of(o)).sum().backward()
+    assert counter.get_total_flops() == 3 * product
+    with FlopCounterMode(display=False) as counter:
+        rk.linear(*leaves_of(o), main_grad=zeros_for(o.weight)).sum().backward()
+        rk.linear_input_grad(o.dy, o.weight)
+    assert counter.get_total_flops() == 4 * product
+
+
+# ---- main_grad -------------------------------------------------------------------------------------------------------
+
+
+def test_a_write_of_every_path_is_counted(o: Operands) -> None:
+    """A backward that saved main_grad must not run on what was added since."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    memory = zeros_for(o.weight)
+    rk.linear_weight_grad(o.dy, o.x, main_grad=memory)
+    with FlopCounterMode(display=False):
+        rk.linear_weight_grad(o.dy, o.x, main_grad=memory)
+    assert memory._version == 2
+    if o.x.is_cuda:
+        return
+    dy, x = (t.float().numpy() for t in (o.dy, o.x))
+    for name in ("main_grad", "out"):
+        assert rk.linear_weight_grad(dy, x, **{name: memory}) is memory
+    assert memory._version == 4
+    logits, target, out = torch.randn(3, 8), np.array([1, 2, 3]), torch.zeros(3)
+    rk.logprob(logits.numpy(), target, out=out)
+    assert out._version == 1
+
+
+def test_backwards_of_several_threads_lose_no_addition(rng: np.random.Generator) -> None:
+    """Every addition is of ones, so the sum is exact in any order."""
+    x, dy, threads, calls = torch.ones(8, 256), torch.ones(8, 256), 8, 25
+    weight = torch.zeros(256, 256, requires_grad=True)
+    main_grad = torch.zeros(256, 256)
+
+    def work() -> None:
+        for _ in range(calls):
+            rk.linear(x, weight, main_grad=main_grad).backward(dy)
+
+    running = [threading.Thread(target=work) for _ in range(threads)]
+    for t in running:
+        t.start()
+    for t in running:
+        t.join()
+    assert bool((main_grad == 8.0 * threads * calls).all())
+
+
+def test_a_row_parallel_layer_takes_main_grad_and_weight_grad_dtype(o: Operands) -> None:
+    columns = slice(16, 32)
+    options: dict[str, Any] = {"k_segments": 2, "first_segment": 1, "num_segments": 1}
+    x, weight, main_grad = o.x[..., columns], o.weight[:, columns].clone().requires_grad_(), torch.zeros(10, 16)
+    main_grad = main_grad.to(o.x.device)
+    dy = o.dy.float()
+    rk.linear_partial(x, weight, **options, main_grad=main_grad).backward(dy)
+    assert weight.grad is None
+    want = rk.linear_weight_grad(o.dy, x, out_dtype="float32")
+    assert not differing(main_grad, want)
+    if hasattr(torch.Tensor, "grad_dtype"):
+        weight.grad_dtype = torch.float32
+        rk.linear_partial(x, weight, **options, weight_grad_dtype="float32").backward(dy)
+        assert not differing(weight.grad, want)
+
+
+# ---- activation checkpointing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["context_fn", "inside", "inside, reentrant"])
+def test_checkpointing_recomputes_in_the_arithmetic_of_the_forward(how: str, rng: np.random.Generator) -> None:
+    """The gradient of a factor of y is y, as it was computed again: float32, so that every bit shows."""
+    from torch.utils.checkpoint import checkpoint
+
+    o = operands(rng, (4,), 256, 256)
+
+    def layer(x: Any, factor: Any) -> Any:
+        return rk.linear(x, o.weight, out_dtype="float32") * factor
+
+    inside = rk.arithmetic("sm_90")(layer)
+
+    def gradient(run: Any) -> Any:
+        factor = torch.ones(4, 256, requires_grad=True)
+        with rk.arithmetic("sm_90"):
+            y = run(o.x, factor)
+        y.sum().backward()  # outside
+        return factor.grad
+
+    want = gradient(layer)
+    runs = {
+        "context_fn": lambda *a: checkpoint(layer, *a, use_reentrant=False, context_fn=rk.checkpoint_contexts),
+        "inside": lambda *a: checkpoint(inside, *a, use_reentrant=False),
+        "inside, reentrant": lambda *a: checkpoint(inside, *a, use_reentrant=True),
+    }
+    assert not differing(gradient(runs[how]), want)
+    plain = gradient(lambda *a: checkpoint(layer, *a, use_reentrant=False))
+    assert differing(plain, want), "without it the test would pass as well"
+
+
+def test_an_arithmetic_context_is_for_one_with() -> None:
+    context = rk.arithmetic("sm_90")
+    with context:
+        with pytest.raises(RuntimeError, match="arithmetic: a context manager is for one `with`"), context:
+            pass
+        assert rk.current_arithmetic() == "sm_90"
+    assert rk.current_arithmetic() == "ieee"
+    with pytest.raises(RuntimeError, match=r"call rk.arithmetic again"), context:
+        pass
+    decorated = rk.arithmetic("sm_80")(rk.current_arithmetic)
+    assert [decorated(), decorated(), rk.current_arithmetic()] == ["sm_80", "sm_80", "ieee"]
