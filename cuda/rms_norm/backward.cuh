@@ -174,7 +174,25 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
 }
 
 constexpr int kRowThreads = kRmsNormLanes;
-constexpr int kChainRows = 4;  // loads of a thread under way
+constexpr int kChainRows = 16;    // of a thread under way: a group has few threads, and each waits for its loads
+constexpr int kChainColumns = 2;  // of a thread
+
+// Two neighbouring columns, of which `count` exist. kVector: both, aligned to their size.
+template <class T, bool kVector>
+__device__ __forceinline__ void load_pair(const typename T::Storage* from, int count, float (&z)[kChainColumns]) {
+  using Storage = typename T::Storage;
+  struct alignas(2 * sizeof(Storage)) Pair {
+    Storage first, second;
+  };
+  if constexpr (kVector) {
+    const Pair pair = *reinterpret_cast<const Pair*>(from);
+    z[0] = T::load(pair.first);
+    z[1] = T::load(pair.second);
+  } else {
+    z[0] = T::load(from[0]);
+    z[1] = count > 1 ? T::load(from[1]) : 0.0f;
+  }
+}
 
 template <class T, bool kVector>
 __device__ __forceinline__ void dx_of_row(const RmsNormBackwardParams& p, std::int64_t row, float* of_warps) {
@@ -226,31 +244,35 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   if (column >= p.columns) return;
   const std::int64_t first = group * kGroupRows, left = p.num_rows - first;
   const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
-  const int count = p.columns - column < kOctet ? static_cast<int>(p.columns - column) : kOctet;
+  const int count = p.columns - column < kChainColumns ? 1 : kChainColumns;
   const Storage* dy = static_cast<const Storage*>(p.dy) + column;
   const Storage* h = static_cast<const Storage*>(p.h) + column;
-  float sums[kOctet] = {};
+  float sums[kChainColumns] = {};
 #pragma unroll 1
   for (int row = 0; row < rows; row += kChainRows) {
-    float a[kChainRows][kOctet], b[kChainRows][kOctet], rstd[kChainRows];
+    float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
       if (row + i >= rows) continue;
-      load_columns<T, kVector>(dy + p.dy_rows.offset(first + row + i), count, a[i]);
-      load_columns<T, kVector>(h + p.h_rows.offset(first + row + i), count, b[i]);
+      load_pair<T, kVector>(dy + p.dy_rows.offset(first + row + i), count, a[i]);
+      load_pair<T, kVector>(h + p.h_rows.offset(first + row + i), count, b[i]);
       rstd[i] = p.rstd[first + row + i];
     }
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
       if (row + i >= rows) continue;
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) b[i][j] = __fmul_rn(b[i][j], rstd[i]);
-      if (p.round_before_weight) round_octet<T>(b[i]);
-#pragma unroll
-      for (int j = 0; j < kOctet; ++j) sums[j] = __fmaf_rn(a[i][j], b[i][j], sums[j]);
+      for (int j = 0; j < kChainColumns; ++j) {
+        const float xhat = __fmul_rn(b[i][j], rstd[i]);
+        sums[j] = __fmaf_rn(a[i][j], p.round_before_weight ? T::load(T::store(xhat)) : xhat, sums[j]);
+      }
     }
   }
-  store_columns<Fp32, kVector>(static_cast<float*>(p.workspace) + group * p.columns + column, count, sums);
+  float* const to = static_cast<float*>(p.workspace) + group * p.columns + column;
+#pragma unroll
+  for (int j = 0; j < kChainColumns; ++j) {
+    if (j < count) to[j] = sums[j];
+  }
 }
 
 // Blocks of a group: `row_blocks` (64 or, without dx, none) rows, then `column_blocks`.
@@ -261,7 +283,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const int blocks = row_blocks + column_blocks, local = static_cast<int>(blockIdx.x) % blocks;
   const std::int64_t group = blockIdx.x / static_cast<unsigned>(blocks), row = group * kGroupRows + local;
   if (local >= row_blocks) {
-    chains_of_group<T, kVector>(p, group, (std::int64_t{local - row_blocks} * kRowThreads + threadIdx.x) * kOctet);
+    chains_of_group<T, kVector>(p, group,
+                                (std::int64_t{local - row_blocks} * kRowThreads + threadIdx.x) * kChainColumns);
   } else if (row < p.num_rows) {
     dx_of_row<T, kVector>(p, row, of_warps);
   }
@@ -344,8 +367,9 @@ void run_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& pla
       if (plan.threads == 0) {
         const int row_blocks = p.dx != nullptr ? kGroupRows : 0;
         const int column_blocks =
-            p.dweight != nullptr ? static_cast<int>((p.columns + kRowThreads * kOctet - 1) / (kRowThreads * kOctet))
-                                 : 0;
+            p.dweight != nullptr
+                ? static_cast<int>((p.columns + kRowThreads * kChainColumns - 1) / (kRowThreads * kChainColumns))
+                : 0;
         const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks));
         has_vectors(p)
             ? rms_norm_rows_kernel<T, true><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks)

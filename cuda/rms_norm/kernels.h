@@ -17,7 +17,7 @@ bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
 // kGroups: `threads` threads take 64 rows one after another, each row read once. kRows: a block a row for dx, and beside
-// them threads with eight columns of 64 rows for dweight: rows are read twice, any width and alignment.
+// them threads with two columns of 64 rows for dweight: rows are read twice, any width and alignment.
 struct RmsNormBackwardPlan {
   int threads = 0, octets = 0;  // 0 threads: kRows
 };
