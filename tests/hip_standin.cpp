@@ -18,6 +18,7 @@
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
+#include "hip/silu_mul/silu_mul_kernels.hip"
 
 namespace {
 
@@ -96,9 +97,18 @@ const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_chains_elements),
     RLK_OF_FLOATS(rlk_rms_norm_fold),
 };
+#define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
+  RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
+      RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
+const Table kSiluMul = {
+    RLK_OF_ACTIVATIONS(forward, vectors),
+    RLK_OF_ACTIVATIONS(forward, elements),
+    RLK_OF_ACTIVATIONS(backward, vectors),
+    RLK_OF_ACTIVATIONS(backward, elements),
+};
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

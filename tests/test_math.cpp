@@ -309,5 +309,24 @@ TEST(Math, RestrictedFormsHaveTheBitsOfTheFullOnes) {
   EXPECT_EQ(hex(exp_nonpositive(kNan)), 0u);
 }
 
+// For every reciprocal that a GPU may start from. tests/gpu/test_models.cu: what a GPU gives for every significand.
+TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
+  for (std::uint32_t i = 0; i < 1u << 23; ++i) {
+    const float d = of(0x3f800000u + i), right = 1.0f / d;
+    for (int ulp = -2; ulp <= 2; ++ulp) {
+      const float reciprocal = float_of(bits_of(right) + ulp);
+      const float off = fma_rn(reciprocal, d, -1.0f);
+      if (abs_of(off) > 0x1.0p-23f || (d == 0x1.fffffep+0f && off < 0)) continue;
+      ASSERT_EQ(hex(quotient_of(1.0f, d, reciprocal)), hex(right)) << std::hexfloat << d << ", " << ulp << " ulp";
+    }
+  }
+  for (float e = 0x1.0p-126f; e < 1.0f; e *= 1.000003f) {
+    const float d = 1.0f + e, right = 1.0f / d;
+    for (int ulp = -1; ulp <= 1; ++ulp) {
+      ASSERT_EQ(hex(quotient_of(e, d, float_of(bits_of(right) + ulp))), hex(e / d)) << std::hexfloat << e;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rlk

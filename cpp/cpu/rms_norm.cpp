@@ -10,12 +10,12 @@
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
 #include "rms_norm_lanes.h"
+#include "rows.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskElements = 16384;  // below these a thread's wake-up costs more than its help
 constexpr std::int64_t kFoldColumns = 256;
 constexpr std::int64_t kGroups = kRmsNormBlock / kRmsNormGroupRows;
 
@@ -33,13 +33,6 @@ const RmsNormLanes& lanes() {
   return baseline::rms_norm_lanes;
 }
 
-const unsigned char* row_at(const void* data, const RowLayout& rows, std::int64_t row, DType t) {
-  return data == nullptr ? nullptr : static_cast<const unsigned char*>(data) + rows.offset(row) * size_of(t);
-}
-unsigned char* row_at(void* data, const RowLayout& rows, std::int64_t row, DType t) {
-  return data == nullptr ? nullptr : static_cast<unsigned char*>(data) + rows.offset(row) * size_of(t);
-}
-
 // The weight as it is multiplied; empty where there is none.
 template <class Params>
 std::vector<float> weight_of(const Params& p) {
@@ -50,8 +43,6 @@ std::vector<float> weight_of(const Params& p) {
                       weight.data());
   return weight;
 }
-
-std::int64_t rows_of_a_task(std::int64_t columns) { return std::max<std::int64_t>(kTaskElements / (columns + 1), 1); }
 
 class Backward {
  public:

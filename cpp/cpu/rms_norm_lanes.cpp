@@ -2,10 +2,9 @@
 // columns of sixteen (or eight) lanes that follow one another in memory are transposed in registers.
 #include "rms_norm_lanes.h"
 
-#include <type_traits>
-
 #include "simd.h"
 #include "simd_fold.h"
+#include "simd_memory.h"
 // After simd.h, which decides how the functions of math/ are compiled.
 #include "rlk/kernels/rms_norm_row.h"
 
@@ -17,60 +16,12 @@ constexpr int kBlockColumns = kOctet * kLanes;  // of one vector of lanes
 constexpr int kChunkColumns = kOctet * kRmsNormLanes;
 static_assert(kRmsNormPadding % kBlockColumns == 0);
 
-template <class F>
-RLK_HD void with_type(DType dtype, const F& f) {
-  if (dtype == DType::kFloat32) {
-    f(Fp32{});
-  } else if (dtype == DType::kBFloat16) {
-    f(Bf16{});
-  } else {
-    f(Fp16{});
-  }
-}
-
-template <class T>
-constexpr int kBytes = sizeof(typename T::Storage);
-
-// Elements [k, k + columns) of an array; what is missing of a vector is +0.
-template <class T>
-RLK_HD Floats load_at(const unsigned char* p, std::int64_t k, int columns) {
-  p += k * kBytes<T>;
-  if (columns == kLanes) return T::load(p);
-  alignas(64) unsigned char padded[kLanes * kBytes<T>] = {};
-  std::memcpy(padded, p, static_cast<std::size_t>(columns) * kBytes<T>);
-  return T::load(padded);
-}
-template <class T>
-RLK_HD void store_at(unsigned char* p, std::int64_t k, int columns, Floats x) {
-  p += k * kBytes<T>;
-  if (columns == kLanes) return T::store(p, x);
-  alignas(64) unsigned char padded[kLanes * kBytes<T>];
-  T::store(padded, x);
-  std::memcpy(p, padded, static_cast<std::size_t>(columns) * kBytes<T>);
-}
 RLK_HD Floats load_floats(const float* p, std::int64_t k, int columns) {
   return load_at<Fp32>(reinterpret_cast<const unsigned char*>(p), k, columns);
 }
 RLK_HD void store_floats(float* p, std::int64_t k, int columns, Floats x) {
   if (columns == kLanes) return store_bytes(p + k, x);
   std::memcpy(p + k, &x, static_cast<std::size_t>(columns) * sizeof(float));
-}
-
-// The value as an element of type T holds it.
-template <class T>
-RLK_HD Floats rounded(Floats x) {
-  if constexpr (std::is_same_v<T, Fp32>) return x;
-  alignas(64) unsigned char memory[kLanes * kBytes<T>];
-  T::store(memory, x);
-  return T::load(memory);
-}
-
-// f(k, columns) for vectors of columns, the last one short.
-template <class F>
-RLK_HD void for_each_vector(std::int64_t columns, const F& f) {
-  std::int64_t k = 0;
-  for (; k + kLanes <= columns; k += kLanes) f(k, kLanes);
-  if (k < columns) f(k, static_cast<int>(columns - k));
 }
 
 RLK_HD void clear_padding(float* scratch, std::int64_t columns) {

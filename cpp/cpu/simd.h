@@ -103,6 +103,7 @@ RLK_HD Floats add_rn(Floats a, Floats b) { return {a.v + b.v}; }
 RLK_HD Floats sub_rn(Floats a, Floats b) { return {a.v - b.v}; }
 RLK_HD Floats mul_rn(Floats a, Floats b) { return {a.v * b.v}; }
 RLK_HD Floats div_rn(Floats a, Floats b) { return {a.v / b.v}; }
+RLK_HD Floats div_in_range(Floats a, Floats b) { return {a.v / b.v}; }
 RLK_HD Floats fma_rn(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return {(Vector<float>)_mm512_fmadd_ps((__m512)a.v, (__m512)b.v, (__m512)c.v)};

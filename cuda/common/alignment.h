@@ -8,11 +8,12 @@
 
 namespace rlk::cuda {
 
+inline bool at_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
 // Whether each of `num` rows begins at a multiple of 16 bytes.
 inline bool rows_begin_at_16_bytes(const void* base, const RowLayout& rows, std::int64_t num, int element_bytes) {
   const auto aligned = [&](std::int64_t stride) { return stride * element_bytes % 16 == 0; };
-  return reinterpret_cast<std::uintptr_t>(base) % 16 == 0 &&
-         (std::min(num, rows.inner) <= 1 || aligned(rows.inner_stride)) &&
+  return at_16_bytes(base) && (std::min(num, rows.inner) <= 1 || aligned(rows.inner_stride)) &&
          (num <= rows.inner || aligned(rows.outer_stride));
 }
 

@@ -355,7 +355,8 @@ void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
   constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets>;
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
   RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
-  const unsigned blocks = checked_blocks((rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups);
+  const unsigned blocks =
+      checked_blocks((rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups, "rms_norm");
   kKernel<<<blocks, Shape::kBlock, kBytes, stream>>>(p);
 }
 
@@ -370,7 +371,7 @@ void run_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& pla
             p.dweight != nullptr
                 ? static_cast<int>((p.columns + kRowThreads * kChainColumns - 1) / (kRowThreads * kChainColumns))
                 : 0;
-        const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks));
+        const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks), "rms_norm");
         has_vectors(p)
             ? rms_norm_rows_kernel<T, true><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks)
             : rms_norm_rows_kernel<T, false><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks);

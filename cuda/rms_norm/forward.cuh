@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
 template <class T, int kThreads, int kOctets>
 void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
-  const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows);
+  const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows, "rms_norm");
   rms_norm_row_kernel<T, kThreads, kOctets><<<blocks, kRowBlock<kThreads>, 0, stream>>>(p);
 }
 
@@ -168,7 +168,7 @@ inline void run_forward(const RmsNormParams& p, const RmsNormPlan& plan, cudaStr
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if (plan.threads == 0) {
-      const unsigned blocks = checked_blocks(p.num_rows);
+      const unsigned blocks = checked_blocks(p.num_rows, "rms_norm");
       has_vectors(p) ? rms_norm_any_kernel<T, true><<<blocks, kAnyThreads, 0, stream>>>(p)
                      : rms_norm_any_kernel<T, false><<<blocks, kAnyThreads, 0, stream>>>(p);
     } else if (plan.threads == 8) {

@@ -10,8 +10,6 @@ namespace {
 
 constexpr int kOctet = kRmsNormLaneColumns;
 
-bool at_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
-
 // A row of `columns` in registers or shared memory, as threads and octets of a plan.
 template <class Plan, class Params>
 bool holds_row(const Plan& plan, const Params& p) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hip/common/launch_shape.h"
 #include "rlk/ops/linear.h"
 
 namespace rlk::hip {
@@ -62,14 +63,5 @@ constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 constexpr std::size_t kBiasLds = kBiasThreads * sizeof(float);
 
 constexpr int kTreeThreads = 256, kTreeElements = 4;  // of a thread, kTreeThreads apart
-
-// Calls launch(first, count) for stretches of `blocks`: a launch has fewer than 2^32 threads.
-constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;
-template <class F>
-void for_each_launch(std::int64_t blocks, const F& launch) {
-  for (std::int64_t first = 0; first < blocks; first += kMostBlocks) {
-    launch(first, blocks - first < kMostBlocks ? blocks - first : kMostBlocks);
-  }
-}
 
 }  // namespace rlk::hip

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "hip/common/element.h"
+#include "hip/common/launch_shape.h"
 #include "hip/common/wave.h"
 #include "hip/logprob/launches.h"
 #include "rlk/kernels/logprob_row.h"
@@ -11,8 +12,7 @@
 
 namespace rlk::hip {
 
-constexpr int kOctet = 8;  // columns that are loaded together, one of each chain
-constexpr int kHalf = 4;   // chains of a lane: the even one of two neighbours has 0..3, the odd one 4..7
+constexpr int kHalf = 4;  // chains of a lane: the even one of two neighbours has 0..3, the odd one 4..7
 template <class T>
 constexpr int kLeafBytes = leaf_bytes(sizeof(typename T::Storage));
 

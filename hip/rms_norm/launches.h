@@ -4,19 +4,18 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hip/common/launch_shape.h"
 #include "rlk/ops/rms_norm.h"
 
 namespace rlk::hip {
 
-constexpr int kNormThreads = kRmsNormLanes;      // of a block: four waves
-constexpr int kNormOctet = kRmsNormLaneColumns;  // columns of a thread at a time
+constexpr int kNormThreads = kRmsNormLanes;  // of a block: four waves
+static_assert(kOctet == kRmsNormLaneColumns);
 // Rows of at most so many columns are a wave each, wider ones a block.
-constexpr std::int64_t kMostWaveColumns = 64 * kNormOctet;
+constexpr std::int64_t kMostWaveColumns = 64 * kOctet;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 
 // dweight: a thread has eight columns of a group of 64 rows; then one column of all groups.
 constexpr int kNormGroups = static_cast<int>(kRmsNormBlock) / kRmsNormGroupRows;  // of 8192 rows
-
-constexpr std::int64_t kMostNormBlocks = std::int64_t{1} << 23;  // of a launch: fewer than 2^32 threads
 
 }  // namespace rlk::hip

@@ -1,10 +1,9 @@
 // Host side of the HIP backend of rms_norm: what would corrupt memory, which kernel serves a call, its launches.
 #include "rms_norm.h"
 
-#include <algorithm>
 #include <string>
 
-#include "hip/common/runtime.h"
+#include "hip/common/launch.h"
 #include "launches.h"
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
@@ -12,21 +11,8 @@
 namespace rlk::hip {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-bool at_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
-
-// Rows are whole vectors of eight columns, at multiples of 16 bytes.
-bool has_vectors(const void* data, const RowLayout& rows, DType t) {
-  const auto aligned = [&](std::int64_t stride) { return stride * size_of(t) % 16 == 0; };
-  return data == nullptr || (at_16_bytes(data) && aligned(rows.inner_stride) && aligned(rows.outer_stride));
-}
-
 std::string kernel_name(const char* what, const std::string& shape, DType t) {
-  return std::string("rlk_rms_norm_") + what + shape +
-         (t == DType::kBFloat16  ? "_bf16"
-          : t == DType::kFloat16 ? "_f16"
-                                 : "_f32");
+  return std::string("rlk_rms_norm_") + what + shape + type_suffix(t);
 }
 
 // Of kernels that take rows.
@@ -38,26 +24,16 @@ std::int64_t row_blocks(std::int64_t rows, std::int64_t columns) {
   return columns <= kMostWaveColumns ? ceil_div(rows, kRows) : rows;
 }
 
-// Kernels take their params, the first block of the launch, and what else there is.
-template <class Params, class... Args>
-void launch_blocks(int device, Stream stream, const std::string& name, std::int64_t blocks, const Params& p,
-                   const Args&... args) {
-  for (std::int64_t first = 0; first < blocks; first += kMostNormBlocks) {
-    const std::int64_t count = std::min(kMostNormBlocks, blocks - first);
-    Runtime::get().launch(device, name.c_str(), {count, 1, kNormThreads, kNormLds}, stream, p, first, args...);
-  }
-}
-
 }  // namespace
 
 void rms_norm(const RmsNormParams& p, int device, Stream stream) {
   check_rms_norm(p);
   if (p.num_rows == 0) return;
-  const bool vectors = p.columns % kNormOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.x, p.x_rows, p.dtype) &&
+  const bool vectors = p.columns % kOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.x, p.x_rows, p.dtype) &&
                        has_vectors(p.residual, p.residual_rows, p.dtype) && has_vectors(p.y, p.y_rows, p.dtype) &&
                        has_vectors(p.new_residual, p.new_residual_rows, p.dtype);
-  launch_blocks(device, stream, kernel_name("forward", row_shape(p.columns, vectors), p.dtype),
-                row_blocks(p.num_rows, p.columns), p);
+  launch_blocks(device, stream, {kNormThreads, kNormLds},
+                kernel_name("forward", row_shape(p.columns, vectors), p.dtype), row_blocks(p.num_rows, p.columns), p);
 }
 
 std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p) {
@@ -68,18 +44,20 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
   check_rms_norm_backward(p);
   if (p.columns == 0) return;
   RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p) == 0, "rms_norm_backward: a workspace is given");
-  const bool vectors = p.columns % kNormOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.dy, p.dy_rows, p.dtype) &&
+  const bool vectors = p.columns % kOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.dy, p.dy_rows, p.dtype) &&
                        has_vectors(p.h, p.h_rows, p.dtype) && has_vectors(p.dx, p.dx_rows, p.dtype) &&
                        has_vectors(p.d_new_residual, p.d_new_residual_rows, p.dtype);
   if (p.dx != nullptr && p.num_rows > 0) {
-    launch_blocks(device, stream, kernel_name("dx", row_shape(p.columns, vectors), p.dtype),
+    launch_blocks(device, stream, {kNormThreads, kNormLds}, kernel_name("dx", row_shape(p.columns, vectors), p.dtype),
                   row_blocks(p.num_rows, p.columns), p);
   }
   if (p.dweight == nullptr) return;
-  const std::int64_t column_blocks = ceil_div(p.columns, std::int64_t{kNormThreads} * kNormOctet);
-  launch_blocks(device, stream, kernel_name("chains", vectors ? "_vectors" : "_elements", p.dtype),
+  const std::int64_t column_blocks = ceil_div(p.columns, std::int64_t{kNormThreads} * kOctet);
+  launch_blocks(device, stream, {kNormThreads, kNormLds},
+                kernel_name("chains", vectors ? "_vectors" : "_elements", p.dtype),
                 rms_norm_groups(p.num_rows) * column_blocks, p, column_blocks);
-  launch_blocks(device, stream, kernel_name("fold", "", p.dtype), ceil_div(p.columns, kNormThreads), p);
+  launch_blocks(device, stream, {kNormThreads, kNormLds}, kernel_name("fold", "", p.dtype),
+                ceil_div(p.columns, kNormThreads), p);
 }
 
 }  // namespace rlk::hip

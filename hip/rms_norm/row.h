@@ -1,56 +1,11 @@
-// Eight columns of a row to and from memory, and the contract's sum over a row.
+// What forward and backward of rms_norm share: the weight, the place of a thread, the contract's sum over a row.
 #pragma once
 
-#include "hip/common/element.h"
-#include "hip/common/wave.h"
+#include "hip/common/octet.h"
 #include "hip/rms_norm/launches.h"
 #include "rlk/kernels/rms_norm_row.h"
 
 namespace rlk::hip {
-
-struct Columns {
-  float v[kNormOctet];
-};
-
-// The first `count` of eight columns, the others +0. kVector: all eight, at multiples of 16 bytes.
-template <class T, bool kVector>
-RLK_DEVICE Columns load_columns(const typename T::Storage* from, std::int64_t count) {
-  using Storage = typename T::Storage;
-  Columns x;
-  if constexpr (kVector) {
-    struct Memory {
-      Storage v[kNormOctet];
-    } memory;
-    __builtin_memcpy(&memory, __builtin_assume_aligned(from, 16), sizeof memory);
-#pragma unroll
-    for (int j = 0; j < kNormOctet; ++j) x.v[j] = T::load(memory.v[j]);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kNormOctet; ++j) x.v[j] = j < count ? T::load(from[j]) : 0.0f;
-  }
-  return x;
-}
-template <class T, bool kVector>
-RLK_DEVICE void store_columns(typename T::Storage* to, std::int64_t count, const Columns& x) {
-  using Storage = typename T::Storage;
-  if constexpr (kVector) {
-    struct Memory {
-      Storage v[kNormOctet];
-    } memory;
-#pragma unroll
-    for (int j = 0; j < kNormOctet; ++j) memory.v[j] = T::store(x.v[j]);
-    __builtin_memcpy(__builtin_assume_aligned(to, 16), &memory, sizeof memory);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kNormOctet; ++j) {
-      if (j < count) to[j] = T::store(x.v[j]);
-    }
-  }
-}
-template <class T>
-RLK_DEVICE float rounded(float x) {
-  return T::load(T::store(x));
-}
 
 // Weights with the offset: of the rows' type or float32, 1 where there are none.
 template <class T, bool kVector, class Params>
@@ -66,7 +21,7 @@ RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64
     w = load_columns<T, kVector>(global_pointer(static_cast<const typename T::Storage*>(p.weight)) + column, count);
   }
 #pragma unroll
-  for (int j = 0; j < kNormOctet; ++j) w.v[j] = rms_norm_weight(w.v[j], p.weight_offset);
+  for (int j = 0; j < kOctet; ++j) w.v[j] = rms_norm_weight(w.v[j], p.weight_offset);
   return w;
 }
 
@@ -75,12 +30,12 @@ template <int kThreads>
 struct Place {
   std::int64_t row;
   int first;  // column of its first octet
-  static constexpr int kStep = kThreads * kNormOctet;
+  static constexpr int kStep = kThreads * kOctet;
 };
 template <int kThreads>
 RLK_DEVICE Place<kThreads> place(std::int64_t first_block) {
   constexpr int kRows = kNormThreads / kThreads;
-  return {(first_block + block_id_x()) * kRows + thread_id() / kThreads, thread_id() % kThreads * kNormOctet};
+  return {(first_block + block_id_x()) * kRows + thread_id() / kThreads, thread_id() % kThreads * kOctet};
 }
 
 // The sum of a row whose lane of the contract's tree (thread of the row) is `lane`; every thread gets it. A wave's row has
@@ -97,15 +52,6 @@ RLK_DEVICE float row_sum(float lane) {
     block_barrier();
   }
   return add_rn(lane, 0.0f);  // a zero sum is +0, as where lanes are missing
-}
-
-template <class T>
-RLK_DEVICE const typename T::Storage* row_at(const void* data, const RowLayout& rows, std::int64_t row) {
-  return global_pointer(static_cast<const typename T::Storage*>(data)) + rows.offset(row);
-}
-template <class T>
-RLK_DEVICE typename T::Storage* row_at(void* data, const RowLayout& rows, std::int64_t row) {
-  return global_pointer(static_cast<typename T::Storage*>(data)) + rows.offset(row);
 }
 
 }  // namespace rlk::hip

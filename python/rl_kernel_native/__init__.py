@@ -28,10 +28,18 @@ from .ops.logprob import (
     logprob_reference,
 )
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
+from .ops.silu_mul import (
+    gelu_mul,
+    gelu_mul_backward,
+    gelu_mul_reference,
+    silu_mul,
+    silu_mul_backward,
+    silu_mul_reference,
+)
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch  # noqa: F401
+    from .ops import linear_torch, logprob_torch, rms_norm_torch, silu_mul_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -45,6 +53,9 @@ __all__ = [
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",
+    "gelu_mul",
+    "gelu_mul_backward",
+    "gelu_mul_reference",
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
@@ -59,6 +70,9 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",
+    "silu_mul",
+    "silu_mul_backward",
+    "silu_mul_reference",
     "tree_sum",
     "variant",
 ]

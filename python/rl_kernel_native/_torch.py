@@ -116,4 +116,26 @@ def prepare(tensor: Tensor) -> None:
         _dispatch.match_torch_threads()
 
 
+def is_direct(*tensors: Any) -> bool:
+    """Whether the call may skip torch's dispatcher. What is no tensor is for the extension to refuse."""
+    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
+
+
+def wants_grad(*tensors: Any) -> bool:
+    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
+
+
+def require_tensors(**tensors: Any) -> None:
+    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
+    the device; None is an argument that may be left out."""
+    first = next(iter(tensors.values()))
+    for name, tensor in tensors.items():
+        if type(tensor).__name__ == "DTensor":
+            raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if tensor is not None and tensor.device != first.device:
+            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
+
+
 _C.set_torch(functorch_active, _modes_active, _is_jit_tracing, is_grad_enabled, forward_ad, autocast_hint)

@@ -1,6 +1,6 @@
 // The models of sm_90 arithmetic against the hardware: ex2.approx.ftz.f32 over every fp32 argument, one k16 step of
 // mma.sync and wgmma over distributions that reach each corner of the rule, and the formats and the generator against
-// the host. Standalone:
+// the host; and the division of sigmoid and tanh. Standalone:
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I cpp/include tests/gpu/test_models.cu -o test_models
 #include <cuda_runtime.h>
 
@@ -598,6 +598,30 @@ void test_philox() {
 
 }  // namespace
 
+// div_in_range where the elementary functions use it, against __fdiv_rn: e / (1 + e) and 1 / (1 + e) for every e in
+// (0, 1] of sigmoid, 2 / d for every d of tanh.
+__global__ void division_kernel(std::uint32_t first, std::uint32_t count, bool of_sigmoid, Count* differing) {
+  const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float x = float_of(static_cast<std::int32_t>(first + i)), d = of_sigmoid ? 1.0f + x : x;
+  const auto differs = [&](float n) { return bits_of(rlk::div_in_range(n, d)) != bits_of(__fdiv_rn(n, d)); };
+  const bool differ = of_sigmoid ? differs(x) || differs(1.0f) : differs(2.0f);
+  if (differ) atomicAdd(differing, Count{1});
+}
+
+void test_division() {
+  for (const bool of_sigmoid : {true, false}) {
+    const auto first = static_cast<std::uint32_t>(bits_of(of_sigmoid ? 0x1.0p-126f : 2.0f));
+    const auto last = static_cast<std::uint32_t>(bits_of(of_sigmoid ? 1.0f : 0x1.0p+30f));
+    DeviceArray<Count> differing(1);
+    const std::uint32_t count = last - first + 1;
+    division_kernel<<<(count + 255) / 256, 256>>>(first, count, of_sigmoid, differing.data);
+    finish_launch();
+    report(differing.host()[0] == 0, of_sigmoid ? "division in sigmoid" : "division in tanh", differing.host()[0],
+           count);
+  }
+}
+
 int main() {
   cudaDeviceProp device;
   CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
@@ -610,6 +634,7 @@ int main() {
   test_mma();
   test_half();
   test_philox();
+  test_division();
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed == 0 ? 0 : 1;
 }

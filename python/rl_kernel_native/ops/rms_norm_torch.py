@@ -13,33 +13,20 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
-from .._torch import PLAIN, functorch_active, is_compiling, is_grad_enabled, is_plain, is_untraced, prepare
+from .._torch import (
+    PLAIN,
+    functorch_active,
+    is_compiling,
+    is_direct,
+    is_grad_enabled,
+    prepare,
+    require_tensors,
+    wants_grad,
+)
 from . import rms_norm_traced as traced
 from .linear_autograd import gradient
 
 __all__ = ["PLAIN", "backward", "is_compiling", "rms_norm"]
-
-
-def _is_direct(*tensors: Any) -> bool:
-    """Whether the call may skip torch's dispatcher. What is no tensor is for the extension to refuse."""
-    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
-
-
-def _wants_grad(*tensors: Any) -> bool:
-    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
-
-
-def _require_tensors(**tensors: Any) -> None:
-    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
-    the device; None is an argument that may be left out."""
-    first = next(iter(tensors.values()))
-    for name, tensor in tensors.items():
-        if type(tensor).__name__ == "DTensor":
-            raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor is not None and tensor.device != first.device:
-            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
 
 
 def _number(value: Any, name: str) -> float:
@@ -62,13 +49,13 @@ def rms_norm(
 ) -> Any:
     if main_grad is not None:
         _check_main_grad(main_grad, weight)
-    direct = _is_direct(x, weight, residual)
-    if direct and not _wants_grad(x, weight, residual):
+    direct = is_direct(x, weight, residual)
+    if direct and not wants_grad(x, weight, residual):
         _torch.device_type(x, "x")
         prepare(x)
         return _C.rms_norm(x, weight, residual, eps, weight_offset, round_before_weight, return_rstd, None, 0)
     if not direct:
-        _require_tensors(x=x, weight=weight, residual=residual)
+        require_tensors(x=x, weight=weight, residual=residual)
         numbers = (_number(eps, "eps"), _number(weight_offset, "weight_offset"))
         return traced.rms_norm(x, weight, residual, *numbers, round_before_weight, main_grad)
     return _RmsNorm.apply(x, weight, residual, eps, weight_offset, round_before_weight, main_grad)
@@ -177,14 +164,14 @@ def backward(
     code: int,
 ) -> tuple[Any, Any]:
     inputs = (dy, h, weight, rstd, d_new_residual)
-    direct = _is_direct(*inputs, main_grad)
-    wants_grad = _wants_grad(*inputs)
+    direct = is_direct(*inputs, main_grad)
+    wanted = wants_grad(*inputs)
     if main_grad is not None:
-        if wants_grad or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
+        if wanted or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
             raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
         if not direct and functorch_active():
             raise ValueError("main_grad: cannot be given under torch.func")
-    if direct and not wants_grad:
+    if direct and not wanted:
         prepare(dy)
         memory = main_grad.detach() if isinstance(main_grad, Tensor) else main_grad
         dx, dweight = _C.rms_norm_backward(
@@ -195,7 +182,7 @@ def backward(
             return dx, dweight
         _count_write(main_grad)
         return dx, main_grad
-    _require_tensors(dy=dy, h=h, weight=weight, rstd=rstd, d_new_residual=d_new_residual, main_grad=main_grad)
+    require_tensors(dy=dy, h=h, weight=weight, rstd=rstd, d_new_residual=d_new_residual, main_grad=main_grad)
     if h is None:
         raise TypeError("h: expected a torch.Tensor, got NoneType")
     eps, weight_offset = _number(eps, "eps"), _number(weight_offset, "weight_offset")

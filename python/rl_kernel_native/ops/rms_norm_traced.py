@@ -6,7 +6,6 @@ operators in float64: they exist to be right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from .._native import module as _C
 from .._torch import is_compiling, prepare
+from .._transforms import batched, check_like, check_rows, filled, looped, memory, present, pushed
 from .linear_autograd import gradient
 from .linear_traced import CODES, DTYPES
 
@@ -29,17 +29,12 @@ _library.define(f"rms_norm_backward_(Tensor(a!) main_grad, {_BACKWARD}) -> Tenso
 _ops = torch.ops.rl_kernel_native
 
 
-def _memory(tensor: Any) -> Any:
-    """The tensor with its numbers in memory; None passes."""
-    return tensor if tensor is None else tensor.resolve_neg().detach()
-
-
 def _forward_kernel(
     x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, round_before_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepare(x)
     y, new_residual, rstd = _C.rms_norm(
-        _memory(x), _memory(weight), _memory(residual), eps, weight_offset, round_before_weight, True, None, 0
+        memory(x), memory(weight), memory(residual), eps, weight_offset, round_before_weight, True, None, 0
     )
     return y, x.new_empty(0) if new_residual is None else new_residual, rstd
 
@@ -48,7 +43,7 @@ def _call_backward(inputs: tuple[Any, ...], main_grad: Any, return_dx: bool, dty
     dy, h, weight, rstd, d_new_residual, weight_offset, round_before_weight = inputs
     prepare(dy)
     return _C.rms_norm_backward(
-        _memory(dy), _memory(h), _memory(weight), 1.0, _memory(rstd), _memory(d_new_residual), weight_offset,
+        memory(dy), memory(h), memory(weight), 1.0, memory(rstd), memory(d_new_residual), weight_offset,
         round_before_weight, main_grad, return_dx, dtype is not None, -1 if dtype is None else CODES[dtype], None, 0,
     )  # fmt: skip
 
@@ -75,22 +70,6 @@ for _key in ("CPU", "CUDA"):
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-def _check_rows(tensor: Tensor, name: str) -> None:
-    if tensor.dtype not in CODES:
-        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {tensor.dtype}")
-    if tensor.dim() < 1:
-        raise ValueError(f"{name}: expected shape [..., features], got []")
-
-
-def _check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
-    if tensor is None:
-        return
-    if tensor.dtype != like.dtype:
-        raise TypeError(f"{name}: expected dtype {like.dtype} (that of {like_name}), got {tensor.dtype}")
-    if tuple(tensor.shape) != tuple(like.shape):
-        raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {like_name}), got {list(tensor.shape)}")
-
-
 def _check_vector(tensor: Any, name: str, like: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if tensor is None:
         return
@@ -102,9 +81,9 @@ def _check_vector(tensor: Any, name: str, like: Tensor, dtypes: tuple[torch.dtyp
 
 @torch.library.register_fake("rl_kernel_native::rms_norm", lib=_library)
 def _forward_fake(x: Tensor, weight: Any, residual: Any, eps: float, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _check_rows(x, "x")
+    check_rows(x, "x")
     _check_vector(weight, "weight", x, (torch.float32, x.dtype))
-    _check_like(residual, "residual", x, "x")
+    check_like(residual, "residual", x, "x")
     if not 0 < eps < float("inf"):
         raise ValueError(f"eps: expected a finite number > 0 in float32, got {eps}")
     new_residual = x.new_empty(0 if residual is None else x.shape)
@@ -112,10 +91,10 @@ def _forward_fake(x: Tensor, weight: Any, residual: Any, eps: float, *_: Any) ->
 
 
 def _check_backward(dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any) -> None:
-    _check_rows(dy, "dy")
-    _check_like(h, "h", dy, "dy")
+    check_rows(dy, "dy")
+    check_like(h, "h", dy, "dy")
     _check_vector(weight, "weight", dy, (torch.float32, dy.dtype))
-    _check_like(d_new_residual, "d_new_residual", dy, "dy")
+    check_like(d_new_residual, "d_new_residual", dy, "dy")
     if rstd.dtype != torch.float32:
         raise TypeError(f"rstd: expected dtype float32, got {rstd.dtype}")
     if tuple(rstd.shape) != tuple(dy.shape[:-1]):
@@ -202,51 +181,6 @@ def _composed_backward(
     return dx.to(h.dtype), dweight.to(dweight_dtype or h.dtype)
 
 
-def _batched(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> list[Any]:
-    """Tensors with the batch dimension first: the operators take any leading dimensions."""
-    moved: list[Any] = []
-    for x, dim in zip(tensors, in_dims, strict=True):
-        if x is None:
-            moved.append(None)
-        elif dim is None:
-            moved.append(x.unsqueeze(0).expand(info.batch_size, *x.shape).contiguous())
-        else:
-            moved.append(x.movedim(dim, 0).contiguous())
-    return moved
-
-
-def _looped(apply: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One call for each element of the batch."""
-    outputs = []
-    for i in range(info.batch_size):
-        chosen = (x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True))
-        outputs.append(apply(*chosen))
-    return tuple(torch.stack(o) for o in zip(*outputs, strict=True))
-
-
-def _present(tensors: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Those tensors that are there, and their tangents, zeros where there is none."""
-    pairs = [(x, t) for x, t in zip(tensors, tangents, strict=True) if x is not None]
-    return tuple(x for x, _ in pairs), tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
-
-
-def _filled(tensors: tuple[Any, ...], present: tuple[Tensor, ...]) -> list[Any]:
-    """``present`` in the places of the tensors that are there."""
-    left = iter(present)
-    return [None if t is None else next(left) for t in tensors]
-
-
-def _pushed(
-    function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """Tangents of the outputs: the pullback, which is linear, pulled back. Forward mode does not nest in itself."""
-    outputs, pullback, *_ = torch.func.vjp(function, *primals)
-    zeros = tuple(torch.zeros_like(o) for o in outputs)
-    _, push, *_ = torch.func.vjp(lambda *cotangents: pullback(cotangents), *zeros)
-    found: tuple[Tensor, ...] = push(tangents)
-    return found
-
-
 class _TracedRmsNorm(torch.autograd.Function):
     """For torch.compile, which takes no jvp of one's own and needs every parameter by name."""
 
@@ -306,9 +240,9 @@ class _TransformedRmsNorm(_TracedRmsNorm):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         x, weight, residual, *rest = inputs
         if in_dims[1] is not None:
-            outputs = _looped(_TransformedRmsNorm.apply, info, in_dims, inputs)
+            outputs = looped(_TransformedRmsNorm.apply, info, in_dims, inputs)
         else:
-            x, residual = _batched(info, (in_dims[0], in_dims[2]), (x, residual))
+            x, residual = batched(info, (in_dims[0], in_dims[2]), (x, residual))
             outputs = _TransformedRmsNorm.apply(x, weight, residual, *rest)
         return outputs, (0, None if residual is None and in_dims[1] is None else 0, 0)
 
@@ -316,13 +250,13 @@ class _TransformedRmsNorm(_TracedRmsNorm):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         tensors = ctx.saved_tensors
         eps, weight_offset = ctx.numbers[:2]
-        primals, given = _present(tensors, tangents[:3])
+        primals, given = present(tensors, tangents[:3])
 
         def composed(*present: Tensor) -> tuple[Tensor, Tensor]:
-            x, weight, residual = _filled(tensors, present)
+            x, weight, residual = filled(tensors, present)
             return _composed_forward(x, weight, residual, eps, weight_offset)
 
-        y, new_residual = _pushed(composed, primals, given)
+        y, new_residual = pushed(composed, primals, given)
         return y, new_residual if ctx.has_residual else None, None
 
 
@@ -365,7 +299,7 @@ def _composed_call(ctx: Any) -> tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]:
     tensors = ctx.saved_tensors
 
     def composed(*present: Tensor) -> tuple[Tensor, Tensor]:
-        dy, h, weight, d_new_residual = _filled(tensors, present)
+        dy, h, weight, d_new_residual = filled(tensors, present)
         return _composed_backward(dy, h, weight, d_new_residual, ctx.eps, ctx.weight_offset, ctx.dtype)
 
     return composed, tuple(t for t in tensors if t is not None), tensors
@@ -378,16 +312,16 @@ class _TransformedBackward(_TracedBackward):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         dy, h, weight, rstd, third, *rest = inputs
         if in_dims[2] is not None or rest[-1] is not None:  # a weight, or its gradient, for each element
-            return _looped(_TransformedBackward.apply, info, in_dims, inputs), (0, 0)
+            return looped(_TransformedBackward.apply, info, in_dims, inputs), (0, 0)
         dims = (in_dims[0], in_dims[1], in_dims[3], in_dims[4])
-        dy, h, rstd, third = _batched(info, dims, (dy, h, rstd, third))
+        dy, h, rstd, third = batched(info, dims, (dy, h, rstd, third))
         return _TransformedBackward.apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         composed, primals, tensors = _composed_call(ctx)
-        given = _present(tensors, (tangents[0], tangents[1], tangents[2], tangents[4]))[1]
-        dx, dweight = _pushed(composed, primals, given)
+        given = present(tensors, (tangents[0], tangents[1], tangents[2], tangents[4]))[1]
+        dx, dweight = pushed(composed, primals, given)
         return dx if ctx.return_dx else None, None if ctx.dtype is None else dweight
 
 

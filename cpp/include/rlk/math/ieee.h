@@ -57,6 +57,26 @@ RLK_HD float copysign_of(float magnitude, float sign) {
 }
 RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
+// n / d, correctly rounded, from an approximate reciprocal of d that is off by at most 2^-23 of itself: a step of Newton's
+// for the reciprocal, then one for the quotient, whose remainder is exact. For d in [1, 2^64] and n a power of two no
+// larger than d, or n = d - 1 before the rounding of d. tests/test_math.cpp tries every significand of d with every such
+// reciprocal: for d = 2^k (2 - 2^-23) alone it must not lie below 1 / d, and that of the GPUs does not.
+RLK_HD float quotient_of(float n, float d, float reciprocal) {
+  const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
+  const float q = mul_rn(n, r);
+  return fma_rn(fma_rn(-d, q, n), r, q);
+}
+// The same division on every backend. On CUDA without __fdiv_rn's tests for the ends of the range and its slow path.
+RLK_HD float div_in_range(float n, float d) {
+#if defined(__CUDA_ARCH__)
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(d));
+  return quotient_of(n, d, reciprocal);
+#else
+  return div_rn(n, d);
+#endif
+}
+
 // A vector type's scalar constant: broadcast<F>(1.0f).
 template <class F>
 RLK_HD F broadcast(float a) {

@@ -15,12 +15,17 @@
 
 namespace rlk {
 
+// sigmoid without the test for NaN, which gives 1.
 template <class F>
-RLK_HD F sigmoid(F x) {
+RLK_HD F sigmoid_of_number(F x) {
   const F one = broadcast<F>(1.0f);
   const F e = exp_nonpositive(-abs_of(x));
-  const F y = div_rn(select(x < broadcast<F>(0.0f), e, one), add_rn(one, e));
-  return select(is_nan(x), broadcast<F>(canonical_nan()), y);
+  return div_in_range(select(x < broadcast<F>(0.0f), e, one), add_rn(one, e));
+}
+
+template <class F>
+RLK_HD F sigmoid(F x) {
+  return select(is_nan(x), broadcast<F>(canonical_nan()), sigmoid_of_number(x));
 }
 
 template <class F>

@@ -38,7 +38,7 @@ RLK_HD F tanh(F x) {
   const F n = sub_rn(rounded, broadcast<F>(kRoundToInt));
   const F e = scale_by_rounded(exp2_fraction(fma_rn(a, broadcast<F>(2.0f * kLog2e), -n)), rounded);
   const F one = broadcast<F>(1.0f);
-  const F above = sub_rn(one, div_rn(broadcast<F>(2.0f), add_rn(e, one)));
+  const F above = sub_rn(one, div_in_range(broadcast<F>(2.0f), add_rn(e, one)));
 
   const F y = copysign_of(select(a < broadcast<F>(kTanhSplit), below, above), x);
   return select(is_nan(x), broadcast<F>(canonical_nan()), y);

@@ -1,0 +1,37 @@
+// The inner loops of silu_mul, one copy per instruction set (silu_mul_lanes.cpp).
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/ops/silu_mul.h"
+
+namespace rlk::cpu {
+
+// A piece of a row. Memory has any alignment.
+struct GatedMulPiece {
+  const unsigned char *dy, *gate, *up;  // dy: backward's alone
+  unsigned char *y, *d_gate, *d_up;     // y: forward's; the others backward's, each may be null
+  std::int64_t columns;
+  DType dtype;
+  Activation activation;
+  bool round_before_mul;
+};
+
+struct SiluMulLanes {
+  void (*forward)(const GatedMulPiece& piece);
+  void (*backward)(const GatedMulPiece& piece);
+};
+
+namespace baseline {
+extern const SiluMulLanes silu_mul_lanes;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const SiluMulLanes silu_mul_lanes;
+}
+namespace avx512 {
+extern const SiluMulLanes silu_mul_lanes;
+}
+#endif
+
+}  // namespace rlk::cpu

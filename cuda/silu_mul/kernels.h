@@ -1,0 +1,25 @@
+// Host entry points of the silu_mul kernels, one set per architecture, and the ways in which each can serve a call. All
+// have the same bits. Arguments were checked in silu_mul.cpp.
+#pragma once
+
+#include "../common/launch.h"
+#include "rlk/ops/silu_mul.h"
+
+namespace rlk::cuda {
+
+// A thread has `octets` times eight columns of a row; 0: eight single columns, which serves any width and alignment.
+struct GatedMulPlan {
+  int octets = 0;
+};
+constexpr GatedMulPlan kGatedMulPlans[] = {{1}, {2}, {4}, {0}};  // backward has none of 4
+bool serves(const GatedMulPlan& plan, const GatedMulParams& p);
+bool serves(const GatedMulPlan& plan, const GatedMulBackwardParams& p);
+GatedMulPlan choose_plan(const GatedMulParams& p, int multiprocessors);
+GatedMulPlan choose_plan(const GatedMulBackwardParams& p, int multiprocessors);
+
+void gated_mul_sm80(const GatedMulParams& p, const GatedMulPlan& plan, cudaStream_t stream);
+void gated_mul_sm90(const GatedMulParams& p, const GatedMulPlan& plan, cudaStream_t stream);
+void gated_mul_backward_sm80(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream);
+void gated_mul_backward_sm90(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,73 @@
+// CUDA backend of silu_mul: what would corrupt memory, which kernel serves a call, which architecture's runs.
+#include "silu_mul.h"
+
+#include "../common/alignment.h"
+#include "kernels.h"
+#include "rlk/kernels/silu_mul_check.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kOctet = 8;
+constexpr std::int64_t kFewThreads =
+    1024;  // of a multiprocessor: with fewer, loads of more threads beat more loads of each
+
+// Whether rows are whole vectors of eight columns at multiples of 16 bytes.
+template <class Params>
+bool whole(const Params& p, const void* base, const RowLayout& rows) {
+  return base == nullptr || rows_begin_at_16_bytes(base, rows, p.num_rows, size_of(p.dtype));
+}
+bool has_vectors(const GatedMulParams& p) {
+  return p.columns % kOctet == 0 && whole(p, p.gate, p.gate_rows) && whole(p, p.up, p.up_rows) &&
+         whole(p, p.y, p.y_rows);
+}
+bool has_vectors(const GatedMulBackwardParams& p) {
+  return p.columns % kOctet == 0 && whole(p, p.dy, p.dy_rows) && whole(p, p.gate, p.gate_rows) &&
+         whole(p, p.up, p.up_rows) && whole(p, p.d_gate, p.d_gate_rows) && whole(p, p.d_up, p.d_up_rows);
+}
+
+template <class Params>
+GatedMulPlan choose(const Params& p, int multiprocessors) {
+  if (!has_vectors(p)) return {0};
+  const std::int64_t octets = p.num_rows * (p.columns / kOctet);
+  return {octets >= 2 * kFewThreads * multiprocessors ? 2 : 1};
+}
+
+// The compute capability, checked.
+int capability_of(int device) {
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("silu_mul: built for compute capability 8.0 and later");
+  return capability;
+}
+
+}  // namespace
+
+bool serves(const GatedMulPlan& plan, const GatedMulParams& p) {
+  return plan.octets == 0 || (has_vectors(p) && (plan.octets < 4 || p.dtype != DType::kFloat32));
+}
+bool serves(const GatedMulPlan& plan, const GatedMulBackwardParams& p) {
+  return plan.octets == 0 || (has_vectors(p) && plan.octets < 4);
+}
+GatedMulPlan choose_plan(const GatedMulParams& p, int multiprocessors) { return choose(p, multiprocessors); }
+GatedMulPlan choose_plan(const GatedMulBackwardParams& p, int multiprocessors) { return choose(p, multiprocessors); }
+
+void gated_mul(const GatedMulParams& p, int device, Stream stream) {
+  check_gated_mul(p);
+  if (p.num_rows == 0 || p.columns == 0) return;
+  const DeviceGuard guard(device);
+  const int capability = capability_of(device);
+  const GatedMulPlan plan = choose_plan(p, multiprocessors(device));
+  capability == 90 ? gated_mul_sm90(p, plan, to_stream(stream)) : gated_mul_sm80(p, plan, to_stream(stream));
+}
+
+void gated_mul_backward(const GatedMulBackwardParams& p, int device, Stream stream) {
+  check_gated_mul_backward(p);
+  if (p.num_rows == 0 || p.columns == 0 || (p.d_gate == nullptr && p.d_up == nullptr)) return;
+  const DeviceGuard guard(device);
+  const int capability = capability_of(device);
+  const GatedMulPlan plan = choose_plan(p, multiprocessors(device));
+  capability == 90 ? gated_mul_backward_sm90(p, plan, to_stream(stream))
+                   : gated_mul_backward_sm80(p, plan, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

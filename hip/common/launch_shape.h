@@ -1,0 +1,19 @@
+// What the host and the kernels of every operator agree on.
+#pragma once
+
+#include <cstdint>
+
+namespace rlk::hip {
+
+constexpr int kOctet = 8;  // columns that a thread takes together
+
+// Calls launch(first, count) for stretches of `blocks`: a launch has fewer than 2^32 threads.
+constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;
+template <class F>
+void for_each_launch(std::int64_t blocks, const F& launch) {
+  for (std::int64_t first = 0; first < blocks; first += kMostBlocks) {
+    launch(first, blocks - first < kMostBlocks ? blocks - first : kMostBlocks);
+  }
+}
+
+}  // namespace rlk::hip

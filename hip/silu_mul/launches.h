@@ -1,0 +1,14 @@
+// What the host and the kernels of silu_mul agree on.
+#pragma once
+
+#include "hip/common/launch_shape.h"
+#include "rlk/kernels/row_split.h"
+#include "rlk/ops/silu_mul.h"
+
+namespace rlk::hip {
+
+constexpr int kLog2Gated = 8, kGatedThreads = 1 << kLog2Gated;  // of a block: four waves
+constexpr int kGatedOctets = 1;                                 // of a thread; two would spill scalar registers in gelu
+constexpr int kGatedElements = 8;                               // of a thread where rows are no vectors
+
+}  // namespace rlk::hip
