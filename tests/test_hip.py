@@ -132,9 +132,10 @@ def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyP
         fuzz.report(problem, fuzz.differing(gradient, backward(problem, want)), "gradient of CPU and HIP")
 
 
-@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+@pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(first, min(first + CHUNK, CASES)):
+    """A quarter of the cases: three kernels of 256 lanes a row take longer here than a log-probability's."""
+    for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         norm = rms_norm_fuzz.make(number)
         want = results(norm.operands, norm.eps, **norm.options)
