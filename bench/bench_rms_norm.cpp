@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/buffers.h"
 #include "bench/gpu_timer.h"
-#include "bench/normal_data.h"
 #include "cuda/rms_norm/kernels.h"
 #include "cuda/rms_norm/rms_norm.h"
 
@@ -21,24 +21,6 @@ struct Case {
   DType dtype = DType::kBFloat16;
   bool residual = false;
   bool heads = false;  // rows are the heads of a fused projection: slices of a row twice as wide
-};
-
-// Device memory for every buffer that calls rotate among: together they exceed the L2 several times.
-class Buffers {
- public:
-  Buffers(std::size_t bytes, int count, DType dtype, bool filled) : bytes_(bytes), count_(count) {
-    cuda::check(cudaMalloc(&memory_, bytes * count), "cudaMalloc");
-    if (filled) fill_normal(memory_, bytes * count / size_of(dtype), dtype, 1.0f);
-  }
-  ~Buffers() { cudaFree(memory_); }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  void* at(int call) const { return static_cast<unsigned char*>(memory_) + bytes_ * (call % count_); }
-
- private:
-  void* memory_ = nullptr;
-  std::size_t bytes_;
-  int count_;
 };
 
 void print(const char* pass, const Case& c, const std::string& plan, double us, double bytes, double ceiling) {

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import linear, logprob, measure, rms_norm  # noqa: E402
+from rl_kernel_native.bench import linear, logprob, measure, rms_norm, silu_mul  # noqa: E402
 
 
 def test_command_writes_json_and_a_plot(tmp_path, capsys):
@@ -54,6 +54,31 @@ def test_command_for_rms_norm_writes_json_and_a_plot(tmp_path, capsys):
     assert rows["forward", "rk"]["max_error"] < 2**-8  # bfloat16's rounding of the largest
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "rms_norm [4, 65] bfloat16" in capsys.readouterr().out
+
+
+def test_command_for_silu_mul_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "png")}
+    arguments = ["silu_mul", "--rows", "4", "--columns", "65", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(files["json"]), "--plot", str(files["png"])]) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(silu_mul.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in silu_mul.PASSES)
+    assert all(rows[p, "rk"]["max_error"] < 2**-8 for p in silu_mul.PASSES[:3])  # bfloat16's rounding of the largest
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "silu_mul [4, 65] bfloat16" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_gates():
+    device = torch.device("cpu")
+    o = silu_mul._buffers(5, 40, torch.float32, device)[0]
+    found, _ = silu_mul.peers(device, use_compile=False)
+    for which in silu_mul.PASSES:
+        expected = None
+        for peer in found:
+            got = silu_mul._call(peer, which, [o])(0)
+            expected = got if expected is None else expected
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_peer_computes_the_same_norm():

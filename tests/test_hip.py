@@ -27,8 +27,10 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
 
+import silu_mul_cases  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
+import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -140,6 +142,24 @@ def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.M
         got = back(results(Operands(*(on_device(t) for t in norm.operands)), norm.eps, **norm.options))
         found = fuzz.differing(tuple(want), tuple(got))
         assert not found, f"{norm.name}: {found}"
+
+
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_cpu_and_hip_gates_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, min(first + CHUNK, CASES)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        gates = silu_mul_fuzz.make(number)
+        forward, gradient, options = silu_mul_cases.functions(gates.activation)
+        options["round_before_mul"] = gates.rounds
+        o = gates.operands
+        inputs = (o.gate, o.up) if gates.gate_up is None else (gates.gate_up,)
+        moved = tuple(on_device(t) for t in inputs)
+        for want, got in (
+            (forward(*inputs, **options), forward(*moved, **options)),
+            (gradient(o.dy, *inputs, **options), gradient(on_device(o.dy), *moved, **options)),
+        ):
+            found = fuzz.differing(want, back(got))
+            assert not found, f"{gates.name}: {found}"
 
 
 def problem(rng: np.random.Generator) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from ._arithmetic import arithmetic
 from .ops import linear as linear_op
 from .ops import logprob as op
 from .ops import rms_norm as rms_norm_op
+from .ops import silu_mul as silu_mul_op
 
 IGNORED = -100
 
@@ -414,9 +415,102 @@ def rms_norm(torch: Any, device: str, capability: tuple[int, int] | None) -> Ite
     yield _timed("same bytes as the CPU", bytes_of_cpu)
 
 
+class _Gates(NamedTuple):
+    """Operands of silu_mul and gelu_mul, float32 arrays with values of ``dtype``, and these functions on them."""
+
+    dtype: str
+    activation: str
+    gate: np.ndarray  # [rows, columns]
+    up: np.ndarray
+    dy: np.ndarray
+
+    def _functions(self) -> tuple[Any, Any, dict[str, Any]]:
+        if self.activation == "silu":
+            return silu_mul_op.silu_mul, silu_mul_op.silu_mul_backward, {}
+        return silu_mul_op.gelu_mul, silu_mul_op.gelu_mul_backward, {"approximate": self.activation}
+
+    def results(self, arrays: _Arrays) -> dict[str, np.ndarray]:
+        gate, up, dy = (arrays.put(a, self.dtype) for a in self[2:])
+        gate_up = arrays.put(np.concatenate((self.gate, self.up), -1), self.dtype)
+        forward, backward, options = self._functions()
+        d_gate, d_up = backward(dy, gate, up, **options)
+        found = {
+            "y": forward(gate, up, **options),
+            "d_gate": d_gate,
+            "d_up": d_up,
+            "packed": forward(gate_up, round_before_mul=True, **options),
+            "d_packed": backward(dy, gate_up, round_before_mul=True, **options),
+        }
+        return {name: arrays.get(result) for name, result in found.items()}
+
+    def expected(self) -> dict[str, np.ndarray]:
+        if self.activation == "silu":
+            return silu_mul_op.silu_mul_reference(self.gate, self.up, dy=self.dy)
+        return silu_mul_op.gelu_mul_reference(self.gate, self.up, approximate=self.activation, dy=self.dy)
+
+
+def _gates(dtypes: tuple[str, ...]) -> Iterator[_Gates]:
+    random = np.random.default_rng(5)
+    # One column; odd; a block's share of a row and an octet; an intermediate size.
+    for rows, columns in ((3, 1), (5, 37), (7, 1032), (3, 12288)):
+        for dtype, activation in itertools.product(dtypes, ("silu", "tanh", "none")):
+            values = (_round_to(random.normal(0, d, (rows, columns)).astype(np.float32), dtype) for d in (3, 1, 1))
+            yield _Gates(dtype, activation, *values)
+
+
+def _gates_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of what a few roundings of factors of about 1 may add)."""
+    for case in _gates(arrays.dtypes):
+        got, expected = case.results(arrays), case.expected()
+        relative, absolute = _ROUNDING[case.dtype]
+        size = 16 * 2.0**-24 * (1 + np.abs(case.gate.astype(np.float64)))
+        scales = {"y": np.abs(case.up), "d_up": np.abs(case.dy), "d_gate": np.abs(case.up * case.dy)}
+        for name, scale in scales.items():
+            bound = size * scale + 2 * relative * np.abs(expected[name]) + absolute
+            yield (
+                f"{name} {case.activation} {case.dtype} {list(case.gate.shape)}",
+                _worst(got[name], expected[name], bound),
+            )
+
+
+def silu_mul(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Gated activations and gradients against float64, against themselves elsewhere, and on a GPU against the CPU."""
+    arrays = _Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_gates_against_float64(arrays), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield _timed("against float64", float64)
+
+    def rows() -> tuple[bool, str]:
+        differ = 0
+        for case in _gates(arrays.dtypes[-1:]):
+            whole = case.results(arrays)
+            part = case._replace(gate=case.gate[1:3], up=case.up[1:3], dy=case.dy[1:3]).results(arrays)
+            differ += sum(_same_bytes(part[name], whole[name][1:3]) for name in whole)
+        return differ == 0, f"{differ} values differ between a batch and its rows"
+
+    yield _timed("same bytes for any number of rows", rows)
+    if device == "cpu":
+        return
+    cpu = _Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _gates(arrays.dtypes):
+            here, there = case.results(arrays), case.results(cpu)
+            differ += sum(_same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield _timed("same bytes as the CPU", bytes_of_cpu)
+
+
 # Name of each operator and its self-test.
 OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     "logprob": logprob,
     "linear": linear,
     "rms_norm": rms_norm,
+    "silu_mul": silu_mul,
 }

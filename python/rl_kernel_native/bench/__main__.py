@@ -65,7 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rms_norm.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     rms_norm.add_argument("--columns", type=_count, default=4096)
     rms_norm.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm):
+    silu_mul = operators.add_parser("silu_mul", help="gated activations, of one array and of two")
+    silu_mul.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
+    silu_mul.add_argument(
+        "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
+    )
+    silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    for operator in (logprob, linear, rms_norm, silu_mul):
         operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
         operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
@@ -83,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import linear as bench_linear
     from . import logprob as bench_logprob
     from . import rms_norm as bench_rms_norm
+    from . import silu_mul as bench_silu_mul
     from .report import print_table, write_json, write_plot
 
     try:
@@ -97,8 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.operator == "linear":
         shape = (rows, options.in_features, options.out_features)
         run = bench_linear.run(shape, options.dtype, device, seconds=options.seconds)
-    elif options.operator == "rms_norm":
-        run = bench_rms_norm.run(
+    elif options.operator in ("rms_norm", "silu_mul"):
+        bench = bench_rms_norm if options.operator == "rms_norm" else bench_silu_mul
+        run = bench.run(
             rows, options.columns, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
         )
     else:

@@ -1,0 +1,211 @@
+"""Gated activations: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+MOST_BUFFERS = 512
+CHECKED_ROWS = 8  # compared with float64
+PASSES = ("silu, packed", "silu, apart", "gelu tanh, packed", "silu, packed, forward + backward")
+READS_AND_WRITES = dict(zip(PASSES, (3, 3, 3, 8), strict=True))  # of [rows, columns], at least
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments."""
+
+    gate_up: Tensor  # [rows, 2 * columns]
+    gate: Tensor  # [rows, columns]
+    up: Tensor
+    dy: Tensor
+
+
+Apart = Callable[[Tensor, Tensor], Tensor]
+Packed = Callable[[Tensor], Tensor]
+
+
+class Peer(NamedTuple):
+    """None where a peer has no such form."""
+
+    name: str
+    silu_packed: Packed | None
+    silu: Apart | None
+    gelu_packed: Packed | None
+
+
+def _of_halves(function: Apart) -> Packed:
+    def packed(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return function(gate, up)
+
+    return packed
+
+
+def _silu(gate: Tensor, up: Tensor) -> Tensor:
+    """As transformers and vLLM's native path write it: rounded before the product."""
+    return torch.nn.functional.silu(gate) * up
+
+
+def _gelu(gate: Tensor, up: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
+    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    found, absent = [Peer("rk", rk.silu_mul, rk.silu_mul, rk.gelu_mul)], []
+    found.append(Peer("torch", _of_halves(_silu), _silu, _of_halves(_gelu)))
+    if use_compile:
+        compiled: list[Any] = [torch.compile(f, dynamic=False) for f in (_of_halves(_silu), _silu, _of_halves(_gelu))]
+        found.append(Peer("torch.compile", *compiled))
+    for name, make in (("liger_kernel", _liger), ("flashinfer", _flashinfer), ("vllm", _vllm)):
+        if importlib.util.find_spec(name) is None:
+            absent.append(f"{name}: not installed")
+        elif device.type != "cuda":
+            absent.append(f"{name}: runs on CUDA only")
+        else:
+            try:
+                found.append(make())
+            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
+                absent.append(f"{name}: {type(error).__name__}: {error}")
+    return found, absent
+
+
+def _liger() -> Peer:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return Peer(
+        "Liger",
+        _of_halves(LigerSiLUMulFunction.apply),
+        LigerSiLUMulFunction.apply,
+        _of_halves(LigerGELUMulFunction.apply),
+    )
+
+
+def _flashinfer() -> Peer:
+    from flashinfer.activation import gelu_tanh_and_mul, silu_and_mul
+
+    return Peer("FlashInfer", silu_and_mul, None, gelu_tanh_and_mul)
+
+
+def _vllm() -> Peer:
+    import vllm._custom_ops  # noqa: F401 - registers the operators
+
+    def into(name: str) -> Packed:
+        operator = getattr(torch.ops._C, name)
+
+        def packed(gate_up: Tensor) -> Tensor:
+            out = gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
+            operator(out, gate_up)
+            return out
+
+        return packed
+
+    return Peer("vLLM", into("silu_and_mul"), None, into("gelu_tanh_and_mul"))
+
+
+def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> list[Operands]:
+    size = 5 * rows * columns * dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(width: int) -> Tensor:
+        return torch.empty((rows, width), dtype=dtype, device=device).normal_(0, 1, generator=generator)
+
+    return [Operands(normal(2 * columns), normal(columns), normal(columns), normal(columns)) for _ in range(count)]
+
+
+def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
+    """The timed call of a peer for a pass; None where it has none. Buffers rotate with the call's number."""
+    n = len(buffers)
+    if which == "silu, apart":
+        silu = peer.silu
+        return None if silu is None else lambda i: silu(buffers[i % n].gate, buffers[i % n].up)
+    packed = peer.gelu_packed if which.startswith("gelu") else peer.silu_packed
+    if packed is None:
+        return None
+    if "backward" not in which:
+        return lambda i: packed(buffers[i % n].gate_up)
+    leaves = [o.gate_up.detach().requires_grad_() for o in buffers]
+
+    def forward_backward(i: int) -> Any:
+        leaf = leaves[i % n]
+        return torch.autograd.grad(packed(leaf), leaf, buffers[i % n].dy)
+
+    return forward_backward
+
+
+def _error(call: Call, which: str, o: Operands) -> float | None:
+    """Worst error of the first rows of a forward against float64, relative to the largest magnitude."""
+    if "backward" in which:
+        return None
+    gate, up = (o.gate, o.up) if which == "silu, apart" else o.gate_up.chunk(2, -1)
+    wide = gate[:CHECKED_ROWS].double()
+    act = _gelu if which.startswith("gelu") else _silu
+    expected = act(wide, up[:CHECKED_ROWS].double())
+    got: Any = call(0)
+    return float((got[:CHECKED_ROWS].double() - expected).abs().max() / expected.abs().max())
+
+
+def run(
+    rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
+) -> dict[str, Any]:
+    """Times every peer on ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(rows, columns, dtype, device)
+    candidates, absent = peers(device, use_compile)
+    results = []
+    for which in PASSES:
+        calls: list[tuple[Peer, Call]] = []
+        errors: list[float | None] = []
+        for peer in candidates:
+            call = _call(peer, which, buffers)
+            if call is None:
+                continue
+            try:
+                error = _error(call, which, buffers[0])
+                call(0)
+            except Exception as problem:
+                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+                continue
+            errors.append(error)
+            calls.append((peer, call))
+        timings = measure([call for _, call in calls], device, seconds)
+        bytes_moved = READS_AND_WRITES[which] * rows * columns * dtype.itemsize
+        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": peer.name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": "silu_mul",
+        "shape": f"[{rows}, {columns}]",
+        "rows": rows,
+        "columns": columns,
+        "dtype": dtype_name,
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }

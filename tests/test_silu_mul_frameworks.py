@@ -1,0 +1,127 @@
+"""silu_mul and gelu_mul for every framework: the same bytes, and results in the caller's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlpack
+import rl_kernel_native as rk
+from cases import raw
+
+ROWS, COLUMNS = 13, 100  # rows start off any 16-byte vector but the first
+
+_random = np.random.default_rng(11)
+GATE, UP, DY = (_random.standard_normal((ROWS, COLUMNS)).astype(np.float32) for _ in range(3))
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    if dtype == "bfloat16":
+        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
+        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
+    return [a.astype(dtype) for a in arrays]
+
+
+def everything(make: Any, dtype: str = "float32") -> list[Any]:
+    """Every function in both forms, of arrays that ``make`` makes."""
+    gate_up = np.concatenate((GATE, UP), -1)
+    gate, up, dy, both = (make(a) for a in of(dtype, GATE, UP, DY, gate_up))
+    return [
+        rk.silu_mul(gate, up, round_before_mul=True),
+        rk.silu_mul(both),
+        rk.gelu_mul(gate, up, approximate="none"),
+        rk.gelu_mul(both),
+        *rk.silu_mul_backward(dy, gate, up),
+        rk.silu_mul_backward(dy, both, round_before_mul=True),
+        *rk.gelu_mul_backward(dy, gate, up, approximate="none"),
+        rk.gelu_mul_backward(dy, both),
+    ]
+
+
+def bytes_of(results: list[Any]) -> list[bytes]:
+    return [raw(r) for r in results]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_in_numpy_out(dtype: str) -> None:
+    gate, up = of(dtype, GATE, UP)
+    got = everything(lambda a: a, dtype)
+    assert all(type(a) is np.ndarray and a.dtype == gate.dtype for a in got)
+    want = rk.silu_mul_reference(gate, up)["y"]
+    ulp = {"float32": 2.0**-21, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    assert (np.abs(got[1].astype(np.float64) - want) <= 2 * ulp * np.abs(want) + 2.0**-25).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_has_the_bytes_of_numpy(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def make(a: np.ndarray) -> Any:
+        return torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype))
+
+    got = everything(make, dtype)
+    assert all(isinstance(r, torch.Tensor) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    cpu = jax.devices("cpu")[0]
+    got = everything(lambda a: jax.device_put(a, cpu), dtype)
+    assert all(isinstance(r, jax.Array) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+
+
+@pytest.mark.parametrize("exporter", [dlpack.Exporter, dlpack.OldExporter])
+def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
+    got = everything(exporter)
+    assert all(type(r) is np.ndarray for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a))
+
+
+def test_frameworks_may_be_mixed_on_the_cpu() -> None:
+    """The gate decides: the result is of its framework."""
+    torch = pytest.importorskip("torch")
+    got = rk.silu_mul(GATE, torch.from_numpy(UP))
+    assert type(got) is np.ndarray
+    assert raw(got) == raw(rk.silu_mul(GATE, UP))
+    with pytest.raises(TypeError, match="up: expected an array of the framework of the first argument"):
+        rk.silu_mul(torch.from_numpy(GATE), UP)
+
+
+def test_negative_row_strides_of_numpy() -> None:
+    """Only NumPy has them. Rows backwards are the same rows backwards."""
+    assert raw(rk.silu_mul(GATE[::-1], UP[::-1])) == raw(rk.silu_mul(GATE, UP)[::-1])
+    got = rk.silu_mul_backward(DY[::-1], GATE[::-1], UP[::-1])
+    assert bytes_of(list(got)) == bytes_of([g[::-1] for g in rk.silu_mul_backward(DY, GATE, UP)])
+
+
+def test_a_read_only_array_is_a_fine_input() -> None:
+    gate = GATE.copy()
+    gate.flags.writeable = False
+    assert raw(rk.silu_mul(gate, UP)) == raw(rk.silu_mul(GATE, UP))
+
+
+def test_numpy_works_where_torch_is_not_loaded() -> None:
+    code = """
+import sys, numpy as np, rl_kernel_native as rk
+x = np.full((3, 32), 2, np.float16)
+print(rk.gelu_mul(x)[0, 0], rk.silu_mul_backward(x[:, :16], x).dtype, 'torch' in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3.91 float16 False\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
+def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    got = everything(cupy.asarray, dtype)
+    assert all(isinstance(r, cupy.ndarray) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
