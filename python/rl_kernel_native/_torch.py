@@ -116,18 +116,24 @@ def rows_of(tensor: Tensor) -> Tensor:
     strided, or more than two dimensions lead."""
     if is_compiling():  # which may not ask for strides in a backward; nothing happens where it is contiguous
         return tensor.contiguous()
+    return _readable(tensor)
+
+
+def _readable(tensor: Tensor) -> Tensor:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if tensor.dim() <= 3 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+    if tensor.is_contiguous() or (tensor.dim() <= 3 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)):
         return tensor
     return tensor.contiguous()
 
 
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy") -> Tensor:
     """An incoming gradient as an operand: rounded to the dtype of the others."""
-    if not is_compiling() and dy.layout != torch.strided:
+    if is_compiling():
+        return dy.to(dtype).contiguous()
+    if dy.layout is not torch.strided:
         require_dense(dy, name)
-    return rows_of(dy if dy.dtype == dtype else dy.to(dtype))
+    return _readable(dy if dy.dtype is dtype else dy.to(dtype))
 
 
 def implement(library: torch.library.Library, name: str, kernel: Any, differentiable: Any = None) -> None:

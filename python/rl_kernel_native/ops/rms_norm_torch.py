@@ -88,7 +88,7 @@ class _RmsNorm(torch.autograd.Function):
             d_new_residual = gradient(d_new_residual, h.dtype, "d_new_residual")
         dy = gradient(dy, h.dtype)
         eps, weight_offset, round_before_weight = ctx.numbers
-        return_dx, return_dweight = traced.wanted(ctx, weight)
+        return_dx, return_dweight = traced.wanted(ctx)
         if direct:
             prepare(dy)
             dx, dweight = _C.rms_norm_backward(

@@ -174,13 +174,13 @@ def backward(
     return dx if return_dx else None, None if dweight_dtype is None else dweight
 
 
-def wanted(ctx: Any, weight: Any) -> tuple[bool, bool]:
-    """Whether the running backward asks for dx, which is the gradient of x and of the residual, and for dweight."""
-    edges, (x, needs_weight, residual) = ctx.next_functions, ctx.needs_input_grad[:3]
-    return (
-        (x and is_asked_for(edges[0][0])) or (residual and is_asked_for(edges[1 if weight is None else 2][0])),
-        needs_weight and is_asked_for(edges[1][0], ctx.main_grad),
-    )
+def wanted(ctx: Any) -> tuple[bool, bool]:
+    """Whether the running backward asks for dx, which is the gradient of x and of the residual, and for dweight. It
+    asks for one of them."""
+    edges, (x, dweight, residual) = ctx.next_functions, ctx.needs_input_grad[:3]
+    if not dweight or not is_asked_for(edges[1][0], ctx.main_grad):
+        return x or residual, False
+    return (x and is_asked_for(edges[0][0])) or (residual and is_asked_for(edges[2][0])), True
 
 
 def past_the_norm(ctx: Any, d_new_residual: Any) -> tuple[Any, ...]:
@@ -261,7 +261,7 @@ class _TracedRmsNorm(torch.autograd.Function):
         h, weight, rstd = ctx.saved_tensors
         needs_x, needs_weight, needs_residual = ctx.needs_input_grad[:3]
         if ctx.main_grad is not None:
-            needs_weight = wanted(ctx, weight)[1]
+            needs_weight = wanted(ctx)[1]
         if d_new_residual is not None:
             d_new_residual = gradient(d_new_residual, h.dtype, "d_new_residual")
         dx, dweight = gradients(
