@@ -19,6 +19,15 @@ X = torch.randn(3, 32, generator=_generator)
 W = torch.randn(8, 32, generator=_generator)
 DY = torch.randn(3, 8, generator=_generator)
 TARGET = torch.tensor([1, 5, -100])
+R = torch.randn(3, 32, generator=_generator)
+GAIN = torch.randn(32, generator=_generator)
+EPS = 0.5
+
+
+def joined(outputs: tuple[Any, Any]) -> Any:
+    """Rows and a vector as one tensor."""
+    return torch.cat([outputs[0], outputs[1][None]])
+
 
 # name: (function of one tensor, that tensor)
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
@@ -30,6 +39,11 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "bias_grad": (lambda dy: rk.linear_bias_grad(dy), DY),
     "tree_sum": (lambda p: rk.tree_sum([p, DY]), DY),
     "logprob": (lambda x: rk.logprob(x, TARGET), X),
+    "rms_norm in x": (lambda x: rk.rms_norm(x, GAIN, EPS, weight_offset=1.0), X),
+    "rms_norm in weight": (lambda w: rk.rms_norm(X, w, EPS), GAIN),
+    "rms_norm in residual": (lambda r: torch.cat(rk.rms_norm(X, GAIN, EPS, residual=r)), R),
+    "rms_norm_backward in dy": (lambda dy: joined(rk.rms_norm_backward(dy, X, GAIN, EPS, d_new_residual=R)), R),
+    "rms_norm_backward in h": (lambda h: joined(rk.rms_norm_backward(R, h, GAIN, EPS)), X),
 }
 
 
@@ -50,10 +64,10 @@ TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = 
 }
 
 
-# The graph is the same for either backend; two functions show that aot_eager differentiates it.
+# The graph is the same for either backend; three functions show that aot_eager differentiates it.
 BACKENDS = [
     *((name, "eager") for name in FUNCTIONS),
-    *((name, "aot_eager") for name in ("linear in weight", "logprob")),
+    *((name, "aot_eager") for name in ("linear in weight", "logprob", "rms_norm in residual")),
 ]
 
 
@@ -96,7 +110,7 @@ def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -
 
 
 def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
-    import rl_kernel_native.ops.linear_traced  # noqa: F401 - registers them
+    import rl_kernel_native.ops.rms_norm_traced  # noqa: F401 - registers them, and linear_torch's and logprob's are known
 
     ops, as_is = torch.ops.rl_kernel_native, (None, 1, torch.float32, True, 0)
     leaf = W.clone().requires_grad_()
@@ -108,6 +122,14 @@ def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> N
             lambda w: ops.logprob(w[:3], TARGET, None, None, None, 1.0, 1.0, None, -100, None, None, 0, 1)[0],
             lambda w: rk.logprob(w[:3], TARGET),
         ),
+        (
+            lambda w: torch.cat(ops.rms_norm(X, GAIN, w[:3], EPS, 0.0, True)[:2]),
+            lambda w: torch.cat(rk.rms_norm(X, GAIN, EPS, residual=w[:3], round_before_weight=True)),
+        ),
+        (
+            lambda w: joined(ops.rms_norm_backward(w, W, GAIN, None, None, EPS, 0.0, False, True, torch.float32)),
+            lambda w: joined(rk.rms_norm_backward(w, W, GAIN, EPS)),
+        ),
     ):
         assert not differing(*(torch.autograd.grad(f(leaf).square().sum(), leaf)[0] for f in (ours, theirs)))
         with forward_ad.dual_level():
@@ -118,13 +140,16 @@ def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> N
                 transform(W)
     with pytest.raises(RuntimeError, match="linear_weight_grad_: a derivative is wanted where it would be lost"):
         ops.linear_weight_grad_(torch.zeros(8, 32), DY, X.clone().requires_grad_(), True, 0)
+    with pytest.raises(RuntimeError, match="rms_norm_backward_: a derivative is wanted where it would be lost"):
+        ops.rms_norm_backward_(torch.zeros(32), R, X.clone().requires_grad_(), GAIN, None, None, EPS, 0.0, False, True)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_has_gradients(strict: bool) -> None:
     class Layer(torch.nn.Linear):
         def forward(self, x: Any) -> Any:
-            return rk.linear(x, self.weight, self.bias)
+            weight = rk.rms_norm(self.weight, self.weight[0], EPS)
+            return rk.linear(x, weight, self.bias)
 
     layer = Layer(32, 8)
     program = torch.export.export(layer, (X,), strict=strict).module()
@@ -148,6 +173,8 @@ def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
         lambda x: rk.tree_sum([x]),
         lambda x: rk.linear_weight_grad(x, x),
         lambda x: rk.logprob(x, TARGET),
+        lambda x: rk.rms_norm(x, GAIN, EPS),
+        lambda x: rk.rms_norm_backward(x, R, GAIN, EPS),
     ):
         with pytest.raises(RuntimeError, match=r"torch.jit.trace is not supported; use torch.export"):
             torch.jit.trace(call, X)

@@ -259,6 +259,10 @@ def test_a_write_of_every_path_is_counted(o: Operands) -> None:
     logits, target, out = torch.randn(3, 8), np.array([1, 2, 3]), torch.zeros(3)
     rk.logprob(logits.numpy(), target, out=out)
     assert out._version == 1
+    rk.logprob(logits, torch.from_numpy(target), out=out)
+    assert out._version == 2
+    rk.logprob_backward(logits, torch.from_numpy(target), out, dlogprob=out, out=logits)
+    assert logits._version == 1
 
 
 def test_backwards_of_several_threads_lose_no_addition(rng: np.random.Generator) -> None:

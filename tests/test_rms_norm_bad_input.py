@@ -43,6 +43,10 @@ def fake(tensor: Any) -> Any:
     return FakeTensorMode().from_tensor(tensor)
 
 
+def meta(tensor: Any) -> Any:
+    return tensor.to("meta")
+
+
 def norm(x: Any = X, weight: Any = W, eps: Any = 1e-6, **options: Any) -> Any:
     return lambda: rk.rms_norm(x, weight, eps, **options)
 
@@ -67,7 +71,7 @@ def trained(**options: Any) -> Any:
 def twice_with_main_grad() -> None:
     x = X.float().requires_grad_()
     y = rk.rms_norm(x, W.float().requires_grad_(), 1e-6, main_grad=MAIN)
-    torch.autograd.grad(y.sum(), x, create_graph=True)
+    y.sum().backward(create_graph=True)
 
 
 # name: (call, error, what its words must hold).
@@ -157,7 +161,18 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "main_grad a list": (trained(main_grad=[0.0]), TypeError, "main_grad: expected a torch.Tensor, got list"),
     "main_grad bfloat16": (trained(main_grad=MAIN.bfloat16()), TypeError, "main_grad: expected dtype float32"),
     "main_grad short": (trained(main_grad=MAIN[:5]), ValueError, r"main_grad: expected shape \[32\] .*got \[5\]"),
-    "main_grad strided": (trained(main_grad=torch.zeros(64)[::2]), ValueError, "main_grad: expected contiguous"),
+    "main_grad strided": (trained(main_grad=torch.zeros(64)[::2]), ValueError, "main_grad: expected a contiguous"),
+    "main_grad the weight's memory": (
+        lambda: (w := W.float().requires_grad_(), rk.rms_norm(X, w, 1e-6, main_grad=w.detach())),
+        ValueError,
+        "main_grad: may share memory with weight",
+    ),
+    "main_grad negated": (
+        trained(main_grad=torch._neg_view(torch.zeros(32))),
+        ValueError,
+        "main_grad: has torch's negative bit",
+    ),
+    "main_grad a DTensor": (trained(main_grad=DTensor(MAIN)), TypeError, "main_grad: expected a local tensor"),
     "main_grad elsewhere": (
         trained(main_grad=MAIN.to("meta")),
         ValueError,
@@ -200,7 +215,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "main_grad that is an input": (
         lambda: (h := torch.zeros(1, 32), rk.rms_norm_backward(h, h.clone(), MAIN, 1e-6, main_grad=h[0])),
         ValueError,
-        "main_grad: shares memory with dy",
+        "main_grad: may share memory with dy: their addresses overlap",
     ),
     # Tensors without memory, or with memory that is not what it seems.
     "x a DTensor": (norm(DTensor(X)), TypeError, "x: expected a local tensor, got a DTensor; .*to_local"),
@@ -222,12 +237,34 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         )
     },
     "x sparse": (norm(X.to_sparse()), (TypeError, ValueError, NotImplementedError), "x|rms_norm"),
+    "x nested": (
+        norm(torch.nested.nested_tensor([X, X], layout=torch.jagged)),
+        TypeError,
+        "x: expected a dense tensor, got a nested one",
+    ),
+    **{
+        f"{name}, meta": (call, error, words)
+        for name, call, error, words in (
+            ("x by columns", norm(meta(torch.zeros(3, 3).t()), None), ValueError, "x: .*got stride 3; make it"),
+            ("weight strided", norm(meta(X), meta(torch.ones(64).bfloat16())[::2]), ValueError, "weight: .*stride 2"),
+            ("weight int32", norm(meta(X), meta(W.int())), TypeError, r"weight: .*bfloat16 \(that of x\), got int32"),
+            ("residual float32", norm(meta(X), None, residual=meta(R.float())), TypeError, "residual: .*got float32"),
+            ("eps too small", norm(meta(X), None, 1e-60), ValueError, "eps: expected a finite number > 0 in float32"),
+            ("offset alone", norm(meta(X), None, weight_offset=1.0), ValueError, "weight_offset: expected 0"),
+            (
+                "rstd strided",
+                back(meta(X), meta(R), meta(W), rstd=meta(torch.ones(6))[::2]),
+                ValueError,
+                r"rstd: expected a contiguous array of shape \[3\]",
+            ),
+        )
+    },
     "weight meta": (norm(weight=W.to("meta")), (TypeError, ValueError), "weight"),
     "x meta, float64": (norm(X.double().to("meta"), None), TypeError, "x: expected dtype"),
     "x meta, weight short": (
         norm(X.to("meta"), W[:5].to("meta")),
         ValueError,
-        r"weight: expected shape \[32\], got \[5\]",
+        r"weight: expected shape \[32\] \(the last dimension of x\), got \[5\]",
     ),
 }
 

@@ -54,10 +54,10 @@ def test_opcheck(o: Operands) -> None:
     for weight, residual in ((o.weight, None), (o.weight.float(), o.residual), (None, o.residual)):
         check(ops.rms_norm, (o.x, weight, residual, EPS, 0.0, True))
     for third, return_dx, dtype in ((None, True, torch.bfloat16), (o.d_new_residual, False, torch.float32)):
-        check(ops.rms_norm_backward, (o.dy, o.x, o.weight, rstd, third, 1.0, False, return_dx, dtype))
-    check(ops.rms_norm_backward, (o.dy, o.x, None, rstd, None, 0.0, False, True, None))
+        check(ops.rms_norm_backward, (o.dy, o.x, o.weight, rstd, third, EPS, 1.0, False, return_dx, dtype))
+    check(ops.rms_norm_backward, (o.dy, o.x, None, None, None, EPS, 0.0, False, True, None))
     main_grad = torch.zeros(32, device=o.x.device)
-    check(ops.rms_norm_backward_, (main_grad, o.dy, o.x, o.weight, rstd, None, 0.0, False, True))
+    check(ops.rms_norm_backward_, (main_grad, o.dy, o.x, o.weight, rstd, None, EPS, 0.0, False, True))
 
 
 COMPILED: dict[str, dict[str, Any]] = {

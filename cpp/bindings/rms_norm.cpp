@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -236,6 +237,8 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
   }
   {
     nb::gil_scoped_release release;
+    std::unique_lock<std::mutex> lock;
+    if (p.main_grad) lock = lock_accumulation(device);
     if (statistics.rstd != nullptr) rlk::rms_norm(statistics, device, caller.stream);
     rlk::rms_norm_backward(p, device, caller.stream);
   }

@@ -67,6 +67,14 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
 
 
+def number(name: str, value: Any) -> float:
+    if isinstance(value, float):
+        return value
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    return float(value)
+
+
 def segment_count(name: str, value: Any) -> int:
     count = integer(name, value)
     if count not in (1, 2, 4, 8):

@@ -53,6 +53,18 @@ def torch_module() -> Any | None:
     return sys.modules.get("torch")
 
 
+def is_tensor(array: Any) -> bool:
+    torch = torch_module()
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def require_torch() -> None:
+    """Before the first torch tensor goes to the extension."""
+    torch: Any = torch_module()
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        raise RuntimeError(f"torch tensors need torch 2.10 or later, this is {torch.__version__}")
+
+
 def match_torch_threads() -> None:
     """The CPU backend uses as many threads as torch does, where torch is loaded."""
     torch = torch_module()
@@ -72,9 +84,8 @@ def follow_omp_num_threads() -> None:
 def count_write(array: Any) -> None:
     """Tells torch's autograd that the numbers of a tensor changed, whichever framework's arrays stand beside it: a
     backward that saved them must refuse to run."""
-    torch = torch_module()
-    if torch is not None and isinstance(array, torch.Tensor) and not array.is_inference():
-        torch.autograd.graph.increment_version(array)
+    if is_tensor(array) and not array.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(array)
 
 
 def is_array(x: Any) -> bool:
@@ -84,7 +95,7 @@ def is_array(x: Any) -> bool:
 def _require_array(array: Any, name: str) -> None:
     """What may not go as a capsule: what is no array, and arrays that hold more than numbers in memory."""
     kind, module = type(array).__name__, type(array).__module__
-    jax, torch = sys.modules.get("jax.core"), torch_module()
+    jax = sys.modules.get("jax.core")
     if isinstance(array, getattr(jax, "Tracer", ())):
         raise TypeError(
             f"{name}: expected an array that speaks DLPack, got {kind}; JAX's transformations (jit, grad, vmap) are "
@@ -98,7 +109,7 @@ def _require_array(array: Any, name: str) -> None:
         raise TypeError(f"{name}: expected an array without a mask, got {kind}; pass array.filled(value)")
     if isinstance(array, np.ndarray) and not _is_numeric(array.dtype):
         raise TypeError(f"{name}: expected a dtype of numbers in native byte order, got {array.dtype!r}")
-    if torch is not None and isinstance(array, torch.Tensor) and array.requires_grad:
+    if is_tensor(array) and array.requires_grad:
         raise TypeError(
             f"{name}: requires a gradient, and the first argument is not torch's, so none would come; pass "
             f"{name}.detach()"
@@ -162,8 +173,7 @@ class Frame:
         _require_array(array, name)
         if isinstance(array, np.ndarray):
             return _numpy_capsule(array)
-        torch = torch_module()
-        if torch is not None and isinstance(array, torch.Tensor) and array.is_neg():
+        if is_tensor(array) and array.is_neg():
             array = array.resolve_neg()  # the numbers in memory are the opposite ones
         stream = None if self.device == "cpu" else (self.stream or _DEFAULT_STREAM[self.device])
         if _DLPACK_DEVICES.get(_place(array, name)[0]) == "cpu":
@@ -181,8 +191,7 @@ class Frame:
 
     def export_output(self, array: Any, name: str) -> Any:
         """As :meth:`export`, of an array that the call writes."""
-        torch = torch_module()
-        if torch is not None and isinstance(array, torch.Tensor) and array.is_neg():
+        if is_tensor(array) and array.is_neg():
             raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
         return self.export(array, name)
 

@@ -17,6 +17,8 @@ in_graph: Any
 
 def callable_in_graph(function: Any) -> Any:
     """Class decorator: an autograd Function that :data:`in_graph` calls by the name of its class."""
+    if function.__name__ in _functions:
+        raise ValueError(f"two autograd Functions are called {function.__name__}")
     _functions[function.__name__] = function
     return function
 

@@ -1,4 +1,5 @@
-"""What every torch path asks of torch: whether a call may skip the dispatcher, and where a tensor lives."""
+"""What every torch path asks of torch: whether a call may skip the dispatcher, where a tensor lives, how an operator is
+registered and its autograd Function applied."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from torch.autograd import forward_ad
 
 from . import _dispatch, _in_graph
 from ._native import module as _C
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # by the extension's number
+CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 PLAIN = (Tensor, torch.nn.Parameter)
 functorch_active = torch._C._are_functorch_transforms_active
@@ -39,9 +43,18 @@ def is_plain(tensor: Any) -> bool:
     return type(tensor) in PLAIN and not tensor.is_neg() and not tensor.is_meta
 
 
+def is_direct(*tensors: Any) -> bool:
+    """Whether a call may skip the dispatcher. What is no tensor is for the extension to refuse."""
+    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
+
+
 def is_direct_gradient(dy: Tensor) -> bool:
     """Whether a backward may skip the dispatcher: what it gets need not be of the kind that its forward saw."""
     return is_untraced() and is_plain(dy) and not _is_legacy_batched(dy)
+
+
+def wants_grad(*tensors: Any) -> bool:
+    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
 
 
 def is_batched(tensor: Tensor) -> bool:
@@ -68,6 +81,59 @@ def autocast_hint() -> str:
 def refuse_jit_trace() -> None:
     if not is_compiling() and _is_jit_tracing():
         raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
+
+
+def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None, **required: Any) -> None:
+    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
+    the device. ``sharded``: what a DTensor's owner may call instead."""
+    refuse_jit_trace()
+    first = next(iter(required.values()))
+    for name, tensor in (*required.items(), *(optional or {}).items()):
+        if tensor is None and name not in required:
+            continue
+        if type(tensor).__name__ == "DTensor":
+            raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){sharded}")
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        require_dense(tensor, name)
+        if tensor.device != first.device:
+            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
+
+
+def require_dense(tensor: Tensor, name: str) -> None:
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one")
+
+
+def memory(tensor: Any) -> Any:
+    """A kernel's operand: the tensor with its numbers in memory; None passes."""
+    return tensor if tensor is None else tensor.resolve_neg().detach()
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """An operand that autograd made, in a layout that kernels read: a copy where its last dimension is expanded or
+    strided, or more than two dimensions lead."""
+    if is_compiling():  # which may not ask for strides in a backward; nothing happens where it is contiguous
+        return tensor.contiguous()
+    return _readable(tensor)
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if tensor.is_contiguous() or (tensor.dim() <= 3 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)):
+        return tensor
+    return tensor.contiguous()
+
+
+def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy") -> Tensor:
+    """An incoming gradient as an operand: rounded to the dtype of the others."""
+    if is_compiling():
+        return dy.to(dtype).contiguous()
+    if dy.layout is not torch.strided:
+        require_dense(dy, name)
+    return _readable(dy if dy.dtype is dtype else dy.to(dtype))
 
 
 def implement(library: torch.library.Library, name: str, kernel: Any, differentiable: Any = None) -> None:
@@ -114,28 +180,6 @@ def prepare(tensor: Tensor) -> None:
     """What a native call needs first: on the CPU, as many threads as torch uses."""
     if not tensor.is_cuda:
         _dispatch.match_torch_threads()
-
-
-def is_direct(*tensors: Any) -> bool:
-    """Whether the call may skip torch's dispatcher. What is no tensor is for the extension to refuse."""
-    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
-
-
-def wants_grad(*tensors: Any) -> bool:
-    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
-
-
-def require_tensors(**tensors: Any) -> None:
-    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
-    the device; None is an argument that may be left out."""
-    first = next(iter(tensors.values()))
-    for name, tensor in tensors.items():
-        if type(tensor).__name__ == "DTensor":
-            raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local()")
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor is not None and tensor.device != first.device:
-            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
 
 
 _C.set_torch(functorch_active, _modes_active, _is_jit_tracing, is_grad_enabled, forward_ad, autocast_hint)

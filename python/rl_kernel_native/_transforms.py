@@ -1,39 +1,16 @@
-"""What operators share that torch traces and transforms: shapes in the words of the extension, batches, tangents."""
+"""Rules of torch.func that operators share: batches, and derivatives of what torch's own operators compose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-
-def memory(tensor: Any) -> Any:
-    """The tensor with its numbers in memory; None passes."""
-    return tensor if tensor is None else tensor.resolve_neg().detach()
-
-
-def check_rows(tensor: Tensor, name: str) -> None:
-    if tensor.dtype not in _DTYPES:
-        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {tensor.dtype}")
-    if tensor.dim() < 1:
-        raise ValueError(f"{name}: expected shape [..., features], got []")
-
-
-def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
-    if tensor is None:
-        return
-    if tensor.dtype != like.dtype:
-        raise TypeError(f"{name}: expected dtype {like.dtype} (that of {like_name}), got {tensor.dtype}")
-    if tuple(tensor.shape) != tuple(like.shape):
-        raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {like_name}), got {list(tensor.shape)}")
-
-
-def batched(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> list[Any]:
-    """Tensors with the batch dimension first: the operators take any leading dimensions."""
+def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """Tensors with the batch dimension first, for operators that take any leading dimensions; None passes."""
     moved: list[Any] = []
     for x, dim in zip(tensors, in_dims, strict=True):
         if x is None:
@@ -45,33 +22,52 @@ def batched(info: Any, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> li
     return moved
 
 
-def looped(apply: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One call for each element of the batch."""
-    outputs = []
-    for i in range(info.batch_size):
-        chosen = (x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True))
-        outputs.append(apply(*chosen))
-    return tuple(torch.stack(o) for o in zip(*outputs, strict=True))
+def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """One call for each element of the batch; the outputs, a tensor or a tuple of them, stacked."""
+
+    def element(i: int) -> Any:
+        return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
+
+    if info.batch_size == 0:  # an element of zeros says what the result looks like
+        inputs = [
+            x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
+            for x, d in zip(inputs, in_dims, strict=True)
+        ]
+        one = element(0)
+        return tuple(o[None][:0] for o in one) if isinstance(one, tuple) else one[None][:0]
+    outputs = [element(i) for i in range(info.batch_size)]
+    if isinstance(outputs[0], tuple):
+        return tuple(torch.stack(o) for o in zip(*outputs, strict=True))
+    return torch.stack(outputs)
 
 
-def present(tensors: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Those tensors that are there, and their tangents, zeros where there is none."""
-    pairs = [(x, t) for x, t in zip(tensors, tangents, strict=True) if x is not None]
-    return tuple(x for x, _ in pairs), tuple(torch.zeros_like(x) if t is None else t for x, t in pairs)
+def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tuple[Tensor, ...]) -> list[Any]:
+    """Gradients of a function that gives a tuple, in the tensors that are there; None where there is none."""
+    call, primals = _where_present(function, tensors)
+    pullback: Any = torch.func.vjp(call, *primals)[1]
+    found = iter(pullback(cotangents))
+    return [None if t is None else next(found) for t in tensors]
 
 
-def filled(tensors: tuple[Any, ...], present: tuple[Tensor, ...]) -> list[Any]:
-    """``present`` in the places of the tensors that are there."""
-    left = iter(present)
-    return [None if t is None else next(left) for t in tensors]
+def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Tangents of a function that gives a tuple; None stands for zeros.
 
-
-def pushed(
-    function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """Tangents of the outputs: the pullback, which is linear, pulled back. Forward mode does not nest in itself."""
-    outputs, pullback, *_ = torch.func.vjp(function, *primals)
-    zeros = tuple(torch.zeros_like(o) for o in outputs)
-    _, push, *_ = torch.func.vjp(lambda *cotangents: pullback(cotangents), *zeros)
-    found: tuple[Tensor, ...] = push(tangents)
+    The derivative of a pullback in its cotangents is the pushforward. torch.func.jvp would nest forward mode in that of
+    the caller, which torch refuses inside of a compiled function."""
+    call, primals = _where_present(function, tensors)
+    filled = [torch.zeros_like(x) if t is None else t for x, t in zip(tensors, tangents, strict=True) if x is not None]
+    pulled_back: Any = torch.func.vjp(call, *primals)
+    zeros = tuple(torch.zeros_like(o) for o in pulled_back[0])
+    pushed_forward: Any = torch.func.vjp(lambda *cotangents: pulled_back[1](cotangents), *zeros)
+    found: tuple[Tensor, ...] = pushed_forward[1](tuple(filled))
     return found
+
+
+def _where_present(function: Callable[..., Any], tensors: Sequence[Any]) -> tuple[Callable[..., Any], list[Tensor]]:
+    """A function as one of the tensors that are there, and these."""
+
+    def call(*present: Tensor) -> Any:
+        left = iter(present)
+        return function(*(None if t is None else next(left) for t in tensors))
+
+    return call, [t for t in tensors if t is not None]

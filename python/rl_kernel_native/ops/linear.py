@@ -30,16 +30,12 @@ def _torch() -> Any:
     """ops/linear_torch.py, imported with the first torch tensor."""
     global _torch_path, _plain
     if _torch_path is None:
+        _dispatch.require_torch()
         from . import linear_torch
 
         _torch_path = linear_torch
         _plain = linear_torch.PLAIN
     return _torch_path
-
-
-def _is_tensor(array: Any) -> bool:
-    torch = _dispatch.torch_module()
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _allows_vendor(engine: str) -> bool:
@@ -111,7 +107,7 @@ def linear(
         if result is not NotImplemented:
             return result
     weight_grad = _code(weight_grad_dtype, "weight_grad_dtype")
-    if _is_tensor(x):
+    if _dispatch.is_tensor(x):
         return _torch().linear(x, weight, bias, k_segments, out, allow_vendor, main_grad, weight_grad)
     if main_grad is not None or weight_grad != SAME:
         name = "main_grad" if main_grad is not None else "weight_grad_dtype"
@@ -144,7 +140,7 @@ def linear_input_grad(dy: Any, weight: Any, *, engine: str = "auto") -> Any:
     Source: docs/numerics.md, rule 1.
     """
     allow_vendor = _allows_vendor(engine)
-    if _is_tensor(dy):
+    if _dispatch.is_tensor(dy):
         return _torch().input_grad(dy, weight, allow_vendor)
     frame = _dispatch.Frame(dy, "dy")
     _dispatch.match_torch_threads()
@@ -185,7 +181,7 @@ def linear_weight_grad(
         raise TypeError(f"out_dtype: expected float32, that of main_grad, got {out_dtype!r}")
     _check.writable("main_grad", main_grad)
     _check.writable("out", out)
-    if _is_tensor(dy):
+    if _dispatch.is_tensor(dy):
         return _torch().weight_grad(dy, x, main_grad, out, code, allow_vendor)
     frame = _dispatch.Frame(dy, "dy")
     _dispatch.match_torch_threads()
@@ -218,7 +214,7 @@ def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
     Source: docs/numerics.md, rule 9.
     """
     code = _code(out_dtype)
-    if _is_tensor(dy):
+    if _dispatch.is_tensor(dy):
         return _torch().bias_grad(dy, code)
     frame = _dispatch.Frame(dy, "dy")
     _dispatch.match_torch_threads()
@@ -273,7 +269,7 @@ def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -
     """
     code = _code(out_dtype)
     arrays = _check.parts(parts)
-    if _is_tensor(arrays[0]):
+    if _dispatch.is_tensor(arrays[0]):
         return _torch().tree_sum(arrays, bias, code)
     frame = _dispatch.Frame(arrays[0], "parts[0]")
     _dispatch.match_torch_threads()

@@ -6,37 +6,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _main_grad
 from .._arithmetic import AS_CALLED, IEEE
 from .._in_graph import callable_in_graph
-from .._torch import apply_function, is_batched, is_compiling
+from .._main_grad import is_asked_for
+from .._torch import apply_function, gradient, rows_of
+from .._transforms import looped
 from . import linear_traced  # noqa: F401 - registers the operators
 
 _ops = torch.ops.rl_kernel_native
-
-
-def rows_of(tensor: Tensor) -> Tensor:
-    """An operand that autograd made, in a layout that kernels read: a copy where its last dimension is expanded or
-    strided, or more than two dimensions lead."""
-    if is_compiling():  # which may not ask for strides in a backward; nothing happens where it is contiguous
-        return tensor.contiguous()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    if tensor.dim() <= 3 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
-        return tensor
-    return tensor.contiguous()
-
-
-def gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
-    """An incoming gradient as an operand: rounded to the dtype of the others."""
-    if not is_compiling() and dy.layout != torch.strided:
-        raise TypeError(f"dy: expected a dense tensor, got a {str(dy.layout).removeprefix('torch.')} one")
-    return rows_of(dy if dy.dtype == dtype else dy.to(dtype))
 
 
 def _backwards(unit: int) -> int:
@@ -79,21 +62,6 @@ def _folded(tensor: Tensor, dim: int) -> Tensor:
     return tensor.movedim(dim, 0).contiguous()
 
 
-def _looped(apply: Callable[..., Tensor], info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> Tensor:
-    """One call for each element of the batch."""
-
-    def element(i: int) -> Tensor:
-        return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
-
-    if info.batch_size == 0:  # an element of zeros says what the result looks like
-        inputs = tuple(
-            x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
-            for x, d in zip(inputs, in_dims, strict=True)
-        )
-        return torch.stack([element(0)])[:0]
-    return torch.stack([element(i) for i in range(info.batch_size)])
-
-
 def _sum(*terms: Tensor | None) -> Any:
     """Of the tangents that are there; None if none is."""
     present = [t for t in terms if t is not None]
@@ -134,31 +102,16 @@ class _TracedLinear(torch.autograd.Function):
 
 
 def wanted(ctx: Any) -> tuple[bool, bool, bool]:
-    """Whether the running backward asks for the gradients of x, weight and bias: needs_input_grad says what forward
-    knew, and backward(inputs=...) and torch.autograd.grad may ask for less. Who asks for that of weight gets the cheap
-    one of bias unasked, since a question about a leaf costs torch.autograd.grad an exception."""
+    """Whether the running backward asks for the gradients of x, weight and bias. Who asks for that of weight gets the
+    cheap one of bias unasked."""
     edges, (x, weight, bias) = ctx.next_functions, ctx.needs_input_grad[:3]
-    weight = weight and _is_executed(edges[1][0], ctx.main_grad)
-    return x and _is_executed(edges[0][0]), weight, bias and (weight or _is_executed(edges[2][0]))
-
-
-def _is_executed(node: Any, main_grad: Any = None) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
-        if main_grad is not None:
-            raise ValueError(
-                "main_grad: takes the gradient of weight, so torch.autograd.grad cannot return it; call backward"
-            ) from None
-        return True
+    weight = weight and is_asked_for(edges[1][0], ctx.main_grad)
+    return x and is_asked_for(edges[0][0]), weight, bias and (weight or is_asked_for(edges[2][0]))
 
 
 def accumulate(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, unit: int) -> None:
     """Adds the gradient of weight to main_grad through the dispatcher."""
-    if torch.is_grad_enabled():
-        raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
-    if is_batched(dy):
-        raise ValueError("main_grad: a batch of gradients (vmap, is_grads_batched) cannot be added to it")
+    _main_grad.require_addable(dy)
     _ops.linear_weight_grad_(main_grad, dy, rows_of(x), allow_vendor, unit)
 
 
@@ -168,7 +121,7 @@ class _TransformedLinear(_TracedLinear):
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
         if in_dims[1] is None and in_dims[2] is None:
             return _TransformedLinear.apply(_folded(x, in_dims[0]), weight, bias, *rest), 0
-        return _looped(_TransformedLinear.apply, info, in_dims, (x, weight, bias, *rest)), 0
+        return looped(_TransformedLinear.apply, info, in_dims, (x, weight, bias, *rest)), 0
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, dweight: Any, dbias: Any, *_: Any) -> Any:
@@ -211,7 +164,7 @@ class _TransformedInputGrad(_TracedInputGrad):
     def vmap(info: Any, in_dims: tuple[Any, ...], dy: Any, weight: Any, *rest: Any) -> Any:
         if in_dims[1] is None:
             return _TransformedInputGrad.apply(_folded(dy, in_dims[0]), weight, *rest), 0
-        return _looped(_TransformedInputGrad.apply, info, in_dims, (dy, weight, *rest)), 0
+        return looped(_TransformedInputGrad.apply, info, in_dims, (dy, weight, *rest)), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, dweight: Any, *_: Any) -> Any:
@@ -248,7 +201,7 @@ class _TracedWeightGrad(torch.autograd.Function):
 class _TransformedWeightGrad(_TracedWeightGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _looped(_TransformedWeightGrad.apply, info, in_dims, inputs), 0
+        return looped(_TransformedWeightGrad.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, dx: Any, *_: Any) -> Any:
@@ -279,7 +232,7 @@ class _TracedBiasGrad(torch.autograd.Function):
 class _TransformedBiasGrad(_TracedBiasGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _looped(_TransformedBiasGrad.apply, info, in_dims, inputs), 0
+        return looped(_TransformedBiasGrad.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, *_: Any) -> Any:
@@ -306,7 +259,7 @@ class _TracedTreeSum(torch.autograd.Function):
 class _TransformedTreeSum(_TracedTreeSum):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _looped(_TransformedTreeSum.apply, info, in_dims, inputs), 0
+        return looped(_TransformedTreeSum.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, dbias: Any, _: Any, *dparts: Any) -> Any:

@@ -6,62 +6,37 @@ transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) g
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _check, _torch
+from .. import _check, _main_grad, _torch
 from .._arithmetic import AS_CALLED, product_unit
 from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
+    CODES,
+    DTYPES,
     PLAIN,
     functorch_active,
+    gradient,
     is_compiling,
+    is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    is_plain,
-    is_untraced,
     prepare,
+    require_tensors,
+    wants_grad,
 )
 from . import linear_autograd as traced
-from .linear_traced import CODES, DTYPES
 
 __all__ = ["PLAIN", "bias_grad", "input_grad", "is_compiling", "linear", "tree_sum", "weight_grad"]
 
-_MAY_BE_NONE = ("bias", "main_grad")
-
-
-def _is_direct(*tensors: Any) -> bool:
-    """Whether the call may skip torch's dispatcher. What is no tensor is for the extension to refuse."""
-    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
-
-
-def _wants_grad(*tensors: Any) -> bool:
-    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
-
-
-def _require_tensors(**tensors: Any) -> None:
-    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
-    the device."""
-    _torch.refuse_jit_trace()
-    first = next(iter(tensors.values()))
-    for name, tensor in tensors.items():
-        if tensor is None and name in _MAY_BE_NONE:
-            continue
-        if type(tensor).__name__ == "DTensor":
-            raise TypeError(
-                f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(), or for a sharded in_features "
-                "linear_partial and tree_sum"
-            )
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.is_nested or tensor.layout != torch.strided:
-            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            raise TypeError(f"{name}: expected a dense tensor, got a {kind} one")
-        if tensor.device != first.device:
-            raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
+_require_tensors = functools.partial(
+    require_tensors, sharded=", or for a sharded in_features linear_partial and tree_sum"
+)
 
 
 def _unit() -> int:
@@ -79,17 +54,17 @@ def linear(
     main_grad: Any,
     weight_grad: int,
 ) -> Tensor:
-    direct = _is_direct(x, weight, bias)
+    direct = is_direct(x, weight, bias)
     unit = _unit()
     weight_dtype = _check_weight_grad(weight, weight_grad, main_grad)
     if main_grad is not None:
-        _check_main_grad(main_grad, weight)
-    if direct and not _wants_grad(x, weight, bias):
+        _main_grad.check(main_grad, weight)
+    if direct and not wants_grad(x, weight, bias):
         _torch.device_type(x, "x")
         prepare(x)
         return _C.linear(x, weight, bias, k_segments, out, allow_vendor, unit, None, 0)
     if not direct:
-        _require_tensors(x=x, weight=weight, bias=bias)
+        _require_tensors(x=x, weight=weight, optional={"bias": bias})
         k_segments = _check.segment_count("k_segments", k_segments)
         out_dtype = x.dtype if out < 0 else DTYPES[out]
         return traced.linear(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
@@ -119,48 +94,6 @@ def _check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
             f"weight_grad_dtype: torch would round the gradient to {weight.dtype} again; {how}, or give main_grad"
         )
     return dtype
-
-
-def _check_main_grad(main_grad: Any, weight: Any) -> None:
-    if not isinstance(main_grad, Tensor):
-        raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
-    if is_compiling() or functorch_active():
-        raise ValueError(
-            "main_grad: cannot be given under torch.compile or torch.func, whose backward may write nothing"
-        )
-    if main_grad.requires_grad:
-        raise ValueError("main_grad: is memory that backward adds to and has no gradient; pass main_grad.detach()")
-    if not isinstance(weight, Tensor):
-        return
-    if is_grad_enabled() and not weight.requires_grad:
-        raise ValueError("main_grad: weight requires no gradient, so nothing would be added")
-    if type(main_grad).__name__ == "DTensor":
-        raise TypeError("main_grad: expected a local tensor, got a DTensor; pass main_grad.to_local()")
-    if main_grad.dtype != torch.float32:
-        raise TypeError(f"main_grad: expected dtype float32, got {main_grad.dtype}")
-    if main_grad.shape != weight.shape:
-        raise ValueError(
-            f"main_grad: expected shape {list(weight.shape)} (that of weight), got {list(main_grad.shape)}"
-        )
-    if main_grad.device != weight.device:
-        raise ValueError(f"main_grad: expected device {weight.device} (that of weight), got {main_grad.device}")
-    rows, columns = main_grad.shape
-    if columns > 1 and main_grad.stride(1) != 1:
-        raise ValueError("main_grad: expected a contiguous last dimension (stride 1)")
-    if rows > 1 and main_grad.stride(0) < columns:
-        raise ValueError("main_grad: expected strides that do not overlap")
-    if main_grad.is_neg():
-        raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
-    if weight.dtype == torch.float32 and is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
-        raise ValueError("main_grad: may share memory with weight: their addresses overlap")
-
-
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether the address ranges of two matrices with contiguous rows overlap."""
-    (a0, a1), (b0, b1) = (
-        (t.data_ptr(), t.data_ptr() + ((t.shape[0] - 1) * t.stride(0) + t.shape[1]) * t.element_size()) for t in (a, b)
-    )
-    return a.numel() > 0 and a0 < b1 and b0 < a1
 
 
 class _Linear(torch.autograd.Function):
@@ -193,7 +126,7 @@ class _Linear(torch.autograd.Function):
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         if not direct:
             _require_tensors(dy=dy)
-        dy = traced.gradient(dy, ctx.dtype)
+        dy = gradient(dy, ctx.dtype)
         dx = dweight = dbias = None
         if direct:
             prepare(dy)
@@ -221,7 +154,7 @@ class _Linear(torch.autograd.Function):
 
 def input_grad(dy: Tensor, weight: Any, allow_vendor: bool) -> Tensor:
     unit = _unit()
-    if _is_direct(dy, weight) and not _wants_grad(dy, weight):
+    if is_direct(dy, weight) and not wants_grad(dy, weight):
         prepare(dy)
         return _C.linear_input_grad(dy, weight, allow_vendor, unit, None, 0)
     _require_tensors(dy=dy, weight=weight)
@@ -230,17 +163,17 @@ def input_grad(dy: Tensor, weight: Any, allow_vendor: bool) -> Tensor:
 
 def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_vendor: bool) -> Tensor:
     unit = _unit()
-    direct = _is_direct(dy, x, main_grad, out)
-    wants_grad = _wants_grad(dy, x)
+    direct = is_direct(dy, x, main_grad, out)
+    differentiable = wants_grad(dy, x)
     given = main_grad if main_grad is not None else out
     if given is not None:
         name = "out" if main_grad is None else "main_grad"
-        if wants_grad or (isinstance(given, Tensor) and given.requires_grad):
+        if differentiable or (isinstance(given, Tensor) and given.requires_grad):
             raise ValueError(f"{name}: cannot be given where a gradient is wanted; call under torch.no_grad()")
         _torch.refuse_jit_trace()
         if not direct and (out is not None or functorch_active()):
             raise ValueError(f"{name}: cannot be given under torch.compile, torch.func or a dispatch mode")
-    if direct and not wants_grad:
+    if direct and not differentiable:
         prepare(dy)
         detached = [t.detach() if isinstance(t, Tensor) else t for t in (main_grad, out)]
         dweight = _C.linear_weight_grad(dy, x, *detached, code, allow_vendor, unit, None, 0)
@@ -248,7 +181,7 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
             return dweight
         count_write(given)
         return given
-    _require_tensors(dy=dy, x=x, main_grad=main_grad)
+    _require_tensors(dy=dy, x=x, optional={"main_grad": main_grad})
     if main_grad is not None:
         torch.ops.rl_kernel_native.linear_weight_grad_(main_grad, dy, x, allow_vendor, unit)
         return main_grad
@@ -256,7 +189,7 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
 
 
 def bias_grad(dy: Tensor, code: int) -> Tensor:
-    if _is_direct(dy) and not _wants_grad(dy):
+    if is_direct(dy) and not wants_grad(dy):
         prepare(dy)
         return _C.linear_bias_grad(dy, code, None, 0)
     _require_tensors(dy=dy)
@@ -264,8 +197,8 @@ def bias_grad(dy: Tensor, code: int) -> Tensor:
 
 
 def tree_sum(parts: list[Any], bias: Any, code: int) -> Tensor:
-    if _is_direct(*parts, bias) and not _wants_grad(*parts, bias):
+    if is_direct(*parts, bias) and not wants_grad(*parts, bias):
         prepare(parts[0])
         return _C.tree_sum(parts, bias, code, None, 0)
-    _require_tensors(**{f"parts[{i}]": part for i, part in enumerate(parts)}, bias=bias)
+    _require_tensors(**{f"parts[{i}]": part for i, part in enumerate(parts)}, optional={"bias": bias})
     return traced.tree_sum(parts, bias, torch.float32 if code < 0 else DTYPES[code])

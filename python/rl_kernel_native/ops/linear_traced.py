@@ -17,10 +17,16 @@ from .._arithmetic import resolve_traced_unit
 from .._dispatch import count_write
 from .._in_graph import apply
 from .._native import module as _C
-from .._torch import autocast_hint, device_type, implement, prepare
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # by the extension's number
-CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+from .._shapes import (
+    COPY,
+    check_columns,
+    check_dtype_like,
+    check_float32_or,
+    check_narrowing,
+    check_rows,
+    dtype_name,
+)
+from .._torch import CODES, device_type, implement, memory, prepare
 
 _ops = torch.ops.rl_kernel_native
 _ENGINE = "bool allow_vendor, int unit"
@@ -35,11 +41,6 @@ _library.define("linear_bias_grad(Tensor dy, ScalarType out_dtype) -> Tensor")
 _library.define("tree_sum(Tensor[] parts, Tensor? bias, ScalarType out_dtype) -> Tensor")
 
 
-def _memory(tensor: Any) -> Any:
-    """The tensor with its numbers in memory; None passes."""
-    return tensor if tensor is None else tensor.resolve_neg().detach()
-
-
 def _unit(unit: int, tensor: Tensor, name: str) -> int:
     prepare(tensor)
     return resolve_traced_unit(unit, device_type(tensor, name))
@@ -50,34 +51,34 @@ def _linear(
 ) -> Tensor:
     unit = _unit(unit, x, "x")
     code = _code(out_dtype)
-    return _C.linear(_memory(x), _memory(weight), _memory(bias), k_segments, code, allow_vendor, unit, None, 0)
+    return _C.linear(memory(x), memory(weight), memory(bias), k_segments, code, allow_vendor, unit, None, 0)
 
 
 def _input_grad(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
     unit = _unit(unit, dy, "dy")
-    return _C.linear_input_grad(_memory(dy), _memory(weight), allow_vendor, unit, None, 0)
+    return _C.linear_input_grad(memory(dy), memory(weight), allow_vendor, unit, None, 0)
 
 
 def _weight_grad(dy: Tensor, x: Tensor, out_dtype: torch.dtype, allow_vendor: bool, unit: int) -> Tensor:
     unit = _unit(unit, dy, "dy")
     code = _code(out_dtype)
-    return _C.linear_weight_grad(_memory(dy), _memory(x), None, None, code, allow_vendor, unit, None, 0)
+    return _C.linear_weight_grad(memory(dy), memory(x), None, None, code, allow_vendor, unit, None, 0)
 
 
 def _weight_grad_into(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, unit: int) -> None:
     unit = _unit(unit, dy, "dy")
-    _C.linear_weight_grad(_memory(dy), _memory(x), main_grad.detach(), None, -1, allow_vendor, unit, None, 0)
+    _C.linear_weight_grad(memory(dy), memory(x), main_grad.detach(), None, -1, allow_vendor, unit, None, 0)
     count_write(main_grad)
 
 
 def _bias_grad(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
     prepare(dy)
-    return _C.linear_bias_grad(_memory(dy), _code(out_dtype), None, 0)
+    return _C.linear_bias_grad(memory(dy), _code(out_dtype), None, 0)
 
 
 def _tree_sum(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     prepare(parts[0])
-    return _C.tree_sum([_memory(part) for part in parts], _memory(bias), _code(out_dtype), None, 0)
+    return _C.tree_sum([memory(part) for part in parts], memory(bias), _code(out_dtype), None, 0)
 
 
 def _differentiable_linear(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -108,69 +109,18 @@ register_flop_formula(_ops.linear_weight_grad_)(lambda main_grad, dy, x, *_, **_
 
 def _code(dtype: torch.dtype) -> int:
     if dtype not in CODES:
-        raise TypeError(f"out_dtype: expected float32, bfloat16 or float16, got {_name(dtype)}")
+        raise TypeError(f"out_dtype: expected float32, bfloat16 or float16, got {dtype_name(dtype)}")
     return CODES[dtype]
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-_COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
-
-
-def _check_columns(tensor: Tensor, name: str) -> None:
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 0:
-        raise ValueError(
-            f"{name}: expected a contiguous last dimension (stride 1), got stride {tensor.stride(-1)}{_COPY}"
-        )
-
-
-def _collapses(tensor: Tensor) -> bool:
-    """Whether the leading dimensions span at most two strides: row_layout of cpp/ops/tensor_view.cpp."""
-    outer: list[tuple[int, int]] = []  # (size, stride), outermost first
-    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
-        if size == 1:
-            continue
-        if outer and outer[-1][1] == size * stride:
-            outer[-1] = (outer[-1][0] * size, stride)
-        else:
-            outer.append((size, stride))
-    return len(outer) <= 2 or tensor.numel() == 0
-
-
-def _check_rows(tensor: Tensor, name: str) -> None:
-    if tensor.dtype not in CODES:
-        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {_name(tensor.dtype)}")
-    if tensor.dim() < 1:
-        raise ValueError(f"{name}: expected shape [..., features], got []")
-    if tensor.dim() > 8:
-        raise ValueError(f"{name}: expected at most 8 dimensions, got {tensor.dim()}")
-    if not all(type(n) is int for n in (*tensor.shape, *tensor.stride())):
-        return  # sizes that a trace leaves open: a question about them would narrow it
-    rows = math.prod(tensor.shape[:-1])
-    if rows >= 1 << 32:
-        raise ValueError(f"{name}: expected fewer than 2^32 rows, got {rows}")
-    _check_columns(tensor, name)
-    if not _collapses(tensor):
-        raise ValueError(
-            f"{name}: expected leading dimensions that collapse to at most two strides, got shape "
-            f"{list(tensor.shape)}{_COPY}"
-        )
-
-
 def _check_operand(tensor: Tensor, name: str) -> None:
-    _check_rows(tensor, name)
+    check_rows(tensor, name)
     if tensor.dtype == torch.float32 and tensor.is_cuda:
         raise TypeError(f"{name}: expected dtype bfloat16 or float16 on {tensor.device}, got float32")
 
 
 def _check_weight(weight: Tensor, like: Tensor, dimension: int, names: tuple[str, str]) -> None:
-    if weight.dtype != like.dtype:
-        raise TypeError(
-            f"{names[0]}: expected dtype {_name(like.dtype)} (that of {names[1]}), got {_name(weight.dtype)}"
-            f"{autocast_hint()}"
-        )
+    check_dtype_like(weight, names[0], like, names[1])
     if weight.dim() != 2 or weight.shape[dimension] != like.shape[-1]:
         columns = like.shape[-1]
         shape = f"[out_features, {columns}]" if dimension else f"[{columns}, in_features]"
@@ -178,25 +128,16 @@ def _check_weight(weight: Tensor, like: Tensor, dimension: int, names: tuple[str
             f"{names[0]}: expected shape {shape} ({columns} is the last dimension of {names[1]}), got "
             f"{list(weight.shape)}"
         )
-    if all(type(n) is int for n in (*weight.shape, *weight.stride())):
-        _check_columns(weight, names[0])
+    check_columns(weight, names[0])
 
 
 def _check_bias(bias: Any, columns: Any, dtype: torch.dtype, like: str) -> None:
     if bias is None:
         return
-    if bias.dtype not in (torch.float32, dtype):
-        wanted = "float32" if dtype == torch.float32 else f"float32 or {_name(dtype)}{like}"
-        raise TypeError(f"bias: expected dtype {wanted}, got {_name(bias.dtype)}")
+    check_float32_or(bias, "bias", dtype, like)
     if bias.dim() != 1 or bias.shape[0] != columns:
         raise ValueError(f"bias: expected shape [{columns}] (out_features), got {list(bias.shape)}")
-    if all(type(n) is int for n in (*bias.shape, *bias.stride())):
-        _check_columns(bias, "bias")
-
-
-def _check_narrowing(out_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    if out_dtype not in (dtype, torch.float32):
-        raise TypeError(f"out_dtype: expected float32 or {_name(dtype)} (that of dy), got {_name(out_dtype)}")
+    check_columns(bias, "bias")
 
 
 @torch.library.register_fake("rl_kernel_native::linear", lib=_library)
@@ -206,7 +147,7 @@ def _linear_fake(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtyp
     _check_bias(bias, weight.shape[0], x.dtype, " (that of x)")
     _code(out_dtype)
     if x.dtype == torch.float32 and out_dtype != torch.float32:
-        raise TypeError(f"out_dtype: expected float32 (that of x), got {_name(out_dtype)}")
+        raise TypeError(f"out_dtype: expected float32 (that of x), got {dtype_name(out_dtype)}")
     if k_segments not in (1, 2, 4, 8):
         raise ValueError(f"k_segments: expected 1, 2, 4 or 8, got {k_segments}")
     if k_segments > 1 and x.shape[-1] % (16 * k_segments):
@@ -228,8 +169,7 @@ def _input_grad_fake(dy: Tensor, weight: Tensor, *_: Any) -> Tensor:
 def _check_operands(dy: Tensor, x: Tensor) -> None:
     _check_operand(dy, "dy")
     _check_operand(x, "x")
-    if x.dtype != dy.dtype:
-        raise TypeError(f"x: expected dtype {_name(dy.dtype)} (that of dy), got {_name(x.dtype)}{autocast_hint()}")
+    check_dtype_like(x, "x", dy, "dy")
     if tuple(x.shape[:-1]) != tuple(dy.shape[:-1]):
         shape = ", ".join([*map(str, dy.shape[:-1]), "features"])
         raise ValueError(f"x: expected shape [{shape}] (the leading dimensions of dy), got {list(x.shape)}")
@@ -238,7 +178,7 @@ def _check_operands(dy: Tensor, x: Tensor) -> None:
 @torch.library.register_fake("rl_kernel_native::linear_weight_grad", lib=_library)
 def _weight_grad_fake(dy: Tensor, x: Tensor, out_dtype: torch.dtype, *_: Any) -> Tensor:
     _check_operands(dy, x)
-    _check_narrowing(out_dtype, dy.dtype)
+    check_narrowing("out_dtype", out_dtype, dy.dtype)
     return dy.new_empty((dy.shape[-1], x.shape[-1]), dtype=out_dtype)
 
 
@@ -246,7 +186,7 @@ def _weight_grad_fake(dy: Tensor, x: Tensor, out_dtype: torch.dtype, *_: Any) ->
 def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) -> None:
     _check_operands(dy, x)
     if main_grad.dtype != torch.float32:
-        raise TypeError(f"main_grad: expected dtype float32, got {_name(main_grad.dtype)}")
+        raise TypeError(f"main_grad: expected dtype float32, got {dtype_name(main_grad.dtype)}")
     if tuple(main_grad.shape) != (dy.shape[-1], x.shape[-1]):
         raise ValueError(
             f"main_grad: expected shape [{dy.shape[-1]}, {x.shape[-1]}] (out_features, in_features), got "
@@ -256,8 +196,8 @@ def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) ->
 
 @torch.library.register_fake("rl_kernel_native::linear_bias_grad", lib=_library)
 def _bias_grad_fake(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
-    _check_rows(dy, "dy")
-    _check_narrowing(out_dtype, dy.dtype)
+    check_rows(dy, "dy")
+    check_narrowing("out_dtype", out_dtype, dy.dtype)
     return dy.new_empty((dy.shape[-1],), dtype=out_dtype)
 
 
@@ -265,7 +205,7 @@ def _bias_grad_fake(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
 def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     for i, part in enumerate(parts):
         if part.dtype != torch.float32:
-            raise TypeError(f"parts[{i}]: expected dtype float32, got {_name(part.dtype)}")
+            raise TypeError(f"parts[{i}]: expected dtype float32, got {dtype_name(part.dtype)}")
         if tuple(part.shape) != tuple(parts[0].shape):
             raise ValueError(
                 f"parts[{i}]: expected shape {list(parts[0].shape)} (that of parts[0]), got {list(part.shape)}"
@@ -273,7 +213,7 @@ def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Te
         if not part.is_contiguous():
             raise ValueError(
                 f"parts[{i}]: expected a contiguous array, got shape {list(part.shape)} with strides "
-                f"{list(part.stride())}{_COPY}"
+                f"{list(part.stride())}{COPY}"
             )
     if bias is not None:
         if parts[0].dim() < 1:

@@ -67,9 +67,7 @@ def _torch() -> Any:
     """ops/logprob_torch.py, imported with the first torch tensor."""
     global _torch_path, _plain_tensor
     if _torch_path is None:
-        torch: Any = _dispatch.torch_module()
-        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-            raise RuntimeError(f"torch tensors need torch 2.10 or later, this is {torch.__version__}")
+        _dispatch.require_torch()
         from . import logprob_torch
 
         _torch_path = logprob_torch
@@ -158,8 +156,7 @@ def logprob(
         kept_ids,
         kept_offsets,
     )
-    torch = _dispatch.torch_module()
-    if torch is not None and isinstance(logits, torch.Tensor):
+    if _dispatch.is_tensor(logits):
         result = _torch().logprob(logits, target, arguments, exp, returns, out)
     else:
         frame = _dispatch.Frame(logits, "logits")
@@ -216,8 +213,7 @@ def logprob_partial(
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    torch = _dispatch.torch_module()
-    if torch is not None and isinstance(logits_shard, torch.Tensor):
+    if _dispatch.is_tensor(logits_shard):
         return _torch().partial(logits_shard, target, arguments, exp, vocab_start, vocab_size)
     frame = _dispatch.Frame(logits_shard, "logits")
     _dispatch.match_torch_threads()
@@ -255,8 +251,7 @@ def logprob_merge(
     returns = (
         LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
     )
-    torch = _dispatch.torch_module()
-    if torch is not None and isinstance(stats, torch.Tensor):
+    if _dispatch.is_tensor(stats):
         result = _torch().merge(stats, temperature, returns)
     else:
         frame = _dispatch.Frame(stats, "stats")
@@ -304,8 +299,7 @@ def logprob_backward(
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    torch = _dispatch.torch_module()
-    if torch is not None and isinstance(logits, torch.Tensor):
+    if _dispatch.is_tensor(logits):
         return _torch().backward(
             logits, target, arguments, exp, (vocab_start, vocab_size), (lse, entropy, dlogprob, dlse, dentropy), out
         )

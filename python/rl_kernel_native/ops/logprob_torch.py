@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arithmetic import resolve_exp, unresolved_exp
+from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
     device_type,
@@ -43,7 +44,11 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     if wants_grad:
         return _selected(_Logprob.apply(logits, target, arguments, mode, returns), returns)
     prepare(logits)
-    return _C.logprob(logits, target, *arguments, mode, returns, out, None, 0)
+    result = _C.logprob(logits, target, *arguments, mode, returns, out, None, 0)
+    if out is not None:
+        for array in out:
+            count_write(array)
+    return result
 
 
 def _check_temperature(temperature: Any) -> None:
@@ -153,7 +158,10 @@ def backward(
     rows = tuple(r.detach() if isinstance(r, Tensor) else r for r in rows)
     given = None if out is None else out.detach()
     result = _C.logprob_backward(logits.detach(), target, *arguments, mode, *shard, *rows, given, None, 0)
-    return result if out is None else out
+    if out is None:
+        return result
+    count_write(out)
+    return out
 
 
 def _require_direct(tensor: Tensor, name: str) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._torch import apply_function, device_type, implement, prepare, refuse_jit_trace
+from .._torch import apply_function, device_type, implement, memory, prepare, require_tensors
+from .._transforms import batched, pulled, pushed
 
 _OPTIONS = (
     "Tensor? temperature, Tensor? kept_ids, Tensor? kept_offsets, float temperature_value, float logit_scale, "
@@ -68,7 +69,7 @@ def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor,
     arguments, mode = _arguments(tuple(options))
     mode = resolve_traced(mode, device_type(logits, "logits"))
     prepare(logits)
-    plain = logits.resolve_neg().detach()
+    plain = memory(logits)
     outputs = _C.logprob(plain, target, *arguments, mode, returns | 2, None, None, 0)
     return tuple(plain.new_empty(0, dtype=_dtype(i)) if o is None else o for i, o in enumerate(outputs))
 
@@ -76,13 +77,12 @@ def _forward_kernel(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor,
 def _backward_kernel(
     logits: Tensor, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any, *options: Any
 ) -> Tensor:
-    dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
     arguments, mode = _arguments(options)
     if mode == AS_CALLED:
         mode = resolve_traced(mode, device_type(logits, "logits")) if logits.is_cuda else PORTABLE
     prepare(logits)
     return _C.logprob_backward(
-        logits.resolve_neg().detach(),
+        memory(logits),
         target,
         *arguments,
         mode,
@@ -90,9 +90,9 @@ def _backward_kernel(
         None,
         lse,
         entropy,
-        dlogprob,
-        dlse,
-        dentropy,
+        memory(dlogprob),
+        memory(dlse),
+        memory(dentropy),
         None,
         None,
         0,
@@ -109,7 +109,7 @@ def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 implement(_library, "logprob", _forward_kernel, _differentiable_forward)
-implement(_library, "logprob_backward", _backward_kernel, functools.partial(apply, "_TransformedBackward"))
+implement(_library, "logprob_backward", _backward_kernel, functools.partial(apply, "_TransformedLogprobBackward"))
 
 
 @torch.library.register_fake("rl_kernel_native::logprob", lib=_library)
@@ -130,12 +130,7 @@ def _backward_fake(logits: Tensor, *_: Any) -> Tensor:
 
 
 def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, returns: int) -> Any:
-    refuse_jit_trace()
-    if type(logits).__name__ == "DTensor":
-        raise TypeError(
-            "logits: expected a local tensor, got a DTensor; pass logits.to_local(), or for a sharded vocabulary "
-            "logprob_partial and logprob_merge"
-        )
+    require_tensors(logits=logits, sharded=", or for a sharded vocabulary logprob_partial and logprob_merge")
     if not isinstance(target, Tensor):
         raise TypeError(f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)")
     options = _options(arguments, mode)
@@ -146,7 +141,7 @@ def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], m
 def traced_backward(
     logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, lse: Any, entropy: Any, *gradients: Any
 ) -> Tensor:
-    return _TransformedBackward.apply(logits, target, lse, entropy, *gradients, *_options(arguments, mode))
+    return _TransformedLogprobBackward.apply(logits, target, lse, entropy, *gradients, *_options(arguments, mode))
 
 
 class _TracedLogprob(torch.autograd.Function):
@@ -184,7 +179,7 @@ class _TracedLogprob(torch.autograd.Function):
             return (None,) * 13
         options = (temperature, kept_ids, kept_offsets, *ctx.numbers)
         dlogits = apply_function(
-            _TracedBackward, "_TransformedBackward", logits, target, lse, entropy_or_none, *rows, *options
+            _TracedLogprobBackward, "_TransformedLogprobBackward", logits, target, lse, entropy_or_none, *rows, *options
         )
         return dlogits, *(None,) * 12
 
@@ -257,7 +252,7 @@ def _at_target(z: Tensor, target: Tensor, valid_vocab: int | None) -> tuple[Tens
     return columns == target.unsqueeze(-1), (target >= 0) & (target < width)
 
 
-def _composed_backward(logits: Tensor, target: Tensor, rows: list[Any], arguments: tuple[Any, ...]) -> Tensor:
+def _composed_backward(logits: Tensor, target: Tensor, rows: tuple[Any, ...], arguments: tuple[Any, ...]) -> Tensor:
     """dlogits as a differentiable function of the logits and of rows (dlogprob, dlse, dentropy)."""
     dlogprob, dlse, dentropy = rows
     z, slope, p, counts = _composed(logits.double(), target, arguments)
@@ -277,7 +272,7 @@ def _composed_backward(logits: Tensor, target: Tensor, rows: list[Any], argument
     return torch.where(counts.unsqueeze(-1), total * slope, torch.zeros_like(total)).to(logits.dtype)
 
 
-class _TracedBackward(torch.autograd.Function):
+class _TracedLogprobBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
     # fmt: off
@@ -303,58 +298,39 @@ class _TracedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, ddlogits: Tensor) -> Any:
-        composed, primals, rows = _composed_call(ctx)
-        pullback: Any = torch.func.vjp(composed, *primals)[1]
-        dx, *drows = pullback(ddlogits)
-        given = iter(drows)
-        return dx, None, None, None, *(None if r is None else next(given) for r in rows), *(None,) * 10
+        composed, tensors = _composed_call(ctx)
+        dx, *drows = pulled(composed, tensors, (ddlogits,))
+        return dx, None, None, None, *drows, *(None,) * 10
 
 
-def _composed_call(ctx: Any) -> tuple[Any, list[Tensor], tuple[Any, ...]]:
-    """The composed backward as a function of the logits and the gradients that are there, and where it was called."""
+def _composed_call(ctx: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The composed backward as a function of the logits and of (dlogprob, dlse, dentropy), and where it was called."""
     if ctx.has_kept:
         raise NotImplementedError("logprob: second derivatives with kept sets")
     logits, target, dlogprob, dlse, dentropy, temperature = ctx.saved_tensors
     arguments, _mode = _arguments((temperature, None, None, *ctx.numbers))
-    rows = (dlogprob, dlse, dentropy)
 
-    def composed(x: Tensor, *given: Tensor) -> Tensor:
-        left = iter(given)
-        return _composed_backward(x, target, [None if r is None else next(left) for r in rows], arguments)
+    def composed(x: Tensor, *rows: Any) -> tuple[Tensor]:
+        return (_composed_backward(x, target, rows, arguments),)
 
-    return composed, [logits, *(r for r in rows if r is not None)], rows
+    return composed, (logits, dlogprob, dlse, dentropy)
 
 
 @callable_in_graph
-class _TransformedBackward(_TracedBackward):
+class _TransformedLogprobBackward(_TracedLogprobBackward):
     """For torch.func: with vmap and jvp."""
 
     @staticmethod
     def jvp(ctx: Any, logits_t: Any, _target: Any, _lse: Any, _entropy: Any, *tangents: Any) -> Any:
-        composed, primals, rows = _composed_call(ctx)
-        given = [logits_t, *(t for t, r in zip(tangents, rows, strict=False) if r is not None)]
-        filled = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, given, strict=True))
-        # The derivative of a pullback in its cotangent is the pushforward. torch.func.jvp would nest forward mode in
-        # that of the caller, which torch refuses inside of a compiled function.
-        pulled: Any = torch.func.vjp(composed, *primals)
-        pushed: Any = torch.func.vjp(pulled[1], torch.zeros_like(pulled[0]))
-        return pushed[1](filled)[0]
+        return pushed(*_composed_call(ctx), (logits_t, *tangents[:3]))[0]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _TransformedBackward.apply(*_batched(info, in_dims, inputs, tensors=8)), 0
+        return _TransformedLogprobBackward.apply(*_batched(info, in_dims, inputs, tensors=8)), 0
 
 
 def _batched(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...], tensors: int) -> list[Any]:
-    """Inputs with the batch dimension first everywhere: the operators take any leading dimensions."""
+    """Inputs, the first of which are tensors, with the batch dimension first everywhere."""
     if isinstance(inputs[tensors], Tensor):
         raise NotImplementedError("logprob: vmap with kept sets")
-    moved: list[Any] = []
-    for x, dim in zip(inputs[:tensors], in_dims, strict=False):
-        if x is None:
-            moved.append(None)
-        elif dim is None:
-            moved.append(x.unsqueeze(0).expand(info.batch_size, *x.shape).contiguous())
-        else:
-            moved.append(x.movedim(dim, 0).contiguous())
-    return [*moved, *inputs[tensors:]]
+    return [*batched(info, in_dims[:tensors], inputs[:tensors]), *inputs[tensors:]]

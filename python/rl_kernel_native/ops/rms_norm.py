@@ -21,17 +21,13 @@ def _torch() -> Any:
     """ops/rms_norm_torch.py, imported with the first torch tensor."""
     global _torch_path, _plain, _plain_or_none
     if _torch_path is None:
+        _dispatch.require_torch()
         from . import rms_norm_torch
 
         _torch_path = rms_norm_torch
         _plain = rms_norm_torch.PLAIN
         _plain_or_none = (*_plain, type(None))
     return _torch_path
-
-
-def _is_tensor(array: Any) -> bool:
-    torch = _dispatch.torch_module()
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def rms_norm(
@@ -71,7 +67,8 @@ def rms_norm(
             gradient is that of no rounding, but the weight's gradient sees the rounded row.
         return_rstd: also give ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, which :func:`rms_norm_backward` takes.
         main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, block by block
-            of 8192 rows, and gives ``weight`` itself none.
+            of 8192 rows, and gives ``weight`` itself none. When it does and when it may not be given: as for
+            :func:`linear`.
     Returns:
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.
@@ -91,7 +88,9 @@ def rms_norm(
         result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, bool(round_before_weight), return_rstd)
         if result is not NotImplemented:
             return _selected(result, residual is not None, return_rstd)
-    if _is_tensor(x):
+    if weight is None and main_grad is not None:
+        raise ValueError("main_grad: expected None where weight is None")
+    if _dispatch.is_tensor(x):
         result = _torch().rms_norm(
             x, weight, residual, eps, weight_offset, bool(round_before_weight), return_rstd, main_grad
         )
@@ -165,7 +164,7 @@ def rms_norm_backward(
         raise ValueError("main_grad: expected None where weight is None")
     arguments = (weight_offset, bool(round_before_weight))
     wanted = (return_dx, return_dweight and weight is not None, code)
-    if _is_tensor(dy):
+    if _dispatch.is_tensor(dy):
         return _torch().backward(dy, h, weight, eps, rstd, d_new_residual, *arguments, main_grad, *wanted)
     frame = _dispatch.Frame(dy, "dy")
     _dispatch.match_torch_threads()
@@ -177,9 +176,12 @@ def rms_norm_backward(
         frame.export(rstd, "rstd"),
         frame.export(d_new_residual, "d_new_residual"),
         *arguments,
-        frame.export(main_grad, "main_grad"),
+        frame.export_output(main_grad, "main_grad"),
         *wanted,
         frame.allocate,
         frame.stream,
     )
-    return frame.result(dx), main_grad if main_grad is not None else frame.result(dweight)
+    if main_grad is None:
+        return frame.result(dx), frame.result(dweight)
+    _dispatch.count_write(main_grad)
+    return frame.result(dx), main_grad

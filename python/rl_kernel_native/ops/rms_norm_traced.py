@@ -6,24 +6,26 @@ operators in float64: they exist to be right.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _main_grad
+from .._dispatch import count_write
+from .._in_graph import apply, callable_in_graph
+from .._main_grad import is_asked_for
 from .._native import module as _C
-from .._torch import is_compiling, prepare
-from .._transforms import batched, check_like, check_rows, filled, looped, memory, present, pushed
-from .linear_autograd import gradient
-from .linear_traced import CODES, DTYPES
+from .._shapes import check_float32_or, check_like, check_narrowing, check_rows, dtype_name, is_static
+from .._torch import CODES, apply_function, gradient, implement, memory, prepare, rows_of
+from .._transforms import batched, looped, pulled, pushed
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_NUMBERS = "float weight_offset, bool round_before_weight"
-_BACKWARD = f"Tensor dy, Tensor h, Tensor? weight, Tensor rstd, Tensor? d_new_residual, {_NUMBERS}, bool return_dx"
+_NUMBERS = "float eps, float weight_offset, bool round_before_weight"
+_BACKWARD = f"Tensor dy, Tensor h, Tensor? weight, Tensor? rstd, Tensor? d_new_residual, {_NUMBERS}, bool return_dx"
 # What is not asked for, or is not there, is an empty tensor.
-_library.define(
-    f"rms_norm(Tensor x, Tensor? weight, Tensor? residual, float eps, {_NUMBERS}) -> (Tensor, Tensor, Tensor)"
-)
+_library.define(f"rms_norm(Tensor x, Tensor? weight, Tensor? residual, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
 _library.define(f"rms_norm_backward({_BACKWARD}, ScalarType? dweight_dtype) -> (Tensor, Tensor)")
 _library.define(f"rms_norm_backward_(Tensor(a!) main_grad, {_BACKWARD}) -> Tensor")
 _ops = torch.ops.rl_kernel_native
@@ -40,10 +42,10 @@ def _forward_kernel(
 
 
 def _call_backward(inputs: tuple[Any, ...], main_grad: Any, return_dx: bool, dtype: Any) -> tuple[Any, Any]:
-    dy, h, weight, rstd, d_new_residual, weight_offset, round_before_weight = inputs
+    dy, h, weight, rstd, d_new_residual, eps, weight_offset, round_before_weight = inputs
     prepare(dy)
     return _C.rms_norm_backward(
-        memory(dy), memory(h), memory(weight), 1.0, memory(rstd), memory(d_new_residual), weight_offset,
+        memory(dy), memory(h), memory(weight), eps, memory(rstd), memory(d_new_residual), weight_offset,
         round_before_weight, main_grad, return_dx, dtype is not None, -1 if dtype is None else CODES[dtype], None, 0,
     )  # fmt: skip
 
@@ -58,68 +60,94 @@ def _backward_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _backward_into(main_grad: Tensor, *arguments: Any) -> Tensor:
     *inputs, return_dx = arguments
     dx, _ = _call_backward(tuple(inputs), main_grad.detach(), return_dx, torch.float32)
+    count_write(main_grad)
     return inputs[0].new_empty(0) if dx is None else dx
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("rms_norm", _forward_kernel, _key)
-    _library.impl("rms_norm_backward", _backward_kernel, _key)
-    _library.impl("rms_norm_backward_", _backward_into, _key)
+def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    return apply("_TransformedRmsNorm", *arguments, None)
+
+
+implement(_library, "rms_norm", _forward_kernel, _differentiable_forward)
+implement(_library, "rms_norm_backward", _backward_kernel, functools.partial(apply, "_TransformedRmsNormBackward"))
+implement(_library, "rms_norm_backward_", _backward_into)
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-def _check_vector(tensor: Any, name: str, like: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    if tensor is None:
-        return
-    if tensor.dtype not in dtypes:
-        raise TypeError(f"{name}: expected dtype {' or '.join(map(str, dict.fromkeys(dtypes)))}, got {tensor.dtype}")
+def _check_vector(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
     if tensor.dim() != 1 or tensor.shape[0] != like.shape[-1]:
-        raise ValueError(f"{name}: expected shape [{like.shape[-1]}], got {list(tensor.shape)}")
+        raise ValueError(
+            f"{name}: expected shape [{like.shape[-1]}] (the last dimension of {like_name}), got {list(tensor.shape)}"
+        )
+    if is_static(tensor) and tensor.shape[0] > 1 and tensor.stride(0) != 1:
+        raise ValueError(f"{name}: expected contiguous elements (stride 1), got stride {tensor.stride(0)}")
+
+
+def _check_weight(weight: Any, offset: float, like: Tensor, like_name: str) -> None:
+    if not -float("inf") < offset < float("inf"):
+        raise ValueError(f"weight_offset: expected a finite number, got {offset}")
+    if weight is not None:
+        check_float32_or(weight, "weight", like.dtype, f" (that of {like_name})")
+        _check_vector(weight, "weight", like, like_name)
+    elif offset != 0:
+        raise ValueError("weight_offset: expected 0 where weight is None")
+
+
+def _check_eps(eps: float) -> None:
+    if not 2.0**-150 < eps < 2.0**128 - 2.0**103:  # what rounds to 0 or to infinity
+        raise ValueError(f"eps: expected a finite number > 0 in float32, got {eps}")
 
 
 @torch.library.register_fake("rl_kernel_native::rms_norm", lib=_library)
-def _forward_fake(x: Tensor, weight: Any, residual: Any, eps: float, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_fake(
+    x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, _: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     check_rows(x, "x")
-    _check_vector(weight, "weight", x, (torch.float32, x.dtype))
+    _check_weight(weight, weight_offset, x, "x")
+    _check_eps(eps)
     check_like(residual, "residual", x, "x")
-    if not 0 < eps < float("inf"):
-        raise ValueError(f"eps: expected a finite number > 0 in float32, got {eps}")
     new_residual = x.new_empty(0 if residual is None else x.shape)
     return x.new_empty(x.shape), new_residual, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def _check_backward(dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any) -> None:
+def _check_backward(
+    dy: Tensor, h: Tensor, weight: Any, rstd: Any, d_new_residual: Any, eps: float, weight_offset: float
+) -> None:
     check_rows(dy, "dy")
     check_like(h, "h", dy, "dy")
-    _check_vector(weight, "weight", dy, (torch.float32, dy.dtype))
+    _check_weight(weight, weight_offset, dy, "dy")
     check_like(d_new_residual, "d_new_residual", dy, "dy")
+    if rstd is None:
+        _check_eps(eps)
+        return
     if rstd.dtype != torch.float32:
-        raise TypeError(f"rstd: expected dtype float32, got {rstd.dtype}")
-    if tuple(rstd.shape) != tuple(dy.shape[:-1]):
-        raise ValueError(f"rstd: expected shape {list(dy.shape[:-1])}, got {list(rstd.shape)}")
+        raise TypeError(f"rstd: expected dtype float32, got {dtype_name(rstd.dtype)}")
+    if tuple(rstd.shape) != tuple(dy.shape[:-1]) or (is_static(rstd) and not rstd.is_contiguous()):
+        raise ValueError(
+            f"rstd: expected a contiguous array of shape {list(dy.shape[:-1])} (the leading dimensions of dy), got "
+            f"{list(rstd.shape)}"
+        )
 
 
 @torch.library.register_fake("rl_kernel_native::rms_norm_backward", lib=_library)
-def _backward_fake(
-    dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any, _o: float, _r: bool, return_dx: bool,
-    dtype: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check_backward(dy, h, weight, rstd, d_new_residual)
-    if dtype not in (None, torch.float32, dy.dtype):
-        raise TypeError(f"dweight_dtype: expected float32 or {dy.dtype} (that of dy), got {dtype}")
+def _backward_fake(dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *inputs, _round_before_weight, return_dx, dtype = arguments
+    _check_backward(dy, *inputs)
+    if dtype is not None:
+        check_narrowing("dweight_dtype", dtype, dy.dtype)
     dweight = dy.new_empty(0) if dtype is None else dy.new_empty(dy.shape[-1:], dtype=dtype)
     return dy.new_empty(dy.shape if return_dx else 0), dweight
 
 
 @torch.library.register_fake("rl_kernel_native::rms_norm_backward_", lib=_library)
-def _backward_into_fake(
-    main_grad: Tensor, dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any, _o: float, _r: bool,
-    return_dx: bool,
-) -> Tensor:  # fmt: skip
-    _check_backward(dy, h, weight, rstd, d_new_residual)
-    _check_vector(main_grad, "main_grad", dy, (torch.float32,))
+def _backward_into_fake(main_grad: Tensor, dy: Tensor, *arguments: Any) -> Tensor:
+    *inputs, _round_before_weight, return_dx = arguments
+    _check_backward(dy, *inputs)
+    if main_grad.dtype != torch.float32:
+        raise TypeError(f"main_grad: expected dtype float32, got {dtype_name(main_grad.dtype)}")
+    _check_vector(main_grad, "main_grad", dy, "dy")
     return dy.new_empty(dy.shape if return_dx else 0)
 
 
@@ -130,30 +158,48 @@ def rms_norm(
     x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, round_before_weight: bool, main_grad: Any
 ) -> tuple[Any, Any, Any]:
     """y, new_residual (empty without a residual), rstd."""
-    function = _TracedRmsNorm if is_compiling() else _TransformedRmsNorm
-    return function.apply(x, weight, residual, eps, weight_offset, round_before_weight, main_grad)
+    arguments = (x, weight, residual, eps, weight_offset, round_before_weight, main_grad)
+    return apply_function(_TracedRmsNorm, "_TransformedRmsNorm", *arguments)
 
 
 def backward(
-    dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any, eps: float, weight_offset: float,
+    dy: Tensor, h: Tensor, weight: Any, rstd: Any, d_new_residual: Any, eps: float, weight_offset: float,
     round_before_weight: bool, return_dx: bool, dweight_dtype: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """dx and dweight, None for what is not wanted."""
-    function = _TracedBackward if is_compiling() else _TransformedBackward
-    dx, dweight = function.apply(
-        dy, h, weight, rstd, d_new_residual, eps, weight_offset, round_before_weight, return_dx, dweight_dtype
+    how = (eps, weight_offset, round_before_weight, return_dx, dweight_dtype)
+    dx, dweight = apply_function(
+        _TracedRmsNormBackward, "_TransformedRmsNormBackward", dy, h, weight, rstd, d_new_residual, *how
     )
     return dx if return_dx else None, None if dweight_dtype is None else dweight
 
 
-def statistics(h: Tensor, eps: float) -> Tensor:
-    """rstd of rows: a saved intermediate, whose dependence on h the derivatives of backward account for."""
-    return _ops.rms_norm(h.detach(), None, None, eps, 0.0, False)[2]
+def wanted(ctx: Any) -> tuple[bool, bool]:
+    """Whether the running backward asks for dx, which is the gradient of x and of the residual, and for dweight. It
+    asks for one of them."""
+    edges, (x, dweight, residual) = ctx.next_functions, ctx.needs_input_grad[:3]
+    if not dweight or not is_asked_for(edges[1][0], ctx.main_grad):
+        return x or residual, False
+    return (x and is_asked_for(edges[0][0])) or (residual and is_asked_for(edges[2][0])), True
 
 
-def require_first_order() -> None:
-    if torch.is_grad_enabled():
-        raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
+def past_the_norm(ctx: Any, d_new_residual: Any) -> tuple[Any, ...]:
+    """The gradients where y has none."""
+    needs_x, _, needs_residual = ctx.needs_input_grad[:3]
+    return d_new_residual if needs_x else None, None, d_new_residual if needs_residual else None, *(None,) * 4
+
+
+def gradients(
+    dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any, numbers: tuple[float, float, bool],
+    return_dx: bool, return_dweight: bool, main_grad: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """dx, and dweight where main_grad does not take it, through the dispatcher."""
+    if not return_dweight or main_grad is None:
+        dtype = weight.dtype if return_dweight else None
+        return backward(dy, h, weight, rstd, d_new_residual, *numbers, return_dx, dtype)
+    _main_grad.require_addable(dy)
+    dx = _ops.rms_norm_backward_(main_grad, dy, h, weight, rstd, d_new_residual, *numbers, return_dx)
+    return dx if return_dx else None, None
 
 
 def _composed_forward(x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float) -> tuple[Tensor, Tensor]:
@@ -166,24 +212,24 @@ def _composed_forward(x: Tensor, weight: Any, residual: Any, eps: float, weight_
 
 
 def _composed_backward(
-    dy: Tensor, h: Tensor, weight: Any, d_new_residual: Any, eps: float, weight_offset: float, dweight_dtype: Any
-) -> tuple[Tensor, Tensor]:
-    """dx and dweight as differentiable functions of all of these."""
+    dy: Tensor, h: Tensor, weight: Any, d_new_residual: Any, eps: float, weight_offset: float, return_dx: bool,
+    dweight_dtype: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """What is wanted of dx and dweight, as differentiable functions of all of these."""
     g, wide = dy.double(), h.double()
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     xhat = wide * rstd
-    dweight = (g * xhat).reshape(-1, h.shape[-1]).sum(0)
-    if weight is not None:
-        g = g * (weight.double() + weight_offset)
-    dx = rstd * (g - xhat * (g * xhat).mean(-1, keepdim=True))
-    if d_new_residual is not None:
-        dx = dx + d_new_residual.double()
-    return dx.to(h.dtype), dweight.to(dweight_dtype or h.dtype)
+    outputs: list[Tensor] = []
+    if return_dx:
+        gw = g if weight is None else g * (weight.double() + weight_offset)
+        dx = rstd * (gw - xhat * (gw * xhat).mean(-1, keepdim=True))
+        outputs.append((dx if d_new_residual is None else dx + d_new_residual.double()).to(h.dtype))
+    if dweight_dtype is not None:
+        outputs.append((g * xhat).reshape(-1, h.shape[-1]).sum(0).to(dweight_dtype))
+    return tuple(outputs)
 
 
 class _TracedRmsNorm(torch.autograd.Function):
-    """For torch.compile, which takes no jvp of one's own and needs every parameter by name."""
-
     @staticmethod
     def forward(
         x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, round_before_weight: bool,
@@ -208,34 +254,25 @@ class _TracedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Any, d_new_residual: Any, _: Any) -> Any:
-        h, weight, rstd = ctx.saved_tensors
-        needs_x, needs_weight, needs_residual = ctx.needs_input_grad[:3]
         if not ctx.has_residual:
             d_new_residual = None
-        if dy is None and d_new_residual is None:
-            return (None,) * 7
-        dy = torch.zeros_like(h) if dy is None else gradient(dy, h.dtype)
+        if dy is None:
+            return past_the_norm(ctx, d_new_residual)
+        h, weight, rstd = ctx.saved_tensors
+        needs_x, needs_weight, needs_residual = ctx.needs_input_grad[:3]
+        if ctx.main_grad is not None:
+            needs_weight = wanted(ctx)[1]
         if d_new_residual is not None:
-            d_new_residual = gradient(d_new_residual, h.dtype)
-        return_dx = needs_x or needs_residual
-        eps, weight_offset, round_before_weight = ctx.numbers
-        if needs_weight and ctx.main_grad is not None:
-            require_first_order()
-            dweight = None
-            dx = _ops.rms_norm_backward_(
-                ctx.main_grad, dy, h, weight, rstd, d_new_residual, weight_offset, round_before_weight, return_dx
-            )
-        else:
-            dtype = weight.dtype if needs_weight else None
-            dx, dweight = backward(
-                dy, h, weight, rstd, d_new_residual, eps, weight_offset, round_before_weight, return_dx, dtype
-            )
+            d_new_residual = gradient(d_new_residual, h.dtype, "d_new_residual")
+        dx, dweight = gradients(
+            gradient(dy, h.dtype), rows_of(h), weight, rstd, d_new_residual, ctx.numbers, needs_x or needs_residual,
+            needs_weight, ctx.main_grad,
+        )  # fmt: skip
         return dx if needs_x else None, dweight, dx if needs_residual else None, None, None, None, None
 
 
+@callable_in_graph
 class _TransformedRmsNorm(_TracedRmsNorm):
-    """For torch.func: with vmap and jvp."""
-
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         x, weight, residual, *rest = inputs
@@ -248,81 +285,62 @@ class _TransformedRmsNorm(_TracedRmsNorm):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        tensors = ctx.saved_tensors
-        eps, weight_offset = ctx.numbers[:2]
-        primals, given = present(tensors, tangents[:3])
+        eps, weight_offset, _ = ctx.numbers
 
-        def composed(*present: Tensor) -> tuple[Tensor, Tensor]:
-            x, weight, residual = filled(tensors, present)
+        def composed(x: Tensor, weight: Any, residual: Any) -> tuple[Tensor, Tensor]:
             return _composed_forward(x, weight, residual, eps, weight_offset)
 
-        y, new_residual = pushed(composed, primals, given)
+        y, new_residual = pushed(composed, ctx.saved_tensors, tangents[:3])
         return y, new_residual if ctx.has_residual else None, None
 
 
-class _TracedBackward(torch.autograd.Function):
+class _TracedRmsNormBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
     @staticmethod
     def forward(
-        dy: Tensor, h: Tensor, weight: Any, rstd: Tensor, d_new_residual: Any, eps: float, weight_offset: float,
+        dy: Tensor, h: Tensor, weight: Any, rstd: Any, d_new_residual: Any, eps: float, weight_offset: float,
         round_before_weight: bool, return_dx: bool, dweight_dtype: Any,
     ) -> Any:  # fmt: skip
         return _ops.rms_norm_backward(
-            dy, h, weight, rstd, d_new_residual, weight_offset, round_before_weight, return_dx, dweight_dtype
+            dy, h, weight, rstd, d_new_residual, eps, weight_offset, round_before_weight, return_dx, dweight_dtype
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        dy, h, weight, _rstd, d_new_residual, *numbers = inputs
-        ctx.eps, ctx.weight_offset, _round, ctx.return_dx, ctx.dtype = numbers
+        dy, h, weight, _rstd, d_new_residual, eps, weight_offset, _round, return_dx, dtype = inputs
+        ctx.how = (eps, weight_offset, return_dx, dtype)
+        ctx.wanted = (return_dx, dtype is not None)
         ctx.save_for_backward(dy, h, weight, d_new_residual)
         ctx.save_for_forward(dy, h, weight, d_new_residual)
-        unwanted = [o for o, wanted in zip(output, (ctx.return_dx, ctx.dtype is not None), strict=True) if not wanted]
-        ctx.mark_non_differentiable(*unwanted)
+        ctx.mark_non_differentiable(*(o for o, w in zip(output, ctx.wanted, strict=True) if not w))
 
     @staticmethod
-    def backward(ctx: Any, ddx: Any, ddweight: Any) -> Any:
-        composed, primals, tensors = _composed_call(ctx)
-        outputs, pullback, *_ = torch.func.vjp(composed, *primals)
-        wanted = (ctx.return_dx, ctx.dtype is not None)
-        cotangents = tuple(
-            d if w else torch.zeros_like(o) for d, w, o in zip((ddx, ddweight), wanted, outputs, strict=True)
-        )
-        found = iter(pullback(cotangents))
-        ddy, dh, dweight, third = (None if t is None else next(found) for t in tensors)
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
+        ddy, dh, dweight, third = pulled(_composed_call(ctx), ctx.saved_tensors, cotangents)
         return ddy, dh, dweight, None, third, None, None, None, None, None
 
 
-def _composed_call(ctx: Any) -> tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]:
-    """The composed backward as a function of the tensors that are there, and where it was called."""
-    tensors = ctx.saved_tensors
-
-    def composed(*present: Tensor) -> tuple[Tensor, Tensor]:
-        dy, h, weight, d_new_residual = filled(tensors, present)
-        return _composed_backward(dy, h, weight, d_new_residual, ctx.eps, ctx.weight_offset, ctx.dtype)
-
-    return composed, tuple(t for t in tensors if t is not None), tensors
+def _composed_call(ctx: Any) -> Any:
+    """The composed backward as a function of dy, h, weight and d_new_residual."""
+    how = ctx.how
+    return lambda *tensors: _composed_backward(*tensors, *how)
 
 
-class _TransformedBackward(_TracedBackward):
-    """For torch.func: with vmap and jvp."""
-
+@callable_in_graph
+class _TransformedRmsNormBackward(_TracedRmsNormBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         dy, h, weight, rstd, third, *rest = inputs
         if in_dims[2] is not None or rest[-1] is not None:  # a weight, or its gradient, for each element
-            return looped(_TransformedBackward.apply, info, in_dims, inputs), (0, 0)
+            return looped(_TransformedRmsNormBackward.apply, info, in_dims, inputs), (0, 0)
         dims = (in_dims[0], in_dims[1], in_dims[3], in_dims[4])
         dy, h, rstd, third = batched(info, dims, (dy, h, rstd, third))
-        return _TransformedBackward.apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
+        outputs = _TransformedRmsNormBackward.apply(dy, h, weight, rstd, third, *rest)
+        return outputs, (0 if rest[-2] else None, None)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        composed, primals, tensors = _composed_call(ctx)
-        given = present(tensors, (tangents[0], tangents[1], tangents[2], tangents[4]))[1]
-        dx, dweight = pushed(composed, primals, given)
-        return dx if ctx.return_dx else None, None if ctx.dtype is None else dweight
-
-
-__all__ = ["DTYPES", "backward", "require_first_order", "rms_norm", "statistics"]
+    def jvp(ctx: Any, ddy: Any, dh: Any, dweight: Any, _: Any, third: Any, *__: Any) -> Any:
+        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors, (ddy, dh, dweight, third)))
+        return tuple(next(found) if w else None for w in ctx.wanted)

@@ -13,9 +13,18 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
-from .._torch import PLAIN, is_compiling, is_direct, is_grad_enabled, prepare, require_tensors, wants_grad
+from .._torch import (
+    PLAIN,
+    gradient,
+    is_compiling,
+    is_direct,
+    is_direct_gradient,
+    is_grad_enabled,
+    prepare,
+    require_tensors,
+    wants_grad,
+)
 from . import silu_mul_traced as traced
-from .linear_autograd import gradient
 
 __all__ = ["PLAIN", "backward", "gated_mul", "is_compiling"]
 
@@ -51,10 +60,11 @@ class _GatedMul(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         gate, up = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
-        dy = gradient(dy, gate.dtype)
-        if is_grad_enabled():  # create_graph: a backward that has a backward
-            d_gate, d_up = traced.backward(dy, gate, up, *ctx.how, *needs)
+        if is_grad_enabled() or not is_direct_gradient(dy):  # create_graph: a backward that has a backward
+            require_tensors(dy=dy)
+            d_gate, d_up = traced.backward(gradient(dy, gate.dtype), gate, up, *ctx.how, *needs)
         else:
+            dy = gradient(dy, gate.dtype)
             prepare(dy)
             found = _C.gated_mul_backward(dy, gate, up, *ctx.how, *needs, None, 0)
             d_gate, d_up = found if up is not None else (found, None)
@@ -68,8 +78,6 @@ def backward(
     if is_direct(dy, gate, up) and not wants_grad(dy, gate, up):
         prepare(gate)
         return _C.gated_mul_backward(dy, gate, up, *how, None, 0)
-    if dy is None:
-        raise TypeError("dy: expected a torch.Tensor, got NoneType")
     require_tensors(**_named(gate, up), dy=dy)
     d_gate, d_up = traced.backward(dy, gate, up, *how)
     return d_gate if up is None else (d_gate, d_up)

@@ -6,16 +6,18 @@ operators in float64: they exist to be right.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._torch import is_compiling, prepare
-from .._transforms import batched, check_like, check_rows, filled, memory, present, pushed
-from .linear_autograd import gradient
+from .._shapes import check_dtype_like, check_like, check_rows
+from .._torch import apply_function, gradient, implement, memory, prepare, rows_of
+from .._transforms import batched, pulled, pushed
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # activation: 0 silu, 1 gelu, 2 gelu by tanh. Without `up`, `gate` is both. What is not asked for is an empty tensor.
@@ -40,9 +42,8 @@ def _backward_kernel(dy: Tensor, gate: Tensor, up: Any, *how: Any) -> tuple[Tens
     return gate.new_empty(0) if d_gate is None else d_gate, gate.new_empty(0) if d_up is None else d_up
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("gated_mul", _forward_kernel, _key)
-    _library.impl("gated_mul_backward", _backward_kernel, _key)
+implement(_library, "gated_mul", _forward_kernel, functools.partial(apply, "_TransformedGatedMul"))
+implement(_library, "gated_mul_backward", _backward_kernel, functools.partial(apply, "_TransformedGatedMulBackward"))
 
 
 def _check(gate: Tensor, up: Any) -> list[int]:
@@ -67,8 +68,7 @@ def _backward_fake(
 ) -> tuple[Tensor, Tensor]:
     shape = _check(gate, up)
     check_rows(dy, "dy")
-    if dy.dtype != gate.dtype:
-        raise TypeError(f"dy: expected dtype {gate.dtype} (that of gate), got {dy.dtype}")
+    check_dtype_like(dy, "dy", gate, "gate_up" if up is None else "gate")
     if list(dy.shape) != shape:
         raise ValueError(f"dy: expected shape {shape} (that of the result), got {list(dy.shape)}")
     if up is None:
@@ -80,15 +80,15 @@ def _backward_fake(
 
 
 def gated_mul(gate: Tensor, up: Any, activation: int, round_before_mul: bool) -> Tensor:
-    return (_TracedGatedMul if is_compiling() else _TransformedGatedMul).apply(gate, up, activation, round_before_mul)
+    return apply_function(_TracedGatedMul, "_TransformedGatedMul", gate, up, activation, round_before_mul)
 
 
 def backward(
     dy: Tensor, gate: Tensor, up: Any, activation: int, round_before_mul: bool, return_d_gate: bool, return_d_up: bool
 ) -> tuple[Any, Any]:
     """d_gate (d_gate_up without ``up``) and d_up, None for what is not wanted."""
-    function = _TracedBackward if is_compiling() else _TransformedBackward
-    d_gate, d_up = function.apply(dy, gate, up, activation, round_before_mul, return_d_gate, return_d_up)
+    how = (activation, round_before_mul, return_d_gate, return_d_up)
+    d_gate, d_up = apply_function(_TracedGatedMulBackward, "_TransformedGatedMulBackward", dy, gate, up, *how)
     wants_gate, wants_up = _wanted(up, return_d_gate, return_d_up)
     return d_gate if wants_gate else None, d_up if wants_up else None
 
@@ -132,8 +132,6 @@ def _composed_backward(dy: Tensor, gate: Tensor, up: Any, activation: int) -> tu
 
 
 class _TracedGatedMul(torch.autograd.Function):
-    """For torch.compile, which takes no jvp of one's own and needs every parameter by name."""
-
     @staticmethod
     def forward(gate: Tensor, up: Any, activation: int, round_before_mul: bool) -> Tensor:
         return _ops.gated_mul(gate, up, activation, round_before_mul)
@@ -147,32 +145,27 @@ class _TracedGatedMul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         gate, up = ctx.saved_tensors
-        dy = gradient(dy, gate.dtype)
-        needs_gate, needs_up = ctx.needs_input_grad[:2]
-        d_gate, d_up = backward(dy, gate, up, ctx.activation, ctx.round_before_mul, needs_gate, needs_up)
+        gate, up = rows_of(gate), None if up is None else rows_of(up)
+        how = (ctx.activation, ctx.round_before_mul, *ctx.needs_input_grad[:2])
+        d_gate, d_up = backward(gradient(dy, gate.dtype), gate, up, *how)
         return d_gate, d_up, None, None
 
 
+@callable_in_graph
 class _TransformedGatedMul(_TracedGatedMul):
-    """For torch.func: with vmap and jvp."""
-
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], gate: Tensor, up: Any, *rest: Any) -> Any:
         return _TransformedGatedMul.apply(*batched(info, in_dims[:2], (gate, up)), *rest), 0
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        tensors = ctx.saved_tensors
-        primals, given = present(tensors, tangents[:2])
-
-        def composed(*here: Tensor) -> tuple[Tensor]:
-            gate, up = filled(tensors, here)
+        def composed(gate: Tensor, up: Any) -> tuple[Tensor]:
             return (_composed_forward(gate, up, ctx.activation),)
 
-        return pushed(composed, primals, given)[0]
+        return pushed(composed, ctx.saved_tensors, tangents[:2])[0]
 
 
-class _TracedBackward(torch.autograd.Function):
+class _TracedGatedMulBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
     @staticmethod
@@ -192,37 +185,30 @@ class _TracedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        composed, primals, tensors = _composed_call(ctx)
-        outputs, pullback, *_ = torch.func.vjp(composed, *primals)
-        cotangents = tuple(
-            d if w else torch.zeros_like(o) for d, w, o in zip(gradients, ctx.wanted, outputs, strict=True)
-        )
-        ddy, d_gate, d_up = filled(tensors, pullback(cotangents))
+        cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
+        ddy, d_gate, d_up = pulled(_composed_call(ctx), ctx.saved_tensors, cotangents)
         return ddy, d_gate, d_up, None, None, None, None
 
 
-def _composed_call(ctx: Any) -> tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]:
-    """The composed backward as a function of the tensors that are there, and where it was called."""
-    tensors = ctx.saved_tensors
+def _composed_call(ctx: Any) -> Any:
+    """What is wanted of the composed backward as a function of dy, gate and up."""
 
-    def composed(*here: Tensor) -> tuple[Tensor, Tensor]:
-        dy, gate, up = filled(tensors, here)
-        return _composed_backward(dy, gate, up, ctx.activation)
+    def composed(dy: Tensor, gate: Tensor, up: Any) -> tuple[Tensor, ...]:
+        outputs = _composed_backward(dy, gate, up, ctx.activation)
+        return tuple(o for o, w in zip(outputs, ctx.wanted, strict=True) if w)
 
-    return composed, tuple(t for t in tensors if t is not None), tensors
+    return composed
 
 
-class _TransformedBackward(_TracedBackward):
-    """For torch.func: with vmap and jvp."""
-
+@callable_in_graph
+class _TransformedGatedMulBackward(_TracedGatedMulBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], dy: Tensor, gate: Tensor, up: Any, *rest: Any) -> Any:
-        outputs = _TransformedBackward.apply(*batched(info, in_dims[:3], (dy, gate, up)), *rest)
+        outputs = _TransformedGatedMulBackward.apply(*batched(info, in_dims[:3], (dy, gate, up)), *rest)
         wanted = _wanted(up, *rest[-2:])
         return outputs, tuple(0 if w else None for w in wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        composed, primals, tensors = _composed_call(ctx)
-        found = pushed(composed, primals, present(tensors, tangents[:3])[1])
-        return tuple(t if w else None for t, w in zip(found, ctx.wanted, strict=True))
+        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors, tangents[:3]))
+        return tuple(next(found) if w else None for w in ctx.wanted)

@@ -1,0 +1,78 @@
+"""main_grad: memory that backward adds the gradient of a weight to. What it may be, and when it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._torch import functorch_active, is_batched, is_compiling, is_grad_enabled, is_plain
+
+
+def check(main_grad: Any, weight: Any) -> None:
+    """Of a forward. A weight that is no tensor is for the extension to refuse."""
+    if not isinstance(main_grad, Tensor):
+        raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
+    if is_compiling() or functorch_active():
+        raise ValueError(
+            "main_grad: cannot be given under torch.compile or torch.func, whose backward may write nothing"
+        )
+    if main_grad.requires_grad:
+        raise ValueError("main_grad: is memory that backward adds to and has no gradient; pass main_grad.detach()")
+    if not isinstance(weight, Tensor):
+        return
+    if is_grad_enabled() and not weight.requires_grad:
+        raise ValueError("main_grad: weight requires no gradient, so nothing would be added")
+    if type(main_grad).__name__ == "DTensor":
+        raise TypeError("main_grad: expected a local tensor, got a DTensor; pass main_grad.to_local()")
+    if main_grad.dtype != torch.float32:
+        raise TypeError(f"main_grad: expected dtype float32, got {main_grad.dtype}")
+    if main_grad.shape != weight.shape:
+        raise ValueError(
+            f"main_grad: expected shape {list(weight.shape)} (that of weight), got {list(main_grad.shape)}"
+        )
+    if main_grad.device != weight.device:
+        raise ValueError(f"main_grad: expected device {weight.device} (that of weight), got {main_grad.device}")
+    dimensions = main_grad.dim()
+    if dimensions and main_grad.shape[-1] > 1 and main_grad.stride(-1) != 1:
+        raise ValueError("main_grad: expected a contiguous last dimension (stride 1)")
+    if dimensions == 2 and main_grad.shape[0] > 1 and main_grad.stride(0) < main_grad.shape[1]:
+        raise ValueError("main_grad: expected strides that do not overlap")
+    if main_grad.is_neg():
+        raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
+    if weight.dtype == torch.float32 and is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
+        raise ValueError("main_grad: may share memory with weight: their addresses overlap")
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether the address ranges of two tensors overlap."""
+    (a0, a1), (b0, b1) = ((t.data_ptr(), t.data_ptr() + _span(t) * t.element_size()) for t in (a, b))
+    return a.numel() > 0 and a0 < b1 and b0 < a1
+
+
+def _span(tensor: Tensor) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def is_asked_for(node: Any, main_grad: Any = None) -> bool:
+    """Whether the running backward wants what flows into a node of ``ctx.next_functions``, which has one for each
+    tensor that was an input. ``needs_input_grad`` says what forward knew; backward(inputs=...) and torch.autograd.grad
+    may ask for less. A question about a leaf costs torch.autograd.grad an exception."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
+        if main_grad is not None:
+            raise ValueError(
+                "main_grad: takes the gradient of weight, so torch.autograd.grad cannot return it; call backward"
+            ) from None
+        return True
+
+
+def require_addable(dy: Tensor) -> None:
+    """Before a gradient is added through the dispatcher."""
+    if is_grad_enabled():
+        raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
+    if is_batched(dy):
+        raise ValueError("main_grad: a batch of gradients (vmap, is_grads_batched) cannot be added to it")

@@ -1,0 +1,94 @@
+"""What fake kernels ask of shapes and dtypes: the extension's questions in the extension's words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._torch import CODES, autocast_hint
+
+COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_static(tensor: Tensor) -> bool:
+    """Whether a trace leaves no size open: a question about one would narrow it."""
+    return all(type(n) is int for n in (*tensor.shape, *tensor.stride()))
+
+
+def check_columns(tensor: Tensor, name: str) -> None:
+    if is_static(tensor) and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 0:
+        raise ValueError(
+            f"{name}: expected a contiguous last dimension (stride 1), got stride {tensor.stride(-1)}{COPY}"
+        )
+
+
+def check_rows(tensor: Tensor, name: str) -> None:
+    """[..., features], leading dimensions of at most two strides."""
+    if tensor.dtype not in CODES:
+        raise TypeError(f"{name}: expected dtype float32, bfloat16 or float16, got {dtype_name(tensor.dtype)}")
+    if tensor.dim() < 1:
+        raise ValueError(f"{name}: expected shape [..., features], got []")
+    if tensor.dim() > 8:
+        raise ValueError(f"{name}: expected at most 8 dimensions, got {tensor.dim()}")
+    if not is_static(tensor):
+        return
+    rows = math.prod(tensor.shape[:-1])
+    if rows >= 1 << 32:
+        raise ValueError(f"{name}: expected fewer than 2^32 rows, got {rows}")
+    check_columns(tensor, name)
+    if not _collapses(tensor):
+        raise ValueError(
+            f"{name}: expected leading dimensions that collapse to at most two strides, got shape "
+            f"{list(tensor.shape)}{COPY}"
+        )
+
+
+def _collapses(tensor: Tensor) -> bool:
+    """Whether the leading dimensions span at most two strides: row_layout of cpp/ops/tensor_view.cpp."""
+    outer: list[tuple[int, int]] = []  # (size, stride), outermost first
+    for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True):
+        if size == 1:
+            continue
+        if outer and outer[-1][1] == size * stride:
+            outer[-1] = (outer[-1][0] * size, stride)
+        else:
+            outer.append((size, stride))
+    return len(outer) <= 2 or tensor.numel() == 0
+
+
+def check_dtype_like(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
+    if tensor.dtype != like.dtype:
+        raise TypeError(
+            f"{name}: expected dtype {dtype_name(like.dtype)} (that of {like_name}), got {dtype_name(tensor.dtype)}"
+            f"{autocast_hint()}"
+        )
+
+
+def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
+    """Rows of the dtype and shape of others; None passes."""
+    if tensor is None:
+        return
+    check_rows(tensor, name)
+    check_dtype_like(tensor, name, like, like_name)
+    if tuple(tensor.shape) != tuple(like.shape):
+        raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {like_name}), got {list(tensor.shape)}")
+
+
+def check_float32_or(tensor: Tensor, name: str, dtype: torch.dtype, whose: str) -> None:
+    """Of a vector beside operands of ``dtype``; ``whose`` that is, as words that follow it."""
+    if tensor.dtype not in (torch.float32, dtype):
+        wanted = "float32" if dtype == torch.float32 else f"float32 or {dtype_name(dtype)}{whose}"
+        raise TypeError(f"{name}: expected dtype {wanted}, got {dtype_name(tensor.dtype)}")
+
+
+def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
+    """Of a sum over rows ``dy``, whose dtype is ``like``."""
+    if dtype not in (like, torch.float32):
+        raise TypeError(f"{name}: expected float32 or {dtype_name(like)} (that of dy), got {dtype_name(dtype)}")
