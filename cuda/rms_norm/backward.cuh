@@ -250,21 +250,22 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   float sums[kChainColumns] = {};
 #pragma unroll 1
   for (int row = 0; row < rows; row += kChainRows) {
+    // Past the last row that row again: without a branch all loads are under way before the first is waited for.
     float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
-      if (row + i >= rows) continue;
-      load_pair<T, kVector>(dy + p.dy_rows.offset(first + row + i), count, a[i]);
-      load_pair<T, kVector>(h + p.h_rows.offset(first + row + i), count, b[i]);
-      rstd[i] = p.rstd[first + row + i];
+      const std::int64_t from = first + min(row + i, rows - 1);
+      load_pair<T, kVector>(dy + p.dy_rows.offset(from), count, a[i]);
+      load_pair<T, kVector>(h + p.h_rows.offset(from), count, b[i]);
+      rstd[i] = p.rstd[from];
     }
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
-      if (row + i >= rows) continue;
 #pragma unroll
       for (int j = 0; j < kChainColumns; ++j) {
         const float xhat = __fmul_rn(b[i][j], rstd[i]);
-        sums[j] = __fmaf_rn(a[i][j], p.round_before_weight ? T::load(T::store(xhat)) : xhat, sums[j]);
+        const float sum = __fmaf_rn(a[i][j], p.round_before_weight ? T::load(T::store(xhat)) : xhat, sums[j]);
+        sums[j] = row + i < rows ? sum : sums[j];
       }
     }
   }
