@@ -159,6 +159,15 @@ def test_an_exported_program_has_gradients(strict: bool) -> None:
     assert not differing(program.bias.grad, layer.bias.grad)
 
 
+def test_a_name_of_two_functions_is_refused() -> None:
+    """A graph calls a Function by its class's name; the later one would take the other's place."""
+    from rl_kernel_native import _in_graph
+
+    rk.linear(X, W)  # its Functions are known from now on
+    with pytest.raises(ValueError, match="two autograd Functions are called _TransformedLinear"):
+        _in_graph.callable_in_graph(type("_TransformedLinear", (torch.autograd.Function,), {}))
+
+
 def test_a_compiled_function_under_a_transform_is_torchs_to_refuse_or_right() -> None:
     compiled = torch.compile(lambda w: rk.linear(X, w).square().sum(), backend="eager")
     compiled(W)

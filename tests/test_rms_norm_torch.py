@@ -151,6 +151,15 @@ def test_vmap_has_the_bytes_of_a_loop(in_dims: tuple[Any, ...], device: str, rng
         assert not differing(plain[1], rk.rms_norm(batched[0][1], None, EPS))
 
 
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (0, 0)], ids=str)
+def test_vmap_over_an_empty_batch_is_empty(in_dims: tuple[Any, ...], o: Operands) -> None:
+    batched = [
+        t if d is None else t.new_zeros((0, *t.shape)) for t, d in zip((o.residual, o.weight), in_dims, strict=True)
+    ]
+    got = torch.vmap(lambda r, w: rk.rms_norm(o.x, w, EPS, residual=r), in_dims=in_dims)(*batched)
+    assert [t.shape for t in got] == [(0, 2, 3, 32)] * 2
+
+
 def test_func_grad_has_the_bytes_of_backward(o: Operands) -> None:
     want = gradients(step, *o[:3])
     assert not differing(torch.func.grad(step, argnums=(0, 1, 2))(*o[:3]), want)
