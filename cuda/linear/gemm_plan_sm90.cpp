@@ -44,7 +44,7 @@ double smooth_max(std::initializer_list<double> costs) {
   return std::pow(sum, 0.2);
 }
 
-// Time of a plan in cycles of a multiprocessor. The constants are fitted to 124 products (README.md).
+// Time of a plan in cycles of a multiprocessor. The constants are fitted to measurements on an H200 (README.md).
 double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
   const int along_m = plan.transposed ? 1 : plan.cluster, along_n = plan.transposed ? plan.cluster : 1;
   const auto clusters =
