@@ -18,6 +18,7 @@ rlk_add_test(test_logprob_backward)
 rlk_add_test(test_math)
 rlk_add_test(test_models)
 rlk_add_test(test_rms_norm)
+rlk_add_test(test_rope)
 rlk_add_test(test_thread_pool)
 
 if(RLK_WITH_CUDA)
