@@ -18,6 +18,7 @@
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
+#include "hip/rope/rope_kernels.hip"
 
 namespace {
 
@@ -96,9 +97,11 @@ const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_chains_elements),
     RLK_OF_FLOATS(rlk_rms_norm_fold),
 };
+const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
+                     RLK_OF_FLOATS(rlk_rope_elements)};
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;
