@@ -6,4 +6,5 @@ namespace rlk::bindings {
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
+void bind_rope(nanobind::module_& m);
 }  // namespace rlk::bindings
