@@ -165,6 +165,8 @@ class _TracedRope(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.options = tuple(inputs[5:])
+        ctx.shapes = tuple(None if t is None else t.shape for t in inputs[:2])
+        ctx.dtype = inputs[0].dtype
         ctx.save_for_backward(*inputs[2:5])
         ctx.save_for_forward(*inputs[2:5])
         if inputs[1] is None:
@@ -225,7 +227,11 @@ class _TransformedRope(_TracedRope):
             if tangent is not None:
                 raise ValueError(f"{name}: is a constant of the rotation and carries no tangent; pass {name}.detach()")
         constants = ctx.saved_tensors
-        return each(lambda q, k: rope(q, k, *constants, *ctx.options), tangents[0], tangents[1])
+        pushed = each(lambda q, k: rope(q, k, *constants, *ctx.options), tangents[0], tangents[1])
+        return tuple(
+            constants[0].new_zeros(shape, dtype=ctx.dtype) if t is None and shape is not None else t
+            for t, shape in zip(pushed, ctx.shapes, strict=True)
+        )
 
 
 __all__ = ["each", "operand", "rope"]
