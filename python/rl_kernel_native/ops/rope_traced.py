@@ -175,11 +175,11 @@ class _TracedRope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dq_out: Any, dk_out: Any) -> Any:
-        constants = ctx.saved_tensors
         *options, transposed = ctx.options
+        arguments: tuple[Any, ...] = (*ctx.saved_tensors, *options, not transposed)
         needs_q, needs_k = ctx.needs_input_grad[:2]
         dq, dk = each(
-            lambda q, k: rope(q, k, *constants, *options, not transposed),
+            lambda q, k: rope(q, k, *arguments),
             dq_out if needs_q else None,
             dk_out if needs_k else None,
         )
@@ -217,8 +217,9 @@ class _TransformedRope(_TracedRope):
             for i in range(info.batch_size):
                 chosen = (t if t is None or d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True))
                 outputs.append(rope(*chosen, *options))
-            q_out, k_out = (None if of_all[0] is None else torch.stack(of_all) for of_all in zip(*outputs, strict=True))
-            return (q_out, q_out.new_empty(0) if k_out is None else k_out), out_dims
+            q_out = torch.stack([of_one[0] for of_one in outputs])
+            k_out = q_out.new_empty(0) if k is None else torch.stack([of_one[1] for of_one in outputs])
+            return (q_out, k_out), out_dims
         return _TransformedRope.apply(q, k, cos, sin, position_ids, *options), out_dims
 
     @staticmethod
