@@ -108,7 +108,8 @@ def contract(
             pair = (values[..., : dim // 2], values[..., dim // 2 :])
         if mrope_sections is not None:
             edges = np.cumsum((0, *mrope_sections))
-            pair = tuple(np.concatenate([v[s, ..., edges[s] : edges[s + 1]] for s in range(3)], -1) for v in pair)  # type: ignore[assignment]
+            first, second = (np.concatenate([v[s, ..., edges[s] : edges[s + 1]] for s in range(3)], -1) for v in pair)
+            pair = (first, second)
         return pair[0][..., None, :], pair[1][..., None, :]
 
     (cos_a, cos_b), (sin_a, sin_b) = angles(o.cos), angles(o.sin)

@@ -38,8 +38,7 @@ struct TokenStrides {
 // The queries, or the keys.
 struct RopeHeads {
   const void* x = nullptr;  // [num_tokens, num_heads, head_dim], dtype; columns contiguous
-  void* y =
-      nullptr;  // [num_tokens, num_heads, head_dim], dtype; columns contiguous; x itself with its strides, or apart
+  void* y = nullptr;        // the same; memory apart from x, or x itself with its strides
   TokenStrides x_tokens, y_tokens;
   std::int64_t x_head_stride = 0, y_head_stride = 0;  // elements
   std::int64_t num_heads = 0;                         // 0: there are none
