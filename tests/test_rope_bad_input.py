@@ -294,7 +294,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "q meta, ids short": (
         rope(**{n: (t[:2] if n == "position_ids" else t).to("meta") for n, t in NAMES.items()}),
         ValueError,
-        r"position_ids: expected \[3\] .*got shape \[2\]",
+        r"position_ids: expected shape \[3\] .*got \[2\]",
     ),
 }
 

@@ -11,7 +11,8 @@
 
 #include <algorithm>
 
-#include "../rms_norm/row.cuh"  // octets to and from memory
+#include "../common/element_dtype.cuh"
+#include "../common/octet.cuh"
 #include "kernels.h"
 
 namespace rlk::cuda {

@@ -6,7 +6,7 @@
 // Elements: a thread has one pair of one head. Any width, any alignment.
 #pragma once
 
-#include "hip/rms_norm/row.h"  // eight columns to and from memory
+#include "hip/common/octet.h"
 #include "hip/rope/launches.h"
 #include "rlk/kernels/rope_rotate.h"
 
