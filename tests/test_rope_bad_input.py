@@ -322,6 +322,13 @@ def test_constants_may_require_grad_where_none_is_wanted() -> None:
         rope(cos=COS.clone().requires_grad_())()
 
 
+def test_strides_of_an_empty_array_mean_nothing() -> None:
+    """NumPy and others write zeros."""
+    empty = torch.empty_strided((0, 2, 32), (0, 0, 0))
+    out = rk.rope(empty, empty, COS, SIN, position_ids=IDS[:0])
+    assert [t.shape for t in out] == [empty.shape] * 2
+
+
 def test_a_read_only_array_is_a_fine_input() -> None:
     arrays = {n: t.float().numpy().copy() if t.is_floating_point() else t.numpy().copy() for n, t in NAMES.items()}
     want = rope(**arrays)()

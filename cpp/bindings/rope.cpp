@@ -31,19 +31,6 @@ std::int64_t read_integer(nb::handle value, const char* name, const std::string&
   return x;
 }
 
-void check_device(const Array& a, const Array& like) {
-  if (a.view().device == like.view().device) return;
-  value_error(a.name(), "expected device " + name_of(like.view().device) + ", got " + name_of(a.view().device));
-}
-
-void check_columns(const Array& a) {
-  const TensorView& v = a.view();
-  if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1) {
-    value_error(a.name(), "expected a contiguous last dimension (stride 1), got stride " +
-                              std::to_string(v.stride(v.ndim - 1)) + kCopyHint);
-  }
-}
-
 // [..., num_heads, ..., head_dim] by the axis of the heads; what is left are tokens.
 struct HeadsArgument {
   HeadsArgument(nb::handle object, const char* name, nb::handle head_axis)
@@ -59,7 +46,7 @@ struct HeadsArgument {
       value_error("head_axis", "expected an axis of " + std::string(name) + " before its last, in [0, " +
                                    std::to_string(v.ndim - 1) + ") or negative, got " + std::to_string(given));
     }
-    check_columns(array);
+    require_columns(array);
     TensorView out;  // contiguous
     out.ndim = v.ndim;
     out.shape = v.shape;
@@ -205,9 +192,9 @@ Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
                        ? "float32"
                        : std::string("float32 or ") + name_of(of_q) + " (that of " + q.array.name() + ")");
   }
-  check_device(a, q.array);
+  require_device(a, q.array.view().device);
   if (a.view().ndim == 0) value_error(name, "expected a last dimension of angles, got shape []");
-  check_columns(a);
+  require_columns(a);
   return a;
 }
 
@@ -261,7 +248,7 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
   if (!ids_given.is_none()) {
     ids.emplace(ids_given, "position_ids", "int32 or int64");
     if (ids->view().dtype != DType::kInt32 && ids->view().dtype != DType::kInt64) dtype_error(*ids, "int32 or int64");
-    check_device(*ids, q.array);
+    require_device(*ids, device);
     if (cos.view().ndim != 2) {
       value_error("cos", "expected a table [max_position, " + widths + "] beside position_ids, got shape " +
                              shape_text(cos.shape()));
