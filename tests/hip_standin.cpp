@@ -18,6 +18,7 @@
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
+#include "hip/rope/rope_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
 
 namespace {
@@ -97,6 +98,8 @@ const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_chains_elements),
     RLK_OF_FLOATS(rlk_rms_norm_fold),
 };
+const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
+                     RLK_OF_FLOATS(rlk_rope_elements)};
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
       RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
@@ -108,7 +111,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kSiluMul}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

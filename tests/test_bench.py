@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import linear, logprob, measure, rms_norm, silu_mul  # noqa: E402
+from rl_kernel_native.bench import linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
 
 
 def test_command_writes_json_and_a_plot(tmp_path, capsys):
@@ -89,6 +89,32 @@ def test_every_peer_computes_the_same_norm():
         expected = None
         for peer in found:
             got = rms_norm._call(peer, which, [o])(0)
+            expected = got if expected is None else expected
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "png")}
+    arguments = ["rope", "--rows", "4", "--head-dim", "64", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(files["json"]), "--plot", str(files["png"])]) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(rope.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in rope.PASSES)
+    assert rows["forward", "rk"]["max_error"] < 2**-8  # bfloat16's rounding of the largest
+    assert rows["forward", "rk, input"]["max_error"] == rows["forward", "torch written out"]["max_error"]
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "rope [4, 32 + 8, 64] bfloat16" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_rotation():
+    device = torch.device("cpu")
+    o = rope._buffers(5, (3, 2), 16, torch.float32, device)[0]
+    found, _ = rope.peers(device, rope.angles(5, 16, torch.float32, device), use_compile=False)
+    for which in rope.PASSES:
+        expected = None
+        for peer in found:
+            got = rope._call(peer, which, [o])(0)
             expected = got if expected is None else expected
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 

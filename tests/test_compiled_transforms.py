@@ -22,11 +22,17 @@ TARGET = torch.tensor([1, 5, -100])
 R = torch.randn(3, 32, generator=_generator)
 GAIN = torch.randn(32, generator=_generator)
 EPS = 0.5
+HEADS = torch.randn(3, 4, 8, generator=_generator)
+ANGLES = torch.rand(3, 4, generator=_generator)
 
 
 def joined(outputs: tuple[Any, Any]) -> Any:
     """Rows and a vector as one tensor."""
     return torch.cat([outputs[0], outputs[1][None]])
+
+
+def rotated(q: Any, k: Any) -> Any:
+    return torch.cat(rk.rope(q, k, ANGLES, ANGLES.flip(0)), 1)
 
 
 # name: (function of one tensor, that tensor)
@@ -44,6 +50,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "rms_norm in residual": (lambda r: torch.cat(rk.rms_norm(X, GAIN, EPS, residual=r)), R),
     "rms_norm_backward in dy": (lambda dy: joined(rk.rms_norm_backward(dy, X, GAIN, EPS, d_new_residual=R)), R),
     "rms_norm_backward in h": (lambda h: joined(rk.rms_norm_backward(R, h, GAIN, EPS)), X),
+    "rope in q": (lambda q: rotated(q, HEADS), HEADS),
+    "rope in k": (lambda k: rotated(HEADS, k), HEADS),
+    "rope_backward": (lambda dq: rk.rope_backward(dq, None, ANGLES, ANGLES, interleaved=True)[0], HEADS),
 }
 
 
@@ -64,10 +73,10 @@ TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = 
 }
 
 
-# The graph is the same for either backend; three functions show that aot_eager differentiates it.
+# The graph is the same for either backend; four functions show that aot_eager differentiates it.
 BACKENDS = [
     *((name, "eager") for name in FUNCTIONS),
-    *((name, "aot_eager") for name in ("linear in weight", "logprob", "rms_norm in residual")),
+    *((name, "aot_eager") for name in ("linear in weight", "logprob", "rms_norm in residual", "rope in k")),
 ]
 
 
@@ -110,7 +119,8 @@ def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -
 
 
 def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
-    import rl_kernel_native.ops.rms_norm_traced  # noqa: F401 - registers them, and linear_torch's and logprob's are known
+    import rl_kernel_native.ops.rms_norm_traced
+    import rl_kernel_native.ops.rope_traced  # noqa: F401
 
     ops, as_is = torch.ops.rl_kernel_native, (None, 1, torch.float32, True, 0)
     leaf = W.clone().requires_grad_()
@@ -129,6 +139,10 @@ def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> N
         (
             lambda w: joined(ops.rms_norm_backward(w, W, GAIN, None, None, EPS, 0.0, False, True, torch.float32)),
             lambda w: joined(rk.rms_norm_backward(w, W, GAIN, EPS)),
+        ),
+        (
+            lambda w: ops.rope(w[None], None, W, -W, None, True, None, True, None, 0, False)[0],
+            lambda w: rk.rope(w[None], None, W, -W, interleaved=True, intermediate="input", head_axis=0)[0],
         ),
     ):
         assert not differing(*(torch.autograd.grad(f(leaf).square().sum(), leaf)[0] for f in (ours, theirs)))
@@ -184,8 +198,9 @@ def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
         lambda x: rk.logprob(x, TARGET),
         lambda x: rk.rms_norm(x, GAIN, EPS),
         lambda x: rk.rms_norm_backward(x, R, GAIN, EPS),
+        lambda x: rk.rope(x, None, ANGLES[0, :16], ANGLES[0, :16])[0],
     ):
         with pytest.raises(RuntimeError, match=r"torch.jit.trace is not supported; use torch.export"):
             torch.jit.trace(call, X)
-        with pytest.raises(TypeError, match=r"(x|parts\[0\]|dy|logits): torch.fx.symbolic_trace is not supported"):
+        with pytest.raises(TypeError, match=r"(x|parts\[0\]|dy|logits|q): torch.fx.symbolic_trace is not supported"):
             torch.fx.symbolic_trace(call)

@@ -14,6 +14,7 @@ from rl_kernel_native import _selftest, _variants, doctor
 from rl_kernel_native.ops import linear as linear_op
 from rl_kernel_native.ops import logprob as op
 from rl_kernel_native.ops import rms_norm as rms_norm_op
+from rl_kernel_native.ops import rope as rope_op
 from rl_kernel_native.ops import silu_mul as silu_mul_op
 
 GPU_90 = doctor.Device("cuda:0", "cuda", "H200", (9, 0), memory_gib=139.8)
@@ -32,10 +33,10 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert report["healthy"] is True
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
-    assert (
-        on_cpu == [("logprob", True)] * 2 + [("linear", True)] * 3 + [("rms_norm", True)] * 2 + [("silu_mul", True)] * 2
-    )
-    for operator in ("logprob", "linear", "rms_norm", "silu_mul"):
+    two, three = [True] * 2, [True] * 3
+    passed = {"logprob": two, "linear": three, "rms_norm": two, "rope": two, "silu_mul": two}
+    assert on_cpu == [(operator, check) for operator, checks in passed.items() for check in checks]
+    for operator in passed:
         assert report["operators"][operator][0]["backend"].startswith("cpu")
 
 
@@ -155,6 +156,17 @@ def test_a_wrong_norm_is_reported(broken, monkeypatch):
         rms_norm_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
     checks = {check.check: check for check in _selftest.rms_norm(None, "cpu", None)}
+    assert checks["against float64"].passed is False
+
+
+@pytest.mark.parametrize("broken", ["rope", "rope_backward"])
+def test_a_wrong_rotation_is_reported(broken, monkeypatch):
+    """Off by a thousandth: the float32 cases allow three roundings of 2^-24."""
+    right = getattr(rope_op, broken)
+    monkeypatch.setattr(
+        rope_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
+    )
+    checks = {check.check: check for check in _selftest.rope(None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 

@@ -27,9 +27,11 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
 
+import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
+import test_rope_fuzz as rope_fuzz  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
 
@@ -142,6 +144,19 @@ def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.M
         got = back(results(Operands(*(on_device(t) for t in norm.operands)), norm.eps, **norm.options))
         found = fuzz.differing(tuple(want), tuple(got))
         assert not found, f"{norm.name}: {found}"
+
+
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_cpu_and_hip_rotations_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, min(first + CHUNK, CASES)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        rope = rope_fuzz.make(number)
+        moved = rope_cases.Operands(*(None if t is None else on_device(t) for t in rope.operands))
+        for backward in (False, True):
+            want = rope_cases.results(rope.operands, backward=backward, **rope.options)
+            got = back(rope_cases.results(moved, backward=backward, **rope.options))
+            found = fuzz.differing(rope_fuzz.present(want), rope_fuzz.present(got))
+            assert not found, f"{rope.name}: {found}"
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))

@@ -21,6 +21,8 @@ constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, o
 
 std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape()); }
 
+}  // namespace
+
 void require_columns(const Array& a) {
   const TensorView& v = a.view();
   if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1 && v.num_elements() > 0) {
@@ -34,8 +36,6 @@ void require_device(const Array& a, Device device) {
     value_error(a, "expected device " + name_of(device) + ", got " + name_of(a.view().device));
   }
 }
-
-}  // namespace
 
 [[noreturn]] void dtype_error(const Array& a, const std::string& expected) {
   throw nb::type_error(

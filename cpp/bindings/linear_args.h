@@ -45,6 +45,8 @@ Arithmetic read_arithmetic(int code, const TensorView& operand);
 DType read_dtype(int code, DType otherwise);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
+void require_columns(const Array& a);  // contiguous ones
+void require_device(const Array& a, Device device);
 void check_same(const Array& a, const Array& like);                   // dtype and device
 void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like);

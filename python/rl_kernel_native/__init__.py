@@ -28,6 +28,7 @@ from .ops.logprob import (
     logprob_reference,
 )
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
+from .ops.rope import rope, rope_backward, rope_reference
 from .ops.silu_mul import (
     gelu_mul,
     gelu_mul_backward,
@@ -39,7 +40,7 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, silu_mul_torch  # noqa: F401
+    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -70,6 +71,9 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",
+    "rope",
+    "rope_backward",
+    "rope_reference",
     "silu_mul",
     "silu_mul_backward",
     "silu_mul_reference",

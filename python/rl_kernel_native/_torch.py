@@ -119,21 +119,22 @@ def rows_of(tensor: Tensor) -> Tensor:
     return _readable(tensor)
 
 
-def _readable(tensor: Tensor) -> Tensor:
+def _readable(tensor: Tensor, dims: int = 3) -> Tensor:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if tensor.is_contiguous() or (tensor.dim() <= 3 and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)):
+    if tensor.is_contiguous() or (tensor.dim() <= dims and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)):
         return tensor
     return tensor.contiguous()
 
 
-def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy") -> Tensor:
-    """An incoming gradient as an operand: rounded to the dtype of the others."""
+def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int = 3) -> Tensor:
+    """An incoming gradient as an operand: rounded to the dtype of the others. ``dims``: up to how many dimensions
+    kernels read at any strides but the last."""
     if is_compiling():
         return dy.to(dtype).contiguous()
     if dy.layout is not torch.strided:
         require_dense(dy, name)
-    return _readable(dy if dy.dtype is dtype else dy.to(dtype))
+    return _readable(dy if dy.dtype is dtype else dy.to(dtype), dims)
 
 
 def implement(library: torch.library.Library, name: str, kernel: Any, differentiable: Any = None) -> None:

@@ -65,13 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rms_norm.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     rms_norm.add_argument("--columns", type=_count, default=4096)
     rms_norm.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    rope = operators.add_parser("rope", help="rotary position embedding of queries and keys")
+    rope.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
+    rope.add_argument("--q-heads", type=_count, default=32)
+    rope.add_argument("--kv-heads", type=_count, default=8)
+    rope.add_argument("--head-dim", type=_count, default=128)
+    rope.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
     silu_mul = operators.add_parser("silu_mul", help="gated activations, of one array and of two")
     silu_mul.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     silu_mul.add_argument(
         "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
     )
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm, silu_mul):
+    for operator in (logprob, linear, rms_norm, rope, silu_mul):
         operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
         operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
@@ -89,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import linear as bench_linear
     from . import logprob as bench_logprob
     from . import rms_norm as bench_rms_norm
+    from . import rope as bench_rope
     from . import silu_mul as bench_silu_mul
     from .report import print_table, write_json, write_plot
 
@@ -109,6 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = bench.run(
             rows, options.columns, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
         )
+    elif options.operator == "rope":
+        heads = (options.q_heads, options.kv_heads)
+        run = bench_rope.run(
+            rows, heads, options.head_dim, options.dtype, device, seconds=options.seconds,
+            use_compile=not options.no_compile,
+        )  # fmt: skip
     else:
         run = bench_logprob.run(
             rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile

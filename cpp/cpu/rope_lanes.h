@@ -1,0 +1,38 @@
+// The inner loops of rope, one copy per instruction set (rope_lanes.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/ops/rope.h"
+
+namespace rlk::cpu {
+
+// The rotated columns of a head.
+struct RopeRow {
+  const unsigned char* x;
+  unsigned char* y;                            // x itself, or apart
+  const float *cos_a, *sin_a, *cos_b, *sin_b;  // [pairs], as they are multiplied
+  std::int64_t pairs;
+  DType dtype;
+  bool interleaved, round_products;
+};
+
+struct RopeLanes {
+  // to[i] = from[i] of `dtype`, as an element of `rounded_to` holds it.
+  void (*load_angles)(const unsigned char* from, DType dtype, DType rounded_to, std::int64_t count, float* to);
+  void (*rotate)(const RopeRow& row);
+};
+
+namespace baseline {
+extern const RopeLanes rope_lanes;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const RopeLanes rope_lanes;
+}
+namespace avx512 {
+extern const RopeLanes rope_lanes;
+}
+#endif
+
+}  // namespace rlk::cpu

@@ -1,0 +1,37 @@
+// The formulas of ops/rope.h that every backend shares. Templates also run on the vectors of cpp/cpu/simd.h.
+#pragma once
+
+#include "rlk/math/ieee.h"
+#include "rlk/ops/rope.h"
+
+namespace rlk {
+
+// The section that a pair takes its angle from.
+RLK_HD int rope_section(const RopeParams& p, std::int64_t pair) {
+  if (p.num_sections == 1) return 0;
+  return pair < p.section_pairs[0] ? 0 : pair < p.section_pairs[0] + p.section_pairs[1] ? 1 : 2;
+}
+
+// What a pair is rotated by.
+template <class F>
+struct RopeAngle {
+  F cos_a, sin_a, cos_b, sin_b;
+};
+
+// The pair (a, b), not yet rounded to its type.
+template <class F>
+RLK_HD void rope_rotate(const RopeAngle<F>& angle, F* a, F* b) {
+  const F first = fma_rn(*a, angle.cos_a, -mul_rn(*b, angle.sin_a));
+  *b = fma_rn(*b, angle.cos_b, mul_rn(*a, angle.sin_b));
+  *a = first;
+}
+
+// The same under round_products: `rounded` gives a value as an element of the pair's type holds it.
+template <class F, class Rounded>
+RLK_HD void rope_rotate_rounded(const RopeAngle<F>& angle, const Rounded& rounded, F* a, F* b) {
+  const F first = sub_rn(rounded(mul_rn(*a, angle.cos_a)), rounded(mul_rn(*b, angle.sin_a)));
+  *b = add_rn(rounded(mul_rn(*b, angle.cos_b)), rounded(mul_rn(*a, angle.sin_b)));
+  *a = first;
+}
+
+}  // namespace rlk

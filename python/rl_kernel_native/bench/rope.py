@@ -1,0 +1,236 @@
+"""Rotary position embedding: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+MOST_BUFFERS = 512
+CHECKED_TOKENS = 8  # compared with float64
+PASSES = ("forward", "forward + backward")
+READS_AND_WRITES = dict(zip(PASSES, (2, 4), strict=True))  # of all heads, at least
+POSITIONS = 8192
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments."""
+
+    q: Tensor  # [tokens, num_q_heads, head_dim]
+    k: Tensor  # [tokens, num_kv_heads, head_dim]
+    dq_out: Tensor
+    dk_out: Tensor
+
+
+class Angles(NamedTuple):
+    """Of positions 0, 1, ...: tables of one angle a pair, and those of every token, twice over, as models pass them."""
+
+    cos: Tensor  # [POSITIONS, head_dim / 2], float32
+    sin: Tensor
+    position_ids: Tensor  # [tokens]
+    wide_cos: Tensor  # [tokens, head_dim], the dtype of q
+    wide_sin: Tensor
+
+
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Peer(NamedTuple):
+    """``rotate(q, k)``."""
+
+    name: str
+    rotate: Rotate
+    has_backward: bool = True
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def _written_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """As models write it."""
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def peers(device: torch.device, a: Angles, use_compile: bool) -> tuple[list[Peer], list[str]]:
+    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    absent: list[str] = []
+    found = [
+        Peer("rk", lambda q, k: rk.rope(q, k, a.cos, a.sin, position_ids=a.position_ids)),
+        Peer("rk, input", lambda q, k: rk.rope(q, k, a.wide_cos, a.wide_sin, intermediate="input")),
+        Peer("torch written out", lambda q, k: _written_out(q, k, a.wide_cos, a.wide_sin)),
+    ]
+    if use_compile:
+        compiled: Any = torch.compile(_written_out, dynamic=False)
+        found.append(Peer("torch.compile", lambda q, k: compiled(q, k, a.wide_cos, a.wide_sin)))
+    for name, make in (("liger_kernel", _liger), ("vllm", _vllm), ("flashinfer", _flashinfer)):
+        if importlib.util.find_spec(name) is None:
+            absent.append(f"{name}: not installed")
+        elif device.type != "cuda":
+            absent.append(f"{name}: runs on CUDA only")
+        else:
+            try:
+                found.append(make(a))
+            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
+                absent.append(f"{name}: {type(error).__name__}: {error}")
+    return found, absent
+
+
+def _liger(a: Angles) -> Peer:
+    function = importlib.import_module("liger_kernel.ops.rope").LigerRopeFunction
+    cos, sin = a.wide_cos[None], a.wide_sin[None]
+
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        # [batch, heads, seq, head_dim], written in place of what autograd keeps: a copy keeps the operands.
+        q_out, k_out = function.apply(q.clone()[None].transpose(1, 2), k.clone()[None].transpose(1, 2), cos, sin)
+        return q_out.transpose(1, 2)[0], k_out.transpose(1, 2)[0]
+
+    return Peer("Liger and a copy", rotate)
+
+
+def _vllm(a: Angles) -> Peer:
+    """vLLM's own kernel, in place; its cache is in the dtype of q."""
+    importlib.import_module("vllm._custom_ops")
+    cache = torch.cat((a.cos, a.sin), -1).to(a.wide_cos.dtype)
+
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = q.clone(), k.clone()
+        torch.ops._C.rotary_embedding(a.position_ids, q.flatten(1), k.flatten(1), q.shape[-1], cache, True)
+        return q, k
+
+    return Peer("vLLM and a copy", rotate, has_backward=False)
+
+
+def _flashinfer(a: Angles) -> Peer:
+    apply = importlib.import_module("flashinfer.rope").apply_rope_with_cos_sin_cache
+    cache = torch.cat((a.cos, a.sin), -1)
+
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q_out, k_out = apply(a.position_ids, q.flatten(1), k.flatten(1), q.shape[-1], cache, is_neox=True)
+        return q_out.view(q.shape), k_out.view(k.shape)
+
+    return Peer("FlashInfer", rotate, has_backward=False)
+
+
+def angles(tokens: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Angles:
+    frequencies = 1e6 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    table = torch.arange(POSITIONS)[:, None] * frequencies
+    cos, sin = table.cos().float().to(device), table.sin().float().to(device)
+    ids = (torch.arange(tokens) % POSITIONS).to(device)
+    wide_cos, wide_sin = (torch.cat((t[ids], t[ids]), -1).to(dtype) for t in (cos, sin))
+    return Angles(cos, sin, ids, wide_cos, wide_sin)
+
+
+def _buffers(
+    tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device
+) -> list[Operands]:
+    size = 2 * tokens * sum(heads) * head_dim * dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(num_heads: int) -> Tensor:
+        return torch.empty((tokens, num_heads, head_dim), dtype=dtype, device=device).normal_(0, 1, generator=generator)
+
+    return [Operands(*(normal(heads[i % 2]) for i in range(4))) for _ in range(count)]
+
+
+def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
+    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    n = len(buffers)
+    if "backward" not in which:
+        return lambda i: peer.rotate(buffers[i % n].q, buffers[i % n].k)
+    leaves = [o._replace(q=o.q.detach().requires_grad_(), k=o.k.detach().requires_grad_()) for o in buffers]
+
+    def forward_backward(i: int) -> Any:
+        o = leaves[i % n]
+        return torch.autograd.grad(peer.rotate(o.q, o.k), (o.q, o.k), (o.dq_out, o.dk_out))
+
+    return forward_backward
+
+
+def _error(call: Call, which: str, o: Operands, a: Angles) -> float | None:
+    """Worst error of the first tokens' queries of a forward against float64, relative to the largest magnitude."""
+    if "backward" in which:
+        return None
+    result: Any = call(0)
+    got = result[0][:CHECKED_TOKENS].double()
+    cos, sin = (torch.cat((t, t), -1)[a.position_ids[:CHECKED_TOKENS]].double()[:, None] for t in (a.cos, a.sin))
+    x = o.q[:CHECKED_TOKENS].double()
+    expected = x * cos + rotate_half(x) * sin
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def run(
+    tokens: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype_name: str,
+    device_name: str,
+    *,
+    seconds: float = 2.0,
+    use_compile: bool = True,
+) -> dict[str, Any]:
+    """Times every peer on ``[tokens, heads, head_dim]``; see :mod:`rl_kernel_native.bench.report` for what is done with
+    it."""
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(tokens, heads, head_dim, dtype, device)
+    a = angles(tokens, head_dim, dtype, device)
+    candidates, absent = peers(device, a, use_compile)
+    results = []
+    for which in PASSES:
+        calls: list[tuple[Peer, Call]] = []
+        errors: list[float | None] = []
+        for peer in candidates:
+            if "backward" in which and not peer.has_backward:
+                continue
+            call = _call(peer, which, buffers)
+            try:
+                error = _error(call, which, buffers[0], a)
+                call(0)
+            except Exception as problem:
+                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+                continue
+            errors.append(error)
+            calls.append((peer, call))
+        timings = measure([call for _, call in calls], device, seconds)
+        bytes_moved = READS_AND_WRITES[which] * tokens * sum(heads) * head_dim * dtype.itemsize
+        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": peer.name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": "rope",
+        "shape": f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]",
+        "rows": tokens,
+        "heads": list(heads),
+        "head_dim": head_dim,
+        "dtype": dtype_name,
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }

@@ -1,0 +1,131 @@
+"""rope for every framework: the same bytes, and results in the caller's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlpack
+import rl_kernel_native as rk
+from cases import raw
+
+TOKENS, DIM = 13, 36  # heads start off any 16-byte vector but the first
+
+_random = np.random.default_rng(12)
+Q, K = (_random.standard_normal((TOKENS, h, DIM)).astype(np.float32) for h in (3, 1))
+_angles = np.arange(40)[:, None] / 100.0 ** (np.arange(16) / 16)
+COS, SIN = np.cos(_angles).astype(np.float32), np.sin(_angles).astype(np.float32)
+IDS = _random.integers(0, 40, TOKENS)
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    if dtype == "bfloat16":
+        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
+        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
+    return [a.astype(dtype) for a in arrays]
+
+
+def everything(make: Any, dtype: str = "float32") -> list[Any]:
+    """Every function, of arrays that ``make`` makes."""
+    q, k, *narrow = (make(a) for a in of(dtype, Q, K, COS, SIN))
+    cos, sin = make(COS), make(SIN)
+    small, wide = make(IDS.astype(np.int32)), make(IDS)
+    return [
+        *rk.rope(q, k, cos, sin, position_ids=small, partial_dim=32),
+        *rk.rope(q, k, *narrow, position_ids=small, partial_dim=32, intermediate="input", interleaved=True),
+        *rk.rope_backward(q, k, cos, sin, position_ids=small, partial_dim=32),
+        rk.rope(k, None, make(COS[:TOKENS]), make(SIN[:TOKENS]), partial_dim=16)[0],
+    ] + ([rk.rope(q, None, cos, sin, position_ids=wide, partial_dim=32)[0]] if wide.dtype == IDS.dtype else [])
+
+
+def bytes_of(results: list[Any]) -> list[bytes]:
+    return [raw(r) for r in results]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_in_numpy_out(dtype: str) -> None:
+    (q,) = of(dtype, Q)
+    got = everything(lambda a: a, dtype)
+    assert all(type(a) is np.ndarray and a.dtype == q.dtype for a in got)
+    want = rk.rope_reference(q, None, COS, SIN, position_ids=IDS, partial_dim=32)
+    ulp = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    assert (np.abs(got[0].astype(np.float64) - want["q"]) <= 2 * ulp * want["q_scale"] + 2.0**-25).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_has_the_bytes_of_numpy(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def make(a: np.ndarray) -> Any:
+        if a.dtype.kind == "i":
+            return torch.from_numpy(a)
+        name = a.dtype.name
+        return torch.from_numpy(a.astype(np.float32)).to(getattr(torch, name))
+
+    got = everything(make, dtype)
+    assert all(isinstance(r, torch.Tensor) for r in got)
+    want = everything(lambda a: a, dtype)
+    assert bytes_of(got) == bytes_of(want)[: len(got)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    cpu = jax.devices("cpu")[0]
+    got = everything(lambda a: jax.device_put(a, cpu), dtype)
+    assert all(isinstance(r, jax.Array) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))[: len(got)]
+
+
+@pytest.mark.parametrize("exporter", [dlpack.Exporter, dlpack.OldExporter])
+def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
+    got = rk.rope(*(exporter(a) for a in (Q, K, COS, SIN)), position_ids=exporter(IDS), partial_dim=32)
+    assert all(type(r) is np.ndarray for r in got)
+    assert bytes_of(list(got)) == bytes_of(list(rk.rope(Q, K, COS, SIN, position_ids=IDS, partial_dim=32)))
+
+
+def test_frameworks_may_be_mixed_on_the_cpu() -> None:
+    """The first argument decides: the result is of its framework."""
+    torch = pytest.importorskip("torch")
+    want = rk.rope(Q, K, COS, SIN, position_ids=IDS, partial_dim=32)
+    got = rk.rope(Q, K, torch.from_numpy(COS), SIN, position_ids=torch.from_numpy(IDS), partial_dim=32)
+    assert type(got[0]) is np.ndarray
+    assert bytes_of(list(got)) == bytes_of(list(want))
+    with pytest.raises(TypeError, match="cos: expected an array of the framework of the first argument"):
+        rk.rope(torch.from_numpy(Q), None, COS, SIN, partial_dim=32)
+
+
+def test_negative_strides_of_numpy() -> None:
+    """Only NumPy has them. Tokens and heads backwards are the same ones backwards."""
+    want = rk.rope(Q, K, COS, SIN, position_ids=IDS, partial_dim=32)
+    got = rk.rope(Q[::-1, ::-1], K[::-1], COS, SIN, position_ids=IDS[::-1], partial_dim=32)
+    assert raw(got[0]) == raw(np.ascontiguousarray(want[0][::-1, ::-1]))
+    assert raw(got[1]) == raw(np.ascontiguousarray(want[1][::-1]))
+    got = rk.rope(Q, K, COS[::-1], SIN[::-1], position_ids=39 - IDS, partial_dim=32)
+    assert bytes_of(list(got)) == bytes_of(list(want))
+
+
+def test_numpy_works_where_torch_is_not_loaded() -> None:
+    code = """
+import sys, numpy as np, rl_kernel_native as rk
+x = np.full((3, 1, 4), 2, np.float16)
+c = np.ones((3, 2), np.float32)
+print(rk.rope(x, None, c, c)[0][0, 0, 3], rk.rope_backward(x, x, c, c)[1].dtype, 'torch' in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "4.0 float16 False\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
+def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    got = everything(cupy.asarray, dtype)
+    assert all(isinstance(r, cupy.ndarray) for r in got)
+    want = everything(lambda a: torch.from_numpy(a).cuda(), dtype)
+    assert bytes_of(got)[: len(want)] == bytes_of(want)
