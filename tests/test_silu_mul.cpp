@@ -276,7 +276,6 @@ TEST_F(SiluMul, InPlace) {
     GatedMulBackwardParams q = c.params<GatedMulBackwardParams>();
     p.gate = q.gate = gate.data();
     p.up = q.up = up.data();
-    q.dy = dy.data();
     p.gate_rows = p.up_rows = p.y_rows = gate.rows();
     q.gate_rows = q.up_rows = q.dy_rows = q.d_gate_rows = q.d_up_rows = gate.rows();
     const Patterns want = reference(p);
@@ -293,6 +292,7 @@ TEST_F(SiluMul, InPlace) {
       ASSERT_NO_FATAL_FAILURE(b.expect(want, "y over up, " + backend));
       b = up;
       p.up = up.data();
+      q.dy = dy.data();
       q.gate = q.d_gate = a.data();
       q.up = q.d_up = b.data();
       run(q);
