@@ -15,6 +15,7 @@
 #include "rlk/math/exp.h"
 #include "rlk/math/exp2.h"
 #include "rlk/math/expm1.h"
+#include "rlk/math/half.h"
 #include "rlk/math/log2.h"
 #include "rlk/math/sigmoid.h"
 #include "rlk/math/tanh.h"
@@ -324,6 +325,25 @@ TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
     const float d = 1.0f + e, right = 1.0f / d;
     for (int ulp = -1; ulp <= 1; ++ulp) {
       ASSERT_EQ(hex(quotient_of(e, d, float_of(bits_of(right) + ulp))), hex(e / d)) << std::hexfloat << e;
+    }
+  }
+}
+
+// An instruction that multiplies bfloat16 may stand for fp32's product, rounded: of two 8-bit significands that is exact but
+// below 2^-133, where no product comes near enough to a tie. Every significand and exponent of one operand, many of the
+// other.
+TEST(Math, AProductOfBfloat16RoundedTwiceIsRoundedOnce) {
+  const auto once = [](double product) {
+    int exponent = 0;
+    std::frexp(product, &exponent);
+    const int last = exponent - 8 < -133 ? -133 : exponent - 8;  // of the significand, or of the subnormals
+    return bf16_rn(static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(product, -last)), last)));
+  };
+  for (std::uint32_t a = 1; a < 0x7f80; ++a) {
+    for (std::uint32_t b = a % 509 + 1; b < 0x7f80; b += 509) {
+      const float x = float_of_bf16(static_cast<std::uint16_t>(a)), y = float_of_bf16(static_cast<std::uint16_t>(b));
+      if (x * y == kInf) continue;
+      ASSERT_EQ(bf16_rn(x * y), once(static_cast<double>(x) * y)) << std::hex << a << " " << b;
     }
   }
 }

@@ -25,6 +25,16 @@ struct Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
+  // Products rounded once, which is what bf16_rn of the fp32 products gives, too: tests/test_math.cpp.
+  static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t r;
+#if __CUDA_ARCH__ >= 900
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));  // -0 keeps a zero's sign
+#endif
+    return r;
+  }
   // NaN if either is NaN.
   static __device__ __forceinline__ std::uint32_t max2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
@@ -57,6 +67,11 @@ struct Fp16 {
     std::uint32_t pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+  }
+  static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));  // of fp32 the product would be exact
+    return r;
   }
   static __device__ __forceinline__ std::uint32_t max2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;

@@ -52,6 +52,23 @@ template <class T>
 __device__ __forceinline__ void round_octet(float (&z)[kOctet]) {
   if constexpr (T::kPacked) octet_of<T>(z).to_float(z);
 }
+// x times z as elements of type T hold it: round(fl(round(z) * x)). Of 16-bit types two products an instruction.
+template <class T>
+__device__ __forceinline__ Octet<T> rounded_product(const float (&z)[kOctet], const Octet<T>& x) {
+  if constexpr (T::kPacked) {
+    Octet<T> y = octet_of<T>(z);
+    uint4& v = y.v[0].v;
+    const uint4& w = x.v[0].v;
+    v = make_uint4(T::mul2(v.x, w.x), T::mul2(v.y, w.y), T::mul2(v.z, w.z), T::mul2(v.w, w.w));
+    return y;
+  } else {
+    float y[kOctet];
+    x.to_float(y);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) y[j] = __fmul_rn(z[j], y[j]);
+    return octet_of<T>(y);
+  }
+}
 
 // The first `count` of eight columns, the others +0; and back. kVector: all eight, at multiples of 16 bytes.
 template <class T, bool kVector>

@@ -41,15 +41,20 @@ __global__ void __launch_bounds__(kGatedBlock, (kForwardBlocks<T, kOctets>))
   for (int i = 0; i < kOctets; ++i) {
     const int octet = at.first + i * at.step;
     if (octet >= octets) continue;
-    float a[kOctet], b[kOctet];
+    float a[kOctet];
     g[i].to_float(a);
-    u[i].to_float(b);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) a[j] = activated<kActivation, false>(a[j]).value;
-    if (p.round_before_mul) round_octet<T>(a);
+    if (p.round_before_mul) {
+      g[i] = rounded_product<T>(a, u[i]);
+    } else {
+      float b[kOctet];
+      u[i].to_float(b);
 #pragma unroll
-    for (int j = 0; j < kOctet; ++j) a[j] = __fmul_rn(a[j], b[j]);
-    store_octet(y + octet * kOctet, octet_of<T>(a));
+      for (int j = 0; j < kOctet; ++j) a[j] = __fmul_rn(a[j], b[j]);
+      g[i] = octet_of<T>(a);
+    }
+    store_octet(y + octet * kOctet, g[i]);
   }
 }
 

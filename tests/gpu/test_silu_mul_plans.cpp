@@ -52,6 +52,7 @@ const std::vector<Case> kCases = {
     {3, 1024, DType::kBFloat16, true, false, 0, 1},
     {70000, 40, DType::kBFloat16, true},
     {16, 4096, DType::kBFloat16, false, false, 0, 0, Gates::kEveryHalf},
+    {16, 4096, DType::kBFloat16, false, true, 0, 0, Gates::kEveryHalf},
     {16, 4096, DType::kFloat16, false, true, 0, 0, Gates::kEveryHalf},
     {512, 8192, DType::kFloat32, false, false, 0, 0, Gates::kEveryMagnitude},
 };

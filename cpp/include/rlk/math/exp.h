@@ -30,7 +30,11 @@ RLK_HD F exp_normal(F x) {
 template <class F>
 RLK_HD F exp_nonpositive(F x) {
   const auto large_enough = x >= broadcast<F>(kExpSmallest);
+#if defined(__CUDA_ARCH__)
+  const F y = exp_normal(x);  // of what is too small anything, which is dropped
+#else                         // where a sum of integers may not wrap around
   const F y = exp_normal(select(large_enough, x, broadcast<F>(0.0f)));
+#endif
   return select(large_enough, y, broadcast<F>(0.0f));
 }
 

@@ -51,7 +51,11 @@ RLK_HD float float_of(std::int32_t b) {
 
 RLK_HD float select(bool condition, float yes, float no) { return condition ? yes : no; }
 RLK_HD std::int32_t select(bool condition, std::int32_t yes, std::int32_t no) { return condition ? yes : no; }
+#if defined(__CUDA_ARCH__)
+RLK_HD float abs_of(float a) { return fabsf(a); }  // not on the bits: an operand's own modifier costs no instruction
+#else
 RLK_HD float abs_of(float a) { return float_of(bits_of(a) & 0x7fffffff); }
+#endif
 RLK_HD float copysign_of(float magnitude, float sign) {
   return float_of((bits_of(magnitude) & 0x7fffffff) | (bits_of(sign) & static_cast<std::int32_t>(0x80000000u)));
 }
