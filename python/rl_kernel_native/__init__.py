@@ -6,6 +6,8 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
@@ -38,9 +40,23 @@ from .ops.silu_mul import (
     silu_mul_reference,
 )
 
+if TYPE_CHECKING:
+    from .integrations.patch import patch_model, unpatch_model
+
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
     from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is asked for."""
+    if name in ("patch_model", "unpatch_model"):
+        from .integrations import patch
+
+        return getattr(patch, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -68,6 +84,7 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "patch_model",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",
@@ -78,5 +95,6 @@ __all__ = [
     "silu_mul_backward",
     "silu_mul_reference",
     "tree_sum",
+    "unpatch_model",
     "variant",
 ]

@@ -1,25 +1,20 @@
-"""The attention entry of the models under test: torch's own attention, with a place to look at its operands.
+"""The attention entry of the stock models under test: torch's own attention, with a place to look at its operands.
 
-transformers looks attention up by name, so a probe needs no change to the model code, and an attention operator of
-this library will be one more name.
+transformers looks attention up by name, so a probe needs no change to the model code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ..integrations.decoder import OBSERVER_ATTRIBUTE
+
 # No mask function is registered under this name: the masks of both sides are built here, never guessed from shapes.
 ATTENTION_NAME = "rlk_stock_sdpa"
-
-# Called as observer(module, query [B, H, T, D], key [B, Hkv, L, D], output [B, T, H, D]); the module is a layer's
-# attention, which carries it as an attribute while probes are attached.
-Observer = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], None]
-OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
 
 def stock_attention(
@@ -40,7 +35,7 @@ def stock_attention(
         ([B, T, num_q_heads, head_dim], None)
     """
     output, weights = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    observer: Observer | None = getattr(module, OBSERVER_ATTRIBUTE, None)
+    observer = getattr(module, OBSERVER_ATTRIBUTE, None)
     if observer is not None:
         observer(module, query, key, output)
     return output, weights

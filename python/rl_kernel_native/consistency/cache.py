@@ -46,7 +46,7 @@ class SlotCache:
         """The next forward is one token a row, row i at positions[i] of slots[i].
 
         Returns:
-            The attention mask bool [B, 1, 1, L], L = max(positions) + 1; None when no row is shorter than L.
+            Which keys are a row's, bool [B, L], L = max(positions) + 1; None when no row is shorter than L.
         """
         device = self._keys.device
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
@@ -56,7 +56,15 @@ class SlotCache:
         if min(positions) + 1 == self._length:
             return None
         columns = torch.arange(self._length, device=device)
-        return (columns[None, :] <= self._positions[:, None])[:, None, None, :]
+        return columns[None, :] <= self._positions[:, None]
+
+    def get_query_offset(self, layer_idx: int) -> int:
+        """Asked by transformers for masks, which are made here."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """(keys, offset): asked by transformers for masks, which are made here."""
+        return self._length, 0
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any

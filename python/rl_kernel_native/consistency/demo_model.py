@@ -76,24 +76,32 @@ def _byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
-def new_model(seed: int) -> Any:
-    """A Qwen3-shaped model: 4 layers, width 256, 8 query heads on 2 KV heads, q and k norms, tied head; float32."""
+_SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+def new_model(seed: int, **shape: int) -> Any:
+    """A Qwen3-shaped model: 4 layers, width 256, 8 query heads on 2 KV heads, q and k norms, tied head; float32.
+
+    `shape` may name other sizes, as Qwen3Config does.
+    """
     import transformers
 
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
         max_position_embeddings=_CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=BOS_ID,
         eos_token_id=EOS_ID,
         pad_token_id=PAD_ID,
+        **{**_SHAPE, **shape},
     )
     causal_lm: Any = transformers.Qwen3ForCausalLM
     return causal_lm(config)

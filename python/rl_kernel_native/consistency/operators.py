@@ -1,17 +1,22 @@
 """Which implementation serves each operator: --ops stock or --ops rk.
 
-Everything that is not ours runs as torch and transformers ship it, and the table says so.
+Whatever is not ours runs as torch and transformers ship it, and the table says so.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from .errors import BadInput
+
+if TYPE_CHECKING:
+    from .training import MicroBatch
 
 ServedBy = Literal["stock", "rk"]
 
@@ -29,6 +34,7 @@ class OperatorRow:
     training: str
 
 
+_ADD = "torch add"
 _LINEAR = "torch.nn.functional.linear"
 _STOCK_ROWS = (
     OperatorRow("embedding", "stock", "torch.nn.functional.embedding", "torch.nn.functional.embedding"),
@@ -42,10 +48,24 @@ _STOCK_ROWS = (
         "torch scaled_dot_product_attention on a KV cache",
         "torch scaled_dot_product_attention on the whole sequence",
     ),
-    OperatorRow("add", "stock", "torch add", "torch add"),
+    OperatorRow("add", "stock", _ADD, _ADD),
     OperatorRow("activation", "stock", "torch", "torch"),
     OperatorRow("mul", "stock", "torch mul", "torch mul"),
     OperatorRow("lm_head", "stock", _LINEAR, _LINEAR),
+)
+
+# In the order of a forward pass; None: an element's sum, rounded once, which has the same bits everywhere.
+_RK_ROWS = (
+    ("embedding", "embedding"),
+    ("rotary_emb", "rope's tables of cos and sin"),
+    ("rms_norm", "rms_norm, with the residual where one is added before it"),
+    ("linear", "linear"),
+    ("rope", "rope"),
+    ("attention", "attention"),
+    ("add", None),
+    ("mul", "silu_mul, activation and product"),
+    ("lm_head", "linear"),
+    ("logprob", "logprob on the logits as the model gives them"),
 )
 
 
@@ -53,6 +73,19 @@ class StockOperators:
     """The two formulas of the log-probability that engines and trainers use today."""
 
     name: ServedBy = "stock"
+
+    @contextmanager
+    def applied(self, model: Any) -> Iterator[None]:
+        """The model as it is."""
+        yield
+
+    def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
+        """What tells the model where the sequences of a training batch lie."""
+        return {"attention_mask": batch.mask}
+
+    def decode_mask(self, key_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """bool [B, L], 1 for keys of a row, or None -> the mask of a decode step."""
+        return None if key_mask is None else key_mask[:, None, None, :]
 
     def table(self) -> list[OperatorRow]:
         """The operators in the order of a forward pass."""
@@ -82,24 +115,47 @@ class StockOperators:
 
 
 class RkOperators:
-    """This library's operators wherever they exist, torch's elsewhere. One function serves both sides."""
+    """This library's operators throughout. The same functions serve both sides."""
 
     name: ServedBy = "rk"
 
     def __init__(self) -> None:
         try:
-            self._logprob: Any = importlib.import_module("rl_kernel_native").logprob
-        except (ImportError, AttributeError) as error:
+            self._library: Any = importlib.import_module("rl_kernel_native")
+        except ImportError as error:
             raise BadInput(f"--ops rk needs the native library, which is not installed here: {error}") from error
+
+    @contextmanager
+    def applied(self, model: Any) -> Iterator[None]:
+        """The model with this library's operators in it, for as long as the context is open."""
+        self._library.patch_model(model)
+        try:
+            yield
+        finally:
+            self._library.unpatch_model(model)
+
+    def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
+        """What tells the model where the sequences of a training batch lie."""
+        if batch.cu_seqlens is not None:
+            return {"cu_seq_lens_q": batch.cu_seqlens}
+        return {"attention_mask": batch.key_mask}
+
+    def decode_mask(self, key_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """bool [B, L], 1 for keys of a row, or None -> the mask of a decode step."""
+        return key_mask
 
     def table(self) -> list[OperatorRow]:
         """The operators in the order of a forward pass."""
-        call = "rl_kernel_native.logprob on the logits as the model gives them"
-        return [*_STOCK_ROWS, OperatorRow("logprob", "rk", call, call)]
+        return [
+            OperatorRow(operator, "stock", _ADD, _ADD)
+            if call is None
+            else OperatorRow(operator, "rk", f"rl_kernel_native.{call}", f"rl_kernel_native.{call}")
+            for operator, call in _RK_ROWS
+        ]
 
     def rollout_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
         """[B, vocab_size] float32, bfloat16 or float16, int64 [B] -> float32 [B], nats."""
-        result: torch.Tensor = self._logprob(logits, target, temperature=temperature)
+        result: torch.Tensor = self._library.logprob(logits, target, temperature=temperature)
         return result
 
     def training_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:

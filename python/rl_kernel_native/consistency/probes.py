@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .attention import OBSERVER_ATTRIBUTE
+from ..integrations.decoder import OBSERVER_ATTRIBUTE
 
 _POSITION_BITS = 32
 
@@ -146,8 +146,9 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
                 output(getattr(attention, name, None), f"{prefix}self_attn.{name}", "rms_norm")
             setattr(attention, OBSERVER_ATTRIBUTE, _attention_observer(recorder, prefix))
             attentions.append(attention)
-            input(layer.post_attention_layernorm, prefix + "attn_residual", "add")
-            output(layer.post_attention_layernorm, prefix + "post_attention_layernorm", "rms_norm")
+            handles.append(
+                layer.post_attention_layernorm.register_forward_hook(_residual_observer(recorder, prefix))
+            )
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
             output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
@@ -169,6 +170,16 @@ def _tensor(out: Any) -> torch.Tensor:
         return torch.cat(out, dim=-1) if len(out) == 2 and isinstance(out[1], torch.Tensor) else out[0]
     result: torch.Tensor = out
     return result
+
+
+def _residual_observer(recorder: Recorder, prefix: str) -> Any:
+    def observe(module: torch.nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        # The norm adds the residual itself where this library's serves: then it gives (normalised, sum).
+        normed, total = out if isinstance(out, tuple) else (out, args[0])
+        recorder.add(prefix + "attn_residual", "add", total)
+        recorder.add(prefix + "post_attention_layernorm", "rms_norm", normed)
+
+    return observe
 
 
 def _attention_observer(recorder: Recorder, prefix: str) -> Any:

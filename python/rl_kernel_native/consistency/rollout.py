@@ -114,7 +114,7 @@ class _Rollout:
         places = [len(request.ids) - 1 for request in active]
         ids = torch.tensor([[request.response[-1]] for request in active], dtype=torch.long, device=device)
         positions = torch.tensor(places, dtype=torch.long, device=device)[:, None]
-        mask = cache.begin_decode([request.slot for request in active], places)
+        mask = self.operators.decode_mask(cache.begin_decode([request.slot for request in active], places))
         self.recorder.begin([(row, 0, p, active[row].index, p) for row, p in enumerate(places)], device)
         out = self.loaded.model(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
@@ -184,6 +184,7 @@ def run_rollout(
     active: list[Request] = []
     membership: list[tuple[int, ...]] = []
     with ExitStack() as stack:
+        stack.enter_context(operators.applied(loaded.model))
         counter = stack.enter_context(ForwardCounter(loaded.model))
         stack.enter_context(attached(loaded.model, recorder))
         while waiting or active:

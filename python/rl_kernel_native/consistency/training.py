@@ -24,6 +24,7 @@ class MicroBatch:
         ids, positions: int64 [B, T].
         mask: bool [B, 1, T, T], or None for plain causal attention.
         key_mask: [B, T], 1 where a token is real.
+        cu_seqlens: int32 [number of sequences + 1], where each of a packed row's begins; None for padded rows.
         places: for each sequence of this batch (prompt, row, first column, length).
     """
 
@@ -32,6 +33,7 @@ class MicroBatch:
     mask: torch.Tensor | None
     key_mask: torch.Tensor
     places: list[tuple[int, int, int, int]]
+    cu_seqlens: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def packed_batch(group: Sequence[int], sequences: Sequence[Sequence[int]], devic
         causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
         mask = (causal & (owners[:, None] == owners[None, :]))[None, None]
     row = torch.tensor([ids], dtype=torch.long, device=device)
-    return MicroBatch(row, torch.tensor([positions], device=device), mask, torch.ones_like(row), places)
+    starts = torch.tensor([place[2] for place in places] + [len(ids)], dtype=torch.int32, device=device)
+    return MicroBatch(row, torch.tensor([positions], device=device), mask, torch.ones_like(row), places, starts)
 
 
 def padded_batch(
@@ -171,6 +174,7 @@ def run_training(
     logprobs: dict[int, torch.Tensor] = {}
     digests: dict[int, list[bytes]] = {}
     with ExitStack() as stack:
+        stack.enter_context(operators.applied(loaded.model))
         counter = stack.enter_context(ForwardCounter(loaded.model))
         stack.enter_context(attached(loaded.model, recorder))
         for batch in batches:
@@ -181,7 +185,7 @@ def run_training(
             ]
             recorder.begin(tokens, loaded.device)
             out = loaded.model(
-                input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
+                input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **operators.training_mask(batch)
             )
             for prompt, row, start, length in batch.places:
                 # The logits of position p score the token at p + 1.

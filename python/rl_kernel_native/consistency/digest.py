@@ -1,0 +1,195 @@
+"""One digest from laptop to GPU: a fixed model and text, and the sha256 of the log-probabilities that a machine computes.
+
+The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing; nothing of the
+forward is left to another library but the layout of tensors. `digests.json` holds what each arithmetic gives: on a CPU
+`rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rl_kernel_native as rk
+
+from .errors import BadInput
+
+DIRECTORY = Path(__file__).parent / "digest"
+MODEL, TEXT, DIGESTS = (DIRECTORY / name for name in ("model.safetensors", "text.json", "digests.json"))
+# How sequences may be laid out in forwards; log-probabilities know nothing of it.
+LAYOUTS = ("packed", "one by one", "chunks of 17")
+
+
+@dataclass(frozen=True)
+class DigestModel:
+    """A decoder of Qwen3's shape: RMSNorm before attention and MLP, norms of queries and keys, SwiGLU, tied head.
+
+    Attributes:
+        shape: num_layers, num_q_heads, num_kv_heads, head_dim, eps.
+        weights: by transformers' names, bfloat16, and rope.cos and rope.sin, float32 [positions, head_dim / 2].
+    """
+
+    shape: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+
+    def logits(self, ids: torch.Tensor, start: int, cache: list[Any], cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+        """Logits [tokens, vocab_size] of int64 ids [tokens].
+
+        Args:
+            start: position of the first token where this is one sequence, whose earlier keys and values `cache` holds.
+            cache: (keys, values) of each layer, grown in place; empty: begins there.
+            cu_seqlens: int32 [num_sequences + 1] of packed sequences, each from position 0 and without a cache, or None.
+        """
+        shape, weights = self.shape, self.weights
+        num_tokens, device = ids.shape[0], ids.device
+        positions = torch.arange(num_tokens, device=device) + start
+        if cu_seqlens is not None:
+            begins = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff())
+            positions = positions - begins
+
+        def normed(x: torch.Tensor, name: str, residual: torch.Tensor | None = None) -> Any:
+            weight = weights[f"{name}.weight"]
+            return rk.rms_norm(x, weight, shape["eps"], residual=residual, round_before_weight=True)
+
+        def projected(x: torch.Tensor, name: str, head_dim: int = 0) -> torch.Tensor:
+            y: torch.Tensor = rk.linear(x, weights[f"{name}.weight"])
+            return y.view(num_tokens, -1, head_dim) if head_dim else y
+
+        hidden = rk.embedding(ids, weights["model.embed_tokens.weight"])
+        for index in range(shape["num_layers"]):
+            layer = f"model.layers.{index}"
+            x = normed(hidden, f"{layer}.input_layernorm")
+            attention = f"{layer}.self_attn"
+            q, k, v = (projected(x, f"{attention}.{name}_proj", shape["head_dim"]) for name in "qkv")
+            q, k = rk.rope(
+                normed(q, f"{attention}.q_norm"), normed(k, f"{attention}.k_norm"),
+                weights["rope.cos"], weights["rope.sin"], position_ids=positions,
+            )  # fmt: skip
+            if cu_seqlens is not None:
+                attended = rk.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+            else:
+                if index < len(cache):
+                    k, v = (torch.cat([old, new]) for old, new in zip(cache[index], (k, v), strict=True))
+                cache[index:index + 1] = [(k, v)]
+                attended = rk.attention(q[None], k[None], v[None])[0]
+            attended = projected(attended.flatten(1), f"{attention}.o_proj")
+            x, hidden = normed(attended, f"{layer}.post_attention_layernorm", hidden)
+            gate, up = projected(x, f"{layer}.mlp.gate_proj"), projected(x, f"{layer}.mlp.up_proj")
+            hidden = hidden + projected(rk.silu_mul(gate, up, round_before_mul=True), f"{layer}.mlp.down_proj")
+        result: torch.Tensor = rk.linear(normed(hidden, "model.norm"), weights["model.embed_tokens.weight"])
+        return result
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a machine computed, and what the repository says that its arithmetic gives.
+
+    Attributes:
+        arithmetic: "sm_90", "sm_80", "gfx942", "gfx90a" or "ieee".
+        sha256: of the little-endian float32 log-probabilities of all sequences, one after the other.
+        expected: the recorded one, or None.
+        layouts: whether each way to lay out the sequences gave these bytes.
+        mean_logprob: nats a token: that of a model that has learnt something.
+    """
+
+    arithmetic: str
+    device: str
+    tokens: int
+    sha256: str
+    expected: str | None
+    layouts: dict[str, bool]
+    mean_logprob: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the digest is the recorded one, in every layout."""
+        return self.sha256 == self.expected and all(self.layouts.values())
+
+
+def load_digest_model(device: torch.device) -> DigestModel:
+    """The model of the package, on `device`."""
+    from safetensors import safe_open
+
+    with safe_open(str(MODEL), framework="pt", device=str(device)) as file:
+        return DigestModel(
+            shape=json.loads(file.metadata()["shape"]), weights={name: file.get_tensor(name) for name in file.keys()}
+        )
+
+
+def digest_sequences() -> list[list[int]]:
+    """The token ids of the package's text, by sequence."""
+    sequences: list[list[int]] = json.loads(TEXT.read_text(encoding="utf-8"))["sequences"]
+    return sequences
+
+
+@torch.no_grad()
+def score(
+    model: DigestModel, sequences: list[list[int]], device: torch.device, layout: str
+) -> list[torch.Tensor]:
+    """Log-probabilities float32 [length - 1] of each sequence's tokens but the first."""
+    if layout == "packed":
+        flat = torch.tensor([token for ids in sequences for token in ids], device=device)
+        lengths = torch.tensor([0, *map(len, sequences)])
+        rows = model.logits(flat, 0, [], lengths.cumsum(0).int().to(device)).split([len(ids) for ids in sequences])
+    else:
+        rows = tuple(_one_by_one(model, ids, device, layout) for ids in sequences)
+    return [
+        rk.logprob(logits[:-1], torch.tensor(ids[1:], device=device)).cpu()
+        for logits, ids in zip(rows, sequences, strict=True)
+    ]
+
+
+def _one_by_one(model: DigestModel, ids: list[int], device: torch.device, layout: str) -> torch.Tensor:
+    step = 17 if layout == "chunks of 17" else len(ids)
+    cache: list[Any] = []
+    tokens = torch.tensor(ids, device=device)
+    return torch.cat([model.logits(tokens[at : at + step], at, cache, None) for at in range(0, len(ids), step)])
+
+
+def arithmetic_of(device: torch.device) -> str:
+    """The arithmetic that matrix products on a device have, or that the CPU was told to have."""
+    if device.type == "cpu":
+        return rk.current_arithmetic()
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def compute_digest(device: torch.device, arithmetic: str | None = None) -> Digest:
+    """Scores the text in every layout.
+
+    Args:
+        arithmetic: of the CPU, as for `rk.arithmetic`; None: as it is. A GPU has its own.
+
+    Raises:
+        BadInput: an arithmetic that is not the GPU's.
+    """
+    if device.type != "cpu" and arithmetic not in (None, arithmetic_of(device)):
+        raise BadInput(f"--arithmetic {arithmetic}: {device} has {arithmetic_of(device)}; the CPU has any")
+    model, sequences = load_digest_model(device), digest_sequences()
+    with rk.arithmetic(arithmetic or arithmetic_of(device)) if device.type == "cpu" else rk.arithmetic("ieee"):
+        used = arithmetic_of(device)
+        found = {layout: _bytes(score(model, sequences, device, layout)) for layout in LAYOUTS}
+    scored = found[LAYOUTS[0]]
+    sha256 = hashlib.sha256(scored).hexdigest()
+    expected = json.loads(DIGESTS.read_text(encoding="utf-8")) if DIGESTS.is_file() else {}
+    values = torch.frombuffer(bytearray(scored), dtype=torch.float32)
+    return Digest(
+        arithmetic=used,
+        device=str(device),
+        tokens=len(values),
+        sha256=sha256,
+        expected=expected.get(used),
+        layouts={layout: part == scored for layout, part in found.items()},
+        mean_logprob=float(values.double().mean()),
+    )
+
+
+def _bytes(logprobs: list[torch.Tensor]) -> bytes:
+    return torch.cat(logprobs).numpy().astype("<f4").tobytes()

@@ -1,0 +1,202 @@
+"""Swaps this library's operators into a transformers model, and out again."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from . import decoder
+
+OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
+
+_RECORD = "_rk_patch"
+# Their frequencies change with the longest sequence of a batch, by design.
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_MLPS = {"silu": decoder.silu_mul_mlp, "swish": decoder.silu_mul_mlp, "gelu_pytorch_tanh": decoder.gelu_mul_mlp}
+
+
+class _Patch:
+    """What was put where, so that all of it can be taken back."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.forwards: list[tuple[str, torch.nn.Module, Any]] = []
+        self.attributes: list[tuple[torch.nn.Module, str]] = []
+        self.attention_implementation: str | None = None
+        self.counts: dict[str, int] = dict.fromkeys(OPS, 0)
+
+    def forward(self, name: str, module: torch.nn.Module, function: Callable[..., Any]) -> None:
+        """`function` in place of the forward of `module`."""
+        if "forward" in module.__dict__:
+            raise ValueError(f"model: the forward of {name or 'the model'} was replaced by something else already")
+        module.forward = types.MethodType(function, module)
+        self.forwards.append((name, module, module.forward))
+
+    def attribute(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        """A value of ours on `module`."""
+        module.__dict__[name] = value
+        self.attributes.append((module, name))
+
+    def undo(self) -> None:
+        """Takes back what is in place; the modules are then as they were."""
+        for _, module, forward in self.forwards:
+            if module.__dict__.get("forward") is forward:
+                del module.__dict__["forward"]
+        for module, name in self.attributes:
+            module.__dict__.pop(name, None)
+        if self.attention_implementation is not None:
+            self.model.set_attn_implementation(self.attention_implementation)
+
+    def wrapped_since(self) -> str | None:
+        """A module whose forward something else replaced after this did."""
+        return next((name for name, module, own in self.forwards if module.__dict__.get("forward") is not own), None)
+
+
+def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
+    """Swaps this library's operators into a Qwen3 or Llama model of transformers, in place.
+
+    Parameters, buffers and the modules themselves stay as they are: only what their forwards call is replaced, and
+    hooks, adapters, checkpointing and sharding go on working. :func:`unpatch_model` takes it back.
+
+    With all operators a token's logits have the same bits in any batch, at any position of it, with padding on either
+    side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache.
+
+    Args:
+        model: a `LlamaForCausalLM` or `Qwen3ForCausalLM` of transformers, or a module that holds one (a PEFT model).
+        ops: of ``"embedding"``, ``"linear"`` (the head too), ``"rms_norm"``, ``"rope"`` (with cos and sin from tables
+            that are the same on every device), ``"attention"``, ``"silu_mul"`` (or the GELU that the model has); None:
+            all.
+    Returns:
+        How many modules each operator now serves.
+    Raises:
+        TypeError for another model or type of `ops`; ValueError for another name, a model that is patched already, or
+        options of a model that an operator does not compute: attention dropout, rope that depends on the batch, an
+        embedding with a largest norm.
+    Source:
+        docs/numerics.md; the seams are transformers' own: the forwards of modules and the attention interface.
+    """
+    chosen = _chosen(ops)
+    bodies = _bodies(model)
+    if _RECORD in model.__dict__:
+        raise ValueError("model: patched already; call unpatch_model first")
+    patch = _Patch(bodies[0][1] if not hasattr(model, "set_attn_implementation") else model)
+    try:
+        for name, module in model.named_modules():
+            _patch_module(patch, name, module, chosen)
+        for name, body in bodies:
+            _patch_body(patch, name, body, chosen)
+        if "attention" in chosen:
+            _register_attention()
+            patch.attention_implementation = patch.model.config._attn_implementation
+            patch.model.set_attn_implementation(decoder.ATTENTION_NAME)
+    except BaseException:
+        patch.undo()
+        raise
+    model.__dict__[_RECORD] = patch
+    return {op: count for op, count in patch.counts.items() if op in chosen}
+
+
+def unpatch_model(model: Any) -> None:
+    """Takes back what :func:`patch_model` did: the model then computes what it did before, bit for bit.
+
+    Args:
+        model: what was given to :func:`patch_model`.
+    Raises: ValueError where the model is not patched, or a forward was wrapped by something else since.
+    """
+    patch: _Patch | None = getattr(model, "__dict__", {}).get(_RECORD)
+    if patch is None:
+        raise ValueError("model: expected one that patch_model was called with")
+    wrapped = patch.wrapped_since()
+    if wrapped is not None:
+        raise ValueError(f"model: the forward of {wrapped} was wrapped since; undo that first")
+    patch.undo()
+    del model.__dict__[_RECORD]
+
+
+def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
+    if ops is None:
+        return frozenset(OPS)
+    if isinstance(ops, str):
+        raise TypeError(f"ops: expected several names, such as ({ops!r},), got a str")
+    chosen = frozenset(ops)
+    for name in chosen:
+        if name not in OPS:
+            raise ValueError(f"ops: expected names of {', '.join(OPS)}, got {name!r}")
+    return chosen
+
+
+def _families() -> dict[str, Any]:
+    """transformers' modules of the families served, by name."""
+    from transformers.models.llama import modeling_llama
+    from transformers.models.qwen3 import modeling_qwen3
+
+    return {"Llama": modeling_llama, "Qwen3": modeling_qwen3}
+
+
+def _classes(role: str) -> tuple[type, ...]:
+    """The class of each family that plays a role: Model, Attention, MLP, RMSNorm ..."""
+    return tuple(getattr(module, family + role) for family, module in _families().items())
+
+
+def _bodies(model: Any) -> list[tuple[str, Any]]:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    bodies = [(name, module) for name, module in model.named_modules() if isinstance(module, _classes("Model"))]
+    if not bodies:
+        raise TypeError(f"model: expected one of transformers' {' or '.join(_families())} family, got {type(model)}")
+    return bodies
+
+
+def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str]) -> None:
+    # Subclasses of torch's modules (quantised ones) compute something else; FSDP's keep the class's name and forward.
+    if "linear" in chosen and type(module).forward is torch.nn.Linear.forward:
+        patch.forward(name, module, decoder.linear)
+        patch.counts["linear"] += 1
+    elif "embedding" in chosen and type(module).forward is torch.nn.Embedding.forward:
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(module, option):
+                raise ValueError(f"model: {name} has {option}={getattr(module, option)}, which embedding does not do")
+        patch.forward(name, module, decoder.embedding)
+        patch.counts["embedding"] += 1
+    elif "rms_norm" in chosen and isinstance(module, _classes("RMSNorm")):
+        patch.forward(name, module, decoder.rms_norm)
+        patch.counts["rms_norm"] += 1
+    elif "rms_norm" in chosen and isinstance(module, _classes("DecoderLayer")):
+        patch.forward(name, module, decoder.layer)
+    elif "rope" in chosen and isinstance(module, _classes("Attention")):
+        patch.forward(name, module, decoder.rope_attention)
+        patch.counts["rope"] += 1
+    elif "silu_mul" in chosen and isinstance(module, _classes("MLP")):
+        activation = module.config.hidden_act
+        if activation not in _MLPS:
+            raise ValueError(f"model: {name} has hidden_act {activation!r}, expected {', '.join(_MLPS)}")
+        patch.forward(name, module, _MLPS[activation])
+        patch.counts["silu_mul"] += 1
+    if "attention" in chosen and isinstance(module, _classes("Attention")):
+        if module.attention_dropout:
+            raise ValueError(f"model: {name} has attention_dropout {module.attention_dropout}, expected 0")
+        patch.counts["attention"] += 1
+
+
+def _patch_body(patch: _Patch, name: str, body: Any, chosen: frozenset[str]) -> None:
+    if "attention" in chosen:
+        patch.forward(name, body, decoder.body)
+    if "rope" in chosen:
+        rotary = body.rotary_emb
+        if rotary.rope_type not in _ROPE_TYPES:
+            raise ValueError(f"model: rope type {rotary.rope_type!r}, expected {', '.join(_ROPE_TYPES)}")
+        tables = decoder.RotaryTables(
+            rotary.inv_freq, rotary.attention_scaling, body.config.max_position_embeddings
+        )
+        patch.attribute(rotary, "_rk_tables", tables)
+        patch.forward(f"{name}.rotary_emb", rotary, decoder.rotary_embedding)
+
+
+def _register_attention() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(decoder.ATTENTION_NAME, decoder.attention)
+    AttentionMaskInterface.register(decoder.ATTENTION_NAME, decoder.no_mask)

@@ -1,0 +1,114 @@
+"""Where the sequences of a batch lie: from what transformers hands to a model to the arguments of the attention operator.
+
+The canonical order of attention counts keys from a sequence's first real token, so padding has to be named as padding and
+packed sequences as sequences of their own. Found once a forward, before the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of one forward of the model.
+
+    Attributes:
+        cu_seqlens_q, cu_seqlens_k: int32 [num_sequences + 1] where sequences lie one after the other, else None.
+        leftpad_k: int32 [batch], padding before each row's first key, or None.
+        seqused_k: int32 [batch], each row's keys after the padding, or None: all.
+        num_keys: keys of a row, padding included; a cache may be longer.
+    """
+
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    leftpad_k: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    num_keys: int | None = None
+
+
+def locate_sequences(
+    batch: int,
+    num_queries: int,
+    device: torch.device,
+    *,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    past_key_values: Any,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+) -> Sequences:
+    """Sequences of a forward over `batch` rows of `num_queries` tokens.
+
+    A mask, and positions without one, are read by the host: one synchronisation a forward on a GPU. `cu_seq_lens_q`, as
+    transformers' flattening collator gives it, needs none.
+
+    Args:
+        attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them.
+        position_ids: None, or [batch or 1, num_queries]; without mask and cache, positions that do not go on by one begin
+            another sequence, as in transformers' own attention.
+        past_key_values: None or a cache.
+
+    Raises:
+        ValueError: a mask of another shape or with padding inside of a sequence; `cu_seq_lens_q` beside a cache.
+    """
+    if cu_seq_lens_q is not None:
+        if past_key_values is not None:
+            raise ValueError("past_key_values: expected None beside cu_seq_lens_q; a cache has one sequence a row")
+        keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+        return Sequences(cu_seqlens_q=cu_seq_lens_q.int(), cu_seqlens_k=keys.int())
+    if attention_mask is not None:
+        return _masked(batch, num_queries, attention_mask)
+    if past_key_values is not None:
+        return Sequences(num_keys=_cached(past_key_values, num_queries))
+    if position_ids is None or num_queries < 2:
+        return Sequences()
+    return _packed(batch, num_queries, device, position_ids)
+
+
+def _cached(cache: Any, num_queries: int) -> int | None:
+    """Keys of a row once this forward's are in; None for a cache that gives the layers no more than these."""
+    length = getattr(cache, "get_seq_length", None)
+    return None if length is None else int(length()) + num_queries
+
+
+def _masked(batch: int, num_queries: int, mask: torch.Tensor) -> Sequences:
+    if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < num_queries:
+        raise ValueError(
+            f"attention_mask: expected None or [{batch}, at least {num_queries}], 1 where a token is real, got "
+            f"{list(mask.shape)}; packed sequences are named by position_ids or cu_seq_lens_q"
+        )
+    width = mask.shape[1]
+    real = mask != 0
+    columns = torch.arange(width, device=mask.device)
+    first = torch.where(real, columns, width).amin(1)
+    end = torch.where(real, columns + 1, 0).amax(1)
+    count = real.sum(1)
+    facts = torch.stack([count == (end - first).clamp_min(0), count == width, count > 0]).cpu()
+    if not bool(facts[0].all()):
+        row = int((~facts[0]).nonzero()[0])
+        raise ValueError(f"attention_mask: expected padding before and after a sequence only, row {row} has some inside")
+    if bool(facts[1].all()):
+        return Sequences(num_keys=width)
+    # Causal attention never reads what is right of a query, so padding there matters only where a row has one query: it
+    # is then the row's last token.
+    last = end if num_queries == 1 else torch.full_like(end, width)
+    leftpad = torch.where(count > 0, first, width)
+    return Sequences(
+        leftpad_k=leftpad.int(), seqused_k=(last - leftpad).clamp_min(0).int(), num_keys=width
+    )
+
+
+def _packed(batch: int, num_queries: int, device: torch.device, position_ids: torch.Tensor) -> Sequences:
+    goes_on = position_ids[:, 1:] == position_ids[:, :-1] + 1
+    if bool(goes_on.all()):
+        return Sequences()
+    begins = torch.ones(batch, num_queries, dtype=torch.bool, device=device)
+    begins[:, 1:] = ~goes_on
+    starts = begins.flatten().nonzero()[:, 0]
+    total = torch.full((1,), batch * num_queries, dtype=starts.dtype, device=device)
+    cu_seqlens = torch.cat([starts, total]).int()
+    return Sequences(cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
