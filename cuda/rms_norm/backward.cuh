@@ -23,18 +23,21 @@ namespace {  // one copy per architecture
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // of 8192 rows
 
-// A thread's columns of one row, of dy and h and, where there is one, the gradient of the new residual.
+// A thread's columns of the rows of a step, of dy and h and, where there is one, the gradient of the new residual. A step
+// has one barrier: two rows share its wait where their values fit the registers.
 template <class T, int kThreads, int kOctets>
 struct GroupShape {
   static constexpr int kArrays = 3;
+  static constexpr bool kKept = Octet<T>::kVectors * kOctets <= 2;
+  static constexpr int kRows = kKept ? 2 : 1;
   static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
   static constexpr int kVectors = Octet<T>::kVectors;
-  static constexpr int kArrayBytes = kBlock * kOctets * kVectors * 16, kStageBytes = kArrays * kArrayBytes;
+  static constexpr int kArrayBytes = kBlock * kOctets * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
   // Of 227 KB a multiprocessor has on compute capability 9.0. More than three stages for several blocks, or one block.
   static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
-  static constexpr bool kSeveral = kShared / kStageBytes >= 3;
+  static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
   static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
-  static constexpr int kStages = kMost < 8 ? kMost : 8;
+  static constexpr int kStages = kMost < 8 / kRows ? kMost : 8 / kRows;
   static constexpr int kBlocks = kBlock < 256 ? 4 : kSeveral ? 2 : 1;  // of a multiprocessor
   static_assert(kStages >= 2);
 };
@@ -45,11 +48,11 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
     rms_norm_groups_kernel(const __grid_constant__ RmsNormBackwardParams p) {
   using Storage = typename T::Storage;
   using Shape = GroupShape<T, kThreads, kOctets>;
-  constexpr int kVectors = Shape::kVectors, kStages = Shape::kStages;
+  constexpr int kVectors = Shape::kVectors, kRows = Shape::kRows, kStages = Shape::kStages;
   static_assert(kOctets == 1 || kThreads == kRmsNormLanes);  // a thread's octets are one lane of the sum
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
-  __shared__ float of_warps[2][Shape::kGroups][kSumNodes<kThreads, 1>];  // of every other row
+  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // of every other step
   const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
   const std::int64_t group = std::int64_t{blockIdx.x} * Shape::kGroups + of_block, first_row = group * kGroupRows;
   const auto rows_from = [&](std::int64_t row) {
@@ -57,9 +60,10 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
     return left < 0 ? 0 : left < kGroupRows ? static_cast<int>(left) : kGroupRows;
   };
   const int rows = rows_from(first_row);
-  const int steps = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
+  const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
   const int octets = static_cast<int>(p.columns) / kOctet;
   const bool third = p.d_new_residual != nullptr;
+  wait_for_previous_kernel();
 
   for (int i = thread; i < rows; i += kThreads) rstd_of_row[of_block][i] = p.rstd[first_row + i];
   float w[kOctets][kOctet], sums[kOctets][kOctet]{};
@@ -69,19 +73,21 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
     if (octet < octets) load_weights<T, true>(p, octet * kOctet, kOctet, w[i]);
   }
 
-  // Vector v of octet i of an array in a stage, for this thread.
+  // Vector v of octet i of an array of row r in a stage, for this thread.
   uint4* const mine = ring + threadIdx.x;
-  const auto slot = [&](int stage, int array, int i, int v) {
-    return mine + (((stage * Shape::kArrays + array) * kOctets + i) * kVectors + v) * Shape::kBlock;
+  const auto slot = [&](int stage, int r, int array, int i, int v) {
+    return mine + ((((stage * kRows + r) * Shape::kArrays + array) * kOctets + i) * kVectors + v) * Shape::kBlock;
   };
-  const auto read = [&](int stage, int array, int i, float(&z)[kOctet]) {
+  const auto read = [&](int stage, int r, int array, int i) {
     Octet<T> x;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, array, i, v);
-    x.to_float(z);
+    for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, r, array, i, v);
+    return x;
   };
-  const auto copy_row = [&](int row, int stage) {
-    if (row < rows) {
+  const auto copy_rows = [&](int row, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, ++row) {
+      if (row >= rows) continue;
       const Storage* const from[Shape::kArrays] = {
           static_cast<const Storage*>(p.dy) + p.dy_rows.offset(first_row + row),
           static_cast<const Storage*>(p.h) + p.h_rows.offset(first_row + row),
@@ -96,7 +102,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
           if (octet >= octets) continue;
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
-            copy_async_16(shared_address(slot(stage, array, i, v)),
+            copy_async_16(shared_address(slot(stage, r, array, i, v)),
                           from[array] + octet * kOctet + v * Vector<T>::kColumns);
           }
         }
@@ -105,55 +111,79 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
     copy_async_commit();
   };
 #pragma unroll 1
-  for (int row = 0; row < kStages - 1; ++row) copy_row(row, row);
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) copy_rows(ahead * kRows, ahead);
+  if constexpr (Shape::kKept) copy_rows((kStages - 1) * kRows, kStages - 1);
   __syncthreads();  // rstd_of_row
-  int stage = 0, free_stage = kStages - 1;
+  int stage = 0, free_stage = kStages - 1, step = 0;
 #pragma unroll 1
-  for (int row = 0; row < steps; ++row) {
-    copy_async_wait<kStages - 2>();
-    copy_row(row + kStages - 1, free_stage);  // into what the row before was read from
-    const bool exists = row < rows;
-    const float rstd = exists ? rstd_of_row[of_block][row] : 0.0f;
-    // dy and xhat of octet i.
-    const auto read_row = [&](int i, float(&dy)[kOctet], float(&xhat)[kOctet]) {
-      read(stage, 0, i, dy);
-      read(stage, 1, i, xhat);
+  for (int row = 0; row < last; row += kRows, ++step) {
+    // Rows that a thread keeps in registers leave their stage to the next ones as soon as they are read; others when
+    // the step is over.
+    Octet<T> dy[kRows][kOctets]{}, h[kRows][kOctets]{}, more[kRows][kOctets]{};
+    if constexpr (Shape::kKept) {
+      copy_async_wait<kStages - 1>();
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd);
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          if (third) more[r][i] = read(stage, r, 2, i);
+          dy[r][i] = read(stage, r, 0, i);
+          h[r][i] = read(stage, r, 1, i);
+        }
+      }
+    } else {
+      copy_async_wait<kStages - 2>();
+      copy_rows(row + (kStages - 1) * kRows, free_stage);  // into what the step before was read from
+    }
+    float rstd[kRows], lanes[kRows] = {};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rstd[r] = row + r < rows ? rstd_of_row[of_block][row + r] : 0.0f;
+    // dy and xhat of octet i of row r.
+    const auto values = [&](int r, int i, float(&g)[kOctet], float(&xhat)[kOctet]) {
+      (Shape::kKept ? dy[r][i] : read(stage, r, 0, i)).to_float(g);
+      (Shape::kKept ? h[r][i] : read(stage, r, 1, i)).to_float(xhat);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd[r]);
     };
-    constexpr int kKept = kOctets <= 2 ? kOctets : 1;  // more would not fit the registers, and are read again
-    float dy[kKept][kOctet], xhat[kKept][kOctet];
-    float lanes[1] = {};
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      if (!exists || thread + i * kThreads >= octets) continue;
-      read_row(i, dy[i % kKept], xhat[i % kKept]);
+    for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int j = 0; j < kOctet; ++j) {
-        lanes[0] = __fmaf_rn(__fmul_rn(dy[i % kKept][j], w[i][j]), xhat[i % kKept][j], lanes[0]);
+      for (int i = 0; i < kOctets; ++i) {
+        if (row + r >= rows || thread + i * kThreads >= octets) continue;
+        float g[kOctet], xhat[kOctet];
+        values(r, i, g, xhat);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) lanes[r] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[r]);
       }
     }
-    float c = 0.0f;
+    if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
+    float c[kRows] = {};
     if (p.dx != nullptr) {
-      c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[row % 2][of_block]), static_cast<float>(p.columns));
+      row_sums<kThreads, kRows>(lanes, of_warps[step % 2][of_block]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
     }
-    Storage* dx = static_cast<Storage*>(p.dx) + (exists ? p.dx_rows.offset(first_row + row) : 0);
 #pragma unroll
-    for (int i = 0; i < kOctets; ++i) {
-      const int octet = thread + i * kThreads;
-      if (!exists || octet >= octets) continue;
-      float(&g)[kOctet] = dy[i % kKept], (&z)[kOctet] = xhat[i % kKept];
-      if constexpr (kKept < kOctets) read_row(i, g, z);
-      if (p.dx != nullptr) {
-        float d[kOctet] = {};
-        if (third) read(stage, 2, i, d);
+    for (int r = 0; r < kRows; ++r) {
+      const bool exists = row + r < rows;
+      Storage* dx = static_cast<Storage*>(p.dx) + (exists ? p.dx_rows.offset(first_row + row + r) : 0);
 #pragma unroll
-        for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c, rstd, d[j]);
-        store_octet(dx + octet * kOctet, octet_of<T>(d));
+      for (int i = 0; i < kOctets; ++i) {
+        const int octet = thread + i * kThreads;
+        if (!exists || octet >= octets) continue;
+        float g[kOctet], z[kOctet];
+        values(r, i, g, z);
+        if (p.dx != nullptr) {
+          float d[kOctet] = {};
+          if (third) (Shape::kKept ? more[r][i] : read(stage, r, 2, i)).to_float(d);
+#pragma unroll
+          for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c[r], rstd[r], d[j]);
+          store_octet(dx + octet * kOctet, octet_of<T>(d));
+        }
+        if (p.round_before_weight) round_octet<T>(z);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) sums[i][j] = __fmaf_rn(g[j], z[j], sums[i][j]);
       }
-      if (p.round_before_weight) round_octet<T>(z);
-#pragma unroll
-      for (int j = 0; j < kOctet; ++j) sums[i][j] = __fmaf_rn(g[j], z[j], sums[i][j]);
     }
     free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -283,6 +313,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   __shared__ float of_warps[kSumNodes<kRowThreads, 1>];
   const int blocks = row_blocks + column_blocks, local = static_cast<int>(blockIdx.x) % blocks;
   const std::int64_t group = blockIdx.x / static_cast<unsigned>(blocks), row = group * kGroupRows + local;
+  wait_for_previous_kernel();
   if (local >= row_blocks) {
     chains_of_group<T, kVector>(p, group,
                                 (std::int64_t{local - row_blocks} * kRowThreads + threadIdx.x) * kChainColumns);
@@ -350,7 +381,7 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-template <class T, int kThreads, int kOctets>
+template <bool kOverlap, class T, int kThreads, int kOctets>
 void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
   using Shape = GroupShape<T, kThreads, kOctets>;
   constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets>;
@@ -358,7 +389,7 @@ void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
   RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
   const unsigned blocks =
       checked_blocks((rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups, "rms_norm");
-  kKernel<<<blocks, Shape::kBlock, kBytes, stream>>>(p);
+  launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kBlock, kBytes, stream, p);
 }
 
 template <bool kOverlap>
@@ -373,23 +404,22 @@ void run_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& pla
                 ? static_cast<int>((p.columns + kRowThreads * kChainColumns - 1) / (kRowThreads * kChainColumns))
                 : 0;
         const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks), "rms_norm");
-        has_vectors(p)
-            ? rms_norm_rows_kernel<T, true><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks)
-            : rms_norm_rows_kernel<T, false><<<blocks, kRowThreads, 0, stream>>>(p, row_blocks, column_blocks);
+        launch_dependent<kOverlap>(has_vectors(p) ? rms_norm_rows_kernel<T, true> : rms_norm_rows_kernel<T, false>,
+                                   static_cast<int>(blocks), kRowThreads, 0, stream, p, row_blocks, column_blocks);
       } else if (plan.threads == 16) {
-        run_groups<T, 16, 1>(p, stream);
+        run_groups<kOverlap, T, 16, 1>(p, stream);
       } else if (plan.threads == 32) {
-        run_groups<T, 32, 1>(p, stream);
+        run_groups<kOverlap, T, 32, 1>(p, stream);
       } else if (plan.threads == 128) {
-        run_groups<T, 128, 1>(p, stream);
+        run_groups<kOverlap, T, 128, 1>(p, stream);
       } else if (plan.octets == 1) {
-        run_groups<T, 256, 1>(p, stream);
+        run_groups<kOverlap, T, 256, 1>(p, stream);
       } else if (plan.octets == 2) {
-        run_groups<T, 256, 2>(p, stream);
+        run_groups<kOverlap, T, 256, 2>(p, stream);
       } else if (plan.octets == 4) {
-        run_groups<T, 256, 4>(p, stream);
+        run_groups<kOverlap, T, 256, 4>(p, stream);
       } else if constexpr (T::kPacked) {  // eight octets of fp32 would not fit shared memory
-        run_groups<T, 256, 8>(p, stream);
+        run_groups<kOverlap, T, 256, 8>(p, stream);
       }
     });
     check(cudaGetLastError(), "launch of rms_norm_backward");

@@ -7,7 +7,7 @@
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
-#include "../common/launch.h"
+#include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"
 
@@ -35,6 +35,8 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const int octets = row < p.num_rows ? static_cast<int>(p.columns) / kOctet : 0;
   Octet<T> h[kOctets]{}, w[kOctets];
   const Storage* x = static_cast<const Storage*>(p.x) + p.x_rows.offset(row);
+  allow_next_kernel();
+  wait_for_previous_kernel();
 #pragma unroll
   for (int i = 0; i < kOctets; ++i) {
     const int octet = thread + i * kThreads;
@@ -118,6 +120,8 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
     residual += p.residual_rows.offset(row);
     new_residual += p.new_residual_rows.offset(row);
   }
+  allow_next_kernel();
+  wait_for_previous_kernel();
   float lanes[1] = {};
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {
@@ -157,30 +161,32 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
   }
 }
 
-template <class T, int kThreads, int kOctets>
+template <bool kOverlap, class T, int kThreads, int kOctets>
 void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows, "rms_norm");
-  rms_norm_row_kernel<T, kThreads, kOctets><<<blocks, kRowBlock<kThreads>, 0, stream>>>(p);
+  launch_dependent<kOverlap>(rms_norm_row_kernel<T, kThreads, kOctets>, static_cast<int>(blocks), kRowBlock<kThreads>, 0,
+                             stream, p);
 }
 
-inline void run_forward(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream) {
+template <bool kOverlap>
+void run_forward(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if (plan.threads == 0) {
       const unsigned blocks = checked_blocks(p.num_rows, "rms_norm");
-      has_vectors(p) ? rms_norm_any_kernel<T, true><<<blocks, kAnyThreads, 0, stream>>>(p)
-                     : rms_norm_any_kernel<T, false><<<blocks, kAnyThreads, 0, stream>>>(p);
+      launch_dependent<kOverlap>(has_vectors(p) ? rms_norm_any_kernel<T, true> : rms_norm_any_kernel<T, false>,
+                                 static_cast<int>(blocks), kAnyThreads, 0, stream, p);
     } else if (plan.threads == 8) {
-      run_rows<T, 8, 4>(p, stream);
+      run_rows<kOverlap, T, 8, 4>(p, stream);
     } else if (plan.threads == 32) {
-      run_rows<T, 32, 4>(p, stream);
+      run_rows<kOverlap, T, 32, 4>(p, stream);
     } else if (plan.threads == 128) {
-      run_rows<T, 128, 4>(p, stream);
+      run_rows<kOverlap, T, 128, 4>(p, stream);
     } else if (plan.octets == 4) {
-      run_rows<T, 256, 4>(p, stream);
+      run_rows<kOverlap, T, 256, 4>(p, stream);
     } else if constexpr (T::kPacked) {  // eight octets of fp32 would not fit the registers
-      run_rows<T, 256, 8>(p, stream);
+      run_rows<kOverlap, T, 256, 8>(p, stream);
     }
   });
   check(cudaGetLastError(), "launch of rms_norm");

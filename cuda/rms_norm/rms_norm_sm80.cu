@@ -3,6 +3,6 @@
 
 namespace rlk::cuda {
 void rms_norm_sm80(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream) {
-  run_forward(p, plan, stream);
+  run_forward<false>(p, plan, stream);
 }
 }  // namespace rlk::cuda

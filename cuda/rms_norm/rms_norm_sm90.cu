@@ -3,6 +3,6 @@
 
 namespace rlk::cuda {
 void rms_norm_sm90(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream) {
-  run_forward(p, plan, stream);
+  run_forward<true>(p, plan, stream);
 }
 }  // namespace rlk::cuda

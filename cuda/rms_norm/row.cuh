@@ -25,12 +25,14 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
   for (int j = 0; j < kOctet; ++j) w[j] = rms_norm_weight(w[j], p.weight_offset);
 }
 
-// The sum over a row that kThreads neighbouring threads hold: lanes[j] is lane (thread of the row) + j * kThreads of the
-// contract's tree. Every thread gets it. Rows of more than a warp meet at a barrier of the block; of_warps is the row's own
-// shared memory, which must not be written again before the next such barrier but one.
-template <int kThreads, int kCount>
-__device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps) {
-  constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp, kNodes = kCount * kWarps;
+// The sums over kRows rows that kThreads neighbouring threads hold: lanes[r * kCount + j] is lane (thread of the row) +
+// j * kThreads of the contract's tree of row r, and lanes[r] becomes its sum, which every thread gets. Rows of more than a
+// warp meet at a barrier of the block; of_warps is theirs alone, kRows * kSumNodes, and must not be written again before the
+// next such barrier but one.
+template <int kThreads, int kRows, int kCount>
+__device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
+  constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;
+  constexpr int kLanes = kCount / kRows, kNodes = kLanes * kWarps;  // of a row
 #pragma unroll
   for (int distance = 1; distance < kInWarp; distance *= 2) {
 #pragma unroll
@@ -38,10 +40,10 @@ __device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps
       lanes[j] = __fadd_rn(lanes[j], __shfl_xor_sync(0xffffffff, lanes[j], distance));
     }
   }
-  float node[kNodes];
+  float node[kRows][kNodes];
   if constexpr (kWarps == 1) {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) node[j] = lanes[j];
+    for (int j = 0; j < kCount; ++j) node[j / kLanes][j % kLanes] = lanes[j];
   } else {
     const int thread = static_cast<int>(threadIdx.x) % kThreads;
     if (thread % 32 == 0) {
@@ -50,14 +52,23 @@ __device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kNodes; ++i) node[i] = of_warps[i];
+    for (int i = 0; i < kRows * kNodes; ++i) node[i / kNodes][i % kNodes] = of_warps[i];
   }
 #pragma unroll
-  for (int distance = 1; distance < kNodes; distance *= 2) {
+  for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (int i = 0; i < kNodes; i += 2 * distance) node[i] = __fadd_rn(node[i], node[i + distance]);
+    for (int distance = 1; distance < kNodes; distance *= 2) {
+#pragma unroll
+      for (int i = 0; i < kNodes; i += 2 * distance) node[r][i] = __fadd_rn(node[r][i], node[r][i + distance]);
+    }
+    lanes[r] = __fadd_rn(node[r][0], 0.0f);  // a zero sum is +0, as where lanes are missing
   }
-  return __fadd_rn(node[0], 0.0f);  // a zero sum is +0, as where lanes are missing
+}
+// The same of one row.
+template <int kThreads, int kCount>
+__device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps) {
+  row_sums<kThreads, 1>(lanes, of_warps);
+  return lanes[0];
 }
 template <int kThreads, int kCount>
 constexpr int kSumNodes = kCount*(kThreads < 32 ? 1 : kThreads / 32);
