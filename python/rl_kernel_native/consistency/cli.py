@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sys
 import traceback
@@ -17,6 +19,7 @@ from .errors import BadInput
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
     from .result import Comparison
 
+EXIT_DRIFT = 1
 EXIT_BAD_INPUT = 2
 # Python's own status for a traceback is 1, which here means drift.
 EXIT_FAILURE = 3
@@ -192,6 +195,36 @@ def demo(
         print(f"report: {result.page}")
         print(f"again:  {result.command}")
         print(conclude(result.comparisons))
+
+
+@app.command()
+def digest(
+    device: DeviceOption = "auto",
+    arithmetic: Annotated[
+        str | None, typer.Option(help="Of the CPU: sm_90, sm_80, gfx942, gfx90a or ieee. A GPU has its own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Score the package's own text with its own model, and compare the log-probabilities' sha256 with the recorded one.
+
+    A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run it on both.
+
+    Exit status: 0 the recorded digest, 1 another, 2 bad input.
+    """
+    with _statuses():
+        from .digest import compute_digest
+        from .model import parse_device
+
+        found = compute_digest(parse_device(device), arithmetic)
+        if as_json:
+            print(json.dumps({**dataclasses.asdict(found), "agrees": found.agrees}))
+        else:
+            expected = found.expected or "none recorded"
+            print(f"{found.arithmetic} on {found.device}: {found.tokens} tokens, mean {found.mean_logprob:.4f} nats")
+            print(f"sha256   {found.sha256}\nrecorded {expected}")
+            for layout, same in found.layouts.items():
+                print(f"{layout}: {'the same bytes' if same else 'OTHER BYTES'}")
+    raise typer.Exit(0 if found.agrees else EXIT_DRIFT)
 
 
 if __name__ == "__main__":

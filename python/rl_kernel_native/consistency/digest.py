@@ -17,6 +17,7 @@ import torch
 
 import rl_kernel_native as rk
 
+from .._arithmetic import UNITS
 from .errors import BadInput
 
 DIRECTORY = Path(__file__).parent / "digest"
@@ -32,10 +33,12 @@ class DigestModel:
     Attributes:
         shape: num_layers, num_q_heads, num_kv_heads, head_dim, eps.
         weights: by transformers' names, bfloat16, and rope.cos and rope.sin, float32 [positions, head_dim / 2].
+        exp: of attention and log-probabilities. The hardware's is modelled for an sm_90 alone.
     """
 
     shape: dict[str, Any]
     weights: dict[str, torch.Tensor]
+    exp: str
 
     def logits(self, ids: torch.Tensor, start: int, cache: list[Any], cu_seqlens: torch.Tensor | None) -> torch.Tensor:
         """Logits [tokens, vocab_size] of int64 ids [tokens].
@@ -68,15 +71,15 @@ class DigestModel:
             q, k, v = (projected(x, f"{attention}.{name}_proj", shape["head_dim"]) for name in "qkv")
             q, k = rk.rope(
                 normed(q, f"{attention}.q_norm"), normed(k, f"{attention}.k_norm"),
-                weights["rope.cos"], weights["rope.sin"], position_ids=positions,
+                weights["rope.cos"], weights["rope.sin"], position_ids=positions, intermediate="input",
             )  # fmt: skip
             if cu_seqlens is not None:
-                attended = rk.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+                attended = rk.attention(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, exp=self.exp)
             else:
                 if index < len(cache):
                     k, v = (torch.cat([old, new]) for old, new in zip(cache[index], (k, v), strict=True))
                 cache[index:index + 1] = [(k, v)]
-                attended = rk.attention(q[None], k[None], v[None])[0]
+                attended = rk.attention(q[None], k[None], v[None], exp=self.exp)[0]
             attended = projected(attended.flatten(1), f"{attention}.o_proj")
             x, hidden = normed(attended, f"{layer}.post_attention_layernorm", hidden)
             gate, up = projected(x, f"{layer}.mlp.gate_proj"), projected(x, f"{layer}.mlp.up_proj")
@@ -111,14 +114,13 @@ class Digest:
         return self.sha256 == self.expected and all(self.layouts.values())
 
 
-def load_digest_model(device: torch.device) -> DigestModel:
+def load_digest_model(device: torch.device, exp: str) -> DigestModel:
     """The model of the package, on `device`."""
     from safetensors import safe_open
 
     with safe_open(str(MODEL), framework="pt", device=str(device)) as file:
-        return DigestModel(
-            shape=json.loads(file.metadata()["shape"]), weights={name: file.get_tensor(name) for name in file.keys()}
-        )
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        return DigestModel(json.loads(file.metadata()["shape"]), weights, exp)
 
 
 def digest_sequences() -> list[list[int]]:
@@ -139,7 +141,7 @@ def score(
     else:
         rows = tuple(_one_by_one(model, ids, device, layout) for ids in sequences)
     return [
-        rk.logprob(logits[:-1], torch.tensor(ids[1:], device=device)).cpu()
+        rk.logprob(logits[:-1], torch.tensor(ids[1:], device=device), exp=model.exp).cpu()
         for logits, ids in zip(rows, sequences, strict=True)
     ]
 
@@ -152,9 +154,7 @@ def _one_by_one(model: DigestModel, ids: list[int], device: torch.device, layout
 
 
 def arithmetic_of(device: torch.device) -> str:
-    """The arithmetic that matrix products on a device have, or that the CPU was told to have."""
-    if device.type == "cpu":
-        return rk.current_arithmetic()
+    """The arithmetic of a GPU's matrix products."""
     if torch.version.hip:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
@@ -170,11 +170,14 @@ def compute_digest(device: torch.device, arithmetic: str | None = None) -> Diges
     Raises:
         BadInput: an arithmetic that is not the GPU's.
     """
+    if arithmetic is not None and arithmetic not in UNITS:
+        raise BadInput(f"--arithmetic {arithmetic}: want one of {', '.join(UNITS)}")
     if device.type != "cpu" and arithmetic not in (None, arithmetic_of(device)):
         raise BadInput(f"--arithmetic {arithmetic}: {device} has {arithmetic_of(device)}; the CPU has any")
-    model, sequences = load_digest_model(device), digest_sequences()
-    with rk.arithmetic(arithmetic or arithmetic_of(device)) if device.type == "cpu" else rk.arithmetic("ieee"):
-        used = arithmetic_of(device)
+    used = arithmetic_of(device) if device.type != "cpu" else arithmetic or rk.current_arithmetic()
+    model = load_digest_model(device, "hardware" if used == "sm_90" else "portable")
+    sequences = digest_sequences()
+    with rk.arithmetic(used if device.type == "cpu" else "ieee"):
         found = {layout: _bytes(score(model, sequences, device, layout)) for layout in LAYOUTS}
     scored = found[LAYOUTS[0]]
     sha256 = hashlib.sha256(scored).hexdigest()
