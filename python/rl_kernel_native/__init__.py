@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -40,7 +41,7 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import attention_torch, linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -48,9 +49,13 @@ _variants.warn_of_conflict(variant)
 _dispatch.follow_omp_num_threads()
 
 __all__ = [
+    "AttentionResult",
     "LogprobResult",
     "LogprobStatus",
     "arithmetic",
+    "attention",
+    "attention_backward",
+    "attention_reference",
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",
