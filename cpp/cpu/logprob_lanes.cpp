@@ -5,11 +5,11 @@
 #include "logprob_lanes.h"
 
 #include "rlk/math/exp2.h"
-#include "rlk/math/mufu_model.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/math/tanh.h"
 #include "simd.h"  // first: it decides how the headers below are compiled
 #include "simd_fold.h"
+#include "simd_softmax.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
@@ -134,11 +134,6 @@ RLK_HD Floats splat_pair(const float* values, int k) {
 #endif
 }
 
-// ex2.approx.ftz of `count` values in place.
-RLK_HD void exp2_hardware(float* x, int count) {
-  for (int i = 0; i < count; ++i) x[i] = mufu_ex2_sm90_bounded(x[i]);
-}
-
 struct Chains {
   Floats S, E, Q;
 };
@@ -194,13 +189,6 @@ RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const uns
 struct Nodes {
   Floats m, S, E, Q;
 };
-
-RLK_HD Floats scale_down(Floats x, Ints d) {
-  const Ints bits = bits_of(x);
-  const Ints exponent = (bits >> 23) & 0xff;
-  const Floats scaled = select(exponent + d < 1, broadcast<Floats>(0.0f), float_of(bits + (d << 23)));
-  return select(exponent == 0xff, x, scaled);
-}
 
 // rlk::combine in every lane; no node has failed.
 template <bool kMoments>
@@ -462,17 +450,7 @@ struct Gradient {
     Floats h = zero;
     const Floats z = kTransformed ? transform(x, &h) : x;
     const Floats t = fma_rn(z, c, minus_u);
-    const Floats bounded = select(t > broadcast<Floats>(127.0f), broadcast<Floats>(127.0f), t);
-    Floats p;
-    if constexpr (kExp == Exp::kHardware) {
-      alignas(64) float v[kLanes];
-      store_bytes(v, select(bounded >= broadcast<Floats>(-126.0f), bounded, zero));
-      exp2_hardware(v, kLanes);
-      p = load_bytes<Floats>(v);
-    } else {
-      p = exp2_normal(bounded);
-    }
-    p = select(t < broadcast<Floats>(-126.0f), zero, p);
+    const Floats p = probability<kExp>(t);
     Floats slope = w;
     if constexpr (kEntropy) {
       const Floats least = broadcast<Floats>(-127.0f);

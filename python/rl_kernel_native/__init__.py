@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import attention_torch, linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
 
 
 
@@ -64,9 +65,13 @@ _variants.warn_of_conflict(variant)
 _dispatch.follow_omp_num_threads()
 
 __all__ = [
+    "AttentionResult",
     "LogprobResult",
     "LogprobStatus",
     "arithmetic",
+    "attention",
+    "attention_backward",
+    "attention_reference",
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",

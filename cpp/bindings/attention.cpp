@@ -1,0 +1,362 @@
+// Python's entry to attention: fields move from checked arguments to the contract's params, outputs come from the caller.
+#include "rlk/ops/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "define.h"
+#include "linear_args.h"
+#include "module.h"
+#include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_span.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+constexpr const char* kFloats = "float32, bfloat16 or float16";
+constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
+
+[[noreturn]] void value_error(const std::string& name, const std::string& message) {
+  throw nb::value_error((name + ": " + message).c_str());
+}
+
+std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
+
+// What says where the sequences are, and what a query sees.
+struct Options {
+  nb::handle cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table;
+  bool causal;
+  nb::handle window_size, softmax_scale;
+  int exp;
+};
+
+// Checked arguments, shared by forward and backward. Holds the arrays.
+class Call {
+ public:
+  Call(nb::handle q, nb::handle k, nb::handle v, const Options& o)
+      : q_(q, "q", kFloats), k_(k, "k", kFloats), v_(v, "v", kFloats) {
+    const TensorView& of_q = q_.view();
+    if (of_q.dtype != DType::kFloat32 && of_q.dtype != DType::kBFloat16 && of_q.dtype != DType::kFloat16) {
+      dtype_error(q_, kFloats);
+    }
+    require_attention_backend(of_q.device);
+    check_same(k_, q_);
+    check_same(v_, q_);
+    input_.dtype = of_q.dtype;
+    input_.exp = o.exp == 1 ? Exp::kHardware : Exp::kPortable;
+    input_.causal = o.causal;
+    read_queries(o.cu_seqlens_q);
+    read_keys(o);
+    read_window(o.window_size);
+    read_scale(o.softmax_scale);
+    const std::int64_t b = input_.num_sequences;
+    input_.seqused_q = list(&seqused_q_, o.seqused_q, "seqused_q", b, "the sequences");
+    input_.seqused_k = list(&seqused_k_, o.seqused_k, "seqused_k", b, "the sequences");
+    input_.leftpad_k = list(&leftpad_k_, o.leftpad_k, "leftpad_k", b, "the sequences");
+  }
+
+  const AttentionInput& input() const { return input_; }
+  Device device() const { return q_.view().device; }
+  const Array& q() const { return q_; }
+  const Array& k() const { return k_; }
+  bool packed() const { return input_.cu_seqlens_q != nullptr || cu_seqlens_q_; }
+  std::vector<std::int64_t> lse_shape() const {
+    if (packed()) return {input_.num_q_heads, input_.q_tokens};
+    return {input_.num_sequences, input_.num_q_heads, input_.q_tokens};
+  }
+
+  // [..., tokens, heads, head_dim] by strides.
+  static AttentionHeads heads(const Array& a) {
+    const TensorView& v = a.view();
+    AttentionHeads h;
+    h.data = v.data;
+    h.head_stride = v.stride(v.ndim - 2);
+    h.token_stride = v.stride(v.ndim - 3);
+    h.sequence_stride = v.ndim == 4 ? v.stride(0) : 0;
+    return h;
+  }
+
+ private:
+  const std::int32_t* list(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t size,
+                           const char* what) {
+    if (given.is_none()) return nullptr;
+    holder->emplace(given, name, "int32");
+    const Array& a = **holder;
+    const TensorView& v = a.view();
+    if (v.dtype != DType::kInt32) dtype_error(a, "int32");
+    require_device(a, device());
+    if (v.ndim != 1 || (size >= 0 && v.shape[0] != size)) {
+      value_error(name, "expected shape [" + (size < 0 ? std::string("num_sequences + 1") : std::to_string(size)) +
+                            "] (" + what + "), got " + shape_text(a.shape()));
+    }
+    require_columns(a);
+    // An empty list's pointer may be null, which would mean that there is none.
+    static constexpr std::int32_t kEmpty = 0;
+    return v.data != nullptr ? static_cast<const std::int32_t*>(v.data) : &kEmpty;
+  }
+
+  const std::int32_t* offsets(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t size) {
+    const std::int32_t* data = list(holder, given, name, size, "offsets: the sequences and 1");
+    if ((*holder)->view().shape[0] == 0) value_error(name, "expected at least one offset, got shape [0]");
+    return data;
+  }
+
+  void read_queries(nb::handle cu_seqlens_q) {
+    const TensorView& v = q_.view();
+    const bool packed = !cu_seqlens_q.is_none();
+    if (v.ndim != (packed ? 3 : 4)) {
+      value_error(
+          "q", packed ? "expected shape [tokens, heads, head_dim] beside cu_seqlens_q, got " + shape_text(q_.shape())
+                      : "expected shape [batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside "
+                        "cu_seqlens_q, got " +
+                            shape_text(q_.shape()));
+    }
+    require_columns(q_);
+    input_.head_dim = v.shape[v.ndim - 1];
+    if (input_.head_dim < 8 || input_.head_dim > kMaxHeadDim || input_.head_dim % 8 != 0) {
+      value_error("q", "expected a last dimension (head_dim) that is a multiple of 8 in [8, " +
+                           std::to_string(kMaxHeadDim) + "], got shape " + shape_text(q_.shape()));
+    }
+    input_.num_q_heads = v.shape[v.ndim - 2];
+    input_.q_tokens = v.shape[v.ndim - 3];
+    input_.q = heads(q_);
+    if (packed) {
+      input_.cu_seqlens_q = offsets(&cu_seqlens_q_, cu_seqlens_q, "cu_seqlens_q", -1);
+      input_.num_sequences = cu_seqlens_q_->view().shape[0] - 1;
+    } else {
+      input_.num_sequences = v.shape[0];
+    }
+  }
+
+  void read_keys(const Options& o) {
+    const TensorView& v = k_.view();
+    const bool packed = !o.cu_seqlens_k.is_none(), paged = !o.block_table.is_none();
+    if (paged && packed)
+      value_error("cu_seqlens_k", "expected None beside block_table, whose pages have no offsets, got a list");
+    if (!o.leftpad_k.is_none() && (packed || paged)) {
+      value_error("leftpad_k", std::string("expected None beside ") + (packed ? "cu_seqlens_k" : "block_table") +
+                                   ": it is for k of shape [batch, tokens, heads, head_dim], got a list");
+    }
+    if (paged && o.seqused_k.is_none())
+      value_error("seqused_k", "expected the keys in use of each sequence beside block_table, got None");
+    if (v.ndim != (packed ? 3 : 4)) {
+      value_error(
+          "k",
+          std::string("expected shape ") +
+              (packed  ? "[tokens, heads, head_dim] beside cu_seqlens_k"
+               : paged ? "[pages, page_size, heads, head_dim] beside block_table"
+                       : "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_k") +
+              ", got " + shape_text(k_.shape()));
+    }
+    require_columns(k_);
+    input_.num_kv_heads = v.shape[v.ndim - 2];
+    if (v.shape[v.ndim - 1] != input_.head_dim) {
+      value_error("k", "expected a last dimension of " + std::to_string(input_.head_dim) + " (that of q), got shape " +
+                           shape_text(k_.shape()));
+    }
+    if (input_.num_kv_heads < 1 || input_.num_q_heads % input_.num_kv_heads != 0) {
+      value_error("k", "expected a number of heads that divides q's " + std::to_string(input_.num_q_heads) +
+                           ", got shape " + shape_text(k_.shape()));
+    }
+    if (!std::ranges::equal(v_.shape(), k_.shape())) {
+      value_error("v", "expected shape " + shape_text(k_.shape()) + " (that of k), got " + shape_text(v_.shape()));
+    }
+    require_columns(v_);
+    input_.k = heads(k_);
+    input_.v = heads(v_);
+    const std::int64_t b = input_.num_sequences;
+    if (packed) {
+      input_.k_tokens = v.shape[0];
+      input_.cu_seqlens_k = offsets(&cu_seqlens_k_, o.cu_seqlens_k, "cu_seqlens_k", b + 1);
+    } else if (paged) {
+      read_table(o.block_table);
+    } else {
+      input_.k_tokens = v.shape[1];
+      if (v.shape[0] != b) {
+        value_error("k", "expected a first dimension of " + std::to_string(b) + " (the sequences of q), got shape " +
+                             shape_text(k_.shape()));
+      }
+    }
+  }
+
+  void read_table(nb::handle block_table) {
+    table_.emplace(block_table, "block_table", "int32");
+    const TensorView& t = table_->view();
+    if (t.dtype != DType::kInt32) dtype_error(*table_, "int32");
+    require_device(*table_, device());
+    if (t.ndim != 2 || t.shape[0] != input_.num_sequences) {
+      value_error("block_table", "expected shape [" + std::to_string(input_.num_sequences) +
+                                     ", max_pages] (the sequences of q), got " + shape_text(table_->shape()));
+    }
+    require_columns(*table_);
+    input_.num_pages = k_.view().shape[0];
+    input_.page_size = k_.view().shape[1];
+    if (input_.page_size < 1)
+      value_error("k", "expected pages of at least one key, got shape " + shape_text(k_.shape()));
+    input_.max_pages = t.shape[1];
+    input_.k_tokens = input_.page_size * input_.max_pages;
+    input_.table_stride = t.stride(0);
+    static constexpr std::int32_t kEmpty = 0;
+    input_.block_table = t.data != nullptr ? static_cast<const std::int32_t*>(t.data) : &kEmpty;
+  }
+
+  void read_window(nb::handle window) {
+    if (window.is_none()) return;
+    if (PyBool_Check(window.ptr()) || !PyIndex_Check(window.ptr())) {
+      throw nb::type_error(("window_size: expected None or an integer, got " + kind_of(window)).c_str());
+    }
+    const Py_ssize_t size = PyNumber_AsSsize_t(window.ptr(), nullptr);  // clipped
+    if (size < 1) value_error("window_size", "expected None or a number of keys >= 1, got " + std::to_string(size));
+    if (!input_.causal)
+      value_error("window_size",
+                  "expected None beside causal=False: the window ends at the query, got " + std::to_string(size));
+    input_.window_size = std::min<std::int64_t>(size, std::int64_t{1} << 32);
+  }
+
+  void read_scale(nb::handle scale) {
+    if (scale.is_none()) {
+      input_.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(input_.head_dim)));
+      return;
+    }
+    const double x = PyFloat_AsDouble(scale.ptr());
+    if ((x == -1.0 && PyErr_Occurred()) || PyBool_Check(scale.ptr())) {
+      PyErr_Clear();
+      throw nb::type_error(("softmax_scale: expected None or a number, got " + kind_of(scale)).c_str());
+    }
+    input_.softmax_scale = static_cast<float>(x);
+    const float c = attention_scale(input_.softmax_scale);
+    if (!(c >= 0x1p-126f) || !std::isfinite(c)) {
+      value_error("softmax_scale", "expected None or a finite number > 0 (fp32, not subnormal), got " + number_text(x));
+    }
+  }
+
+  Array q_, k_, v_;
+  std::optional<Array> cu_seqlens_q_, cu_seqlens_k_, seqused_q_, seqused_k_, leftpad_k_, table_;
+  AttentionInput input_;
+};
+
+nb::object run(nb::handle q, const Call& call, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+  const Caller caller = make_caller(q, call.device(), allocate, stream);
+  AttentionParams p{call.input()};
+  Caller::Fresh out = caller.empty(call.q().shape(), p.dtype);
+  p.out = out.data;
+  nb::object lse = nb::none();
+  if (wants_lse) {
+    Caller::Fresh fresh = caller.empty(call.lse_shape(), DType::kFloat32);
+    p.lse = static_cast<float*>(fresh.data);
+    lse = std::move(fresh.array);
+  }
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    rlk::attention(p, call.device(), caller.stream);
+  }
+  return nb::make_tuple(out.array, lse);
+}
+
+nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                   nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table,
+                   bool causal, nb::handle window_size, nb::handle softmax_scale, int exp, bool wants_lse,
+                   nb::handle allocate, std::uintptr_t stream) {
+  const Call call(q, k, v,
+                  {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
+                   softmax_scale, exp});
+  return run(q, call, wants_lse, allocate, stream);
+}
+
+// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
+// other call the general way.
+nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                 nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table, bool causal,
+                 nb::handle window_size, nb::handle softmax_scale, nb::handle exp, bool wants_lse) {
+  if (!may_bypass_dispatcher({q, k, v})) return nb::borrow(Py_NotImplemented);
+  int mode = 1;
+  if (!exp.is_none()) {
+    const bool portable = PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0;
+    if (!portable) return nb::borrow(Py_NotImplemented);
+    mode = 0;
+  }
+  const Call call(q, k, v,
+                  {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
+                   softmax_scale, mode});
+  if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
+  return run(q, call, wants_lse, nb::none(), 0);
+}
+
+void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
+  if (std::ranges::equal(a.shape(), shape)) return;
+  value_error(a.name(),
+              "expected shape " + shape_text(shape) + " (that of " + like + "), got " + shape_text(a.shape()));
+}
+
+const float* read_rows(const Array& a, const Call& call) {
+  if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
+  require_device(a, call.device());
+  check_shape(a, call.lse_shape(), "lse");
+  if (!a.view().is_contiguous()) value_error(a.name(), std::string("expected a contiguous array") + kCopyHint);
+  return static_cast<const float*>(a.view().data);
+}
+
+nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, nb::handle k, nb::handle v,
+                    nb::handle out_given, nb::handle lse_given, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
+                    nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, bool causal,
+                    nb::handle window_size, nb::handle softmax_scale, int exp, bool wants_q, bool wants_kv,
+                    nb::handle allocate, std::uintptr_t stream) {
+  const Call call(q, k, v,
+                  {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), causal, window_size,
+                   softmax_scale, exp});
+  AttentionBackwardParams p{call.input()};
+  const Array dout(dout_given, "dout", kFloats), out(out_given, "out", kFloats);
+  for (const Array* a : {&dout, &out}) {
+    check_same(*a, call.q());
+    check_shape(*a, call.q().shape(), "q");
+    require_columns(*a);
+  }
+  p.dout = Call::heads(dout);
+  p.out = Call::heads(out);
+  if (lse_given.is_none()) throw nb::type_error("lse: expected the lse that attention returned, got None");
+  const Array lse(lse_given, "lse", "float32");
+  p.lse = read_rows(lse, call);
+  std::optional<Array> dlse;
+  if (!dlse_given.is_none()) {
+    dlse.emplace(dlse_given, "dlse", "float32");
+    p.dlse = read_rows(*dlse, call);
+  }
+  const Caller caller = make_caller(q, call.device(), allocate, stream);
+  nb::object dq = nb::none(), dk = nb::none(), dv = nb::none();
+  const auto make = [&](const Array& like, nb::object* array) {
+    Caller::Fresh fresh = caller.empty(like.shape(), p.dtype);
+    *array = std::move(fresh.array);
+    return fresh.data;
+  };
+  if (wants_q) p.dq = make(call.q(), &dq);
+  if (wants_kv) {
+    p.dk = make(call.k(), &dk);
+    p.dv = make(call.k(), &dv);
+  }
+  nb::object workspace = nb::none();
+  const std::int64_t floats[] = {attention_backward_workspace_bytes(p, call.device()) / 4};
+  if (floats[0] > 0) {
+    Caller::Fresh memory = caller.empty(floats, DType::kFloat32);
+    p.workspace = memory.data;
+    workspace = std::move(memory.array);
+  }
+  {
+    nb::gil_scoped_release release;
+    rlk::attention_backward(p, call.device(), caller.stream);
+  }
+  return nb::make_tuple(dq, dk, dv);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  define(m, "attention", &forward);
+  define(m, "attention_eager", &eager);
+  define(m, "attention_backward", &backward);
+}
+
+}  // namespace rlk::bindings

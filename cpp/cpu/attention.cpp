@@ -1,0 +1,168 @@
+// CPU backend of attention: tasks are pieces of a sequence's queries, with every query head of a key head, so that a
+// block of keys is widened and transposed once for all of them.
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "attention_tiles.h"
+#include "float_environment.h"
+#include "rlk/kernels/attention_check.h"
+#include "rlk/kernels/attention_row.h"
+#include "thread_pool.h"
+
+namespace rlk::cpu {
+namespace {
+
+constexpr std::int64_t kTileRows = 64;  // queries times heads: sums of 64 KiB at a head_dim of 256
+
+class Forward {
+ public:
+  explicit Forward(const AttentionParams& p)
+      : p_(p), read_(p), group_(p.num_q_heads / p.num_kv_heads), c_(attention_scale(p.softmax_scale)) {
+    const auto rows = static_cast<std::size_t>(queries_of_tile(p) * group_),
+               columns = static_cast<std::size_t>(read_.columns);
+    q_.resize(rows * columns);
+    sums_.resize(rows * columns);
+    total_.resize(rows * columns);
+    scores_.resize(rows * kAttentionBlock);
+    k_.resize(kAttentionBlock * columns);
+    v_.resize(kAttentionBlock * columns);
+    transposed_.resize(kAttentionBlock * columns);
+    sees_.resize(rows);
+    rows_.resize(rows);
+  }
+
+  static std::int64_t queries_of_tile(const AttentionInput& p) {
+    return std::max<std::int64_t>(kTileRows * p.num_kv_heads / std::max<std::int64_t>(p.num_q_heads, 1), 1);
+  }
+
+  void run(const AttentionTasks::Task& task) {
+    const AttentionSpan span(p_, task.sequence);
+    const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p_), span.num_queries)};
+    const AttentionRange keys = span.keys_of(queries);
+    if (keys.empty()) return;
+    const std::int64_t num_rows = (queries.last - queries.first) * group_;
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      rows_[r] = {};
+      if (!span.keys_of(query_of(queries, r)).empty()) {
+        read_.query(p_.q, span, query_of(queries, r), head_of(task, r), row(q_, r));
+      }
+    }
+    std::fill(sums_.begin(), sums_.end(), 0.0f);
+    const std::int64_t first = keys.first / kAttentionBlock * kAttentionBlock;
+    for (std::int64_t begin = first; begin < keys.last; begin += kAttentionBlock) {
+      if (begin % kAttentionSplit == 0 && begin != first) merge_split(num_rows);
+      block(task, span, queries, {std::max(begin, keys.first), std::min(begin + kAttentionBlock, keys.last)}, begin);
+    }
+    merge_split(num_rows);
+    for (std::int64_t r = 0; r < num_rows; ++r) finish(task, span, query_of(queries, r), r);
+  }
+
+ private:
+  // Rows are queries by heads, the heads of a query together: they see the same keys.
+  struct Row {
+    AttentionReference reference;
+    float chains[kAttentionChains] = {};
+    float m = -infinity(), l = 0.0f;  // of the splits before
+  };
+  std::int64_t query_of(AttentionRange queries, std::int64_t r) const { return queries.first + r / group_; }
+  std::int64_t head_of(const AttentionTasks::Task& task, std::int64_t r) const {
+    return task.kv_head * group_ + r % group_;
+  }
+  float* row(std::vector<float>& tile, std::int64_t r) const { return tile.data() + r * read_.columns; }
+
+  void block(const AttentionTasks::Task& task, const AttentionSpan& span, AttentionRange queries, AttentionRange keys,
+             std::int64_t begin) {
+    const AttentionLanes& lanes = attention_lanes();
+    const auto num_rows = static_cast<int>((queries.last - queries.first) * group_);
+    std::fill(k_.begin(), k_.end(), 0.0f);
+    for (std::int64_t j = keys.first; j < keys.last; ++j) {
+      read_.key(p_.k, span, j, task.kv_head, row(k_, j - begin));
+      read_.key(p_.v, span, j, task.kv_head, row(v_, j - begin));
+    }
+    lanes.transpose(k_.data(), kAttentionBlock, p_.head_dim, read_.columns, transposed_.data());
+    lanes.multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, scores_.data());
+    bool holes = false;
+    for (int r = 0; r < num_rows; ++r) {
+      AttentionColumns& sees = sees_[r] = within(span.keys_of(query_of(queries, r)), begin);
+      if (sees.first >= sees.last) {
+        sees = {0, 0};
+        continue;
+      }
+      AttentionReference& reference = rows_[r].reference;
+      float* scores = scores_.data() + r * kAttentionBlock;
+      const std::int32_t steps = reference.raise(c_, lanes.largest(scores, sees));
+      if (!reference.contributes()) {
+        sees = {0, 0};
+        continue;
+      }
+      if (steps < 0) {
+        lanes.scale(row(sums_, r), read_.columns, steps);
+        lanes.scale(rows_[r].chains, kAttentionChains, steps);
+      }
+      holes |= lanes.probabilities(scores, sees, c_, reference.m, reference.q, p_.exp, p_.dtype, rows_[r].chains);
+    }
+    lanes.accumulate(scores_.data(), sees_.data(), num_rows, holes, v_.data(), read_.columns, sums_.data());
+  }
+
+  void merge_split(std::int64_t num_rows) {
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      Row& state = rows_[r];
+      const AttentionMerge merge(state.m, state.reference.m);
+      state.m = merge.m;
+      state.l = merge(state.l, combine_chains(state.chains));
+      float *sums = row(sums_, r), *total = row(total_, r);
+      for (std::int64_t d = 0; d < read_.columns; ++d) {
+        total[d] = merge(total[d], sums[d]);
+        sums[d] = 0.0f;
+      }
+      state.reference = {};
+      std::fill(std::begin(state.chains), std::end(state.chains), 0.0f);
+    }
+  }
+
+  void finish(const AttentionTasks::Task& task, const AttentionSpan& span, std::int64_t i, std::int64_t r) {
+    if (span.keys_of(i).empty()) return;
+    const Row& state = rows_[r];
+    const bool fails = attention_fails(state.m, true);
+    float* sums = row(total_, r);
+    for (std::int64_t d = 0; d < p_.head_dim; ++d)
+      sums[d] = fails ? canonical_nan() : attention_output(sums[d], state.l);
+    const std::int64_t token = span.q_first + i, head = head_of(task, r);
+    const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.head_dim;
+    attention_lanes().store(sums, p_.head_dim, p_.dtype, static_cast<unsigned char*>(p_.out) + at * size_of(p_.dtype));
+    if (p_.lse == nullptr) return;
+    p_.lse[lse_index(p_, span.sequence, token, head)] = fails ? canonical_nan() : attention_lse(state.m, state.l);
+  }
+
+  const AttentionParams& p_;
+  AttentionReader read_;
+  std::int64_t group_;
+  float c_;
+  std::vector<float> q_, k_, v_, transposed_, scores_;
+  std::vector<float> sums_, total_;  // O of the split, and of those before
+  std::vector<AttentionColumns> sees_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace
+
+void attention(const AttentionParams& p) {
+  check_attention(p);
+  check_attention_lists(p);
+  const std::int64_t rows = attention_rows(p) * p.num_q_heads;
+  if (rows == 0) return;
+  // What is not in use, and what sees nothing.
+  std::memset(p.out, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
+  if (p.lse != nullptr) std::fill(p.lse, p.lse + rows, -infinity());
+  const AttentionTasks tasks(p, Forward::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; });
+  parallel_for(tasks.size(), 1, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    Forward forward(p);
+    for (std::int64_t i = begin; i < end; ++i) forward.run(tasks[i]);
+  });
+}
+
+}  // namespace rlk::cpu

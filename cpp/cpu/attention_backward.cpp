@@ -1,0 +1,266 @@
+// CPU backend of attention's backward. delta first; then dq by pieces of queries, and dk and dv by blocks of keys: each
+// chain is one task's, so no sum crosses threads, at the cost of scores that are computed twice.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "attention.h"
+#include "attention_tiles.h"
+#include "float_environment.h"
+#include "rlk/kernels/attention_check.h"
+#include "rlk/kernels/attention_row.h"
+#include "thread_pool.h"
+
+namespace rlk::cpu {
+namespace {
+
+constexpr std::int64_t kTileRows = 64;  // of dq: queries times heads
+
+// Tiles of one thread, and what both passes do with them.
+class Tiles {
+ public:
+  explicit Tiles(const AttentionBackwardParams& p)
+      : p(p), read(p), group(p.num_q_heads / p.num_kv_heads), c(attention_scale(p.softmax_scale)) {}
+
+  std::vector<float> tile(std::int64_t rows) const {
+    return std::vector<float>(static_cast<std::size_t>(rows * read.columns));
+  }
+  static std::vector<float> scores(std::int64_t rows) {
+    return std::vector<float>(static_cast<std::size_t>(rows * kAttentionBlock));
+  }
+  float* row(std::vector<float>& tile, std::int64_t r) const { return tile.data() + r * read.columns; }
+
+  std::int64_t index(const AttentionSpan& span, std::int64_t i, std::int64_t head) const {
+    return lse_index(p, span.sequence, span.q_first + i, head);
+  }
+  float u(const AttentionSpan& span, std::int64_t i, std::int64_t head) const {
+    return mul_rn(p.lse[index(span, i, head)], kLog2e);
+  }
+  float delta(const AttentionSpan& span, std::int64_t i, std::int64_t head) const {
+    return static_cast<const float*>(p.workspace)[index(span, i, head)];
+  }
+
+  // A row of dq, dk or dv, contiguous [tokens, heads, head_dim].
+  void store(float* sums, float scale, void* to, std::int64_t token_and_head) const {
+    for (std::int64_t d = 0; d < p.head_dim; ++d) sums[d] = add_rn(mul_rn(sums[d], scale), 0.0f);
+    attention_lanes().store(sums, p.head_dim, p.dtype,
+                            static_cast<unsigned char*>(to) + token_and_head * p.head_dim * size_of(p.dtype));
+  }
+
+  const AttentionBackwardParams& p;
+  AttentionReader read;
+  std::int64_t group;
+  float c;
+};
+
+class Deltas : Tiles {
+ public:
+  explicit Deltas(const AttentionBackwardParams& p) : Tiles(p), out_(tile(1)), dout_(tile(1)) {}
+
+  void run(const AttentionSpan& span, std::int64_t i) {
+    if (span.keys_of(i).empty()) return;
+    for (std::int64_t h = 0; h < p.num_q_heads; ++h) {
+      read.query(p.out, span, i, h, out_.data());
+      read.query(p.dout, span, i, h, dout_.data());
+      const std::int64_t at = index(span, i, h);
+      const float delta = attention_lanes().dot(dout_.data(), out_.data(), p.head_dim);
+      static_cast<float*>(p.workspace)[at] = p.dlse == nullptr ? delta : sub_rn(delta, p.dlse[at]);
+    }
+  }
+
+ private:
+  std::vector<float> out_, dout_;
+};
+
+class QueryGradients : Tiles {
+ public:
+  explicit QueryGradients(const AttentionBackwardParams& p) : Tiles(p) {
+    const std::int64_t rows = queries_of_tile(p) * group;
+    q_ = tile(rows);
+    dout_ = tile(rows);
+    dq_ = tile(rows);
+    k_ = tile(kAttentionBlock);
+    v_ = tile(kAttentionBlock);
+    transposed_ = tile(kAttentionBlock);
+    scores_ = scores(rows);
+    dp_ = scores(rows);
+    sees_.resize(static_cast<std::size_t>(rows));
+  }
+  static std::int64_t queries_of_tile(const AttentionInput& p) {
+    return std::max<std::int64_t>(kTileRows * p.num_kv_heads / std::max<std::int64_t>(p.num_q_heads, 1), 1);
+  }
+
+  void run(const AttentionTasks::Task& task) {
+    const AttentionSpan span(p, task.sequence);
+    const AttentionRange queries = {task.first, std::min(task.first + queries_of_tile(p), span.num_queries)};
+    const AttentionRange keys = span.keys_of(queries);
+    if (keys.empty()) return;
+    const std::int64_t num_rows = (queries.last - queries.first) * group;
+    const auto query_of = [&](std::int64_t r) { return queries.first + r / group; };
+    const auto head_of = [&](std::int64_t r) { return task.kv_head * group + r % group; };
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      if (span.keys_of(query_of(r)).empty()) continue;
+      read.query(p.q, span, query_of(r), head_of(r), row(q_, r));
+      read.query(p.dout, span, query_of(r), head_of(r), row(dout_, r));
+    }
+    std::fill(dq_.begin(), dq_.end(), 0.0f);
+    const AttentionLanes& lanes = attention_lanes();
+    for (std::int64_t begin = keys.first / kAttentionBlock * kAttentionBlock; begin < keys.last;
+         begin += kAttentionBlock) {
+      const AttentionRange block = {std::max(begin, keys.first), std::min(begin + kAttentionBlock, keys.last)};
+      std::fill(k_.begin(), k_.end(), 0.0f);
+      std::fill(v_.begin(), v_.end(), 0.0f);
+      for (std::int64_t j = block.first; j < block.last; ++j) {
+        read.key(p.k, span, j, task.kv_head, row(k_, j - begin));
+        read.key(p.v, span, j, task.kv_head, row(v_, j - begin));
+      }
+      const auto multiply = [&](std::vector<float>& rows, std::vector<float>& keys_of_block, std::vector<float>& to) {
+        lanes.transpose(keys_of_block.data(), kAttentionBlock, p.head_dim, read.columns, transposed_.data());
+        lanes.multiply(rows.data(), static_cast<int>(num_rows), read.columns, transposed_.data(), p.head_dim,
+                       to.data());
+      };
+      multiply(q_, k_, scores_);
+      multiply(dout_, v_, dp_);
+      bool holes = false;
+      for (std::int64_t r = 0; r < num_rows; ++r) {
+        sees_[r] = within(span.keys_of(query_of(r)), begin);
+        if (sees_[r].first >= sees_[r].last) {
+          sees_[r] = {0, 0};
+          continue;
+        }
+        const float u_of_row = u(span, query_of(r), head_of(r)), delta_of_row = delta(span, query_of(r), head_of(r));
+        holes |= lanes.gradients(scores_.data() + r * kAttentionBlock, dp_.data() + r * kAttentionBlock, sees_[r], c,
+                                 &u_of_row, &delta_of_row, 0, p.exp, p.dtype);
+      }
+      lanes.accumulate(dp_.data(), sees_.data(), static_cast<int>(num_rows), holes, k_.data(), read.columns,
+                       dq_.data());
+    }
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      if (span.keys_of(query_of(r)).empty()) continue;
+      const std::int64_t token = row_of(p, span.sequence, span.q_first + query_of(r));
+      store(row(dq_, r), p.softmax_scale, p.dq, token * p.num_q_heads + head_of(r));
+    }
+  }
+
+ private:
+  std::vector<float> q_, dout_, dq_, k_, v_, transposed_, scores_, dp_;
+  std::vector<AttentionColumns> sees_;
+};
+
+class KeyGradients : Tiles {
+ public:
+  explicit KeyGradients(const AttentionBackwardParams& p)
+      : Tiles(p),
+        k_(tile(kAttentionBlock)),
+        v_(tile(kAttentionBlock)),
+        dk_(tile(kAttentionBlock)),
+        dv_(tile(kAttentionBlock)),
+        q_(tile(kAttentionBlock)),
+        dout_(tile(kAttentionBlock)),
+        transposed_(tile(kAttentionBlock)),
+        scores_(scores(kAttentionBlock)),
+        dp_(scores(kAttentionBlock)) {}
+
+  void run(const AttentionTasks::Task& task) {
+    const AttentionSpan span(p, task.sequence);
+    const AttentionRange keys = {task.first, std::min(task.first + kAttentionBlock, span.num_keys)};
+    const AttentionRange queries = span.queries_of(keys);
+    if (queries.empty()) return;
+    for (std::int64_t j = keys.first; j < keys.last; ++j) {
+      if (span.queries_of(j).empty()) continue;
+      read.key(p.k, span, j, task.kv_head, row(k_, j - keys.first));
+      read.key(p.v, span, j, task.kv_head, row(v_, j - keys.first));
+    }
+    std::fill(dk_.begin(), dk_.end(), 0.0f);
+    std::fill(dv_.begin(), dv_.end(), 0.0f);
+    for (std::int64_t h = task.kv_head * group; h < (task.kv_head + 1) * group; ++h) {
+      for (std::int64_t begin = queries.first; begin < queries.last; begin += kAttentionBlock) {
+        block(span, keys, {begin, std::min(begin + kAttentionBlock, queries.last)}, h);
+      }
+    }
+    const bool packed = p.cu_seqlens_k != nullptr;
+    for (std::int64_t j = keys.first; j < keys.last; ++j) {
+      const std::int64_t token = (packed ? 0 : span.sequence * p.k_tokens) + span.k_first + j;
+      store(row(dk_, j - keys.first), p.softmax_scale, p.dk, token * p.num_kv_heads + task.kv_head);
+      store(row(dv_, j - keys.first), 1.0f, p.dv, token * p.num_kv_heads + task.kv_head);
+    }
+  }
+
+ private:
+  void block(const AttentionSpan& span, AttentionRange keys, AttentionRange queries, std::int64_t head) {
+    const AttentionLanes& lanes = attention_lanes();
+    const auto num_rows = static_cast<int>(keys.last - keys.first);
+    const auto count = static_cast<int>(queries.last - queries.first);
+    for (int i = 0; i < count; ++i) {
+      read.query(p.q, span, queries.first + i, head, row(q_, i));
+      read.query(p.dout, span, queries.first + i, head, row(dout_, i));
+      u_[i] = u(span, queries.first + i, head);
+      delta_[i] = delta(span, queries.first + i, head);
+    }
+    const auto multiply = [&](std::vector<float>& rows, std::vector<float>& queries_of_block, std::vector<float>& to) {
+      lanes.transpose(queries_of_block.data(), count, p.head_dim, read.columns, transposed_.data());
+      lanes.multiply(rows.data(), num_rows, read.columns, transposed_.data(), p.head_dim, to.data());
+    };
+    multiply(k_, q_, scores_);
+    multiply(v_, dout_, dp_);
+    bool holes = false;
+    for (int r = 0; r < num_rows; ++r) {
+      sees_[r] = within(span.queries_of(keys.first + r), queries.first);
+      sees_[r].last = std::min(sees_[r].last, count);
+      if (sees_[r].first >= sees_[r].last) {
+        sees_[r] = {0, 0};
+        continue;
+      }
+      holes |= lanes.gradients(scores_.data() + r * kAttentionBlock, dp_.data() + r * kAttentionBlock, sees_[r], c, u_,
+                               delta_, 1, p.exp, p.dtype);
+    }
+    lanes.accumulate(scores_.data(), sees_, num_rows, holes, dout_.data(), read.columns, dv_.data());
+    lanes.accumulate(dp_.data(), sees_, num_rows, holes, q_.data(), read.columns, dk_.data());
+  }
+
+  std::vector<float> k_, v_, dk_, dv_, q_, dout_, transposed_, scores_, dp_;
+  float u_[kAttentionBlock] = {}, delta_[kAttentionBlock] = {};
+  AttentionColumns sees_[kAttentionBlock] = {};
+};
+
+template <class Pass>
+void run_tasks(const AttentionBackwardParams& p, const AttentionTasks& tasks) {
+  parallel_for(tasks.size(), 1, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    Pass pass(p);
+    for (std::int64_t i = begin; i < end; ++i) pass.run(tasks[i]);
+  });
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackwardParams& p) {
+  check_attention(p);
+  check_attention_lists(p);
+  const auto clear = [&](void* to, std::int64_t rows) {
+    if (to != nullptr) std::memset(to, 0, static_cast<std::size_t>(rows * p.head_dim * size_of(p.dtype)));
+  };
+  // What is not in use, and what sees or is seen by nothing.
+  clear(p.dq, attention_rows(p) * p.num_q_heads);
+  clear(p.dk, attention_keys(p) * p.num_kv_heads);
+  clear(p.dv, attention_keys(p) * p.num_kv_heads);
+  if (attention_rows(p) * p.num_q_heads == 0 || attention_keys(p) == 0) return;
+  for (std::int64_t b = 0; b < p.num_sequences; ++b) {
+    const AttentionSpan span(p, b);
+    parallel_for(span.num_queries, std::max<std::int64_t>(16384 / (p.num_q_heads * p.head_dim), 1),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   const FloatEnvironment environment;
+                   Deltas deltas(p);
+                   for (std::int64_t i = begin; i < end; ++i) deltas.run(span, i);
+                 });
+  }
+  if (p.dq != nullptr) {
+    run_tasks<QueryGradients>(
+        p, AttentionTasks(p, QueryGradients::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; }));
+  }
+  if (p.dk != nullptr) {
+    run_tasks<KeyGradients>(p, AttentionTasks(p, kAttentionBlock, [](const AttentionSpan& s) { return s.num_keys; }));
+  }
+}
+
+}  // namespace rlk::cpu

@@ -1,0 +1,259 @@
+// Inner loops of attention, compiled once per instruction set. Scores have a lane a key, sums a lane a column; each
+// keeps a tile of rows times vectors in registers while its chains ascend.
+#include "attention_lanes.h"
+
+#include <type_traits>
+
+#include "simd.h"
+#include "simd_memory.h"
+#include "simd_softmax.h"
+// After simd.h, which decides how the functions of math/ are compiled.
+#include "rlk/math/softmax_stats.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+constexpr int kRows = 4;     // of a tile in registers
+constexpr int kVectors = 2;  // of a row of it
+static_assert(kAttentionBlock % (kVectors * kLanes) == 0 && kColumns % kLanes == 0);
+
+RLK_HD Floats load_floats(const float* p) { return load_bytes<Floats>(p); }
+RLK_HD Floats lane_numbers(int first) {
+  Floats r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(first + i);
+  return r;
+}
+// Lanes of a vector at column j that lie in the range.
+RLK_HD Mask inside(int j, AttentionColumns range) {
+  const Floats columns = lane_numbers(j);
+  return (columns >= broadcast<Floats>(static_cast<float>(range.first))) &
+         (columns < broadcast<Floats>(static_cast<float>(range.last)));
+}
+
+void load(const unsigned char* from, DType dtype, std::int64_t head_dim, std::int64_t columns, float* to) {
+  with_type(dtype, [&](auto t) {
+    using T = decltype(t);
+    for_each_vector(head_dim, [&](std::int64_t k, int some) { store_bytes(to + k, load_at<T>(from, k, some)); });
+  });
+  for (std::int64_t k = head_dim; k < columns; ++k) to[k] = 0.0f;
+}
+
+void transpose(const float* rows, int count, std::int64_t head_dim, std::int64_t columns, float* to) {
+  for (std::int64_t d = 0; d < head_dim; ++d) {
+    float* out = to + d * kAttentionBlock;
+    for (int r = 0; r < count; ++r) out[r] = rows[r * columns + d];
+    for (int r = count; r < kAttentionBlock; ++r) out[r] = 0.0f;
+  }
+}
+
+template <int kCount, int kStep>
+RLK_HD void multiply_rows(const float* a, std::int64_t columns, const float* b, std::int64_t head_dim,
+                          float* products) {
+  static_assert(kAttentionBlock % (kStep * kLanes) == 0);
+  for (int j = 0; j < kAttentionBlock; j += kStep * kLanes) {
+    Floats sums[kCount][kStep];
+    for (auto& row : sums) {
+      for (Floats& sum : row) sum = broadcast<Floats>(0.0f);
+    }
+    for (std::int64_t d = 0; d < head_dim; ++d) {
+      Floats x[kStep];
+      for (int v = 0; v < kStep; ++v) x[v] = load_floats(b + d * kAttentionBlock + j + v * kLanes);
+      for (int i = 0; i < kCount; ++i) {
+        const Floats w = broadcast<Floats>(a[i * columns + d]);
+        for (int v = 0; v < kStep; ++v) sums[i][v] = fma_rn(w, x[v], sums[i][v]);
+      }
+    }
+    for (int i = 0; i < kCount; ++i) {
+      for (int v = 0; v < kStep; ++v) store_bytes(products + i * kAttentionBlock + j + v * kLanes, sums[i][v]);
+    }
+  }
+}
+void multiply(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, float* products) {
+  int i = 0;
+  for (; i + kRows <= rows; i += kRows) {
+    multiply_rows<kRows, kVectors>(a + i * columns, columns, b, head_dim, products + i * kAttentionBlock);
+  }
+  for (; i < rows; ++i) {
+    multiply_rows<1, kRows * kVectors>(a + i * columns, columns, b, head_dim, products + i * kAttentionBlock);
+  }
+}
+
+float largest(const float* scores, AttentionColumns sees) {
+  Floats most = broadcast<Floats>(-infinity());
+  Mask nan = {};
+  for (int j = sees.first / kLanes * kLanes; j < sees.last; j += kLanes) {
+    const Floats s = load_floats(scores + j);
+    const Mask in = inside(j, sees);
+    nan = nan | (in & is_nan(s));
+    most = select(in & (s > most), s, most);
+  }
+  if (lanes_of(nan) != 0) return canonical_nan();
+  float result = -infinity();
+  for (int i = 0; i < kLanes; ++i) result = most.v[i] > result ? most.v[i] : result;
+  return result;
+}
+
+// Chain r takes columns 8i + r, ascending: a vector of sixteen brings two links of each.
+RLK_HD void add_to_chains(float* chains, Floats p) {
+  using Eight = Vector<float, 4 * kAttentionChains>;
+  Eight parts[kLanes / kAttentionChains];
+  std::memcpy(parts, &p, sizeof p);
+  Eight sums = load_bytes<Eight>(chains);
+  for (const Eight& part : parts) sums += part;
+  store_bytes(chains, sums);
+}
+
+// Of columns the row does not see, p is whatever: kNothing is stored.
+template <class T>
+RLK_HD bool store_weights(float* to, Mask contributes, Mask in, Floats p) {
+  const Floats nothing = float_of(splat(kNothing));
+  store_bytes(to, select(contributes, rounded<T>(p), nothing));
+  return lanes_of(in & ~contributes) != 0;
+}
+
+template <class T, Exp kExp>
+RLK_HD bool probabilities_of(float* scores, AttentionColumns sees, float c_of_row, float m, float q_of_row,
+                             float* chains) {
+  const Floats c = broadcast<Floats>(c_of_row), q = broadcast<Floats>(q_of_row);
+  const Floats addend = broadcast<Floats>(kExp == Exp::kHardware ? -m : rlk::sub_rn(kStatsShift, m));
+  const Floats least = broadcast<Floats>(-127.0f), bottom = broadcast<Floats>(-infinity());
+  bool holes = false;
+  for (int j = sees.first / kLanes * kLanes; j < sees.last; j += kLanes) {
+    const Floats s = load_floats(scores + j);
+    const Mask in = inside(j, sees), contributes = in & (s > bottom);
+    Floats p;
+    if constexpr (kExp == Exp::kHardware) {
+      const Floats x = select(contributes, fma_rn(s, c, addend), least);
+      alignas(64) float v[kLanes];
+      store_bytes(v, select(x > least, x, least));
+      exp2_hardware(v, kLanes);
+      p = load_bytes<Floats>(v);
+    } else {
+      p = stat_exp_portable(select(s > q, s, q), c, addend);
+    }
+    add_to_chains(chains, select(contributes, p, float_of(splat(kNothing))));
+    holes |= store_weights<T>(scores + j, contributes, in, p);
+  }
+  return holes;
+}
+bool probabilities(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
+                   float* chains) {
+  bool holes = false;
+  with_type(dtype, [&](auto t) {
+    using T = decltype(t);
+    holes = exp == Exp::kHardware ? probabilities_of<T, Exp::kHardware>(scores, sees, c, m, q, chains)
+                                  : probabilities_of<T, Exp::kPortable>(scores, sees, c, m, q, chains);
+  });
+  return holes;
+}
+
+template <class T, Exp kExp>
+RLK_HD bool gradients_of(float* scores, float* dp, AttentionColumns sees, float c_of_row, const float* u,
+                         const float* delta, int step) {
+  const Floats c = broadcast<Floats>(c_of_row), bottom = broadcast<Floats>(-infinity());
+  bool holes = false;
+  for (int j = sees.first / kLanes * kLanes; j < sees.last; j += kLanes) {
+    const Floats s = load_floats(scores + j);
+    const Mask in = inside(j, sees), contributes = in & ~(s == bottom);
+    const Floats u_of = step != 0 ? load_floats(u + j) : broadcast<Floats>(*u);
+    const Floats delta_of = step != 0 ? load_floats(delta + j) : broadcast<Floats>(*delta);
+    const Floats t = fma_rn(s, c, -u_of);
+    const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), probability<kExp>(t));
+    const Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
+    // + 0: a product that is -0 is not kNothing. That changes no sum but a zero's sign.
+    holes |= store_weights<T>(dp + j, contributes, in, add_rn(rounded<T>(ds), broadcast<Floats>(0.0f)));
+    store_weights<T>(scores + j, contributes, in, p);
+  }
+  return holes;
+}
+bool gradients(float* scores, float* dp, AttentionColumns sees, float c, const float* u, const float* delta, int step,
+               Exp exp, DType dtype) {
+  bool holes = false;
+  with_type(dtype, [&](auto t) {
+    using T = decltype(t);
+    holes = exp == Exp::kHardware ? gradients_of<T, Exp::kHardware>(scores, dp, sees, c, u, delta, step)
+                                  : gradients_of<T, Exp::kPortable>(scores, dp, sees, c, u, delta, step);
+  });
+  return holes;
+}
+
+template <int kCount, int kStep, bool kHoles>
+RLK_HD void accumulate_tile(const float* weights, AttentionColumns sees, const float* x, std::int64_t columns,
+                            float* sums) {
+  Floats sum[kCount][kStep];
+  for (int i = 0; i < kCount; ++i) {
+    for (int v = 0; v < kStep; ++v) sum[i][v] = load_floats(sums + i * columns + v * kLanes);
+  }
+  for (int j = sees.first; j < sees.last; ++j) {
+    Floats y[kStep];
+    for (int v = 0; v < kStep; ++v) y[v] = load_floats(x + j * columns + v * kLanes);
+    for (int i = 0; i < kCount; ++i) {
+      const float weight = weights[i * kAttentionBlock + j];
+      if (kHoles && rlk::bits_of(weight) == kNothing) continue;
+      for (int v = 0; v < kStep; ++v) sum[i][v] = fma_rn(broadcast<Floats>(weight), y[v], sum[i][v]);
+    }
+  }
+  for (int i = 0; i < kCount; ++i) {
+    for (int v = 0; v < kStep; ++v) store_bytes(sums + i * columns + v * kLanes, sum[i][v]);
+  }
+}
+template <int kCount, bool kHoles>
+RLK_HD void accumulate_rows(const float* weights, AttentionColumns sees, const float* x, std::int64_t columns,
+                            float* sums) {
+  constexpr int kStep = kCount == 1 ? kRows * kVectors : kVectors;
+  std::int64_t d = 0;
+  for (; d + kStep * kLanes <= columns; d += kStep * kLanes) {
+    accumulate_tile<kCount, kStep, kHoles>(weights, sees, x + d, columns, sums + d);
+  }
+  for (; d < columns; d += kLanes) accumulate_tile<kCount, 1, kHoles>(weights, sees, x + d, columns, sums + d);
+}
+void accumulate(const float* weights, const AttentionColumns* sees, int rows, bool holes, const float* x,
+                std::int64_t columns, float* sums) {
+  for (int i = 0; i < rows;) {
+    const float* w = weights + i * kAttentionBlock;
+    bool alike = !holes && i + kRows <= rows;
+    for (int r = 1; alike && r < kRows; ++r) {
+      alike = sees[i + r].first == sees[i].first && sees[i + r].last == sees[i].last;
+    }
+    if (alike) {
+      accumulate_rows<kRows, false>(w, sees[i], x, columns, sums + i * columns);
+      i += kRows;
+    } else {
+      holes ? accumulate_rows<1, true>(w, sees[i], x, columns, sums + i * columns)
+            : accumulate_rows<1, false>(w, sees[i], x, columns, sums + i * columns);
+      ++i;
+    }
+  }
+}
+
+void scale(float* x, std::int64_t count, std::int32_t steps) {
+  std::int64_t k = 0;
+  for (; k + kLanes <= count; k += kLanes) store_bytes(x + k, scale_down(load_floats(x + k), splat(steps)));
+  for (; k < count; ++k) {
+    Floats one = broadcast<Floats>(x[k]);
+    one = scale_down(one, splat(steps));
+    x[k] = one.v[0];
+  }
+}
+
+float dot(const float* a, const float* b, std::int64_t head_dim) {
+  float s[kAttentionChains] = {};
+  for (std::int64_t d = 0; d < head_dim; d += kAttentionChains) {
+    for (int r = 0; r < kAttentionChains; ++r) s[r] = rlk::fma_rn(a[d + r], b[d + r], s[r]);
+  }
+  return combine_chains(s);
+}
+
+void store(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to) {
+  with_type(dtype, [&](auto t) {
+    using T = decltype(t);
+    for_each_vector(head_dim, [&](std::int64_t k, int some) { store_at<T>(to, k, some, load_floats(row + k)); });
+  });
+}
+
+}  // namespace
+
+const AttentionLanes attention_lanes = {load,      transpose,  multiply, largest, probabilities,
+                                        gradients, accumulate, scale,    dot,     store};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

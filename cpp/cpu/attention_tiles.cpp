@@ -1,0 +1,90 @@
+#include "attention_tiles.h"
+
+#include <algorithm>
+#include <string>
+
+#include "isa.h"
+
+namespace rlk::cpu {
+namespace {
+
+[[noreturn]] void bad(const char* name, const std::string& expected, std::int64_t got, const std::string& where) {
+  throw InvalidArgument(std::string(name) + ": expected " + expected + ", got " + std::to_string(got) + where);
+}
+
+void check_offsets(const char* name, const std::int32_t* offsets, std::int64_t count, std::int64_t tokens) {
+  if (offsets == nullptr) return;
+  for (std::int64_t i = 0; i <= count; ++i) {
+    const std::int64_t least = i == 0 ? 0 : offsets[i - 1], most = i == 0 ? 0 : tokens;
+    const bool is_end = i == count && i > 0;
+    if (offsets[i] >= least && offsets[i] <= most && !(is_end && offsets[i] != tokens)) continue;
+    bad(name, "offsets that ascend from 0 to " + std::to_string(tokens) + " (the packed tokens)", offsets[i],
+        " at " + std::to_string(i));
+  }
+}
+
+void check_count(const char* name, const std::int32_t* counts, std::int64_t b, std::int64_t most) {
+  if (counts == nullptr || (counts[b] >= 0 && counts[b] <= most)) return;
+  bad(name, "numbers in [0, " + std::to_string(most) + "]", counts[b], " for sequence " + std::to_string(b));
+}
+
+}  // namespace
+
+const AttentionLanes& attention_lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::attention_lanes;
+    case Isa::kAvx2:
+      return avx2::attention_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::attention_lanes;
+}
+
+void check_attention_lists(const AttentionInput& p) {
+  check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.num_sequences, p.q_tokens);
+  check_offsets("cu_seqlens_k", p.cu_seqlens_k, p.num_sequences, p.k_tokens);
+  AttentionInput places = p;  // before seqused cuts them
+  places.seqused_q = places.seqused_k = nullptr;
+  for (std::int64_t b = 0; b < p.num_sequences; ++b) {
+    check_count("leftpad_k", p.leftpad_k, b, p.k_tokens);
+    const AttentionSpan place(places, b);
+    check_count("seqused_q", p.seqused_q, b, place.num_queries);
+    check_count("seqused_k", p.seqused_k, b, place.num_keys);
+    if (p.block_table == nullptr) continue;
+    const AttentionSpan span(p, b);
+    if (span.num_queries == 0) continue;
+    const AttentionRange keys = span.keys_of(AttentionRange{0, span.num_queries});
+    if (keys.empty()) continue;
+    for (std::int64_t i = keys.first / p.page_size; i <= (keys.last - 1) / p.page_size; ++i) {
+      const std::int64_t page = p.block_table[b * p.table_stride + i];
+      if (page >= 0 && page < p.num_pages) continue;
+      bad("block_table", "pages in [0, " + std::to_string(p.num_pages) + ")", page,
+          " at [" + std::to_string(b) + ", " + std::to_string(i) + "]");
+    }
+  }
+}
+
+AttentionTasks::Task AttentionTasks::operator[](std::int64_t i) const {
+  const auto found = std::upper_bound(ends_.begin(), ends_.end(), i);
+  const std::int64_t begin = found == ends_.begin() ? 0 : *(found - 1);
+  return {found - ends_.begin(), (i - begin) % heads_, (i - begin) / heads_ * piece_};
+}
+
+void AttentionReader::query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head,
+                            float* to) const {
+  const std::int64_t at = offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i);
+  attention_lanes().load(static_cast<const unsigned char*>(a.data) + (at + head * a.head_stride) * size_of(p_.dtype),
+                         p_.dtype, p_.head_dim, columns, to);
+}
+void AttentionReader::key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head,
+                          float* to) const {
+  const std::int64_t at = key_offset(p_, a, span, j);
+  attention_lanes().load(static_cast<const unsigned char*>(a.data) + (at + kv_head * a.head_stride) * size_of(p_.dtype),
+                         p_.dtype, p_.head_dim, columns, to);
+}
+
+}  // namespace rlk::cpu

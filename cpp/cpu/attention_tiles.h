@@ -1,0 +1,60 @@
+// What the CPU's passes over attention share: lists that are checked, tasks, and tiles of a sequence as fp32.
+#pragma once
+
+#include <vector>
+
+#include "attention_lanes.h"
+#include "rlk/kernels/attention_span.h"
+
+namespace rlk::cpu {
+
+const AttentionLanes& attention_lanes();
+
+// Throws InvalidArgument where a list contradicts the arrays.
+void check_attention_lists(const AttentionInput& p);
+
+// Pieces of at most `piece` queries, or keys, of each sequence, for each key head.
+class AttentionTasks {
+ public:
+  struct Task {
+    std::int64_t sequence, kv_head, first;
+  };
+  template <class Count>
+  AttentionTasks(const AttentionInput& p, std::int64_t piece, const Count& count)
+      : heads_(p.num_kv_heads), piece_(piece) {
+    ends_.reserve(static_cast<std::size_t>(p.num_sequences));
+    std::int64_t end = 0;
+    for (std::int64_t b = 0; b < p.num_sequences; ++b) {
+      ends_.push_back(end += (count(AttentionSpan(p, b)) + piece - 1) / piece * heads_);
+    }
+  }
+  std::int64_t size() const { return ends_.empty() ? 0 : ends_.back(); }
+  Task operator[](std::int64_t i) const;
+
+ private:
+  std::vector<std::int64_t> ends_;  // of each sequence's tasks
+  std::int64_t heads_, piece_;
+};
+
+// Arrays of a tile and their reading.
+class AttentionReader {
+ public:
+  explicit AttentionReader(const AttentionInput& p)
+      : p_(p), columns((p.head_dim + kColumns - 1) / kColumns * kColumns) {}
+
+  void query(const AttentionHeads& a, const AttentionSpan& span, std::int64_t i, std::int64_t head, float* to) const;
+  void key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head, float* to) const;
+
+ private:
+  const AttentionInput& p_;
+
+ public:
+  const std::int64_t columns;  // of a row of floats
+};
+
+inline AttentionColumns within(AttentionRange range, std::int64_t begin) {
+  return {static_cast<int>(clamp_to(range.first - begin, 0, kAttentionBlock)),
+          static_cast<int>(clamp_to(range.last - begin, 0, kAttentionBlock))};
+}
+
+}  // namespace rlk::cpu

@@ -1,0 +1,47 @@
+// What of an attention call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+#pragma once
+
+#include "rlk/kernels/attention_row.h"
+#include "rlk/ops/attention.h"
+
+namespace rlk {
+
+inline void check_attention_input(const AttentionInput& p) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "attention: q is float32, bfloat16 or float16");
+  RLK_CHECK(p.num_sequences >= 0 && p.num_sequences < kMost - 1, "attention: fewer than 2^31 - 1 sequences");
+  RLK_CHECK(p.q_tokens >= 0 && p.q_tokens < kMost, "attention: fewer than 2^31 queries");
+  RLK_CHECK(p.k_tokens >= 0 && p.k_tokens < kMost, "attention: fewer than 2^31 keys");
+  RLK_CHECK(p.num_kv_heads >= 1 && p.num_q_heads >= 0 && p.num_q_heads < std::int64_t{1} << 24 &&
+                p.num_q_heads % p.num_kv_heads == 0,
+            "attention: query heads are a multiple of key heads");
+  RLK_CHECK(p.head_dim >= 8 && p.head_dim <= kMaxHeadDim && p.head_dim % 8 == 0,
+            "attention: head_dim is a multiple of 8 in [8, 256]");
+  RLK_CHECK(p.window_size >= 0 && (p.window_size == 0 || p.causal), "attention: a window is causal");
+  const float c = attention_scale(p.softmax_scale);
+  RLK_CHECK(c >= 0x1p-126f && c < infinity(), "attention: log2e * softmax_scale is finite, positive and not subnormal");
+  RLK_CHECK(p.block_table == nullptr || (p.cu_seqlens_k == nullptr && p.leftpad_k == nullptr),
+            "attention: pages have neither cu_seqlens_k nor leftpad_k");
+  RLK_CHECK(p.cu_seqlens_k == nullptr || p.leftpad_k == nullptr, "attention: packed keys have no leftpad_k");
+  if (p.block_table != nullptr) {
+    RLK_CHECK(p.page_size >= 1 && p.max_pages >= 0 && p.num_pages >= 0 && p.k_tokens == p.page_size * p.max_pages,
+              "attention: k_tokens is page_size * max_pages");
+  }
+}
+
+inline void check_attention(const AttentionParams& p) {
+  check_attention_input(p);
+  if (p.num_sequences * p.q_tokens * p.num_q_heads == 0) return;
+  RLK_CHECK(p.q.data && p.out, "attention: q and out are given");
+  const bool no_keys = p.k_tokens == 0 || (p.block_table != nullptr && p.num_pages == 0);
+  RLK_CHECK(no_keys || (p.k.data && p.v.data), "attention: k and v are given");
+}
+
+inline void check_attention(const AttentionBackwardParams& p) {
+  check_attention_input(p);
+  RLK_CHECK(p.block_table == nullptr, "attention_backward: keys are not in pages");
+  RLK_CHECK((p.dk == nullptr) == (p.dv == nullptr), "attention_backward: dk and dv are wanted together");
+}
+
+}  // namespace rlk

@@ -1,0 +1,99 @@
+// Where the queries and keys of a sequence are, and which of them see one another: of a call's lists, clamped to its
+// arrays. For every backend.
+#pragma once
+
+#include "rlk/ops/attention.h"
+
+namespace rlk {
+
+// A half-open range of queries or of keys.
+struct AttentionRange {
+  std::int64_t first, last;
+  RLK_HD bool empty() const { return first >= last; }
+};
+
+RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t most) {
+  return x < least ? least : x > most ? most : x;
+}
+
+// Sequence b: queries at tokens q_first + i of its q, keys at tokens k_first + j of its k.
+struct AttentionSpan {
+  std::int64_t sequence;
+  std::int64_t q_first, num_queries;
+  std::int64_t k_first, num_keys;
+  std::int64_t window;  // keys; more than there are of them where there is none
+  bool causal;
+
+  RLK_HD AttentionSpan(const AttentionInput& p, std::int64_t b) : sequence(b), causal(p.causal) {
+    AttentionRange q = {0, p.q_tokens}, k = {0, p.k_tokens};
+    if (p.cu_seqlens_q != nullptr) q = place(p.cu_seqlens_q, b, p.q_tokens);
+    if (p.cu_seqlens_k != nullptr) k = place(p.cu_seqlens_k, b, p.k_tokens);
+    if (p.leftpad_k != nullptr) k.first = clamp_to(p.leftpad_k[b], 0, k.last);
+    q_first = q.first;
+    k_first = k.first;
+    num_queries = q.last - q.first;
+    num_keys = k.last - k.first;
+    if (p.seqused_q != nullptr) num_queries = clamp_to(p.seqused_q[b], 0, num_queries);
+    if (p.seqused_k != nullptr) num_keys = clamp_to(p.seqused_k[b], 0, num_keys);
+    window = p.window_size > 0 ? p.window_size : num_keys + num_queries + 1;
+  }
+
+  // Number of the key that stands where query i does.
+  RLK_HD std::int64_t position(std::int64_t i) const { return num_keys - num_queries + i; }
+  RLK_HD AttentionRange keys_of(std::int64_t i) const {
+    if (!causal) return {0, num_keys};
+    const std::int64_t n = position(i), first = n - window + 1;
+    return {first > 0 ? first : 0, n + 1};  // n < num_keys
+  }
+  RLK_HD AttentionRange queries_of(std::int64_t j) const {
+    if (!causal) return {0, num_queries};
+    const std::int64_t at = j - position(0);
+    return {at > 0 ? at : 0, at + window < num_queries ? at + window : num_queries};
+  }
+  // What any query, or key, of a range sees.
+  RLK_HD AttentionRange keys_of(AttentionRange queries) const {
+    const AttentionRange a = keys_of(queries.first), b = keys_of(queries.last - 1);
+    return {a.first, b.last};
+  }
+  RLK_HD AttentionRange queries_of(AttentionRange keys) const {
+    const AttentionRange a = queries_of(keys.first), b = queries_of(keys.last - 1);
+    return {a.first, b.last};
+  }
+
+ private:
+  static RLK_HD AttentionRange place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
+    const std::int64_t first = clamp_to(offsets[b], 0, tokens);
+    return {first, clamp_to(offsets[b + 1], first, tokens)};
+  }
+};
+
+// Element offset of a token of a sequence. Not of pages.
+RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t sequence, std::int64_t token) {
+  return (packed ? 0 : sequence * a.sequence_stride) + token * a.token_stride;
+}
+
+// Of key j of a sequence, in k or in v; kNoPage where its page is none.
+constexpr std::int64_t kNoPage = INT64_MIN;
+RLK_HD std::int64_t key_offset(const AttentionInput& p, const AttentionHeads& a, const AttentionSpan& span,
+                               std::int64_t j) {
+  if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
+  const std::int64_t page = p.block_table[span.sequence * p.table_stride + j / p.page_size];
+  if (page < 0 || page >= p.num_pages) return kNoPage;
+  return page * a.sequence_stride + j % p.page_size * a.token_stride;
+}
+
+// Rows of out and lse: a token of q, of all sequences.
+RLK_HD std::int64_t row_of(const AttentionInput& p, std::int64_t sequence, std::int64_t token) {
+  return p.cu_seqlens_q != nullptr ? token : sequence * p.q_tokens + token;
+}
+RLK_HD std::int64_t lse_index(const AttentionInput& p, std::int64_t sequence, std::int64_t token, std::int64_t head) {
+  return p.cu_seqlens_q != nullptr ? head * p.q_tokens + token : (sequence * p.num_q_heads + head) * p.q_tokens + token;
+}
+inline std::int64_t attention_rows(const AttentionInput& p) {
+  return p.cu_seqlens_q != nullptr ? p.q_tokens : p.num_sequences * p.q_tokens;
+}
+inline std::int64_t attention_keys(const AttentionInput& p) {
+  return p.cu_seqlens_k != nullptr ? p.k_tokens : p.num_sequences * p.k_tokens;
+}
+
+}  // namespace rlk

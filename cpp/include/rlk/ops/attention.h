@@ -1,0 +1,112 @@
+// THE CONTRACT of attention: softmax(scale * q k^T) v with causal and window masks, over padded, packed and paged
+// sequences, and its gradients. Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown,
+// in the order shown. `round` is to dtype, nearest even; of float32 it is nothing.
+//
+// Sequence b has Q queries and L keys: those of its place in q and k that are in use (kernels/attention_span.h).
+//   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q; seqused_q counts the first ones
+//   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages [num_pages, page_size, Hkv, D]
+//      of which block_table[b] lists those of b; leftpad_k keys are passed over, seqused_k counts the ones that follow
+// Keys are numbered from 0, the first in use. Query i stands at n = L - Q + i, and sees key j where
+//   j <= n under `causal`, and n - window_size < j under a window (which is causal).
+// Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, has out +0 and lse -Inf, and is
+// not read. A key that a query does not see contributes nothing at all to its row, nor the query to the key's gradients,
+// whatever either holds; nor does a key whose score is -Inf.
+// Forward, of one query and head, over the keys that it sees, ascending:
+//   s_j = q . k_j : one chain of fma over d ascending from +0
+//   c   = fl(log2e * softmax_scale)
+//   Splits of 4096 keys, in them blocks of 128, both counted from key 0. In a split, after block b:
+//     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks 0 .. b (math/softmax_stats.h's
+//       leaf_reference); a prefix that is its identity contributes nothing, one that fails makes the row NaN
+//     when m rises, l_r and O_d of the blocks before are multiplied by 2^(m_before - m_b): scale_down of softmax_stats.h
+//     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b))
+//     l_r = l_r + p_j, in eight chains r = j % 8;   O_d = fma(round(p_j), v_jd, O_d), one chain from +0
+//   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains. Splits merge ascending, as rule 4 combines two nodes, O_d
+//   like S; a split that contributed nothing, or the first, changes nothing.
+//   out_d = round(fl(O_d / l) + 0)            lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
+//   A row that sees keys and whose root is the identity is NaN, as are one with a NaN score and one with m >= 2^21.
+// Backward, from dout and dlse (null means 0) and the saved out and lse:
+//   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as l's; then with dlse fl(delta - dlse)
+//   p_ij  = 2^min(t, 127), 0 where t < -126, t = fma(s_ij, c, -fl(lse_i * log2e)): logprob's p, by the mode's exponential
+//   dp_ij = dout_i . v_j: one chain over d ascending from +0
+//   ds_ij = round(fl(p_ij * fl(dp_ij - delta_i)))
+//   dq_i  = round(fl(softmax_scale * chain over keys ascending of fma(ds_ij, k_j)) + 0)
+//   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),  dv_j = round(chain of fma(round(p_ij), dout_i) + 0)
+//           over the query heads of the key's ascending, of each its queries ascending, from +0
+//   Positions that are not in use, queries that see no key and keys that none sees get +0, and are not read.
+// A query of a sequence has the same bits for any batch, packing, padding, paging and chunking: its keys, their numbers
+// and n say all of them; so have the gradients of a key, which its queries say. With Exp::kPortable on every backend.
+// NaN results are canonical.
+// Lists that contradict the arrays (an offset that descends or is out of range, a count below 0 or too large, a page that
+// is none): the CPU throws InvalidArgument before it writes anything. A GPU reads nothing out of range and writes
+// everything: offsets and counts are clamped, a token in no sequence is not in use, keys of a page that is none are NaN.
+// Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/ops/logprob.h"  // Exp
+
+namespace rlk {
+
+constexpr int kAttentionBlock = 128;   // keys
+constexpr int kAttentionSplit = 4096;  // keys
+constexpr int kAttentionChains = 8;    // of l, by key, and of delta, by column
+constexpr int kMaxHeadDim = 256;
+
+// Tokens of heads; columns are contiguous, any alignment. Strides in elements.
+struct AttentionHeads {
+  const void* data = nullptr;
+  std::int64_t sequence_stride = 0;  // of a page, where there are pages; not of packed tokens
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+// What a sequence means: shared by forward and backward.
+struct AttentionInput {
+  AttentionHeads q, k, v;                      // dtype
+  const std::int32_t* cu_seqlens_q = nullptr;  // [num_sequences + 1] from 0 to q_tokens: q is packed
+  const std::int32_t* cu_seqlens_k = nullptr;  // [num_sequences + 1] from 0 to k_tokens: k and v are packed
+  const std::int32_t* seqused_q = nullptr;     // [num_sequences] in [0, the sequence's place], or null: all
+  const std::int32_t* seqused_k = nullptr;     // [num_sequences], behind leftpad_k, or null: all
+  const std::int32_t* leftpad_k = nullptr;     // [num_sequences], k neither packed nor paged, or null: 0
+  const std::int32_t* block_table = nullptr;   // [num_sequences, max_pages] of ids in [0, num_pages): k and v are pages
+  std::int64_t table_stride = 0;               // elements between sequences
+  std::int64_t num_pages = 0, page_size = 1, max_pages = 0;
+  std::int64_t num_sequences = 0;
+  std::int64_t q_tokens = 0;                       // places of each sequence; packed: of all
+  std::int64_t k_tokens = 0;                       // the same; paged: page_size * max_pages
+  std::int64_t num_q_heads = 0, num_kv_heads = 1;  // the one a multiple of the other
+  std::int64_t head_dim = 0;                       // a multiple of 8 in [8, kMaxHeadDim]
+  std::int64_t window_size = 0;                    // 0: none; only causal
+  float softmax_scale = 1.0f;                      // > 0; fl(log2e * softmax_scale) is finite and not subnormal
+  DType dtype = DType::kBFloat16;                  // kBFloat16, kFloat16, kFloat32
+  Exp exp = Exp::kPortable;
+  bool causal = true;
+};
+
+// Outputs are contiguous.
+struct AttentionParams : AttentionInput {
+  void* out = nullptr;   // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
+  float* lse = nullptr;  // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
+};
+
+// Not of pages.
+struct AttentionBackwardParams : AttentionInput {
+  AttentionHeads out = {}, dout = {};  // of q's shape
+  const float* lse = nullptr;          // as forward wrote it
+  const float* dlse = nullptr;         // like lse, or null
+  void* dq = nullptr;                  // of q's shape, contiguous; null: not wanted
+  void* dk = nullptr;                  // of k's; dk and dv are wanted together
+  void* dv = nullptr;
+  void* workspace = nullptr;  // attention_backward_workspace_bytes(...), 16-byte aligned
+};
+
+void require_attention_backend(Device device);  // throws Unsupported where this build has none for the device
+void attention(const AttentionParams& p, Device device, Stream stream);
+
+// Bytes of device workspace that `p` needs on `device`: 4 for each query and head, on the CPU too.
+std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device);
+void attention_backward(const AttentionBackwardParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,191 @@
+"""Attention over padded, packed and paged sequences: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/attention.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _dispatch
+from .._arithmetic import resolve_exp
+from .._native import module as _C
+from ..reference.attention import attention_reference
+
+__all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
+
+
+class AttentionResult(NamedTuple):
+    """What ``attention(..., return_lse=True)`` gives.
+
+    Attributes:
+        out: the shape and dtype of ``q``, contiguous.
+        lse: float32, ``[batch, heads, tokens]`` or, of packed queries, ``[heads, tokens]``: the natural logarithm of
+            the sum of ``exp(softmax_scale * score)`` over what a query sees; -Inf where it sees nothing.
+    """
+
+    out: Any
+    lse: Any
+
+
+_LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
+
+_torch_path: Any = None
+_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
+_plain_or_none: tuple[Any, ...] = ()
+
+
+def _torch() -> Any:
+    """ops/attention_torch.py, imported with the first torch tensor."""
+    global _torch_path, _plain, _plain_or_none
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import attention_torch
+
+        _torch_path = attention_torch
+        _plain = attention_torch.PLAIN
+        _plain_or_none = (*_plain, type(None))
+    return _torch_path
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = True,
+    window_size: int | None = None,
+    softmax_scale: float | None = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    leftpad_k: Any = None,
+    block_table: Any = None,
+    exp: str | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
+
+    A query of a sequence has the same bits in any batch, packed, padded, paged or chunked, at any stride; so have the
+    gradients of a query and of a key. Differentiable (torch) in ``q``, ``k`` and ``v``, but of pages.
+
+    The queries stand in ``q``, the keys in ``k`` and ``v``, each in its own form, and the last query of a sequence
+    stands at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names are
+    FlashAttention's; a query in front of the first key sees none.
+
+    - training, padded on the left as Hugging Face generates: ``leftpad_k`` (queries that are padding see no key);
+    - padded on the right: ``seqused_q`` and ``seqused_k``, both the lengths;
+    - packed: ``cu_seqlens_q`` and ``cu_seqlens_k``, with ``[tokens, heads, head_dim]``;
+    - a KV cache: ``seqused_k``, the keys that it holds, the new ones included;
+    - pages, as vLLM has them: ``block_table`` and ``seqused_k``, with ``q`` padded or packed.
+
+    Args:
+        q: ``[batch, tokens, q_heads, head_dim]``, or with ``cu_seqlens_q`` packed ``[tokens, q_heads, head_dim]``;
+            float32, bfloat16 or float16. Any strides but for the last dimension, which is contiguous (a transposed
+            ``[batch, heads, tokens, head_dim]`` serves). ``head_dim`` is a multiple of 8, at most 256.
+        k, v: ``[batch, tokens, kv_heads, head_dim]``; with ``cu_seqlens_k`` packed ``[tokens, kv_heads, head_dim]``;
+            with ``block_table`` pages ``[num_pages, page_size, kv_heads, head_dim]``, of any size. ``kv_heads`` divides
+            ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``.
+        causal: a query sees the keys up to its own place; otherwise all of its sequence.
+        window_size: a query sees so many keys, its own included: ``q_pos - k_pos < window_size``, as Hugging Face's
+            ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
+        softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
+        cu_seqlens_q, cu_seqlens_k: int32 ``[num_sequences + 1]``, offsets of the packed sequences from 0 to the number
+            of tokens.
+        seqused_q, seqused_k: int32 ``[num_sequences]``: how many of a sequence's queries and keys are in use, the first
+            ones; default all. ``seqused_k`` counts from ``leftpad_k``.
+        leftpad_k: int32 ``[num_sequences]``: keys in front that are padding; of ``k`` with a batch dimension.
+        block_table: int32 ``[num_sequences, max_pages]``: the pages of each sequence, in order.
+        exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
+            the same bits on every backend; hardware on every GPU of one architecture and, of sm_90, on the CPU.
+        return_lse: the logarithm of each row's sum as well.
+    Returns:
+        ``out``, of the shape and dtype of ``q``, contiguous; or :class:`AttentionResult`. A query that is not in use,
+        or sees no key, has +0 and -Inf and is never read, whatever it holds. So is padding among the keys.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
+        not go together, and on the CPU for lists that contradict the arrays; RuntimeError where no kernel of this build
+        serves the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts are
+        clamped, and keys of a page that is none are NaN.
+    Source:
+        docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
+    """
+    lists = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table)
+    options = (bool(causal), window_size, softmax_scale)
+    if (
+        type(q) in _plain
+        and type(k) in _plain
+        and type(v) in _plain
+        and all(type(x) in _plain_or_none for x in lists)
+        and not _torch_path.is_compiling()
+    ):
+        result = _C.attention_eager(q, k, v, *lists, *options, exp, bool(return_lse))
+        if result is not NotImplemented:
+            return AttentionResult(*result) if return_lse else result[0]
+    if _dispatch.is_tensor(q):
+        out, lse = _torch().attention(q, k, v, lists, options, exp, bool(return_lse))
+    else:
+        frame = _dispatch.Frame(q, "q")
+        _dispatch.match_torch_threads()
+        out, lse = _C.attention(
+            frame.export(q, "q"),
+            frame.export(k, "k"),
+            frame.export(v, "v"),
+            *(frame.export(x, name) for x, name in zip(lists, _LISTS, strict=True)),
+            *options,
+            resolve_exp(exp, frame.device),
+            bool(return_lse),
+            frame.allocate,
+            frame.stream,
+        )
+        out, lse = frame.result(out), frame.result(lse)
+    return AttentionResult(out, lse) if return_lse else out
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    causal: bool = True,
+    window_size: int | None = None,
+    softmax_scale: float | None = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    leftpad_k: Any = None,
+    exp: str | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd calls it.
+
+    Args:
+        dout: the gradient of ``out``, its shape and dtype.
+        q, k, v and the options: as given to :func:`attention`. There are no gradients of pages.
+        out, lse: what attention returned, of the whole sequences.
+        dlse: the gradient of ``lse``, float32, contiguous; None means 0.
+    Returns: ``(dq, dk, dv)``, contiguous, of the shapes and dtype of ``q``, ``k`` and ``v``. What is not in use has +0.
+    Raises: as :func:`attention`.
+    Source: docs/numerics.md, rule 6; arXiv:2307.08691.
+    """
+    lists = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+    options = (bool(causal), window_size, softmax_scale)
+    if _dispatch.is_tensor(q):
+        found: tuple[Any, Any, Any] = _torch().backward(dout, dlse, q, k, v, out, lse, lists, options, exp)
+        return found
+    frame = _dispatch.Frame(q, "q")
+    _dispatch.match_torch_threads()
+    names = ("dout", "dlse", "q", "k", "v", "out", "lse", *_LISTS[:-1])
+    dq, dk, dv = _C.attention_backward(
+        *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, *lists), names, strict=True)),
+        *options,
+        resolve_exp(exp, frame.device),
+        True,
+        True,
+        frame.allocate,
+        frame.stream,
+    )
+    return frame.result(dq), frame.result(dk), frame.result(dv)

@@ -1,0 +1,109 @@
+"""attention for torch tensors.
+
+An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
+transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through attention_traced.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._arithmetic import resolve_exp, unresolved_exp
+from .._main_grad import is_asked_for
+from .._native import module as _C
+from .._torch import (
+    PLAIN,
+    device_type,
+    gradient,
+    is_compiling,
+    is_direct,
+    is_direct_gradient,
+    is_grad_enabled,
+    prepare,
+    require_tensors,
+    wants_grad,
+)
+from . import attention_traced as traced
+
+__all__ = ["PLAIN", "attention", "backward", "is_compiling"]
+
+
+def _mode(exp: str | None, q: Tensor, direct: bool) -> int:
+    return resolve_exp(exp, device_type(q, "q")) if direct or not is_compiling() else unresolved_exp(exp)
+
+
+def attention(
+    q: Tensor, k: Any, v: Any, lists: tuple[Any, ...], options: tuple[Any, ...], exp: str | None, return_lse: bool
+) -> tuple[Any, Any]:
+    direct = is_direct(q, k, v, *lists)
+    mode = _mode(exp, q, direct)
+    differentiable = wants_grad(q, k, v)
+    traced.require_no_pages(lists[-1], differentiable)
+    if direct and not differentiable:
+        prepare(q)
+        result: tuple[Any, Any] = _C.attention(q, k, v, *lists, *options, mode, return_lse, None, 0)
+        return result
+    if not direct:
+        require_tensors(q=q, k=k, v=v, optional=dict(zip(traced.LISTS, lists, strict=True)))
+        return traced.attention(q, k, v, *lists, *traced.checked(options), mode)
+    return _Attention.apply(q, k, v, *lists[:-1], *options, mode)
+
+
+class _Attention(torch.autograd.Function):
+    """Eager autograd. The old form of forward costs a third of what setup_context does."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        lists, options = rest[:5], rest[5:]
+        prepare(q)
+        *call, mode = options
+        out, lse = _C.attention(q, k, v, *lists, None, *call, mode, True, None, 0)
+        ctx.save_for_backward(q, k, v, out, lse, *lists)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        q, k, v, out, lse, *lists = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:3]
+        if dout is None and dlse is None:
+            return (None,) * 12
+        asked = tuple(n and is_asked_for(edge[0]) for n, edge in zip(needs, ctx.next_functions[:3], strict=True))
+        wants_q, wants_kv = asked[0], asked[1] or asked[2]
+        given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}
+        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        direct = not is_grad_enabled() and all(map(is_direct_gradient, given.values()))
+        if not direct:
+            require_tensors(**given)
+        dout, dlse = traced.incoming(dout, dlse, out)
+        if direct:
+            prepare(q)
+            found = _C.attention_backward(
+                dout, dlse, q, k, v, out, lse, *lists, *ctx.options, wants_q, wants_kv, None, 0
+            )
+        else:
+            found = traced.backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, wants_q, wants_kv)
+        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 9
+
+
+def backward(
+    dout: Any, dlse: Any, q: Tensor, k: Any, v: Any, out: Any, lse: Any, lists: tuple[Any, ...],
+    options: tuple[Any, ...], exp: str | None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    inputs = (dout, dlse, q, k, v, out, lse, *lists)
+    direct = is_direct(*inputs)
+    mode = _mode(exp, q, direct)
+    if direct and not wants_grad(*inputs):
+        prepare(q)
+        found: tuple[Any, Any, Any] = _C.attention_backward(*inputs, *options, mode, True, True, None, 0)
+        return found
+    optional = {"dlse": dlse, **dict(zip(traced.LISTS, lists, strict=False))}
+    require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
+    return traced.backward(
+        gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, *lists, *traced.checked(options), mode,
+        True, True,
+    )  # fmt: skip

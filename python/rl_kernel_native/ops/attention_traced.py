@@ -1,0 +1,426 @@
+"""attention as torch operators: what torch.compile, export, FakeTensor and torch.func see, with its derivatives.
+
+The forward is native and so is the first derivative. Forward-mode and second derivatives are composed from torch's own
+operators in float64: they exist to be right, and need memory for every pair of a query and a key.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _check
+from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
+from .._in_graph import apply, callable_in_graph
+from .._native import module as _C
+from .._shapes import check_columns, check_dtype_like, dtype_name
+from .._torch import CODES, apply_function, device_type, gradient, implement, memory, prepare
+from .._transforms import batched, looped, pulled, pushed
+
+LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
+_HOW = "bool causal, int? window_size, float? softmax_scale, int exp"
+_PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
+_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
+_library.define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}) -> (Tensor, Tensor)")
+# What is not wanted is an empty tensor.
+_library.define(
+    f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, "
+    f"{_HOW}, bool wants_q, bool wants_kv) -> (Tensor, Tensor, Tensor)"
+)
+_ops = torch.ops.rl_kernel_native
+
+
+def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *rest, mode = rest
+    mode = resolve_traced(mode, device_type(q, "q"))
+    prepare(q)
+    out, lse = _C.attention(memory(q), memory(k), memory(v), *rest, mode, True, None, 0)
+    return out, lse
+
+
+def _backward_kernel(
+    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> Any:
+    *rest, mode, wants_q, wants_kv = rest
+    if mode == AS_CALLED:
+        mode = resolve_traced(mode, device_type(q, "q")) if q.is_cuda else PORTABLE
+    prepare(q)
+    tensors = (memory(t) for t in (dout, dlse, q, k, v, out, lse))
+    found = _C.attention_backward(*tensors, *rest, mode, wants_q, wants_kv, None, 0)
+    return tuple(q.new_empty(0) if g is None else g for g in found)
+
+
+implement(_library, "attention", _forward_kernel, functools.partial(apply, "_TransformedAttention"))
+implement(_library, "attention_backward", _backward_kernel, functools.partial(apply, "_TransformedAttentionBackward"))
+
+
+# ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
+
+
+def checked(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    causal, window_size, softmax_scale = options
+    return (
+        causal,
+        None if window_size is None else _check.integer("window_size", window_size),
+        None if softmax_scale is None else _check.number("softmax_scale", softmax_scale),
+    )
+
+
+def require_no_pages(block_table: Any, differentiable: bool) -> None:
+    if differentiable and block_table is not None:
+        raise ValueError("block_table: pages have no gradient; call under torch.no_grad(), or without block_table")
+
+
+def _check_list(tensor: Any, name: str, size: Any) -> None:
+    if tensor is None:
+        return
+    if tensor.dtype != torch.int32:
+        raise TypeError(f"{name}: expected dtype int32, got {dtype_name(tensor.dtype)}")
+    if tensor.dim() != 1 or (size is not None and tensor.shape[0] != size):
+        wanted = "num_sequences + 1" if size is None else size
+        what = "offsets: the sequences and 1" if name.startswith("cu_") else "the sequences"
+        raise ValueError(f"{name}: expected shape [{wanted}] ({what}), got {list(tensor.shape)}")
+
+
+def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+    cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale = rest
+    if q.dtype not in CODES:
+        raise TypeError(f"q: expected dtype float32, bfloat16 or float16, got {dtype_name(q.dtype)}")
+    check_dtype_like(k, "k", q, "q")
+    check_dtype_like(v, "v", q, "q")
+    if q.dim() != (4 if cu_q is None else 3):
+        wanted = "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_q"
+        wanted = wanted if cu_q is None else "[tokens, heads, head_dim] beside cu_seqlens_q"
+        raise ValueError(f"q: expected shape {wanted}, got {list(q.shape)}")
+    check_columns(q, "q")
+    if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= 256:
+        raise ValueError(
+            f"q: expected a last dimension (head_dim) that is a multiple of 8 in [8, 256], got shape {list(q.shape)}"
+        )
+    _check_list(cu_q, "cu_seqlens_q", None)
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    _check_keys(q, k, v, cu_k, used_k, leftpad, table, batch)
+    _check_list(cu_k, "cu_seqlens_k", batch + 1)
+    for tensor, name in ((used_q, "seqused_q"), (used_k, "seqused_k"), (leftpad, "leftpad_k")):
+        _check_list(tensor, name, batch)
+    if window_size is not None and window_size < 1:
+        raise ValueError(f"window_size: expected None or a number of keys >= 1, got {window_size}")
+    if window_size is not None and not causal:
+        raise ValueError(
+            f"window_size: expected None beside causal=False: the window ends at the query, got {window_size}"
+        )
+    if softmax_scale is not None and not 0 < softmax_scale < float("inf"):
+        raise ValueError(
+            f"softmax_scale: expected None or a finite number > 0 (fp32, not subnormal), got {softmax_scale}"
+        )
+
+
+def _check_keys(q: Tensor, k: Tensor, v: Tensor, cu_k: Any, used_k: Any, leftpad: Any, table: Any, batch: Any) -> None:
+    if table is not None and cu_k is not None:
+        raise ValueError("cu_seqlens_k: expected None beside block_table, whose pages have no offsets, got a list")
+    if leftpad is not None and (cu_k is not None or table is not None):
+        beside = "cu_seqlens_k" if cu_k is not None else "block_table"
+        raise ValueError(
+            f"leftpad_k: expected None beside {beside}: it is for k of shape [batch, tokens, heads, head_dim], got a "
+            "list"
+        )
+    if table is not None and used_k is None:
+        raise ValueError("seqused_k: expected the keys in use of each sequence beside block_table, got None")
+    if k.dim() != (4 if cu_k is None else 3):
+        wanted = "[batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside cu_seqlens_k"
+        if cu_k is not None:
+            wanted = "[tokens, heads, head_dim] beside cu_seqlens_k"
+        elif table is not None:
+            wanted = "[pages, page_size, heads, head_dim] beside block_table"
+        raise ValueError(f"k: expected shape {wanted}, got {list(k.shape)}")
+    check_columns(k, "k")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k: expected a last dimension of {q.shape[-1]} (that of q), got shape {list(k.shape)}")
+    if k.shape[-2] < 1 or q.shape[-2] % k.shape[-2]:
+        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[-2]}, got shape {list(k.shape)}")
+    if tuple(v.shape) != tuple(k.shape):
+        raise ValueError(f"v: expected shape {list(k.shape)} (that of k), got {list(v.shape)}")
+    check_columns(v, "v")
+    if table is not None:
+        if table.dtype != torch.int32:
+            raise TypeError(f"block_table: expected dtype int32, got {dtype_name(table.dtype)}")
+        if table.dim() != 2 or table.shape[0] != batch:
+            raise ValueError(
+                f"block_table: expected shape [{batch}, max_pages] (the sequences of q), got {list(table.shape)}"
+            )
+        if k.shape[1] < 1:
+            raise ValueError(f"k: expected pages of at least one key, got shape {list(k.shape)}")
+    elif cu_k is None and k.shape[0] != batch:
+        raise ValueError(f"k: expected a first dimension of {batch} (the sequences of q), got shape {list(k.shape)}")
+
+
+def _lse_shape(q: Tensor) -> list[Any]:
+    """[..., heads, tokens] of [..., tokens, heads, head_dim]."""
+    return [*q.shape[:-3], q.shape[-2], q.shape[-3]]
+
+
+@torch.library.register_fake("rl_kernel_native::attention", lib=_library)
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    _check_operands(q, k, v, *rest[:-1])
+    return q.new_empty(q.shape), q.new_empty(_lse_shape(q), dtype=torch.float32)
+
+
+@torch.library.register_fake("rl_kernel_native::attention_backward", lib=_library)
+def _backward_fake(
+    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> Any:
+    *lists, causal, window_size, softmax_scale, _exp, wants_q, wants_kv = rest
+    _check_operands(q, k, v, *lists, None, causal, window_size, softmax_scale)
+    for tensor, name in ((dout, "dout"), (out, "out")):
+        check_dtype_like(tensor, name, q, "q")
+        if tuple(tensor.shape) != tuple(q.shape):
+            raise ValueError(f"{name}: expected shape {list(q.shape)} (that of q), got {list(tensor.shape)}")
+        check_columns(tensor, name)
+    for rows, name in ((lse, "lse"), (dlse, "dlse")):
+        if rows is None:
+            continue
+        if rows.dtype != torch.float32:
+            raise TypeError(f"{name}: expected dtype float32, got {dtype_name(rows.dtype)}")
+        if list(rows.shape) != _lse_shape(q):
+            raise ValueError(f"{name}: expected shape {_lse_shape(q)} (that of lse), got {list(rows.shape)}")
+    dk, dv = (q.new_empty(t.shape if wants_kv else 0) for t in (k, v))
+    return q.new_empty(q.shape if wants_q else 0), dk, dv
+
+
+# ---- the same by torch's operators in float64 -----------------------------------------------------------------------
+
+
+def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token its sequence, and its number in it, negative or at least the count where it is not in use; and the
+    counts of sequences. Of [batch, tokens, ...] in this shape, of packed tokens [1, tokens]."""
+    if cu is None:
+        batch, tokens = x.shape[:2]
+        sequence = torch.arange(batch, device=x.device)[:, None].expand(batch, tokens)
+        number = torch.arange(tokens, device=x.device).expand(batch, tokens)
+        count = torch.full((batch,), tokens, device=x.device)
+    else:
+        offsets, tokens = cu.long(), torch.arange(x.shape[0], device=x.device)
+        sequence = torch.searchsorted(offsets[1:].contiguous(), tokens, right=True)[None]
+        number = tokens - offsets[sequence.clamp(max=max(len(offsets) - 2, 0))]
+        count = offsets[1:] - offsets[:-1]
+    if leftpad is not None:
+        number, count = number - leftpad.long()[:, None], count - leftpad.long()
+    if used is not None:
+        count = used.long()
+    return sequence, number, count
+
+
+def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
+    """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, what sees what [b, 1, 1, i, j], scale."""
+    cu_q, cu_k, used_q, used_k, leftpad, table = lists
+    causal, window_size, softmax_scale = how[:3]
+    if table is not None:
+        pages = table.long().clamp(0, max(k.shape[0] - 1, 0))
+        k, v = (t[pages].flatten(1, 2) for t in (k, v))
+    of_q, of_k = _numbers(q, cu_q, used_q, None), _numbers(k, cu_k, used_k, leftpad)
+    if cu_q is not None or cu_k is not None:  # all with all
+        of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
+        q, k, v = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
+    (seq_q, i, queries), (seq_k, j, keys) = of_q, of_k
+    b = seq_q.clamp(max=max(len(queries) - 1, 0))
+    sees = (seq_q[:, :, None] == seq_k[:, None, :]) & ((i >= 0) & (i < queries[b]))[:, :, None]
+    sees = sees & ((j >= 0) & (j < keys[seq_k.clamp(max=max(len(keys) - 1, 0))]))[:, None, :]
+    if causal:
+        behind = (keys[b] - queries[b] + i)[:, :, None] - j[:, None, :]
+        sees = sees & (behind >= 0)
+        sees = sees if window_size is None else sees & (behind < window_size)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    # What is not read may be anything.
+    x = _where(sees.any(2), q.double()).unflatten(2, (k.shape[2], q.shape[2] // k.shape[2]))
+    seen = sees.any(1)
+    return x, _where(seen, k.double()), _where(seen, v.double()), sees[:, None, None], scale
+
+
+def _where(used: Tensor, x: Tensor) -> Tensor:
+    return torch.where(used[:, :, None, None], x, torch.zeros_like(x))
+
+
+def _probabilities(x: Tensor, y: Tensor, sees: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """[b, kv_heads, group, i, j], and lse without j."""
+    s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
+    any_key = sees.any(-1, keepdim=True)
+    s = torch.where(sees, s, torch.where(any_key, float("-inf"), 0.0))
+    lse = torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else s.sum(-1, keepdim=True)
+    p = torch.where(sees, torch.exp(s - lse), torch.zeros_like(s))
+    return p, torch.where(any_key, lse, float("-inf")).squeeze(-1)
+
+
+def _composed_forward(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
+    x, y, z, sees, scale = _scene(q, k, v, lists, how)
+    p, lse = _probabilities(x, y, sees, scale)
+    out = torch.einsum("bhgij,bjhd->bihgd", p, z).to(q.dtype)
+    lse = lse.flatten(1, 2)
+    if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
+        lse = lse[0].unflatten(1, (q.shape[0], q.shape[1])).transpose(0, 1)
+    return out.reshape(q.shape), lse.reshape(_lse_shape(q)).float()
+
+
+def _composed_backward(
+    dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, y, z, sees, scale = _scene(q, k, v, (*lists, None), how)
+    p, _ = _probabilities(x, y, sees, scale)
+    g = _where(sees.any(-1)[:, 0, 0], dout.double().reshape(x.flatten(2, 3).shape)).reshape(x.shape)
+    dp = torch.einsum("bihgd,bjhd->bhgij", g, z)
+    delta = (p * dp).sum(-1, keepdim=True)
+    if dlse is not None:
+        wide = dlse.double()
+        if lists[0] is None and lists[1] is not None:
+            wide = wide.transpose(0, 1).flatten(1)[None]
+        rows = wide.reshape(p.shape[:-1])[..., None]
+        delta = delta - torch.where(sees.any(-1, keepdim=True), rows, torch.zeros_like(rows))
+    ds = p * (dp - delta) * scale
+    dq = torch.einsum("bhgij,bjhd->bihgd", ds, y)
+    dk = torch.einsum("bhgij,bihgd->bjhd", ds, x)
+    dv = torch.einsum("bhgij,bihgd->bjhd", p, g)
+    return dq.reshape(q.shape).to(q.dtype), dk.reshape(k.shape).to(q.dtype), dv.reshape(v.shape).to(q.dtype)
+
+
+# ---- derivatives ----------------------------------------------------------------------------------------------------
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """``rest``: the six lists, causal, window_size, softmax_scale, exp."""
+    return apply_function(_TracedAttention, "_TransformedAttention", q, k, v, *rest)
+
+
+def backward(*arguments: Any) -> tuple[Any, Any, Any]:
+    """dq, dk, dv, None for what is not wanted."""
+    dq, dk, dv = apply_function(_TracedAttentionBackward, "_TransformedAttentionBackward", *arguments)
+    wants_q, wants_kv = arguments[-2:]
+    return dq if wants_q else None, dk if wants_kv else None, dv if wants_kv else None
+
+
+def incoming(dout: Any, dlse: Any, out: Tensor) -> tuple[Tensor, Any]:
+    """Gradients as operands."""
+    dout = torch.zeros_like(out) if dout is None else gradient(dout, out.dtype, "dout", dims=4)
+    return dout, None if dlse is None else gradient(dlse, torch.float32, "dlse").contiguous()
+
+
+class _TracedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, leftpad: Any, table: Any,
+        causal: bool, window_size: Any, softmax_scale: Any, exp: int,
+    ) -> Any:  # fmt: skip
+        return _ops.attention(
+            q, k, v, cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, exp
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.options = tuple(inputs[9:])
+        ctx.save_for_backward(*inputs[:9], *output)
+        ctx.save_for_forward(*inputs[:9])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        if dout is None and dlse is None:
+            return (None,) * 13
+        q, k, v, *lists, table, out, lse = ctx.saved_tensors
+        needs_q, needs_k, needs_v = ctx.needs_input_grad[:3]
+        require_no_pages(table, True)  # of the registered operator; attention has asked before
+        dout, dlse = incoming(dout, dlse, out)
+        dq, dk, dv = backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, needs_q, needs_k or needs_v)
+        return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 10
+
+
+@callable_in_graph
+class _TransformedAttention(_TracedAttention):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        if any(inputs[i] is not None for i in (3, 4, 8)) or info.batch_size == 0:  # packed, or pages
+            return looped(_TransformedAttention.apply, info, in_dims, inputs), (0, 0)
+        tensors, unfold = _folded(info, in_dims[:9], inputs[:9])
+        outputs = _TransformedAttention.apply(*tensors, *inputs[9:])
+        return tuple(map(unfold, outputs)), (0, 0)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        q, k, v, *lists = ctx.saved_tensors
+
+        def composed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = _composed_forward(q, k, v, tuple(lists), ctx.options)
+            return found
+
+        return pushed(composed, (q, k, v), tangents[:3])
+
+
+def _folded(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """The batch of vmap as one of sequences; and back, for an output."""
+    tensors = [None if x is None else x.flatten(0, 1) for x in batched(info, in_dims, inputs)]
+
+    def unfold(x: Tensor) -> Tensor:
+        return x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size))
+
+    return tensors, unfold
+
+
+class _TracedAttentionBackward(torch.autograd.Function):
+    """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
+
+    @staticmethod
+    def forward(
+        dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_q: Any, cu_k: Any,
+        used_q: Any, used_k: Any, leftpad: Any, causal: bool, window_size: Any, softmax_scale: Any, exp: int,
+        wants_q: bool, wants_kv: bool,
+    ) -> Any:  # fmt: skip
+        return _ops.attention_backward(
+            dout, dlse, q, k, v, out, lse, cu_q, cu_k, used_q, used_k, leftpad, causal, window_size, softmax_scale, exp,
+            wants_q, wants_kv,
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        dout, dlse, q, k, v, _out, _lse, *lists = inputs[:12]
+        ctx.how = tuple(inputs[12:15])
+        wants_q, wants_kv = inputs[16:]
+        ctx.wanted = (wants_q, wants_kv, wants_kv)
+        ctx.save_for_backward(dout, dlse, q, k, v, *lists)
+        ctx.save_for_forward(dout, dlse, q, k, v, *lists)
+        ctx.mark_non_differentiable(*(o for o, w in zip(output, ctx.wanted, strict=True) if not w))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
+        found = pulled(_composed_call(ctx), ctx.saved_tensors[:5], cotangents)
+        return *found, *(None,) * 13
+
+
+def _composed_call(ctx: Any) -> Any:
+    """What is wanted of the composed backward, as a function of dout, dlse, q, k and v."""
+    lists, how, wanted = tuple(ctx.saved_tensors[5:]), ctx.how, ctx.wanted
+
+    def composed(*tensors: Any) -> tuple[Tensor, ...]:
+        found = _composed_backward(*tensors, lists, how)
+        return tuple(g for g, w in zip(found, wanted, strict=True) if w)
+
+    return composed
+
+
+@callable_in_graph
+class _TransformedAttentionBackward(_TracedAttentionBackward):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        wants_q, wants_kv = inputs[-2:]
+        dims = tuple(0 if w else None for w in (wants_q, wants_kv, wants_kv))
+        if inputs[7] is not None or inputs[8] is not None or info.batch_size == 0:  # packed
+            found = looped(_TransformedAttentionBackward.apply, info, in_dims, inputs)
+            return found, (0, 0, 0)
+        tensors, unfold = _folded(info, in_dims[:12], inputs[:12])
+        outputs = _TransformedAttentionBackward.apply(*tensors, *inputs[12:])
+        return tuple(o if d is None else unfold(o) for o, d in zip(outputs, dims, strict=True)), dims
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors[:5], tangents[:5]))
+        return tuple(next(found) if w else None for w in ctx.wanted)
