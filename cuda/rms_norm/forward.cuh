@@ -165,8 +165,8 @@ template <bool kOverlap, class T, int kThreads, int kOctets>
 void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows, "rms_norm");
-  launch_dependent<kOverlap>(rms_norm_row_kernel<T, kThreads, kOctets>, static_cast<int>(blocks), kRowBlock<kThreads>, 0,
-                             stream, p);
+  launch_dependent<kOverlap>(rms_norm_row_kernel<T, kThreads, kOctets>, static_cast<int>(blocks), kRowBlock<kThreads>,
+                             0, stream, p);
 }
 
 template <bool kOverlap>
