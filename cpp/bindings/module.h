@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 namespace rlk::bindings {
+void bind_embedding(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);

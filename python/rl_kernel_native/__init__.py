@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -40,7 +41,14 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import (  # noqa: F401
+        embedding_torch,
+        linear_torch,
+        logprob_torch,
+        rms_norm_torch,
+        rope_torch,
+        silu_mul_torch,
+    )
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -54,6 +62,9 @@ __all__ = [
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",
+    "embedding",
+    "embedding_backward",
+    "embedding_reference",
     "gelu_mul",
     "gelu_mul_backward",
     "gelu_mul_reference",
