@@ -107,6 +107,15 @@ Arithmetic read_arithmetic(int code, const TensorView& operand) {
 
 DType read_dtype(int code, DType otherwise) { return code < 0 ? otherwise : static_cast<DType>(code); }
 
+std::int64_t read_integer(nb::handle value, const char* name, const std::string& expected) {
+  if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
+    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + kind_of(value)).c_str());
+  }
+  const Py_ssize_t x = PyNumber_AsSsize_t(value.ptr(), nullptr);
+  if (PyErr_Occurred()) throw nb::python_error();
+  return x;
+}
+
 int read_segments(nb::handle k_segments, std::int64_t in_features) {
   PyObject* const given = PyBool_Check(k_segments.ptr()) ? nullptr : PyNumber_Index(k_segments.ptr());
   if (!given) {
@@ -171,12 +180,12 @@ void check_part(const Array& part, const Array& first) {
                         shape_text(strides) + kCopyHint);
 }
 
-std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device) {
+std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device, const char* what) {
   const TensorView& v = out.view();
   require_device(out, device);
   if (v.ndim != 2 || v.shape[0] != rows || v.shape[1] != columns) {
     value_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
-                         "] (out_features, in_features)" + got_shape(out));
+                         "] (" + what + ")" + got_shape(out));
   }
   if (v.read_only) throw nb::buffer_error((std::string(out.name()) + ": is read-only").c_str());
   if (overlaps_itself(v)) value_error(out, "expected strides that do not overlap");

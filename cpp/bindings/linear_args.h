@@ -43,6 +43,8 @@ void check_operand(const RowsArgument& a);
 Arithmetic read_arithmetic(int code, const TensorView& operand);
 // `code` is a DType's, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
+// A Python integer; one beyond 64 bits is the nearest that is not.
+std::int64_t read_integer(nb::handle value, const char* name, const std::string& expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
 void require_columns(const Array& a);  // contiguous ones
@@ -51,8 +53,9 @@ void check_same(const Array& a, const Array& like);                   // dtype a
 void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like);
 void check_part(const Array& part, const Array& first);  // of a tree: one shape, contiguous
-// A matrix that a call writes; gives its row stride.
-std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device);
+// A matrix that a call writes, whose dimensions are called `what`; gives its row stride.
+std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
+                          const char* what = "out_features, in_features");
 void check_apart(const Array& out, const Array& input);
 
 // Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. Nothing for a

@@ -4,6 +4,7 @@
 
 namespace rlk::bindings {
 void bind_attention(nanobind::module_& m);
+void bind_embedding(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);

@@ -22,15 +22,6 @@ constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, o
   throw nb::value_error((name + ": " + message).c_str());
 }
 
-std::int64_t read_integer(nb::handle value, const char* name, const std::string& expected) {
-  if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
-    throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + kind_of(value)).c_str());
-  }
-  const Py_ssize_t x = PyNumber_AsSsize_t(value.ptr(), nullptr);
-  if (PyErr_Occurred()) throw nb::python_error();
-  return x;
-}
-
 // [..., num_heads, ..., head_dim] by the axis of the heads; what is left are tokens.
 struct HeadsArgument {
   HeadsArgument(nb::handle object, const char* name, nb::handle head_axis)

@@ -12,6 +12,7 @@ from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
+from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -46,8 +47,15 @@ if TYPE_CHECKING:
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import attention_torch, linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
-
+    from .ops import (  # noqa: F401
+        attention_torch,
+        embedding_torch,
+        linear_torch,
+        logprob_torch,
+        rms_norm_torch,
+        rope_torch,
+        silu_mul_torch,
+    )
 
 
 def __getattr__(name: str) -> Any:
@@ -75,6 +83,9 @@ __all__ = [
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",
+    "embedding",
+    "embedding_backward",
+    "embedding_reference",
     "gelu_mul",
     "gelu_mul_backward",
     "gelu_mul_reference",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch import functorch_active, is_batched, is_compiling, is_grad_enabled, is_plain
+from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled, is_plain
 
 
 def check(main_grad: Any, weight: Any) -> None:
@@ -43,6 +43,31 @@ def check(main_grad: Any, weight: Any) -> None:
         raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
     if weight.dtype == torch.float32 and is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
         raise ValueError("main_grad: may share memory with weight: their addresses overlap")
+
+
+def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
+    """The dtype in which the gradient of weight leaves backward."""
+    if code < 0 or not isinstance(weight, Tensor):
+        return weight.dtype if isinstance(weight, Tensor) else None
+    dtype = DTYPES[code]
+    if main_grad is not None:
+        raise ValueError("weight_grad_dtype: main_grad takes the gradient, in float32; give one of the two")
+    if dtype == weight.dtype:
+        return dtype
+    if dtype != torch.float32:
+        raise TypeError(f"weight_grad_dtype: expected float32 or {weight.dtype} (that of weight), got {dtype}")
+    if is_compiling() or functorch_active():
+        raise ValueError("weight_grad_dtype: cannot differ from weight's dtype under torch.compile or torch.func")
+    if weight.requires_grad and not (weight.is_leaf and getattr(weight, "grad_dtype", weight.dtype) in (None, dtype)):
+        how = (
+            "set weight.grad_dtype = torch.float32 on the parameter first"
+            if hasattr(Tensor, "grad_dtype")
+            else f"torch {torch.__version__} has no Tensor.grad_dtype to change that"
+        )
+        raise ValueError(
+            f"weight_grad_dtype: torch would round the gradient to {weight.dtype} again; {how}, or give main_grad"
+        )
+    return dtype
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:

@@ -63,6 +63,18 @@ def _collapses(tensor: Tensor) -> bool:
     return len(outer) <= 2 or tensor.numel() == 0
 
 
+def check_ids(ids: Tensor, name: str) -> None:
+    """[...], dimensions of at most two strides."""
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype_name(ids.dtype)}")
+    if ids.dim() > 8:
+        raise ValueError(f"{name}: expected at most 8 dimensions, got {ids.dim()}")
+    if is_static(ids) and not _collapses(ids.unsqueeze(-1)):
+        raise ValueError(
+            f"{name}: expected dimensions that collapse to at most two strides, got shape {list(ids.shape)}{COPY}"
+        )
+
+
 def check_dtype_like(tensor: Tensor, name: str, like: Tensor, like_name: str) -> None:
     if tensor.dtype != like.dtype:
         raise TypeError(

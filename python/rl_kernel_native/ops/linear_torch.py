@@ -56,7 +56,7 @@ def linear(
 ) -> Tensor:
     direct = is_direct(x, weight, bias)
     unit = _unit()
-    weight_dtype = _check_weight_grad(weight, weight_grad, main_grad)
+    weight_dtype = _main_grad.check_weight_grad(weight, weight_grad, main_grad)
     if main_grad is not None:
         _main_grad.check(main_grad, weight)
     if direct and not wants_grad(x, weight, bias):
@@ -69,31 +69,6 @@ def linear(
         out_dtype = x.dtype if out < 0 else DTYPES[out]
         return traced.linear(x, weight, bias, k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
     return _Linear.apply(x, weight, bias, k_segments, out, allow_vendor, unit, weight_dtype, main_grad)
-
-
-def _check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
-    """The dtype in which the gradient of weight leaves backward."""
-    if code < 0 or not isinstance(weight, Tensor):
-        return weight.dtype if isinstance(weight, Tensor) else None
-    dtype = DTYPES[code]
-    if main_grad is not None:
-        raise ValueError("weight_grad_dtype: main_grad takes the gradient, in float32; give one of the two")
-    if dtype == weight.dtype:
-        return dtype
-    if dtype != torch.float32:
-        raise TypeError(f"weight_grad_dtype: expected float32 or {weight.dtype} (that of weight), got {dtype}")
-    if is_compiling() or functorch_active():
-        raise ValueError("weight_grad_dtype: cannot differ from weight's dtype under torch.compile or torch.func")
-    if weight.requires_grad and not (weight.is_leaf and getattr(weight, "grad_dtype", weight.dtype) in (None, dtype)):
-        how = (
-            "set weight.grad_dtype = torch.float32 on the parameter first"
-            if hasattr(Tensor, "grad_dtype")
-            else f"torch {torch.__version__} has no Tensor.grad_dtype to change that"
-        )
-        raise ValueError(
-            f"weight_grad_dtype: torch would round the gradient to {weight.dtype} again; {how}, or give main_grad"
-        )
-    return dtype
 
 
 class _Linear(torch.autograd.Function):

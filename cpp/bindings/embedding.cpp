@@ -1,0 +1,179 @@
+// Python's entry to embedding: fields move from checked arguments to the contract's params, outputs come from the caller.
+#include "rlk/ops/embedding.h"
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "define.h"
+#include "linear_args.h"
+#include "module.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+[[noreturn]] void value_error(const std::string& name, const std::string& message) {
+  throw nb::value_error((name + ": " + message).c_str());
+}
+
+std::int64_t read_size(nb::handle value, const char* name) {
+  const std::int64_t size = read_integer(value, name, "an integer");
+  if (size < 0) value_error(name, "expected an integer >= 0, got " + std::to_string(size));
+  return size;
+}
+
+// [...], any shape whose dimensions collapse to two strides.
+Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
+  Array ids(object, "ids", "int32 or int64");
+  const TensorView& v = ids.view();
+  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(ids, "int32 or int64");
+  require_device(ids, device);
+  const auto rows = row_layout(v, v.ndim);
+  if (!rows) {
+    value_error("ids", "expected dimensions that collapse to at most two strides, got shape " +
+                           shape_text(ids.shape()) +
+                           "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch");
+  }
+  to->ids = v.data;
+  to->id_rows = *rows;
+  to->id_dtype = v.dtype;
+  to->num_tokens = v.num_elements();
+  if (to->num_tokens >= std::int64_t{1} << 32) {
+    value_error("ids", "expected fewer than 2^32 ids, got " + std::to_string(to->num_tokens));
+  }
+  return ids;
+}
+
+// Of a table of num_rows rows; gives padding_idx, -1 for None.
+std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
+                             EmbeddingTokens* to) {
+  if (to->num_rows >= std::numeric_limits<std::int32_t>::max()) {
+    value_error(table, "expected fewer than 2^31 - 1 rows, got " + std::to_string(to->num_rows));
+  }
+  to->vocab_start = read_size(vocab_start, "vocab_start");
+  if (to->vocab_start > std::numeric_limits<std::int64_t>::max() - to->num_rows) {
+    value_error("vocab_start", "expected vocab_start + rows in 64 bits, got " + std::to_string(to->vocab_start));
+  }
+  to->vocab_size = vocab_size.is_none() ? to->vocab_start + to->num_rows : read_size(vocab_size, "vocab_size");
+  if (to->vocab_start > to->vocab_size) {
+    value_error("vocab_start", "expected an id in [0, " + std::to_string(to->vocab_size) + "] (vocab_size), got " +
+                                   std::to_string(to->vocab_start));
+  }
+  if (padding_idx.is_none()) return -1;
+  const std::int64_t id = read_integer(padding_idx, "padding_idx", "an integer or None");
+  if (id < 0 || id >= to->vocab_size) {
+    value_error("padding_idx", "expected None or an id in [0, " + std::to_string(to->vocab_size) +
+                                   ") (vocab_size), got " + std::to_string(id));
+  }
+  return id;
+}
+
+nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
+                   nb::handle padding_idx, nb::handle allocate, std::uintptr_t stream) {
+  const RowsArgument table(weight, "weight");
+  const TensorView& w = table.view();
+  if (w.ndim != 2) value_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
+  require_embedding_backend(w.device);
+  EmbeddingParams p;
+  const Array tokens = read_ids(ids, w.device, &p);
+  p.num_rows = table.num_rows;
+  p.columns = table.columns;
+  read_vocabulary(vocab_start, vocab_size, padding_idx, "weight", &p);
+  p.weight = w.data;
+  p.weight_stride = w.stride(0);
+  p.dtype = w.dtype;
+  std::vector<std::int64_t> shape(tokens.shape().begin(), tokens.shape().end());
+  shape.push_back(p.columns);
+  const Caller caller = make_caller(weight, w.device, allocate, stream);
+  Caller::Fresh y = caller.empty(shape, p.dtype);
+  p.y = y.data;
+  p.y_stride = p.columns;
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    rlk::embedding(p, w.device, caller.stream);
+  }
+  return y.array;
+}
+
+// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
+// other call the general way.
+nb::object eager(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
+                 nb::handle padding_idx) {
+  if (!may_bypass_dispatcher({weight, ids})) return nb::borrow(Py_NotImplemented);
+  return forward(ids, weight, vocab_start, vocab_size, padding_idx, nb::none(), 0);
+}
+
+// dweight, or main_grad, which is accumulated in place.
+nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::handle vocab_start, nb::handle vocab_size,
+                    nb::handle padding_idx, nb::handle main_grad, int dweight_dtype, nb::handle allocate,
+                    std::uintptr_t stream) {
+  const RowsArgument g(dy, "dy");
+  const Device device = g.view().device;
+  require_embedding_backend(device);
+  EmbeddingBackwardParams p;
+  const Array tokens = read_ids(ids, device, &p);
+  if (!std::ranges::equal(tokens.shape(), g.leading())) {
+    value_error("ids", "expected shape " + shape_text(g.leading()) + " (the leading dimensions of dy), got " +
+                           shape_text(tokens.shape()));
+  }
+  p.num_rows = read_size(num_rows, "num_rows");
+  p.columns = g.columns;
+  p.padding_idx = read_vocabulary(vocab_start, vocab_size, padding_idx, "num_rows", &p);
+  p.dy = g.view().data;
+  p.dy_rows = g.rows;
+  p.dtype = g.view().dtype;
+  p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
+  if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
+    throw nb::type_error((std::string("dweight_dtype: expected float32 or ") + name_of(p.dtype) +
+                          " (that of dy), got " + name_of(p.dweight_dtype))
+                             .c_str());
+  }
+  const Caller caller = make_caller(dy, device, allocate, stream);
+  std::optional<Array> given;
+  nb::object dweight, workspace;
+  if (main_grad.is_none()) {
+    const std::int64_t shape[] = {p.num_rows, p.columns};
+    Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
+    p.dweight = fresh.data;
+    p.dweight_stride = p.columns;
+    dweight = std::move(fresh.array);
+  } else {
+    given.emplace(main_grad, "main_grad", "float32");
+    if (given->view().dtype != DType::kFloat32) dtype_error(*given, "float32");
+    p.dweight_stride = check_output(*given, p.num_rows, p.columns, device, "num_rows, columns of dy");
+    check_apart(*given, g.array);
+    check_apart(*given, tokens);
+    p.dweight = given->view().data;
+    p.accumulate = true;
+    dweight = nb::borrow(main_grad);
+  }
+  const std::int64_t bytes = embedding_backward_workspace_bytes(p, device);
+  if (bytes > 0) {
+    const std::int64_t shape[] = {(bytes + 3) / 4};
+    Caller::Fresh fresh = caller.empty(shape, DType::kFloat32);
+    p.workspace = fresh.data;
+    workspace = std::move(fresh.array);
+  }
+  {
+    nb::gil_scoped_release release;
+    std::unique_lock<std::mutex> lock;
+    if (p.accumulate) lock = lock_accumulation(device);
+    rlk::embedding_backward(p, device, caller.stream);
+  }
+  return dweight;
+}
+
+}  // namespace
+
+void bind_embedding(nb::module_& m) {
+  define(m, "embedding", &forward);
+  define(m, "embedding_eager", &eager);
+  define(m, "embedding_backward", &backward);
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,48 @@
+// What of ops/embedding.h every backend shares: the row of a token, and its place in the tree of its block.
+#pragma once
+
+#include "rlk/ops/embedding.h"
+
+namespace rlk {
+
+RLK_HD std::int64_t embedding_id(const EmbeddingTokens& p, std::int64_t token) {
+  const std::int64_t at = p.id_rows.offset(token);
+  return p.id_dtype == DType::kInt64 ? static_cast<const std::int64_t*>(p.ids)[at]
+                                     : static_cast<const std::int32_t*>(p.ids)[at];
+}
+
+RLK_HD bool embedding_is_bad(const EmbeddingTokens& p, std::int64_t id) { return id < 0 || id >= p.vocab_size; }
+
+// The table's row of an id, num_rows where it has none.
+RLK_HD std::int64_t embedding_row(const EmbeddingTokens& p, std::int64_t id) {
+  if (embedding_is_bad(p, id) || id < p.vocab_start || id - p.vocab_start >= p.num_rows) return p.num_rows;
+  return id - p.vocab_start;
+}
+// The same of what has a gradient.
+RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::int64_t token) {
+  const std::int64_t id = embedding_id(p, token);
+  return id == p.padding_idx ? p.num_rows : embedding_row(p, id);
+}
+
+// The tree over a block's groups, walked from group to group of a row's tokens: a group's chain joins the subtrees that
+// end before the next group with a token. Subtrees without one are left out. A bit of `pending` for each level whose left
+// subtree waits.
+struct EmbeddingTree {
+  unsigned pending = 0;
+
+  // The level at which the chain of `group` waits, or kEmbeddingLevels at the block's root; next_group is in the same
+  // block, or 2^kEmbeddingLevels. join(level) adds the subtree that waits there before the chain's sum.
+  template <class Join>
+  RLK_HD int advance(unsigned group, unsigned next_group, const Join& join) {
+    int level = 0;
+    // Not the count of leading zeros: a group has few levels to climb.
+    for (unsigned apart = (group ^ next_group) >> 1; apart != 0; apart >>= 1, ++level) {
+      if (pending >> level & 1u) join(level);
+    }
+    pending &= ~0u << level;
+    if (level < kEmbeddingLevels) pending |= 1u << level;
+    return level;
+  }
+};
+
+}  // namespace rlk

@@ -1,0 +1,70 @@
+// THE CONTRACT of embedding: rows of a table by token ids, and the table's gradient.
+// Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+//
+// Token t has id = ids[t]; row v = id - vocab_start of the table, which holds ids [vocab_start, vocab_start + num_rows):
+//   bad    : id < 0 or id >= vocab_size: y is NaN, the canonical one of dtype, in every column; nothing is read
+//   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k], the same bits, a NaN's too
+//   another rank's, else: y[t, k] = +0. Of ranks that share a vocabulary one at most has the row, so the sum of all y is
+//            exact in any order; a -0 in the table becomes +0 by it
+// Backward, from dy. The tokens of row v are those that own it, but for id == padding_idx. dy of any other token is not
+// read: a bad id, another rank's and padding_idx give no gradient.
+//   block  : of 8192 tokens by original index (rule 9), of 128 groups of 64; a group's chain over the tokens of row v
+//            is s = fl(s + dy[t, k]), ascending, from +0; groups are combined by a perfect binary tree over their index
+//   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or from
+//            main_grad[v, k]; rounded to dweight_dtype last, to nearest even; a NaN is canonical
+// A chain that begins at +0 never gives -0, nor does a tree over such chains, so a group or a subtree without a token of v
+// may be left out or be +0: the bits are the same, and the work is that of the tokens alone.
+// A row without a token is +0, or with main_grad is not touched: neither read nor written.
+// A row of y has the same bits for any number of tokens, any position, shape of ids and stride; a row of dweight for any
+// stride, any other ids and rows, and any shard of the vocabulary. All backends have the same bits.
+// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and their
+// backward allocates.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+constexpr std::int64_t kEmbeddingBlock = 8192;  // tokens of rule 9
+constexpr int kEmbeddingGroupTokens = 64;
+constexpr int kEmbeddingLevels = 7;  // of the tree over a block's groups
+static_assert(kEmbeddingGroupTokens << kEmbeddingLevels == kEmbeddingBlock);
+
+// Which ids there are, and which of them this table has.
+struct EmbeddingTokens {
+  const void* ids = nullptr;       // [num_tokens], id_dtype
+  RowLayout id_rows;               // a token's element
+  DType id_dtype = DType::kInt64;  // kInt32, kInt64
+  std::int64_t num_tokens = 0, num_rows = 0, columns = 0;
+  std::int64_t vocab_start = 0;  // >= 0
+  std::int64_t vocab_size = 0;   // >= 0; of all ranks. Rows past it are padding that no id has
+};
+
+struct EmbeddingParams : EmbeddingTokens {
+  const void* weight = nullptr;    // [num_rows, columns], dtype; columns contiguous, any alignment
+  std::int64_t weight_stride = 0;  // elements from row to row
+  void* y = nullptr;               // [num_tokens, columns], dtype
+  std::int64_t y_stride = 0;
+  DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32
+};
+void require_embedding_backend(Device device);  // throws Unsupported where this build has none for the device
+void embedding(const EmbeddingParams& p, Device device, Stream stream);
+
+struct EmbeddingBackwardParams : EmbeddingTokens {
+  const void* dy = nullptr;  // [num_tokens, columns], dtype
+  RowLayout dy_rows;
+  void* dweight = nullptr;  // [num_rows, columns], dweight_dtype; rows do not overlap
+  std::int64_t dweight_stride = 0;
+  std::int64_t padding_idx = -1;  // an id, or -1: none
+  DType dtype = DType::kBFloat16;
+  DType dweight_dtype = DType::kBFloat16;  // dtype or kFloat32
+  bool accumulate = false;                 // dweight is main_grad: float32, and added to
+  void* workspace = nullptr;               // embedding_backward_workspace_bytes(...), 16-byte aligned
+};
+// On a GPU about columns / 4 + 40 bytes a token and a byte a row, else 0.
+std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p, Device device);
+void embedding_backward(const EmbeddingBackwardParams& p, Device device, Stream stream);
+
+}  // namespace rlk
