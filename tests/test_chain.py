@@ -27,15 +27,14 @@ from chain_cases import (  # noqa: E402
 
 # Over two blocks of 128 keys, and over a chunk of 256.
 LENGTH = 300
-# Neighbours this long make a batch of 129 four times a canonical block of 8192 rows' quarter; more is time alone.
-NEIGHBOURS = 24
+NEIGHBOURS = 24  # tokens of a neighbour, at most
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
-def model(request: pytest.FixtureRequest) -> Iterator[Any]:
-    found = make_model(request.param, layers=2)
+def model(request: pytest.FixtureRequest) -> Any:
+    found = make_model(request.param)
     rk.patch_model(found)
-    yield found
+    return found
 
 
 @pytest.fixture(scope="module", params=["qwen3-8b", "llama-3-8b"])
@@ -59,7 +58,7 @@ def check_layouts(model: Any, length: int, batches: tuple[int, ...]) -> None:
         found = difference(want, got, length)
         if found:
             failures.append(f"{name}: {found}")
-    assert count > 5 * len(batches)
+    assert count >= 5 * len(batches) + 3
     assert not failures, "\n".join(failures)
 
 
@@ -68,7 +67,7 @@ def test_every_layout_of_a_sequence_has_its_bytes(model: Any) -> None:
 
 
 def test_a_long_sequence_has_the_bytes_of_its_chunks(model: Any) -> None:
-    check_layouts(model, LENGTH, (2,))
+    check_layouts(model, LENGTH, ())
 
 
 def test_a_large_batch_has_the_bytes_of_one(model: Any) -> None:

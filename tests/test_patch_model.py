@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,8 +34,8 @@ def tiny(family: str = "Qwen3", dtype: Any = torch.bfloat16, **options: Any) -> 
 
 
 @pytest.fixture(params=["Qwen3", "Llama"])
-def model(request: pytest.FixtureRequest) -> Iterator[Any]:
-    yield tiny(request.param)
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny(request.param)
 
 
 @torch.no_grad()
@@ -72,12 +71,11 @@ def test_it_counts_what_it_serves(model: Any) -> None:
 
 @pytest.mark.parametrize("op", ["embedding", "rope", "silu_mul", "rms_norm"])
 def test_what_rounds_where_is_transformers(model: Any, op: str) -> None:
-    """In bfloat16 these operators give what transformers' modules give: their float32 functions differ by less than what
-    the rounding leaves to see, on all but a few elements in a million."""
+    """In bfloat16 these operators give what transformers' modules give: where float32 functions and sums differ in the
+    last bits, rounding to 8 bits almost never shows it; on this model never."""
     want = logits_of(model)
     rk.patch_model(model, (op,))
-    differing = int((logits_of(model) != want).sum())
-    assert differing == 0
+    assert torch.equal(logits_of(model), want)
 
 
 def test_parameters_stay_the_same_objects(model: Any) -> None:
@@ -111,9 +109,9 @@ def test_hooks_see_what_they_saw(model: Any) -> None:
         seen: list[tuple[str, Any]] = []
         handles = [
             module.register_forward_hook(
-                lambda m, a, out, name=name: seen.append((name, tuple(out.shape)))
-                if isinstance(out, torch.Tensor)
-                else None
+                lambda m, a, out, name=name: (
+                    seen.append((name, tuple(out.shape))) if isinstance(out, torch.Tensor) else None
+                )
             )
             for name, module in net.named_modules()
             if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
@@ -170,9 +168,7 @@ def test_a_static_cache_is_read_as_far_as_it_is_filled(model: Any) -> None:
     assert torch.equal(torch.cat([first, second], 1), want)
 
 
-def test_sliding_windows_are_kept(model: Any) -> None:
-    if model.config.model_type != "qwen3":
-        pytest.skip("Llama has no window")
+def test_sliding_windows_are_kept() -> None:
     options = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
     windowed = tiny("Qwen3", torch.float32, **options)
     assert "sliding_attention" in windowed.config.layer_types
@@ -245,9 +241,7 @@ def test_positions_past_the_table_are_an_error(model: Any) -> None:
 
 def test_packed_sequences_are_found_by_positions_in_every_row() -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
-    found = locate_sequences(
-        2, 5, positions.device, attention_mask=None, position_ids=positions, past_key_values=None
-    )
+    found = locate_sequences(2, 5, positions.device, attention_mask=None, position_ids=positions, past_key_values=None)
     assert found.cu_seqlens_q is not None
     assert found.cu_seqlens_q.tolist() == [0, 3, 5, 6, 10]
     assert found.cu_seqlens_q.dtype == torch.int32

@@ -1,5 +1,5 @@
-"""Makes the model and the text of `rlk digest`: trains a small model on the Python standard library. Run once; the files
-are what counts, and making them again gives another model.
+"""Makes the model and the text of `rlk digest`: trains a small model on the Python standard library. It was run once:
+the files are what counts, and making them again gives another model and other digests.
 
     python tools/make_digest_model.py
 """
@@ -35,7 +35,9 @@ def main() -> None:
     print(f"{outcome.steps} steps, loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f}")
     config, rotary = model.config, model.model.rotary_emb
     cos, sin = RotaryTables(rotary.inv_freq, rotary.attention_scaling, config.max_position_embeddings).half_width()
-    weights = {name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    weights = {
+        name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }
     shape = {
         "num_layers": config.num_hidden_layers,
         "num_q_heads": config.num_attention_heads,
@@ -51,7 +53,9 @@ def main() -> None:
     stride = len(text) // len(LENGTHS)
     pieces = [text[index * stride :][: length - 1] for index, length in enumerate(LENGTHS)]
     sequences = [[BOS_ID, *piece.encode()] for piece in pieces]
-    TEXT.write_text(json.dumps({"source": "argparse.py of the Python standard library, by bytes", "sequences": sequences}) + "\n")
+    TEXT.write_text(
+        json.dumps({"source": "argparse.py of the Python standard library, by bytes", "sequences": sequences}) + "\n"
+    )
 
 
 if __name__ == "__main__":

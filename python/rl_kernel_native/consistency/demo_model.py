@@ -76,7 +76,7 @@ def _byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 4,

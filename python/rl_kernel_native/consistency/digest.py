@@ -1,8 +1,8 @@
-"""One digest from laptop to GPU: a fixed model and text, and the sha256 of the log-probabilities that a machine computes.
+"""One digest from laptop to GPU: a fixed model and text, and the sha256 of the log-probabilities a machine computes.
 
-The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing; nothing of the
-forward is left to another library but the layout of tensors. `digests.json` holds what each arithmetic gives: on a CPU
-`rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
+The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing, and nothing
+of the forward is left to another library but the layout of tensors and a bfloat16 sum. `digests.json` holds what each
+arithmetic gives: on a CPU `rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DigestModel:
         Args:
             start: position of the first token where this is one sequence, whose earlier keys and values `cache` holds.
             cache: (keys, values) of each layer, grown in place; empty: begins there.
-            cu_seqlens: int32 [num_sequences + 1] of packed sequences, each from position 0 and without a cache, or None.
+            cu_seqlens: int32 [num_sequences + 1] of packed sequences, each from position 0 without a cache, or None.
         """
         shape, weights = self.shape, self.weights
         num_tokens, device = ids.shape[0], ids.device
@@ -78,7 +78,7 @@ class DigestModel:
             else:
                 if index < len(cache):
                     k, v = (torch.cat([old, new]) for old, new in zip(cache[index], (k, v), strict=True))
-                cache[index:index + 1] = [(k, v)]
+                cache[index : index + 1] = [(k, v)]
                 attended = rk.attention(q[None], k[None], v[None], exp=self.exp)[0]
             attended = projected(attended.flatten(1), f"{attention}.o_proj")
             x, hidden = normed(attended, f"{layer}.post_attention_layernorm", hidden)
@@ -130,9 +130,7 @@ def digest_sequences() -> list[list[int]]:
 
 
 @torch.no_grad()
-def score(
-    model: DigestModel, sequences: list[list[int]], device: torch.device, layout: str
-) -> list[torch.Tensor]:
+def score(model: DigestModel, sequences: list[list[int]], device: torch.device, layout: str) -> list[torch.Tensor]:
     """Log-probabilities float32 [length - 1] of each sequence's tokens but the first."""
     if layout == "packed":
         flat = torch.tensor([token for ids in sequences for token in ids], device=device)
@@ -141,7 +139,7 @@ def score(
     else:
         rows = tuple(_one_by_one(model, ids, device, layout) for ids in sequences)
     return [
-        rk.logprob(logits[:-1], torch.tensor(ids[1:], device=device), exp=model.exp).cpu()
+        rk.logprob(logits[:-1], torch.tensor(ids[1:], dtype=torch.long, device=device), exp=model.exp).cpu()
         for logits, ids in zip(rows, sequences, strict=True)
     ]
 

@@ -146,9 +146,7 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
                 output(getattr(attention, name, None), f"{prefix}self_attn.{name}", "rms_norm")
             setattr(attention, OBSERVER_ATTRIBUTE, _attention_observer(recorder, prefix))
             attentions.append(attention)
-            handles.append(
-                layer.post_attention_layernorm.register_forward_hook(_residual_observer(recorder, prefix))
-            )
+            handles.append(layer.post_attention_layernorm.register_forward_hook(_residual_observer(recorder, prefix)))
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
             output(mlp.act_fn, prefix + "mlp.act_fn", "activation")

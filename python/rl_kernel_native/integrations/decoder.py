@@ -1,8 +1,8 @@
 """Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts them in place.
 
-Each takes the module as its first argument and calls submodules as the original does, so hooks, adapters and sharding of
-those go on working. What rounds where is what transformers 5.23 rounds: in bfloat16 the operators of `rope`, `embedding`
-and `silu_mul` differ from the originals by their own functions' last bits alone.
+Each takes the module as its first argument and calls submodules as the original does, so hooks, adapters and sharding
+of those go on working. What rounds where is what transformers 5.23 rounds: `rope`, `embedding`, `rms_norm` and
+`silu_mul` differ from the originals by the last bits of float32 functions and sums alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 import rl_kernel_native as rk
@@ -68,7 +69,7 @@ def rope_attention(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """LlamaAttention and Qwen3Attention: heads stay where projections put them, and queries and keys turn in one call."""
+    """LlamaAttention and Qwen3Attention: heads stay where projections put them; queries and keys turn in one call."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     shape = hidden_states.shape[:-1]
@@ -181,12 +182,8 @@ class RotaryTables:
     def __init__(self, inv_freq: torch.Tensor, scaling: float, num_positions: int) -> None:
         positions = torch.arange(num_positions, dtype=torch.float32)
         angles = (positions[:, None] * inv_freq.detach().to("cpu", torch.float32)).numpy()
-        import numpy as np
-
         wide = angles.astype(np.float64)
-        self._tables = [
-            torch.from_numpy(function(wide).astype(np.float32)) * scaling for function in (np.cos, np.sin)
-        ]
+        self._tables = [torch.from_numpy(function(wide).astype(np.float32)) * scaling for function in (np.cos, np.sin)]
         self._placed: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
 
     def half_width(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,7 +192,7 @@ class RotaryTables:
         return cos, sin
 
     def __call__(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...]; NaN, or on the CPU an error, past the end."""
+        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...]; past the end NaN, on the CPU an error."""
         device = position_ids.device
         tables = self._placed.get((device, dtype))
         if tables is None:

@@ -136,7 +136,7 @@ def _families() -> dict[str, Any]:
     return {"Llama": modeling_llama, "Qwen3": modeling_qwen3}
 
 
-def _classes(role: str) -> tuple[type, ...]:
+def _classes(role: str) -> Any:
     """The class of each family that plays a role: Model, Attention, MLP, RMSNorm ..."""
     return tuple(getattr(module, family + role) for family, module in _families().items())
 
@@ -188,9 +188,7 @@ def _patch_body(patch: _Patch, name: str, body: Any, chosen: frozenset[str]) -> 
         rotary = body.rotary_emb
         if rotary.rope_type not in _ROPE_TYPES:
             raise ValueError(f"model: rope type {rotary.rope_type!r}, expected {', '.join(_ROPE_TYPES)}")
-        tables = decoder.RotaryTables(
-            rotary.inv_freq, rotary.attention_scaling, body.config.max_position_embeddings
-        )
+        tables = decoder.RotaryTables(rotary.inv_freq, rotary.attention_scaling, body.config.max_position_embeddings)
         patch.attribute(rotary, "_rk_tables", tables)
         patch.forward(f"{name}.rotary_emb", rotary, decoder.rotary_embedding)
 

@@ -1,7 +1,7 @@
-"""Where the sequences of a batch lie: from what transformers hands to a model to the arguments of the attention operator.
+"""Where the sequences of a batch lie: from what transformers hands to a model to the arguments of attention.
 
-The canonical order of attention counts keys from a sequence's first real token, so padding has to be named as padding and
-packed sequences as sequences of their own. Found once a forward, before the layers.
+The canonical order of attention counts keys from a sequence's first real token, so padding has to be named as padding
+and packed sequences as sequences of their own. Found once a forward, before the layers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def locate_sequences(
 
     Args:
         attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them.
-        position_ids: None, or [batch or 1, num_queries]; without mask and cache, positions that do not go on by one begin
-            another sequence, as in transformers' own attention.
+        position_ids: None, or [batch or 1, num_queries]; without mask and cache, positions that do not go on by one
+            begin another sequence, as in transformers' own attention.
         past_key_values: None or a cache.
 
     Raises:
@@ -90,16 +90,14 @@ def _masked(batch: int, num_queries: int, mask: torch.Tensor) -> Sequences:
     facts = torch.stack([count == (end - first).clamp_min(0), count == width, count > 0]).cpu()
     if not bool(facts[0].all()):
         row = int((~facts[0]).nonzero()[0])
-        raise ValueError(f"attention_mask: expected padding before and after a sequence only, row {row} has some inside")
+        raise ValueError(f"attention_mask: expected padding around a sequence only, row {row} has some inside")
     if bool(facts[1].all()):
         return Sequences(num_keys=width)
     # Causal attention never reads what is right of a query, so padding there matters only where a row has one query: it
     # is then the row's last token.
     last = end if num_queries == 1 else torch.full_like(end, width)
     leftpad = torch.where(count > 0, first, width)
-    return Sequences(
-        leftpad_k=leftpad.int(), seqused_k=(last - leftpad).clamp_min(0).int(), num_keys=width
-    )
+    return Sequences(leftpad_k=leftpad.int(), seqused_k=(last - leftpad).clamp_min(0).int(), num_keys=width)
 
 
 def _packed(batch: int, num_queries: int, device: torch.device, position_ids: torch.Tensor) -> Sequences:
