@@ -57,7 +57,7 @@ def test_a_changed_weight_changes_the_digest(monkeypatch: pytest.MonkeyPatch) ->
     def spoilt(*arguments: Any) -> Any:
         model = honest(*arguments)
         weight = model.weights["model.layers.3.mlp.down_proj.weight"]
-        weight.view(torch.int16)[0, 0] ^= 1
+        weight.view(torch.int16)[0] ^= 64  # the first bit after the point of a row's significands
         return model
 
     monkeypatch.setattr(digest, "load_digest_model", spoilt)

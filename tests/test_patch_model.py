@@ -30,7 +30,11 @@ IDS = torch.arange(3 * 20).view(3, 20) % 101
 def tiny(family: str = "Qwen3", dtype: Any = torch.bfloat16, **options: Any) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**TINY, **options})
-    return getattr(transformers, f"{family}ForCausalLM")(config).to(dtype).eval()
+    torch.set_default_dtype(dtype)  # as from_pretrained does it: the frequencies of rope stay float32
+    try:
+        return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(params=["Qwen3", "Llama"])
@@ -181,10 +185,45 @@ def test_sliding_windows_are_kept() -> None:
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 def test_float32_is_that_of_transformers_but_for_rounding(family: str) -> None:
     model = tiny(family, torch.float32)
-    want = logits_of(model.double()).float()
-    model.float()
+    want = logits_of(copy.deepcopy(model).double()).float()
     rk.patch_model(model)
     torch.testing.assert_close(logits_of(model), want, rtol=1e-4, atol=2e-6)
+
+
+def test_a_cast_of_the_model_does_not_round_the_frequencies() -> None:
+    """model.to(torch.bfloat16) does: at position 100 the angles of transformers' module are then off by radians."""
+    model = tiny()
+    rk.patch_model(model)
+    want = logits_of(model)
+    rk.unpatch_model(model)
+    model.to(torch.bfloat16)
+    assert model.model.rotary_emb.inv_freq.dtype == torch.bfloat16
+    rk.patch_model(model)
+    assert torch.equal(logits_of(model), want)
+
+
+def test_frequencies_that_are_not_the_configurations_are_refused(model: Any) -> None:
+    with torch.no_grad():
+        model.model.rotary_emb.inv_freq[3] *= 1.001
+    with pytest.raises(ValueError, match="inv_freq of the rotary embedding is not that of the configuration"):
+        rk.patch_model(model)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_scaled_rotary_embeddings_are_those_of_transformers(kind: str) -> None:
+    scaled = {
+        "linear": {"factor": 4.0},
+        "llama3": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+        },
+        "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    }[kind]  # fmt: skip
+    model = tiny("Llama", torch.float32, rope_parameters={"rope_type": kind, "rope_theta": 1e4, **scaled})
+    positions, x = torch.arange(100)[None], torch.zeros(1, dtype=torch.float32)
+    want = model.model.rotary_emb(x, positions)
+    rk.patch_model(model, ("rope",))
+    for got, theirs in zip(model.model.rotary_emb(x, positions), want, strict=True):
+        assert float((got - theirs).abs().max()) <= 2**-22
 
 
 def test_checkpointing_gives_the_same_gradients(model: Any) -> None:
@@ -229,7 +268,7 @@ def test_cos_and_sin_are_those_of_transformers(model: Any) -> None:
     want = model.model.rotary_emb(x, positions)
     rk.patch_model(model, ("rope",))
     for got, theirs in zip(model.model.rotary_emb(x, positions), want, strict=True):
-        assert got.shape == theirs.shape
+        assert (got.shape, got.dtype) == (theirs.shape, theirs.dtype)
         assert float((got - theirs).abs().max()) <= 2**-22
 
 

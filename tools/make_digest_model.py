@@ -34,7 +34,9 @@ def main() -> None:
     outcome = train(model, encode_bytes(files), seed=0, seconds=600)
     print(f"{outcome.steps} steps, loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f}")
     config, rotary = model.config, model.model.rotary_emb
-    cos, sin = RotaryTables(rotary.inv_freq, rotary.attention_scaling, config.max_position_embeddings).half_width()
+    cos, sin = RotaryTables(
+        rotary.inv_freq.detach(), rotary.attention_scaling, config.max_position_embeddings
+    ).half_width()
     weights = {
         name: tensor.bfloat16().contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
     }

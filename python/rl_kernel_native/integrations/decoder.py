@@ -176,12 +176,12 @@ def body(
 class RotaryTables:
     """cos and sin of every position, the same on every device: taken by the host, in float64, and rounded.
 
-    Angles are the module's own: float32 products of a position and `inv_freq`.
+    Angles are transformers' own: float32 products of a position and a frequency, as the configuration gives it.
     """
 
     def __init__(self, inv_freq: torch.Tensor, scaling: float, num_positions: int) -> None:
         positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = (positions[:, None] * inv_freq.detach().to("cpu", torch.float32)).numpy()
+        angles = (positions[:, None] * inv_freq).numpy()
         wide = angles.astype(np.float64)
         self._tables = [torch.from_numpy(function(wide).astype(np.float32)) * scaling for function in (np.cos, np.sin)]
         self._placed: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}

@@ -188,9 +188,24 @@ def _patch_body(patch: _Patch, name: str, body: Any, chosen: frozenset[str]) -> 
         rotary = body.rotary_emb
         if rotary.rope_type not in _ROPE_TYPES:
             raise ValueError(f"model: rope type {rotary.rope_type!r}, expected {', '.join(_ROPE_TYPES)}")
-        tables = decoder.RotaryTables(rotary.inv_freq, rotary.attention_scaling, body.config.max_position_embeddings)
+        tables = decoder.RotaryTables(*_frequencies(rotary), body.config.max_position_embeddings)
         patch.attribute(rotary, "_rk_tables", tables)
         patch.forward(f"{name}.rotary_emb", rotary, decoder.rotary_embedding)
+
+
+def _frequencies(rotary: Any) -> tuple[torch.Tensor, float]:
+    """(inv_freq float32, scaling) as the configuration gives them, on the CPU.
+
+    Not the module's buffer: a device computes it with its own power function, and `model.to(torch.bfloat16)` rounds it.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    own: Any = rotary.compute_default_rope_parameters
+    inv_freq, scaling = (own if rotary.rope_type == "default" else ROPE_INIT_FUNCTIONS[rotary.rope_type])(rotary.config)
+    buffer = rotary.inv_freq.detach().cpu()
+    if not torch.allclose(buffer.float(), inv_freq, rtol=4 * torch.finfo(buffer.dtype).eps, atol=0):
+        raise ValueError("model: inv_freq of the rotary embedding is not that of the configuration")
+    return inv_freq, float(scaling)
 
 
 def _register_attention() -> None:
