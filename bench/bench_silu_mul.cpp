@@ -80,12 +80,13 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
   const auto measure = [&](const std::string& pass, const auto& params_of, const auto& launch, double moved) {
     if (pass.find(only) == std::string::npos) return;
     const auto p = params_of(0);
-    const int chosen = cuda::choose_plan(p, cuda::multiprocessors(0)).octets;
+    const cuda::GatedMulPlan chosen = cuda::choose_plan(p, cuda::multiprocessors(0));
     for (const cuda::GatedMulPlan& plan : cuda::kGatedMulPlans) {
-      if (!cuda::serves(plan, p) || (!every_plan && plan.octets != chosen)) continue;
+      if (!cuda::serves(plan, p) || (!every_plan && plan != chosen)) continue;
       const double us = median_us([&](cudaStream_t s, int call) { launch(params_of(call), plan, s); }, calls, 15);
-      const std::string what = plan.octets == 0 ? "any layout" : std::to_string(plan.octets) + " octets";
-      print(pass, c, what + (plan.octets == chosen ? " chosen" : ""), us, moved, ceiling);
+      std::string what = plan.octets == 0 ? "any layout" : std::to_string(plan.octets) + " octets";
+      if (plan.chunks > 1) what += " x " + std::to_string(plan.chunks);
+      print(pass, c, what + (plan == chosen ? " chosen" : ""), us, moved, ceiling);
     }
   };
   measure(name + " forward", forward_of, cuda::gated_mul_sm90, 3.0 * static_cast<double>(bytes));

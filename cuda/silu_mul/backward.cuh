@@ -37,6 +37,8 @@ template <class T, Activation kActivation, int kOctets>
 __global__ void __launch_bounds__(kGatedBlock, (kBackwardBlocks<T, kOctets>))
     gated_mul_backward_kernel(const __grid_constant__ GatedMulBackwardParams p, const RowSplit split) {
   const RowPlace at = place<kOctets>(split);
+  allow_next_kernel();
+  wait_for_previous_kernel();
   if (at.row >= p.num_rows) return;
   const int octets = static_cast<int>(p.columns) / kOctet;
   const std::int64_t gate_offset = p.gate_rows.offset(at.row);
@@ -74,6 +76,8 @@ template <class T, Activation kActivation>
 __global__ void __launch_bounds__(kGatedBlock)
     gated_mul_backward_any_kernel(const __grid_constant__ GatedMulBackwardParams p, const RowSplit split) {
   const RowPlace at = place<kOctet>(split);
+  allow_next_kernel();
+  wait_for_previous_kernel();
   if (at.row >= p.num_rows) return;
   const auto* dy = row_of<T>(p.dy, p.dy_rows.offset(at.row));
   const auto* gate = row_of<T>(p.gate, p.gate_rows.offset(at.row));
@@ -100,17 +104,18 @@ __global__ void __launch_bounds__(kGatedBlock)
   }
 }
 
-inline void run_backward(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream) {
+template <bool kOverlap>
+void run_backward(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     with_activation(p.activation, [&](auto activation) {
       using T = decltype(t);
       constexpr Activation kActivation = decltype(activation)::value;
       if (plan.octets == 0) {
-        launch_over_rows(&gated_mul_backward_any_kernel<T, kActivation>, p, p.columns, kOctet, stream);
+        launch_over_rows<kOverlap>(&gated_mul_backward_any_kernel<T, kActivation>, p, p.columns, kOctet, 1, stream);
       } else if (plan.octets == 1) {
-        launch_over_rows(&gated_mul_backward_kernel<T, kActivation, 1>, p, p.columns / kOctet, 1, stream);
+        launch_over_rows<kOverlap>(&gated_mul_backward_kernel<T, kActivation, 1>, p, p.columns / kOctet, 1, 1, stream);
       } else {
-        launch_over_rows(&gated_mul_backward_kernel<T, kActivation, 2>, p, p.columns / kOctet, 2, stream);
+        launch_over_rows<kOverlap>(&gated_mul_backward_kernel<T, kActivation, 2>, p, p.columns / kOctet, 2, 1, stream);
       }
     });
   });

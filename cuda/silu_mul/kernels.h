@@ -7,11 +7,14 @@
 
 namespace rlk::cuda {
 
-// A thread has `octets` times eight columns of a row; 0: eight single columns, which serves any width and alignment.
+// A thread has `octets` times eight columns of a row; 0: eight single columns, which serves any width and alignment. A
+// block has `chunks` chunks of as many columns as its threads have, and loads the next while it computes one.
 struct GatedMulPlan {
-  int octets = 0;
+  int octets = 0, chunks = 1;
+  friend bool operator==(const GatedMulPlan&, const GatedMulPlan&) = default;
 };
-constexpr GatedMulPlan kGatedMulPlans[] = {{1}, {2}, {4}, {0}};  // backward has none of 4
+constexpr int kMoreChunks = 4;
+constexpr GatedMulPlan kGatedMulPlans[] = {{1, 1}, {2, 1}, {1, kMoreChunks}, {2, kMoreChunks}, {0, 1}};
 bool serves(const GatedMulPlan& plan, const GatedMulParams& p);
 bool serves(const GatedMulPlan& plan, const GatedMulBackwardParams& p);
 GatedMulPlan choose_plan(const GatedMulParams& p, int multiprocessors);

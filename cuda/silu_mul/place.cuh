@@ -1,6 +1,7 @@
 // What forward and backward of silu_mul share: where a thread is, and rows by their address.
 #pragma once
 
+#include "../common/dependent_launch.cuh"
 #include "../common/octet.cuh"
 #include "kernels.h"
 #include "rlk/kernels/row_split.h"
@@ -25,12 +26,14 @@ __device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t 
   return static_cast<typename T::Storage*>(base) + offset;
 }
 
-// Launches a kernel whose threads have `count` items of each row's `items`.
-template <class Params>
-void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::int64_t items, int count,
+// Launches a kernel whose threads have `count` items of each row's `items`, and whose blocks `chunks` chunks.
+template <bool kOverlap, class Params>
+void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::int64_t items, int count, int chunks,
                       cudaStream_t stream) {
   const RowSplit split = split_rows(items, count, kLog2Block);
-  kernel<<<checked_blocks(blocks_of(split, p.num_rows), "silu_mul"), kGatedBlock, 0, stream>>>(p, split);
+  const unsigned all = checked_blocks(blocks_of(split, p.num_rows), "silu_mul");
+  const int blocks = static_cast<int>((all - 1) / static_cast<unsigned>(chunks) + 1);
+  launch_dependent<kOverlap>(kernel, blocks, kGatedBlock, 0, stream, p, split);
 }
 
 }  // namespace

@@ -43,10 +43,11 @@ int capability_of(int device) {
 }  // namespace
 
 bool serves(const GatedMulPlan& plan, const GatedMulParams& p) {
-  return plan.octets == 0 || (has_vectors(p) && (plan.octets < 4 || p.dtype != DType::kFloat32));
+  // Twice two octets of float32 would not fit the registers.
+  return plan.octets == 0 || (has_vectors(p) && (plan.octets * plan.chunks < 8 || p.dtype != DType::kFloat32));
 }
 bool serves(const GatedMulPlan& plan, const GatedMulBackwardParams& p) {
-  return plan.octets == 0 || (has_vectors(p) && plan.octets < 4);
+  return plan.octets == 0 || (has_vectors(p) && plan.chunks == 1);
 }
 GatedMulPlan choose_plan(const GatedMulParams& p, int multiprocessors) { return choose(p, multiprocessors); }
 GatedMulPlan choose_plan(const GatedMulBackwardParams& p, int multiprocessors) { return choose(p, multiprocessors); }

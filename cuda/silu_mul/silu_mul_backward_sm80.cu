@@ -3,6 +3,6 @@
 
 namespace rlk::cuda {
 void gated_mul_backward_sm80(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream) {
-  run_backward(p, plan, stream);
+  run_backward<false>(p, plan, stream);
 }
 }  // namespace rlk::cuda

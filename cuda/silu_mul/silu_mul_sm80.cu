@@ -3,6 +3,6 @@
 
 namespace rlk::cuda {
 void gated_mul_sm80(const GatedMulParams& p, const GatedMulPlan& plan, cudaStream_t stream) {
-  run_forward(p, plan, stream);
+  run_forward<false>(p, plan, stream);
 }
 }  // namespace rlk::cuda

@@ -124,8 +124,8 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
       const OnDevice d_up_gpu(std::vector<unsigned char>(up.size(), kCanary));
       point(data(gate_gpu), data(up_gpu), data(dy_gpu));
       point_out(data(y_gpu), data(d_gate_gpu), data(d_up_gpu));
-      const std::string what =
-          text(c, activation) + ", plan " + std::to_string(plan.octets) + ", sm_" + std::to_string(arch);
+      const std::string what = text(c, activation) + ", plan " + std::to_string(plan.octets) + " x " +
+                               std::to_string(plan.chunks) + ", sm_" + std::to_string(arch);
       if (serves(plan, p)) {
         arch == 90 ? gated_mul_sm90(p, plan, nullptr) : gated_mul_sm80(p, plan, nullptr);
         check(cudaDeviceSynchronize(), "silu_mul");
