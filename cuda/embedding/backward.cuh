@@ -26,7 +26,7 @@ constexpr int kRunLevels = 3;
 static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
 
 template <class T, bool kVector>
-constexpr int kBatch = T::kPacked && kVector ? 8 : 4;  // rows of a thread under way
+constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows of a thread under way
 
 // Sums of subtrees that wait for what comes after them, of each thread's columns.
 template <int kLevels>

@@ -33,7 +33,7 @@ template <bool kFromIds>
 __device__ __forceinline__ EmbeddingKey key_at(const EmbeddingBackwardParams& p, const EmbeddingKey* keys,
                                                std::int64_t i) {
   if constexpr (kFromIds) {
-    return static_cast<EmbeddingKey>(embedding_grad_row(p, i)) << 32 | static_cast<EmbeddingKey>(i);
+    return static_cast<EmbeddingKey>(embedding_grad_row(p, embedding_id(p, i))) << 32 | static_cast<EmbeddingKey>(i);
   } else {
     return keys[i];
   }
