@@ -52,7 +52,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "rms_norm_backward in dy": (lambda dy: joined(rk.rms_norm_backward(dy, X, GAIN, EPS, d_new_residual=R)), R),
     "rms_norm_backward in h": (lambda h: joined(rk.rms_norm_backward(R, h, GAIN, EPS)), X),
     "embedding": (lambda w: rk.embedding(IDS % 8, w), W),
-    "embedding_backward": (lambda dy: rk.embedding_backward(dy, IDS[0], 4, padding_idx=4), X),
+    "embedding_backward": (lambda dy: rk.embedding_backward(dy, IDS[0], 6, padding_idx=4), X),
     "rope in q": (lambda q: rotated(q, HEADS), HEADS),
     "rope in k": (lambda k: rotated(HEADS, k), HEADS),
     "rope_backward": (lambda dq: rk.rope_backward(dq, None, ANGLES, ANGLES, interleaved=True)[0], HEADS),
@@ -213,5 +213,7 @@ def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
     ):
         with pytest.raises(RuntimeError, match=r"torch.jit.trace is not supported; use torch.export"):
             torch.jit.trace(call, X)
-        with pytest.raises(TypeError, match=r"(x|parts\[0\]|dy|logits|q|weight): torch.fx.symbolic_trace is not supported"):
+        with pytest.raises(
+            TypeError, match=r"(x|parts\[0\]|dy|logits|q|weight): torch.fx.symbolic_trace is not supported"
+        ):
             torch.fx.symbolic_trace(call)

@@ -137,8 +137,10 @@ def test_rows_past_the_vocabulary_are_padding(device: str, rng: np.random.Genera
     o = operands(rng, (40,), 20, 16, "float32", device)
     y, dweight = results(o._replace(ids=torch.arange(40, device=device) % 20), vocab_size=17)
     of_rows = torch.arange(40, device=device) % 20 >= 17
-    assert bool(y[of_rows].isnan().all()) and not bool(y[~of_rows].isnan().any())
-    assert not bool(dweight[17:].any()) and bool(dweight[:17].any(1).all())
+    assert bool(y[of_rows].isnan().all())
+    assert not bool(y[~of_rows].isnan().any())
+    assert not bool(dweight[17:].any())
+    assert bool(dweight[:17].any(1).all())
 
 
 # ---- bad ids --------------------------------------------------------------------------------------------------------
@@ -193,7 +195,8 @@ def test_main_grad_is_added_to_and_rows_without_a_token_are_left(
     strided[:, 3:27] = before
     rk.embedding_backward(o.dy, o.ids, 200, main_grad=strided[:, 3:27])
     assert not differing(strided[:, 3:27].contiguous(), got)
-    assert bool((strided[:, :3] == 7).all()) and bool((strided[:, 27:] == 7).all())
+    assert bool((strided[:, :3] == 7).all())
+    assert bool((strided[:, 27:] == 7).all())
 
 
 def test_micro_batches_of_whole_blocks_leave_the_bytes_of_the_batch(device: str, rng: np.random.Generator) -> None:
@@ -249,13 +252,15 @@ def test_tables_and_batches_of_more_than_2_to_the_31_elements() -> None:
     del weight
     dy = torch.ones(20, columns, device="cuda", dtype=torch.bfloat16)
     dweight = rk.embedding_backward(dy, ids, rows)
-    assert bool((dweight[-20:] == 1).all()) and not bool(dweight[:-20].any())
+    assert bool((dweight[-20:] == 1).all())
+    assert not bool(dweight[:-20].any())
     del dweight
     many = torch.full((rows,), 2, device="cuda")
     y = rk.embedding(many, torch.ones(3, columns, device="cuda", dtype=torch.bfloat16))
     assert bool((y[-1] == 1).all())
     dweight = rk.embedding_backward(y, many, 3, dweight_dtype="float32")
-    assert bool((dweight[2] == rows).all()) and not bool(dweight[:2].any())
+    assert bool((dweight[2] == rows).all())
+    assert not bool(dweight[:2].any())
 
 
 @pytest.mark.gpu

@@ -1,5 +1,5 @@
-"""What each bad input of embedding yields: the error's type, and words that name the argument, what was expected and what
-came. Never a wrong number, never a crash."""
+"""What each bad input of embedding yields: the error's type, and words that name the argument, what was expected and
+what came. Never a wrong number, never a crash."""
 
 from __future__ import annotations
 

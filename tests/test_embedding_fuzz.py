@@ -1,8 +1,8 @@
 """Random calls of embedding, always the same ones: the contract's bytes, the same bytes for any shard, and on a GPU the
 bytes of the CPU.
 
-RLK_FUZZ_CASES (2,000) sets how many. A failure names its case; run `python tests/test_embedding_fuzz.py CASE` to see that
-one alone.
+RLK_FUZZ_CASES (2,000) sets how many. A failure names its case; run `python tests/test_embedding_fuzz.py CASE` to see
+that one alone.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Problem:
 
     def moved(self, device: str) -> Problem:
         """The same layouts elsewhere: ``to`` would make them contiguous."""
-        o = Operands(*(_moved(t, device) for t in self.operands))
-        main_grad = None if self.main_grad is None else _moved(self.main_grad, device)
+        o = Operands(*(copied(t, device) for t in self.operands))
+        main_grad = None if self.main_grad is None else copied(self.main_grad, device)
         return Problem(self.number, self.dtype, o, main_grad, self.options, self.dweight_dtype, self.features)
 
     def results(self) -> tuple[Any, Any]:
@@ -51,7 +51,7 @@ class Problem:
         if self.main_grad is None:
             how = {"dweight_dtype": self.dweight_dtype}
         else:
-            how = {"main_grad": _moved(self.main_grad, str(self.main_grad.device))}
+            how = {"main_grad": copied(self.main_grad, str(self.main_grad.device))}
         return y, rk.embedding_backward(o.dy, o.ids, len(o.weight), **how, **self.options)
 
     @property
@@ -60,7 +60,7 @@ class Problem:
         return f"case {self.number}: {self.dtype} {shapes} {self.options} {sorted(self.features)}"
 
 
-def _moved(t: Any, device: str) -> Any:
+def copied(t: Any, device: str) -> Any:
     flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
     return flat.to(device, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
 

@@ -65,7 +65,7 @@ def test_main_grad_takes_the_gradient(o: Operands) -> None:
         assert main_grad._version > version, "the write is counted"
     leaf = o.weight.clone().requires_grad_()
     y = rk.embedding(o.ids, leaf, main_grad=main_grad)
-    with pytest.raises(ValueError, match="main_grad: takes the gradient of weight, so torch.autograd.grad cannot"):
+    with pytest.raises(ValueError, match=r"main_grad: takes the gradient of weight, so torch\.autograd\.grad cannot"):
         torch.autograd.grad(y, leaf, o.dy)
     y = rk.embedding(o.ids, leaf, main_grad=main_grad)
     with pytest.raises(ValueError, match="main_grad: a gradient that is added to it has no derivative"):
@@ -259,9 +259,7 @@ def test_gradcheck_and_gradgradcheck(options: dict[str, Any], device: str, rng: 
 
     dy = (o.dy * 8).round().double().requires_grad_()
     assert torch.autograd.gradcheck(doubled(lambda g: rk.embedding_backward(g, o.ids, 8, **options)), (dy,), **grad)
-    assert torch.autograd.gradgradcheck(
-        doubled(lambda g: rk.embedding_backward(g, o.ids, 8, **options)), (dy,), **grad
-    )
+    assert torch.autograd.gradgradcheck(doubled(lambda g: rk.embedding_backward(g, o.ids, 8, **options)), (dy,), **grad)
     if "padding_idx" in options:  # whose gradient is zero by decree
         options = {k: v for k, v in options.items() if k != "padding_idx"}
     weight = (o.weight * 8).round().double().requires_grad_()
@@ -331,7 +329,9 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
         calls["launch"] = lambda: torch.cuda._sleep(0)
     cost = host_costs_us(calls)
     with capsys.disabled():
-        print(f"\nhost cost of embedding on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items()))
+        print(
+            f"\nhost cost of embedding on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items())
+        )
     if device == "cuda":
         least = cost["launch"] + cost["allocation"]
         assert cost["eager"] <= max(6, least + 5)

@@ -110,9 +110,7 @@ def backward(
     if direct and not differentiable:
         prepare(dy)
         memory = main_grad.detach() if isinstance(main_grad, Tensor) else main_grad
-        dweight = _C.embedding_backward(
-            dy, ids, num_rows, vocab_start, vocab_size, padding_idx, memory, code, None, 0
-        )
+        dweight = _C.embedding_backward(dy, ids, num_rows, vocab_start, vocab_size, padding_idx, memory, code, None, 0)
         if main_grad is None:
             return dweight
         count_write(main_grad)

@@ -40,9 +40,7 @@ def _forward_kernel(ids: Tensor, weight: Tensor, *where: Any) -> Tensor:
 def _backward_kernel(dy: Tensor, ids: Tensor, num_rows: int, *rest: Any) -> Tensor:
     *where, dtype = rest
     prepare(dy)
-    dweight: Tensor = _C.embedding_backward(
-        memory(dy), memory(ids), num_rows, *where, None, CODES[dtype], None, 0
-    )
+    dweight: Tensor = _C.embedding_backward(memory(dy), memory(ids), num_rows, *where, None, CODES[dtype], None, 0)
     return dweight
 
 
@@ -142,9 +140,7 @@ def wanted(ctx: Any) -> bool:
     )
 
 
-def gradients(
-    dy: Tensor, ids: Tensor, num_rows: int, where: Where, weight_dtype: torch.dtype, main_grad: Any
-) -> Any:
+def gradients(dy: Tensor, ids: Tensor, num_rows: int, where: Where, weight_dtype: torch.dtype, main_grad: Any) -> Any:
     """dweight, where main_grad does not take it, through the dispatcher."""
     if main_grad is None:
         return backward(dy, ids, num_rows, where, weight_dtype)
@@ -163,9 +159,7 @@ def _gathered(rows: Tensor, ids: Tensor, num_rows: Any, where: Any) -> Tensor:
         owned = owned & (ids < vocab_size)
     if padding_idx is not None:
         owned = owned & (ids != padding_idx)
-    found: Tensor = embedding(
-        of_rows.where(owned, 0), rows_of(rows), 1, num_rows + 1, None, rows.dtype, None
-    )
+    found: Tensor = embedding(of_rows.where(owned, 0), rows_of(rows), 1, num_rows + 1, None, rows.dtype, None)
     return found
 
 
