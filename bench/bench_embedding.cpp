@@ -63,7 +63,8 @@ void run(const Case& c, double ceiling, bool every_plan) {
   cuda::check(cudaMemcpy(on_gpu.at(0), ids.data(), ids.size() * 8, cudaMemcpyHostToDevice), "copy");
   // Activations rotate, so that the L2 cache has none of them from call to call.
   const std::int64_t of_call = c.tokens * row;
-  const int count = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{256} << 20) / std::max<std::int64_t>(of_call, 1), 1, 64));
+  const int count =
+      static_cast<int>(std::clamp<std::int64_t>((std::int64_t{256} << 20) / std::max<std::int64_t>(of_call, 1), 1, 64));
   const Memory rows(of_call * count, c.dtype, c.backward);
   const Memory table(c.rows * row, c.backward ? c.dweight_dtype : c.dtype, true);
   const auto print = [&](double us, double moved, const std::string& plan) {
@@ -102,8 +103,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
       if (!cuda::serves(plan, params_of(0)) || (!every_plan && plan.vectors != chosen.vectors)) continue;
       const double us =
           median_us([&](cudaStream_t s, int call) { cuda::embedding_sm90(params_of(call), plan, s); }, calls, 15);
-      print(us, moved,
-            std::to_string(plan.vectors) + " vectors" + (plan.vectors == chosen.vectors ? ", chosen" : ""));
+      print(us, moved, std::to_string(plan.vectors) + " vectors" + (plan.vectors == chosen.vectors ? ", chosen" : ""));
     }
     return;
   }
@@ -118,7 +118,8 @@ void run(const Case& c, double ceiling, bool every_plan) {
   const Memory workspace((cuda::embedding_backward_workspace_bytes(params) + 3) / 4, DType::kFloat32, false);
   params.workspace = workspace.at(0);
   // dy is read once; dweight written once, or, of main_grad, the rows that have tokens read and written.
-  const double written = static_cast<double>((c.accumulate ? 2 * present : c.rows) * c.columns * size_of(c.dweight_dtype));
+  const double written =
+      static_cast<double>((c.accumulate ? 2 * present : c.rows) * c.columns * size_of(c.dweight_dtype));
   const double moved = written + static_cast<double>(c.tokens * (c.columns * size_of(c.dtype) + 8));
   for (const cuda::EmbeddingBackwardPlan& plan : cuda::kEmbeddingBackwardPlans) {
     if (!cuda::serves(plan, params) || (!every_plan && plan.vectors != cuda::serves({true}, params))) continue;

@@ -108,45 +108,6 @@ def test_a_layer_trains_as_torchs(device: str, rng: np.random.Generator) -> None
     assert not differing(layers[0].weight.detach(), layers[1].weight.detach())
 
 
-@pytest.mark.parametrize("kind", ["subclass", "negative bit", "mode", "expanded", "transposed", "float32"])
-def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(kind: str, o: Operands) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    class Subclass(torch.Tensor):
-        """With memory, and without a word about dispatch: goes through the dispatcher."""
-
-    make = {
-        "subclass": lambda g: g.as_subclass(Subclass),
-        "negative bit": lambda g: torch._neg_view(-g),
-        "mode": lambda g: g,
-        "expanded": lambda g: g[..., :1].expand_as(g),
-        "transposed": lambda g: g.transpose(0, 1).contiguous().transpose(0, 1),
-        "float32": lambda g: g.float(),
-    }[kind]
-    leaf = o.weight.clone().requires_grad_()
-    y = rk.embedding(o.ids, leaf)
-    y = y.float() if kind == "float32" else y
-    plain = make(o.dy).as_subclass(torch.Tensor).resolve_neg().clone().contiguous()
-    (want,) = torch.autograd.grad(y, leaf, plain, retain_graph=True)
-    if kind == "mode":
-        with FlopCounterMode(display=False):
-            (got,) = torch.autograd.grad(y, leaf, make(o.dy))
-    else:
-        (got,) = torch.autograd.grad(y, leaf, make(o.dy))
-    assert not differing(got.as_subclass(torch.Tensor), want)
-
-
-def test_batches_of_gradients_have_the_bytes_of_a_loop(o: Operands) -> None:
-    leaf = o.weight.clone().requires_grad_()
-    y = rk.embedding(o.ids, leaf)
-    batch = torch.stack([o.dy, o.dy * 2, o.dy - 1])
-    want = torch.stack([torch.autograd.grad(y, leaf, dy, retain_graph=True)[0] for dy in batch])
-    (batched,) = torch.autograd.grad(y, leaf, batch, is_grads_batched=True, retain_graph=True)
-    mapped = torch.func.vmap(lambda dy: torch.autograd.grad(y, leaf, dy, retain_graph=True)[0])(batch)
-    assert not differing(batched, want)
-    assert not differing(mapped, want)
-
-
 # ---- the registered operators ---------------------------------------------------------------------------------------
 
 
