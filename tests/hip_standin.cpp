@@ -15,6 +15,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "hip/embedding/embedding_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
@@ -68,6 +69,18 @@ using Table = std::map<std::string_view, Kernel>;
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
 #define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
 
+#define RLK_OF_COPIES(name) RLK_OF(name##_vectors), RLK_OF(name##_words), RLK_OF(name##_halves)
+const Table kEmbedding = {
+    RLK_OF_COPIES(rlk_embedding_forward),
+    RLK_OF_COPIES(rlk_embedding_clear),
+    RLK_OF(rlk_embedding_count_ids),
+    RLK_OF(rlk_embedding_count_keys),
+    RLK_OF(rlk_embedding_begin),
+    RLK_OF(rlk_embedding_scatter_ids),
+    RLK_OF(rlk_embedding_scatter_keys),
+    RLK_OF_FLOATS(rlk_embedding_rows_vectors),
+    RLK_OF_FLOATS(rlk_embedding_rows_elements),
+};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
     RLK_OF_HALVES(rlk_linear_forward_large),
@@ -111,7 +124,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table : {&kEmbedding, &kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

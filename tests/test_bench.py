@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
+from rl_kernel_native.bench import embedding, linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
 
 
 def test_command_writes_json_and_a_plot(tmp_path, capsys):
@@ -89,6 +89,33 @@ def test_every_peer_computes_the_same_norm():
         expected = None
         for peer in found:
             got = rms_norm._call(peer, which, [o])(0)
+            expected = got if expected is None else expected
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_command_for_embedding_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "png")}
+    arguments = ["embedding", "--rows", "4", "--vocab", "50", "--columns", "65", "--device", "cpu", "--seconds", "0.05"]
+    arguments += ["--no-compile", "--json", str(files["json"]), "--plot", str(files["png"])]
+    assert command.main(arguments) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(embedding.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in embedding.PASSES)
+    assert rows["forward", "rk"]["max_error"] == 0
+    assert rows["forward + backward", "rk"]["max_error"] < 2**-8  # bfloat16's rounding of the largest
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "embedding 4 of [50, 65] bfloat16" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_rows():
+    device = torch.device("cpu")
+    o, weight = embedding._buffers(50, 9, 16, torch.float32, device)[0], embedding._table(9, 16, torch.float32, device)
+    found, _ = embedding.peers(device, use_compile=False)
+    for which in embedding.PASSES:
+        expected = None
+        for peer in found:
+            got = embedding._call(peer, which, weight, [o])(0)
             expected = got if expected is None else expected
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 

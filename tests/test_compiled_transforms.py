@@ -22,6 +22,7 @@ TARGET = torch.tensor([1, 5, -100])
 R = torch.randn(3, 32, generator=_generator)
 GAIN = torch.randn(32, generator=_generator)
 EPS = 0.5
+IDS = torch.tensor([[1, 4, 1], [7, -1, 6]])
 HEADS = torch.randn(3, 4, 8, generator=_generator)
 ANGLES = torch.rand(3, 4, generator=_generator)
 
@@ -50,6 +51,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "rms_norm in residual": (lambda r: torch.cat(rk.rms_norm(X, GAIN, EPS, residual=r)), R),
     "rms_norm_backward in dy": (lambda dy: joined(rk.rms_norm_backward(dy, X, GAIN, EPS, d_new_residual=R)), R),
     "rms_norm_backward in h": (lambda h: joined(rk.rms_norm_backward(R, h, GAIN, EPS)), X),
+    "embedding": (lambda w: rk.embedding(IDS % 8, w), W),
+    "embedding_backward": (lambda dy: rk.embedding_backward(dy, IDS[0], 6, padding_idx=4), X),
     "rope in q": (lambda q: rotated(q, HEADS), HEADS),
     "rope in k": (lambda k: rotated(HEADS, k), HEADS),
     "rope_backward": (lambda dq: rk.rope_backward(dq, None, ANGLES, ANGLES, interleaved=True)[0], HEADS),
@@ -119,6 +122,7 @@ def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -
 
 
 def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
+    import rl_kernel_native.ops.embedding_traced
     import rl_kernel_native.ops.rms_norm_traced
     import rl_kernel_native.ops.rope_traced  # noqa: F401
 
@@ -139,6 +143,11 @@ def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> N
         (
             lambda w: joined(ops.rms_norm_backward(w, W, GAIN, None, None, EPS, 0.0, False, True, torch.float32)),
             lambda w: joined(rk.rms_norm_backward(w, W, GAIN, EPS)),
+        ),
+        (lambda w: ops.embedding(IDS % 8, w, 0, None, None), lambda w: rk.embedding(IDS % 8, w)),
+        (
+            lambda w: ops.embedding_backward(w[:3], IDS[0], 4, 0, None, None, torch.float32),
+            lambda w: rk.embedding_backward(w[:3], IDS[0], 4),
         ),
         (
             lambda w: ops.rope(w[None], None, W, -W, None, True, None, True, None, 0, False)[0],
@@ -198,9 +207,13 @@ def test_a_trace_of_torch_jit_or_fx_is_refused() -> None:
         lambda x: rk.logprob(x, TARGET),
         lambda x: rk.rms_norm(x, GAIN, EPS),
         lambda x: rk.rms_norm_backward(x, R, GAIN, EPS),
+        lambda x: rk.embedding(IDS, x),
+        lambda x: rk.embedding_backward(x, IDS[0], 4),
         lambda x: rk.rope(x, None, ANGLES[0, :16], ANGLES[0, :16])[0],
     ):
         with pytest.raises(RuntimeError, match=r"torch.jit.trace is not supported; use torch.export"):
             torch.jit.trace(call, X)
-        with pytest.raises(TypeError, match=r"(x|parts\[0\]|dy|logits|q): torch.fx.symbolic_trace is not supported"):
+        with pytest.raises(
+            TypeError, match=r"(x|parts\[0\]|dy|logits|q|weight): torch.fx.symbolic_trace is not supported"
+        ):
             torch.fx.symbolic_trace(call)

@@ -184,8 +184,8 @@ std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t colu
   const TensorView& v = out.view();
   require_device(out, device);
   if (v.ndim != 2 || v.shape[0] != rows || v.shape[1] != columns) {
-    value_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) +
-                         "] (" + what + ")" + got_shape(out));
+    value_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "] (" + what + ")" +
+                         got_shape(out));
   }
   if (v.read_only) throw nb::buffer_error((std::string(out.name()) + ": is read-only").c_str());
   if (overlaps_itself(v)) value_error(out, "expected strides that do not overlap");

@@ -50,7 +50,7 @@ std::vector<Key> sorted_tokens(const EmbeddingBackwardParams& p) {
   std::vector<Key> keys;
   keys.reserve(static_cast<std::size_t>(p.num_tokens));
   for (std::int64_t t = 0; t < p.num_tokens; ++t) {
-    const std::int64_t row = embedding_grad_row(p, t);
+    const std::int64_t row = embedding_grad_row(p, embedding_id(p, t));
     if (row < p.num_rows) keys.push_back(static_cast<Key>(row) << 32 | static_cast<Key>(t));
   }
   std::sort(keys.begin(), keys.end());

@@ -416,6 +416,14 @@ def rms_norm(torch: Any, device: str, capability: tuple[int, int] | None) -> Ite
     yield _timed("same bytes as the CPU", bytes_of_cpu)
 
 
+def embedding(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Rows of tables and their gradients: see :mod:`rl_kernel_native._selftest_embedding`, which takes its helpers from
+    here."""
+    from . import _selftest_embedding
+
+    return _selftest_embedding.checks(torch, device)
+
+
 class _Rotation(NamedTuple):
     """Operands of rope, float32 arrays with values of ``dtype``, and its functions on them."""
 
@@ -601,6 +609,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "logprob": logprob,
     "linear": linear,
     "rms_norm": rms_norm,
+    "embedding": embedding,
     "rope": rope,
     "silu_mul": silu_mul,
 }

@@ -19,8 +19,7 @@ RLK_HD std::int64_t embedding_row(const EmbeddingTokens& p, std::int64_t id) {
   return id - p.vocab_start;
 }
 // The same of what has a gradient.
-RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::int64_t token) {
-  const std::int64_t id = embedding_id(p, token);
+RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::int64_t id) {
   return id == p.padding_idx ? p.num_rows : embedding_row(p, id);
 }
 

@@ -63,7 +63,7 @@ struct EmbeddingBackwardParams : EmbeddingTokens {
   bool accumulate = false;                 // dweight is main_grad: float32, and added to
   void* workspace = nullptr;               // embedding_backward_workspace_bytes(...), 16-byte aligned
 };
-// On a GPU about columns / 4 + 40 bytes a token and a byte a row, else 0.
+// On a GPU up to about columns / 4 + 33 bytes a token and 4 bytes a row, else 0.
 std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p, Device device);
 void embedding_backward(const EmbeddingBackwardParams& p, Device device, Stream stream);
 

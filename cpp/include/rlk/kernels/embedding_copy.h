@@ -1,0 +1,45 @@
+// How the copies of embedding's forward are spread over threads, shared by CUDA and HIP.
+#pragma once
+
+#include "rlk/ops/embedding.h"
+
+namespace rlk {
+
+// `lanes` threads copy a row or a slice of one, each `count` units at a stride of lanes; a block has several rows where
+// they are short. A unit is 16 bytes or an element.
+struct EmbeddingCopyGrid {
+  std::uint32_t units, lanes_log2, slices;  // units of a row; slices of a row, a block or less each
+  std::int64_t blocks;
+};
+inline EmbeddingCopyGrid embedding_copy_grid(const EmbeddingParams& p, int unit_bytes, int count, int threads) {
+  EmbeddingCopyGrid g{};
+  const std::int64_t units = p.columns * size_of(p.dtype) / unit_bytes;
+  g.units = static_cast<std::uint32_t>(units);
+  while ((1 << g.lanes_log2) < threads && std::int64_t{count} << g.lanes_log2 < units) ++g.lanes_log2;
+  const std::int64_t slice = std::int64_t{count} << g.lanes_log2, rows = threads >> g.lanes_log2;
+  g.slices = static_cast<std::uint32_t>((units + slice - 1) / slice);
+  g.blocks = (p.num_tokens + rows - 1) / rows * g.slices;
+  return g;
+}
+
+// Where a thread is.
+struct EmbeddingCopyPlace {
+  std::int64_t token;
+  std::uint32_t first, step;  // units
+
+  RLK_HD EmbeddingCopyPlace(const EmbeddingCopyGrid& g, std::int64_t block, std::uint32_t thread, std::uint32_t threads,
+                            std::uint32_t count) {
+    const std::int64_t rows = g.slices == 1 ? block : block / g.slices;
+    const std::uint32_t slice = g.slices == 1 ? 0 : static_cast<std::uint32_t>(block - rows * g.slices);
+    step = 1u << g.lanes_log2;
+    token = rows * (threads >> g.lanes_log2) + (thread >> g.lanes_log2);
+    first = slice * step * count + (thread & (step - 1));
+  }
+};
+
+// What fills a row that no table has: a canonical NaN of the type, twice in 32 bits where it is half as wide, or zeros.
+RLK_HD std::uint32_t embedding_fill(DType t, bool is_bad) {
+  return !is_bad ? 0 : t == DType::kFloat32 ? 0x7fc00000u : 0x7fff7fffu;
+}
+
+}  // namespace rlk

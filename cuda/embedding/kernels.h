@@ -1,0 +1,61 @@
+// Host entry points of the embedding kernels, one set per architecture, and the ways in which each can serve a call. All
+// have the same bits. Arguments were checked in embedding.cpp.
+#pragma once
+
+#include "../common/launch.h"
+#include "rlk/kernels/embedding_rows.h"
+
+namespace rlk::cuda {
+
+// A thread copies `vectors` times 16 bytes of a row; 0: single elements, at any alignment.
+struct EmbeddingPlan {
+  int vectors = 0;
+};
+constexpr EmbeddingPlan kEmbeddingPlans[] = {{4}, {1}, {0}};
+bool serves(const EmbeddingPlan& plan, const EmbeddingParams& p);
+EmbeddingPlan choose_plan(const EmbeddingParams& p, int multiprocessors);
+
+// Whether dy, dweight and rows of sums are whole vectors of eight columns at multiples of 16 bytes.
+struct EmbeddingBackwardPlan {
+  bool vectors = false;
+};
+constexpr EmbeddingBackwardPlan kEmbeddingBackwardPlans[] = {{true}, {false}};
+bool serves(const EmbeddingBackwardPlan& plan, const EmbeddingBackwardParams& p);
+
+// A token of the gradient as it is sorted: its row above, num_rows where it has none, its index below.
+using EmbeddingKey = std::uint64_t;
+
+constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 that follow one another, 8 groups
+constexpr int kEmbeddingLongRun = 16;   // tokens from which on a run is summed by blocks of its own
+constexpr int kEmbeddingDigitBits = 9;  // of a row, at most, that one pass sorts by
+constexpr int kEmbeddingDigits = 1 << kEmbeddingDigitBits;
+constexpr int kEmbeddingSortTile = 2048;  // tokens of a block
+constexpr int kEmbeddingItemTile = 1024;
+constexpr std::uint32_t kEmbeddingNoSlot = 0xffffffffu;
+
+// What a row is the sum of, in order: a token, or the sum of a long run.
+struct alignas(16) EmbeddingItem {
+  std::uint32_t row, token;  // of a long run the first of its 512 indices, that of a token or not
+  std::uint32_t slot;        // of a long run: where its sum is; else kEmbeddingNoSlot
+  std::uint32_t unused;
+};
+
+// The parts of the workspace.
+struct EmbeddingWorkspace {
+  EmbeddingKey* keys[2];       // [num_tokens] each
+  EmbeddingItem* items;        // [num_tokens]
+  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles], then where each begins
+  std::uint32_t* item_counts;  // [item tiles]
+  std::uint32_t* num_items;
+  std::uint8_t* present;  // [num_rows]: 1 where a row has a token
+  float* sums;            // [num_tokens / kEmbeddingLongRun + 1, columns] of long runs
+};
+// Bytes of all parts; with a base, where they are.
+std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* to);
+
+void embedding_sm80(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);
+void embedding_sm90(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);
+void embedding_backward_sm80(const EmbeddingBackwardParams& p, const EmbeddingBackwardPlan& plan, cudaStream_t stream);
+void embedding_backward_sm90(const EmbeddingBackwardParams& p, const EmbeddingBackwardPlan& plan, cudaStream_t stream);
+
+}  // namespace rlk::cuda

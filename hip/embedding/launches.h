@@ -1,0 +1,43 @@
+// What the host and the kernels of embedding agree on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hip/common/launch_shape.h"
+#include "rlk/kernels/embedding_copy.h"
+#include "rlk/kernels/embedding_rows.h"
+
+namespace rlk::hip {
+
+constexpr int kCopyThreads = 256;
+constexpr int kCopyUnits = 4;  // of a thread
+
+// Sort: a block is one wave, which goes over its tile in order.
+constexpr int kSortThreads = 64;
+constexpr int kSortTile = 1024;  // tokens
+constexpr int kDigitBits = 9;    // of a row, at most, that one pass sorts by
+constexpr int kDigits = 1 << kDigitBits;
+constexpr std::size_t kSortLds = kDigits * sizeof(std::uint32_t);
+constexpr int kBeginThreads = 256;
+constexpr std::size_t kBeginLds = kBeginThreads * sizeof(std::uint32_t);
+
+// Sums: a block has the rows that begin among so many sorted tokens, eight columns a thread.
+constexpr int kSumThreads = 64;
+constexpr int kSliceColumns = kSumThreads * kOctet;
+constexpr int kWindow = 16;
+constexpr std::size_t kSumLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
+constexpr int kClearRows = 16;  // of a block
+
+// A token as it is sorted: its row above, num_rows where it has none, its index below.
+using EmbeddingKey = std::uint64_t;
+struct EmbeddingDigit {
+  int shift, width;  // in a key, bits
+};
+struct EmbeddingWorkspace {
+  EmbeddingKey* keys[2];   // [num_tokens] each
+  std::uint32_t* counts;   // [kDigits, tiles], then where each begins
+  std::uint32_t* present;  // [num_rows]: 1 where a row has a token
+};
+
+}  // namespace rlk::hip

@@ -1,0 +1,91 @@
+"""Self-test of embedding for the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _selftest
+from ._selftest import Check
+from .ops import embedding as embedding_op
+
+
+class _Table(NamedTuple):
+    """Operands of embedding, float32 arrays with values of ``dtype``, and its functions on them."""
+
+    dtype: str
+    options: dict[str, Any]
+    ids: np.ndarray  # [tokens]
+    weight: np.ndarray  # [rows, columns]
+    dy: np.ndarray  # [tokens, columns]
+
+    def results(self, arrays: _selftest._Arrays) -> dict[str, np.ndarray]:
+        ids, weight, dy = arrays.put(self.ids), arrays.put(self.weight, self.dtype), arrays.put(self.dy, self.dtype)
+        y = embedding_op.embedding(ids, weight, **self.options)
+        dweight = embedding_op.embedding_backward(dy, ids, len(self.weight), dweight_dtype="float32", **self.options)
+        return {"y": arrays.get(y), "dweight": arrays.get(dweight)}
+
+
+def _tables(dtypes: tuple[str, ...]) -> Iterator[_Table]:
+    random = np.random.default_rng(6)
+    # One column; odd widths, which take no vector; several slices and blocks of tokens; a shard.
+    for tokens, rows, columns, start in ((3, 5, 1, 0), (70, 9, 33, 0), (9000, 300, 64, 0), (600, 20, 1032, 10)):
+        for dtype in dtypes:
+            ids = (40 + rows) ** random.random(tokens) - 1  # few of them often
+            options: dict[str, Any] = {"vocab_start": start, "vocab_size": start + rows, "padding_idx": start + 2}
+            weight, dy = (
+                _selftest._round_to(random.normal(0, 1, (n, columns)).astype(np.float32), dtype) for n in (rows, tokens)
+            )
+            yield _Table(dtype, options, ids.astype(np.int64), weight, dy)
+
+
+def _tables_against_float64(arrays: _selftest._Arrays) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of what the additions of a group, a tree and two blocks may add; rows are exact)."""
+    for case in _tables(arrays.dtypes):
+        got = case.results(arrays)
+        want = embedding_op.embedding_reference(case.ids, case.weight, dy=case.dy, **case.options)
+        exact = np.array_equal(got["y"].astype(np.float64), want["y"], equal_nan=True)
+        yield f"y {case.dtype} {list(case.weight.shape)}", 0.0 if exact else np.inf
+        bound = (64 + 7 + 2) * 2.0**-24 * want["dweight_scale"] + 1e-30
+        yield (
+            f"dweight {case.dtype} {list(case.weight.shape)}",
+            _selftest._worst(got["dweight"], want["dweight"], bound),
+        )
+
+
+def checks(torch: Any, device: str) -> Iterator[Check]:
+    """Rows of tables and their gradients against float64, against themselves as shards, and on a GPU against the
+    CPU."""
+    arrays = _selftest._Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_tables_against_float64(arrays), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield _selftest._timed("against float64", float64)
+
+    def shards() -> tuple[bool, str]:
+        differ = 0
+        for case in _tables(arrays.dtypes[-1:]):
+            whole = case.results(arrays)
+            part = case._replace(weight=case.weight[1:3])
+            part.options["vocab_start"] += 1
+            differ += _selftest._same_bytes(part.results(arrays)["dweight"], whole["dweight"][1:3])
+        return differ == 0, f"{differ} values differ between a table and its shards"
+
+    yield _selftest._timed("same bytes for any shard", shards)
+    if device == "cpu":
+        return
+    cpu = _selftest._Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _tables(arrays.dtypes):
+            here, there = case.results(arrays), case.results(cpu)
+            differ += sum(_selftest._same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield _selftest._timed("same bytes as the CPU", bytes_of_cpu)

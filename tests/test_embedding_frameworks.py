@@ -1,0 +1,140 @@
+"""embedding for every framework: the same bytes, and results in the caller's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlpack
+import rl_kernel_native as rk
+from cases import raw
+
+ROWS, TOKENS, COLUMNS = 20, 300, 36  # rows start off any 16-byte vector but the first
+
+_random = np.random.default_rng(12)
+IDS = _random.integers(0, ROWS + 2, TOKENS)
+WEIGHT = _random.standard_normal((ROWS, COLUMNS)).astype(np.float32)
+DY = _random.standard_normal((TOKENS, COLUMNS)).astype(np.float32)
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
+    if dtype == "bfloat16":
+        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
+        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
+    return [a.astype(dtype) for a in arrays]
+
+
+def everything(make: Any, dtype: str = "float32") -> list[Any]:
+    """Every function, of arrays that ``make`` makes."""
+    weight, dy = (make(a) for a in of(dtype, WEIGHT, DY))
+    ids = make(IDS.astype(np.int32))
+    return [
+        rk.embedding(ids, weight),
+        rk.embedding(ids, weight, vocab_start=5, vocab_size=40),
+        rk.embedding_backward(dy, ids, ROWS),
+        rk.embedding_backward(dy, ids, ROWS, padding_idx=2, vocab_size=ROWS - 1, dweight_dtype="float32"),
+    ]
+
+
+def bytes_of(results: list[Any]) -> list[bytes]:
+    return [raw(r) for r in results]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_in_numpy_out(dtype: str) -> None:
+    got = everything(lambda a: a, dtype)
+    weight, dy = of(dtype, WEIGHT, DY)
+    assert all(type(a) is np.ndarray for a in got)
+    assert [a.dtype for a in got] == [weight.dtype] * 3 + [np.dtype(np.float32)]
+    want = rk.embedding_reference(IDS, weight, dy=dy)
+    assert np.array_equal(got[0].astype(np.float64), want["y"], equal_nan=True)
+    ulp = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    off = np.abs(got[2].astype(np.float64) - want["dweight"])
+    assert (off <= ulp * np.abs(want["dweight"]) + 2.0**-19 * want["dweight_scale"]).all()
+    wide = rk.embedding(IDS, weight)
+    assert raw(wide) == raw(got[0]), "int64"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_has_the_bytes_of_numpy(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def make(a: np.ndarray) -> Any:
+        if a.dtype.kind == "i":
+            return torch.from_numpy(a)
+        return torch.from_numpy(a.astype(np.float32)).to(getattr(torch, a.dtype.name))
+
+    got = everything(make, dtype)
+    assert all(isinstance(r, torch.Tensor) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    cpu = jax.devices("cpu")[0]
+    got = everything(lambda a: jax.device_put(a, cpu), dtype)
+    assert all(isinstance(r, jax.Array) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+    ids, weight = jax.device_put(IDS.astype(np.int32), cpu), jax.device_put(WEIGHT, cpu)
+    with pytest.raises(ValueError, match=r"ids: expected ids in \[0, 20\)"):
+        rk.embedding(ids, weight, check=True)
+    assert rk.embedding(ids, weight, check=True, vocab_size=22).shape == (TOKENS, COLUMNS)
+
+
+@pytest.mark.parametrize("exporter", [dlpack.Exporter, dlpack.OldExporter])
+def test_any_exporter_works_and_gets_numpy(exporter: Any) -> None:
+    got = [
+        rk.embedding(exporter(IDS), exporter(WEIGHT)),
+        rk.embedding_backward(exporter(DY), exporter(IDS), ROWS),
+    ]
+    assert all(type(r) is np.ndarray for r in got)
+    assert bytes_of(got) == bytes_of([rk.embedding(IDS, WEIGHT), rk.embedding_backward(DY, IDS, ROWS)])
+
+
+def test_the_table_decides_on_the_framework() -> None:
+    torch = pytest.importorskip("torch")
+    got = rk.embedding(torch.from_numpy(IDS), WEIGHT)
+    assert type(got) is np.ndarray
+    assert raw(got) == raw(rk.embedding(IDS, WEIGHT))
+
+
+def test_main_grad_of_numpy_is_written_in_place() -> None:
+    main_grad = np.ones((ROWS, COLUMNS), np.float32)
+    assert rk.embedding_backward(DY, IDS, ROWS, main_grad=main_grad) is main_grad
+    assert np.allclose(main_grad, 1 + rk.embedding_reference(IDS, WEIGHT, dy=DY)["dweight"], atol=1e-4)
+
+
+def test_negative_strides_of_numpy() -> None:
+    """Only NumPy has them."""
+    want = rk.embedding(IDS, WEIGHT)
+    assert raw(rk.embedding(IDS[::-1], WEIGHT)) == raw(np.ascontiguousarray(want[::-1]))
+    ids = np.minimum(IDS, ROWS - 1)
+    assert raw(rk.embedding(ROWS - 1 - ids, WEIGHT[::-1])) == raw(rk.embedding(ids, WEIGHT))
+    backward = rk.embedding_backward(DY[::-1], IDS, ROWS)
+    assert raw(backward) == raw(rk.embedding_backward(np.ascontiguousarray(DY[::-1]), IDS, ROWS))
+
+
+def test_numpy_works_where_torch_is_not_loaded() -> None:
+    code = """
+import sys, numpy as np, rl_kernel_native as rk
+w = np.full((3, 4), 2, np.float16)
+ids = np.array([1, 2])
+print(rk.embedding(ids, w)[0, 0], rk.embedding_backward(w[:2], ids, 3)[:, 0].tolist(), 'torch' in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2.0 [0.0, 2.0, 2.0] False\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
+def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
+    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
+    got = everything(cupy.asarray, dtype)
+    assert all(isinstance(r, cupy.ndarray) for r in got)
+    assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
