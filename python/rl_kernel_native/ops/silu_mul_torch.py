@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _torch
+from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._torch import (
     PLAIN,
@@ -60,6 +61,8 @@ class _GatedMul(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         gate, up = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
+        if all(needs):  # one of both may be wanted by torch.autograd.grad alone
+            needs = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions[:2])
         if is_grad_enabled() or not is_direct_gradient(dy):  # create_graph: a backward that has a backward
             require_tensors(dy=dy)
             d_gate, d_up = traced.backward(gradient(dy, gate.dtype), gate, up, *ctx.how, *needs)
