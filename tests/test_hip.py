@@ -34,8 +34,8 @@ import test_fuzz as fuzz  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
-from rl_kernel_native.consistency.certificate_cases import Arrays  # noqa: E402
-from rl_kernel_native.consistency.certify import digests  # noqa: E402
+from rl_kernel_native.consistency.certificate_cases import Arrays, cases  # noqa: E402
+from rl_kernel_native.consistency.certify import certify_case, digests  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -204,6 +204,21 @@ def test_a_certificate_has_the_digests_of_the_cpu(order: str, monkeypatch: pytes
     assert set(found) == {"every", arrays.arithmetic}
     for group, of_group in found.items():
         assert {key: recorded[group][key] for key in of_group} == of_group
+
+
+@pytest.mark.parametrize("operator", ["linear", "rms_norm", "rope", "silu_mul"])
+def test_a_row_is_certified_on_the_device(operator: str) -> None:
+    """In every variation, of the narrow shapes in one dtype."""
+    arrays = RocmArrays()
+    chosen = [
+        case
+        for case in cases(arrays, True)
+        if case.operator == operator and case.dtype == "bfloat16" and np.prod(case.shape) < 1100
+    ]
+    assert chosen
+    for case in chosen:
+        entry = certify_case(case, arrays)
+        assert entry.invariant, f"{entry.key}: {entry.differs}"
 
 
 def problem(rng: np.random.Generator) -> tuple[Any, Any]:
