@@ -112,8 +112,7 @@ class Case:
         fixed: operands that all rows share, by name: (shape, deviation, dtype).
         call: from the operands, as arrays of the device, to results with the rows as their first dimension.
         token_sum: None, or how many rows the sum has; results then have no rows.
-        chunked: of a token sum, the same results from rows in several calls.
-        sharded: the same results from a number of shards.
+        ways: other calls that must give the same results, by what is said of them.
         exp: of softmax statistics, else "".
         options: of the call, in words.
     """
@@ -127,8 +126,7 @@ class Case:
     call: Call
     fixed: Mapping[str, tuple[tuple[int, ...], float, str]] = field(default_factory=dict)
     token_sum: int | None = None
-    chunked: Call | None = None
-    sharded: Callable[[Arrays, Mapping[str, Any], int], Mapping[str, Any]] | None = None
+    ways: Mapping[str, Call] = field(default_factory=dict)
     exp: str = ""
     options: str = ""
 
@@ -237,8 +235,10 @@ def _logprob(vocab: int, dtype: str, exp: str) -> Iterator[Case]:
         )
         return {"dlogits": dlogits}
 
-    shards = sharded if vocab % 64 == 0 else None
-    yield Case("logprob", "forward", dtype, (vocab,), STATISTICS, rows, forward, sharded=shards, exp=exp)
+    ways: dict[str, Call] = {}
+    if vocab % 64 == 0:
+        ways = {f"{n} shards": lambda arrays, a, n=n: sharded(arrays, a, n) for n in (2, 4, 8)}  # type: ignore[misc]
+    yield Case("logprob", "forward", dtype, (vocab,), STATISTICS, rows, forward, ways=ways, exp=exp)
     given: dict[str, tuple[tuple[int, ...] | None, float]] = {"dlogprob": ((), 1.0), "dentropy": ((), 0.5)}
     yield Case("logprob", "backward", dtype, (vocab,), ("dlogits",), rows | given, backward, exp=exp)
 
@@ -263,7 +263,7 @@ def linear(arrays: Arrays, quick: bool) -> Iterator[Case]:
         yield Case(
             "linear", "backward", dtype, (TOKENS, 24, 17), ("dweight",), rows,
             lambda arrays, a: {"dweight": rk.linear_weight_grad(a["dy"], a["x"], out_dtype="float32")},
-            token_sum=TOKENS, chunked=_linear_chunks,
+            token_sum=TOKENS, ways={CHUNKS: _linear_chunks},
         )  # fmt: skip
     for dtype in DTYPES:
         yield Case(
@@ -274,6 +274,7 @@ def linear(arrays: Arrays, quick: bool) -> Iterator[Case]:
 
 TOKENS = 8203  # two blocks of rule 9
 BLOCK = 8192
+CHUNKS = "chunks of 8192 through main_grad"
 
 
 def _chunks(arrays: Arrays, a: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -318,7 +319,7 @@ def rms_norm(arrays: Arrays, quick: bool) -> Iterator[Case]:
 
         yield Case(
             "rms_norm", "backward", dtype, (TOKENS, 24), ("dweight",), rows, dweight,
-            {"weight": ((24,), 1.0, dtype)}, TOKENS, chunked,
+            {"weight": ((24,), 1.0, dtype)}, TOKENS, {CHUNKS: chunked},
         )  # fmt: skip
 
 
@@ -407,6 +408,90 @@ def _gates(operator: str, options: dict[str, Any], quick: bool, widths: tuple[in
             yield Case(operator, "backward", dtype, (columns,), outputs, rows, backward, options=words)
 
 
+def embedding(arrays: Arrays, quick: bool) -> Iterator[Case]:
+    # Odd; hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
+    for columns in (37, 1024) if quick else (37, 1024, 4096):
+        for dtype in _dtypes(quick, columns > 1000):
+            yield Case(
+                "embedding", "forward", dtype, (columns,), ("y",), {"ids": (None, 300)},
+                lambda arrays, a: {"y": rk.embedding(a["ids"], a["weight"])},
+                {"weight": ((300, columns), 1.0, dtype)},
+            )  # fmt: skip
+    for dtype in DTYPES:
+        rows: dict[str, tuple[tuple[int, ...] | None, float]] = {"dy": ((24,), 1.0), "ids": (None, 7)}
+
+        def dweight(arrays: Arrays, a: Mapping[str, Any], main_grad: Any = None) -> Mapping[str, Any]:
+            if main_grad is not None:
+                return {"dweight": rk.embedding_backward(a["dy"], a["ids"], 7, main_grad=main_grad)}
+            return {"dweight": rk.embedding_backward(a["dy"], a["ids"], 7, dweight_dtype="float32")}
+
+        def chunked(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+            main_grad = arrays.wrap(torch.zeros(7, 24, device=arrays.device))
+            for part in _chunks(arrays, a):
+                dweight(arrays, part, main_grad)
+            return {"dweight": main_grad}
+
+        yield Case(
+            "embedding", "backward", dtype, (TOKENS, 7, 24), ("dweight",), rows, dweight,
+            token_sum=TOKENS, ways={CHUNKS: chunked},
+        )  # fmt: skip
+
+
+def attention(arrays: Arrays, quick: bool) -> Iterator[Case]:
+    # A sequence is a row. Within a block, few heads; more than a block of 128 keys, heads of Qwen3.
+    for tokens, heads, kv_heads, dim in ((37, 3, 1, 24), (150, 4, 2, 128)):
+        for dtype in _dtypes(quick, tokens > 128):
+            for exp in arrays.exponentials:
+                yield from _attention((tokens, heads, kv_heads, dim), dtype, exp)
+
+
+def _attention(shape: tuple[int, int, int, int], dtype: str, exp: str) -> Iterator[Case]:
+    tokens, heads, kv_heads, dim = shape
+    of_q, of_k = ((tokens, heads, dim), 1.0), ((tokens, kv_heads, dim), 1.0)
+    rows: dict[str, tuple[tuple[int, ...] | None, float]] = {"q": of_q, "k": of_k, "v": of_k}
+
+    def forward(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = rk.attention(a["q"], a["k"], a["v"], exp=exp, return_lse=True)
+        return {"out": found[0], "lse": found[1]}
+
+    def packed(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Sequences one after the other."""
+        count = arrays.unwrap(a["q"]).shape[0]
+        offsets = arrays.wrap(torch.arange(count + 1, dtype=torch.int32, device=arrays.device) * tokens)
+        q, k, v = (arrays.wrap(arrays.unwrap(a[name]).flatten(0, 1)) for name in "qkv")
+        found = rk.attention(q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, exp=exp, return_lse=True)
+        out, lse = (arrays.unwrap(t) for t in found)
+        return {"out": out.view(count, tokens, heads, dim), "lse": lse.view(heads, count, tokens).transpose(0, 1)}
+
+    def chunked(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        """17 queries at a time, as a prefill in chunks against a cache."""
+        q, k, v = (arrays.unwrap(a[name]) for name in "qkv")
+        parts = []
+        for first in range(0, tokens, 17):
+            last = min(first + 17, tokens)
+            part = (arrays.wrap(t) for t in (q[:, first:last], k[:, :last], v[:, :last]))
+            parts.append([arrays.unwrap(t) for t in rk.attention(*part, exp=exp, return_lse=True)])
+        return {"out": torch.cat([p[0] for p in parts], 1), "lse": torch.cat([p[1] for p in parts], 2)}
+
+    def padded(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Five tokens of padding in front."""
+        q, k, v = (torch.nn.functional.pad(arrays.unwrap(a[name]), (0, 0, 0, 0, 5, 0), value=7.0) for name in "qkv")
+        pads = torch.full((q.shape[0],), 5, dtype=torch.int32, device=arrays.device)
+        wrapped = (arrays.wrap(t) for t in (q, k, v))
+        out, lse = rk.attention(*wrapped, leftpad_k=arrays.wrap(pads), exp=exp, return_lse=True)
+        return {"out": arrays.unwrap(out)[:, 5:], "lse": arrays.unwrap(lse)[:, :, 5:]}
+
+    def backward(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        q, k, v = a["q"], a["k"], a["v"]
+        out, lse = rk.attention(q, k, v, exp=exp, return_lse=True)
+        found = rk.attention_backward(a["dout"], q, k, v, out, lse, exp=exp)
+        return dict(zip(("dq", "dk", "dv"), found, strict=True))
+
+    ways = {"packed": packed, "chunks of 17 queries": chunked, "5 tokens of padding": padded}
+    yield Case("attention", "forward", dtype, shape, ("out", "lse"), rows, forward, ways=ways, exp=exp)
+    yield Case("attention", "backward", dtype, shape, ("dq", "dk", "dv"), rows | {"dout": of_q}, backward, exp=exp)
+
+
 CASES: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
     "logprob": logprob,
     "linear": linear,
@@ -414,4 +499,6 @@ CASES: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
     "rope": rope,
     "silu_mul": silu_mul,
     "gelu_mul": gelu_mul,
+    "embedding": embedding,
+    "attention": attention,
 }

@@ -32,7 +32,6 @@ BATCHES = (1, 2, 7, 32, 129)
 GPU_BATCHES = (*BATCHES, 8192)
 POSITIONS = ("first", "middle", "last")
 RUNS = 3
-SHARDS = (2, 4, 8)
 PADDING = 300  # rows behind a token sum
 FORMAT = 1
 
@@ -43,7 +42,7 @@ class Variation:
 
     Attributes:
         neighbours: seed of the other rows' content.
-        shards: parts of the vocabulary, or 1.
+        way: another call, of the case's ways, or "".
     """
 
     batch: int = 1
@@ -51,13 +50,11 @@ class Variation:
     layout: str = "contiguous"
     neighbours: int = 1
     run: int = 0
-    shards: int = 1
-    chunked: bool = False
+    way: str = ""
 
     def __str__(self) -> str:
         words = [f"position {self.position} of a batch of {self.batch}", self.layout, f"neighbours {self.neighbours}"]
-        words += [f"run {self.run}"] * (self.run > 0) + [f"{self.shards} shards"] * (self.shards > 1)
-        return ", ".join(words + ["in chunks"] * self.chunked)
+        return ", ".join(words + [f"run {self.run}"] * (self.run > 0) + [self.way] * bool(self.way))
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Entry:
         exp: mode of the exponential, "" where there is none.
         options: of the call, in words.
         backends: whose digests must be equal, of contract.BACKENDS; the hardware exponential is one architecture's.
-        batches, positions, layouts, shards, runs, padding, chunks: what was varied.
+        batches, positions, layouts, ways, runs, padding: what was varied.
         variations: how many computations were compared.
         sha256: of the outputs' bytes, of the row alone.
         differs: the first variation that gave other bytes, in words; empty if none did.
@@ -87,10 +84,9 @@ class Entry:
     batches: tuple[int, ...]
     positions: tuple[str, ...]
     layouts: tuple[str, ...]
-    shards: tuple[int, ...]
+    ways: tuple[str, ...]
     runs: int
     padding: bool
-    chunks: bool
     variations: int
     sha256: str
     differs: str = ""
@@ -102,7 +98,7 @@ class Entry:
     def as_json(self) -> dict[str, Any]:
         fields = {"operator": self.operator, "pass": self.direction}
         said = ("dtype", "shape", "outputs", "exp", "options", "backends")
-        varied = ("batches", "positions", "layouts", "shards", "runs", "padding", "chunks", "variations")
+        varied = ("batches", "positions", "layouts", "ways", "runs", "padding", "variations")
         fields |= {name: getattr(self, name) for name in (*said, *varied, "sha256")}
         return fields | {"invariant": self.invariant} | ({"differs": self.differs} if self.differs else {})
 
@@ -224,10 +220,9 @@ def certify_case(case: Case, arrays: Arrays) -> Entry:
         batches=tuple(dict.fromkeys(v.batch for v in variations)),
         positions=() if rows else POSITIONS,
         layouts=LAYOUTS,
-        shards=tuple(dict.fromkeys(v.shards for v in variations)),
+        ways=tuple(case.ways),
         runs=RUNS,
         padding=rows is not None,
-        chunks=any(v.chunked for v in variations),
         variations=len(variations),
         sha256=digest,
         differs=differs,
@@ -261,9 +256,8 @@ def _of_row(case: Case, batches: tuple[int, ...]) -> Iterator[Variation]:
             yield Variation(7, position, layout, neighbours=2)
     for run in range(1, RUNS):
         yield Variation(32, 31, run=run)
-    if case.sharded is not None:
-        for shards in SHARDS:
-            yield Variation(7, 3, shards=shards)
+    for way in case.ways:
+        yield Variation(7, 3, way=way)
 
 
 def _of_token_sum(case: Case) -> Iterator[Variation]:
@@ -272,8 +266,8 @@ def _of_token_sum(case: Case) -> Iterator[Variation]:
         yield Variation(case.token_sum, run=run)
     for layout in LAYOUTS[1:]:
         yield Variation(case.token_sum, layout=layout)
-    if case.chunked is not None:
-        yield Variation(case.token_sum, chunked=True)
+    for way in case.ways:
+        yield Variation(case.token_sum, way=way)
     yield Variation(case.token_sum + PADDING)
 
 
@@ -294,14 +288,7 @@ class _Computed:
         operands = self._padded(v) if self.case.token_sum else self._batch(v)
         operands |= self.shared
         given = {name: self.arrays.wrap(self.arrays.laid_out(t, v.layout)) for name, t in operands.items()}
-        if v.shards > 1:
-            assert self.case.sharded is not None
-            found = self.case.sharded(self.arrays, given, v.shards)
-        elif v.chunked:
-            assert self.case.chunked is not None
-            found = self.case.chunked(self.arrays, given)
-        else:
-            found = self.case.call(self.arrays, given)
+        found = (self.case.ways[v.way] if v.way else self.case.call)(self.arrays, given)
         row = None if self.case.token_sum else v.position
         return {name: self.arrays.bytes_of(found[name], row) for name in self.case.outputs}
 
