@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import rl_kernel_native as rk
+from rl_kernel_native.contract import ROUNDING, row
 
 OUTPUTS = ("logprob", "lse", "entropy", "sum_p_sq", "status")
 ALL = {f"return_{name}": True for name in OUTPUTS[1:]}
@@ -114,24 +115,15 @@ class Truth:
 
     @property
     def bound(self) -> np.ndarray:
-        """docs/numerics.md, 'What equal means': a log-probability from logits. lse is its other half."""
-        return 1e-5 + 4e-7 * self.size
-
-    @property
-    def entropy_bound(self) -> np.ndarray:
-        return 2e-5 + 4e-7 * self.size
+        """Of a log-probability."""
+        return row("logprob", "logprob").allowed(max_abs_z=self.size)
 
     def failures(self, result: rk.LogprobResult) -> str:
         """What is wrong with a result that has every output; empty if nothing is."""
         wrong = []
-        bounds = {
-            "logprob": self.bound,
-            "lse": self.bound,
-            "entropy": self.entropy_bound,
-            # p_j = exp of a log-probability and inherits its bound as a relative error, p_j^2 twice.
-            "sum_p_sq": self.sum_p_sq * 2 * self.bound + 1e-37,
-        }
-        for name, bound in bounds.items():
+        for name in OUTPUTS[:4]:
+            facts = {"sum_p_sq": self.sum_p_sq} if name == "sum_p_sq" else {}
+            bound = row("logprob", name).allowed(max_abs_z=self.size, **facts)
             got = numpy_of(getattr(result, name)).reshape(-1).astype(np.float64)
             want = getattr(self, name)
             with np.errstate(invalid="ignore", over="ignore"):
@@ -149,8 +141,10 @@ class Truth:
             wrong.append(f"status: row {i} is {Status(int(got[i]))!r}, truth {Status(int(self.status[i]))!r}")
         return "; ".join(wrong)
 
-    def gradient(self, dlogprob: Any = None, dlse: Any = None, dentropy: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """(dlogits, what an fp32 implementation may add to it before rounding to the dtype of the logits)."""
+    def gradient(
+        self, dlogprob: Any = None, dlse: Any = None, dentropy: Any = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(dlogits, the facts of its bound)."""
         rows, columns = self.p.shape
         g, a, h = (
             np.broadcast_to(np.asarray(0.0 if d is None else d, dtype=np.float64).reshape(-1), (rows,))[:, None]
@@ -171,27 +165,26 @@ class Truth:
         outside[silent] = 1.0
         dx = np.where(silent[:, None] | ~self.present, 0.0, dx * outside[:, None])
         dx[np.isneginf(self.z) & self.capped] = 0.0  # the contract's word for -Inf under a softcap
-        # ln p_j is off by a log-probability's bound plus that of the saved lse; w_j by some roundings of its terms.
-        relative = 2 * self.bound[:, None]
-        scale = np.abs(self.slope / np.maximum(self.softcap_slope, 1e-300))  # logit_scale / T
-        linear, entropic = np.abs(g) + np.abs(a), np.abs(h)
-        slack = p * (linear * relative + entropic * (np.abs(spread) * relative + 2 * relative))
-        slack += p * (linear + entropic * (np.abs(log_p) + np.abs(spread))) * 5e-7  # four roundings of 2^-24 and exp's
-        slack += onehot * np.abs(g) * 3e-7  # expm1 and the product
-        # tanh of a softcap is good to 2 ulp, and 1 - h^2 to twice that in absolute terms.
-        capped = np.where(self.softcap_slope < 1, np.abs(inner) * 6e-7, 0.0)
-        tiny = (linear + entropic) * 1e-35  # probabilities below 2^-126 are 0
-        return dx, scale * (self.softcap_slope * slack + capped + tiny)
+        return dx, {
+            "max_abs_z": self.size[:, None],
+            "p": p,
+            "log_p": np.abs(log_p),
+            "spread": np.abs(spread),
+            "given": np.abs(g) + np.abs(a),
+            "given_entropy": np.abs(h),
+            "given_target": onehot * np.abs(g),
+            "uncapped": np.where(self.softcap_slope < 1, np.abs(inner), 0.0),
+            "cap_slope": self.softcap_slope,
+            "slope": np.abs(self.slope / np.maximum(self.softcap_slope, 1e-300)),
+        }
 
     def gradient_failures(self, got: Any, dtype: str, **gradients: Any) -> str:
-        want, slack = self.gradient(**gradients)
+        want, facts = self.gradient(**gradients)
         got = wide(got)
-        # Rounding to the dtype: half an ulp, and half the smallest subnormal.
-        ulp, smallest = {"float32": (2**-24, 2**-150), "bfloat16": (2**-8, 2**-134), "float16": (2**-11, 2**-25)}[dtype]
         with np.errstate(invalid="ignore", over="ignore"):
-            allowed = slack * (1 + 2 * ulp) + np.abs(want) * ulp + smallest
+            allowed = row("logprob", "dlogits").allowed(dtype, expected=want, **facts)
             good = (np.abs(got - want) <= allowed) | (np.isnan(got) & np.isnan(want)) | (got == want)
-            limit = 65520.0 if dtype == "float16" else 3.39e38
+            limit = ROUNDING[dtype].limit
             good |= np.isinf(got) & (np.abs(want) + allowed >= limit) & (np.sign(got) == np.sign(want))
             good[(self.status & int(Status.BAD_KEPT)) != 0] = True  # which columns are NaN is nobody's business
         if good.all():

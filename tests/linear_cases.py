@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rl_kernel_native as rk
+from rl_kernel_native.contract import ROUNDING, row
 
 HALF = ("bfloat16", "float16")
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
@@ -53,22 +54,6 @@ def _wide(x: Any) -> np.ndarray:
     return x.detach().cpu().double().numpy() if hasattr(x, "detach") else np.asarray(x).astype(np.float64)
 
 
-# Half an ulp relative to a value, and half the smallest subnormal.
-ROUNDING = {"float32": (2.0**-24, 2.0**-150), "bfloat16": (2.0**-8, 2.0**-134), "float16": (2.0**-11, 2.0**-25)}
-
-
-def allowed_error(terms: int, scale: np.ndarray, unit: str) -> np.ndarray:
-    """Of a sum of ``terms`` products before it is rounded to its dtype. ``scale``: the same sum of absolute values.
-
-    A fused multiply-add or addition is off by 2^-24 of its result, bias and blocks included. A matrix unit takes 16
-    terms a step (or less, in as many roundings) and cuts 17 addends and the result: 18 * 2^-23 of the largest, at most;
-    one that flushes subnormals drops up to 2^-126 for every term.
-    """
-    if unit == "ieee":
-        return (terms + 8) * 2.0**-24 * scale + 2.0**-149
-    return (-(-terms // 16) * 18 + 8) * 2.0**-23 * scale + (terms + 1) * 2.0**-126
-
-
 def _as_multiplied(operand: Any, unit: str) -> np.ndarray:
     """CDNA2 flushes subnormal operands (docs/numerics.md, fact 2)."""
     values = _wide(operand)
@@ -83,13 +68,14 @@ def failures(o: Operands, got: tuple[Any, ...], unit: str) -> str:
         key: value for key, value in rk.linear_reference(x, weight, dy=_wide(o.dy)).items() if "dbias" in key
     }
     rows = int(np.prod(o.x.shape[:-1]))
-    terms = {"y": o.x.shape[-1], "dx": o.dy.shape[-1], "dweight": rows, "dbias": rows}
+    terms = {"y": o.x.shape[-1], "dx": o.dy.shape[-1], "dweight": rows}
     wrong = []
     for name, result in zip(NAMES, got, strict=True):
-        bound = allowed_error(terms[name], want[f"{name}_scale"], "ieee" if name == "dbias" else unit)
-        relative, absolute = ROUNDING[str(result.dtype).removeprefix("torch.")]
-        bound = bound * (1 + relative) + relative * np.abs(want[name]) + absolute
-        limit = {"float16": 65520.0}.get(str(result.dtype).removeprefix("torch."), 3.39e38)
+        dtype = str(result.dtype).removeprefix("torch.")
+        facts = {"rows": rows} if name == "dbias" else {"terms": terms[name]}
+        scale = want[f"{name}_scale"]
+        bound = row("linear", name).allowed(dtype, unit=unit, expected=want[name], scale=scale, **facts)
+        limit = ROUNDING[dtype].limit
         values = _wide(result)
         overflown = np.isinf(values) & (np.sign(values) == np.sign(want[name])) & (np.abs(want[name]) + bound >= limit)
         error = np.abs(np.where(overflown, want[name], values) - want[name])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rl_kernel_native as rk
+from rl_kernel_native.contract import ROUNDING, row
 
 DTYPES = ("float32", "bfloat16", "float16")
 EPS = 1e-6
@@ -136,21 +137,16 @@ def contract(o: Operands, eps: float = EPS, weight_offset: float = 0.0, round_be
 
 # ---- float64 --------------------------------------------------------------------------------------------------------
 
-# Half an ulp relative to a value, and half the smallest subnormal.
-ROUNDING = {"float32": (2.0**-24, 2.0**-150), "bfloat16": (2.0**-8, 2.0**-134), "float16": (2.0**-11, 2.0**-25)}
-
 
 def _wide(t: Any) -> np.ndarray:
     return t.detach().cpu().double().numpy()
 
 
-def failures(o: Operands, got: Results, eps: float = EPS, weight_offset: float = 0.0) -> str:
-    """What of :func:`results`, without ``round_before_weight``, is further from float64 than roundings explain; empty
-    if nothing is. The sum x + residual is taken as rounded.
-
-    rstd: half the error of the mean (chains of K / 256 terms and eight levels, 2^-24 each), three more roundings. y:
-    two more. dx: each of its sums likewise, relative to the same sum of absolute values.
-    """
+def failures(
+    o: Operands, got: Results, eps: float = EPS, weight_offset: float = 0.0, round_before_weight: bool = False
+) -> str:
+    """What of :func:`results` is further from float64 than the contract allows; empty if nothing is. Other outputs than
+    the sum x + residual are those of the sum as it was rounded."""
     h = got.new_residual
     columns = h.shape[-1]
     want = rk.rms_norm_reference(
@@ -161,21 +157,26 @@ def failures(o: Operands, got: Results, eps: float = EPS, weight_offset: float =
         dy=_wide(o.dy),
         d_new_residual=None if o.d_new_residual is None else _wide(o.d_new_residual),
     )
-    terms = columns / 256 + 8 + 8
-    error = terms * 2.0**-24  # of a sum
-    allowed = {
-        "y": (error / 2 + 6 * 2.0**-24) * np.abs(want["y"]),
-        "rstd": (error / 2 + 4 * 2.0**-24) * want["rstd"],
-        "dx": (2 * error + 12 * 2.0**-24) * want["dx_scale"],
-        "dweight": (64 + 7 + len(h.reshape(-1, columns)) / 8192 + error * 2.0**24) * 2.0**-24 * want["dweight_scale"],
+    if o.residual is not None:
+        want["new_residual"] = _wide(o.x) + _wide(o.residual)
+    inner = ROUNDING[str(o.x.dtype).removeprefix("torch.")].inner if round_before_weight else 0.0
+    rows = int(np.prod(h.shape[:-1]))
+    facts: dict[str, dict[str, Any]] = {
+        "y": {"columns": columns, "inner": inner},
+        "new_residual": {},
+        "rstd": {"columns": columns},
+        "dx": {"columns": columns},
+        "dweight": {"columns": columns, "rows": rows, "inner": inner},
     }
     wrong = []
-    for name, bound in allowed.items():
+    for name, of in facts.items():
         result = getattr(got, name)
-        if result is None:
+        if result is None or name not in want:
             continue
-        relative, absolute = ROUNDING[str(result.dtype).removeprefix("torch.")]
-        bound = bound * (1 + relative) + relative * np.abs(want[name]) + absolute
+        if f"{name}_scale" in want:
+            of["scale"] = want[f"{name}_scale"]
+        dtype = str(result.dtype).removeprefix("torch.")
+        bound = row("rms_norm", name).allowed(dtype, expected=want[name], **of)
         off = np.abs(_wide(result) - want[name])
         if not (off <= bound).all():
             i = np.unravel_index(int(np.argmax(np.nan_to_num(off - bound, nan=np.inf))), off.shape)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rl_kernel_native as rk
+from rl_kernel_native.contract import ROUNDING, row
 
 DTYPES = ("float32", "bfloat16", "float16")
 INTERMEDIATES = ("float32", "input")
@@ -137,29 +138,23 @@ def contract(
 
 # ---- float64 --------------------------------------------------------------------------------------------------------
 
-# Half an ulp relative to a value, and half the smallest subnormal.
-ROUNDING = {"float32": (2.0**-24, 2.0**-150), "bfloat16": (2.0**-8, 2.0**-134), "float16": (2.0**-11, 2.0**-25)}
-
 
 def failures(o: Operands, got: tuple[Any, Any], backward: bool, intermediate: str, **options: Any) -> str:
-    """What is further from float64 than roundings explain; empty if nothing is.
-
-    float32: one rounding of a product, one of the sum, relative to the sum of absolute values; then that of the result.
-    input: of an angle, of a product and of the sum, each to the dtype, after those of float32."""
+    """What is further from float64 than the contract allows; empty if nothing is."""
     moved = [None if t is None else t.detach().cpu() for t in o]
     arrays = [None if t is None else (t.double() if t.is_floating_point() else t).numpy() for t in moved]
     want = rk.rope_reference(*arrays[:4], position_ids=arrays[4], transposed=backward, **options)
-    relative, absolute = ROUNDING[str(o.q.dtype).removeprefix("torch.")]
+    dtype = str(o.q.dtype).removeprefix("torch.")
+    rounds = intermediate == "input"
+    inner = {"inner": ROUNDING[dtype].inner, "inner_least": ROUNDING[dtype].least} if rounds else {}
     wrong = []
     for name, result in zip(("q", "k"), got, strict=True):
         if result is None:
             continue
-        scale = want[f"{name}_scale"]
-        bound = 2 * 2.0**-24 * scale + relative * np.abs(want[name]) + absolute
-        if intermediate == "input":
-            bound = bound + 3 * (1 + 2 * relative) * relative * scale + 3 * absolute
+        output = f"d{name}" if backward else name
+        bound = row("rope", output).allowed(dtype, expected=want[name], scale=want[f"{name}_scale"], **inner)
         off = np.abs(result.detach().cpu().double().numpy() - want[name])
-        if not (off <= bound * (1 + relative)).all():
+        if not (off <= bound).all():
             i = np.unravel_index(int(np.argmax(np.nan_to_num(off - bound, nan=np.inf))), off.shape)
-            wrong.append(f"{name}{list(map(int, i))}: off by {off[i]:.3g}, allowed {bound[i]:.3g}")
+            wrong.append(f"{output}{list(map(int, i))}: off by {off[i]:.3g}, allowed {bound[i]:.3g}")
     return "; ".join(wrong)

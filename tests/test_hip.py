@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ import test_fuzz as fuzz  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
+from rl_kernel_native.consistency.certificate_cases import Arrays, cases  # noqa: E402
+from rl_kernel_native.consistency.certify import certify_case, digests  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -193,6 +196,47 @@ def test_cpu_and_hip_gates_have_the_same_bytes(first: int, monkeypatch: pytest.M
         ):
             found = fuzz.differing(want, back(got))
             assert not found, f"{gates.name}: {found}"
+
+
+class RocmArrays(Arrays):
+    """What a certificate computes with, on the stand-in's device."""
+
+    @property
+    def arithmetic(self) -> str:
+        return os.environ.get("RLK_STANDIN_ARCH", "gfx942")
+
+    def wrap(self, tensor: Any) -> Any:
+        return on_device(tensor)
+
+    def unwrap(self, array: Any) -> Any:
+        return back(array)
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
+def test_a_certificate_has_the_digests_of_the_cpu(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row operators those of every backend, products those that the CPU has under `rk.arithmetic` of the device's."""
+    monkeypatch.setenv("RLK_STANDIN_ORDER", order)
+    arrays = RocmArrays()
+    recorded = json.loads((Path(__file__).parent / "certificate.json").read_text())
+    found = digests(arrays, quick=True)
+    assert set(found) == {"every", arrays.arithmetic}
+    for group, of_group in found.items():
+        assert {key: recorded[group][key] for key in of_group} == of_group
+
+
+@pytest.mark.parametrize("operator", ["linear", "rms_norm", "rope", "silu_mul"])
+def test_a_row_is_certified_on_the_device(operator: str) -> None:
+    """In every variation, of the narrow shapes in one dtype."""
+    arrays = RocmArrays()
+    chosen = [
+        case
+        for case in cases(arrays, True)
+        if case.operator == operator and case.dtype == "bfloat16" and np.prod(case.shape) < 1100
+    ]
+    assert chosen
+    for case in chosen:
+        entry = certify_case(case, arrays)
+        assert entry.invariant, f"{entry.key}: {entry.differs}"
 
 
 def problem(rng: np.random.Generator) -> tuple[Any, Any]:

@@ -12,10 +12,9 @@ import pytest
 import rl_kernel_native as rk
 from cases import differing
 from linear_cases import Operands, operands
+from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
-
-FIRST = 2e-6  # float32 sums of at most 24 products of normal values, against float64: 24 * 2^-24 of |sum| < 10
 
 
 @pytest.fixture
@@ -92,8 +91,9 @@ def test_vmap_of_grad_is_per_sample_gradients(o: Operands) -> None:
         assert not differing(tuple(g[i] for g in got), gradients(step, o.x[i], o.weight, o.bias)[1:])
 
 
-def close(got: Any, want: Any, scale: float = 1.0) -> bool:
-    return float((got.detach() - want.detach()).abs().max()) <= FIRST * scale * max(1.0, float(want.abs().max()))
+def close(got: Any, want: Any, terms: int = 1) -> bool:
+    allowed = row("linear", "derivatives").allowed(largest=float(want.abs().max()), terms=terms)
+    return float((got.detach() - want.detach()).abs().max()) <= allowed
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[str, ...]]] = {

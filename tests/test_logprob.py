@@ -11,6 +11,7 @@ import pytest
 import rl_kernel_native as rk
 from cases import ALL, DTYPES, Status, differing, mode, numpy_of, part_cut, raw, torch_logits, torch_targets, truth
 from rl_kernel_native._native import module as native
+from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_frameworks.py has the others")
 
@@ -105,9 +106,11 @@ def test_post_conditions(vocab: int, device: str, exp: str, rng: np.random.Gener
     result = call(logits, target, exp)
     assert bool((result.logprob <= 0).all())
     assert bool((result.entropy >= 0).all())
-    assert float(result.entropy.max()) <= np.log(vocab) + 2e-5
-    assert float(result.sum_p_sq.max()) <= 1 + 2e-5
-    assert float(result.sum_p_sq.min()) >= (1 - 2e-5) / vocab
+    # An end is reached where all logits are equal, 3 here, so that only the constant of a bound is at work.
+    assert float(result.entropy.max()) <= np.log(vocab) + row("logprob", "entropy").allowed(max_abs_z=3.0)
+    allowed = row("logprob", "sum_p_sq").allowed(max_abs_z=3.0, sum_p_sq=1.0)
+    assert float(result.sum_p_sq.max()) <= 1 + allowed
+    assert float(result.sum_p_sq.min()) >= (1 - allowed) / vocab
 
 
 # ---- the same bytes -------------------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device:
     for dtype, offset in itertools.product(DTYPES, (0.0, 1.0)):
         o = operands(rng, shape[:1], shape[1], dtype, device)
         for case in (o, without_residual(o), o._replace(weight=o.weight.float())):
-            assert not failures(case, results(case, weight_offset=offset), weight_offset=offset), (dtype, offset)
+            for rounds in (False, True):
+                options: dict[str, Any] = {"weight_offset": offset, "round_before_weight": rounds}
+                assert not failures(case, results(case, **options), **options), (dtype, options)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "olmo2"])

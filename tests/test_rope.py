@@ -12,6 +12,7 @@ import pytest
 import rl_kernel_native as rk
 from cases import differing
 from rl_kernel_native._native import module as native
+from rl_kernel_native.contract import row
 from rope_cases import DTYPES, INTERMEDIATES, Operands, contract, failures, operands, results
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_rope_frameworks.py has the others")
@@ -88,8 +89,10 @@ def test_input_is_what_hugging_face_computes(
         assert_same(back, tuple(g.contiguous() for g in of_leaves), "backward")
     wide = tuple(w.to(q.dtype) for w in hugging_face(q.float(), k.float(), cos, sin))
     close = rk.rope(q, k, cos, sin, head_axis=1)
-    off = (close[0].float() - wide[0].float()).abs()
-    assert bool((off <= 2.0**-7 * wide[0].float().abs() + 2.0**-20).all()), "float32: an ulp, where the sum is a tie"
+    c, s, x = (t.float().unsqueeze(1) if t is not q else t.float() for t in (cos, sin, q))
+    scale = ((x * c).abs() + (rotate_half(x) * s).abs()).double()
+    allowed = row("rope", "q").allowed(dtype, expected=wide[0].double(), scale=scale)
+    assert bool(((close[0].double() - wide[0].double()).abs() <= 2 * allowed).all()), "each within its bound"
 
 
 def test_frameworks_ways_to_call_give_the_same_bytes(device: str, rng: np.random.Generator) -> None:
@@ -163,7 +166,8 @@ def test_backward_turns_forward_back(device: str, rng: np.random.Generator) -> N
     turned = results(o)
     back = rk.rope_backward(*turned, o.cos, o.sin, position_ids=o.position_ids)
     for got, want in zip(back, o[:2], strict=True):
-        assert float((got - want).abs().max()) < 1e-5
+        largest = float(want.abs().max())  # both passes turn errors, too
+        assert float((got - want).abs().max()) <= 3 * row("rope", "q").allowed(expected=largest, scale=2 * largest)
 
 
 @pytest.mark.parametrize(

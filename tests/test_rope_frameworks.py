@@ -12,6 +12,7 @@ import pytest
 import dlpack
 import rl_kernel_native as rk
 from cases import raw
+from rl_kernel_native.contract import row
 
 TOKENS, DIM = 13, 36  # heads start off any 16-byte vector but the first
 
@@ -53,8 +54,8 @@ def test_numpy_in_numpy_out(dtype: str) -> None:
     got = everything(lambda a: a, dtype)
     assert all(type(a) is np.ndarray and a.dtype == q.dtype for a in got)
     want = rk.rope_reference(q, None, COS, SIN, position_ids=IDS, partial_dim=32)
-    ulp = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    assert (np.abs(got[0].astype(np.float64) - want["q"]) <= 2 * ulp * want["q_scale"] + 2.0**-25).all()
+    allowed = row("rope", "q").allowed(dtype, expected=want["q"], scale=want["q_scale"])
+    assert (np.abs(got[0].astype(np.float64) - want["q"]) <= allowed).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -78,7 +78,9 @@ def test_float32_gates_of_every_magnitude(activation: str, device: str, rng: np.
 def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device: str, rng: np.random.Generator) -> None:
     for dtype, activation in itertools.product(DTYPES, ACTIVATIONS):
         o = operands(rng, shape[:1], shape[1], dtype, device)
-        assert not failures(o, results(o, activation), activation), (dtype, activation)
+        for rounds in (False, True):
+            got = results(o, activation, round_before_mul=rounds)
+            assert not failures(o, got, activation, rounds), (dtype, activation, rounds)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._arithmetic import arithmetic
+from ._arithmetic import arithmetic, current_arithmetic
+from .contract import ROUNDING, row
 from .ops import linear as linear_op
 from .ops import logprob as op
 from .ops import rms_norm as rms_norm_op
@@ -126,8 +127,8 @@ class _Arrays:
         )
 
 
-def _gradient(case: _Case) -> np.ndarray:
-    """float64 reference of _Arrays.backward."""
+def _gradient(case: _Case) -> tuple[np.ndarray, dict[str, Any]]:
+    """float64 reference of _Arrays.backward, and the facts of its bound."""
     z = case.logits.astype(np.float64) / case.temperature
     log_p = z - z.max(axis=1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
@@ -136,29 +137,34 @@ def _gradient(case: _Case) -> np.ndarray:
     entropy = -(p * finite_log_p).sum(axis=1, keepdims=True)
     dz = 0.5 * p * (finite_log_p + entropy) - p
     rows = np.flatnonzero(case.target != IGNORED)
-    dz[rows, case.target[rows]] += 1.0
+    onehot = np.zeros_like(p)
+    onehot[rows, case.target[rows]] = 1.0
+    dz += onehot
     dz[case.target == IGNORED] = 0.0
-    return dz / case.temperature
-
-
-# Half the spacing at 1 of a result in this dtype, and the least magnitude that it resolves.
-_ROUNDING = {"float32": (2.0**-24, 0.0), "float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 0.0)}
+    return dz / case.temperature, {
+        "p": p,
+        "log_p": np.abs(finite_log_p),
+        "spread": np.abs(finite_log_p + entropy),
+        "given": 1.0,
+        "given_entropy": 0.5,
+        "given_target": onehot,
+        "slope": 1.0 / case.temperature,
+    }
 
 
 def _against_float64(arrays: _Arrays, exp: str | None) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in docs/numerics.md)."""
+    """(case, error as a share of its bound in contract.py)."""
     for case in _cases(arrays.dtypes):
         name = f"{case.dtype} [{case.rows}, {case.vocab}]"
         expected = op.logprob_reference(case.logits, case.target, temperature=case.temperature)
-        bound = 1e-5 + 4e-7 * expected["max_abs_z"]
+        size = expected["max_abs_z"]
         got = arrays.forward(case, exp)
         for output, value in zip(("logprob", "lse", "entropy", "sum_p_sq"), got, strict=True):
-            allowed = bound + 1e-5 if output == "entropy" else bound
+            facts: dict[str, Any] = {"sum_p_sq": expected["sum_p_sq"]} if output == "sum_p_sq" else {}
+            allowed = row("logprob", output).allowed(max_abs_z=size, **facts)
             yield f"{output} {name}", _worst(value, expected[output], allowed)
-        relative, absolute = _ROUNDING[case.dtype]
-        gradient = _gradient(case)
-        # The statistics' bound carries over to p, and through p log p to the gradient of entropy; then one rounding.
-        allowed = (bound[:, None] * 4 + relative * np.abs(gradient)) / case.temperature + absolute
+        gradient, facts = _gradient(case)
+        allowed = row("logprob", "dlogits").allowed(case.dtype, expected=gradient, max_abs_z=size[:, None], **facts)
         yield f"dlogits {name}", _worst(arrays.backward(case, got[1], got[2], exp), gradient, allowed)
 
 
@@ -264,16 +270,22 @@ def _products(dtypes: tuple[str, ...]) -> Iterator[_Product]:
 
 
 def _products_against_float64(arrays: _Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of what a chain of roundings or truncations may add)."""
+    """(case, error as a share of its bound in contract.py)."""
+    unit = current_arithmetic() if arrays.device == "cpu" else "the device's"
     for case in _products(dtypes):
         expected = linear_op.linear_reference(case.x, case.weight, case.bias, dy=case.dy)
-        terms = {"y": case.x.shape[1], "dx": case.dy.shape[1], "dweight": len(case.x), "dbias": len(case.x)}
+        rows = len(case.x)
+        facts = {
+            "y": {"terms": case.x.shape[1]},
+            "dx": {"terms": case.dy.shape[1]},
+            "dweight": {"terms": rows},
+            "dbias": {"rows": rows},
+        }
         for name, got in case.results(arrays).items():
-            # A fused multiply-add is off by 2^-24 of the sum, a matrix unit's step of 16 by less than 16 times 2^-23.
-            allowed = (terms[name] + 16) * 2.0**-23 * expected[f"{name}_scale"] + 1e-30
-            if name == "dx":
-                relative, absolute = _ROUNDING[case.dtype]
-                allowed = allowed + relative * np.abs(expected[name]) + absolute
+            dtype = case.dtype if name == "dx" else "float32"
+            allowed = row("linear", name).allowed(
+                dtype, unit=unit, expected=expected[name], scale=expected[f"{name}_scale"], **facts[name]
+            )
             yield f"{name} {case.dtype} {list(case.x.shape)}", _worst(got, expected[name], allowed)
 
 
@@ -360,7 +372,7 @@ def _norms(dtypes: tuple[str, ...]) -> Iterator[_Norm]:
 
 
 def _norms_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of what chains of fused multiply-adds and a few roundings may add)."""
+    """(case, error as a share of its bound in contract.py)."""
     for case in _norms(arrays.dtypes):
         got = case.results(arrays)
         offset = case.options.get("weight_offset", 0.0)
@@ -369,17 +381,17 @@ def _norms_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
             d_new_residual=case.d_new_residual,
         )  # fmt: skip
         rows, columns = case.x.shape
-        relative, absolute = _ROUNDING[case.dtype]
-        chain = (columns / 256 + 32) * 2.0**-24
-        inner = relative if case.options.get("round_before_weight") else 0.0  # of xhat, before the weight
-        allowed = {
-            "y": (chain + relative + inner) * np.abs(expected["y"]) + absolute,
-            "rstd": chain * expected["rstd"],
-            "dx": chain * 2 * expected["dx_scale"] + relative * np.abs(expected["dx"]) + absolute,
-            "dweight": (chain + (80 + rows / 8192) * 2.0**-24 + inner) * expected["dweight_scale"],
+        inner = ROUNDING[case.dtype].inner if case.options.get("round_before_weight") else 0.0
+        facts: dict[str, dict[str, Any]] = {
+            "y": {"inner": inner},
+            "rstd": {},
+            "dx": {"scale": expected["dx_scale"]},
+            "dweight": {"rows": rows, "scale": expected["dweight_scale"], "inner": inner},
         }
-        for name, bound in allowed.items():
-            yield f"{name} {case.dtype} {list(case.x.shape)}", _worst(got[name], expected[name], bound + 1e-30)
+        for name, of in facts.items():
+            dtype = case.dtype if name in ("y", "dx") else "float32"
+            bound = row("rms_norm", name).allowed(dtype, expected=expected[name], columns=columns, **of)
+            yield f"{name} {case.dtype} {list(case.x.shape)}", _worst(got[name], expected[name], bound)
 
 
 def rms_norm(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
@@ -461,19 +473,20 @@ def _rotations(dtypes: tuple[str, ...]) -> Iterator[_Rotation]:
 
 
 def _rotations_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of what the roundings of each product and sum may add)."""
+    """(case, error as a share of its bound in contract.py)."""
     for case in _rotations(arrays.dtypes):
         got = case.results(arrays)
         options = {name: value for name, value in case.options.items() if name != "intermediate"}
-        relative, absolute = _ROUNDING[case.dtype]
-        inner = 3 * relative if "intermediate" in case.options else 0.0  # of angles, products and their sum
+        rounding = ROUNDING[case.dtype]
+        rounds = "intermediate" in case.options
+        facts: dict[str, Any] = {"inner": rounding.inner, "inner_least": rounding.least} if rounds else {}
         for transposed, names in ((False, ("q", "k")), (True, ("dq", "dk"))):
             expected = rope_op.rope_reference(
                 case.q, case.k, case.cos, case.sin, position_ids=case.position_ids, transposed=transposed, **options
             )
             for name, of in zip(names, ("q", "k"), strict=True):
-                bound = (4 * 2.0**-24 + 1.1 * inner) * expected[f"{of}_scale"] + 4 * absolute + 1e-30
-                bound = bound + relative * np.abs(expected[of])
+                scale = expected[f"{of}_scale"]
+                bound = row("rope", name).allowed(case.dtype, expected=expected[of], scale=scale, **facts)
                 yield f"{name} {case.dtype} {list(case.q.shape)}", _worst(got[name], expected[of], bound)
 
 
@@ -556,17 +569,28 @@ def _gates(dtypes: tuple[str, ...]) -> Iterator[_Gates]:
 
 
 def _gates_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of what a few roundings of factors of about 1 may add)."""
+    """(case, error as a share of its bound in contract.py)."""
     for case in _gates(arrays.dtypes):
         got, expected = case.results(arrays), case.expected()
-        relative, absolute = _ROUNDING[case.dtype]
-        size = 16 * 2.0**-24 * (1 + np.abs(case.gate.astype(np.float64)))
-        scales = {"y": np.abs(case.up), "d_up": np.abs(case.dy), "d_gate": np.abs(case.up * case.dy)}
-        for name, scale in scales.items():
-            bound = size * scale + 2 * relative * np.abs(expected[name]) + absolute
+        got["packed d_gate"], got["packed d_up"] = np.split(got["d_packed"], 2, -1)
+        rounding = ROUNDING[case.dtype]
+        operator = "silu_mul" if case.activation == "silu" else "gelu_mul"
+        gate, up, dy = (np.abs(a.astype(np.float64)) for a in (case.gate, case.up, case.dy))
+        value = {"act": np.abs(expected["act"]), "gate": gate}
+        rounded = value | {"inner": rounding.inner, "inner_least": rounding.least}  # before the product
+        facts = {
+            ("y", "y"): value | {"other": up},
+            ("d_gate", "d_gate"): {"gate": gate, "other": up * dy},
+            ("d_up", "d_up"): value | {"other": dy},
+            ("packed", "y"): rounded | {"other": up},
+            ("packed d_gate", "d_gate"): {"gate": gate, "other": up * dy},
+            ("packed d_up", "d_up"): rounded | {"other": dy},
+        }
+        for (name, output), of in facts.items():
+            bound = row(operator, output).allowed(case.dtype, expected=expected[output], **of)
             yield (
                 f"{name} {case.activation} {case.dtype} {list(case.gate.shape)}",
-                _worst(got[name], expected[name], bound),
+                _worst(got[name], expected[output], bound),
             )
 
 

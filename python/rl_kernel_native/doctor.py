@@ -55,7 +55,7 @@ def examine(self_test: bool = True) -> dict[str, Any]:
         },
         "gpus": [gpu._asdict() for gpu in found],
         "gpu_note": note,
-        "driver": _driver(),
+        "driver": nvidia_driver(),
         "built_architectures": _native.architectures(),
         "operators": {name: [backend(device) for device in devices] for name in _selftest.OPERATORS},
         "cublas": cublas_workspace(os.environ) if found else {"batch_invariant": None, "why": "no GPU"},
@@ -108,7 +108,7 @@ def _import_torch() -> Any:
     return torch
 
 
-def _driver() -> str | None:
+def nvidia_driver() -> str | None:
     """Version of NVIDIA's kernel driver."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")

@@ -32,8 +32,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+OperatorOption = Annotated[list[str] | None, typer.Option(help="An operator; may be given again. Default: all.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of the sampler.")]
+ArithmeticOption = Annotated[
+    str | None, typer.Option(help="Of the CPU: ieee, sm_90, sm_80, gfx942 or gfx90a. A GPU has its own.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Directory for report.json, report.html and charts.")]
 
 
@@ -200,10 +205,8 @@ def demo(
 @app.command()
 def digest(
     device: DeviceOption = "auto",
-    arithmetic: Annotated[
-        str | None, typer.Option(help="Of the CPU: sm_90, sm_80, gfx942, gfx90a or ieee. A GPU has its own.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    arithmetic: ArithmeticOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Score the package's own text with its own model, and compare the log-probabilities' sha256 with the recorded one.
 
@@ -225,6 +228,48 @@ def digest(
             for layout, same in found.layouts.items():
                 print(f"{layout}: {'the same bytes' if same else 'OTHER BYTES'}")
     raise typer.Exit(0 if found.agrees else EXIT_DRIFT)
+
+
+@app.command("contract")
+def print_contract(
+    operator: OperatorOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What keeps its bits, and how far every output of every operator may be off float64.
+
+    Exit status: 0; 2 bad input.
+    """
+    with _statuses():
+        from .contract_table import chosen_operators, print_table_of
+
+        print_table_of(chosen_operators(operator or ()), as_json=as_json)
+
+
+@app.command()
+def certify(
+    device: DeviceOption = "auto",
+    operator: OperatorOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two shapes of each operator.")] = False,
+    arithmetic: ArithmeticOption = None,
+    as_json: JsonOption = False,
+    out: Annotated[Path | None, typer.Option(help="File for the certificate.")] = None,
+    date: Annotated[bool, typer.Option("--date", help="Put the date into the certificate.")] = False,
+) -> None:
+    """Compute one row alone, in batches and in other layouts, by every operator: its sha256 must be one.
+
+    Exit status: 0 invariant, 1 not, 2 bad input.
+    """
+    with _statuses():
+        from .certify import certify as compute
+        from .certify import print_certificate, write_certificate
+
+        if out is not None and not out.parent.is_dir():
+            raise BadInput(f"--out {out}: there is no directory {out.parent}")
+        certificate = compute(device, operator or (), quick, arithmetic=arithmetic)
+        print_certificate(certificate, as_json=as_json, date=date)
+        if out is not None:
+            write_certificate(certificate, out, date=date)
+    raise typer.Exit(0 if certificate.invariant else 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,524 @@
+"""What "aligned" means, as data: of every output of every operator, what keeps its bits, and elsewhere how far it may
+be off a float64 evaluation of the same low-precision inputs. `rlk contract` prints it; the self-tests of the doctor and
+the tests of every operator take their bounds from here and from nowhere else. Standard library alone, no operator.
+
+A bound is a function of named facts (:data:`FACTS`), numbers or arrays of them, and a text that says the same. What is
+rounded to its dtype at the end may be off by that rounding too: :meth:`Row.allowed` adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+U = 2.0**-24  # what rounding to float32 is off by, relative to the value
+CLIP_RANGE = 0.2  # of PPO and GRPO: beyond it a ratio is clipped
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounding to nearest in one dtype.
+
+    Attributes:
+        relative: half the spacing at 1, which no rounding of a normal value x exceeds by more than relative * |x|.
+        least: half the least subnormal.
+        limit: magnitude from which a value rounds to an infinity.
+    """
+
+    relative: float
+    least: float
+    limit: float
+
+    @property
+    def inner(self) -> float:
+        """The relative error of one rounding, exactly: two of them are then at most 2 * relative."""
+        return self.relative / (1 + self.relative)
+
+
+ROUNDING: Mapping[str, Rounding] = {
+    "float32": Rounding(2.0**-24, 2.0**-150, 2.0**128 - 2.0**103),
+    "bfloat16": Rounding(2.0**-8, 2.0**-134, 2.0**128 - 2.0**119),
+    "float16": Rounding(2.0**-11, 2.0**-25, 65520.0),
+}
+DTYPES = tuple(ROUNDING)
+
+KINDS: Mapping[str, str] = {
+    "copy": "values as they lie in memory",
+    "elementwise": "a few roundings of each element",
+    "row reduction": "sums over a row, in virtual lanes and a tree (rule 3)",
+    "matrix product": "ascending sums of products (rules 1 and 2)",
+    "softmax statistics": "sums of exponentials by leaves and trees (rules 4 and 5)",
+    "attention": "softmax statistics and products over keys (rule 6)",
+    "token sum": "sums over tokens in blocks of 8192 (rule 9)",
+    "composed": "derivatives that torch composes of operators, or several operators one after the other",
+    "chain": "a whole model",
+}
+VARIATIONS: Mapping[str, str] = {
+    "batch": "how many rows or sequences there are",
+    "position": "where in the batch a row stands, and among which",
+    "layout": "strides and alignment of every operand",
+    "padding": "padded tokens (of a token sum: behind the others, with zero gradients)",
+    "packing": "sequences one after the other, or each for itself",
+    "chunks": "rows in several calls (of a token sum: multiples of 8192, through main_grad)",
+    "shards": "the vocabulary, or out_features, over ranks",
+    "runs": "one run and the next",
+}
+ROW = tuple(VARIATIONS)  # of what belongs to one row or sequence: all of them
+NO_SHARDS = tuple(name for name in VARIATIONS if name != "shards")
+TOKEN_SUM = ("layout", "padding", "chunks", "shards", "runs")
+
+EVERY_BACKEND = "CPU = CUDA = HIP"
+ONE_ARCHITECTURE = "one architecture"  # and the CPU under `rk.arithmetic` of that architecture
+BY_EXPONENTIAL = "CPU = CUDA = HIP; exp=hardware: one architecture"
+BACKENDS = (EVERY_BACKEND, BY_EXPONENTIAL, ONE_ARCHITECTURE)
+
+FACTS: Mapping[str, str] = {
+    "expected": "magnitude of the float64 value",
+    "scale": "the same sum over absolute values",
+    "terms": "products or terms of the sum",
+    "columns": "width of the row that is reduced",
+    "rows": "tokens that are summed",
+    "max_abs_z": "largest |logit| after temperature of the row",
+    "sum_p_sq": "the row's sum of squared probabilities",
+    "p": "probability of the column",
+    "log_p": "|ln p|",
+    "spread": "|ln p + entropy|",
+    "given": "|dlogprob| + |dlse|",
+    "given_entropy": "|dentropy|",
+    "given_target": "|dlogprob| in the target's column, else 0",
+    "uncapped": "|gradient| before the softcap's slope where there is a softcap, else 0",
+    "cap_slope": "derivative of the softcap, 1 without",
+    "slope": "logit_scale / temperature",
+    "inner": "Rounding.inner where an intermediate is rounded to the dtype, else 0",
+    "inner_least": "Rounding.least there, else 0",
+    "act": "|activation of gate|",
+    "gate": "|gate|",
+    "other": "what the activation or its derivative is multiplied by",
+    "keys": "keys that a query sees; of dk and dv queries times heads that see a key",
+    "head_dim": "columns of a head",
+    "max_abs_s": "largest |softmax_scale * score| of the row",
+    "score_scale": "softmax_scale * the score's sum of absolute values, the largest of the row",
+    "gradient_scale": "largest sum of absolute values of dout * v plus that of dout * out",
+    "largest": "largest magnitude of the float64 result",
+    "stock": "the same figure of stock torch in the dtype, on the same model and prompts",
+}
+# Names that formulas share.
+SHORTHAND: Mapping[str, str] = {
+    "u": "2**-24",
+    "B": "1e-5 + 4e-7 * max_abs_z",
+    "H": "2e-5 + 4e-7 * max_abs_z",
+    "R": "1e-5 + 8e-7 * max_abs_z",
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far a result may be off before it is rounded to its dtype.
+
+    Attributes:
+        of: function of facts, by keyword, that gives the bound; arithmetic alone, so that arrays go in and come out.
+        text: the same in a line, in Python's notation and with :data:`SHORTHAND`.
+        why: where it comes from.
+    """
+
+    of: Callable[..., Any]
+    text: str
+    why: str
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Names of :data:`FACTS` that it takes."""
+        return tuple(signature(self.of).parameters)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Those of them without a default."""
+        return tuple(name for name, p in signature(self.of).parameters.items() if p.default is p.empty)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One output of an operator.
+
+    Attributes:
+        operator: name of the function, such as "gelu_mul", or "chain".
+        stem: of its contract, cpp/include/rlk/ops/<stem>.h; "" for the chain.
+        direction: "forward" or "backward".
+        kind: of KINDS.
+        keeps: variations, of VARIATIONS, under which every bit stays.
+        backends: whose bits are equal, of BACKENDS.
+        bound: against float64. Of a matrix product that of fused multiply-adds.
+        unit_bound: of a product by a matrix unit; None: the same.
+        rounded: the result is rounded to the dtype of the inputs last; else its dtype is float32 and the bound has all.
+        dtypes: of the inputs.
+    """
+
+    operator: str
+    output: str
+    direction: str
+    kind: str
+    backends: str
+    bound: Bound
+    stem: str = ""
+    keeps: tuple[str, ...] = ROW
+    unit_bound: Bound | None = None
+    rounded: bool = True
+    dtypes: tuple[str, ...] = DTYPES
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator} {self.output}"
+
+    def allowed(self, dtype: str = "float32", *, expected: Any = 0.0, unit: str = "ieee", **facts: Any) -> Any:
+        """How far a result may be from float64.
+
+        Args:
+            dtype: of the result: the rounding that is added where the row says ``rounded``.
+            expected: the float64 value, an array or a number.
+            unit: "ieee", or the matrix unit that multiplied.
+            facts: those of the bound, :data:`FACTS`.
+        Raises: TypeError for a fact that is missing or unknown; KeyError for another dtype.
+        """
+        bound = self.unit_bound if unit != "ieee" and self.unit_bound is not None else self.bound
+        if "expected" in bound.facts:
+            facts["expected"] = abs(expected)
+        off = bound.of(**facts)
+        if not self.rounded:
+            return off
+        rounding = ROUNDING[dtype]
+        return off * (1 + rounding.relative) + rounding.relative * abs(expected) + rounding.least
+
+
+# ---- softmax statistics ---------------------------------------------------------------------------------------------
+
+_LOGPROB = Bound(
+    lambda max_abs_z: 1e-5 + 4e-7 * max_abs_z,
+    "B",
+    "the portable exponential is off by 2.9e-6 at most, a product of a logit and a constant by some roundings of it",
+)
+_ENTROPY = Bound(
+    lambda max_abs_z: 2e-5 + 4e-7 * max_abs_z, "H", "lse and the mean of z, each off like a log-probability"
+)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return (a + b - abs(a - b)) / 2
+
+
+_SUM_P_SQ = Bound(
+    lambda max_abs_z, sum_p_sq: (1e-5 + 4e-7 * max_abs_z) * _smaller(1.0, 2 * sum_p_sq) + 1e-37,
+    "B * min(1, 2 * sum_p_sq) + 1e-37",
+    "p inherits a log-probability's bound as a relative error, its square twice; near 1 they cancel",
+)
+
+
+def _dlogits(
+    max_abs_z: Any,
+    p: Any,
+    log_p: Any,
+    spread: Any,
+    given: Any,
+    given_entropy: Any,
+    given_target: Any,
+    uncapped: Any = 0.0,
+    cap_slope: Any = 1.0,
+    slope: Any = 1.0,
+) -> Any:
+    of_log_p = 1e-5 + 8e-7 * max_abs_z
+    of_entropy = 2e-5 + 4e-7 * max_abs_z
+    off = p * (given * of_log_p + given_entropy * (spread * of_log_p + of_log_p + of_entropy))
+    off = off + p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7
+    return slope * (cap_slope * off + uncapped * 6e-7 + (given + given_entropy) * 1e-35)
+
+
+_DLOGITS = Bound(
+    _dlogits,
+    "slope * (cap_slope * (p * (given * R + given_entropy * (spread * R + R + H)) "
+    "+ p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7) "
+    "+ uncapped * 6e-7 + (given + given_entropy) * 1e-35)",
+    "R: ln p from the saved lse, off by its bound and by roundings of z; H: the saved entropy; 5e-7: four roundings "
+    "and the exponential's; 3e-7: expm1 and a product; 6e-7: tanh to 2 ulp; 1e-35: probabilities below 2^-126 are 0",
+)
+
+_CONFIDENT = Bound(
+    lambda expected: 3 * 2 * U + 2e-5 * expected,
+    "3 * 2 * u + 2e-5 * expected",
+    "1 - p of a target with p near 1, float32, by expm1: the sum of exponentials is rounded to 2^-23",
+)
+
+# ---- matrix products and token sums ---------------------------------------------------------------------------------
+
+_FMA = Bound(
+    lambda terms, scale: (terms + 8) * U * scale + 2.0**-149,
+    "(terms + 8) * u * scale + 2**-149",
+    "each fused multiply-add and each addition (bias, segments, blocks) is off by u of its result",
+)
+
+
+def _unit(terms: Any, scale: Any) -> Any:
+    return (11 * -(-terms // 16) + 6) * 2 * U * scale + (terms + 1) * 2.0**-126
+
+
+_UNIT = Bound(
+    _unit,
+    "(11 * -(-terms // 16) + 6) * 2 * u * scale + (terms + 1) * 2**-126",
+    "a step of 16 cuts its addends and results by at most 11 * 2^-23 of the largest: sm_80's two halves of nine "
+    "addends at 24 bits and a result each (sm_90 5.3, gfx942 11, gfx90a 8); units that flush drop 2^-126 a term",
+)
+_GROUPS = Bound(
+    lambda rows, scale: (72 + rows / 8192) * U * scale + 2.0**-149,
+    "(72 + rows / 8192) * u * scale + 2**-149",
+    "chains of 64 tokens, a tree of seven levels, one addition a block of 8192",
+)
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+_NORM_Y = Bound(
+    lambda columns, expected, inner=0.0: ((columns / 512 + 14) * U + inner) * expected,
+    "((columns / 512 + 14) * u + inner) * expected",
+    "half the error of the mean, whose chains have columns / 256 terms and eight levels; five more roundings",
+)
+_RSTD = Bound(
+    lambda columns, expected: (columns / 512 + 12) * U * expected,
+    "(columns / 512 + 12) * u * expected",
+    "as y, without its products",
+)
+_NORM_DX = Bound(
+    lambda columns, scale: (columns / 128 + 44) * U * scale,
+    "(columns / 128 + 44) * u * scale",
+    "two sums over the row, relative to the same sums of absolute values, and the roundings between them",
+)
+_NORM_DWEIGHT = Bound(
+    lambda rows, columns, scale, inner=0.0: ((87 + rows / 8192 + columns / 256) * U + inner) * scale,
+    "((87 + rows / 8192 + columns / 256) * u + inner) * scale",
+    "chains of 64 tokens, a tree of seven levels, one addition a block; the error of each normalised value",
+)
+_ONE_SUM = Bound(lambda expected: U * expected, "u * expected", "one addition in float32")
+
+# ---- elementwise ----------------------------------------------------------------------------------------------------
+
+_ROPE = Bound(
+    lambda scale, inner=0.0, inner_least=0.0: (2 * U + 3 * inner * (1 + 3 * inner)) * scale + 3 * inner_least,
+    "(2 * u + 3 * inner * (1 + 3 * inner)) * scale + 3 * inner_least",
+    "a product and a sum; with intermediate=input angles, products and sum are rounded to the dtype",
+)
+
+
+def _value(added: float, cut: float, more: str, why: str) -> Bound:
+    """Of activation * other."""
+
+    def of(act: Any, gate: Any, other: Any, expected: Any, inner: Any = 0.0, inner_least: Any = 0.0) -> Any:
+        return ((6 * U + inner) * act + (added * U + cut) * gate + inner_least) * other + U * expected
+
+    text = f"((6 * u + inner) * act + {more} * gate + inner_least) * other + u * expected"
+    return Bound(of, text, f"{why}; a product")
+
+
+_SILU = _value(0.0, 2.0**-126, "2**-126", "sigmoid to 3 ulp, its exponential 0 below 2^-126")
+_GELU = _value(4.0, 0.0, "4 * u", "tanh and erf to 3 ulp, to 4 u where they are added to 1")
+_SLOPE = Bound(
+    lambda gate, other, expected: 16 * U * (1 + gate) * other + U * expected,
+    "16 * u * (1 + gate) * other + u * expected",
+    "a derivative's sums have terms of at most 1.2, which roundings of at most 8 u each meet; two products",
+)
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> Any:
+    """Relative error of a probability: that of its score, and of softmax statistics."""
+    return 2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * U * score_scale + (keys / 128 + 40) * U
+
+
+_P = "(2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * u * score_scale + (keys / 128 + 40) * u)"
+_ATTENTION_OUT = Bound(
+    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0: (
+        (_probability(keys, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale
+    ),
+    f"({_P} + (keys + 8) * u + inner) * scale",
+    "probabilities by rule 4 from scores that are chains over head_dim, rounded to the dtype; a chain over keys",
+)
+_ATTENTION_LSE = Bound(
+    lambda head_dim, max_abs_s, score_scale: 1e-5 + 4e-7 * max_abs_s + (head_dim + 2) * U * score_scale,
+    "1e-5 + 4e-7 * max_abs_s + (head_dim + 2) * u * score_scale",
+    "as a log-probability's, from scores that are chains over head_dim",
+)
+_ATTENTION_DV = Bound(
+    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0: (
+        (_probability(0, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale
+    ),
+    f"({_P.replace('keys', '0')} + (keys + 8) * u + inner) * scale",
+    "as out, the chain over queries",
+)
+_ATTENTION_DS = Bound(
+    lambda keys, head_dim, max_abs_s, score_scale, scale, gradient_scale, inner=0.0: (
+        (_probability(0, head_dim, max_abs_s, score_scale) + (keys + head_dim + 16) * U + inner) * scale
+        + (head_dim + 16) * U * gradient_scale
+    ),
+    f"({_P.replace('keys', '0')} + (keys + head_dim + 16) * u + inner) * scale + (head_dim + 16) * u * gradient_scale",
+    "ds = p (dp - delta), rounded to the dtype, whose difference cancels; a chain over keys or queries",
+)
+
+# ---- composed and whole models --------------------------------------------------------------------------------------
+
+
+def _derivatives(each: float) -> Bound:
+    return Bound(
+        lambda largest, terms=1: each * terms * (1 + largest + abs(largest - 1)) / 2,
+        f"{each:g} * terms * max(1, largest)",
+        "float32 operands of at most 32 columns, magnitudes below 10; terms: 8 where sums of sums are compared",
+    )
+
+
+def _roundings(count: int, why: str) -> Bound:
+    return Bound(lambda largest: count * U * largest, f"{count} * u * largest", why)
+
+
+def _twice_stock(output: str, measured: float) -> Bound:
+    return Bound(
+        lambda stock=measured: 2 * stock,
+        "2 * stock",
+        f"twice what stock torch in bfloat16 is off by on the same model and prompts; {output} of the digest model and"
+        f" text: {2 * measured:.3g}",
+    )
+
+
+# What stock torch (transformers, bfloat16, its default attention) is off by on the model and the text of
+# consistency/digest, against float64 from the same weights: torch 2.13.0 on an x86-64 CPU with AVX-512.
+# tests/test_contract_chain.py measures it again.
+STOCK_MAX_DLOGP = 0.0731
+STOCK_MEAN_DLOGP = 0.00582
+STOCK_KL_K3 = 4.07e-5
+STOCK_CLIP_FRACTION = 0.0
+# What a chain of this library's operators may be off by there.
+MAX_DLOGP = 2 * STOCK_MAX_DLOGP
+MEAN_DLOGP = 2 * STOCK_MEAN_DLOGP
+KL_K3 = 2 * STOCK_KL_K3
+CLIP_FRACTION = 2 * STOCK_CLIP_FRACTION
+
+
+def _rows() -> Iterable[Row]:
+    softmax: dict[str, Any] = {"kind": "softmax statistics", "backends": BY_EXPONENTIAL, "stem": "logprob"}
+    for output, bound in (("logprob", _LOGPROB), ("lse", _LOGPROB), ("entropy", _ENTROPY), ("sum_p_sq", _SUM_P_SQ)):
+        yield Row("logprob", output, "forward", bound=bound, rounded=False, **softmax)
+    yield Row("logprob", "dlogits", "backward", bound=_DLOGITS, **softmax)
+    yield Row("logprob", "dlogits of a confident target", "backward", bound=_CONFIDENT, rounded=False, **softmax)
+
+    product: dict[str, Any] = {
+        "kind": "matrix product", "backends": ONE_ARCHITECTURE, "stem": "linear", "bound": _FMA, "unit_bound": _UNIT,
+    }  # fmt: skip
+    yield Row("linear", "y", "forward", **product)
+    yield Row("linear", "dx", "backward", keeps=NO_SHARDS, **product)
+    yield Row("linear", "dweight", "backward", **(product | {"kind": "token sum", "keeps": TOKEN_SUM}))
+    sums: dict[str, Any] = {"kind": "token sum", "backends": EVERY_BACKEND, "keeps": TOKEN_SUM}
+    yield Row("linear", "dbias", "backward", stem="linear", bound=_GROUPS, **sums)
+    composed: dict[str, Any] = {"kind": "composed", "rounded": False, "keeps": ("runs",), "dtypes": ("float32",)}
+    yield Row(
+        "linear", "derivatives", "backward", stem="linear", bound=_derivatives(2e-6), backends=ONE_ARCHITECTURE,
+        **composed,
+    )  # fmt: skip
+
+    norm: dict[str, Any] = {"stem": "rms_norm", "backends": EVERY_BACKEND}
+    reduction = norm | {"kind": "row reduction", "keeps": NO_SHARDS}
+    yield Row("rms_norm", "y", "forward", bound=_NORM_Y, **reduction)
+    yield Row("rms_norm", "new_residual", "forward", bound=_ONE_SUM, **(reduction | {"kind": "elementwise"}))
+    yield Row("rms_norm", "rstd", "forward", bound=_RSTD, **reduction)
+    yield Row("rms_norm", "dx", "backward", bound=_NORM_DX, **reduction)
+    yield Row("rms_norm", "dweight", "backward", stem="rms_norm", bound=_NORM_DWEIGHT, **sums)
+    yield Row("rms_norm", "derivatives", "backward", bound=_derivatives(4e-6), **norm, **composed)
+    two_norms = _roundings(40, "two norms on one residual stream")
+    yield Row("rms_norm", "gradients of two layers", "backward", bound=two_norms, **norm, **composed)
+
+    turned: dict[str, Any] = {"kind": "elementwise", "backends": EVERY_BACKEND, "stem": "rope", "keeps": NO_SHARDS}
+    for output, direction in (("q", "forward"), ("k", "forward"), ("dq", "backward"), ("dk", "backward")):
+        yield Row("rope", output, direction, bound=_ROPE, **turned)
+    yield Row(
+        "rope", "derivatives", "backward", stem="rope", bound=_derivatives(1e-6), backends=EVERY_BACKEND, **composed
+    )
+
+    for operator, bound in (("silu_mul", _SILU), ("gelu_mul", _GELU)):
+        gated: dict[str, Any] = {"stem": "silu_mul", "backends": EVERY_BACKEND}
+        each = gated | {"kind": "elementwise"}
+        yield Row(operator, "y", "forward", bound=bound, **each)
+        yield Row(operator, "d_gate", "backward", bound=_SLOPE, **each)
+        yield Row(operator, "d_up", "backward", bound=bound, **each)
+        yield Row(operator, "derivatives", "backward", bound=_derivatives(4e-6), **gated, **composed)
+        two_layers = _roundings(60, "two layers of gated activations")
+        yield Row(operator, "gradients of two layers", "backward", bound=two_layers, **gated, **composed)
+
+    table: dict[str, Any] = {"stem": "embedding"}
+    copied = Bound(lambda: 0.0, "0", "the row of the table, or +0 on a rank that has another part of it")
+    yield Row("embedding", "y", "forward", "copy", EVERY_BACKEND, copied, rounded=False, **table)
+    yield Row("embedding", "dweight", "backward", bound=_GROUPS, **table, **sums)
+
+    attended: dict[str, Any] = {
+        "kind": "attention",
+        "backends": BY_EXPONENTIAL,
+        "stem": "attention",
+        "keeps": NO_SHARDS,
+    }
+    yield Row("attention", "out", "forward", bound=_ATTENTION_OUT, **attended)
+    yield Row("attention", "lse", "forward", bound=_ATTENTION_LSE, rounded=False, **attended)
+    for output in ("dq", "dk"):
+        yield Row("attention", output, "backward", bound=_ATTENTION_DS, **attended)
+    yield Row("attention", "dv", "backward", bound=_ATTENTION_DV, **attended)
+
+    chain: dict[str, Any] = {"kind": "chain", "rounded": False, "dtypes": ("bfloat16",)}
+    aligned = Bound(lambda: 0.0, "0", "every operator keeps a token's bits, so does their chain: no byte differs")
+    yield Row("chain", "rollout against training", "forward", backends=ONE_ARCHITECTURE, bound=aligned, **chain)
+    for output, stock in (
+        ("max |dlogp|", STOCK_MAX_DLOGP),
+        ("mean |dlogp|", STOCK_MEAN_DLOGP),
+        ("KL k3", STOCK_KL_K3),
+        (f"clip fraction at {CLIP_RANGE}", STOCK_CLIP_FRACTION),
+    ):
+        bound = _twice_stock(output, stock)
+        yield Row("chain", output, "forward", backends=ONE_ARCHITECTURE, bound=bound, **chain)
+
+
+ROWS: tuple[Row, ...] = tuple(_rows())
+OPERATORS: tuple[str, ...] = tuple(dict.fromkeys(row.operator for row in ROWS))
+
+
+def rows_of(operator: str) -> tuple[Row, ...]:
+    """All rows of an operator, or of the operators of a contract's stem; empty for another name."""
+    return tuple(row for row in ROWS if operator in (row.operator, row.stem))
+
+
+def row(operator: str, output: str) -> Row:
+    """The row of one output. Raises: KeyError."""
+    for found in ROWS:
+        if (found.operator, found.output) == (operator, output):
+            return found
+    raise KeyError(f"no row for {operator} {output}")
+
+
+def as_json(operators: Iterable[str] = OPERATORS) -> dict[str, Any]:
+    """The whole table as JSON values; `rlk contract --json` prints it."""
+    chosen = [found for name in operators for found in rows_of(name) if found.operator == name]
+    return {
+        "kinds": dict(KINDS),
+        "variations": dict(VARIATIONS),
+        "facts": dict(FACTS),
+        "shorthand": dict(SHORTHAND),
+        "rounding": {name: {"relative": r.relative, "least": r.least} for name, r in ROUNDING.items()},
+        "rows": [
+            {
+                "operator": found.operator,
+                "output": found.output,
+                "direction": found.direction,
+                "kind": found.kind,
+                "keeps": list(found.keeps),
+                "backends": found.backends,
+                "bound": found.bound.text,
+                "unit_bound": found.unit_bound.text if found.unit_bound else None,
+                "facts": list(found.bound.facts),
+                "rounded_to_dtype": found.rounded,
+                "dtypes": list(found.dtypes),
+                "why": found.bound.why,
+            }
+            for found in chosen
+        ],
+    }
