@@ -15,6 +15,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "hip/gae/gae_kernels.hip"
+#include "hip/group_advantage/group_advantage_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
@@ -68,6 +70,13 @@ using Table = std::map<std::string_view, Kernel>;
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
 #define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
 
+const Table kGae = {RLK_OF(rlk_gae_scan), RLK_OF(rlk_gae_discounted_returns), RLK_OF(rlk_gae_vtrace)};
+const Table kGroupAdvantage = {
+    RLK_OF(rlk_group_advantage_find_groups),
+    RLK_OF(rlk_group_advantage_place_members),
+    RLK_OF(rlk_group_advantage_batch),
+    RLK_OF(rlk_group_advantage_groups),
+};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
     RLK_OF_HALVES(rlk_linear_forward_large),
@@ -111,7 +120,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table : {&kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

@@ -37,6 +37,8 @@ NB_MODULE(_C, m) {
     throw nb::value_error(("isa: expected baseline, avx2 or avx512, got '" + name + "'").c_str());
   });
   m.def("set_torch", &rlk::bindings::set_torch);
+  rlk::bindings::bind_gae(m);
+  rlk::bindings::bind_group_advantage(m);
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_rms_norm(m);

@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 
 namespace rlk::bindings {
+void bind_gae(nanobind::module_& m);
+void bind_group_advantage(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);

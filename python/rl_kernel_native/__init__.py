@@ -9,6 +9,21 @@ from __future__ import annotations
 from . import _dispatch, _native, _variants
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from .ops.gae import (
+    GaeResult,
+    discounted_returns,
+    discounted_returns_reference,
+    gae,
+    gae_reference,
+    vtrace,
+    vtrace_reference,
+)
+from .ops.group_advantage import (
+    GroupAdvantageResult,
+    GroupAdvantageStatus,
+    group_advantage,
+    group_advantage_reference,
+)
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -40,7 +55,7 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import gae_torch, group_advantage_torch, linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -48,15 +63,24 @@ _variants.warn_of_conflict(variant)
 _dispatch.follow_omp_num_threads()
 
 __all__ = [
+    "GaeResult",
+    "GroupAdvantageResult",
+    "GroupAdvantageStatus",
     "LogprobResult",
     "LogprobStatus",
     "arithmetic",
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",
+    "discounted_returns",
+    "discounted_returns_reference",
+    "gae",
+    "gae_reference",
     "gelu_mul",
     "gelu_mul_backward",
     "gelu_mul_reference",
+    "group_advantage",
+    "group_advantage_reference",
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
@@ -79,4 +103,6 @@ __all__ = [
     "silu_mul_reference",
     "tree_sum",
     "variant",
+    "vtrace",
+    "vtrace_reference",
 ]

@@ -1,0 +1,73 @@
+// group_advantage: a warp has a group; one block has the batch where its statistics are read; of ids two passes find the
+// members of each group first. Bound by launches and latency: a batch has some thousand rewards.
+// One body for every architecture; each gets its own machine code.
+#pragma once
+
+#include "../common/launch.h"
+#include "kernels.h"
+#include "rlk/kernels/group_advantage_team.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kGroupThreads = 128;
+constexpr int kBatchThreads = 512;
+
+struct Warp {
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  __device__ __forceinline__ bool writes() const { return true; }
+  template <class T>
+  __device__ __forceinline__ T shuffle_xor(T value, int mask) const {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+  }
+};
+struct WarpBlock {
+  Warp warp;
+  float* shared_sums;
+  MemberCounts* shared_counts;
+  __device__ __forceinline__ const Warp& team() const { return warp; }
+  __device__ __forceinline__ int number() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int teams() const { return kBatchThreads / 32; }
+  __device__ __forceinline__ void barrier() const { __syncthreads(); }
+  __device__ __forceinline__ float* sums() const { return shared_sums; }
+  __device__ __forceinline__ MemberCounts* counts() const { return shared_counts; }
+};
+
+// Of this warp: a group, or a sequence.
+__device__ __forceinline__ std::int64_t warp_of_grid() {
+  return std::int64_t{blockIdx.x} * (kGroupThreads / 32) + threadIdx.x / 32;
+}
+
+__global__ void __launch_bounds__(kGroupThreads) find_groups_kernel(const __grid_constant__ GroupAdvantageParams p) {
+  if (warp_of_grid() < p.num_sequences) find_group(Warp(), p, warp_of_grid());
+}
+__global__ void __launch_bounds__(kGroupThreads) place_members_kernel(const __grid_constant__ GroupAdvantageParams p) {
+  if (warp_of_grid() < p.num_sequences) place_member(Warp(), p, warp_of_grid());
+}
+__global__ void __launch_bounds__(kBatchThreads) batch_kernel(const __grid_constant__ GroupAdvantageParams p) {
+  __shared__ float sums[kBatchThreads / 32];
+  __shared__ __align__(8) unsigned char counts[sizeof(MemberCounts) * kBatchThreads / 32];
+  const WarpBlock block = {Warp(), sums, reinterpret_cast<MemberCounts*>(counts)};
+  statistics_of_batch(block, p, static_cast<BatchStatistics*>(p.workspace));
+}
+__global__ void __launch_bounds__(kGroupThreads)
+    groups_kernel(const __grid_constant__ GroupAdvantageParams p, std::int64_t groups) {
+  if (warp_of_grid() < groups) run_group(Warp(), p, warp_of_grid());
+}
+
+inline void run_group_advantage(const GroupAdvantageParams& p, cudaStream_t stream) {
+  const auto blocks = [](std::int64_t warps) {
+    return static_cast<unsigned>((warps + kGroupThreads / 32 - 1) / (kGroupThreads / 32));
+  };
+  if (p.group_ids != nullptr) {
+    find_groups_kernel<<<blocks(p.num_sequences), kGroupThreads, 0, stream>>>(p);
+    place_members_kernel<<<blocks(p.num_sequences), kGroupThreads, 0, stream>>>(p);
+  }
+  if (reads_batch(p)) batch_kernel<<<1, kBatchThreads, 0, stream>>>(p);
+  const std::int64_t groups = num_groups_of_teams(p);
+  if (groups > 0) groups_kernel<<<blocks(groups), kGroupThreads, 0, stream>>>(p, groups);
+  check(cudaGetLastError(), "launch of group_advantage");
+}
+
+}  // namespace
+}  // namespace rlk::cuda
