@@ -10,7 +10,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
 endif()
 
 add_library(rlk_cpu STATIC
-  cpp/cpu/gae.cpp cpp/cpu/group_advantage.cpp cpp/cpu/isa.cpp cpp/cpu/linear.cpp cpp/cpu/linear_product.cpp cpp/cpu/logprob.cpp cpp/cpu/rms_norm.cpp cpp/cpu/rope.cpp
+  cpp/cpu/gae.cpp cpp/cpu/group_advantage.cpp cpp/cpu/isa.cpp cpp/cpu/linear.cpp cpp/cpu/linear_product.cpp cpp/cpu/logprob.cpp cpp/cpu/masked_whiten.cpp cpp/cpu/rms_norm.cpp cpp/cpu/rope.cpp
   cpp/cpu/silu_mul.cpp
   cpp/cpu/thread_pool.cpp)
 target_link_libraries(rlk_cpu PUBLIC rlk_options)

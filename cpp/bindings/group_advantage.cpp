@@ -29,8 +29,8 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   if (v.ndim != 1) argument_error("rewards", "expected shape [num_sequences], got " + shape_text(s.shape()));
   GroupAdvantageParams p;
   p.num_sequences = v.shape[0];
-  if (p.num_sequences >= std::int64_t{1} << 31) {
-    argument_error("rewards", "expected fewer than 2^31 sequences, got " + std::to_string(p.num_sequences));
+  if (p.num_sequences >= std::int64_t{1} << 30) {
+    argument_error("rewards", "expected fewer than 2^30 sequences, got " + std::to_string(p.num_sequences));
   }
   p.rewards = static_cast<const float*>(v.data);
   p.reward_stride = v.shape[0] > 1 ? v.stride(0) : 1;

@@ -41,6 +41,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_group_advantage(m);
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_logprob(m);
+  rlk::bindings::bind_masked_whiten(m);
   rlk::bindings::bind_rms_norm(m);
   rlk::bindings::bind_rope(m);
   rlk::bindings::bind_silu_mul(m);

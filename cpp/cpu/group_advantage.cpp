@@ -48,10 +48,10 @@ struct Groups {
 // Of `num` members, of which `index` gives the sequence.
 template <class Index>
 GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, const Index& index,
-                              std::int64_t* nonzero) {
+                              std::int32_t* nonzero) {
   const auto reward = [&](std::int64_t m) { return p.rewards[index(m) * p.reward_stride]; };
   const auto counts = [&](std::int64_t m) { return !p.exclude_nan || !is_nan(reward(m)); };
-  std::int64_t n = 0, nans = 0;
+  std::int32_t n = 0, nans = 0;
   Extremes extremes = no_extremes();
   for (std::int64_t m = 0; m < num; ++m) {
     const float s = reward(m);
@@ -85,11 +85,11 @@ BatchStatistics batch_of(const GroupAdvantageParams& p) {
   if (!reads_batch(p)) return batch;
   GroupAdvantageParams of_means = p;
   of_means.baseline_kind = GroupBaseline::kMean;
-  std::int64_t nonzero = 0;
+  std::int32_t nonzero = 0;
   const GroupStatistics g = statistics_of(
       of_means, p.num_sequences, [](std::int64_t i) { return i; }, &nonzero);
   batch.std = g.std;
-  batch.alpha = div_rn(float_of_count(g.n), float_of_count(std::max<std::int64_t>(nonzero, 1)));
+  batch.alpha = div_rn(float_of_count(g.n), float_of_count(std::max(nonzero, 1)));
   return batch;
 }
 
@@ -113,9 +113,11 @@ void group_advantage(const GroupAdvantageParams& p) {
       const auto index = [&](std::int64_t m) {
         return groups.members.empty() ? first + m : groups.members[static_cast<std::size_t>(first + m)];
       };
-      std::int64_t nonzero = 0;
+      std::int32_t nonzero = 0;
       const GroupStatistics g = statistics_of(p, num, index, &nonzero);
-      for (std::int64_t m = 0; m < num; ++m) write_member(p, g, batch, m, index(m));
+      const MemberScale scale(p, g, batch);
+      for (std::int64_t m = 0; m < num; ++m)
+        write_member(p, g, scale, batch.alpha, static_cast<std::int32_t>(m), index(m));
     }
   });
 }

@@ -114,5 +114,13 @@ __device__ __forceinline__ TokenMasks load_mask(const TokenMask& mask, std::int6
   return q;
 }
 
+// Whether four tokens of a sequence are a vector of the mask.
+__device__ __forceinline__ bool mask_has_vectors(const TokenMask& mask, const SequenceSpan& span) {
+  const int bytes = size_of(mask.dtype), most = bytes == 1 ? 4 : 16;
+  const auto at =
+      reinterpret_cast<std::uintptr_t>(mask.data) + static_cast<std::uintptr_t>(span.offset(mask.row_stride) * bytes);
+  return mask.data == nullptr || at % most == 0;
+}
+
 }  // namespace
 }  // namespace rlk::cuda

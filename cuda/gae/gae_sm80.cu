@@ -2,5 +2,5 @@
 #include "scan.cuh"
 
 namespace rlk::cuda {
-void gae_sm80(const GaeParams& p, const GaePlan& plan, cudaStream_t stream) { run_gae(p, plan, stream); }
+void gae_sm80(const GaeParams& p, int warps, cudaStream_t stream) { run_gae(p, warps, stream); }
 }  // namespace rlk::cuda

@@ -59,10 +59,7 @@ __device__ __forceinline__ bool has_vectors(const GaeParams& p, const SequenceSp
     add(p.logprob.data, p.logprob.row_stride);
     add(p.rollout_logprob.data, p.rollout_logprob.row_stride);
   }
-  const int bytes = size_of(p.mask.dtype), most = bytes == 1 ? 4 : 16;
-  const auto mask = reinterpret_cast<std::uintptr_t>(p.mask.data) +
-                    static_cast<std::uintptr_t>(span.offset(p.mask.row_stride) * bytes);
-  return bits % 16 == 0 && (p.mask.data == nullptr || mask % most == 0);
+  return bits % 16 == 0 && mask_has_vectors(p.mask, span);
 }
 
 __device__ __forceinline__ ScanStep step_of_lane(const ScanStep& s, int lane) {
@@ -197,9 +194,9 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
   }
 }
 
-inline void run_gae(const GaeParams& p, const GaePlan& plan, cudaStream_t stream) {
+inline void run_gae(const GaeParams& p, int warps, cudaStream_t stream) {
   const auto launch = [&](auto* kernel) {
-    kernel<<<static_cast<unsigned>(p.sequences.num_sequences), 32 * plan.warps, 0, stream>>>(p);
+    kernel<<<static_cast<unsigned>(p.sequences.num_sequences), 32 * warps, 0, stream>>>(p);
   };
   switch (p.kind) {
     case GaeKind::kGae:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../common/launch.h"
+#include "../common/team.cuh"
 #include "kernels.h"
 #include "rlk/kernels/group_advantage_team.h"
 
@@ -13,23 +14,8 @@ namespace {  // one copy per architecture
 constexpr int kGroupThreads = 128;
 constexpr int kBatchThreads = 512;
 
-struct Warp {
-  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  __device__ __forceinline__ bool writes() const { return true; }
-  template <class T>
-  __device__ __forceinline__ T shuffle_xor(T value, int mask) const {
-    return __shfl_xor_sync(0xffffffffu, value, mask);
-  }
-};
-struct WarpBlock {
-  Warp warp;
-  float* shared_sums;
+struct GroupBlock : WarpBlock {
   MemberCounts* shared_counts;
-  __device__ __forceinline__ const Warp& team() const { return warp; }
-  __device__ __forceinline__ int number() const { return threadIdx.x / 32; }
-  __device__ __forceinline__ int teams() const { return kBatchThreads / 32; }
-  __device__ __forceinline__ void barrier() const { __syncthreads(); }
-  __device__ __forceinline__ float* sums() const { return shared_sums; }
   __device__ __forceinline__ MemberCounts* counts() const { return shared_counts; }
 };
 
@@ -47,12 +33,14 @@ __global__ void __launch_bounds__(kGroupThreads) place_members_kernel(const __gr
 __global__ void __launch_bounds__(kBatchThreads) batch_kernel(const __grid_constant__ GroupAdvantageParams p) {
   __shared__ float sums[kBatchThreads / 32];
   __shared__ __align__(8) unsigned char counts[sizeof(MemberCounts) * kBatchThreads / 32];
-  const WarpBlock block = {Warp(), sums, reinterpret_cast<MemberCounts*>(counts)};
+  const GroupBlock block = {{Warp(), sums}, reinterpret_cast<MemberCounts*>(counts)};
   statistics_of_batch(block, p, static_cast<BatchStatistics*>(p.workspace));
 }
-__global__ void __launch_bounds__(kGroupThreads)
+template <bool kByIds>
+__global__ void __launch_bounds__(kGroupThreads, 8)  // without a number of blocks ptxas spills
     groups_kernel(const __grid_constant__ GroupAdvantageParams p, std::int64_t groups) {
-  if (warp_of_grid() < groups) run_group(Warp(), p, warp_of_grid());
+  if (warp_of_grid() >= groups) return;
+  kByIds ? run_ids(Warp(), p, warp_of_grid()) : run_range(Warp(), p, warp_of_grid());
 }
 
 inline void run_group_advantage(const GroupAdvantageParams& p, cudaStream_t stream) {
@@ -65,7 +53,8 @@ inline void run_group_advantage(const GroupAdvantageParams& p, cudaStream_t stre
   }
   if (reads_batch(p)) batch_kernel<<<1, kBatchThreads, 0, stream>>>(p);
   const std::int64_t groups = num_groups_of_teams(p);
-  if (groups > 0) groups_kernel<<<blocks(groups), kGroupThreads, 0, stream>>>(p, groups);
+  auto* kernel = p.group_ids != nullptr ? groups_kernel<true> : groups_kernel<false>;
+  if (groups > 0) kernel<<<blocks(groups), kGroupThreads, 0, stream>>>(p, groups);
   check(cudaGetLastError(), "launch of group_advantage");
 }
 

@@ -23,7 +23,7 @@ void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
     launch_blocks(device, stream, {kGroupBatchThreads, kGroupBatchLdsBytes}, "rlk_group_advantage_batch", 1, p,
                   std::int64_t{1});
   }
-  launch("rlk_group_advantage_groups", num_groups_of_teams(p));
+  launch(p.group_ids != nullptr ? "rlk_group_advantage_ids" : "rlk_group_advantage_ranges", num_groups_of_teams(p));
 }
 
 }  // namespace rlk::hip

@@ -24,20 +24,6 @@ struct WaveBlock {
   RLK_DEVICE float* sums() const { return reinterpret_cast<float*>(lds() + kGroupBatchTeams * sizeof(MemberCounts)); }
 };
 
-RLK_DEVICE GroupAdvantageParams in_global_memory(GroupAdvantageParams p) {
-  p.rewards = global_pointer(p.rewards);
-  p.group_offsets = global_pointer(p.group_offsets);
-  p.group_ids = global_pointer(p.group_ids);
-  p.lengths = global_pointer(p.lengths);
-  p.baseline = global_pointer(p.baseline);
-  p.advantage = global_pointer(p.advantage);
-  p.mean = global_pointer(p.mean);
-  p.std = global_pointer(p.std);
-  p.status = global_pointer(p.status);
-  p.workspace = global_pointer(p.workspace);
-  return p;
-}
-
 RLK_DEVICE std::int64_t wave_of_launch(std::int64_t first_block) {
   return (first_block + block_id_x()) * kGroupsOfBlock + thread_id() / kWave;
 }

@@ -42,6 +42,7 @@ from .ops.logprob import (
     logprob_partial,
     logprob_reference,
 )
+from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
 from .ops.silu_mul import (
@@ -55,7 +56,16 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import gae_torch, group_advantage_torch, linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import (  # noqa: F401
+        gae_torch,
+        group_advantage_torch,
+        linear_torch,
+        logprob_torch,
+        masked_whiten_torch,
+        rms_norm_torch,
+        rope_torch,
+        silu_mul_torch,
+    )
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -68,6 +78,7 @@ __all__ = [
     "GroupAdvantageStatus",
     "LogprobResult",
     "LogprobStatus",
+    "MaskedWhitenResult",
     "arithmetic",
     "canonical_blas",
     "checkpoint_contexts",
@@ -92,6 +103,8 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "masked_whiten",
+    "masked_whiten_reference",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",

@@ -12,6 +12,8 @@ from . import _torch
 from ._shapes import check_columns, dtype_name
 from ._torch import is_direct, is_plain, is_untraced, prepare, require_tensors
 
+MASKS = (torch.bool, torch.int32, torch.int64, torch.float32)
+
 
 def call_constant(native: Any, name: str, tensors: dict[str, Any], options: tuple[Any, ...]) -> Any:
     """``tensors`` by name, in the order of the operator and of the extension's function; the first decides on the
@@ -52,9 +54,7 @@ def check_tokens(tensor: Tensor, name: str, cu_seqlens: Any) -> None:
     check_columns(tensor, name)
 
 
-def check_same_tokens(
-    tensor: Tensor, name: str, like: Tensor, like_name: str, dtypes: tuple[torch.dtype, ...]
-) -> None:
+def check_same_tokens(tensor: Tensor, name: str, like: Tensor, like_name: str, dtypes: tuple[torch.dtype, ...]) -> None:
     _check_dtype(tensor, name, dtypes)
     if tuple(tensor.shape) != tuple(like.shape):
         raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {like_name}), got {list(tensor.shape)}")

@@ -64,9 +64,9 @@ def gae(
 ) -> GaeResult:
     """Generalised advantage estimation, ``A_t = R_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}``, as verl computes it.
 
-    At a token whose mask is 0 the next value and the advantage are carried on, not reset, so that tokens of a tool or of
-    the environment cost no discount; and nothing of it is read: it may hold NaN. A scan in chunks of 128 tokens with the
-    same bits padded or packed, in any batch, at any position and stride, and on every backend. Nothing here is
+    At a token whose mask is 0 the next value and the advantage are carried on, not reset, so that tokens of a tool or
+    of the environment cost no discount; and nothing of it is read: it may hold NaN. A scan in chunks of 128 tokens with
+    the same bits padded or packed, in any batch, at any position and stride, and on every backend. Nothing here is
     differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
 
     Args:
@@ -140,8 +140,8 @@ def vtrace(
         gamma, lam: in ``[0, 1]``.
         rho_bar, c_bar: finite, > 0.
     Returns:
-        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. At a token whose
-        mask is 0 the advantage is 0.
+        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. At a token
+        whose mask is 0 the advantage is 0.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Espeholt et al. 2018, arXiv:1802.01561.
     """

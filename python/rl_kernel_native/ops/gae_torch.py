@@ -1,5 +1,5 @@
-"""gae, discounted_returns and vtrace for torch tensors, and as torch operators: what torch.compile, export and FakeTensor
-see. They have no derivative: inputs are detached."""
+"""gae, discounted_returns and vtrace for torch tensors, and as torch operators: what torch.compile, export and
+FakeTensor see. They have no derivative: inputs are detached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import call_constant, check_same_tokens, check_tokens, check_vector
+from .._constants import MASKS, call_constant, check_same_tokens, check_tokens, check_vector
 from .._native import module as _C
 from .._torch import implement, memory, prepare
 
@@ -51,9 +51,7 @@ def _like(rewards: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any = None, **
     for name, tensor in tokens.items():
         check_same_tokens(tensor, name, rewards, "rewards", (torch.float32,))
     if mask is not None:
-        check_same_tokens(
-            mask, "mask", rewards, "rewards", (torch.bool, torch.int32, torch.int64, torch.float32)
-        )
+        check_same_tokens(mask, "mask", rewards, "rewards", MASKS)
     if bootstrap is not None:
         num = rewards.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         check_vector(bootstrap, "bootstrap", (torch.float32,), num, "num_sequences")
@@ -80,7 +78,5 @@ def _vtrace_fake(
     rewards: Tensor, values: Tensor, logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any,
     bootstrap: Any, *_options: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    out = _like(
-        rewards, mask, cu_seqlens, bootstrap, values=values, logprob=logprob, rollout_logprob=rollout_logprob
-    )
+    out = _like(rewards, mask, cu_seqlens, bootstrap, values=values, logprob=logprob, rollout_logprob=rollout_logprob)
     return out, torch.empty_like(out)

@@ -38,8 +38,12 @@ def call(tensors: dict[str, Any], size: int, more: dict[str, Any], numbers: tupl
 def _kernel(rewards: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     prepare(rewards)
     given = (memory(a) if isinstance(a, Tensor) else a for a in arguments)
-    outputs = _native(memory(rewards), *given, None, 0)  # type: ignore[arg-type, misc]
-    return tuple(rewards.new_empty(0) if output is None else output for output in outputs)
+    outputs = _native(memory(rewards), *given, None, 0)
+    dtypes = (torch.float32, torch.float32, torch.float32, torch.int32)
+    return tuple(
+        rewards.new_empty(0, dtype=dtype) if output is None else output
+        for output, dtype in zip(outputs, dtypes, strict=True)
+    )
 
 
 implement(_library, "group_advantage", _kernel)
@@ -59,13 +63,11 @@ def _fake(
     elif group_ids is not None:
         check_vector(group_ids, "group_ids", indices, num, "num_sequences")
     elif type(num) is int and (group_size < 1 or num % group_size):
-        raise ValueError(
-            f"group_size: expected a divisor of {num} (the number of sequences), got {group_size}"
-        )
+        raise ValueError(f"group_size: expected a divisor of {num} (the number of sequences), got {group_size}")
     if lengths is not None:
         check_vector(lengths, "lengths", (*indices, torch.float32), num, "num_sequences")
     if baseline is not None:
         check_vector(baseline, "baseline", (torch.float32,), num, "num_sequences")
     stats, status = options[-2:]
-    of_stats = [rewards.new_empty(num if stats else 0) for _ in range(2)]
-    return rewards.new_empty(num), *of_stats, rewards.new_empty(num if status else 0, dtype=torch.int32)
+    mean, std = (rewards.new_empty(num if stats else 0) for _ in range(2))
+    return rewards.new_empty(num), mean, std, rewards.new_empty(num if status else 0, dtype=torch.int32)

@@ -1,7 +1,8 @@
-"""float64 reference of gae, discounted_returns and vtrace in NumPy, written from the formulas alone: loops over time."""
+"""float64 reference of gae, discounted_returns and vtrace in NumPy, written from the formulas: loops over time."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,8 @@ def vtrace_reference(
     rewards: Any, values: Any, logprob: Any, rollout_logprob: Any, mask: Any = None, cu_seqlens: Any = None, *,
     gamma: float = 1.0, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, bootstrap: Any = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """``advantages`` (of the policy gradient), ``returns`` (the targets v) and ``scale``, float64.
+    """``advantages`` (of the policy gradient), ``returns`` (the targets v) and ``scale``, float64; this is 0 of
+    tokens that do not count.
 
     Args: as :func:`rl_kernel_native.vtrace`.
     """
@@ -72,9 +74,11 @@ def vtrace_reference(
                 rho, c = min(ratio[t], rho_bar), gamma * lam * min(ratio[t], c_bar)
                 advantage = rho * (r[t] + gamma * (following + x) - v[t])
                 x = rho * (r[t] + gamma * following - v[t]) + c * x
-                size = rho * (abs(r[t]) + gamma * abs(following) + abs(v[t]) + gamma * size) + c * size
+                own = rho * (abs(r[t]) + gamma * abs(following) + abs(v[t]))
+                behind, size = rho * gamma * size, own + c * size
                 following = v[t]
-            _put(out, row, t, advantages=advantage, returns=x + following, scale=size + abs(following))
+                _put(out, row, t, scale=own + behind + size + abs(following))
+            _put(out, row, t, advantages=advantage, returns=x + following)
     return out
 
 
@@ -87,7 +91,7 @@ def _sequences(rewards: Any, cu_seqlens: Any) -> list[tuple[Any, int]]:
     if cu_seqlens is None:
         return [(s, s) for s in range(np.shape(rewards)[0])]
     ends = np.asarray(cu_seqlens)
-    return [(slice(int(a), int(b)), s) for s, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))]
+    return [(slice(int(a), int(b)), s) for s, (a, b) in enumerate(itertools.pairwise(ends))]
 
 
 def _of(array: Any, row: Any) -> np.ndarray:

@@ -8,8 +8,8 @@ namespace rlk {
 RLK_HD bool reads_batch(const GroupAdvantageParams& p) { return p.scale == GroupScale::kBatch || p.by_nonzero; }
 
 inline void check_group_advantage(const GroupAdvantageParams& p) {
-  RLK_CHECK(p.num_sequences >= 0 && p.num_sequences < std::int64_t{1} << 31,
-            "group_advantage: fewer than 2^31 sequences");
+  RLK_CHECK(p.num_sequences >= 0 && p.num_sequences < std::int64_t{1} << 30,
+            "group_advantage: fewer than 2^30 sequences");
   RLK_CHECK(p.num_groups >= 0 && p.num_groups < std::int64_t{1} << 31, "group_advantage: fewer than 2^31 groups");
   if (p.num_sequences == 0) return;
   RLK_CHECK(p.rewards != nullptr && p.advantage != nullptr, "group_advantage: rewards and advantage are given");

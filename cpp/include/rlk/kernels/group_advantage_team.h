@@ -1,29 +1,11 @@
-// group_advantage by teams of 32 lanes, shared by CUDA and HIP. A Team gives lane(), shuffle_xor of float and int, and
-// writes(): whether this lane's stores are its own (a wave of 64 does a team's work twice).
+// group_advantage by teams of 32 lanes and blocks of teams as team_sum.h has them, shared by CUDA and HIP.
 #pragma once
 
 #include "rlk/kernels/group_advantage_check.h"
 #include "rlk/kernels/group_advantage_row.h"
+#include "rlk/kernels/team_sum.h"
 
 namespace rlk {
-
-constexpr int kTeamLanes = 32;
-constexpr int kLaneMembers = kSumChunk / kTeamLanes;
-
-// Of a chunk's members, the lane's own: f(member), +0 where there is none. All lanes get the tree's sum.
-template <class Team, class F>
-RLK_DEVICE float sum_of_chunk(const Team& team, std::int64_t first, std::int64_t num, const F& f) {
-  float v[kLaneMembers];
-#pragma unroll
-  for (int j = 0; j < kLaneMembers; ++j) {
-    const std::int64_t i = first + team.lane() * kLaneMembers + j;
-    v[j] = i < num ? f(i) : 0.0f;
-  }
-  float sum = add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3]));
-#pragma unroll
-  for (int h = 1; h < kTeamLanes; h *= 2) sum = add_rn(sum, team.shuffle_xor(sum, h));
-  return sum;
-}
 
 // What of the members needs no order.
 struct MemberCounts {
@@ -69,68 +51,55 @@ RLK_DEVICE float counted_or_zero(const GroupAdvantageParams& p, float s, float x
   return p.exclude_nan && is_nan(s) ? 0.0f : x;
 }
 
+RLK_DEVICE BatchStatistics batch_of_workspace(const GroupAdvantageParams& p) {
+  return reads_batch(p) ? *static_cast<const BatchStatistics*>(p.workspace) : BatchStatistics();
+}
+
 // A group of `num` members; index(member) is its sequence.
 template <class Team, class Index>
-RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams& p, const BatchStatistics& batch,
-                                    std::int64_t num, const Index& index) {
-  const auto reward = [&](std::int64_t member) { return p.rewards[index(member) * p.reward_stride]; };
-  const auto sum = [&](const auto& f) {
-    float total = 0.0f;
-#pragma unroll 1
-    for (std::int64_t first = 0; first < num; first += kSumChunk) {
-      total = add_rn(total, sum_of_chunk(team, first, num, f));
-    }
-    return total;
-  };
+RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams& p, std::int32_t num,
+                                    const Index& index) {
+  const auto reward = [&](std::int32_t member) { return p.rewards[index(member) * p.reward_stride]; };
+  const auto sum = [&](const auto& f) { return sum_of_team(team, num, f); };
   MemberCounts c;
 #pragma unroll 1
-  for (std::int64_t member = team.lane(); member < num; member += kTeamLanes) {
+  for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
     c.add(counts_of(p, reward(member), member));
   }
   c = all_of_team(team, c);
   GroupStatistics g;
   if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
-    const float total = sum([&](std::int64_t m) { return counted_or_zero(p, reward(m), reward(m)); });
-    g.mean = div_rn(total, float_of_count(g.n));
+    const float total = sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), reward(m)); });
+    const float mean = div_rn(total, float_of_count(g.n));
     const float squares =
-        sum([&](std::int64_t m) { return counted_or_zero(p, reward(m), deviation_squared(reward(m), g.mean)); });
+        sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), deviation_squared(reward(m), mean)); });
     g.std = std_of(squares, g.n);
-    g.baseline = g.mean;
+    g.baseline = g.mean = mean;
     if (p.baseline_kind == GroupBaseline::kLengthMean) {
-      const float lengths = sum([&](std::int64_t m) { return counted_or_zero(p, reward(m), length_of(p, index(m))); });
+      const float lengths = sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), length_of(p, index(m))); });
       const float weighted =
-          sum([&](std::int64_t m) { return counted_or_zero(p, reward(m), mul_rn(length_of(p, index(m)), reward(m))); });
+          sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), mul_rn(length_of(p, index(m)), reward(m))); });
       g.baseline = lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
     }
   }
   if (!team.writes()) return;
+  const BatchStatistics batch = batch_of_workspace(p);
+  const MemberScale scale(p, g, batch);
 #pragma unroll 1
-  for (std::int64_t member = team.lane(); member < num; member += kTeamLanes) {
-    write_member(p, g, batch, member, index(member));
+  for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
+    write_member(p, g, scale, batch.alpha, member, index(member));
   }
 }
 
-// The batch, by a block of teams. A Block gives a Team, its number in the block and how many there are, barrier(), and
-// memory that its lanes share: a float and a MemberCounts for each team.
+// The batch, by a block of teams, whose lanes share a MemberCounts for each team, too: counts().
 template <class Block>
 RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantageParams& p, BatchStatistics* to) {
   const auto& team = block.team();
-  const std::int64_t num = p.num_sequences, step = std::int64_t{block.teams()} * kSumChunk;
-  const auto reward = [&](std::int64_t i) { return p.rewards[i * p.reward_stride]; };
-  const auto sum = [&](const auto& f) {
-    float total = 0.0f;
-#pragma unroll 1
-    for (std::int64_t first = 0; first < num; first += step) {
-      const float of_chunk = sum_of_chunk(team, first + std::int64_t{block.number()} * kSumChunk, num, f);
-      block.barrier();
-      if (team.lane() == 0) block.sums()[block.number()] = of_chunk;
-      block.barrier();
-      for (int t = 0; t < block.teams() && first + t * kSumChunk < num; ++t) total = add_rn(total, block.sums()[t]);
-    }
-    return total;
-  };
+  const std::int32_t num = static_cast<std::int32_t>(p.num_sequences);
+  const auto reward = [&](std::int32_t i) { return p.rewards[i * p.reward_stride]; };
+  const auto sum = [&](const auto& f) { return sum_of_block(block, num, f); };
   MemberCounts c;
-  for (std::int64_t i = block.number() * kTeamLanes + team.lane(); i < num; i += block.teams() * kTeamLanes) {
+  for (std::int32_t i = block.number() * kTeamLanes + team.lane(); i < num; i += block.teams() * kTeamLanes) {
     c.add(counts_of(p, reward(i), i));
   }
   c = all_of_team(team, c);
@@ -141,10 +110,10 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   for (int t = 0; t < block.teams(); ++t) c.add(block.counts()[t]);
   GroupStatistics g;
   if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
-    const float total = sum([&](std::int64_t i) { return counted_or_zero(p, reward(i), reward(i)); });
+    const float total = sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), reward(i)); });
     g.mean = div_rn(total, float_of_count(g.n));
     const float squares =
-        sum([&](std::int64_t i) { return counted_or_zero(p, reward(i), deviation_squared(reward(i), g.mean)); });
+        sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), deviation_squared(reward(i), g.mean)); });
     g.std = std_of(squares, g.n);
   }
   if (team.lane() != 0 || block.number() != 0 || !team.writes()) return;
@@ -209,21 +178,23 @@ RLK_DEVICE void place_member(const Team& team, const GroupAdvantageParams& p, st
   o.order[before + o.place[i]] = static_cast<std::int32_t>(i);
 }
 
-// Group `i`; of ids that of sequence i, whose first member's team does the work.
+// Group `i` of offsets or of a size.
 template <class Team>
-RLK_DEVICE void run_group(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
-  BatchStatistics batch;
-  if (reads_batch(p)) batch = *static_cast<const BatchStatistics*>(p.workspace);
-  if (p.group_ids != nullptr) {
-    const MemberOrder o(order_memory(p), p.num_sequences);
-    if (o.place[i] != 0) return;
-    const std::int32_t* members = o.order + o.first[i];
-    advantages_of_group(team, p, batch, o.count[i], [&](std::int64_t m) { return std::int64_t{members[m]}; });
-    return;
-  }
+RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
   OffsetRange r = {i * p.group_size, (i + 1) * p.group_size};
   if (p.group_offsets != nullptr) r = range_of(p.group_offsets, p.index_dtype, i, p.num_sequences);
-  advantages_of_group(team, p, batch, r.end - r.begin, [&](std::int64_t m) { return r.begin + m; });
+  const auto begin = static_cast<std::int32_t>(r.begin);
+  advantages_of_group(team, p, static_cast<std::int32_t>(r.end) - begin,
+                      [=](std::int32_t m) { return std::int64_t{begin + m}; });
+}
+
+// The group of sequence `i`, whose first member's team does the work.
+template <class Team>
+RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
+  const MemberOrder o(order_memory(p), p.num_sequences);
+  if (o.place[i] != 0) return;
+  const std::int32_t begin = o.first[i];
+  advantages_of_group(team, p, o.count[i], [&](std::int32_t m) { return std::int64_t{o.order[begin + m]}; });
 }
 inline std::int64_t num_groups_of_teams(const GroupAdvantageParams& p) {
   return p.group_ids != nullptr       ? p.num_sequences
