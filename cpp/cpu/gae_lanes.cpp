@@ -15,7 +15,7 @@ struct Steps {
 // What the chunk's tokens are computed from, in the order of tokens. Those that do not count are zeros.
 struct Tokens {
   alignas(64) float reward[kScanChunk], value[kScanChunk], next[kScanChunk], log_ratio[kScanChunk], rho[kScanChunk];
-  alignas(64) bool counted[kScanChunk];
+  alignas(64) std::int32_t counted[kScanChunk];
 };
 
 // Blocks of lanes to inclusive suffixes.
@@ -53,38 +53,67 @@ class Sequence {
   }
 
   void load(std::int64_t first, int count) {
-    const std::int64_t mask_at = span_.offset(p_.mask.row_stride) + first;
-    for (int i = 0; i < kScanChunk; ++i) {
-      tokens_.counted[i] = i < count && (p_.mask.data == nullptr || counts(p_.mask.data, p_.mask.dtype, mask_at + i));
-    }
-    const auto fill = [&](const float* from, float* to) {
-      for (int i = 0; i < count; ++i) to[i] = tokens_.counted[i] ? from[i] : 0.0f;
-      for (int i = count; i < kScanChunk; ++i) to[i] = 0.0f;
-    };
-    fill(at(p_.rewards, first), tokens_.reward);
+    load_mask(first, count);
+    fill(at(p_.rewards, first), count, tokens_.reward);
     if constexpr (kKind != GaeKind::kDiscountedReturns) {
-      fill(at(p_.values, first), tokens_.value);
+      fill(at(p_.values, first), count, tokens_.value);
+      float next = next_;
       for (int i = kScanChunk; i-- > 0;) {
-        tokens_.next[i] = next_;
-        next_ = tokens_.counted[i] ? tokens_.value[i] : next_;
+        tokens_.next[i] = next;
+        next = tokens_.counted[i] != 0 ? tokens_.value[i] : next;
       }
+      next_ = next;
     }
     if constexpr (kKind == GaeKind::kVtrace) {
-      fill(at(p_.logprob, first), tokens_.log_ratio);
-      fill(at(p_.rollout_logprob, first), tokens_.rho);
+      fill(at(p_.logprob, first), count, tokens_.log_ratio);
+      fill(at(p_.rollout_logprob, first), count, tokens_.rho);
       for (int i = 0; i < kScanChunk; ++i) tokens_.log_ratio[i] = rlk::sub_rn(tokens_.log_ratio[i], tokens_.rho[i]);
     }
+    alignas(64) float c[kScanChunk], d[kScanChunk];
+    const GaeConstants constants = constants_;
     const float c_of_others = p_.reset ? 0.0f : 1.0f;
-    for (int j = 0; j < kScanLaneTokens; ++j) {
-      for (int l = 0; l < kScanLanes; ++l) {
-        const int i = l * kScanLaneTokens + j;
-        const ScanStep s = gae_step<kKind>(constants_, tokens_.reward[i], tokens_.value[i], tokens_.next[i],
-                                           tokens_.log_ratio[i], &tokens_.rho[i]);
-        steps_.c[j][l] = tokens_.counted[i] ? s.c : c_of_others;
-        steps_.d[j][l] = tokens_.counted[i] ? s.d : 0.0f;
-        counted_[j][l] = tokens_.counted[i];
+    for (int i = 0; i < kScanChunk; ++i) {
+      float rho = 0.0f;
+      const ScanStep s =
+          gae_step<kKind>(constants, tokens_.reward[i], tokens_.value[i], tokens_.next[i], tokens_.log_ratio[i], &rho);
+      tokens_.rho[i] = rho;
+      const bool counted = tokens_.counted[i] != 0;
+      c[i] = rlk::select(counted, s.c, c_of_others);
+      d[i] = rlk::select(counted, s.d, 0.0f);
+    }
+    for (int l = 0; l < kScanLanes; ++l) {
+      for (int j = 0; j < kScanLaneTokens; ++j) {
+        steps_.c[j][l] = c[l * kScanLaneTokens + j];
+        steps_.d[j][l] = d[l * kScanLaneTokens + j];
+        counted_[j][l] = tokens_.counted[l * kScanLaneTokens + j];
       }
     }
+  }
+
+  void load_mask(std::int64_t first, int count) {
+    const std::int64_t begin = span_.offset(p_.mask.row_stride) + first;
+    const auto fill_from = [&](const auto* from) {
+      for (int i = 0; i < count; ++i) tokens_.counted[i] = from[begin + i] != 0 ? 1 : 0;
+    };
+    if (p_.mask.data == nullptr) {
+      for (int i = 0; i < count; ++i) tokens_.counted[i] = 1;
+    } else if (p_.mask.dtype == DType::kBool) {
+      fill_from(static_cast<const std::uint8_t*>(p_.mask.data));
+    } else if (p_.mask.dtype == DType::kInt64) {
+      fill_from(static_cast<const std::int64_t*>(p_.mask.data));
+    } else if (p_.mask.dtype == DType::kFloat32) {
+      fill_from(static_cast<const float*>(p_.mask.data));
+    } else {
+      fill_from(static_cast<const std::int32_t*>(p_.mask.data));
+    }
+    for (int i = count; i < kScanChunk; ++i) tokens_.counted[i] = 0;
+  }
+  void fill(const float* from, int count, float* to) const {
+    for (int i = 0; i < count; ++i) {
+      const float x = from[i];
+      to[i] = rlk::select(tokens_.counted[i] != 0, x, 0.0f);
+    }
+    for (int i = count; i < kScanChunk; ++i) to[i] = 0.0f;
   }
 
   // steps_ to x at each token, after_ to x behind it.
@@ -94,13 +123,13 @@ class Sequence {
       c[l] = 1.0f;
       d[l] = 0.0f;
     }
-    const bool reset = p_.reset;
+    const std::int32_t reset = p_.reset ? 1 : 0;
     for (int j = kScanLaneTokens; j-- > 0;) {
       for (int l = 0; l < kScanLanes; ++l) {
         const ScanStep s = scan_compose({steps_.c[j][l], steps_.d[j][l]}, {c[l], d[l]});
-        const bool keeps = !counted_[j][l] && !reset;
-        c[l] = keeps ? c[l] : s.c;
-        d[l] = keeps ? d[l] : s.d;
+        const bool changes = (counted_[j][l] | reset) != 0;
+        c[l] = rlk::select(changes, s.c, c[l]);
+        d[l] = rlk::select(changes, s.d, d[l]);
       }
     }
     scan_lanes(c, d);
@@ -111,30 +140,38 @@ class Sequence {
       for (int l = 0; l < kScanLanes; ++l) {
         const float y = scan_advance({steps_.c[j][l], steps_.d[j][l]}, x[l]);
         after_[j][l] = x[l];
-        x[l] = counted_[j][l] || reset ? y : x[l];
+        x[l] = rlk::select((counted_[j][l] | reset) != 0, y, x[l]);
         steps_.d[j][l] = x[l];
       }
     }
   }
 
   void store(std::int64_t first, int count) const {
-    float* returns = at(p_.returns, first);
-    for (int i = 0; i < count; ++i) {
-      const int j = i % kScanLaneTokens, l = i / kScanLaneTokens;
-      const float x = steps_.d[j][l];
-      if constexpr (kKind == GaeKind::kDiscountedReturns) {
-        returns[i] = canonical(x);
-      } else {
-        const float reward = tokens_.reward[i], value = tokens_.value[i], next = tokens_.next[i];
-        returns[i] = canonical(rlk::add_rn(x, tokens_.counted[i] ? value : next));
-        float advantage = x;
-        if constexpr (kKind == GaeKind::kVtrace) {
-          advantage = tokens_.counted[i]
-                          ? vtrace_advantage(constants_, reward, value, next, after_[j][l], tokens_.rho[i])
-                          : 0.0f;
-        }
-        at(p_.advantages, first)[i] = canonical(advantage);
+    alignas(64) float x[kScanChunk], after[kScanChunk], advantage[kScanChunk], returns[kScanChunk];
+    for (int l = 0; l < kScanLanes; ++l) {
+      for (int j = 0; j < kScanLaneTokens; ++j) {
+        x[l * kScanLaneTokens + j] = steps_.d[j][l];
+        after[l * kScanLaneTokens + j] = after_[j][l];
       }
+    }
+    const GaeConstants constants = constants_;
+    for (int i = 0; i < kScanChunk; ++i) {
+      if constexpr (kKind == GaeKind::kDiscountedReturns) {
+        returns[i] = canonical(x[i]);
+      } else {
+        const bool counted = tokens_.counted[i] != 0;
+        const float value = tokens_.value[i], next = tokens_.next[i];
+        returns[i] = canonical(rlk::add_rn(x[i], rlk::select(counted, value, next)));
+        advantage[i] = canonical(x[i]);
+        if constexpr (kKind == GaeKind::kVtrace) {
+          const float of_policy = vtrace_advantage(constants, tokens_.reward[i], value, next, after[i], tokens_.rho[i]);
+          advantage[i] = rlk::select(counted, canonical(of_policy), 0.0f);
+        }
+      }
+    }
+    std::memcpy(at(p_.returns, first), returns, static_cast<std::size_t>(count) * sizeof(float));
+    if constexpr (kKind != GaeKind::kDiscountedReturns) {
+      std::memcpy(at(p_.advantages, first), advantage, static_cast<std::size_t>(count) * sizeof(float));
     }
   }
 
@@ -146,7 +183,7 @@ class Sequence {
   Tokens tokens_ = {};
   Steps steps_;
   alignas(64) float after_[kScanLaneTokens][kScanLanes];
-  alignas(64) bool counted_[kScanLaneTokens][kScanLanes];
+  alignas(64) std::int32_t counted_[kScanLaneTokens][kScanLanes];
 };
 
 void scan_sequence(const GaeParams& p, std::int64_t sequence) {
