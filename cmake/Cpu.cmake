@@ -9,17 +9,16 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   list(APPEND isas avx2 avx512)
 endif()
 
-add_library(rlk_cpu STATIC
-  cpp/cpu/attention.cpp cpp/cpu/attention_backward.cpp cpp/cpu/attention_tiles.cpp cpp/cpu/embedding.cpp
-  cpp/cpu/isa.cpp cpp/cpu/linear.cpp cpp/cpu/linear_product.cpp cpp/cpu/logprob.cpp cpp/cpu/rms_norm.cpp cpp/cpu/rope.cpp
-  cpp/cpu/silu_mul.cpp
-  cpp/cpu/thread_pool.cpp)
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cpp/cpu/*.cpp")
+set(lanes_sources ${sources})
+list(FILTER lanes_sources INCLUDE REGEX "_lanes\\.cpp$")
+list(REMOVE_ITEM sources ${lanes_sources})
+add_library(rlk_cpu STATIC ${sources})
 target_link_libraries(rlk_cpu PUBLIC rlk_options)
 target_include_directories(rlk_cpu PRIVATE "${PROJECT_SOURCE_DIR}/cpp")
 set_source_files_properties(cpp/cpu/logprob.cpp PROPERTIES COMPILE_OPTIONS "${lanes_flags}")
 foreach(isa IN LISTS isas)
-  add_library(rlk_cpu_${isa} OBJECT cpp/cpu/attention_lanes.cpp cpp/cpu/embedding_lanes.cpp cpp/cpu/linear_lanes.cpp
-    cpp/cpu/logprob_lanes.cpp cpp/cpu/rms_norm_lanes.cpp cpp/cpu/rope_lanes.cpp cpp/cpu/silu_mul_lanes.cpp)
+  add_library(rlk_cpu_${isa} OBJECT ${lanes_sources})
   target_link_libraries(rlk_cpu_${isa} PRIVATE rlk_options)
   target_include_directories(rlk_cpu_${isa} PRIVATE "${PROJECT_SOURCE_DIR}/cpp")
   target_compile_definitions(rlk_cpu_${isa} PRIVATE RLK_CPU_ISA=${isa})

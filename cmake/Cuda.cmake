@@ -5,14 +5,15 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 find_package(CUDAToolkit REQUIRED)
 
-add_library(rlk_cuda STATIC cuda/common/launch.cpp cuda/common/tensor_map.cpp cuda/logprob/logprob.cpp
-  cuda/linear/linear.cpp cuda/linear/gemm_plan_sm90.cpp cuda/linear/cublaslt.cpp cuda/linear/cublaslt_records.cpp
-  cuda/embedding/embedding.cpp cuda/rms_norm/rms_norm.cpp cuda/rope/rope.cpp cuda/silu_mul/silu_mul.cpp)
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*.cpp")
+add_library(rlk_cuda STATIC ${sources})
 target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static ${CMAKE_DL_LIBS})
 
 # 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone.
-function(rlk_add_cuda_kernels name architectures)
-  add_library(${name} OBJECT ${ARGN})
+function(rlk_add_cuda_kernels arch architectures)
+  set(name rlk_cuda_${arch})
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*_${arch}.cu")
+  add_library(${name} OBJECT ${sources})
   target_link_libraries(${name} PRIVATE rlk_options CUDA::cudart_static)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
@@ -24,18 +25,10 @@ endfunction()
 set(RLK_ARCHITECTURES "")
 if("80" IN_LIST RLK_CUDA_ARCHITECTURES)
   list(APPEND RLK_ARCHITECTURES sm_80)
-  rlk_add_cuda_kernels(rlk_cuda_sm80 80 cuda/logprob/logprob_sm80.cu cuda/logprob/logprob_backward_sm80.cu
-    cuda/linear/gemm_sm80.cu cuda/linear/linear_bias_grad_sm80.cu cuda/linear/tree_sum_sm80.cu
-    cuda/rms_norm/rms_norm_sm80.cu cuda/rms_norm/rms_norm_backward_sm80.cu
-    cuda/embedding/embedding_sm80.cu cuda/embedding/embedding_backward_sm80.cu
-    cuda/rope/rope_sm80.cu cuda/silu_mul/silu_mul_sm80.cu cuda/silu_mul/silu_mul_backward_sm80.cu)
+  rlk_add_cuda_kernels(sm80 80)
 endif()
 if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
   list(APPEND RLK_ARCHITECTURES sm_90a)
-  rlk_add_cuda_kernels(rlk_cuda_sm90 90a-real cuda/logprob/logprob_sm90.cu cuda/logprob/logprob_backward_sm90.cu
-    cuda/linear/gemm_bf16_sm90.cu cuda/linear/gemm_f16_sm90.cu
-    cuda/rms_norm/rms_norm_sm90.cu cuda/rms_norm/rms_norm_backward_sm90.cu
-    cuda/embedding/embedding_sm90.cu cuda/embedding/embedding_backward_sm90.cu
-    cuda/rope/rope_sm90.cu cuda/silu_mul/silu_mul_sm90.cu cuda/silu_mul/silu_mul_backward_sm90.cu)
+  rlk_add_cuda_kernels(sm90 90a-real)
 endif()
 list(JOIN RLK_ARCHITECTURES " " RLK_ARCHITECTURES)

@@ -39,6 +39,7 @@ endfunction()
 # The kernels of an operator, hip/<op>/<op>_kernels.hip, in one bundle.
 set(RLK_HIP_BUNDLES "")  # what bundles.S.in wants to know of each
 set(RLK_HIP_NUM_BUNDLES 0)
+set(RLK_HIP_OPS "")
 set(bundle_files "")
 function(rlk_bundle_hip op)
   rlk_compile_hip(${op} "${PROJECT_SOURCE_DIR}/hip/${op}/${op}_kernels.hip" "${ARGN}" objects)
@@ -57,22 +58,25 @@ function(rlk_bundle_hip op)
   set(RLK_HIP_BUNDLES "${RLK_HIP_BUNDLES}" PARENT_SCOPE)
   math(EXPR count "${RLK_HIP_NUM_BUNDLES} + 1")
   set(RLK_HIP_NUM_BUNDLES ${count} PARENT_SCOPE)
+  set(RLK_HIP_OPS ${RLK_HIP_OPS} ${op} PARENT_SCOPE)
   set(bundle_files ${bundle_files} "${bundle}" PARENT_SCOPE)
 endfunction()
 
+rlk_bundle_hip(embedding "global_load_dwordx4;global_store_dwordx4")
+rlk_bundle_hip(gae "ds_bpermute_b32")
+rlk_bundle_hip(group_advantage "ds_bpermute_b32")
 rlk_bundle_hip(linear
   "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
   "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")
 rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
+rlk_bundle_hip(masked_whiten "ds_bpermute_b32")
 rlk_bundle_hip(rms_norm "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
-rlk_bundle_hip(embedding "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(rope "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(silu_mul "global_load_dwordx4;global_store_dwordx4")
 configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundles.S.in" "${PROJECT_BINARY_DIR}/hip/bundles.S" @ONLY)
 set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJECT_DEPENDS "${bundle_files}")
 
-add_library(rlk_hip STATIC
-  hip/common/runtime.cpp hip/linear/linear.cpp hip/logprob/logprob.cpp hip/rms_norm/rms_norm.cpp
-  hip/embedding/embedding.cpp hip/rope/rope.cpp hip/silu_mul/silu_mul.cpp
-  "${PROJECT_BINARY_DIR}/hip/bundles.S")
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/hip/*/*.cpp")
+list(FILTER sources EXCLUDE REGEX "/hip/emulation/")
+add_library(rlk_hip STATIC ${sources} "${PROJECT_BINARY_DIR}/hip/bundles.S")
 target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})

@@ -3,11 +3,8 @@ find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTI
 execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
   OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_ROOT COMMAND_ERROR_IS_FATAL ANY)
 find_package(nanobind CONFIG REQUIRED)
-nanobind_add_module(_C NB_STATIC STABLE_ABI
-  cpp/bindings/module.cpp cpp/bindings/ndarray.cpp cpp/bindings/torch_state.cpp
-  cpp/bindings/attention.cpp cpp/bindings/embedding.cpp cpp/bindings/linear_args.cpp cpp/bindings/linear.cpp
-    cpp/bindings/logprob_args.cpp cpp/bindings/logprob.cpp
-  cpp/bindings/rms_norm.cpp cpp/bindings/rope.cpp cpp/bindings/silu_mul.cpp)
+file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cpp/bindings/*.cpp")
+nanobind_add_module(_C NB_STATIC STABLE_ABI ${sources})
 target_link_libraries(_C PRIVATE rlk_core)
 install(TARGETS _C LIBRARY DESTINATION rl_kernel_native)
 

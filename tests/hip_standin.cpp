@@ -16,8 +16,11 @@
 #include <tuple>
 
 #include "hip/embedding/embedding_kernels.hip"
+#include "hip/gae/gae_kernels.hip"
+#include "hip/group_advantage/group_advantage_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
+#include "hip/masked_whiten/masked_whiten_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
@@ -81,6 +84,12 @@ const Table kEmbedding = {
     RLK_OF_FLOATS(rlk_embedding_rows_vectors),
     RLK_OF_FLOATS(rlk_embedding_rows_elements),
 };
+const Table kGae = {RLK_OF(rlk_gae_scan), RLK_OF(rlk_gae_discounted_returns), RLK_OF(rlk_gae_vtrace)};
+const Table kGroupAdvantage = {
+    RLK_OF(rlk_group_advantage_find_groups), RLK_OF(rlk_group_advantage_place_members),
+    RLK_OF(rlk_group_advantage_batch),       RLK_OF(rlk_group_advantage_ranges),
+    RLK_OF(rlk_group_advantage_ids),
+};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
     RLK_OF_HALVES(rlk_linear_forward_large),
@@ -97,6 +106,10 @@ const Table kLogprob = {
     RLK_OF_FLOATS(rlk_logprob_groups), RLK_OF_FLOATS(rlk_logprob_groups_moments),
     RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
     RLK_OF(rlk_logprob_merge),
+};
+const Table kMaskedWhiten = {
+    RLK_OF(rlk_masked_whiten_sums),     RLK_OF(rlk_masked_whiten_mean),   RLK_OF(rlk_masked_whiten_squares),
+    RLK_OF(rlk_masked_whiten_variance), RLK_OF(rlk_masked_whiten_tokens),
 };
 const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_forward_wave),
@@ -124,7 +137,9 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kEmbedding, &kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table :
+       {&kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kRmsNorm, &kRope,
+        &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

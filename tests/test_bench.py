@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import embedding, linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
+from rl_kernel_native.bench import advantage, embedding, linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
 from rl_kernel_native.contract import ROUNDING, row  # noqa: E402
 
 
@@ -147,6 +147,18 @@ def test_every_peer_computes_the_same_rotation():
             got = rope._call(peer, which, [o])(0)
             expected = got if expected is None else expected
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("operator", advantage.OPERATORS)
+def test_command_for_advantages_writes_json(operator, tmp_path, capsys):
+    file = tmp_path / "run.json"
+    tokens = [] if operator == "group_advantage" else ["--tokens", "130"]
+    arguments = [operator, "--rows", "16", *tokens, "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(file)]) == 0
+    rows = {r["peer"]: r for r in json.loads(file.read_text())["results"]}
+    assert rows["rk"]["times_rk"] == 1.0
+    assert all(r["max_error"] < 1e-5 for r in rows.values())
+    assert f"{operator} [16," in capsys.readouterr().out
 
 
 def test_every_peer_computes_the_same_products():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     two, three = [True] * 2, [True] * 3
-    passed = {"logprob": two, "linear": three, "rms_norm": two, "embedding": two, "rope": two, "silu_mul": two}
+    passed = {"logprob": two, "linear": three, "rms_norm": two, "embedding": two, "rope": two}
+    passed |= {"gae": two, "group_advantage": two, "masked_whiten": two, "silu_mul": two}
     assert on_cpu == [(operator, check) for operator, checks in passed.items() for check in checks]
     for operator in passed:
         assert report["operators"][operator][0]["backend"].startswith("cpu")
@@ -177,6 +179,21 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
         rope_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
     checks = {check.check: check for check in _selftest.rope(None, "cpu", None)}
+    assert checks["against float64"].passed is False
+
+
+@pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten"])
+def test_a_wrong_advantage_is_reported(broken, monkeypatch):
+    """Off by a thousandth, of results of about 1."""
+    module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
+    right = getattr(module, broken)
+
+    def wrong(*arguments, **options):
+        found = right(*arguments, **options)
+        return tuple(a * 1.001 for a in found) if isinstance(found, tuple) else found * 1.001
+
+    monkeypatch.setattr(module, broken, wrong)
+    checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 

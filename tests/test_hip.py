@@ -28,6 +28,7 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
 
+import advantage_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
@@ -302,3 +303,31 @@ def test_mixed_devices_are_refused(rng: np.random.Generator) -> None:
     logits, target = problem(rng)
     with pytest.raises(ValueError, match="target: expected device"):
         rk.logprob(logits, target.tensor.numpy())
+
+
+@pytest.mark.parametrize("number", range(CASES // 10))
+def test_cpu_and_hip_advantages_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gae, discounted_returns, vtrace, masked_whiten and group_advantage, padded and packed."""
+    monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+    rng = np.random.default_rng(number)
+    lengths = rng.integers(0, int(np.exp(rng.uniform(0, 6))) + 1, int(rng.integers(1, 6)))
+    padded = advantage_cases.batch(rng, lengths, mask_dtype=("int32", "int64", "float32")[number % 3])
+    flat, cu = padded.packed()
+    scores = torch.from_numpy(rng.standard_normal(24).astype(np.float32))
+    ids = torch.from_numpy(rng.integers(0, 5, 24))
+
+    def run(*arrays: Any) -> list[Any]:
+        found: list[Any] = []
+        for (rewards, values, logprob, rollout, mask), ends in ((arrays[:5], None), (arrays[5:10], arrays[10])):
+            found += rk.gae(rewards, values, mask, ends, 0.99, 0.9)
+            found += rk.vtrace(rewards, values, logprob, rollout, mask, ends, 0.99)
+            found.append(rk.discounted_returns(rewards, mask, ends, 0.9))
+            found.append(rk.masked_whiten(values, mask, ends))
+        found += rk.group_advantage(arrays[11], group_size=8, return_stats=True, return_status=True)
+        found += rk.group_advantage(arrays[11], group_ids=arrays[12], scale="batch", return_stats=True)[:3]
+        return found
+
+    operands = (*padded[:5], *flat[:5], cu, scores, ids)
+    want, got = run(*operands), [back(x) for x in run(*(on_device(x) for x in operands))]
+    found = fuzz.differing(tuple(want), tuple(got))
+    assert not found, f"{lengths}: {found}"

@@ -39,8 +39,11 @@ NB_MODULE(_C, m) {
   m.def("set_torch", &rlk::bindings::set_torch);
   rlk::bindings::bind_attention(m);
   rlk::bindings::bind_embedding(m);
+  rlk::bindings::bind_gae(m);
+  rlk::bindings::bind_group_advantage(m);
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_logprob(m);
+  rlk::bindings::bind_masked_whiten(m);
   rlk::bindings::bind_rms_norm(m);
   rlk::bindings::bind_rope(m);
   rlk::bindings::bind_silu_mul(m);

@@ -5,8 +5,11 @@
 namespace rlk::bindings {
 void bind_attention(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
+void bind_gae(nanobind::module_& m);
+void bind_group_advantage(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
+void bind_masked_whiten(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
 void bind_silu_mul(nanobind::module_& m);

@@ -13,6 +13,21 @@ from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
+from .ops.gae import (
+    GaeResult,
+    discounted_returns,
+    discounted_returns_reference,
+    gae,
+    gae_reference,
+    vtrace,
+    vtrace_reference,
+)
+from .ops.group_advantage import (
+    GroupAdvantageResult,
+    GroupAdvantageStatus,
+    group_advantage,
+    group_advantage_reference,
+)
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -31,6 +46,7 @@ from .ops.logprob import (
     logprob_partial,
     logprob_reference,
 )
+from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
 from .ops.silu_mul import (
@@ -50,8 +66,11 @@ if _dispatch.torch_module() is not None:
     from .ops import (  # noqa: F401
         attention_torch,
         embedding_torch,
+        gae_torch,
+        group_advantage_torch,
         linear_torch,
         logprob_torch,
+        masked_whiten_torch,
         rms_norm_torch,
         rope_torch,
         silu_mul_torch,
@@ -74,8 +93,12 @@ _dispatch.follow_omp_num_threads()
 
 __all__ = [
     "AttentionResult",
+    "GaeResult",
+    "GroupAdvantageResult",
+    "GroupAdvantageStatus",
     "LogprobResult",
     "LogprobStatus",
+    "MaskedWhitenResult",
     "arithmetic",
     "attention",
     "attention_backward",
@@ -83,12 +106,18 @@ __all__ = [
     "canonical_blas",
     "checkpoint_contexts",
     "current_arithmetic",
+    "discounted_returns",
+    "discounted_returns_reference",
     "embedding",
     "embedding_backward",
     "embedding_reference",
+    "gae",
+    "gae_reference",
     "gelu_mul",
     "gelu_mul_backward",
     "gelu_mul_reference",
+    "group_advantage",
+    "group_advantage_reference",
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
@@ -100,6 +129,8 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "masked_whiten",
+    "masked_whiten_reference",
     "patch_model",
     "rms_norm",
     "rms_norm_backward",
@@ -113,4 +144,6 @@ __all__ = [
     "tree_sum",
     "unpatch_model",
     "variant",
+    "vtrace",
+    "vtrace_reference",
 ]

@@ -189,6 +189,12 @@ class Frame:
             raise TypeError(f"{name}: expected a DLPack capsule of {type(array).__name__}.__dlpack__, got NoneType")
         return capsule
 
+    def export_array(self, array: Any, name: str) -> Any:
+        """As :meth:`export`, where a number is no array."""
+        if isinstance(array, (int, float, np.number)):
+            raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
+        return self.export(array, name)
+
     def export_output(self, array: Any, name: str) -> Any:
         """As :meth:`export`, of an array that the call writes."""
         if is_tensor(array) and array.is_neg():

@@ -628,6 +628,15 @@ def silu_mul(torch: Any, device: str, capability: tuple[int, int] | None) -> Ite
     yield _timed("same bytes as the CPU", bytes_of_cpu)
 
 
+def _advantages(name: str) -> Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]:
+    def self_test(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+        from . import _selftest_advantages  # which is written with what this module defines
+
+        return _selftest_advantages.self_test(name, torch, device)
+
+    return self_test
+
+
 # Name of each operator and its self-test.
 OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     "logprob": logprob,
@@ -635,5 +644,8 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "rms_norm": rms_norm,
     "embedding": embedding,
     "rope": rope,
+    "gae": _advantages("gae"),
+    "group_advantage": _advantages("group_advantage"),
+    "masked_whiten": _advantages("masked_whiten"),
     "silu_mul": silu_mul,
 }

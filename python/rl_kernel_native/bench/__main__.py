@@ -76,14 +76,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rope.add_argument("--kv-heads", type=_count, default=8)
     rope.add_argument("--head-dim", type=_count, default=128)
     rope.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    advantages = []
+    for name, text in (
+        ("gae", "generalised advantage estimation"),
+        ("group_advantage", "advantages of sequences in their groups"),
+        ("masked_whiten", "whitening of a batch's tokens"),
+    ):
+        advantage = operators.add_parser(name, help=text)
+        advantage.add_argument("--rows", type=_count, help="sequences; default 4096 on a GPU, 64 on the CPU")
+        advantage.add_argument("--tokens", type=_count, default=1 if name == "group_advantage" else 8192)
+        advantage.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+        advantages.append(advantage)
     silu_mul = operators.add_parser("silu_mul", help="gated activations, of one array and of two")
     silu_mul.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     silu_mul.add_argument(
         "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
     )
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm, embedding, rope, silu_mul):
-        operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    for operator in (logprob, linear, rms_norm, embedding, rope, silu_mul, *advantages):
+        if operator in advantages:
+            operator.set_defaults(dtype="float32")
+        else:
+            operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
         operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
         operator.add_argument("--seconds", type=_seconds, default=2.0, help="of measuring per peer and pass")
@@ -97,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         parser.error("torch is not installed; it is a peer, and its arrays are what is measured")
 
+    from . import advantage as bench_advantage
     from . import embedding as bench_embedding
     from . import linear as bench_linear
     from . import logprob as bench_logprob
@@ -126,6 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = bench_embedding.run(
             rows, options.vocab, options.columns, options.dtype, device, seconds=options.seconds,
             use_compile=not options.no_compile,
+        )  # fmt: skip
+    elif options.operator in bench_advantage.OPERATORS:
+        run = bench_advantage.run(
+            options.operator, options.rows or (64 if device == "cpu" else 4096), options.tokens, device,
+            seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)

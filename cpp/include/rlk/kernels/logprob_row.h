@@ -2,14 +2,12 @@
 // T: the element type of the logits, a tag with Storage and load.
 #pragma once
 
+#include "rlk/load_index.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/ops/logprob.h"
 
 namespace rlk {
 
-RLK_DEVICE std::int64_t load_index(const void* ids, DType dtype, std::int64_t i) {
-  return dtype == DType::kInt64 ? static_cast<const std::int64_t*>(ids)[i] : static_cast<const std::int32_t*>(ids)[i];
-}
 RLK_DEVICE std::int64_t target_of(const LogprobInput& p, std::int64_t row) {
   return load_index(p.target, p.target_dtype, p.target_rows.offset(row));
 }

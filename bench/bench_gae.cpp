@@ -1,0 +1,66 @@
+// The gae kernels of an H100 or H200: bytes a second beside the copy ceiling. Counted are every input read once and every
+// output written once; masks are bool.
+#include "bench/sequences.h"
+#include "cuda/gae/kernels.h"
+
+namespace rlk::bench {
+namespace {
+
+void run(const Shape& shape, GaeKind kind, bool has_mask, double ceiling, bool every_plan) {
+  const std::int64_t elements = shape.sequences * shape.tokens;
+  const std::size_t bytes = static_cast<std::size_t>(elements) * 4;
+  const int inputs = kind == GaeKind::kGae ? 2 : kind == GaeKind::kVtrace ? 4 : 1;
+  const int outputs = kind == GaeKind::kDiscountedReturns ? 1 : 2;
+  const double moved = static_cast<double>(bytes) * (inputs + outputs) + (has_mask ? static_cast<double>(elements) : 0);
+  const int count = buffers_for(bytes * static_cast<std::size_t>(inputs + outputs));
+  const Buffers in(bytes * static_cast<std::size_t>(inputs), count, DType::kFloat32, true);
+  const Buffers out(bytes * static_cast<std::size_t>(outputs), count, DType::kFloat32, false);
+  const Buffers mask(static_cast<std::size_t>(elements), count, DType::kBool, false);
+  for (int i = 0; i < count; ++i) cuda::check(cudaMemset(mask.at(i), 1, static_cast<std::size_t>(elements)), "memset");
+  const auto params = [&](int call) {
+    const float* x = static_cast<const float*>(in.at(call));
+    float* y = static_cast<float*>(out.at(call));
+    GaeParams p;
+    p.kind = kind;
+    p.sequences.num_sequences = shape.sequences;
+    p.sequences.num_tokens = shape.tokens;
+    p.rewards = {x, shape.tokens};
+    if (inputs > 1) p.values = {x + elements, shape.tokens};
+    if (inputs > 2) {
+      p.logprob = {x + 2 * elements, shape.tokens};
+      p.rollout_logprob = {x + 3 * elements, shape.tokens};
+    }
+    if (has_mask) p.mask = {mask.at(call), shape.tokens, DType::kBool};
+    p.returns = {y, shape.tokens};
+    if (outputs > 1) p.advantages = {y + elements, shape.tokens};
+    p.gamma = 0.99f;
+    p.lam = 0.95f;
+    return p;
+  };
+  const char* names[] = {"gae", "discounted_returns", "vtrace"};
+  const std::string name = std::string(names[static_cast<int>(kind)]) + (has_mask ? ", mask" : "");
+  const int chosen = cuda::choose_sequence_warps(params(0).sequences, cuda::multiprocessors(0));
+  for (const int warps : cuda::kSequenceWarps) {
+    if (!every_plan && warps != chosen) continue;
+    const double us =
+        median_us([&](cudaStream_t s, int call) { cuda::gae_sm90(params(call), warps, s); }, std::max(count, 4), 15);
+    report(name.c_str(), shape, warps, warps == chosen, us, moved, ceiling);
+  }
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) {
+  using namespace rlk::bench;
+  using rlk::GaeKind;
+  bool every_plan = false;
+  if (!read_options(argc, argv, &every_plan)) return 1;
+  const double ceiling = copy_ceiling();
+  std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
+  for (const Shape& shape : kShapes) {
+    for (const bool has_mask : {true, false}) run(shape, GaeKind::kGae, has_mask, ceiling, every_plan);
+    run(shape, GaeKind::kDiscountedReturns, true, ceiling, every_plan);
+    run(shape, GaeKind::kVtrace, true, ceiling, every_plan);
+  }
+}

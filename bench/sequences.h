@@ -1,0 +1,54 @@
+// Padded batches of sequences on a GPU for the microbenchmarks of operators over them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bench/buffers.h"
+#include "bench/gpu_timer.h"
+#include "cuda/common/sequence_warps.h"
+#include "rlk/sequences.h"
+
+namespace rlk::bench {
+
+struct Shape {
+  std::int64_t sequences, tokens;
+};
+// Decode batches, a training batch of long answers, one of short ones, one packed batch's worth of a single row.
+constexpr Shape kShapes[] = {{8, 8192}, {64, 8192}, {512, 8192}, {4096, 8192}, {16384, 512}, {1, 262144}};
+
+// Calls rotate among so many buffers that they find nothing in the L2.
+inline int buffers_for(std::size_t bytes_of_call) {
+  return static_cast<int>(std::clamp<std::size_t>((std::size_t{512} << 20) / bytes_of_call, 1, 64));
+}
+
+inline void report(const char* what, const Shape& s, int warps, bool chosen, double us, double moved, double ceiling) {
+  std::printf("%-22s [%lld, %lld]  %2d warps%s %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy\n", what,
+              static_cast<long long>(s.sequences), static_cast<long long>(s.tokens), warps, chosen ? ", chosen" : "",
+              us, moved / 1e6, moved / us / 1e6, 100 * moved / (us * 1e-6) / ceiling);
+  std::fflush(stdout);
+}
+
+// Of the command line: --plans runs every number of warps. False: a wrong one, or no GPU.
+inline bool read_options(int argc, char** argv, bool* every_plan) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--plans") != 0) {
+      std::fprintf(stderr, "usage: %s [--plans]\n", argv[0]);
+      return false;
+    }
+    *every_plan = true;
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
+    std::fprintf(stderr, "no device of compute capability 9.0\n");
+    return false;
+  }
+  return true;
+}
+
+}  // namespace rlk::bench

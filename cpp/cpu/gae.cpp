@@ -1,0 +1,46 @@
+// CPU backend of gae: sequences are spread over threads.
+#include "gae.h"
+
+#include <algorithm>
+
+#include "float_environment.h"
+#include "gae_lanes.h"
+#include "isa.h"
+#include "rlk/kernels/gae_check.h"
+#include "rows.h"
+#include "sequences.h"
+#include "thread_pool.h"
+
+namespace rlk::cpu {
+namespace {
+
+const GaeLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::gae_lanes;
+    case Isa::kAvx2:
+      return avx2::gae_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::gae_lanes;
+}
+
+}  // namespace
+
+void gae(const GaeParams& p) {
+  check_gae(p);
+  const Sequences& q = p.sequences;
+  check_offsets(q.cu_seqlens, q.cu_dtype, q.num_sequences, q.num_tokens, "cu_seqlens", "the number of tokens");
+  if (q.num_sequences == 0 || q.num_tokens == 0) return;
+  const GaeLanes& loops = lanes();
+  const std::int64_t length = q.cu_seqlens == nullptr ? q.num_tokens : q.num_tokens / q.num_sequences;
+  parallel_for(q.num_sequences, rows_of_a_task(length), [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t s = begin; s < end; ++s) loops.scan_sequence(p, s);
+  });
+}
+
+}  // namespace rlk::cpu

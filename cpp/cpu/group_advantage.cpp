@@ -1,0 +1,125 @@
+// CPU backend of group_advantage: groups are spread over threads.
+#include "group_advantage.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "chunk_sum.h"
+#include "float_environment.h"
+#include "rlk/kernels/group_advantage_check.h"
+#include "rlk/kernels/group_advantage_row.h"
+#include "rows.h"
+#include "sequences.h"
+#include "thread_pool.h"
+
+namespace rlk::cpu {
+namespace {
+
+// The sequences of all groups, one group after another, and where each begins.
+struct Groups {
+  std::vector<std::int64_t> members;  // empty: sequence i itself
+  std::vector<std::int64_t> starts;
+
+  explicit Groups(const GroupAdvantageParams& p) : starts{0} {
+    const auto index = [&](const void* from, std::int64_t i) { return load_index(from, p.index_dtype, i); };
+    if (p.group_ids != nullptr) {
+      members.resize(static_cast<std::size_t>(p.num_sequences));
+      std::iota(members.begin(), members.end(), std::int64_t{0});
+      std::stable_sort(members.begin(), members.end(),
+                       [&](std::int64_t a, std::int64_t b) { return index(p.group_ids, a) < index(p.group_ids, b); });
+      for (std::size_t i = 1; i < members.size(); ++i) {
+        if (index(p.group_ids, members[i]) != index(p.group_ids, members[i - 1])) {
+          starts.push_back(static_cast<std::int64_t>(i));
+        }
+      }
+      starts.push_back(p.num_sequences);
+    } else if (p.group_offsets != nullptr) {
+      check_offsets(p.group_offsets, p.index_dtype, p.num_groups, p.num_sequences, "group_offsets",
+                    "the number of sequences");
+      for (std::int64_t i = 1; i <= p.num_groups; ++i) starts.push_back(index(p.group_offsets, i));
+    } else {
+      for (std::int64_t i = p.group_size; i <= p.num_sequences; i += p.group_size) starts.push_back(i);
+    }
+  }
+  std::int64_t count() const { return static_cast<std::int64_t>(starts.size()) - 1; }
+};
+
+// Of `num` members, of which `index` gives the sequence.
+template <class Index>
+GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, const Index& index,
+                              std::int32_t* nonzero) {
+  const auto reward = [&](std::int64_t m) { return p.rewards[index(m) * p.reward_stride]; };
+  const auto counts = [&](std::int64_t m) { return !p.exclude_nan || !is_nan(reward(m)); };
+  std::int32_t n = 0, nans = 0;
+  Extremes extremes = no_extremes();
+  for (std::int64_t m = 0; m < num; ++m) {
+    const float s = reward(m);
+    if (!counts(m)) continue;
+    ++n;
+    *nonzero += s != 0.0f ? 1 : 0;
+    if (is_nan(s)) {
+      ++nans;
+    } else {
+      extremes.add({s, -infinity(), s, static_cast<std::int32_t>(m)});
+    }
+  }
+  GroupStatistics g;
+  if (!begin_statistics(p.alone, n, nans > 0, extremes, &g)) return g;
+  const auto sum = [&](const auto& f) {
+    return chunk_sum(num, [&](std::int64_t m) { return counts(m) ? f(m) : 0.0f; });
+  };
+  g.mean = div_rn(sum(reward), float_of_count(n));
+  g.std = std_of(sum([&](std::int64_t m) { return deviation_squared(reward(m), g.mean); }), n);
+  g.baseline = g.mean;
+  if (p.baseline_kind == GroupBaseline::kLengthMean) {
+    const float lengths = sum([&](std::int64_t m) { return length_of(p, index(m)); });
+    const float weighted = sum([&](std::int64_t m) { return mul_rn(length_of(p, index(m)), reward(m)); });
+    g.baseline = lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
+  }
+  return g;
+}
+
+BatchStatistics batch_of(const GroupAdvantageParams& p) {
+  BatchStatistics batch;
+  if (!reads_batch(p)) return batch;
+  GroupAdvantageParams of_means = p;
+  of_means.baseline_kind = GroupBaseline::kMean;
+  std::int32_t nonzero = 0;
+  const GroupStatistics g = statistics_of(
+      of_means, p.num_sequences, [](std::int64_t i) { return i; }, &nonzero);
+  batch.std = g.std;
+  batch.alpha = div_rn(float_of_count(g.n), float_of_count(std::max(nonzero, 1)));
+  return batch;
+}
+
+}  // namespace
+
+void group_advantage(const GroupAdvantageParams& p) {
+  check_group_advantage(p);
+  if (p.num_sequences == 0) return;
+  const Groups groups(p);
+  BatchStatistics batch;
+  {
+    const FloatEnvironment environment;
+    batch = batch_of(p);
+  }
+  const std::int64_t size = p.num_sequences / std::max<std::int64_t>(groups.count(), 1);
+  parallel_for(groups.count(), rows_of_a_task(4 * size), [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = groups.starts[static_cast<std::size_t>(i)];
+      const std::int64_t num = groups.starts[static_cast<std::size_t>(i) + 1] - first;
+      const auto index = [&](std::int64_t m) {
+        return groups.members.empty() ? first + m : groups.members[static_cast<std::size_t>(first + m)];
+      };
+      std::int32_t nonzero = 0;
+      const GroupStatistics g = statistics_of(p, num, index, &nonzero);
+      const MemberScale scale(p, g, batch);
+      for (std::int64_t m = 0; m < num; ++m)
+        write_member(p, g, scale, batch.alpha, static_cast<std::int32_t>(m), index(m));
+    }
+  });
+}
+
+}  // namespace rlk::cpu

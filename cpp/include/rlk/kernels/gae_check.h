@@ -1,0 +1,21 @@
+// What of a gae call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+#pragma once
+
+#include "rlk/kernels/sequences_check.h"
+#include "rlk/ops/gae.h"
+
+namespace rlk {
+
+inline void check_gae(const GaeParams& p) {
+  check_sequences(p.sequences, p.mask);
+  if (p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0) return;
+  RLK_CHECK(p.rewards.data != nullptr && p.returns.data != nullptr, "gae: rewards and returns are given");
+  if (p.kind != GaeKind::kDiscountedReturns) {
+    RLK_CHECK(p.values.data != nullptr && p.advantages.data != nullptr, "gae: values and advantages are given");
+  }
+  if (p.kind == GaeKind::kVtrace) {
+    RLK_CHECK(p.logprob.data != nullptr && p.rollout_logprob.data != nullptr, "vtrace: log-probabilities are given");
+  }
+}
+
+}  // namespace rlk

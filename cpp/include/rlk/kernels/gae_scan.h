@@ -1,0 +1,47 @@
+// The formulas of ops/gae.h, shared by all backends.
+#pragma once
+
+#include "rlk/math/exp.h"
+#include "rlk/math/ieee.h"
+#include "rlk/ops/gae.h"
+
+namespace rlk {
+
+// x behind a token to x at it: x becomes advance(c, x, d).
+struct ScanStep {
+  float c, d;
+};
+RLK_HD float scan_advance(const ScanStep& s, float x) { return select(s.c == 0.0f, s.d, fma_rn(s.c, x, s.d)); }
+RLK_HD ScanStep scan_compose(const ScanStep& one, const ScanStep& two) {
+  const bool cut = one.c == 0.0f;
+  return {select(cut, 0.0f, mul_rn(one.c, two.c)), select(cut, one.d, fma_rn(one.c, two.d, one.d))};
+}
+
+// What of a call is the same for all tokens.
+struct GaeConstants {
+  float gamma, decay, rho_bar, c_bar;
+  explicit RLK_HD GaeConstants(const GaeParams& p)
+      : gamma(p.gamma), decay(mul_rn(p.gamma, p.lam)), rho_bar(p.rho_bar), c_bar(p.c_bar) {}
+};
+
+RLK_HD float min_or_nan(float x, float bound) { return select(x > bound, bound, x); }
+
+// A token that counts. `log_ratio` and `rho` are vtrace's.
+template <GaeKind kKind>
+RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float next, float log_ratio, float* rho) {
+  if constexpr (kKind == GaeKind::kDiscountedReturns) return {k.gamma, reward};
+  const float delta = sub_rn(fma_rn(k.gamma, next, reward), value);
+  if constexpr (kKind == GaeKind::kGae) return {k.decay, delta};
+  const float ratio = exp(log_ratio);
+  *rho = min_or_nan(ratio, k.rho_bar);
+  return {mul_rn(k.decay, min_or_nan(ratio, k.c_bar)), mul_rn(*rho, delta)};
+}
+
+// vtrace's advantage of a token that counts, from x behind it.
+RLK_HD float vtrace_advantage(const GaeConstants& k, float reward, float value, float next, float x, float rho) {
+  return mul_rn(rho, sub_rn(fma_rn(k.gamma, add_rn(next, x), reward), value));
+}
+
+RLK_HD float canonical(float x) { return select(is_nan(x), canonical_nan(), x); }
+
+}  // namespace rlk

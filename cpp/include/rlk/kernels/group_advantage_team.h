@@ -1,0 +1,205 @@
+// group_advantage by teams of 32 lanes and blocks of teams as team_sum.h has them, shared by CUDA and HIP.
+#pragma once
+
+#include "rlk/kernels/group_advantage_check.h"
+#include "rlk/kernels/group_advantage_row.h"
+#include "rlk/kernels/team_sum.h"
+
+namespace rlk {
+
+// What of the members needs no order.
+struct MemberCounts {
+  Extremes extremes = no_extremes();
+  std::int32_t n = 0, nans = 0, nonzero = 0;
+
+  RLK_HD void add(const MemberCounts& o) {
+    extremes.add(o.extremes);
+    n += o.n;
+    nans += o.nans;
+    nonzero += o.nonzero;
+  }
+};
+RLK_HD MemberCounts counts_of(const GroupAdvantageParams& p, float s, std::int64_t member) {
+  MemberCounts c;
+  const bool nan = is_nan(s);
+  if (nan && p.exclude_nan) return c;
+  c.n = 1;
+  c.nans = nan ? 1 : 0;
+  c.nonzero = s != 0.0f ? 1 : 0;
+  if (!nan) c.extremes = {s, -infinity(), s, static_cast<std::int32_t>(member)};
+  return c;
+}
+
+template <class Team>
+RLK_DEVICE MemberCounts all_of_team(const Team& team, MemberCounts c) {
+#pragma unroll
+  for (int h = 1; h < kTeamLanes; h *= 2) {
+    MemberCounts o;
+    o.extremes.largest = team.shuffle_xor(c.extremes.largest, h);
+    o.extremes.second = team.shuffle_xor(c.extremes.second, h);
+    o.extremes.least = team.shuffle_xor(c.extremes.least, h);
+    o.extremes.best = team.shuffle_xor(c.extremes.best, h);
+    o.n = team.shuffle_xor(c.n, h);
+    o.nans = team.shuffle_xor(c.nans, h);
+    o.nonzero = team.shuffle_xor(c.nonzero, h);
+    c.add(o);
+  }
+  return c;
+}
+
+RLK_DEVICE float counted_or_zero(const GroupAdvantageParams& p, float s, float x) {
+  return p.exclude_nan && is_nan(s) ? 0.0f : x;
+}
+
+RLK_DEVICE BatchStatistics batch_of_workspace(const GroupAdvantageParams& p) {
+  return reads_batch(p) ? *static_cast<const BatchStatistics*>(p.workspace) : BatchStatistics();
+}
+
+// A group of `num` members; index(member) is its sequence.
+template <class Team, class Index>
+RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams& p, std::int32_t num,
+                                    const Index& index) {
+  const auto reward = [&](std::int32_t member) { return p.rewards[index(member) * p.reward_stride]; };
+  const auto sum = [&](const auto& f) { return sum_of_team(team, num, f); };
+  MemberCounts c;
+#pragma unroll 1
+  for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
+    c.add(counts_of(p, reward(member), member));
+  }
+  c = all_of_team(team, c);
+  GroupStatistics g;
+  if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
+    const float total = sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), reward(m)); });
+    const float mean = div_rn(total, float_of_count(g.n));
+    const float squares =
+        sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), deviation_squared(reward(m), mean)); });
+    g.std = std_of(squares, g.n);
+    g.baseline = g.mean = mean;
+    if (p.baseline_kind == GroupBaseline::kLengthMean) {
+      const float lengths = sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), length_of(p, index(m))); });
+      const float weighted =
+          sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), mul_rn(length_of(p, index(m)), reward(m))); });
+      g.baseline = lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
+    }
+  }
+  if (!team.writes()) return;
+  const BatchStatistics batch = batch_of_workspace(p);
+  const MemberScale scale(p, g, batch);
+#pragma unroll 1
+  for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
+    write_member(p, g, scale, batch.alpha, member, index(member));
+  }
+}
+
+// The batch, by a block of teams, whose lanes share a MemberCounts for each team, too: counts().
+template <class Block>
+RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantageParams& p, BatchStatistics* to) {
+  const auto& team = block.team();
+  const std::int32_t num = static_cast<std::int32_t>(p.num_sequences);
+  const auto reward = [&](std::int32_t i) { return p.rewards[i * p.reward_stride]; };
+  const auto sum = [&](const auto& f) { return sum_of_block(block, num, f); };
+  MemberCounts c;
+  for (std::int32_t i = block.number() * kTeamLanes + team.lane(); i < num; i += block.teams() * kTeamLanes) {
+    c.add(counts_of(p, reward(i), i));
+  }
+  c = all_of_team(team, c);
+  if (team.lane() == 0) block.counts()[block.number()] = c;
+  block.barrier();
+  c = MemberCounts();
+#pragma unroll 1
+  for (int t = 0; t < block.teams(); ++t) c.add(block.counts()[t]);
+  GroupStatistics g;
+  if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
+    const float total = sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), reward(i)); });
+    g.mean = div_rn(total, float_of_count(g.n));
+    const float squares =
+        sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), deviation_squared(reward(i), g.mean)); });
+    g.std = std_of(squares, g.n);
+  }
+  if (team.lane() != 0 || block.number() != 0 || !team.writes()) return;
+  *to = {g.std, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1))};
+}
+
+// Members of groups that ids give, in memory: of sequence i the first of its group, its place in it, how many there are;
+// groups one after another, each where `first` of its first member says.
+struct MemberOrder {
+  std::int32_t *head, *place, *count, *first, *order;  // [num_sequences] each
+  RLK_HD MemberOrder(void* workspace, std::int64_t num)
+      : head(static_cast<std::int32_t*>(workspace)),
+        place(head + num),
+        count(place + num),
+        first(count + num),
+        order(first + num) {}
+};
+constexpr std::int64_t kBatchStatisticsBytes = 8;
+RLK_HD void* order_memory(const GroupAdvantageParams& p) {
+  return static_cast<unsigned char*>(p.workspace) + kBatchStatisticsBytes;
+}
+inline std::int64_t workspace_bytes_of_teams(const GroupAdvantageParams& p) {
+  if (p.group_ids != nullptr) return kBatchStatisticsBytes + p.num_sequences * 5 * 4;
+  return reads_batch(p) ? kBatchStatisticsBytes : 0;
+}
+
+template <class Team>
+RLK_DEVICE void find_group(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
+  const std::int64_t num = p.num_sequences, id = load_index(p.group_ids, p.index_dtype, i);
+  std::int32_t head = 0x7fffffff, before = 0, count = 0;
+  for (std::int64_t j = team.lane(); j < num; j += kTeamLanes) {
+    if (load_index(p.group_ids, p.index_dtype, j) != id) continue;
+    if (j < head) head = static_cast<std::int32_t>(j);
+    if (j < i) ++before;
+    ++count;
+  }
+#pragma unroll
+  for (int h = 1; h < kTeamLanes; h *= 2) {
+    const std::int32_t other = team.shuffle_xor(head, h);
+    head = other < head ? other : head;
+    before += team.shuffle_xor(before, h);
+    count += team.shuffle_xor(count, h);
+  }
+  if (team.lane() != 0 || !team.writes()) return;
+  const MemberOrder o(order_memory(p), num);
+  o.head[i] = head;
+  o.place[i] = before;
+  o.count[i] = count;
+}
+
+// After all find_group.
+template <class Team>
+RLK_DEVICE void place_member(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
+  const MemberOrder o(order_memory(p), p.num_sequences);
+  const std::int32_t head = o.head[i];
+  std::int32_t before = 0;
+  for (std::int64_t j = team.lane(); j < p.num_sequences; j += kTeamLanes) before += o.head[j] < head ? 1 : 0;
+#pragma unroll
+  for (int h = 1; h < kTeamLanes; h *= 2) before += team.shuffle_xor(before, h);
+  if (team.lane() != 0 || !team.writes()) return;
+  o.first[i] = before;
+  o.order[before + o.place[i]] = static_cast<std::int32_t>(i);
+}
+
+// Group `i` of offsets or of a size.
+template <class Team>
+RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
+  OffsetRange r = {i * p.group_size, (i + 1) * p.group_size};
+  if (p.group_offsets != nullptr) r = range_of(p.group_offsets, p.index_dtype, i, p.num_sequences);
+  const auto begin = static_cast<std::int32_t>(r.begin);
+  advantages_of_group(team, p, static_cast<std::int32_t>(r.end) - begin,
+                      [=](std::int32_t m) { return std::int64_t{begin + m}; });
+}
+
+// The group of sequence `i`, whose first member's team does the work.
+template <class Team>
+RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
+  const MemberOrder o(order_memory(p), p.num_sequences);
+  if (o.place[i] != 0) return;
+  const std::int32_t begin = o.first[i];
+  advantages_of_group(team, p, o.count[i], [&](std::int32_t m) { return std::int64_t{o.order[begin + m]}; });
+}
+inline std::int64_t num_groups_of_teams(const GroupAdvantageParams& p) {
+  return p.group_ids != nullptr       ? p.num_sequences
+         : p.group_offsets != nullptr ? p.num_groups
+                                      : p.num_sequences / p.group_size;
+}
+
+}  // namespace rlk

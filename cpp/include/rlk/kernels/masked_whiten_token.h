@@ -1,0 +1,60 @@
+// The formulas of ops/masked_whiten.h behind the sums, and the memory between the passes, shared by all backends.
+#pragma once
+
+#include "rlk/kernels/sequences_check.h"
+#include "rlk/math/ieee.h"
+#include "rlk/ops/masked_whiten.h"
+
+namespace rlk {
+
+struct WhitenStatistics {
+  std::int64_t n = 0;
+  float mean = 0.0f, var = 0.0f, rstd = 0.0f;
+  std::int32_t constant = 0;
+};
+
+inline void check_masked_whiten(const MaskedWhitenParams& p) {
+  check_sequences(p.sequences, p.mask);
+  if (p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0) return;
+  RLK_CHECK(p.x.data != nullptr && p.y.data != nullptr, "masked_whiten: x and y are given");
+}
+
+// From the sum of all that count, the least and the largest, NaN left out.
+RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, float largest) {
+  WhitenStatistics s;
+  s.n = n;
+  s.constant = n > 0 && least == largest && !is_nan(sum) ? 1 : 0;
+  if (n > 0) s.mean = s.constant ? add_rn(largest, 0.0f) : div_rn(sum, static_cast<float>(n));
+  return s;
+}
+RLK_HD float whiten_deviation(const WhitenStatistics& s, float x) { return s.constant ? 0.0f : sub_rn(x, s.mean); }
+RLK_HD void whiten_variance(const MaskedWhitenParams& p, float sum_of_squares, WhitenStatistics* s) {
+  const std::int64_t divisor = p.unbiased ? s->n - 1 : s->n;
+  s->var = s->constant || s->n == 0 ? 0.0f : div_rn(sum_of_squares, static_cast<float>(divisor));
+  s->rstd = div_rn(1.0f, sqrt_rn(add_rn(s->var, p.eps)));
+  if (p.mean != nullptr) *p.mean = select(is_nan(s->mean), canonical_nan(), s->mean);
+  if (p.var != nullptr) *p.var = select(is_nan(s->var), canonical_nan(), s->var);
+}
+RLK_HD float whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, float x) {
+  float y = mul_rn(whiten_deviation(s, x), s.rstd);
+  if (!p.shift_mean) y = add_rn(y, s.mean);
+  return select(is_nan(y), canonical_nan(), y);
+}
+
+// On a GPU: the statistics, and of each sequence how many tokens count, their sum, the least and the largest.
+struct WhitenMemory {
+  WhitenStatistics* statistics;
+  std::int64_t* counts;
+  float *sums, *least, *largest;
+  RLK_HD explicit WhitenMemory(const MaskedWhitenParams& p)
+      : statistics(static_cast<WhitenStatistics*>(p.workspace)),
+        counts(reinterpret_cast<std::int64_t*>(statistics + 1)),
+        sums(reinterpret_cast<float*>(counts + p.sequences.num_sequences)),
+        least(sums + p.sequences.num_sequences),
+        largest(least + p.sequences.num_sequences) {}
+};
+inline std::int64_t whiten_workspace_bytes(const MaskedWhitenParams& p) {
+  return static_cast<std::int64_t>(sizeof(WhitenStatistics)) + p.sequences.num_sequences * (8 + 3 * 4);
+}
+
+}  // namespace rlk

@@ -1,0 +1,79 @@
+// THE CONTRACT of group_advantage: one advantage a sequence from its reward and those of its group. Rules are those of
+// docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+//
+// A group's members are its sequences, ascending by index. A member counts, or, with exclude_nan and a NaN for its reward,
+// is excluded: then it is a +0 in every sum, and n does not count it.
+//   sum(f) : over the members in order, excluded ones too, in chunks of 128: of a chunk a perfect binary tree over the index,
+//            missing ones +0; chunks are added ascending, from +0
+//   mean   = fl(sum(s) / n);  std = sqrt(fl(sum(fl(d * d)) / (n - 1))), d = fl(s - mean): two passes
+//   A group is constant where n >= 2 and all rewards that count are equal: mean is that reward, -0 taken for +0, and std +0,
+//   which the sums would miss by their rounding.
+//   Alone (n = 1): by `alone` kScore: mean +0, std 1; or kZero: mean is the reward, std +0. n = 0: mean +0, std +0.
+//   batch  : the same of all sequences as one group; n_b of them count
+// Of a member that counts, reward s:
+//   b = mean;  or kLengthMean: fl(sum(fl(length * s)) / sum(length)), +0 where that sum is 0, s in a constant group, mean of
+//       one that is alone;  or kGiven: baseline[sequence];  or kNone: +0
+//   x = fl(s - b)
+//   leave_one_out, n >= 2 : x = fl(fl(n / (n - 1)) * x)
+//   best_only             : x = fl(first largest reward - second largest) for the first member with the largest, else +0;
+//                           -0 taken for +0
+//   scale kGroup, kBatch  : x = fl(x / fl(std + eps)), of the group or of the batch
+//   by_nonzero            : x = fl(fl(fl(n_b / max(number of rewards that are not 0, 1)) * x) / f_norm)
+//   advantage = x; but +0 of an excluded member, and, unless b is kGiven or kNone, in a constant group, in one that is alone
+//   with kZero, and with best_only in one that is alone.
+// mean of the outputs is b, std that of the group, or with scale kBatch of the batch.
+// A NaN that counts makes the advantages of its group NaN, and of the batch where that scales. NaN outputs are canonical.
+// An advantage has the same bits wherever its group stands in the batch and on every backend, but for scale kBatch and
+// by_nonzero, which read the batch.
+// Groups are given by offsets, by one size, or by ids: sequences of equal ids are a group, in any order; on a GPU ids cost a
+// time quadratic in num_sequences. The CPU throws InvalidArgument for offsets out of order before it writes anything; a GPU
+// takes them as sequences.h says of cu_seqlens.
+// Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+constexpr int kSumChunk = 128;
+
+enum class GroupBaseline : std::uint8_t { kNone, kMean, kLengthMean, kGiven };
+enum class GroupScale : std::uint8_t { kNone, kGroup, kBatch };
+enum class GroupAlone : std::uint8_t { kScore, kZero };
+
+// Bits of status.
+constexpr std::int32_t kGroupConstant = 1;
+constexpr std::int32_t kGroupAlone = 2;
+constexpr std::int32_t kSequenceExcluded = 4;
+constexpr std::int32_t kAdvantageNotFinite = 8;
+
+struct GroupAdvantageParams {
+  const float* rewards = nullptr;       // [num_sequences]
+  const void* group_offsets = nullptr;  // [num_groups + 1], index_dtype, or null
+  const void* group_ids = nullptr;      // [num_sequences], index_dtype, or null
+  std::int64_t group_size = 0;          // without offsets and ids: divides num_sequences
+  const void* lengths = nullptr;        // [num_sequences], length_dtype; of kLengthMean
+  const float* baseline = nullptr;      // [num_sequences]; of kGiven
+  float* advantage = nullptr;           // [num_sequences]
+  float* mean = nullptr;                // [num_sequences], or null: not wanted
+  float* std = nullptr;                 // [num_sequences], or null: not wanted
+  std::int32_t* status = nullptr;       // [num_sequences], or null: not wanted
+  std::int64_t reward_stride = 1, length_stride = 1, baseline_stride = 1;  // elements
+  std::int64_t num_sequences = 0, num_groups = 0;                          // num_groups: of offsets
+  DType index_dtype = DType::kInt64;                                       // kInt32, kInt64
+  DType length_dtype = DType::kInt64;                                      // kInt32, kInt64, kFloat32
+  GroupBaseline baseline_kind = GroupBaseline::kMean;
+  GroupScale scale = GroupScale::kGroup;
+  GroupAlone alone = GroupAlone::kScore;
+  bool leave_one_out = false, best_only = false, by_nonzero = false, exclude_nan = false;
+  float eps = 1e-6f;          // >= 0
+  float f_norm = 1.0f;        // not 0
+  void* workspace = nullptr;  // group_advantage_workspace_bytes(...), 8-byte aligned
+};
+void require_group_advantage_backend(Device device);  // throws Unsupported where this build has none for the device
+std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p, Device device);
+void group_advantage(const GroupAdvantageParams& p, Device device, Stream stream);
+
+}  // namespace rlk

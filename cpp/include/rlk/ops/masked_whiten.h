@@ -1,0 +1,42 @@
+// THE CONTRACT of masked_whiten: tokens that count to mean 0 and variance 1, over all sequences of a batch. Rules are those of
+// docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+//
+//   sum(f) : of a sequence over its tokens in chunks of 128 by position: of a chunk a perfect binary tree over the position,
+//            +0 for tokens that do not count or are missing; chunks are added ascending, from +0. Then of the batch: the sums
+//            of its sequences in the same way by their index.
+//   n      = tokens that count;  mean = fl(sum(x) / n)
+//   var    = fl(sum(fl(d * d)) / (n - 1)), d = fl(x - mean): two passes; without `unbiased` / n
+//   rstd   = fl(1 / fl(sqrt(fl(var + eps))))
+//   y      = fl(d * rstd), or, without shift_mean, fl(fl(d * rstd) + mean); +0 where a token does not count
+// Where all tokens that count are equal, one alone too, mean is what they are, -0 taken for +0, and var and every d are +0.
+// n = 0: mean and var are +0.
+// What tokens that do not count hold is never looked at. A row's trailing padding changes no bit, and packed is padded; the
+// same bits at any stride and on every backend. A NaN that counts makes all that count NaN. NaN outputs are canonical.
+// Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore. The CPU throws InvalidArgument for
+// cu_seqlens out of order before it writes anything.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/sequences.h"
+
+namespace rlk {
+
+struct MaskedWhitenParams {
+  Sequences sequences;
+  TokenArray<const float> x;
+  TokenMask mask;
+  TokenArray<float> y;    // memory apart from x and the mask
+  float* mean = nullptr;  // [], or null: not wanted
+  float* var = nullptr;   // [], or null: not wanted
+  float eps = 1e-8f;      // > 0
+  bool shift_mean = true;
+  bool unbiased = true;
+  void* workspace = nullptr;  // masked_whiten_workspace_bytes(...), 8-byte aligned
+};
+void require_masked_whiten_backend(Device device);  // throws Unsupported where this build has none for the device
+std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p, Device device);
+void masked_whiten(const MaskedWhitenParams& p, Device device, Stream stream);
+
+}  // namespace rlk

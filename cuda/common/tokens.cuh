@@ -1,0 +1,126 @@
+// Four neighbouring tokens of a sequence, a lane's share of a chunk, to and from memory; their mask.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/sequences.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kLaneTokens = 4;
+
+// Four neighbouring tokens of an array of fp32.
+struct FourTokens {
+  float v[kLaneTokens];
+};
+
+// Past L1 where vectors are read, which come once.
+__device__ __forceinline__ FourTokens load_tokens(const float* from, int count, bool vectors) {
+  FourTokens q = {};
+  if (vectors && count == kLaneTokens) {
+    const float4 v = __ldcs(reinterpret_cast<const float4*>(from));
+    q.v[0] = v.x;
+    q.v[1] = v.y;
+    q.v[2] = v.z;
+    q.v[3] = v.w;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kLaneTokens; ++j) {
+      if (j < count) q.v[j] = from[j];
+    }
+  }
+  return q;
+}
+__device__ __forceinline__ void store_tokens(float* to, int count, bool vectors, const FourTokens& q) {
+  if (vectors && count == kLaneTokens) {
+    __stcs(reinterpret_cast<float4*>(to), make_float4(q.v[0], q.v[1], q.v[2], q.v[3]));
+  } else {
+#pragma unroll
+    for (int j = 0; j < kLaneTokens; ++j) {
+      if (j < count) to[j] = q.v[j];
+    }
+  }
+}
+
+// The masks of four tokens as they were loaded: the words are looked at where they are needed.
+struct TokenMasks {
+  uint32_t low[kLaneTokens], high[kLaneTokens];
+
+  // A bit for each token that counts, of the first `count`.
+  __device__ __forceinline__ unsigned bits(DType t, int count) const {
+    unsigned found = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneTokens; ++j) {
+      const uint32_t word = t == DType::kFloat32 ? low[j] << 1 : low[j] | high[j];  // of fp32 both zeros
+      found |= (word != 0 ? 1u : 0u) << j;
+    }
+    return count >= kLaneTokens ? found : found & ((1u << max(count, 0)) - 1);
+  }
+};
+
+__device__ __forceinline__ TokenMasks load_mask(const TokenMask& mask, std::int64_t at, int count, bool vectors) {
+  TokenMasks q;
+#pragma unroll
+  for (int j = 0; j < kLaneTokens; ++j) {
+    q.low[j] = mask.data == nullptr ? 1 << 1 : 0;
+    q.high[j] = 0;
+  }
+  if (mask.data == nullptr) return q;
+  if (mask.dtype == DType::kBool) {
+    const uint8_t* from = static_cast<const uint8_t*>(mask.data) + at;
+    if (vectors && count == kLaneTokens) {
+      const uint32_t v = __ldcs(reinterpret_cast<const unsigned*>(from));
+#pragma unroll
+      for (int j = 0; j < kLaneTokens; ++j) q.low[j] = v & (0xffu << (8 * j));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kLaneTokens; ++j) q.low[j] = j < count ? from[j] : 0;
+    }
+  } else if (mask.dtype == DType::kInt64) {
+    const int2* from = reinterpret_cast<const int2*>(static_cast<const std::int64_t*>(mask.data) + at);
+    if (vectors && count == kLaneTokens) {
+#pragma unroll
+      for (int i = 0; i < kLaneTokens / 2; ++i) {
+        const int4 v = __ldcs(reinterpret_cast<const int4*>(from) + i);
+        q.low[2 * i] = v.x;
+        q.high[2 * i] = v.y;
+        q.low[2 * i + 1] = v.z;
+        q.high[2 * i + 1] = v.w;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kLaneTokens; ++j) {
+        if (j < count) {
+          const int2 v = from[j];
+          q.low[j] = v.x;
+          q.high[j] = v.y;
+        }
+      }
+    }
+  } else {
+    const int* from = static_cast<const int*>(mask.data) + at;
+    if (vectors && count == kLaneTokens) {
+      const int4 v = __ldcs(reinterpret_cast<const int4*>(from));
+      q.low[0] = v.x;
+      q.low[1] = v.y;
+      q.low[2] = v.z;
+      q.low[3] = v.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kLaneTokens; ++j) q.low[j] = j < count ? from[j] : 0;
+    }
+  }
+  return q;
+}
+
+// Whether four tokens of a sequence are a vector of the mask.
+__device__ __forceinline__ bool mask_has_vectors(const TokenMask& mask, const SequenceSpan& span) {
+  const int bytes = size_of(mask.dtype), most = bytes == 1 ? 4 : 16;
+  const auto at =
+      reinterpret_cast<std::uintptr_t>(mask.data) + static_cast<std::uintptr_t>(span.offset(mask.row_stride) * bytes);
+  return mask.data == nullptr || at % most == 0;
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,21 @@
+// CUDA backend of group_advantage: what would corrupt memory, which architecture's kernels run.
+#include "group_advantage.h"
+
+#include "kernels.h"
+#include "rlk/kernels/group_advantage_team.h"
+
+namespace rlk::cuda {
+
+std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p) { return workspace_bytes_of_teams(p); }
+
+void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
+  check_group_advantage(p);
+  if (p.num_sequences == 0) return;
+  RLK_CHECK(workspace_bytes_of_teams(p) == 0 || p.workspace != nullptr, "group_advantage: no workspace");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("group_advantage: built for compute capability 8.0 and later");
+  capability == 90 ? group_advantage_sm90(p, to_stream(stream)) : group_advantage_sm80(p, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

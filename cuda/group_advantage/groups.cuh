@@ -1,0 +1,62 @@
+// group_advantage: a warp has a group; one block has the batch where its statistics are read; of ids two passes find the
+// members of each group first. Bound by launches and latency: a batch has some thousand rewards.
+// One body for every architecture; each gets its own machine code.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/team.cuh"
+#include "kernels.h"
+#include "rlk/kernels/group_advantage_team.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kGroupThreads = 128;
+constexpr int kBatchThreads = 512;
+
+struct GroupBlock : WarpBlock {
+  MemberCounts* shared_counts;
+  __device__ __forceinline__ MemberCounts* counts() const { return shared_counts; }
+};
+
+// Of this warp: a group, or a sequence.
+__device__ __forceinline__ std::int64_t warp_of_grid() {
+  return std::int64_t{blockIdx.x} * (kGroupThreads / 32) + threadIdx.x / 32;
+}
+
+__global__ void __launch_bounds__(kGroupThreads) find_groups_kernel(const __grid_constant__ GroupAdvantageParams p) {
+  if (warp_of_grid() < p.num_sequences) find_group(Warp(), p, warp_of_grid());
+}
+__global__ void __launch_bounds__(kGroupThreads) place_members_kernel(const __grid_constant__ GroupAdvantageParams p) {
+  if (warp_of_grid() < p.num_sequences) place_member(Warp(), p, warp_of_grid());
+}
+__global__ void __launch_bounds__(kBatchThreads) batch_kernel(const __grid_constant__ GroupAdvantageParams p) {
+  __shared__ float sums[kBatchThreads / 32];
+  __shared__ __align__(8) unsigned char counts[sizeof(MemberCounts) * kBatchThreads / 32];
+  const GroupBlock block = {{Warp(), sums}, reinterpret_cast<MemberCounts*>(counts)};
+  statistics_of_batch(block, p, static_cast<BatchStatistics*>(p.workspace));
+}
+template <bool kByIds>
+__global__ void __launch_bounds__(kGroupThreads, 8)  // without a number of blocks ptxas spills
+    groups_kernel(const __grid_constant__ GroupAdvantageParams p, std::int64_t groups) {
+  if (warp_of_grid() >= groups) return;
+  kByIds ? run_ids(Warp(), p, warp_of_grid()) : run_range(Warp(), p, warp_of_grid());
+}
+
+inline void run_group_advantage(const GroupAdvantageParams& p, cudaStream_t stream) {
+  const auto blocks = [](std::int64_t warps) {
+    return static_cast<unsigned>((warps + kGroupThreads / 32 - 1) / (kGroupThreads / 32));
+  };
+  if (p.group_ids != nullptr) {
+    find_groups_kernel<<<blocks(p.num_sequences), kGroupThreads, 0, stream>>>(p);
+    place_members_kernel<<<blocks(p.num_sequences), kGroupThreads, 0, stream>>>(p);
+  }
+  if (reads_batch(p)) batch_kernel<<<1, kBatchThreads, 0, stream>>>(p);
+  const std::int64_t groups = num_groups_of_teams(p);
+  auto* kernel = p.group_ids != nullptr ? groups_kernel<true> : groups_kernel<false>;
+  if (groups > 0) kernel<<<blocks(groups), kGroupThreads, 0, stream>>>(p, groups);
+  check(cudaGetLastError(), "launch of group_advantage");
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,12 @@
+// Host entry points of the group_advantage kernels, one per architecture. Arguments were checked in group_advantage.cpp.
+#pragma once
+
+#include "../common/launch.h"
+#include "rlk/ops/group_advantage.h"
+
+namespace rlk::cuda {
+
+void group_advantage_sm80(const GroupAdvantageParams& p, cudaStream_t stream);
+void group_advantage_sm90(const GroupAdvantageParams& p, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,23 @@
+// CUDA backend of masked_whiten: what would corrupt memory, how many warps share a sequence, which architecture's kernels run.
+#include "masked_whiten.h"
+
+#include "../common/sequence_warps.h"
+#include "kernels.h"
+#include "rlk/kernels/masked_whiten_token.h"
+
+namespace rlk::cuda {
+
+std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p) { return whiten_workspace_bytes(p); }
+
+void masked_whiten(const MaskedWhitenParams& p, int device, Stream stream) {
+  check_masked_whiten(p);
+  RLK_CHECK(p.workspace != nullptr, "masked_whiten: no workspace");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("masked_whiten: built for compute capability 8.0 and later");
+  const bool empty = p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0;
+  const int warps = empty ? 1 : choose_sequence_warps(p.sequences, multiprocessors(device));
+  capability == 90 ? masked_whiten_sm90(p, warps, to_stream(stream)) : masked_whiten_sm80(p, warps, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

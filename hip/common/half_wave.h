@@ -1,0 +1,23 @@
+// Teams of 32 lanes, two in a wave: for orders of summation over 32 virtual lanes.
+#pragma once
+
+#include "hip/common/wave.h"
+
+namespace rlk::hip {
+
+constexpr int kTeam = 32;
+
+RLK_DEVICE int team_lane() { return thread_id() % kTeam; }
+RLK_DEVICE int team_id() { return thread_id() / kTeam; }  // in the block
+
+// Of lane `lane` of the team, which may be another for each lane that asks.
+RLK_DEVICE float shuffle_team(float value, int lane RLK_HERE_PARAMETER) {
+  return shuffle_xor(value, team_lane() ^ lane RLK_HERE_ARGUMENT);
+}
+// A bit for each lane of the team.
+RLK_DEVICE std::uint32_t ballot_team(bool value RLK_HERE_PARAMETER) {
+  const std::uint64_t all = ballot(value RLK_HERE_ARGUMENT);
+  return static_cast<std::uint32_t>(team_id() % 2 == 0 ? all : all >> kTeam);
+}
+
+}  // namespace rlk::hip

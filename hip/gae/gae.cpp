@@ -1,0 +1,19 @@
+// Host side of the HIP backend of gae: what would corrupt memory, its launches.
+#include "gae.h"
+
+#include "hip/common/launch.h"
+#include "launches.h"
+#include "rlk/kernels/gae_check.h"
+
+namespace rlk::hip {
+
+void gae(const GaeParams& p, int device, Stream stream) {
+  check_gae(p);
+  if (p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0) return;
+  const char* name = p.kind == GaeKind::kGae                 ? "rlk_gae_scan"
+                     : p.kind == GaeKind::kDiscountedReturns ? "rlk_gae_discounted_returns"
+                                                             : "rlk_gae_vtrace";
+  launch_blocks(device, stream, {kGaeThreads, kGaeLdsBytes}, name, p.sequences.num_sequences, p);
+}
+
+}  // namespace rlk::hip

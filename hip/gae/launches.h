@@ -1,0 +1,13 @@
+// What the host and the kernels of gae agree on.
+#pragma once
+
+#include "rlk/ops/gae.h"
+
+namespace rlk::hip {
+
+constexpr int kGaeThreads = 256;                     // of a block, which has a sequence
+constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // of 32 lanes, each with a chunk at a time
+constexpr int kGaeLdsBytes =
+    kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles in turn, first values, whether there are any
+
+}  // namespace rlk::hip

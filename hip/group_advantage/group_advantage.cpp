@@ -1,0 +1,29 @@
+// Host side of the HIP backend of group_advantage: what would corrupt memory, its launches.
+#include "group_advantage.h"
+
+#include "hip/common/launch.h"
+#include "launches.h"
+
+namespace rlk::hip {
+
+std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p) { return workspace_bytes_of_teams(p); }
+
+void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
+  check_group_advantage(p);
+  if (p.num_sequences == 0) return;
+  RLK_CHECK(workspace_bytes_of_teams(p) == 0 || p.workspace != nullptr, "group_advantage: no workspace");
+  const auto launch = [&](const char* name, std::int64_t waves) {
+    launch_blocks(device, stream, {kGroupAdvantageThreads, 0}, name, ceil_div(waves, kGroupsOfBlock), p, waves);
+  };
+  if (p.group_ids != nullptr) {
+    launch("rlk_group_advantage_find_groups", p.num_sequences);
+    launch("rlk_group_advantage_place_members", p.num_sequences);
+  }
+  if (reads_batch(p)) {
+    launch_blocks(device, stream, {kGroupBatchThreads, kGroupBatchLdsBytes}, "rlk_group_advantage_batch", 1, p,
+                  std::int64_t{1});
+  }
+  launch(p.group_ids != nullptr ? "rlk_group_advantage_ids" : "rlk_group_advantage_ranges", num_groups_of_teams(p));
+}
+
+}  // namespace rlk::hip

@@ -1,0 +1,14 @@
+// What the host and the kernels of group_advantage agree on.
+#pragma once
+
+#include "rlk/kernels/group_advantage_team.h"
+
+namespace rlk::hip {
+
+constexpr int kGroupAdvantageThreads = 256;  // of a block: four waves, each with a group or a sequence
+constexpr int kGroupsOfBlock = kGroupAdvantageThreads / 64;
+constexpr int kGroupBatchThreads = 512;
+constexpr int kGroupBatchTeams = kGroupBatchThreads / 64;
+constexpr int kGroupBatchLdsBytes = kGroupBatchTeams * static_cast<int>(sizeof(MemberCounts) + sizeof(float));
+
+}  // namespace rlk::hip

@@ -1,0 +1,13 @@
+// What the host and the kernels of masked_whiten agree on.
+#pragma once
+
+#include "rlk/kernels/masked_whiten_token.h"
+
+namespace rlk::hip {
+
+constexpr int kWhitenThreads = 256;                // of a block, which has a sequence, or the batch
+constexpr int kWhitenTeams = kWhitenThreads / 32;  // of 32 lanes, each with a chunk at a time
+constexpr int kWhitenLdsBytes =
+    kWhitenThreads * 16;  // of each lane how many count, the least, the largest; sums of teams
+
+}  // namespace rlk::hip

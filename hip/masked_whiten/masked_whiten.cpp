@@ -1,0 +1,25 @@
+// Host side of the HIP backend of masked_whiten: what would corrupt memory, its launches.
+#include "masked_whiten.h"
+
+#include "hip/common/launch.h"
+#include "launches.h"
+
+namespace rlk::hip {
+
+std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p) { return whiten_workspace_bytes(p); }
+
+void masked_whiten(const MaskedWhitenParams& p, int device, Stream stream) {
+  check_masked_whiten(p);
+  RLK_CHECK(p.workspace != nullptr, "masked_whiten: no workspace");
+  const std::int64_t sequences = p.sequences.num_tokens == 0 ? 0 : p.sequences.num_sequences;
+  const auto launch = [&](const char* name, std::int64_t blocks) {
+    launch_blocks(device, stream, {kWhitenThreads, kWhitenLdsBytes}, name, blocks, p);
+  };
+  launch("rlk_masked_whiten_sums", sequences);
+  launch("rlk_masked_whiten_mean", 1);
+  launch("rlk_masked_whiten_squares", sequences);
+  launch("rlk_masked_whiten_variance", 1);
+  launch("rlk_masked_whiten_tokens", sequences);
+}
+
+}  // namespace rlk::hip

@@ -1,0 +1,95 @@
+"""The doctor's self-test of group_advantage, gae and masked_whiten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._selftest import Check, _Arrays, _same_bytes, _timed
+from .ops import gae as gae_op
+from .ops import group_advantage as group_op
+from .ops import masked_whiten as whiten_op
+
+
+class _Answers(NamedTuple):
+    """A batch of answers in groups of eight: a reward each, and rewards and values of tokens, some of which count."""
+
+    scores: np.ndarray  # [sequences]
+    rewards: np.ndarray  # [sequences, tokens]
+    values: np.ndarray
+    mask: np.ndarray
+
+    def results(self, name: str, arrays: _Arrays) -> dict[str, np.ndarray]:
+        if name == "group_advantage":
+            found = {
+                kind: group_op.group_advantage(arrays.put(self.scores), group_size=8, kind=kind)
+                for kind in ("grpo", "rloo", "passk")
+            }
+        elif name == "gae":
+            tokens = (arrays.put(self.rewards), arrays.put(self.values), arrays.put(self.mask))
+            found = dict(zip(("advantages", "returns"), gae_op.gae(*tokens, gamma=0.99, lam=0.95), strict=True))
+        else:
+            found = {"y": whiten_op.masked_whiten(arrays.put(self.values), arrays.put(self.mask))}
+        return {key: arrays.get(value) for key, value in found.items()}
+
+    def expected(self, name: str) -> dict[str, np.ndarray]:
+        if name == "group_advantage":
+            return {
+                kind: group_op.group_advantage_reference(self.scores, group_size=8, kind=kind)["advantage"]
+                for kind in ("grpo", "rloo", "passk")
+            }
+        if name == "gae":
+            return gae_op.gae_reference(self.rewards, self.values, self.mask, gamma=0.99, lam=0.95)
+        return whiten_op.masked_whiten_reference(self.values, self.mask)
+
+
+def _answers() -> Iterator[_Answers]:
+    random = np.random.default_rng(5)
+    # A token; a chunk and one more; several chunks.
+    for sequences, tokens in ((8, 1), (16, 129), (40, 700)):
+        scores, rewards, values = (
+            random.normal(0, 1, shape).astype(np.float32)
+            for shape in (sequences, (sequences, tokens), (sequences, tokens))
+        )
+        yield _Answers(scores, rewards, values, random.integers(0, 4, (sequences, tokens)).astype(np.int32))
+
+
+def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
+    """Against float64, and on a GPU against the CPU; on the CPU against another batch."""
+    arrays = _Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        worst = 0.0
+        for case in _answers():
+            got, expected = case.results(name, arrays), case.expected(name)
+            worst = max(worst, *(float(np.abs(a - expected[key]).max()) for key, a in got.items()))
+        return worst <= 3e-5, f"worst error {worst:.1e}, of results of about 1 to 10"
+
+    yield _timed("against float64", float64)
+    if device == "cpu":
+
+        def batch() -> tuple[bool, str]:
+            differ = 0
+            for case in _answers():
+                twice = _Answers(*(np.concatenate((a, a)) for a in case))
+                whole, part = twice.results(name, arrays), case.results(name, arrays)
+                if name == "masked_whiten":  # which reads the batch: the same of both halves
+                    part = {key: value[: len(case.scores)] for key, value in whole.items()}
+                differ += sum(_same_bytes(part[key], value[len(case.scores) :]) for key, value in whole.items())
+            return differ == 0, f"{differ} values differ between a batch and its half"
+
+        yield _timed("same bytes in another batch", batch)
+        return
+    cpu = _Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _answers():
+            here, there = case.results(name, arrays), case.results(name, cpu)
+            differ += sum(_same_bytes(here[key], there[key]) for key in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield _timed("same bytes as the CPU", bytes_of_cpu)

@@ -1,0 +1,145 @@
+"""gae, group_advantage and masked_whiten: the peers, which are torch's own operators, and what is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+MOST_BUFFERS = 64
+GROUP = 8  # answers to a prompt
+GAMMA, LAM = 0.99, 0.95
+OPERATORS = ("gae", "group_advantage", "masked_whiten")
+MASKED_SHARE = 0.1
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments: of group_advantage the first column of ``rewards`` alone."""
+
+    rewards: Tensor  # [sequences, tokens]
+    values: Tensor
+    mask: Tensor  # bool
+
+
+Function = Callable[[Operands], Tensor]
+
+
+def loop_over_time(o: Operands) -> Tensor:
+    """As frameworks write gae: carried where the mask is 0."""
+    following = last = torch.zeros_like(o.rewards[:, 0])
+    found = []
+    for t in reversed(range(o.rewards.shape[1])):
+        counts = o.mask[:, t]
+        now = o.rewards[:, t] + GAMMA * following - o.values[:, t] + GAMMA * LAM * last
+        following = torch.where(counts, o.values[:, t], following)
+        last = torch.where(counts, now, last)
+        found.append(last)
+    return torch.stack(found[::-1], dim=1)
+
+
+def whiten(o: Operands) -> Tensor:
+    m = o.mask.float()
+    mean = (o.values * m).sum() / m.sum()
+    var = ((o.values - mean) ** 2 * m).sum() / (m.sum() - 1)
+    return (o.values - mean) * (var + 1e-8).rsqrt() * m
+
+
+def groups(o: Operands) -> Tensor:
+    x = o.rewards[:, 0].reshape(-1, GROUP)
+    return ((x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6)).flatten()
+
+
+_OURS: dict[str, Function] = {
+    "gae": lambda o: rk.gae(o.rewards, o.values, o.mask, gamma=GAMMA, lam=LAM).advantages,
+    "group_advantage": lambda o: rk.group_advantage(o.rewards[:, 0], group_size=GROUP),
+    "masked_whiten": lambda o: rk.masked_whiten(o.values, o.mask),
+}
+_WRITTEN_OUT: dict[str, Function] = {"gae": loop_over_time, "group_advantage": groups, "masked_whiten": whiten}
+
+
+def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
+    """Ours first."""
+    found = [("rk", _OURS[operator]), ("torch written out", _WRITTEN_OUT[operator])]
+    if use_compile and operator != "gae":  # of a loop over thousands of steps compiling would take hours
+        found.append(("torch.compile", torch.compile(_WRITTEN_OUT[operator], dynamic=False)))
+    return found
+
+
+def buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
+    size = 2 * sequences * tokens * 4
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal() -> Tensor:
+        return torch.empty((sequences, tokens), device=device).normal_(0, 1, generator=generator)
+
+    return [Operands(normal(), normal(), normal().abs() > MASKED_SHARE) for _ in range(count)]
+
+
+def _call(function: Function, rotated: list[Operands]) -> Call:
+    return lambda i: function(rotated[i % len(rotated)])
+
+
+def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
+    """Every input and output once, masks a byte a token, all else four; masked_whiten reads its input three times."""
+    if operator == "group_advantage":
+        return 8 * sequences
+    return sequences * tokens * ((4 * 4 + 1) if operator == "gae" else (4 * 4 + 3))
+
+
+def run(
+    operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
+) -> dict[str, Any]:
+    """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what is done with
+    it."""
+    device = torch.device(device_name)
+    ceiling = copy_bytes_per_second(device)
+    rotated = buffers(sequences, tokens, device)
+    absent: list[str] = []
+    calls: list[tuple[str, Call]] = []
+    errors: list[float] = []
+    exact = _WRITTEN_OUT[operator](Operands(*(a.double() if a.is_floating_point() else a for a in rotated[0])))
+    for name, function in peers(operator, use_compile):
+        try:
+            error = float((function(rotated[0]).double() - exact).abs().max() / exact.abs().max())
+        except Exception as problem:  # a peer's own trouble, such as a missing compiler, is not ours
+            absent.append(f"{name}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+            continue
+        errors.append(error)
+        calls.append((name, _call(function, rotated)))
+    timings = measure([call for _, call in calls], device, seconds)
+    results = []
+    for (name, _), timing, error in zip(calls, timings, errors, strict=True):
+        rate = bytes_moved(operator, sequences, tokens) / (timing.median_ms * 1e-3)
+        results.append(
+            {
+                "pass": "forward",
+                "peer": name,
+                **timing._asdict(),
+                "gb_per_s": rate / 1e9,
+                "share_of_copy": rate / ceiling,
+                "times_rk": timing.median_ms / timings[0].median_ms,
+                "max_error": error,
+            }
+        )
+    return {
+        "operator": operator,
+        "shape": f"[{sequences}, {tokens}]",
+        "rows": sequences,
+        "tokens": tokens,
+        "dtype": "float32",
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(rotated),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }

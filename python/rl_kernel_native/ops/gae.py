@@ -1,0 +1,165 @@
+"""Advantages and returns over the tokens of sequences: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/gae.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
+
+__all__ = [
+    "GaeResult",
+    "discounted_returns",
+    "discounted_returns_reference",
+    "gae",
+    "gae_reference",
+    "vtrace",
+    "vtrace_reference",
+]
+
+_torch_path: Any = None
+
+
+class GaeResult(NamedTuple):
+    """Each of the shape of ``rewards``, float32."""
+
+    advantages: Any
+    returns: Any
+
+
+def _torch() -> Any:
+    """ops/gae_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import gae_torch
+
+        _torch_path = gae_torch
+    return _torch_path
+
+
+def _call(name: str, tensors: dict[str, Any], options: tuple[Any, ...]) -> tuple[Any, Any]:
+    """``tensors``: arrays by their names in the order of the extension's function, the first given one decides."""
+    first = next(iter(tensors))
+    if _dispatch.is_tensor(tensors[first]):
+        found: tuple[Any, Any] = _torch().call(name, tensors, options)
+        return found
+    frame = _dispatch.Frame(tensors[first], first)
+    _dispatch.match_torch_threads()
+    arrays = (frame.export_array(array, key) for key, array in tensors.items())
+    advantages, returns = getattr(_C, name)(*arrays, *options, frame.allocate, frame.stream)
+    return frame.result(advantages), frame.result(returns)
+
+
+def gae(
+    rewards: Any,
+    values: Any,
+    mask: Any = None,
+    cu_seqlens: Any = None,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    *,
+    bootstrap: Any = None,
+) -> GaeResult:
+    """Generalised advantage estimation, ``A_t = R_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}``, as verl computes it.
+
+    At a token whose mask is 0 the next value and the advantage are carried on, not reset, so that tokens of a tool or
+    of the environment cost no discount; and nothing of it is read: it may hold NaN. A scan in chunks of 128 tokens with
+    the same bits padded or packed, in any batch, at any position and stride, and on every backend. Nothing here is
+    differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
+
+    Args:
+        rewards: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, last
+            dimension contiguous.
+        values: of the shape and dtype of ``rewards``.
+        mask: of that shape, bool, int32, int64 or float32: tokens that are not 0 count. None: all do.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 to ``num_tokens`` and not decreasing. Others are a
+            ValueError on the CPU; on a GPU sequences are cut short and no memory outside is touched.
+        gamma, lam: in ``[0, 1]``.
+        bootstrap: ``[num_sequences]`` float32, the value behind each sequence's last token that counts; None: 0. It
+            counts.
+    Returns:
+        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns = advantages + values``. verl whitens
+        the advantages after that: :func:`masked_whiten`. An empty or wholly masked sequence has advantages 0.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device.
+    Source:
+        docs/numerics.md, rules 3 and 10; Schulman et al. 2016, arXiv:1506.02438; verl's compute_gae_advantage_return.
+    """
+    tensors = {"rewards": rewards, "values": _given("values", values), "mask": mask, "cu_seqlens": cu_seqlens}
+    options = (_check.number("gamma", gamma), _check.number("lam", lam))
+    return GaeResult(*_call("gae", {**tensors, "bootstrap": bootstrap}, options))
+
+
+def discounted_returns(
+    rewards: Any, mask: Any = None, cu_seqlens: Any = None, gamma: float = 1.0, *, masked: str = "reset"
+) -> Any:
+    """``G_t = R_t + gamma G_{t+1}``: REINFORCE++'s returns, before they are whitened.
+
+    Args:
+        rewards, mask, cu_seqlens: as of :func:`gae`.
+        gamma: in ``[0, 1]``.
+        masked: what a token whose mask is 0 does. ``"reset"``: the sum begins anew before it, and it gets 0 (verl);
+            ``"carry"``: it gets and hands on the sum behind it, without a discount.
+    Returns: float32 of the shape of ``rewards``.
+    Raises: as :func:`gae`.
+    Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.
+    """
+    _check.one_of("masked", masked, ("reset", "carry"))
+    tensors = {"rewards": rewards, "mask": mask, "cu_seqlens": cu_seqlens}
+    return _call("discounted_returns", tensors, (_check.number("gamma", gamma), masked == "reset"))[1]
+
+
+def vtrace(
+    rewards: Any,
+    values: Any,
+    logprob: Any,
+    rollout_logprob: Any,
+    mask: Any = None,
+    cu_seqlens: Any = None,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    *,
+    bootstrap: Any = None,
+) -> GaeResult:
+    """V-trace: targets of the value function and advantages of the policy gradient from tokens of another policy.
+
+    With ``ratio = exp(logprob - rollout_logprob)``, ``rho = min(rho_bar, ratio)`` and ``c = lam min(c_bar, ratio)``:
+    ``v_t = V_t + rho_t (R_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})`` and
+    ``A_t = rho_t (R_t + gamma v_{t+1} - V_t)``. Masks and sequences as of :func:`gae`: what follows a token is the next
+    one that counts.
+
+    Args:
+        rewards, values, mask, cu_seqlens, bootstrap: as of :func:`gae`.
+        logprob, rollout_logprob: of the shape and dtype of ``rewards``, in nats: the policy that is trained and the one
+            that sampled.
+        gamma, lam: in ``[0, 1]``.
+        rho_bar, c_bar: finite, > 0.
+    Returns:
+        ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. At a token
+        whose mask is 0 the advantage is 0.
+    Raises: as :func:`gae`.
+    Source: docs/numerics.md, rules 3 and 10; Espeholt et al. 2018, arXiv:1802.01561.
+    """
+    tensors = {
+        "rewards": rewards,
+        "values": _given("values", values),
+        "logprob": _given("logprob", logprob),
+        "rollout_logprob": _given("rollout_logprob", rollout_logprob),
+        "mask": mask,
+        "cu_seqlens": cu_seqlens,
+        "bootstrap": bootstrap,
+    }
+    numbers = {"gamma": gamma, "lam": lam, "rho_bar": rho_bar, "c_bar": c_bar}
+    options = tuple(_check.number(name, value) for name, value in numbers.items())
+    return GaeResult(*_call("vtrace", tensors, options))
+
+
+def _given(name: str, array: Any) -> Any:
+    if array is None:
+        raise TypeError(f"{name}: expected an array that speaks DLPack, got NoneType")
+    return array

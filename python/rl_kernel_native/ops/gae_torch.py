@@ -1,0 +1,82 @@
+"""gae, discounted_returns and vtrace for torch tensors, and as torch operators: what torch.compile, export and
+FakeTensor see. They have no derivative: inputs are detached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._constants import MASKS, call_constant, check_same_tokens, check_tokens, check_vector
+from .._native import module as _C
+from .._torch import implement, memory, prepare
+
+_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
+_SEQUENCES = "Tensor? mask, Tensor? cu_seqlens"
+_library.define(
+    f"gae(Tensor rewards, Tensor values, {_SEQUENCES}, Tensor? bootstrap, float gamma, float lam) -> (Tensor, Tensor)"
+)
+# The first output is an empty tensor.
+_library.define(f"discounted_returns(Tensor rewards, {_SEQUENCES}, float gamma, bool reset) -> (Tensor, Tensor)")
+_library.define(
+    f"vtrace(Tensor rewards, Tensor values, Tensor logprob, Tensor rollout_logprob, {_SEQUENCES}, Tensor? bootstrap, "
+    "float gamma, float lam, float rho_bar, float c_bar) -> (Tensor, Tensor)"
+)
+
+
+def call(name: str, tensors: dict[str, Any], options: tuple[Any, ...]) -> tuple[Any, Any]:
+    found: tuple[Any, Any] = call_constant(getattr(_C, name), name, tensors, options)
+    return found
+
+
+def _kernel(name: str) -> Any:
+    function = getattr(_C, name)
+
+    def kernel(rewards: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        prepare(rewards)
+        given = (memory(a) if isinstance(a, Tensor) else a for a in arguments)
+        advantages, returns = function(memory(rewards), *given, None, 0)
+        return rewards.new_empty(0) if advantages is None else advantages, returns
+
+    return kernel
+
+
+for _name in ("gae", "discounted_returns", "vtrace"):
+    implement(_library, _name, _kernel(_name))
+
+
+def _like(rewards: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any = None, **tokens: Tensor) -> Tensor:
+    check_tokens(rewards, "rewards", cu_seqlens)
+    for name, tensor in tokens.items():
+        check_same_tokens(tensor, name, rewards, "rewards", (torch.float32,))
+    if mask is not None:
+        check_same_tokens(mask, "mask", rewards, "rewards", MASKS)
+    if bootstrap is not None:
+        num = rewards.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        check_vector(bootstrap, "bootstrap", (torch.float32,), num, "num_sequences")
+    return rewards.new_empty(rewards.shape)
+
+
+@torch.library.register_fake("rl_kernel_native::gae", lib=_library)
+def _gae_fake(
+    rewards: Tensor, values: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any, _gamma: float, _lam: float
+) -> tuple[Tensor, Tensor]:
+    out = _like(rewards, mask, cu_seqlens, bootstrap, values=values)
+    return out, torch.empty_like(out)
+
+
+@torch.library.register_fake("rl_kernel_native::discounted_returns", lib=_library)
+def _discounted_returns_fake(
+    rewards: Tensor, mask: Any, cu_seqlens: Any, _gamma: float, _reset: bool
+) -> tuple[Tensor, Tensor]:
+    return rewards.new_empty(0), _like(rewards, mask, cu_seqlens)
+
+
+@torch.library.register_fake("rl_kernel_native::vtrace", lib=_library)
+def _vtrace_fake(
+    rewards: Tensor, values: Tensor, logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any,
+    bootstrap: Any, *_options: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    out = _like(rewards, mask, cu_seqlens, bootstrap, values=values, logprob=logprob, rollout_logprob=rollout_logprob)
+    return out, torch.empty_like(out)

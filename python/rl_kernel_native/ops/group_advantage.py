@@ -1,0 +1,208 @@
+"""Advantages of sequences in their groups: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/group_advantage.h."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.group_advantage import group_advantage_reference
+
+__all__ = ["GroupAdvantageResult", "GroupAdvantageStatus", "group_advantage", "group_advantage_reference"]
+
+_torch_path: Any = None
+
+
+class GroupAdvantageStatus(enum.IntFlag):
+    """Bits of ``status``."""
+
+    CONSTANT = 1  # all rewards of the group that count are equal: no signal
+    ALONE = 2  # one reward of the group counts
+    EXCLUDED = 4  # a NaN reward that does not count
+    NOT_FINITE = 8  # the advantage is NaN or infinite
+
+
+class GroupAdvantageResult(NamedTuple):
+    """Each ``[num_sequences]``; None where it was not asked for."""
+
+    advantage: Any  # float32
+    mean: Any = None  # float32: what was subtracted
+    std: Any = None  # float32: of the group, or with scale="batch" of the batch
+    status: Any = None  # int32, bits of GroupAdvantageStatus
+
+
+_BASELINES = {"none": 0, "mean": 1, "length_mean": 2, "given": 3}
+_SCALES = {"none": 0, "group": 1, "batch": 2}
+_ALONE = {"score": 0, "zero": 1}
+
+
+class _Kind(NamedTuple):
+    """A framework's formula: the contract's numbers and the defaults of the arguments."""
+
+    baseline: str = "mean"
+    scale: str = "none"
+    eps: float = 1e-6
+    alone: str = "score"
+    exclude_nan: bool = False
+    leave_one_out: bool = False
+    best_only: bool = False
+    by_nonzero: bool = False
+
+
+_KINDS = {
+    "grpo": _Kind(scale="group"),
+    "grpo_trl": _Kind(scale="group", eps=1e-4, alone="zero", exclude_nan=True),
+    "dr_grpo": _Kind(),
+    "rloo": _Kind(leave_one_out=True),
+    "remax": _Kind(baseline="given"),
+    "opo": _Kind(baseline="length_mean"),
+    "passk": _Kind(scale="group", best_only=True),
+    "gpg": _Kind(by_nonzero=True),
+    "reinforce_pp": _Kind(baseline="none"),
+    "reinforce_pp_baseline": _Kind(),
+}
+
+
+def _torch() -> Any:
+    """ops/group_advantage_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import group_advantage_torch
+
+        _torch_path = group_advantage_torch
+    return _torch_path
+
+
+def group_advantage(
+    rewards: Any,
+    group_offsets: Any = None,
+    *,
+    group_ids: Any = None,
+    group_size: int | None = None,
+    kind: str = "grpo",
+    eps: float | None = None,
+    scale: str | None = None,
+    lengths: Any = None,
+    baseline: Any = None,
+    f_norm: float = 1.0,
+    exclude_nan: bool | None = None,
+    alone: str | None = None,
+    return_stats: bool = False,
+    return_status: bool = False,
+) -> Any:
+    """One advantage for each sequence from its reward ``s`` and those of its group (the answers to one prompt).
+
+    ======================= ======================================================== ========================
+    kind                    advantage                                                of
+    ======================= ======================================================== ========================
+    grpo                    ``(s - mean) / (std + eps)``, eps 1e-6                   verl
+    grpo_trl                the same, eps 1e-4; one alone gets 0; NaN is excluded    TRL
+    dr_grpo                 ``s - mean``                                             arXiv:2503.20783
+    rloo                    ``n / (n - 1) (s - mean)``                               arXiv:2402.14740
+    remax                   ``s - baseline`` (the reward of the greedy answer)       verl
+    opo                     ``s - sum(lengths s) / sum(lengths)``                    verl
+    passk                   the best alone: ``(max - second) / (std + eps)``         verl, GRPO pass@k
+    gpg                     ``N / count_nonzero(rewards) (s - mean) / f_norm``       verl
+    reinforce_pp            ``s``; whitened over tokens afterwards                   arXiv:2501.03262
+    reinforce_pp_baseline   ``s - mean``; whitened over tokens afterwards            verl
+    ======================= ======================================================== ========================
+
+    Standard deviations are Bessel's, in two passes. Rewards of a group that are all equal give exactly 0. An advantage
+    has the same bits wherever its group stands and on every backend (scale "batch" and gpg read the batch). Nothing
+    here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
+
+    Args:
+        rewards: ``[num_sequences]`` float32, any stride.
+        group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
+            sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
+            are cut short and no memory outside is touched.
+        group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order. On a GPU this
+            takes a time quadratic in ``num_sequences``.
+        group_size: a number: groups follow one another. Of these three exactly one is given, but none for remax and
+            reinforce_pp, which know no groups.
+        kind: of the table.
+        eps: added to the standard deviation, >= 0; default of the kind.
+        scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
+            ``scale_rewards``.
+        lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
+        baseline: ``[num_sequences]`` float32; of remax.
+        f_norm: > 0; of gpg.
+        exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; else its group is NaN.
+            Default of the kind.
+        alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
+            Default of the kind.
+        return_stats: also ``mean``, what was subtracted, and ``std``.
+        return_status: also ``status``, bits of :class:`GroupAdvantageStatus`: what dynamic sampling filters by.
+    Returns:
+        advantage ``[num_sequences]`` float32, or a :class:`GroupAdvantageResult` where more is asked for.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device.
+    Source:
+        docs/numerics.md, rules 3 and 10; Shao et al. 2024, arXiv:2402.03300, and the table.
+    """
+    _check.one_of("kind", kind, tuple(_KINDS))
+    of = _KINDS[kind]
+    scale = of.scale if scale is None else scale
+    alone = of.alone if alone is None else alone
+    _check.one_of("scale", scale, tuple(_SCALES))
+    _check.one_of("alone", alone, tuple(_ALONE))
+    size = _group_size(of, kind, group_offsets, group_ids, group_size, scale)
+    for name, array, wanted in (
+        ("lengths", lengths, of.baseline == "length_mean"),
+        ("baseline", baseline, of.baseline == "given"),
+    ):
+        if wanted and array is None:
+            raise TypeError(f"{name}: expected an array that speaks DLPack (of kind {kind!r}), got NoneType")
+        if not wanted and array is not None:
+            raise ValueError(f"{name}: expected None for kind {kind!r}, got an array")
+    tensors = {"rewards": rewards, "group_offsets": group_offsets, "group_ids": group_ids}
+    numbers = (
+        _BASELINES[of.baseline],
+        _SCALES[scale],
+        _ALONE[alone],
+        of.leave_one_out,
+        of.best_only,
+        of.by_nonzero,
+        of.exclude_nan if exclude_nan is None else bool(exclude_nan),
+        of.eps if eps is None else _check.number("eps", eps),
+        _check.number("f_norm", f_norm),
+        bool(return_stats),
+        bool(return_status),
+    )
+    result = GroupAdvantageResult(*_call(tensors, size, {"lengths": lengths, "baseline": baseline}, numbers))
+    return result if return_stats or return_status else result.advantage
+
+
+def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: str) -> int:
+    given = [
+        name
+        for name, value in (("group_offsets", offsets), ("group_ids", ids), ("group_size", size))
+        if value is not None
+    ]
+    if len(given) == 1:
+        count = 0 if size is None else _check.integer("group_size", size)
+        if size is not None and count < 1:
+            raise ValueError(f"group_size: expected a number >= 1, got {count}")
+        return count
+    if not given and of.baseline in ("given", "none") and scale != "group":
+        return 1
+    got = " and ".join(given) or "none of them"
+    raise ValueError(
+        f"group_offsets: expected one of group_offsets, group_ids and group_size for kind {kind!r}, got {got}"
+    )
+
+
+def _call(tensors: dict[str, Any], size: int, more: dict[str, Any], numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+    rewards = tensors["rewards"]
+    if _dispatch.is_tensor(rewards):
+        found: tuple[Any, ...] = _torch().call(tensors, size, more, numbers)
+        return found
+    frame = _dispatch.Frame(rewards, "rewards")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export_array(array, name) for name, array in tensors.items()]
+    others = [frame.export_array(array, name) for name, array in more.items()]
+    outputs = _C.group_advantage(*arrays, size, *others, *numbers, frame.allocate, frame.stream)
+    return tuple(frame.result(output) for output in outputs)

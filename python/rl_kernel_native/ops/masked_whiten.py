@@ -1,0 +1,76 @@
+"""Whitening of tokens over a batch: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/masked_whiten.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.masked_whiten import masked_whiten_reference
+
+__all__ = ["MaskedWhitenResult", "masked_whiten", "masked_whiten_reference"]
+
+_torch_path: Any = None
+
+
+class MaskedWhitenResult(NamedTuple):
+    y: Any  # float32, the shape of x
+    mean: Any  # [] float32
+    var: Any  # [] float32
+
+
+def _torch() -> Any:
+    """ops/masked_whiten_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import masked_whiten_torch
+
+        _torch_path = masked_whiten_torch
+    return _torch_path
+
+
+def masked_whiten(
+    x: Any,
+    mask: Any = None,
+    cu_seqlens: Any = None,
+    *,
+    eps: float = 1e-8,
+    shift_mean: bool = True,
+    unbiased: bool = True,
+    return_stats: bool = False,
+) -> Any:
+    """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count: what verl and TRL do to advantages.
+
+    Sums go by position in a sequence, then by sequence, in two passes: the same bits padded or packed, at any stride
+    and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0. Nothing here is differentiated:
+    advantages are constants, and inputs that require a gradient are taken as detached.
+
+    Args:
+        x: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, last dimension
+            contiguous.
+        mask: of that shape, bool, int32, int64 or float32: tokens that are not 0 count. None: all do.
+        cu_seqlens: as of :func:`gae`.
+        eps: added to the variance, > 0.
+        shift_mean: False keeps the mean: it is added again.
+        unbiased: Bessel's variance.
+        return_stats: also ``mean`` and ``var``.
+    Returns:
+        float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. Where all that count are equal, or one alone,
+        the result is exactly 0 (the mean without ``shift_mean``); where none counts, 0.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device.
+    Source: docs/numerics.md, rules 3 and 10; verl's masked_whiten.
+    """
+    tensors = {"x": x, "mask": mask, "cu_seqlens": cu_seqlens}
+    options = (_check.number("eps", eps), bool(shift_mean), bool(unbiased), bool(return_stats))
+    if _dispatch.is_tensor(x):
+        outputs = _torch().call(tensors, options)
+    else:
+        frame = _dispatch.Frame(x, "x")
+        _dispatch.match_torch_threads()
+        arrays = [frame.export_array(array, name) for name, array in tensors.items()]
+        found = _C.masked_whiten(*arrays, *options, frame.allocate, frame.stream)
+        outputs = tuple(frame.result(output) for output in found)
+    return MaskedWhitenResult(*outputs) if return_stats else outputs[0]

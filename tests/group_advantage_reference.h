@@ -1,0 +1,140 @@
+// group_advantage a second time, written slowly and apart from the backends from the contract, ops/group_advantage.h.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "rlk/ops/group_advantage.h"
+
+namespace group_advantage_test {
+
+using rlk::GroupAdvantageParams;
+using rlk::GroupAlone;
+using rlk::GroupBaseline;
+using rlk::GroupScale;
+
+struct Outputs {
+  std::vector<float> advantage, mean, std;
+  std::vector<std::int32_t> status;
+};
+
+// What of the rewards is read, as the test made it.
+struct Inputs {
+  std::vector<float> rewards, lengths, baseline;
+  std::vector<std::vector<std::int64_t>> groups;  // members, ascending
+};
+
+inline float tree(const std::vector<float>& v, std::size_t first, std::size_t count) {
+  if (count == 1) return first < v.size() ? v[first] : 0.0f;
+  return tree(v, first, count / 2) + tree(v, first + count / 2, count / 2);
+}
+inline float sum(const std::vector<float>& v) {
+  float total = 0.0f;
+  for (std::size_t first = 0; first < v.size(); first += 128) total += tree(v, first, 128);
+  return total;
+}
+
+struct Statistics {
+  std::vector<bool> counts;
+  std::int64_t n = 0, nonzero = 0;
+  float mean = 0.0f, std = 0.0f;
+  bool constant = false;
+};
+
+inline Statistics statistics_of(const GroupAdvantageParams& p, const Inputs& in, const std::vector<std::int64_t>& of) {
+  Statistics s;
+  std::vector<float> counted, values;
+  for (const std::int64_t i : of) {
+    const float r = in.rewards[i];
+    s.counts.push_back(!(p.exclude_nan && std::isnan(r)));
+    values.push_back(s.counts.back() ? r : 0.0f);
+    if (!s.counts.back()) continue;
+    counted.push_back(r);
+    s.nonzero += r != 0.0f;
+  }
+  s.n = static_cast<std::int64_t>(counted.size());
+  s.constant = s.n >= 2 && std::all_of(counted.begin(), counted.end(), [&](float r) { return r == counted[0]; });
+  if (s.n == 1) {
+    s.mean = p.alone == GroupAlone::kScore ? 0.0f : counted[0];
+    s.std = p.alone == GroupAlone::kScore ? 1.0f : 0.0f;
+  } else if (s.constant) {
+    s.mean = counted[0] + 0.0f;
+  } else if (s.n >= 2) {
+    s.mean = sum(values) / static_cast<float>(s.n);
+    std::vector<float> squares;
+    for (std::size_t m = 0; m < of.size(); ++m) {
+      const float d = values[m] - s.mean;
+      squares.push_back(s.counts[m] ? d * d : 0.0f);
+    }
+    s.std = std::sqrt(sum(squares) / static_cast<float>(s.n - 1));
+  }
+  return s;
+}
+
+inline float canonical(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
+
+inline Outputs reference(const GroupAdvantageParams& p, const Inputs& in) {
+  const std::size_t num = in.rewards.size();
+  Outputs out;
+  out.advantage.resize(num);
+  out.mean.resize(num);
+  out.std.resize(num);
+  out.status.resize(num);
+  std::vector<std::int64_t> everyone;
+  for (std::size_t i = 0; i < num; ++i) everyone.push_back(static_cast<std::int64_t>(i));
+  const Statistics batch = statistics_of(p, in, everyone);
+  const float alpha = static_cast<float>(batch.n) / static_cast<float>(std::max<std::int64_t>(batch.nonzero, 1));
+  const bool by_group = p.baseline_kind == GroupBaseline::kMean || p.baseline_kind == GroupBaseline::kLengthMean;
+  for (const std::vector<std::int64_t>& group : in.groups) {
+    const Statistics s = statistics_of(p, in, group);
+    float b = s.mean;
+    if (p.baseline_kind == GroupBaseline::kLengthMean && s.n >= 2 && !s.constant) {
+      std::vector<float> lengths, weighted;
+      for (std::size_t m = 0; m < group.size(); ++m) {
+        lengths.push_back(s.counts[m] ? in.lengths[group[m]] : 0.0f);
+        weighted.push_back(s.counts[m] ? in.lengths[group[m]] * in.rewards[group[m]] : 0.0f);
+      }
+      b = sum(lengths) == 0.0f ? 0.0f : sum(weighted) / sum(lengths);
+    }
+    // The first largest and the second largest.
+    std::vector<std::size_t> ranked;
+    bool any_nan = false;
+    for (std::size_t m = 0; m < group.size(); ++m) {
+      if (s.counts[m]) ranked.push_back(m);
+      any_nan = any_nan || (s.counts[m] && std::isnan(in.rewards[group[m]]));
+    }
+    if (!any_nan) {
+      std::stable_sort(ranked.begin(), ranked.end(),
+                       [&](std::size_t a, std::size_t c) { return in.rewards[group[a]] > in.rewards[group[c]]; });
+    }
+    for (std::size_t m = 0; m < group.size(); ++m) {
+      const std::size_t i = static_cast<std::size_t>(group[m]);
+      const float r = in.rewards[i];
+      const float mine = p.baseline_kind == GroupBaseline::kGiven ? in.baseline[i] : by_group ? b : 0.0f;
+      const float std = p.scale == GroupScale::kBatch ? batch.std : s.std;
+      float x = r - mine;
+      if (p.leave_one_out && s.n >= 2) x = static_cast<float>(s.n) / static_cast<float>(s.n - 1) * x;
+      if (p.best_only) {
+        x = 0.0f;
+        if (s.n >= 2 && ranked[0] == m) x = in.rewards[group[ranked[0]]] - in.rewards[group[ranked[1]]] + 0.0f;
+        if (any_nan) x = std::numeric_limits<float>::quiet_NaN();
+      }
+      if (p.scale != GroupScale::kNone) x = x / (std + p.eps);
+      if (p.by_nonzero) x = alpha * x / p.f_norm;
+      const bool alone = by_group && s.n == 1;
+      if (by_group && !any_nan && (s.constant || (alone && (p.alone == GroupAlone::kZero || p.best_only)))) x = 0.0f;
+      if (!s.counts[m]) x = 0.0f;
+      out.advantage[i] = canonical(x);
+      out.mean[i] = canonical(mine);
+      out.std[i] = canonical(std);
+      out.status[i] =
+          (by_group && s.constant ? 1 : 0) | (alone ? 2 : 0) | (s.counts[m] ? 0 : 4) | (std::isfinite(x) ? 0 : 8);
+    }
+  }
+  return out;
+}
+
+}  // namespace group_advantage_test

@@ -1,0 +1,350 @@
+"""gae, discounted_returns and vtrace: the contract's bytes, float64, verl's formula, the same bits however sequences
+are presented, bad input, and torch's ways to call."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from advantage_cases import LENGTHS, MASKS, Batch, batch, contract_gae, verl_gae
+from cases import differing
+
+torch = pytest.importorskip("torch", reason="layouts are made with torch")
+
+FUZZ = int(os.environ.get("RLK_FUZZ_CASES", "400")) // 4
+
+
+def calls(b: Batch, mask: Any, cu: Any = None, **options: Any) -> dict[str, tuple[Any, ...]]:
+    """Every function's outputs."""
+    gamma, lam = options.pop("gamma", 0.99), options.pop("lam", 0.95)
+    tokens, policies = b.tokens(), b.policies()
+    return {
+        "gae": rk.gae(**tokens, mask=mask, cu_seqlens=cu, gamma=gamma, lam=lam, **options),
+        "vtrace": rk.vtrace(
+            **policies, mask=mask, cu_seqlens=cu, gamma=gamma, lam=lam, rho_bar=1.1, c_bar=1.2, **options
+        ),
+        "reset": (rk.discounted_returns(b.rewards, mask, cu, gamma),),
+        "carry": (rk.discounted_returns(b.rewards, mask, cu, gamma, masked="carry"),),
+    }
+
+
+def assert_same(got: Any, want: Any, what: Any = "") -> None:
+    found = differing(tuple(got), tuple(want))
+    assert not found, f"{what}: {found}"
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_gae_has_the_bytes_of_the_contract(device: str, rng: np.random.Generator) -> None:
+    for length, mask_dtype in zip(LENGTHS, itertools.cycle(MASKS), strict=False):
+        b = batch(rng, [length, length // 2], device, mask_dtype)
+        for gamma, lam in ((1.0, 1.0), (0.99, 0.95)):
+            got = rk.gae(**b.tokens(), mask=b.mask, gamma=gamma, lam=lam)
+            want = contract_gae(b.rewards, b.values, b.mask, gamma, lam)
+            assert_same(got, want, (length, gamma, lam))
+
+
+def test_values_lie_near_float64(device: str, rng: np.random.Generator) -> None:
+    """A few roundings of 2^-24 a token, of partial sums as large as the sums over absolute values."""
+    for length in LENGTHS:
+        b = batch(rng, [length, length // 3], device)
+        bootstrap = torch.randn(2, generator=torch.Generator().manual_seed(length)).to(device)
+        got = calls(b, b.mask)
+        arrays = {k: np.nan_to_num(v.cpu().numpy()) for k, v in b.policies().items()}
+        tokens = {k: arrays[k] for k in ("rewards", "values")}
+        mask, g = b.mask.cpu().numpy(), {"gamma": 0.99, "lam": 0.95}
+        want = {
+            "gae": rk.gae_reference(**tokens, mask=mask, **g),
+            "vtrace": rk.vtrace_reference(**arrays, mask=mask, rho_bar=1.1, c_bar=1.2, **g),
+            "reset": rk.discounted_returns_reference(tokens["rewards"], mask, gamma=0.99),
+            "carry": rk.discounted_returns_reference(tokens["rewards"], mask, gamma=0.99, masked="carry"),
+        }
+        for name, outputs in got.items():
+            names = ("advantages", "returns") if len(outputs) == 2 else ("returns",)
+            for key, output in zip(names, outputs, strict=True):
+                error = np.abs(output.cpu().numpy() - want[name][key])
+                scale = np.maximum.accumulate(want[name]["scale"][:, ::-1], 1)[:, ::-1]  # carried with the rest
+                bound = 24 * 2.0**-24 * (scale + 1e-3)
+                assert (error <= bound).all(), (name, key, length, float((error / bound).max()))
+        of_bootstrap = rk.gae(**b.tokens(), mask=b.mask, gamma=0.9, lam=0.8, bootstrap=bootstrap)
+        exact = rk.gae_reference(**tokens, mask=mask, gamma=0.9, lam=0.8, bootstrap=bootstrap.cpu().numpy())
+        assert np.abs(of_bootstrap.advantages.cpu().numpy() - exact["advantages"]).max() < 1e-5
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0), (0.0, 0.5)])
+def test_gae_is_verls(gamma: float, lam: float, device: str, rng: np.random.Generator) -> None:
+    """Advantages everywhere, since they are carried; returns where tokens count: verl reads masked values there."""
+    b = batch(rng, [300, 299, 10, 0], device, "int64")
+    got = rk.gae(**b.tokens(), mask=b.mask, gamma=gamma, lam=lam)
+    advantages, returns = verl_gae(b.rewards, b.values, b.mask, gamma, lam)
+    assert (got.advantages.cpu() - advantages).abs().max() < 3e-5
+    counted = (b.mask != 0).cpu()
+    assert (got.returns.cpu() - returns)[counted].abs().max() < 3e-5
+
+
+def test_vtrace_on_policy_is_gae_with_lambda_one(rng: np.random.Generator) -> None:
+    b = batch(rng, [200, 100])
+    of_policy = rk.vtrace(b.rewards, b.values, b.logprob, b.logprob, b.mask, gamma=0.97)
+    of_gae = rk.gae(b.rewards, b.values, b.mask, gamma=0.97)
+    assert_same(of_policy.returns[None], of_gae.returns[None])
+    close = (of_policy.advantages - of_gae.advantages)[b.mask].abs().max()
+    assert close < 1e-4, "A_t = R_t + gamma v_{t+1} - V_t"
+
+
+# ---- the same bits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_packed_is_padded(share: float, device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [5, 0, 128, 700, 1, 129, 0, 2100], device, share=share)
+    padded = calls(b, b.mask)
+    flat, cu = b.packed()
+    for cu_dtype in (torch.int32, torch.int64):
+        for name, outputs in calls(flat, flat.mask, cu.to(cu_dtype)).items():
+            for got, want in zip(outputs, padded[name], strict=True):
+                for row, n, mine in zip(want, b.lengths, b.unpacked(got), strict=True):
+                    assert_same((mine,), (row[:n],), name)
+
+
+def test_batch_position_stride_and_padding_change_no_bit(device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [130, 700, 333, 1, 512], device)
+    want = calls(b, b.mask)
+    for i in range(5):
+        one = Batch(*(a[i : i + 1, :] for a in b[:5]), b.lengths[i : i + 1])
+        for name, outputs in calls(one, one.mask).items():
+            assert_same(outputs, tuple(o[i : i + 1] for o in want[name]), (name, i))
+
+    def moved(a: Any, shift: int, pad: int) -> Any:
+        """The same numbers ``shift`` elements off, rows apart, with more padding that does not count."""
+        wide = torch.full((5, 700 + pad), float("nan"), device=device).to(a.dtype)
+        wide = torch.zeros_like(wide) if a.dtype == torch.bool else wide
+        memory = wide.new_zeros((5 * (710 + pad) + shift,))
+        view = memory[shift:].view(5, 710 + pad)[:, : 700 + pad]
+        view.copy_(wide)
+        view[:, :700] = a
+        return view
+
+    for shift, pad in ((1, 0), (3, 5), (0, 4), (2, 129)):
+        other = Batch(*(moved(a, shift, pad) for a in b[:5]), b.lengths)
+        for name, outputs in calls(other, other.mask).items():
+            assert_same(tuple(o[:, :700].contiguous() for o in outputs), want[name], (name, shift, pad))
+
+
+def test_rows_may_be_expanded_or_reversed_in_memory(device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [64, 64], device, share=1.0)
+    one = b.rewards[:1].expand(3, -1)
+    got = rk.gae(one, one, None, gamma=0.9)
+    assert_same(got, rk.gae(one.contiguous(), one.contiguous(), None, gamma=0.9))
+
+
+def test_what_does_not_count_is_not_seen(device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [300, 200], device)
+    want = calls(b, b.mask)
+    for garbage in (float("inf"), 1e38, 0.0):
+        filled = Batch(*(torch.where(b.mask, a, garbage) for a in b[:4]), b.mask, b.lengths)
+        for name, outputs in calls(filled, b.mask).items():
+            assert_same(outputs, want[name], (name, garbage))
+            assert all(bool(o.isfinite().all()) for o in outputs)
+
+
+def test_a_nan_that_counts_stays_in_its_sequence(device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [300, 300, 300], device, share=1.0)
+    want = calls(b, None)
+    b.rewards[1, 140] = float("nan")
+    for name, outputs in calls(b, None).items():
+        for got, clean in zip(outputs, want[name], strict=True):
+            assert_same((got[0], got[2], got[1, 141:]), (clean[0], clean[2], clean[1, 141:]), name)
+            assert bool(got[1, :141].isnan().all())
+            assert bool((got[1, :141].view(torch.int32) == 0x7FC00000).all()), "the canonical one"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(FUZZ))
+def test_cpu_and_cuda_have_the_same_bytes(number: int) -> None:
+    rng = np.random.default_rng(number)
+    rows, most = int(rng.integers(1, 40)), int(np.exp(rng.uniform(0, 9)))
+    b = batch(rng, rng.integers(0, most + 1, rows), mask_dtype=MASKS[number % 4], share=float(rng.random()))
+    there = Batch(*(a.cuda() for a in b[:5]), b.lengths)
+    options = {"gamma": float(rng.random()), "lam": float(rng.random())}
+    mask = None if number % 7 == 0 else there.mask
+    if mask is None:
+        b, there = (
+            Batch(*(a.nan_to_num() if a.is_floating_point() else a for a in x[:5]), x.lengths) for x in (b, there)
+        )
+    want, got = calls(b, None if mask is None else b.mask, **options), calls(there, mask, **options)
+    for name in want:
+        assert_same(tuple(o.cpu() for o in got[name]), want[name], name)
+    if b.rewards.shape[1] and b.lengths.sum():
+        (flat, cu), (flat_there, cu_there) = b.packed(), there.packed()
+        want = calls(flat, None if mask is None else flat.mask, cu, **options)
+        got = calls(flat_there, None if mask is None else flat_there.mask, cu_there, **options)
+        for name in want:
+            assert_same(tuple(o.cpu() for o in got[name]), want[name], f"{name}, packed")
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements() -> None:
+    rows, length = 70000, 32768
+    rewards = torch.zeros((rows, length), device="cuda")
+    rewards[-1, -1] = 1.0
+    returns = rk.discounted_returns(rewards, gamma=1.0)
+    assert bool((returns[-1] == 1.0).all())
+    assert bool((returns[-2] == 0.0).all())
+
+
+# ---- edges ----------------------------------------------------------------------------------------------------------
+
+
+def test_empty_sequences_have_empty_results(device: str) -> None:
+    for shape in ((0, 5), (3, 0), (0, 0)):
+        x = torch.zeros(shape, device=device)
+        for outputs in calls(Batch(x, x, x, x, x, np.zeros(0)), None).values():
+            assert all(o.shape == shape for o in outputs)
+    x, cu = torch.zeros(0, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    assert rk.gae(x, x, None, cu).returns.shape == (0,)
+    assert rk.discounted_returns(x, None, cu[:1]).shape == (0,)
+
+
+def test_wholly_masked_sequences_give_zero_and_the_bootstrap(device: str) -> None:
+    x = torch.full((2, 9), float("nan"), device=device)
+    mask = torch.zeros((2, 9), dtype=torch.bool, device=device)
+    boots = torch.tensor([2.0, -3.0], device=device)
+    got = rk.gae(x, x, mask, bootstrap=boots)
+    assert bool((got.advantages == 0).all())
+    assert bool((got.returns == boots[:, None]).all())
+
+
+X, V = torch.zeros(2, 8), torch.zeros(2, 8)
+CU = torch.tensor([0, 3, 8])
+BAD = {
+    "rewards float64": (lambda: rk.gae(X.double(), V), TypeError, "rewards: expected dtype float32, got float64"),
+    "rewards bfloat16": (lambda: rk.gae(X.bfloat16(), V), TypeError, "rewards: expected dtype float32, got bfloat16"),
+    "rewards 1-D": (lambda: rk.gae(X[0], V[0]), ValueError, "rewards: expected shape [num_sequences, num_tokens], or"),
+    "rewards 2-D packed": (lambda: rk.gae(X, V, None, CU), ValueError, "rewards: expected shape [num_tokens] beside"),
+    "rewards a list": (lambda: rk.gae([1.0], V), TypeError, "rewards: expected an array that speaks DLPack, got list"),
+    "values a shape": (lambda: rk.gae(X, V[:, :7]), ValueError, "values: expected shape [2, 8] (that of rewards), got"),
+    "values a dtype": (lambda: rk.gae(X, V.half()), TypeError, "values: expected dtype float32, got float16"),
+    "values None": (lambda: rk.gae(X, None), TypeError, "values: expected an array"),
+    "values strided": (
+        lambda: rk.gae(X, torch.zeros(8, 2).T), ValueError, "values: expected a contiguous last dimension",
+    ),
+    "mask a shape": (lambda: rk.gae(X, V, X[:1] > 0), ValueError, "mask: expected shape [2, 8] (that of rewards), got"),
+    "mask a dtype": (lambda: rk.gae(X, V, X.half()), TypeError, "mask: expected dtype bool, int32, int64 or float32"),
+    "cu a dtype": (
+        lambda: rk.gae(X[0], V[0], None, CU.float()), TypeError, "cu_seqlens: expected dtype int32 or int64, got",
+    ),
+    "cu 2-D": (lambda: rk.gae(X[0], V[0], None, CU[None]), ValueError, "cu_seqlens: expected shape [num + 1], got"),
+    "cu from 1": (lambda: rk.gae(X[0], V[0], None, CU + 1), ValueError, "cu_seqlens: expected 0 first, got 1 at 0"),
+    "cu falls": (
+        lambda: rk.gae(X[0], V[0], None, torch.tensor([0, 9, 8])), ValueError, "cu_seqlens: expected offsets that do",
+    ),
+    "cu short": (
+        lambda: rk.gae(X[0], V[0], None, CU[:2]), ValueError, "cu_seqlens: expected 8 (the number of tokens) last, got",
+    ),
+    "gamma": (lambda: rk.gae(X, V, gamma=1.5), ValueError, "gamma: expected a number in [0, 1], got 1.5"),
+    "gamma NaN": (lambda: rk.gae(X, V, gamma=float("nan")), ValueError, "gamma: expected a number in [0, 1], got nan"),
+    "gamma text": (lambda: rk.gae(X, V, gamma="1"), TypeError, "gamma: expected a number, got str"),
+    "lam": (lambda: rk.gae(X, V, lam=-0.5), ValueError, "lam: expected a number in [0, 1], got -0.5"),
+    "masked": (lambda: rk.discounted_returns(X, masked="skip"), ValueError, 'masked: expected "reset", "carry"'),
+    "bootstrap": (
+        lambda: rk.gae(X, V, bootstrap=torch.zeros(3)), ValueError, "bootstrap: expected shape [2] (num_sequences)",
+    ),
+    "rho_bar": (lambda: rk.vtrace(X, V, X, X, rho_bar=0.0), ValueError, "rho_bar: expected a finite number > 0"),
+    "c_bar": (lambda: rk.vtrace(X, V, X, X, c_bar=float("inf")), ValueError, "c_bar: expected a finite number > 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_names_the_argument(case: str) -> None:
+    call, error, text = BAD[case]
+    with pytest.raises(error, match="^" + re.escape(text)):
+        call()
+
+
+@pytest.mark.gpu
+def test_cu_seqlens_out_of_order_touch_nothing_outside_on_cuda() -> None:
+    x = torch.zeros(64, device="cuda")
+    for ends in ([0, 9, 5, 64], [-5, 10, 100], [70, 80, 90], [0, 1 << 40, 64]):
+        rk.gae(x, x, None, torch.tensor(ends, device="cuda"))
+    torch.cuda.synchronize()
+    assert bool((rk.discounted_returns(x, None, torch.tensor([0, 64], device="cuda")) == 0).all())
+
+
+# ---- frameworks, torch ----------------------------------------------------------------------------------------------
+
+
+def test_numpy_and_jax_get_torchs_bytes(rng: np.random.Generator) -> None:
+    b = batch(rng, [130, 57])
+    want = calls(b, b.mask)
+    arrays = Batch(*(a.numpy() for a in b[:5]), b.lengths)
+    for name, outputs in calls(arrays, arrays.mask).items():
+        assert all(type(o) is np.ndarray for o in outputs)
+        assert_same(outputs, want[name], name)
+    jax = pytest.importorskip("jax")
+    of_jax = Batch(*(jax.numpy.asarray(a) for a in arrays[:5]), b.lengths)
+    for name, outputs in calls(of_jax, of_jax.mask).items():
+        assert all(isinstance(o, jax.Array) for o in outputs)
+        assert_same(outputs, want[name], name)
+
+
+def test_inputs_that_require_a_gradient_are_detached(device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [40, 30], device)
+    want = calls(b, b.mask)
+    leaves = Batch(*(a.clone().requires_grad_() for a in b[:4]), b.mask, b.lengths)
+    for name, outputs in calls(leaves, b.mask).items():
+        assert_same(outputs, want[name], name)
+        assert not any(o.requires_grad for o in outputs)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_calls_give_the_same_bytes(backend: str, device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [140, 130], device)
+    flat, cu = b.packed()
+    want = calls(b, b.mask)
+    packed = calls(flat, flat.mask, cu)
+    compiled: Any = torch.compile(lambda b, m: calls(b, m), fullgraph=True, backend=backend)
+    of_packed: Any = torch.compile(lambda b, m, c: calls(b, m, c), fullgraph=True, backend=backend)
+    leaves = Batch(*(a.clone().requires_grad_() for a in b[:4]), b.mask, b.lengths)
+    for operands in (b, leaves):
+        for name, outputs in compiled(operands, b.mask).items():
+            assert_same(tuple(o.detach() for o in outputs), want[name], name)
+    for name, outputs in of_packed(flat, flat.mask, cu).items():
+        assert_same(outputs, packed[name], name)
+
+
+def test_fake_kernels_and_schemas_hold(device: str, rng: np.random.Generator) -> None:
+    b = batch(rng, [9, 7], device)
+    ops = torch.ops.rl_kernel_native
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(ops.gae, (b.rewards, b.values, b.mask, None, None, 0.9, 0.8), test_utils=tests)
+    torch.library.opcheck(ops.discounted_returns, (b.rewards, b.mask, None, 0.9, True), test_utils=tests)
+    torch.library.opcheck(ops.vtrace, (*b[:4], b.mask, None, None, 0.9, 0.8, 1.0, 1.0), test_utils=tests)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_replays_without_a_synchronisation(rng: np.random.Generator) -> None:
+    b = batch(rng, [700, 300, 20], "cuda")
+    flat, cu = b.packed()
+    for x, ends in ((b, None), (flat, cu)):
+        calls(x, x.mask, ends)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.cuda.graph(graph):
+                got = calls(x, x.mask, ends)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        x.rewards.mul_(2.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        for name, outputs in calls(x, x.mask, ends).items():
+            assert_same(tuple(o.cpu() for o in got[name]), tuple(o.cpu() for o in outputs), name)
