@@ -24,6 +24,7 @@ import linear_cases  # noqa: E402
 import rms_norm_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
+from attention_bounds import attention_failures  # noqa: E402
 from cases import ALL, torch_logits, torch_targets, truth  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -172,8 +173,27 @@ def of_silu_mul() -> str:
     return "; ".join(silu_mul_cases.failures(o, silu_mul_cases.results(o, a), a) for a in silu_mul_cases.ACTIVATIONS)
 
 
+def of_attention() -> str:
+    values = RNG.standard_normal((4, 40, 2, 16))
+    return attention_failures(*(torch.from_numpy(a).bfloat16() for a in values))
+
+
+def of_embedding() -> str:
+    ids = torch.from_numpy(RNG.integers(0, 5, 200))
+    weight, dy = torch.randn(5, 9), torch.randn(200, 9)
+    y, dweight = rk.embedding(ids, weight), rk.embedding_backward(dy, ids, 5)
+    picked = np.eye(5)[ids.numpy()].T
+    want, scale = picked @ dy.double().numpy(), picked @ np.abs(dy.double().numpy())
+    allowed = row("embedding", "dweight").allowed("float32", expected=want, rows=200, scale=scale)
+    wrong = [] if (np.abs(dweight.double().numpy() - want) <= allowed).all() else ["dweight: off by more"]
+    off = float((y - weight[ids]).abs().max())
+    return "; ".join(wrong + ([] if off <= row("embedding", "y").allowed() else ["y: off by more"]))
+
+
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
+    "attention": of_attention,
+    "embedding": of_embedding,
     "linear": of_linear,
     "logprob": of_logprob,
     "rms_norm": of_rms_norm,

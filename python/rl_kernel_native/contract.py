@@ -100,7 +100,8 @@ FACTS: Mapping[str, str] = {
     "head_dim": "columns of a head",
     "max_abs_s": "largest |softmax_scale * score| of the row",
     "score_scale": "softmax_scale * the score's sum of absolute values, the largest of the row",
-    "gradient_scale": "largest sum of absolute values of dout * v plus that of dout * out",
+    "gradient_scale": "scale with dp and delta, each by its sum of absolute values, in place of their difference",
+    "other_scale": "sum of magnitudes of what the rounded intermediates are multiplied by",
     "largest": "largest magnitude of the float64 result",
     "stock": "the same figure of stock torch in the dtype, on the same model and prompts",
 }
@@ -333,11 +334,13 @@ def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> 
 
 
 _P = "(2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * u * score_scale + (keys / 128 + 40) * u)"
+_LEAST = "inner_least * other_scale"
 _ATTENTION_OUT = Bound(
-    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0: (
+    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
         (_probability(keys, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale
+        + inner_least * other_scale
     ),
-    f"({_P} + (keys + 8) * u + inner) * scale",
+    f"({_P} + (keys + 8) * u + inner) * scale + {_LEAST}",
     "probabilities by rule 4 from scores that are chains over head_dim, rounded to the dtype; a chain over keys",
 )
 _ATTENTION_LSE = Bound(
@@ -346,19 +349,35 @@ _ATTENTION_LSE = Bound(
     "as a log-probability's, from scores that are chains over head_dim",
 )
 _ATTENTION_DV = Bound(
-    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0: (
-        (_probability(0, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale
+    lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        (_probability(0, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale + inner_least * other_scale
     ),
-    f"({_P.replace('keys', '0')} + (keys + 8) * u + inner) * scale",
+    f"({_P.replace('keys', '0')} + (keys + 8) * u + inner) * scale + {_LEAST}",
     "as out, the chain over queries",
 )
+
+
+def _attention_ds(
+    keys: Any,
+    head_dim: Any,
+    max_abs_s: Any,
+    score_scale: Any,
+    scale: Any,
+    gradient_scale: Any,
+    inner: Any = 0.0,
+    inner_least: Any = 0.0,
+    other_scale: Any = 0.0,
+) -> Any:
+    off = (_probability(0, head_dim, max_abs_s, score_scale) + (keys + head_dim + 16) * U + inner) * scale
+    return off + ((head_dim + 16) * U + inner) * gradient_scale + inner_least * other_scale
+
+
 _ATTENTION_DS = Bound(
-    lambda keys, head_dim, max_abs_s, score_scale, scale, gradient_scale, inner=0.0: (
-        (_probability(0, head_dim, max_abs_s, score_scale) + (keys + head_dim + 16) * U + inner) * scale
-        + (head_dim + 16) * U * gradient_scale
-    ),
-    f"({_P.replace('keys', '0')} + (keys + head_dim + 16) * u + inner) * scale + (head_dim + 16) * u * gradient_scale",
-    "ds = p (dp - delta), rounded to the dtype, whose difference cancels; a chain over keys or queries",
+    _attention_ds,
+    f"({_P.replace('keys', '0')} + (keys + head_dim + 16) * u + inner) * scale "
+    f"+ ((head_dim + 16) * u + inner) * gradient_scale + {_LEAST}",
+    "ds = p (dp - delta), rounded to the dtype, as out is, of which delta is made; their difference cancels; a chain "
+    "over keys or queries",
 )
 
 # ---- composed and whole models --------------------------------------------------------------------------------------
