@@ -62,7 +62,7 @@ RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_se
   std::int64_t first = 0, last = num_sequences;
   while (first < last) {
     const std::int64_t middle = (first + last) / 2;
-    if (offsets[middle + 1] > token) {
+    if (in_memory(offsets)[middle + 1] > token) {
       last = middle;
     } else {
       first = middle + 1;
@@ -84,10 +84,10 @@ struct AttentionSegment {
     sequence = sequence_of(offsets, p.num_sequences, token);
     exists = sequence < p.num_sequences;
     if (!exists) return;
-    std::int64_t end = offsets[sequence + 1];
-    if (offsets[sequence] > token) {
+    std::int64_t end = in_memory(offsets)[sequence + 1];
+    if (in_memory(offsets)[sequence] > token) {
       exists = false;
-      end = offsets[sequence];
+      end = in_memory(offsets)[sequence];
     }
     if (end * g.group < last) last = end * g.group;
   }
