@@ -15,6 +15,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "hip/attention/attention_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
@@ -68,6 +69,15 @@ using Table = std::map<std::string_view, Kernel>;
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
 #define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
 
+const Table kAttention = {
+    RLK_OF_FLOATS(rlk_attention_forward_narrow),
+    RLK_OF_FLOATS(rlk_attention_forward_wide),
+    RLK_OF_FLOATS(rlk_attention_delta),
+    RLK_OF_FLOATS(rlk_attention_dq_narrow),
+    RLK_OF_FLOATS(rlk_attention_dq_wide),
+    RLK_OF_FLOATS(rlk_attention_dkv_narrow),
+    RLK_OF_FLOATS(rlk_attention_dkv_wide),
+};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
     RLK_OF_HALVES(rlk_linear_forward_large),
@@ -111,7 +121,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table : {&kAttention, &kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;
