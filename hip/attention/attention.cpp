@@ -39,8 +39,8 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   if (attention_rows(p) * p.num_q_heads == 0) return;
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
-  launch_tiles("forward", p, attention_query_grid(p, NarrowTile::kRows, vectors), kForwardLds<NarrowTile>,
-               kForwardLds<WideTile>, device, stream);
+  launch_tiles("forward", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
+               kAttentionForwardLds<WideTile>, device, stream);
 }
 
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
@@ -55,12 +55,12 @@ void attention_backward(const AttentionBackwardParams& p, int device, Stream str
                   blocks, p, rows, blocks);
   }
   if (p.dq != nullptr && rows > 0) {
-    launch_tiles("dq", p, attention_query_grid(p, NarrowTile::kRows, vectors), kBackwardLds<NarrowTile>,
-                 kBackwardLds<WideTile>, device, stream);
+    launch_tiles("dq", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
+                 kAttentionBackwardLds<WideTile>, device, stream);
   }
   if (p.dk != nullptr && attention_keys(p) > 0) {
-    launch_tiles("dkv", p, attention_key_grid(p, NarrowTile::kRows, vectors), kBackwardLds<NarrowTile>,
-                 kBackwardLds<WideTile>, device, stream);
+    launch_tiles("dkv", p, attention_key_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
+                 kAttentionBackwardLds<WideTile>, device, stream);
   }
 }
 

@@ -11,10 +11,11 @@ using NarrowTile = AttentionTile<1, 128, 16>;
 using WideTile = AttentionTile<1, 256, 16>;
 static_assert(NarrowTile::kRows == WideTile::kRows);
 
+constexpr int kAttentionCallLds = 768;  // params and grid
 template <class Tile>
-constexpr int kForwardLds = AttentionForwardShared<Tile>::kBytes;
+constexpr int kAttentionForwardLds = kAttentionCallLds + AttentionForwardShared<Tile>::kBytes;
 template <class Tile>
-constexpr int kBackwardLds = AttentionBackwardShared<Tile>::kBytes;
-static_assert(kForwardLds<WideTile> <= 65536 && kBackwardLds<WideTile> <= 65536);
+constexpr int kAttentionBackwardLds = kAttentionCallLds + AttentionBackwardShared<Tile>::kBytes;
+static_assert(kAttentionForwardLds<WideTile> <= 65536 && kAttentionBackwardLds<WideTile> <= 65536);
 
 }  // namespace rlk::hip

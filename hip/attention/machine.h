@@ -67,10 +67,31 @@ struct Machine {
   }
 };
 
+// A block's own copy of the params, in front of its tile: read from LDS where they are needed, since all of them together
+// are more than scalar registers hold.
+template <class Params>
+struct AttentionCall {
+  Params p;
+  AttentionGrid g;
+
+  static RLK_DEVICE AttentionCall* copy(const Params& p, const AttentionGrid& g) {
+    auto* call = reinterpret_cast<AttentionCall*>(lds());
+    if (thread_id() == 0) {
+      __builtin_memcpy(&call->p, &p, sizeof p);
+      __builtin_memcpy(&call->g, &g, sizeof g);
+    }
+    block_barrier();
+    return call;
+  }
+  RLK_DEVICE void* tile() { return lds() + kAttentionCallLds; }
+  static_assert(sizeof(Params) + sizeof(AttentionGrid) <= kAttentionCallLds);
+};
+
 template <class T, class Tile>
 RLK_DEVICE void attention_forward_kernel(const AttentionParams& p, const AttentionGrid& g, std::int64_t first_block) {
-  AttentionForward<Machine, T, Tile> forward(p, g, lds());
-  const AttentionPlace place(p, g, first_block + block_id_x(), Tile::kRows);
+  auto* call = AttentionCall<AttentionParams>::copy(p, g);
+  AttentionForward<Machine, T, Tile> forward(call->p, call->g, call->tile());
+  const AttentionPlace place(call->p, call->g, first_block + block_id_x(), Tile::kRows);
 #pragma unroll 1
   for (std::int64_t begin = place.first; begin < place.last;) begin = forward.run(place, begin);
 }
@@ -78,8 +99,9 @@ RLK_DEVICE void attention_forward_kernel(const AttentionParams& p, const Attenti
 template <class Pass>
 RLK_DEVICE void attention_gradient_kernel(const AttentionBackwardParams& p, const AttentionGrid& g,
                                           std::int64_t first_block) {
-  Pass pass(p, g, lds());
-  const AttentionPlace place(p, g, first_block + block_id_x(), NarrowTile::kRows);
+  auto* call = AttentionCall<AttentionBackwardParams>::copy(p, g);
+  Pass pass(call->p, call->g, call->tile());
+  const AttentionPlace place(call->p, call->g, first_block + block_id_x(), NarrowTile::kRows);
 #pragma unroll 1
   for (std::int64_t begin = place.first; begin < place.last;) begin = pass.run(place, begin);
 }

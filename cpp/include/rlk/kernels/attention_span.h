@@ -6,11 +6,13 @@
 
 namespace rlk {
 
-// The same pointer, for HIP known not to be one into LDS.
+// The same pointer, for HIP known not to be one into LDS. The compiler would forget a cast there and back again.
 template <class T>
 RLK_HD T* in_memory(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
-  return (T*)(__attribute__((address_space(1))) T*)p;
+  auto* global = (__attribute__((address_space(1))) T*)p;
+  asm("" : "+v"(global));
+  return (T*)global;
 #else
   return p;
 #endif
