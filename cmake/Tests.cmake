@@ -76,6 +76,8 @@ if(RLK_WITH_HIP)
   rlk_add_hip_test(test_hip_rms_norm test_rms_norm.cpp)
   rlk_add_hip_test(test_hip_rope test_rope.cpp)
   rlk_add_hip_test(test_hip_silu_mul test_silu_mul.cpp)
+  rlk_add_hip_test(test_hip_attention_tiles test_hip_attention_tiles.cpp)
+  target_sources(test_hip_attention_tiles PRIVATE hip/emulation/wave_emulation.cpp)
   rlk_add_hip_test(test_hip_emulation test_hip_emulation.cpp)
   target_sources(test_hip_emulation PRIVATE hip/emulation/wave_emulation.cpp)
   # The tiles for the GPUs: their matrix instructions must be in the disassembly.

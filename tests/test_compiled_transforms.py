@@ -23,6 +23,7 @@ R = torch.randn(3, 32, generator=_generator)
 GAIN = torch.randn(32, generator=_generator)
 EPS = 0.5
 HEADS = torch.randn(3, 4, 8, generator=_generator)
+KEYS = torch.randn(1, 5, 2, 8, generator=_generator)
 ANGLES = torch.rand(3, 4, generator=_generator)
 
 
@@ -35,8 +36,16 @@ def rotated(q: Any, k: Any) -> Any:
     return torch.cat(rk.rope(q, k, ANGLES, ANGLES.flip(0)), 1)
 
 
+def attended(q: Any, k: Any, v: Any) -> Any:
+    out, lse = rk.attention(q, k, v, return_lse=True)
+    return torch.cat([out.flatten(2), lse.transpose(1, 2)], -1)
+
+
 # name: (function of one tensor, that tensor)
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "attention in q": (lambda q: attended(q[None], KEYS, KEYS), HEADS),
+    "attention in k": (lambda k: attended(HEADS[None], k, KEYS), KEYS),
+    "attention in v": (lambda v: attended(HEADS[None], KEYS, v), KEYS),
     "linear in x": (lambda x: rk.linear(x, W), X),
     "linear in weight": (lambda w: rk.linear(X, w), W),
     "linear in bias": (lambda b: rk.linear(X, W, b), DY[0]),
