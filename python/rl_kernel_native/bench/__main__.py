@@ -65,6 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rms_norm.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     rms_norm.add_argument("--columns", type=_count, default=4096)
     rms_norm.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    attention = operators.add_parser("attention", help="a causal sequence with grouped heads")
+    attention.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
+    attention.add_argument("--q-heads", type=_count, default=32)
+    attention.add_argument("--kv-heads", type=_count, default=8)
+    attention.add_argument("--head-dim", type=_count, default=128)
     rope = operators.add_parser("rope", help="rotary position embedding of queries and keys")
     rope.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
     rope.add_argument("--q-heads", type=_count, default=32)
@@ -77,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
     )
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm, rope, silu_mul):
+    for operator in (logprob, linear, rms_norm, attention, rope, silu_mul):
         operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
         operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
@@ -92,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError:
         parser.error("torch is not installed; it is a peer, and its arrays are what is measured")
 
+    from . import attention as bench_attention
     from . import linear as bench_linear
     from . import logprob as bench_logprob
     from . import rms_norm as bench_rms_norm
@@ -116,6 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = bench.run(
             rows, options.columns, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
         )
+    elif options.operator == "attention":
+        heads = (options.q_heads, options.kv_heads)
+        run = bench_attention.run(rows, heads, options.head_dim, options.dtype, device, seconds=options.seconds)
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)
         run = bench_rope.run(
