@@ -62,6 +62,7 @@ function(rlk_bundle_hip op)
   set(bundle_files ${bundle_files} "${bundle}" PARENT_SCOPE)
 endfunction()
 
+rlk_bundle_hip(attention "ds_read_b128;global_load_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(embedding "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(gae "ds_bpermute_b32")
 rlk_bundle_hip(group_advantage "ds_bpermute_b32")

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "hip/attention/attention_kernels.hip"
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
@@ -90,6 +91,12 @@ const Table kGroupAdvantage = {
     RLK_OF(rlk_group_advantage_batch),       RLK_OF(rlk_group_advantage_ranges),
     RLK_OF(rlk_group_advantage_ids),
 };
+const Table kAttention = {
+    RLK_OF_FLOATS(rlk_attention_forward_narrow), RLK_OF_FLOATS(rlk_attention_forward_wide),
+    RLK_OF_FLOATS(rlk_attention_delta),          RLK_OF_FLOATS(rlk_attention_dq_narrow),
+    RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
+    RLK_OF_FLOATS(rlk_attention_dkv_wide),
+};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
     RLK_OF_HALVES(rlk_linear_forward_large),
@@ -137,9 +144,8 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table :
-       {&kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kRmsNorm, &kRope,
-        &kSiluMul}) {
+  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten,
+                             &kRmsNorm, &kRope, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import advantage, embedding, linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
+from rl_kernel_native.bench import advantage, attention, embedding, linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
 from rl_kernel_native.contract import ROUNDING, row  # noqa: E402
 
 
@@ -121,6 +121,43 @@ def test_every_peer_computes_the_same_rows():
             got = embedding._call(peer, which, weight, [o])(0)
             expected = got if expected is None else expected
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_command_for_attention_writes_json_and_a_plot(tmp_path, capsys):
+    files = {kind: tmp_path / f"run.{kind}" for kind in ("json", "png")}
+    arguments = [
+        "attention",
+        "--rows",
+        "40",
+        "--q-heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--head-dim",
+        "64",
+        "--device",
+        "cpu",
+    ]
+    arguments += ["--seconds", "0.05", "--json", str(files["json"]), "--plot", str(files["png"])]
+    assert command.main(arguments) == 0
+    run = json.loads(files["json"].read_text())
+    rows = {(r["pass"], r["peer"]): r for r in run["results"]}
+    assert {p for p, _ in rows} == set(attention.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in attention.PASSES)
+    assert all(rows["forward", peer]["max_error"] < 2**-7 for peer in ("rk", "torch SDPA"))  # bfloat16's roundings
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "attention [40, 4 + 2, 64] bfloat16" in capsys.readouterr().out
+
+
+def test_every_peer_computes_the_same_attention():
+    device = torch.device("cpu")
+    o = attention._buffers(9, (4, 2), 16, torch.float32, device)[0]
+    for which in attention.PASSES:
+        expected = None
+        for peer in attention.peers(device)[0]:
+            got = attention._call(peer, which, [o])(0)
+            expected = got if expected is None else expected
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):

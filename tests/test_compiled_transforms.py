@@ -24,6 +24,7 @@ GAIN = torch.randn(32, generator=_generator)
 EPS = 0.5
 IDS = torch.tensor([[1, 4, 1], [7, -1, 6]])
 HEADS = torch.randn(3, 4, 8, generator=_generator)
+KEYS = torch.randn(1, 5, 2, 8, generator=_generator)
 ANGLES = torch.rand(3, 4, generator=_generator)
 
 
@@ -36,8 +37,16 @@ def rotated(q: Any, k: Any) -> Any:
     return torch.cat(rk.rope(q, k, ANGLES, ANGLES.flip(0)), 1)
 
 
+def attended(q: Any, k: Any, v: Any) -> Any:
+    out, lse = rk.attention(q, k, v, return_lse=True)
+    return torch.cat([out.flatten(2), lse.transpose(1, 2)], -1)
+
+
 # name: (function of one tensor, that tensor)
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "attention in q": (lambda q: attended(q[None], KEYS, KEYS), HEADS),
+    "attention in k": (lambda k: attended(HEADS[None], k, KEYS), KEYS),
+    "attention in v": (lambda v: attended(HEADS[None], KEYS, v), KEYS),
     "linear in x": (lambda x: rk.linear(x, W), X),
     "linear in weight": (lambda w: rk.linear(X, w), W),
     "linear in bias": (lambda b: rk.linear(X, W, b), DY[0]),

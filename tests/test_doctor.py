@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rl_kernel_native import _selftest, _variants, doctor
+from rl_kernel_native.ops import attention as attention_op
 from rl_kernel_native.ops import embedding as embedding_op
 from rl_kernel_native.ops import linear as linear_op
 from rl_kernel_native.ops import logprob as op
@@ -35,11 +36,9 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert report["healthy"] is True
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
-    two, three = [True] * 2, [True] * 3
-    passed = {"logprob": two, "linear": three, "rms_norm": two, "embedding": two, "rope": two}
-    passed |= {"gae": two, "group_advantage": two, "masked_whiten": two, "silu_mul": two}
-    assert on_cpu == [(operator, check) for operator, checks in passed.items() for check in checks]
-    for operator in passed:
+    checks = {operator: 3 if operator == "linear" else 2 for operator in _selftest.OPERATORS}
+    assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]
+    for operator in checks:
         assert report["operators"][operator][0]["backend"].startswith("cpu")
 
 
@@ -168,6 +167,17 @@ def test_a_wrong_table_is_reported(broken, monkeypatch):
     right = getattr(embedding_op, broken)
     monkeypatch.setattr(embedding_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
     checks = {check.check: check for check in _selftest.embedding(None, "cpu", None)}
+    assert checks["against float64"].passed is False
+
+
+@pytest.mark.parametrize("broken", ["attention", "attention_backward"])
+def test_wrong_attention_is_reported(broken, monkeypatch):
+    """Off by a thousandth: the float32 cases allow 2^-16 of an operand."""
+    right = getattr(attention_op, broken)
+    monkeypatch.setattr(
+        attention_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
+    )
+    checks = {check.check: check for check in _selftest.attention(None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 

@@ -29,8 +29,10 @@ from rl_kernel_native._native import module as native
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
 
 import advantage_cases  # noqa: E402
+import attention_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
+import test_attention_fuzz as attention_fuzz  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
@@ -166,6 +168,18 @@ def test_cpu_and_hip_tables_have_the_same_bytes(first: int, monkeypatch: pytest.
         dweight = back(rk.embedding_backward(dy, ids, len(table.operands.weight), **how, **table.options))
         found = fuzz.differing(table.results(), (y, dweight))
         assert not found, f"{table.name}: {found}"
+
+
+@pytest.mark.parametrize("first", range(0, CASES // 8, CHUNK // 8))  # each takes a second
+def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, min(first + CHUNK // 8, CASES // 8)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        problem = attention_fuzz.make(number)
+        call = problem.sequences.call(problem.form)
+        want = attention_cases.results(call, **problem.options)
+        got = attention_cases.results(attention_fuzz.moved(call, on_device), **problem.options)
+        found = fuzz.differing(tuple(want.values()), back(tuple(got.values())))
+        assert not found, f"{problem.name}: {found}"
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))

@@ -525,6 +525,13 @@ def rope(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterato
     yield _timed("same bytes as the CPU", bytes_of_cpu)
 
 
+def attention(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """In a file of its own, which needs what is above."""
+    from ._selftest_attention import attention as checks
+
+    return checks(torch, device, capability)
+
+
 class _Gates(NamedTuple):
     """Operands of silu_mul and gelu_mul, float32 arrays with values of ``dtype``, and these functions on them."""
 
@@ -642,6 +649,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "logprob": logprob,
     "linear": linear,
     "rms_norm": rms_norm,
+    "attention": attention,
     "embedding": embedding,
     "rope": rope,
     "gae": _advantages("gae"),

@@ -70,6 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     embedding.add_argument("--vocab", type=_count, default=128256)
     embedding.add_argument("--columns", type=_count, default=4096)
     embedding.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    attention = operators.add_parser("attention", help="a causal sequence with grouped heads")
+    attention.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
+    attention.add_argument("--q-heads", type=_count, default=32)
+    attention.add_argument("--kv-heads", type=_count, default=8)
+    attention.add_argument("--head-dim", type=_count, default=128)
     rope = operators.add_parser("rope", help="rotary position embedding of queries and keys")
     rope.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
     rope.add_argument("--q-heads", type=_count, default=32)
@@ -93,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
     )
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm, embedding, rope, silu_mul, *advantages):
+    for operator in (logprob, linear, rms_norm, embedding, attention, rope, silu_mul, *advantages):
         if operator in advantages:
             operator.set_defaults(dtype="float32")
         else:
@@ -112,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("torch is not installed; it is a peer, and its arrays are what is measured")
 
     from . import advantage as bench_advantage
+    from . import attention as bench_attention
     from . import embedding as bench_embedding
     from . import linear as bench_linear
     from . import logprob as bench_logprob
@@ -147,6 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.operator, options.rows or (64 if device == "cpu" else 4096), options.tokens, device,
             seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
+    elif options.operator == "attention":
+        heads = (options.q_heads, options.kv_heads)
+        run = bench_attention.run(rows, heads, options.head_dim, options.dtype, device, seconds=options.seconds)
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)
         run = bench_rope.run(

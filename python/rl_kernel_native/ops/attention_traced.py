@@ -34,22 +34,22 @@ _ops = torch.ops.rl_kernel_native
 
 
 def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *rest, mode = rest
+    *call, mode = rest
     mode = resolve_traced(mode, device_type(q, "q"))
     prepare(q)
-    out, lse = _C.attention(memory(q), memory(k), memory(v), *rest, mode, True, None, 0)
+    out, lse = _C.attention(memory(q), memory(k), memory(v), *call, mode, True, None, 0)
     return out, lse
 
 
 def _backward_kernel(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *rest, mode, wants_q, wants_kv = rest
+    *call, mode, wants_q, wants_kv = rest
     if mode == AS_CALLED:
         mode = resolve_traced(mode, device_type(q, "q")) if q.is_cuda else PORTABLE
     prepare(q)
     tensors = (memory(t) for t in (dout, dlse, q, k, v, out, lse))
-    found = _C.attention_backward(*tensors, *rest, mode, wants_q, wants_kv, None, 0)
+    found = _C.attention_backward(*tensors, *call, mode, wants_q, wants_kv, None, 0)
     return tuple(q.new_empty(0) if g is None else g for g in found)
 
 
@@ -197,10 +197,10 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
     """Of each token its sequence, and its number in it, negative or at least the count where it is not in use; and the
     counts of sequences. Of [batch, tokens, ...] in this shape, of packed tokens [1, tokens]."""
     if cu is None:
-        batch, tokens = x.shape[:2]
-        sequence = torch.arange(batch, device=x.device)[:, None].expand(batch, tokens)
-        number = torch.arange(tokens, device=x.device).expand(batch, tokens)
-        count = torch.full((batch,), tokens, device=x.device)
+        batch, length = x.shape[:2]
+        sequence = torch.arange(batch, device=x.device)[:, None].expand(batch, length)
+        number = torch.arange(length, device=x.device).expand(batch, length)
+        count = torch.full((batch,), length, device=x.device)
     else:
         offsets, tokens = cu.long(), torch.arange(x.shape[0], device=x.device)
         sequence = torch.searchsorted(offsets[1:].contiguous(), tokens, right=True)[None]
@@ -400,8 +400,8 @@ def _composed_call(ctx: Any) -> Any:
     """What is wanted of the composed backward, as a function of dout, dlse, q, k and v."""
     lists, how, wanted = tuple(ctx.saved_tensors[5:]), ctx.how, ctx.wanted
 
-    def composed(*tensors: Any) -> tuple[Tensor, ...]:
-        found = _composed_backward(*tensors, lists, how)
+    def composed(dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        found = _composed_backward(dout, dlse, q, k, v, lists, how)
         return tuple(g for g, w in zip(found, wanted, strict=True) if w)
 
     return composed

@@ -46,7 +46,7 @@ def attention_reference(
     group = flat_q.shape[1] // flat_k.shape[1]
     for rows, columns in zip(tokens_q, tokens_k, strict=True):
         sees = _sees(len(rows), len(columns), causal, window_size)
-        used = sees.any(1)
+        used = np.asarray(sees.any(1))
         for head in range(flat_q.shape[1]):
             x, y, z = flat_q[rows, head], flat_k[columns, head // group], flat_v[columns, head // group]
             p, row_lse = _softmax(x @ y.T * scale, sees)

@@ -6,6 +6,18 @@
 
 namespace rlk {
 
+// The same pointer, for HIP known not to be one into LDS. The compiler would forget a cast there and back again.
+template <class T>
+RLK_HD T* in_memory(T* p) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  auto* global = (__attribute__((address_space(1))) T*)p;
+  asm("" : "+v"(global));
+  return (T*)global;
+#else
+  return p;
+#endif
+}
+
 // A half-open range of queries or of keys.
 struct AttentionRange {
   std::int64_t first, last;
@@ -28,13 +40,13 @@ struct AttentionSpan {
     AttentionRange q = {0, p.q_tokens}, k = {0, p.k_tokens};
     if (p.cu_seqlens_q != nullptr) q = place(p.cu_seqlens_q, b, p.q_tokens);
     if (p.cu_seqlens_k != nullptr) k = place(p.cu_seqlens_k, b, p.k_tokens);
-    if (p.leftpad_k != nullptr) k.first = clamp_to(p.leftpad_k[b], 0, k.last);
+    if (p.leftpad_k != nullptr) k.first = clamp_to(in_memory(p.leftpad_k)[b], 0, k.last);
     q_first = q.first;
     k_first = k.first;
     num_queries = q.last - q.first;
     num_keys = k.last - k.first;
-    if (p.seqused_q != nullptr) num_queries = clamp_to(p.seqused_q[b], 0, num_queries);
-    if (p.seqused_k != nullptr) num_keys = clamp_to(p.seqused_k[b], 0, num_keys);
+    if (p.seqused_q != nullptr) num_queries = clamp_to(in_memory(p.seqused_q)[b], 0, num_queries);
+    if (p.seqused_k != nullptr) num_keys = clamp_to(in_memory(p.seqused_k)[b], 0, num_keys);
     window = p.window_size > 0 ? p.window_size : num_keys + num_queries + 1;
   }
 
@@ -62,8 +74,8 @@ struct AttentionSpan {
 
  private:
   static RLK_HD AttentionRange place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
-    const std::int64_t first = clamp_to(offsets[b], 0, tokens);
-    return {first, clamp_to(offsets[b + 1], first, tokens)};
+    const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
+    return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
   }
 };
 
@@ -77,7 +89,7 @@ constexpr std::int64_t kNoPage = INT64_MIN;
 RLK_HD std::int64_t key_offset(const AttentionInput& p, const AttentionHeads& a, const AttentionSpan& span,
                                std::int64_t j) {
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
-  const std::int64_t page = p.block_table[span.sequence * p.table_stride + j / p.page_size];
+  const std::int64_t page = in_memory(p.block_table)[span.sequence * p.table_stride + j / p.page_size];
   if (page < 0 || page >= p.num_pages) return kNoPage;
   return page * a.sequence_stride + j % p.page_size * a.token_stride;
 }

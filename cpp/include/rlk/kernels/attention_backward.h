@@ -1,0 +1,431 @@
+// attention, backward, for the kernels of CUDA and HIP: delta of each row, then dq by tiles of queries, then dk and dv by
+// tiles of keys. Each chain is one thread's, so there is no atomic and no sum across blocks, at the cost of scores that
+// are computed twice. Bound by the fp32 units.
+#pragma once
+
+#include "rlk/kernels/attention_multiply.h"
+#include "rlk/kernels/logprob_gradient.h"
+
+namespace rlk {
+
+template <class Machine>
+RLK_DEVICE float attention_probability(float t, Exp exp) {
+  const float least = t > 127.0f ? 127.0f : t;  // keeps a NaN
+  const float p =
+      Machine::kHasHardwareExp && exp == Exp::kHardware ? Machine::ex2(least) : PortableProbability::of(least);
+  return is_nan(t) ? canonical_nan() : p;
+}
+
+// The sum over d of dout * out of every query and head that sees a key: a chain for each of eight lanes.
+template <class Machine, class T>
+RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t rows, std::int64_t block,
+                                std::int64_t blocks) {
+  const int lane = Machine::thread() % kAttentionChains;
+  const std::int64_t first = block * (kAttentionThreads / kAttentionChains);
+  const std::int64_t step = blocks * (kAttentionThreads / kAttentionChains);
+  for (std::int64_t begin = first; begin < rows; begin += step) {
+    const std::int64_t row = begin + Machine::thread() / kAttentionChains;
+    bool used = row < rows;
+    const std::int64_t head = row % p.num_q_heads, place = row / p.num_q_heads;
+    const bool packed = p.cu_seqlens_q != nullptr;
+    std::int64_t sequence = packed ? 0 : place / p.q_tokens, token = packed ? place : place % p.q_tokens;
+    if (used && packed) {
+      sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, token);
+      used = sequence < p.num_sequences && in_memory(p.cu_seqlens_q)[sequence] <= token;
+    }
+    if (used) {
+      const AttentionSpan span(p, sequence);
+      const std::int64_t i = token - span.q_first;
+      used = i < span.num_queries && !span.keys_of(i).empty();
+    }
+    float sum = 0.0f;
+    if (used) {
+      const auto* dout = attention_head<T>(p.dout, head) + offset_of(p.dout, packed, sequence, token);
+      const auto* out = attention_head<T>(p.out, head) + offset_of(p.out, packed, sequence, token);
+      for (int d = lane; d < p.head_dim; d += kAttentionChains) sum = fma_rn(T::load(dout[d]), T::load(out[d]), sum);
+    }
+#pragma unroll
+    for (int distance = 1; distance < kAttentionChains; distance *= 2) {
+      sum = add_rn(sum, Machine::shuffle_xor(sum, distance));
+    }
+    if (!used || lane != 0) continue;
+    const std::int64_t at = lse_index(p, sequence, token, head);
+    in_memory(static_cast<float*>(p.workspace))[at] = p.dlse == nullptr ? sum : sub_rn(sum, in_memory(p.dlse)[at]);
+  }
+}
+
+// The segment of a tile that is at work. In shared memory, since registers are for sums.
+struct AttentionBackwardScene {
+  std::int64_t kv_head, sequence, begin, end;  // rows
+  std::int32_t first, last;                    // keys of the queries, or queries of the keys
+};
+
+// What the threads of a tile tell one another. A row's two operands are q and dout, or k and v; those of columns k and v,
+// or q and dout.
+template <class Tile>
+struct AttentionBackwardShared {
+  float *a, *b, *stage, *weights;
+  float *u, *delta;  // of a row, or of a column
+  std::int32_t *first, *last;
+  std::int64_t *a_offsets, *b_offsets;
+  std::uint32_t* flags;
+  AttentionBackwardScene* scene;
+
+  static constexpr int kBytes = 2 * carved(Tile::kRows * Tile::kColumns, 4) + carved(Tile::kStageFloats, 4) +
+                                carved(Tile::kWeights, 4) + 2 * carved(kAttentionBlock, 4) +
+                                2 * carved(Tile::kRows, 4) + 2 * carved(kAttentionBlock, 8) + 16 +
+                                carved(1, sizeof(AttentionBackwardScene));
+
+  RLK_DEVICE explicit AttentionBackwardShared(void* memory) {
+    Carver carver(memory);
+    a = carver.take<float>(Tile::kRows * Tile::kColumns);
+    b = carver.take<float>(Tile::kRows * Tile::kColumns);
+    stage = carver.take<float>(Tile::kStageFloats);
+    weights = carver.take<float>(Tile::kWeights);
+    u = carver.take<float>(kAttentionBlock);
+    delta = carver.take<float>(kAttentionBlock);
+    first = carver.take<std::int32_t>(Tile::kRows);
+    last = carver.take<std::int32_t>(Tile::kRows);
+    a_offsets = carver.take<std::int64_t>(kAttentionBlock);
+    b_offsets = carver.take<std::int64_t>(kAttentionBlock);
+    flags = carver.take<std::uint32_t>(4);
+    scene = carver.take<AttentionBackwardScene>(1);
+  }
+};
+
+// What both passes do with a tile.
+template <class Machine, class T, class Tile>
+class AttentionBackward {
+ public:
+  static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
+
+  RLK_DEVICE AttentionBackward(const AttentionBackwardParams& p, const AttentionGrid& g, void* memory)
+      : p_(p), g_(g), s_(memory) {}
+
+ protected:
+  static RLK_DEVICE int tid() { return Machine::thread(); }
+  RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
+  RLK_DEVICE float c() const { return attention_scale(p_.softmax_scale); }
+
+  // Scores become p, unrounded, where the row misses the column nothing. Whether it does where the column is in memory.
+  template <Exp kExp, bool kByColumn>
+  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kAttentionScores], int block, int end) const {
+    bool holes = false;
+    const int thread = tid(), line = thread % kAttentionLines;
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const int row = thread / kAttentionLines * kOfThread + r;
+      const int sees_first = s_.first[row] - block, sees_last = s_.last[row] - block;
+      const int holes_first = s_.scene->first - block, holes_last = s_.last[row] != 0 ? end - block : -1;
+#pragma unroll
+      for (int i = 0; i < kAttentionScores; ++i) {
+        const int column = Tile::score_column(line, i);
+        const float z = scores[r][i], u = s_.u[kByColumn ? column : row];
+        const float p = attention_probability<Machine>(fma_rn(z, c(), -u), kExp);
+        const bool missing = column < sees_first || column >= sees_last || z == -infinity();
+        holes |= missing && column >= holes_first && column < holes_last;
+        scores[r][i] = missing ? nothing() : p;
+      }
+    }
+    return holes;
+  }
+  template <bool kByColumn>
+  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kAttentionScores], int block, int end) const {
+    return Machine::kHasHardwareExp && p_.exp == Exp::kHardware
+               ? probabilities<Exp::kHardware, kByColumn>(scores, block, end)
+               : probabilities<Exp::kPortable, kByColumn>(scores, block, end);
+  }
+
+  // ds as elements of dtype hold it. + 0: a product that is -0 is not nothing.
+  static RLK_DEVICE float gradient(float p, float dp, float delta) {
+    return is_nothing(p) ? p : add_rn(as_element<T>(mul_rn(p, sub_rn(dp, delta))), 0.0f);
+  }
+
+  RLK_DEVICE void sum(bool holes, const AttentionRows<Machine, T>& x, int count,
+                      float (&sums)[kOfThread][Tile::kSums]) const {
+    if (holes) {
+      accumulate<Machine, Tile, true>(s_.weights, x, count, head_dim(), s_.stage, sums);
+    } else {
+      accumulate<Machine, Tile, false>(s_.weights, x, count, head_dim(), s_.stage, sums);
+    }
+  }
+
+  static RLK_DEVICE void clear(float (&sums)[kOfThread][Tile::kSums]) {
+#pragma unroll
+    for (auto& row : sums) {
+#pragma unroll
+      for (float& x : row) x = 0.0f;
+    }
+  }
+
+  // A row of a gradient, contiguous.
+  RLK_DEVICE void store(const float (&sums)[Tile::kSums], float scale, void* to, std::int64_t token_and_head) const {
+    auto* out =
+        in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * p_.head_dim + tid() % kAttentionLines * 4;
+    const int columns = head_dim() - tid() % kAttentionLines * 4;
+#pragma unroll
+    for (int i = 0; i < Tile::kSums; ++i) {
+      const int column = i / 4 * 64 + i % 4;
+      if (column < columns) out[column] = T::store(add_rn(mul_rn(sums[i], scale), 0.0f));
+    }
+  }
+  RLK_DEVICE void store_nothing(void* to, std::int64_t token_and_head) const {
+    auto* out = in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * p_.head_dim;
+    for (int column = tid() % kAttentionLines; column < head_dim(); column += kAttentionLines)
+      out[column] = T::store(0.0f);
+  }
+
+  const AttentionBackwardParams& p_;
+  const AttentionGrid& g_;
+  AttentionBackwardShared<Tile> s_;
+};
+
+// dq of a tile of queries, each with one of the heads that share a key head.
+template <class Machine, class T, class Tile>
+class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
+  using Base = AttentionBackward<Machine, T, Tile>;
+  using Base::g_;
+  using Base::head_dim;
+  using Base::kOfThread;
+  using Base::kRows;
+  using Base::p_;
+  using Base::s_;
+  using Base::tid;
+
+ public:
+  using Base::Base;
+
+  RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
+    const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
+    AttentionRange keys = {0, 0};
+    if (segment.exists) {
+      const AttentionSpan span(p_, segment.sequence);
+      const std::int64_t first = begin / g_.group - span.q_first,
+                         last = (segment.last - 1) / g_.group - span.q_first + 1;
+      const AttentionRange queries = {first, last < span.num_queries ? last : span.num_queries};
+      if (!queries.empty()) keys = span.keys_of(queries);
+      if (!keys.empty()) begin_rows(span, place.kv_head, begin, segment.last, keys);
+    }
+    if (keys.empty()) {
+      for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
+        this->store_nothing(p_.dq, out_row(place.sequence, place.kv_head, row));
+      }
+      return segment.last;
+    }
+    this->clear(dq_);
+    Machine::barrier();
+#pragma unroll 1
+    for (int block = s_.scene->first / kAttentionBlock * kAttentionBlock; block < s_.scene->last;
+         block += kAttentionBlock) {
+      run_block(block);
+    }
+    const AttentionBackwardScene scene = *s_.scene;
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
+      if (row < scene.end) this->store(dq_[r], p_.softmax_scale, p_.dq, out_row(scene.sequence, scene.kv_head, row));
+    }
+    Machine::barrier();  // the next segment writes what this one reads
+    return scene.end;
+  }
+
+ private:
+  RLK_DEVICE std::int64_t out_row(std::int64_t sequence, std::int64_t kv_head, std::int64_t row) const {
+    return row_of(p_, sequence, row / g_.group) * p_.num_q_heads + kv_head * g_.group + row % g_.group;
+  }
+
+  RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t kv_head, std::int64_t begin, std::int64_t end,
+                             AttentionRange keys) {
+    if (tid() == 0) {
+      *s_.scene = {kv_head, span.sequence, begin, end, static_cast<int>(keys.first), static_cast<int>(keys.last)};
+    }
+    if (tid() < kRows) {
+      const std::int64_t row = begin + tid(), token = row / g_.group, i = token - span.q_first;
+      AttentionRange sees = {0, 0};
+      if (row < end && i < span.num_queries) sees = span.keys_of(i);
+      const bool used = !sees.empty(), packed = p_.cu_seqlens_q != nullptr;
+      s_.first[tid()] = used ? static_cast<std::int32_t>(sees.first) : 0;
+      s_.last[tid()] = used ? static_cast<std::int32_t>(sees.last) : 0;
+      const std::int64_t head = kv_head * g_.group + row % g_.group;
+      s_.a_offsets[tid()] = used ? offset_of(p_.q, packed, span.sequence, token) + head * p_.q.head_stride : kZeroRow;
+      s_.b_offsets[tid()] =
+          used ? offset_of(p_.dout, packed, span.sequence, token) + head * p_.dout.head_stride : kZeroRow;
+      const std::int64_t at = used ? lse_index(p_, span.sequence, token, head) : 0;
+      s_.u[tid()] = used ? mul_rn(in_memory(p_.lse)[at], kLog2e) : 0.0f;
+      s_.delta[tid()] = used ? in_memory(static_cast<const float*>(p_.workspace))[at] : 0.0f;
+    }
+    Machine::barrier();
+    const auto rows = [&](const AttentionHeads& a, const std::int64_t* offsets) {
+      return AttentionRows<Machine, T>{in_memory(static_cast<const typename T::Storage*>(a.data)), offsets, g_.vectors};
+    };
+    load_transposed<Machine, T, kRows>(rows(p_.q, s_.a_offsets), head_dim(), s_.a);
+    load_transposed<Machine, T, kRows>(rows(p_.dout, s_.b_offsets), head_dim(), s_.b);
+  }
+
+  RLK_DEVICE AttentionRows<Machine, T> rows_of(const AttentionHeads& a, const std::int64_t* offsets) const {
+    return {attention_head<T>(a, s_.scene->kv_head), offsets, g_.vectors};
+  }
+
+  RLK_DEVICE void run_block(int block) {
+    {
+      const bool is_key = tid() < kAttentionBlock;
+      const int i = tid() % kAttentionBlock, j = block + i;
+      std::int64_t offset = kZeroRow;
+      if (j >= s_.scene->first && j < s_.scene->last) {
+        offset = key_offset(p_, is_key ? p_.k : p_.v, AttentionSpan(p_, s_.scene->sequence), j);
+      }
+      (is_key ? s_.a_offsets : s_.b_offsets)[i] = offset;
+    }
+    Machine::barrier();
+    const int last = s_.scene->last, end = last - block < kAttentionBlock ? last : block + kAttentionBlock;
+    float scores[kOfThread][kAttentionScores], dp[kOfThread][kAttentionScores];
+    multiply<Machine, Tile>(s_.a, rows_of(p_.k, s_.a_offsets), head_dim(), s_.stage, scores);
+    const bool mine = this->template probabilities<false>(scores, block, end);
+    multiply<Machine, Tile>(s_.b, rows_of(p_.v, s_.b_offsets), head_dim(), s_.stage, dp);
+    const int thread = tid();
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const float delta = s_.delta[thread / kAttentionLines * kOfThread + r];
+#pragma unroll
+      for (int i = 0; i < kAttentionScores; ++i) scores[r][i] = this->gradient(scores[r][i], dp[r][i], delta);
+    }
+    store_weights<Machine, Tile>(s_.weights, scores);
+    const bool holes = Machine::any(mine, s_.flags);
+    this->sum(holes, rows_of(p_.k, s_.a_offsets), end - block, dq_);
+    Machine::barrier();  // weights and offsets are written again
+  }
+
+  float dq_[kOfThread][Tile::kSums];
+};
+
+// dk and dv of a tile of keys.
+template <class Machine, class T, class Tile>
+class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
+  using Base = AttentionBackward<Machine, T, Tile>;
+  using Base::g_;
+  using Base::head_dim;
+  using Base::kOfThread;
+  using Base::kRows;
+  using Base::p_;
+  using Base::s_;
+  using Base::tid;
+
+ public:
+  using Base::Base;
+
+  RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
+    const AttentionSegment segment(p_, g_, p_.cu_seqlens_k, place, begin);
+    AttentionRange queries = {0, 0};
+    if (segment.exists) {
+      const AttentionSpan span(p_, segment.sequence);
+      const std::int64_t first = begin - span.k_first, last = segment.last - span.k_first;
+      const AttentionRange keys = {first > 0 ? first : 0, last < span.num_keys ? last : span.num_keys};
+      if (!keys.empty()) queries = span.queries_of(keys);
+      if (!queries.empty()) begin_rows(span, place.kv_head, begin, segment.last, queries);
+    }
+    if (queries.empty()) {
+      for (std::int64_t row = begin + tid() / kAttentionLines; row < segment.last; row += kAttentionLines) {
+        this->store_nothing(p_.dk, out_row(place.sequence, place.kv_head, row));
+        this->store_nothing(p_.dv, out_row(place.sequence, place.kv_head, row));
+      }
+      return segment.last;
+    }
+    this->clear(dk_);
+    this->clear(dv_);
+    Machine::barrier();
+    const int group = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
+#pragma unroll 1
+    for (int head = 0; head < group; ++head) {
+#pragma unroll 1
+      for (int block = s_.scene->first; block < s_.scene->last; block += kAttentionBlock) run_block(head, block);
+    }
+    const AttentionBackwardScene scene = *s_.scene;
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
+      if (row >= scene.end) continue;
+      this->store(dk_[r], p_.softmax_scale, p_.dk, out_row(scene.sequence, scene.kv_head, row));
+      this->store(dv_[r], 1.0f, p_.dv, out_row(scene.sequence, scene.kv_head, row));
+    }
+    Machine::barrier();  // the next segment writes what this one reads
+    return scene.end;
+  }
+
+ private:
+  RLK_DEVICE std::int64_t out_row(std::int64_t sequence, std::int64_t kv_head, std::int64_t row) const {
+    return ((g_.packed ? 0 : sequence * p_.k_tokens) + row) * p_.num_kv_heads + kv_head;
+  }
+
+  RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t kv_head, std::int64_t begin, std::int64_t end,
+                             AttentionRange queries) {
+    if (tid() == 0) {
+      *s_.scene = {kv_head, span.sequence, begin, end, static_cast<int>(queries.first), static_cast<int>(queries.last)};
+    }
+    if (tid() < kRows) {
+      const std::int64_t row = begin + tid(), j = row - span.k_first;
+      AttentionRange sees = {0, 0};
+      if (row < end && j >= 0 && j < span.num_keys) sees = span.queries_of(j);
+      const bool used = !sees.empty();
+      s_.first[tid()] = used ? static_cast<std::int32_t>(sees.first) : 0;
+      s_.last[tid()] = used ? static_cast<std::int32_t>(sees.last) : 0;
+      s_.a_offsets[tid()] = used ? key_offset(p_, p_.k, span, j) : kZeroRow;
+      s_.b_offsets[tid()] = used ? key_offset(p_, p_.v, span, j) : kZeroRow;
+    }
+    Machine::barrier();
+    load_transposed<Machine, T, kRows>(
+        AttentionRows<Machine, T>{attention_head<T>(p_.k, kv_head), s_.a_offsets, g_.vectors}, head_dim(), s_.a);
+    load_transposed<Machine, T, kRows>(
+        AttentionRows<Machine, T>{attention_head<T>(p_.v, kv_head), s_.b_offsets, g_.vectors}, head_dim(), s_.b);
+  }
+
+  // Queries [block, block + 128) of one of the key head's query heads.
+  RLK_DEVICE void run_block(int head_of_group, int block) {
+    const std::int64_t head = s_.scene->kv_head * (p_.num_q_heads / p_.num_kv_heads) + head_of_group;
+    const int last = s_.scene->last, end = last - block < kAttentionBlock ? last : block + kAttentionBlock;
+    {
+      const bool is_query = tid() < kAttentionBlock;
+      const int column = tid() % kAttentionBlock;
+      std::int64_t offset = kZeroRow;
+      float of_column = 0.0f;
+      if (block + column < end) {
+        const AttentionSpan span(p_, s_.scene->sequence);
+        const std::int64_t token = span.q_first + block + column;
+        offset = offset_of(is_query ? p_.q : p_.dout, p_.cu_seqlens_q != nullptr, span.sequence, token);
+        const std::int64_t at = lse_index(p_, span.sequence, token, head);
+        of_column =
+            is_query ? mul_rn(in_memory(p_.lse)[at], kLog2e) : in_memory(static_cast<const float*>(p_.workspace))[at];
+      }
+      (is_query ? s_.a_offsets : s_.b_offsets)[column] = offset;
+      (is_query ? s_.u : s_.delta)[column] = of_column;
+    }
+    Machine::barrier();
+    const AttentionRows<Machine, T> q = {attention_head<T>(p_.q, head), s_.a_offsets, g_.vectors};
+    const AttentionRows<Machine, T> dout = {attention_head<T>(p_.dout, head), s_.b_offsets, g_.vectors};
+    float scores[kOfThread][kAttentionScores], ds[kOfThread][kAttentionScores];
+    multiply<Machine, Tile>(s_.a, q, head_dim(), s_.stage, scores);
+    const bool mine = this->template probabilities<true>(scores, block, end);
+    multiply<Machine, Tile>(s_.b, dout, head_dim(), s_.stage, ds);
+    const int line = tid() % kAttentionLines;
+#pragma unroll
+    for (int i = 0; i < kAttentionScores; ++i) {
+      const float delta = s_.delta[Tile::score_column(line, i)];
+#pragma unroll
+      for (int r = 0; r < kOfThread; ++r) {
+        ds[r][i] = this->gradient(scores[r][i], ds[r][i], delta);
+        scores[r][i] = as_element<T>(scores[r][i]);
+      }
+    }
+    store_weights<Machine, Tile>(s_.weights, scores);
+    const bool holes = Machine::any(mine, s_.flags);
+    this->sum(holes, dout, end - block, dv_);
+    Machine::barrier();
+    store_weights<Machine, Tile>(s_.weights, ds);
+    Machine::barrier();
+    this->sum(holes, q, end - block, dk_);
+    Machine::barrier();  // weights and offsets are written again
+  }
+
+  float dk_[kOfThread][Tile::kSums], dv_[kOfThread][Tile::kSums];
+};
+
+}  // namespace rlk

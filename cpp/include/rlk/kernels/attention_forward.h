@@ -1,0 +1,353 @@
+// attention, forward, for the kernels of CUDA and HIP. A block has a tile of rows, each a query with one of the heads that
+// share a key head, and walks their keys in blocks of 128: scores into registers, the reference of each row,
+// probabilities into shared memory, sums of values in registers. Bound by the fp32 units.
+#pragma once
+
+#include "rlk/kernels/attention_multiply.h"
+#include "rlk/math/softmax_stats.h"
+
+namespace rlk {
+
+struct AttentionForwardState {  // of a row
+  AttentionReference reference;
+  float m = -infinity(), l = 0.0f;  // of the splits before
+};
+
+// The segment of a tile that is at work. In shared memory, since registers are for sums.
+struct AttentionForwardScene {
+  std::int64_t kv_head, sequence, begin, end;  // rows
+  std::int32_t first_key, last_key;
+};
+
+// What the threads of a tile tell one another.
+template <class Tile>
+struct AttentionForwardShared {
+  float *q, *stage, *weights;
+  float* total;  // O of the splits before, a thread's own: [row of the thread][sum][thread]
+  float *largest, *m, *clamp, *chains;
+  std::int32_t *steps, *first, *last;
+  AttentionForwardState* states;
+  AttentionMerge* merges;
+  std::int64_t *k_offsets, *v_offsets;
+  std::uint32_t* flags;
+  AttentionForwardScene* scene;
+
+  static constexpr int kTotal = Tile::kRows * Tile::kColumns;
+  static constexpr int kBytes = carved(Tile::kRows * Tile::kColumns, 4) + carved(Tile::kStageFloats, 4) +
+                                carved(Tile::kWeights, 4) + carved(kTotal, 4) + 3 * carved(Tile::kRows, 4) +
+                                carved(Tile::kRows * kAttentionChains, 4) + 3 * carved(Tile::kRows, 4) +
+                                carved(Tile::kRows, sizeof(AttentionForwardState)) +
+                                carved(Tile::kRows, sizeof(AttentionMerge)) + 2 * carved(kAttentionBlock, 8) + 16 +
+                                carved(1, sizeof(AttentionForwardScene));
+
+  RLK_DEVICE explicit AttentionForwardShared(void* memory) {
+    Carver carver(memory);
+    q = carver.take<float>(Tile::kRows * Tile::kColumns);
+    stage = carver.take<float>(Tile::kStageFloats);
+    weights = carver.take<float>(Tile::kWeights);
+    total = carver.take<float>(kTotal);
+    largest = carver.take<float>(Tile::kRows);
+    m = carver.take<float>(Tile::kRows);
+    clamp = carver.take<float>(Tile::kRows);
+    chains = carver.take<float>(Tile::kRows * kAttentionChains);
+    steps = carver.take<std::int32_t>(Tile::kRows);
+    first = carver.take<std::int32_t>(Tile::kRows);
+    last = carver.take<std::int32_t>(Tile::kRows);
+    states = carver.take<AttentionForwardState>(Tile::kRows);
+    merges = carver.take<AttentionMerge>(Tile::kRows);
+    k_offsets = carver.take<std::int64_t>(kAttentionBlock);
+    v_offsets = carver.take<std::int64_t>(kAttentionBlock);
+    flags = carver.take<std::uint32_t>(4);
+    scene = carver.take<AttentionForwardScene>(1);
+  }
+};
+
+template <class Machine, class T, class Tile>
+class AttentionForward {
+ public:
+  RLK_DEVICE AttentionForward(const AttentionParams& p, const AttentionGrid& g, void* memory)
+      : p_(p), g_(g), s_(memory) {}
+
+  // The part of a tile's rows from `begin` on that lies in one sequence; where the next one begins.
+  RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
+    const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
+    if (!segment.exists) {
+      write_nothing(place, begin, segment.last);
+      return segment.last;
+    }
+    const AttentionSpan span(p_, segment.sequence);
+    const std::int64_t first = begin / g_.group - span.q_first, last = (segment.last - 1) / g_.group - span.q_first + 1;
+    const AttentionRange queries = {first, last < span.num_queries ? last : span.num_queries};
+    const AttentionRange keys = queries.empty() ? AttentionRange{0, 0} : span.keys_of(queries);
+    if (keys.empty()) {
+      write_nothing(place, begin, segment.last);
+      return segment.last;
+    }
+    // Numbers of keys are below 2^31.
+    const int first_key = static_cast<int>(keys.first), last_key = static_cast<int>(keys.last);
+    if (tid() == 0) *s_.scene = {place.kv_head, segment.sequence, begin, segment.last, first_key, last_key};
+    begin_rows(span, place.kv_head, begin, segment.last);
+    const int first_block = first_key / kAttentionBlock * kAttentionBlock;
+#pragma unroll 1
+    for (int block = first_block; block < s_.scene->last_key; block += kAttentionBlock) {
+      if (block % kAttentionSplit == 0 && block != s_.scene->first_key / kAttentionBlock * kAttentionBlock) {
+        merge_split();
+      }
+      run_block(block);
+    }
+    merge_split();
+    finish();
+    const std::int64_t end = s_.scene->end;
+    Machine::barrier();  // the next segment writes what this one reads
+    return end;
+  }
+
+ private:
+  using State = AttentionForwardState;
+  static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
+  // Chains are those of threads: kOfThread / 2 neighbouring ones of a row; of 16 rows half of the threads have one.
+  static constexpr int kChainsOfThread = kOfThread == 4 ? 2 : 1;
+  static RLK_DEVICE int tid() { return Machine::thread(); }
+  static RLK_DEVICE bool has_chains() { return tid() < kRows * kAttentionChains / kChainsOfThread; }
+  static RLK_DEVICE int chain_row() { return tid() % kRows; }
+  static RLK_DEVICE int first_chain() { return tid() / kRows * kChainsOfThread; }
+
+  RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
+    if (tid() < kRows) {
+      const std::int64_t row = begin + tid(), i = row / g_.group - span.q_first;
+      AttentionRange sees = {0, 0};
+      if (row < end && i < span.num_queries) sees = span.keys_of(i);
+      const bool used = !sees.empty();
+      s_.first[tid()] = used ? static_cast<std::int32_t>(sees.first) : 0;
+      s_.last[tid()] = used ? static_cast<std::int32_t>(sees.last) : 0;
+      s_.states[tid()] = {};
+      if (tid() < kAttentionBlock) {
+        const bool packed = p_.cu_seqlens_q != nullptr;
+        s_.k_offsets[tid()] = used ? offset_of(p_.q, packed, span.sequence, span.q_first + i) +
+                                         (kv_head * g_.group + row % g_.group) * p_.q.head_stride
+                                   : kZeroRow;
+      }
+    }
+#pragma unroll
+    for (float& chain : chains_) chain = 0.0f;
+#pragma unroll
+    for (auto& row : sums_) {
+#pragma unroll
+      for (float& sum : row) sum = 0.0f;
+    }
+    Machine::barrier();
+    const AttentionRows<Machine, T> rows = {in_memory(static_cast<const typename T::Storage*>(p_.q.data)), s_.k_offsets,
+                                            g_.vectors};
+    load_transposed<Machine, T, kRows>(rows, head_dim(), s_.q);
+    Machine::barrier();  // k_offsets are written again
+  }
+
+  RLK_DEVICE float c() const { return attention_scale(p_.softmax_scale); }
+  RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
+  // The end of a block's keys.
+  RLK_DEVICE int end_of(int block) const {
+    const int last = s_.scene->last_key;
+    return last - block < kAttentionBlock ? last : block + kAttentionBlock;
+  }
+  RLK_DEVICE AttentionRows<Machine, T> rows_of(const AttentionHeads& a, const std::int64_t* offsets) const {
+    return {attention_head<T>(a, s_.scene->kv_head), offsets, g_.vectors};
+  }
+
+  RLK_DEVICE void run_block(int block) {
+    {
+      const bool is_key = tid() < kAttentionBlock;
+      const int i = tid() % kAttentionBlock, j = block + i;
+      std::int64_t offset = kZeroRow;
+      if (j >= s_.scene->first_key && j < s_.scene->last_key) {
+        offset = key_offset(p_, is_key ? p_.k : p_.v, AttentionSpan(p_, s_.scene->sequence), j);
+      }
+      (is_key ? s_.k_offsets : s_.v_offsets)[i] = offset;
+    }
+    Machine::barrier();
+    float scores[kOfThread][kAttentionScores];
+    multiply<Machine, Tile>(s_.q, rows_of(p_.k, s_.k_offsets), head_dim(), s_.stage, scores);
+    raise_references(scores, block);
+    const bool mine = Machine::kHasHardwareExp && p_.exp == Exp::kHardware
+                          ? probabilities<Exp::kHardware>(scores, block)
+                          : probabilities<Exp::kPortable>(scores, block);
+    const bool holes = Machine::any(mine, s_.flags);
+    sum_probabilities();
+    const AttentionRows<Machine, T> v = rows_of(p_.v, s_.v_offsets);
+    if (holes) {
+      accumulate<Machine, Tile, true>(s_.weights, v, end_of(block) - block, head_dim(), s_.stage, sums_);
+    } else {
+      accumulate<Machine, Tile, false>(s_.weights, v, end_of(block) - block, head_dim(), s_.stage, sums_);
+    }
+    Machine::barrier();  // weights and offsets are written again
+  }
+
+  // Whether a row sees column i of the block.
+  RLK_DEVICE bool sees(int row, int block, int i) const {
+    return block + i >= s_.first[row] && block + i < s_.last[row];
+  }
+
+  RLK_DEVICE void raise_references(const float (&scores)[kOfThread][kAttentionScores], int block) {
+    const int thread = tid(), line = thread % kAttentionLines;
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const int row = thread / kAttentionLines * kOfThread + r;
+      float most = -infinity();
+#pragma unroll
+      for (int i = 0; i < kAttentionScores; ++i) {
+        if (sees(row, block, Tile::score_column(line, i))) most = Machine::max_nan(most, scores[r][i]);
+      }
+#pragma unroll
+      for (int distance = 1; distance < kAttentionLines; distance *= 2) {
+        most = Machine::max_nan(most, Machine::shuffle_xor(most, distance));
+      }
+      if (line == 0) s_.largest[row] = most;
+    }
+    Machine::barrier();
+    if (thread < kRows) {
+      AttentionReference reference = s_.states[thread].reference;
+      s_.steps[thread] = reference.raise(c(), s_.largest[thread]);
+      s_.m[thread] = reference.m;
+      s_.clamp[thread] = reference.q;
+      s_.states[thread].reference = reference;
+    }
+    Machine::barrier();
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const std::int32_t steps = s_.steps[thread / kAttentionLines * kOfThread + r];
+      if (steps == 0) continue;
+#pragma unroll
+      for (float& sum : sums_[r]) sum = scale_down(sum, steps);
+    }
+    if (has_chains() && s_.steps[chain_row()] != 0) {
+#pragma unroll
+      for (float& chain : chains_) chain = scale_down(chain, s_.steps[chain_row()]);
+    }
+  }
+
+  // Scores to unrounded weights in shared memory. Whether a row misses a key that lies in memory.
+  template <Exp kExp>
+  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kAttentionScores], int block) {
+    bool holes = false;
+    const int thread = tid(), line = thread % kAttentionLines;
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const int row = thread / kAttentionLines * kOfThread + r;
+      const float m = s_.m[row], q = s_.clamp[row];
+      // What the row sees, and what of that is in memory, as columns.
+      const int sees_first = s_.first[row] - block, sees_last = m > -infinity() ? s_.last[row] - block : -1;
+      const int holes_first = s_.scene->first_key - block, holes_last = s_.last[row] != 0 ? end_of(block) - block : -1;
+      const float addend = kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
+#pragma unroll
+      for (int i = 0; i < kAttentionScores; ++i) {
+        const int column = Tile::score_column(line, i);
+        const float z = scores[r][i];
+        const float p = kExp == Exp::kHardware ? Machine::ex2(fma_rn(z, c(), addend))
+                                               : stat_exp_portable(z > q ? z : q, c(), addend);
+        const bool missing = column < sees_first || column >= sees_last || !(z > -infinity());
+        holes |= missing && column >= holes_first && column < holes_last;
+        scores[r][i] = missing ? nothing() : p;
+      }
+    }
+    store_weights<Machine, Tile>(s_.weights, scores);
+    return holes;
+  }
+
+  // Unrounded weights into the chains; rounded in place. A missing link is -0, which changes no chain.
+  RLK_DEVICE void sum_probabilities() {
+    if (!has_chains()) return;
+    const int row = chain_row(), first = first_chain();
+#pragma unroll
+    for (int c = 0; c < kChainsOfThread; ++c) {
+#pragma unroll 4
+      for (int column = first + c; column < kAttentionBlock; column += kAttentionChains) {
+        float& weight = s_.weights[Tile::weight(column, row)];
+        chains_[c] = add_rn(chains_[c], weight);
+        weight = as_element<T>(weight);
+      }
+    }
+  }
+
+  RLK_DEVICE void merge_split() {
+    if (has_chains()) {
+#pragma unroll
+      for (int c = 0; c < kChainsOfThread; ++c) {
+        s_.chains[chain_row() * kAttentionChains + first_chain() + c] = chains_[c];
+        chains_[c] = 0.0f;
+      }
+    }
+    Machine::barrier();
+    if (tid() < kRows) {
+      State& state = s_.states[tid()];
+      const AttentionMerge merge(state.m, state.reference.m);
+      s_.merges[tid()] = merge;
+      state = {{}, merge.m, merge(state.l, combine_chains(s_.chains + tid() * kAttentionChains))};
+    }
+    Machine::barrier();
+    const int thread = tid();
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+      const AttentionMerge merge = s_.merges[thread / kAttentionLines * kOfThread + r];
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; ++i) {
+        float& total = s_.total[(r * Tile::kSums + i) * kAttentionThreads + thread];
+        total = merge(total, sums_[r][i]);
+        sums_[r][i] = 0.0f;
+      }
+    }
+  }
+
+  // A row of out or lse: its token is that of the sequence's place.
+  RLK_DEVICE std::int64_t out_offset(std::int64_t sequence, std::int64_t kv_head, std::int64_t row) const {
+    const std::int64_t token = row_of(p_, sequence, row / g_.group);
+    return (token * p_.num_q_heads + kv_head * g_.group + row % g_.group) * p_.head_dim;
+  }
+  RLK_DEVICE void store_lse(std::int64_t sequence, std::int64_t kv_head, std::int64_t row, float lse) const {
+    if (p_.lse == nullptr) return;
+    in_memory(p_.lse)[lse_index(p_, sequence, row / g_.group, kv_head * g_.group + row % g_.group)] = lse;
+  }
+
+  RLK_DEVICE void finish() {
+    const AttentionForwardScene scene = *s_.scene;
+    if (tid() < kRows && scene.begin + tid() < scene.end) {
+      const State state = s_.states[tid()];
+      const bool used = s_.last[tid()] != 0;
+      const float lse = attention_fails(state.m, used) ? canonical_nan()
+                        : used                         ? attention_lse(state.m, state.l)
+                                                       : -infinity();
+      store_lse(scene.sequence, scene.kv_head, scene.begin + tid(), lse);
+    }
+#pragma unroll 1
+    for (int r = 0; r < kOfThread; ++r) {
+      const int row = tid() / kAttentionLines * kOfThread + r;
+      if (scene.begin + row >= scene.end) continue;
+      const bool used = s_.last[row] != 0, fails = attention_fails(s_.states[row].m, used);
+      const float l = s_.states[row].l;
+      auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) +
+                 out_offset(scene.sequence, scene.kv_head, scene.begin + row);
+#pragma unroll 1
+      for (int i = 0; i < Tile::kSums; ++i) {
+        const int column = i / 4 * 64 + tid() % kAttentionLines * 4 + i % 4;
+        if (column >= head_dim()) continue;
+        const float total = s_.total[(r * Tile::kSums + i) * kAttentionThreads + tid()];
+        to[column] = T::store(fails ? canonical_nan() : used ? attention_output(total, l) : 0.0f);
+      }
+    }
+  }
+
+  RLK_DEVICE void write_nothing(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t row = begin + tid() / kAttentionLines; row < end; row += kAttentionLines) {
+      auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) + out_offset(place.sequence, place.kv_head, row);
+      for (int column = tid() % kAttentionLines; column < head_dim(); column += kAttentionLines)
+        to[column] = T::store(0.0f);
+      if (tid() % kAttentionLines == 0) store_lse(place.sequence, place.kv_head, row, -infinity());
+    }
+  }
+
+  const AttentionParams& p_;
+  const AttentionGrid& g_;
+  AttentionForwardShared<Tile> s_;
+  float chains_[kChainsOfThread];
+  float sums_[kOfThread][Tile::kSums];  // O of the split
+};
+
+}  // namespace rlk

@@ -1,0 +1,237 @@
+// Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP: a block of 256 threads, 16 x 16, has kRows
+// rows by 128 columns of scores, and kRows rows by kColumns columns of sums, in registers. The operand that its rows are
+// is in shared memory; the other comes through it in stages of kDepth. Bound by the fp32 units and shared memory's reads
+// beside them.
+//
+// Machine: what a block is written with: its threads' number, barriers, an exchange of lanes, groups of floats in shared
+// memory, and octets of elements of type T, a tag with Storage, load and store, on their way from memory.
+#pragma once
+
+#include "rlk/kernels/attention_row.h"
+#include "rlk/kernels/attention_tile.h"
+
+namespace rlk {
+
+constexpr int kAttentionThreads = 256;
+constexpr int kAttentionLines = 16;  // threads that share a row
+constexpr int kAttentionScores = 8;  // of a row and thread
+constexpr int kAttentionOctet = 8;   // columns that come from memory together
+
+// An offset of a row that is not in memory and counts as zeros; one of kNoPage counts as NaN.
+constexpr std::int64_t kZeroRow = kNoPage + 1;
+
+// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum.
+RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
+RLK_HD bool is_nothing(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
+
+// A tile's shape. kOfThread rows a thread, one after another.
+template <int kOfThread_, int kColumns_, int kDepth_>
+struct AttentionTile {
+  static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;
+  static constexpr int kRows = kAttentionLines * kOfThread;
+  static constexpr int kSums = kColumns / kAttentionLines;  // of a row and thread: columns 64j + 4 line ... + 3
+  static_assert(kColumns % 64 == 0);
+
+  // Weights are [128 columns][kRows], so that a thread reads its rows together; in 16 byte chunks of four rows exchanged
+  // by the column, or with a gap behind each column, or writes of a column's lines would meet in a bank.
+  static constexpr int kWeightStride = kOfThread == 4 ? kRows : kRows + kOfThread;
+  static constexpr int kWeights = kAttentionBlock * kWeightStride;
+  static RLK_DEVICE int weight(int column, int row) {
+    if constexpr (kOfThread == 4) {
+      return column * kWeightStride + ((row / 4 ^ column / 4 % 8) * 4 + row % 4);
+    } else {
+      return column * kWeightStride + row;
+    }
+  }
+  // Columns of a thread's scores.
+  static RLK_DEVICE int score_column(int line, int i) { return i / 4 * 64 + line * 4 + i % 4; }
+
+  static constexpr int kStageFloats = kDepth * (kColumns > kAttentionBlock ? kColumns : kAttentionBlock);
+};
+
+// Rows of an operand in memory.
+template <class Machine, class T>
+struct AttentionRows {
+  const typename T::Storage* data;  // of the head
+  const std::int64_t* offsets;      // shared; elements, kZeroRow or kNoPage
+  bool vectors;
+
+  RLK_DEVICE typename Machine::template Octet<T> octet(int row, int column) const {
+    const std::int64_t offset = offsets[row];
+    if (offset <= kZeroRow) return Machine::template fill_octet<T>(offset == kNoPage);
+    return Machine::template load_octet<T>(data + offset + column, vectors);
+  }
+};
+
+// to[column][row] of kRows rows, whose offsets are shared.
+template <class Machine, class T, int kRows>
+RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_dim, float* to) {
+  for (int i = Machine::thread(); i < kRows * head_dim / kAttentionOctet; i += kAttentionThreads) {
+    const int row = i % kRows, column = i / kRows * kAttentionOctet;
+    float z[kAttentionOctet];
+    rows.octet(row, column).to_float(z);
+#pragma unroll
+    for (int j = 0; j < kAttentionOctet; ++j) to[(column + j) * kRows + row] = z[j];
+  }
+}
+
+// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. Begins and ends with `stage` free to write
+// after a barrier.
+template <class Machine, class Tile, class T>
+RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int head_dim, float* stage,
+                         float (&scores)[Tile::kOfThread][kAttentionScores]) {
+#pragma unroll
+  for (auto& row : scores) {
+#pragma unroll
+    for (float& s : row) s = 0.0f;
+  }
+  constexpr int kDepth = Tile::kDepth, kOctets = kAttentionBlock * kDepth / kAttentionOctet / kAttentionThreads;
+  static_assert(kOctets >= 1 && kDepth == 16 * kOctets);
+  const int thread = Machine::thread(), row = thread % kAttentionBlock;
+  const int first = thread / kAttentionBlock * kAttentionOctet;  // column; others are 16 behind
+  a += thread / kAttentionLines * Tile::kOfThread;
+  const float* mine = stage + thread % kAttentionLines * 4;
+  typename Machine::template Octet<T> next[kOctets];
+  const auto load = [&](int begin) {
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (begin + first + 16 * i < head_dim) next[i] = b.octet(row, begin + first + 16 * i);
+    }
+  };
+  load(0);
+#pragma unroll 1
+  for (int begin = 0; begin < head_dim; begin += kDepth) {
+    Machine::barrier();
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (begin + first + 16 * i >= head_dim) continue;
+      float z[kAttentionOctet];
+      next[i].to_float(z);
+#pragma unroll
+      for (int j = 0; j < kAttentionOctet; ++j) stage[(first + 16 * i + j) * kAttentionBlock + row] = z[j];
+    }
+    Machine::barrier();
+    load(begin + kDepth);
+    const int depth = head_dim - begin < kDepth ? head_dim - begin : kDepth;
+#pragma unroll 1
+    for (int d = 0; d < depth; d += kAttentionOctet) {
+#pragma unroll
+      for (int j = 0; j < kAttentionOctet; ++j) {
+        float x[Tile::kOfThread], low[4], high[4];
+        Machine::load_group(a + (begin + d + j) * Tile::kRows, x);
+        Machine::load_group(mine + (d + j) * kAttentionBlock, low);
+        Machine::load_group(mine + (d + j) * kAttentionBlock + 64, high);
+#pragma unroll
+        for (int r = 0; r < Tile::kOfThread; ++r) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            scores[r][i] = fma_rn(x[r], low[i], scores[r][i]);
+            scores[r][4 + i] = fma_rn(x[r], high[i], scores[r][4 + i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// sums[r] = a chain over columns of scores ascending of weights * x, from sums[r] on: x has `count` rows. kHoles: a
+// weight may be nothing, where x is not to be looked at.
+template <class Machine, class Tile, bool kHoles, class T>
+RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>& x, int count, int head_dim,
+                           float* stage, float (&sums)[Tile::kOfThread][Tile::kSums]) {
+  constexpr int kRowOctets = Tile::kColumns / kAttentionOctet;
+  constexpr int kDepth = Tile::kDepth, kOctets = kDepth * kRowOctets / kAttentionThreads;
+  static_assert(kOctets >= 1);
+  constexpr int kRowsAtOnce = kAttentionThreads / kRowOctets;
+  const int thread = Machine::thread(), row = thread / kRowOctets;
+  const int column = thread % kRowOctets * kAttentionOctet, my_row = thread / kAttentionLines * Tile::kOfThread;
+  const float* mine = stage + thread % kAttentionLines * 4;
+  typename Machine::template Octet<T> next[kOctets];
+  const auto load = [&](int begin) {
+    if (column >= head_dim) return;
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (begin + row + kRowsAtOnce * i < count) next[i] = x.octet(begin + row + kRowsAtOnce * i, column);
+    }
+  };
+  load(0);
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kDepth) {
+    Machine::barrier();
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (column >= head_dim || begin + row + kRowsAtOnce * i >= count) continue;
+      float z[kAttentionOctet];
+      next[i].to_float(z);
+      float* to = stage + (row + kRowsAtOnce * i) * Tile::kColumns + column;
+      Machine::store_four(to, z[0], z[1], z[2], z[3]);
+      Machine::store_four(to + 4, z[4], z[5], z[6], z[7]);
+    }
+    Machine::barrier();
+    load(begin + kDepth);
+    const int depth = count - begin < kDepth ? count - begin : kDepth;
+#pragma unroll 2
+    for (int n = 0; n < depth; ++n) {
+      float w[Tile::kOfThread];
+      Machine::load_group(weights + Tile::weight(begin + n, my_row), w);
+#pragma unroll
+      for (int j = 0; j < Tile::kSums / 4; ++j) {
+        float y[4];
+        Machine::load_group(mine + n * Tile::kColumns + 64 * j, y);
+#pragma unroll
+        for (int r = 0; r < Tile::kOfThread; ++r) {
+          if (kHoles && is_nothing(w[r])) continue;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[r][4 * j + i] = fma_rn(w[r], y[i], sums[r][4 * j + i]);
+        }
+      }
+    }
+  }
+}
+
+// The value as an element of type T holds it.
+template <class T>
+RLK_DEVICE float as_element(float x) {
+  if constexpr (sizeof(typename T::Storage) == sizeof(float)) return x;
+  return T::load(T::store(x));
+}
+
+// A thread's scores into the weights. Of all of its columns the chunks are exchanged alike.
+template <class Machine, class Tile>
+RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][kAttentionScores]) {
+  const int thread = Machine::thread();
+  weights += Tile::weight(thread % kAttentionLines * 4, thread / kAttentionLines * Tile::kOfThread);
+#pragma unroll
+  for (int i = 0; i < kAttentionScores; ++i) {
+    float* to = weights + (i / 4 * 64 + i % 4) * Tile::kWeightStride;
+    if constexpr (Tile::kOfThread == 4) {
+      Machine::store_four(to, scores[0][i], scores[1][i], scores[2][i], scores[3][i]);
+    } else {
+#pragma unroll
+      for (int r = 0; r < Tile::kOfThread; ++r) to[r] = scores[r][i];
+    }
+  }
+}
+
+template <class T>
+RLK_DEVICE const typename T::Storage* attention_head(const AttentionHeads& a, std::int64_t head) {
+  return in_memory(static_cast<const typename T::Storage*>(a.data)) + head * a.head_stride;
+}
+
+// Shared memory in pieces.
+class Carver {
+ public:
+  RLK_DEVICE explicit Carver(void* memory) : at_(static_cast<unsigned char*>(memory)) {}
+  template <class V>
+  RLK_DEVICE V* take(int count) {
+    V* taken = reinterpret_cast<V*>(at_);
+    at_ += (count * static_cast<int>(sizeof(V)) + 15) / 16 * 16;
+    return taken;
+  }
+
+ private:
+  unsigned char* at_;
+};
+constexpr int carved(int count, int bytes) { return (count * bytes + 15) / 16 * 16; }
+
+}  // namespace rlk

@@ -1,0 +1,96 @@
+// How a GPU's blocks share out the rows of an attention call: tiles of the queries of a key head, or of the keys, cut to
+// the sequences that they lie in. For the hosts and the kernels of CUDA and HIP.
+#pragma once
+
+#include "rlk/kernels/attention_span.h"
+
+namespace rlk {
+
+inline bool attention_at_16_bytes(const AttentionHeads& a, DType t) {
+  const auto aligned = [&](std::int64_t stride) { return stride * size_of(t) % 16 == 0; };
+  return reinterpret_cast<std::uintptr_t>(a.data) % 16 == 0 && aligned(a.sequence_stride) && aligned(a.token_stride) &&
+         aligned(a.head_stride);
+}
+
+// A launch. A row is a query with one of the heads that share a key head, the heads of a query together; or a key.
+struct AttentionGrid {
+  std::int64_t rows;   // of a sequence; packed: of all
+  std::int64_t tiles;  // of them
+  std::int32_t group;  // rows of a token
+  bool packed;
+  bool vectors;  // heads begin at multiples of 16 bytes
+};
+
+inline AttentionGrid attention_query_grid(const AttentionInput& p, int rows_of_tile, bool vectors) {
+  AttentionGrid g;
+  g.group = static_cast<std::int32_t>(p.num_q_heads / p.num_kv_heads);
+  g.packed = p.cu_seqlens_q != nullptr;
+  g.rows = p.q_tokens * g.group;
+  g.tiles = (g.rows + rows_of_tile - 1) / rows_of_tile;
+  g.vectors = vectors;
+  return g;
+}
+inline AttentionGrid attention_key_grid(const AttentionInput& p, int rows_of_tile, bool vectors) {
+  AttentionGrid g;
+  g.group = 1;
+  g.packed = p.cu_seqlens_k != nullptr;
+  g.rows = p.k_tokens;
+  g.tiles = (g.rows + rows_of_tile - 1) / rows_of_tile;
+  g.vectors = vectors;
+  return g;
+}
+inline std::int64_t attention_blocks(const AttentionInput& p, const AttentionGrid& g) {
+  return g.tiles * p.num_kv_heads * (g.packed ? 1 : p.num_sequences);
+}
+
+// What a block has: rows [first, last) of a key head, of one sequence or packed. The tiles of the last rows come first:
+// under a causal mask they take longest.
+struct AttentionPlace {
+  std::int64_t sequence, kv_head, first, last;
+
+  RLK_HD AttentionPlace(const AttentionInput& p, const AttentionGrid& g, std::int64_t block, int rows_of_tile) {
+    const std::int64_t heads = p.num_kv_heads, sequences = g.packed ? 1 : p.num_sequences;
+    kv_head = block % heads;
+    sequence = block / heads % sequences;
+    first = (g.tiles - 1 - block / heads / sequences) * rows_of_tile;
+    last = first + rows_of_tile < g.rows ? first + rows_of_tile : g.rows;
+  }
+};
+
+// The first sequence that ends behind a token, by offsets that ascend; num_sequences where none does.
+RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
+  std::int64_t first = 0, last = num_sequences;
+  while (first < last) {
+    const std::int64_t middle = (first + last) / 2;
+    if (in_memory(offsets)[middle + 1] > token) {
+      last = middle;
+    } else {
+      first = middle + 1;
+    }
+  }
+  return first;
+}
+
+// The part of rows [first, last) that begins at `first` and lies in one sequence, or in none.
+struct AttentionSegment {
+  std::int64_t sequence, last;
+  bool exists;
+
+  RLK_HD AttentionSegment(const AttentionInput& p, const AttentionGrid& g, const std::int32_t* offsets,
+                          const AttentionPlace& place, std::int64_t first)
+      : sequence(place.sequence), last(place.last), exists(true) {
+    if (!g.packed) return;
+    const std::int64_t token = first / g.group;
+    sequence = sequence_of(offsets, p.num_sequences, token);
+    exists = sequence < p.num_sequences;
+    if (!exists) return;
+    std::int64_t end = in_memory(offsets)[sequence + 1];
+    if (in_memory(offsets)[sequence] > token) {
+      exists = false;
+      end = in_memory(offsets)[sequence];
+    }
+    if (end * g.group < last) last = end * g.group;
+  }
+};
+
+}  // namespace rlk

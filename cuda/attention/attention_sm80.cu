@@ -1,0 +1,8 @@
+// attention for SM80 and later.
+#include "forward.cuh"
+
+namespace rlk::cuda {
+void attention_sm80(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
+  run_attention(p, plan, stream);
+}
+}  // namespace rlk::cuda

@@ -1,0 +1,79 @@
+// attention's backward kernels and their launches. What they do is rlk/kernels/attention_backward.h.
+#pragma once
+
+#include "machine.cuh"
+#include "rlk/kernels/attention_backward.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class T>
+__global__ void __launch_bounds__(kAttentionThreads)
+    attention_delta_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t rows) {
+  attention_delta<Machine, T>(p, rows, blockIdx.x, gridDim.x);
+}
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(kAttentionThreads)
+    attention_dq_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ AttentionGrid g) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  AttentionQueryGradient<Machine, T, Tile> pass(p, g, memory);
+#pragma unroll 1
+  for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
+       begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
+    begin = pass.run(AttentionPlace(p, g, blockIdx.x, Tile::kRows), begin);
+  }
+}
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(kAttentionThreads)
+    attention_dkv_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ AttentionGrid g) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  AttentionKeyGradient<Machine, T, Tile> pass(p, g, memory);
+#pragma unroll 1
+  for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
+       begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
+    begin = pass.run(AttentionPlace(p, g, blockIdx.x, Tile::kRows), begin);
+  }
+}
+
+inline void run_attention_backward(const AttentionBackwardParams& p, cudaStream_t stream) {
+  bool vectors = true;
+  for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  with_element_type(p.dtype, [&](auto t) {
+    using T = decltype(t);
+    const std::int64_t rows = attention_rows(p) * p.num_q_heads;
+    if (rows > 0) {
+      constexpr std::int64_t kOfBlock = kAttentionThreads / kAttentionChains;
+      const std::int64_t blocks = std::min<std::int64_t>((rows + kOfBlock - 1) / kOfBlock, 1 << 20);
+      attention_delta_kernel<T><<<static_cast<unsigned>(blocks), kAttentionThreads, 0, stream>>>(p, rows);
+      check(cudaGetLastError(), "launch of attention's delta");
+    }
+    const auto launch = [&](auto tile) {
+      using Tile = decltype(tile);
+      constexpr int kBytes = AttentionBackwardShared<Tile>::kBytes;
+      if (p.dq != nullptr && rows > 0) {
+        const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
+        allow_shared_memory<attention_dq_kernel<T, Tile>>();
+        const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
+        attention_dq_kernel<T, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
+        check(cudaGetLastError(), "launch of attention's dq");
+      }
+      if (p.dk != nullptr && attention_keys(p) > 0) {
+        const AttentionGrid g = attention_key_grid(p, Tile::kRows, vectors);
+        allow_shared_memory<attention_dkv_kernel<T, Tile>>();
+        const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
+        attention_dkv_kernel<T, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
+        check(cudaGetLastError(), "launch of attention's dk and dv");
+      }
+    };
+    if (p.head_dim <= 64) {
+      launch(AttentionTile<4, 64, 32>{});
+    } else {
+      p.head_dim <= 128 ? launch(AttentionTile<4, 128, 32>{}) : launch(AttentionTile<2, 256, 32>{});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace rlk::cuda

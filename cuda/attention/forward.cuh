@@ -1,0 +1,47 @@
+// attention's forward kernels and their launch. What they do is rlk/kernels/attention_forward.h.
+#pragma once
+
+#include "machine.cuh"
+#include "rlk/kernels/attention_forward.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(kAttentionThreads, T::kPacked ? 2 : 1)
+    attention_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ AttentionGrid g) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  AttentionForward<Machine, T, Tile> forward(p, g, memory);
+#pragma unroll 1
+  for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
+       begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
+    begin = forward.run(AttentionPlace(p, g, blockIdx.x, Tile::kRows), begin);
+  }
+}
+
+inline void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
+  bool vectors = true;
+  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  with_element_type(p.dtype, [&](auto t) {
+    using T = decltype(t);
+    const auto launch = [&](auto tile) {
+      using Tile = decltype(tile);
+      const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
+      allow_shared_memory<attention_kernel<T, Tile>>();
+      const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention");
+      attention_kernel<T, Tile><<<blocks, kAttentionThreads, AttentionForwardShared<Tile>::kBytes, stream>>>(p, g);
+    };
+    // Stages so deep that two blocks fit a multiprocessor's shared memory.
+    if (plan.few_rows) {
+      p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});
+    } else if (p.head_dim <= 64) {
+      launch(AttentionTile<4, 64, 32>{});
+    } else {
+      p.head_dim <= 128 ? launch(AttentionTile<4, 128, 16>{}) : launch(AttentionTile<2, 256, 16>{});
+    }
+  });
+  check(cudaGetLastError(), "launch of attention");
+}
+
+}  // namespace
+}  // namespace rlk::cuda

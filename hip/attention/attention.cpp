@@ -1,0 +1,67 @@
+// Host side of the HIP backend of attention: what would corrupt memory, which kernel serves a call, its launches.
+#include "attention.h"
+
+#include <string>
+
+#include "hip/common/launch.h"
+#include "launches.h"
+#include "rlk/kernels/attention_check.h"
+
+namespace rlk::hip {
+namespace {
+
+void check_exp(const AttentionInput& p) {
+  RLK_CHECK(p.exp == Exp::kPortable, "attention: the hardware's exponential is CUDA's alone");
+}
+
+std::string kernel_name(const char* pass, const AttentionInput& p) {
+  return std::string("rlk_attention_") + pass + (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") +
+         type_suffix(p.dtype);
+}
+
+// The params, the grid and the first block of each launch.
+template <class Params>
+void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int narrow_lds, int wide_lds, int device,
+                  Stream stream) {
+  const int lds = p.head_dim <= NarrowTile::kColumns ? narrow_lds : wide_lds;
+  const std::string name = kernel_name(pass, p);
+  for_each_launch(attention_blocks(p, g), [&](std::int64_t first, std::int64_t count) {
+    Runtime::get().launch(device, name.c_str(), {count, 1, kAttentionThreads, static_cast<std::size_t>(lds)}, stream, p,
+                          g, first);
+  });
+}
+
+}  // namespace
+
+void attention(const AttentionParams& p, int device, Stream stream) {
+  check_attention(p);
+  check_exp(p);
+  if (attention_rows(p) * p.num_q_heads == 0) return;
+  bool vectors = true;
+  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  launch_tiles("forward", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionForwardLds<NarrowTile>,
+               kAttentionForwardLds<WideTile>, device, stream);
+}
+
+void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
+  check_attention(p);
+  check_exp(p);
+  bool vectors = true;
+  for (const AttentionHeads* a : {&p.q, &p.k, &p.v, &p.dout}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
+  const std::int64_t rows = attention_rows(p) * p.num_q_heads;
+  if (rows > 0) {
+    const std::int64_t blocks = ceil_div(rows, kAttentionThreads / kAttentionChains);
+    launch_blocks(device, stream, {kAttentionThreads, 0}, std::string("rlk_attention_delta") + type_suffix(p.dtype),
+                  blocks, p, rows, blocks);
+  }
+  if (p.dq != nullptr && rows > 0) {
+    launch_tiles("dq", p, attention_query_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
+                 kAttentionBackwardLds<WideTile>, device, stream);
+  }
+  if (p.dk != nullptr && attention_keys(p) > 0) {
+    launch_tiles("dkv", p, attention_key_grid(p, NarrowTile::kRows, vectors), kAttentionBackwardLds<NarrowTile>,
+                 kAttentionBackwardLds<WideTile>, device, stream);
+  }
+}
+
+}  // namespace rlk::hip

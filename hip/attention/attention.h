@@ -1,0 +1,11 @@
+// The HIP backend of attention, called by the dispatch in cpp/ops.
+#pragma once
+
+#include "rlk/ops/attention.h"
+
+namespace rlk::hip {
+
+void attention(const AttentionParams& p, int device, Stream stream);
+void attention_backward(const AttentionBackwardParams& p, int device, Stream stream);
+
+}  // namespace rlk::hip

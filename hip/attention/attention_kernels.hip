@@ -1,0 +1,30 @@
+// The kernels of attention by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+#include "hip/attention/machine.h"
+
+#define RLK_ATTENTION_FORWARD(width, type, T, Tile)                                                                \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                               \
+  rlk_attention_forward_##width##_##type(rlk::AttentionParams p, rlk::AttentionGrid g, std::int64_t first_block) { \
+    rlk::hip::attention_forward_kernel<rlk::hip::T, rlk::hip::Tile>(p, g, first_block);                            \
+  }
+#define RLK_ATTENTION_GRADIENT(pass, Pass, width, type, T, Tile)                                                       \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                                   \
+  rlk_attention_##pass##_##width##_##type(rlk::AttentionBackwardParams p, rlk::AttentionGrid g,                        \
+                                          std::int64_t first_block) {                                                  \
+    rlk::hip::attention_gradient_kernel<rlk::Pass<rlk::hip::Machine, rlk::hip::T, rlk::hip::Tile>>(p, g, first_block); \
+  }
+#define RLK_ATTENTION_WIDTH(width, type, T, Tile)                          \
+  RLK_ATTENTION_FORWARD(width, type, T, Tile)                              \
+  RLK_ATTENTION_GRADIENT(dq, AttentionQueryGradient, width, type, T, Tile) \
+  RLK_ATTENTION_GRADIENT(dkv, AttentionKeyGradient, width, type, T, Tile)
+#define RLK_ATTENTION_TYPE(type, T)                                                                              \
+  RLK_ATTENTION_WIDTH(narrow, type, T, NarrowTile)                                                               \
+  RLK_ATTENTION_WIDTH(wide, type, T, WideTile)                                                                   \
+  RLK_KERNEL(rlk::kAttentionThreads)                                                                             \
+  rlk_attention_delta_##type(rlk::AttentionBackwardParams p, std::int64_t first_block, std::int64_t rows,        \
+                             std::int64_t blocks) {                                                              \
+    rlk::attention_delta<rlk::hip::Machine, rlk::hip::T>(p, rows, first_block + rlk::hip::block_id_x(), blocks); \
+  }
+
+RLK_ATTENTION_TYPE(bf16, Bf16)
+RLK_ATTENTION_TYPE(f16, Fp16)
+RLK_ATTENTION_TYPE(f32, Fp32)

@@ -1,0 +1,21 @@
+// What the host and the kernels of attention agree on.
+#pragma once
+
+#include "rlk/kernels/attention_backward.h"
+#include "rlk/kernels/attention_forward.h"
+
+namespace rlk::hip {
+
+// 16 rows: what 64 KiB of LDS hold beside the weights of 128 columns and a stage.
+using NarrowTile = AttentionTile<1, 128, 16>;
+using WideTile = AttentionTile<1, 256, 16>;
+static_assert(NarrowTile::kRows == WideTile::kRows);
+
+constexpr int kAttentionCallLds = 768;  // params and grid
+template <class Tile>
+constexpr int kAttentionForwardLds = kAttentionCallLds + AttentionForwardShared<Tile>::kBytes;
+template <class Tile>
+constexpr int kAttentionBackwardLds = kAttentionCallLds + AttentionBackwardShared<Tile>::kBytes;
+static_assert(kAttentionForwardLds<WideTile> <= 65536 && kAttentionBackwardLds<WideTile> <= 65536);
+
+}  // namespace rlk::hip

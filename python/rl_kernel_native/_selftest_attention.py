@@ -1,0 +1,92 @@
+"""The doctor's quick self-test of attention: seconds, not coverage. The tests proper are in tests/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._selftest import Check, _Arrays, _round_to, _same_bytes, _timed
+from .ops import attention as attention_op
+
+
+class _Attentions(NamedTuple):
+    """Operands of attention, float32 arrays with values of ``dtype``, and its functions on them."""
+
+    dtype: str
+    options: dict[str, Any]
+    q: np.ndarray  # [batch, queries, heads, head_dim]
+    k: np.ndarray  # [batch, keys, kv_heads, head_dim]
+    v: np.ndarray
+    dout: np.ndarray
+
+    def results(self, arrays: _Arrays) -> dict[str, np.ndarray]:
+        q, k, v, dout = (arrays.put(a, self.dtype) for a in self[2:])
+        options = {**self.options, "exp": "portable"}  # the same bytes everywhere
+        out, lse = attention_op.attention(q, k, v, return_lse=True, **options)
+        grads = attention_op.attention_backward(dout, q, k, v, out, lse, **options)
+        found = {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+        return {name: arrays.get(result) for name, result in found.items()}
+
+    def expected(self) -> dict[str, np.ndarray]:
+        return attention_op.attention_reference(self.q, self.k, self.v, dout=self.dout, **self.options)
+
+
+def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
+    random = np.random.default_rng(6)
+    # Decode; less than a block of keys; a chunk over a block; a window. Grouped heads, and widths of models.
+    for queries, keys, heads, kv_heads, head_dim, window in (
+        (1, 40, 4, 2, 64, None), (9, 9, 3, 1, 8, None), (33, 150, 4, 2, 128, None), (20, 20, 2, 2, 80, 6)
+    ):  # fmt: skip
+        for dtype in dtypes:
+            q, k, v, dout = (
+                _round_to(random.normal(0, 1, (3, tokens, count, head_dim)).astype(np.float32), dtype)
+                for tokens, count in ((queries, heads), (keys, kv_heads), (keys, kv_heads), (queries, heads))
+            )
+            yield _Attentions(dtype, {"window_size": window}, q, k, v, dout)
+
+
+def _attentions_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
+    """Shares of the bounds: roundings of operands of size 1, and of float32 the exponential's error."""
+    for case in _attentions(arrays.dtypes):
+        unit = {"float32": 2.0**-17, "bfloat16": 2.0**-7, "float16": 2.0**-10}[case.dtype]
+        expected, shape = case.expected(), case.q.shape
+        for name, got in case.results(arrays).items():
+            of = 2.0**-15 if name == "lse" else 2 * unit * max(1.0, float(np.abs(expected[name]).max()))
+            share = float(np.abs(got.astype(np.float64) - expected[name]).max()) / of
+            yield f"{name} of {case.dtype} {list(shape)}", share
+
+
+def attention(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Attention and its gradients against float64, against itself in other batches, and on a GPU against the CPU."""
+    arrays = _Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_attentions_against_float64(arrays), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield _timed("against float64", float64)
+
+    def sequences() -> tuple[bool, str]:
+        differ = 0
+        for case in _attentions(arrays.dtypes[-1:]):
+            whole = case.results(arrays)
+            part = case._replace(**{name: getattr(case, name)[1:2] for name in ("q", "k", "v", "dout")})
+            differ += sum(_same_bytes(a, whole[name][1:2]) for name, a in part.results(arrays).items())
+        return differ == 0, f"{differ} values differ between a batch and its sequences"
+
+    yield _timed("same bytes for any number of sequences", sequences)
+    if device == "cpu":
+        return
+    cpu = _Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _attentions(arrays.dtypes):
+            here, there = case.results(arrays), case.results(cpu)
+            differ += sum(_same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield _timed("same bytes as the CPU", bytes_of_cpu)

@@ -1,0 +1,160 @@
+"""Attention: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+MOST_BUFFERS = 64
+CHECKED_TOKENS = 8  # compared with float64
+PASSES = ("forward", "forward + backward")
+PRODUCTS = dict(zip(PASSES, (2, 7), strict=True))  # of [tokens, tokens, head_dim], half of them masked
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments: one causal sequence."""
+
+    q: Tensor  # [1, tokens, num_q_heads, head_dim]
+    k: Tensor  # [1, tokens, num_kv_heads, head_dim]
+    v: Tensor
+    dout: Tensor
+
+
+class Peer(NamedTuple):
+    """``attend(q, k, v)``."""
+
+    name: str
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
+    """Ours first, then every peer that can run here; and a sentence for each that cannot."""
+    absent: list[str] = []
+    found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa)]
+    if device.type == "cuda":
+        found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))
+    if importlib.util.find_spec("flash_attn") is None:
+        absent.append("flash_attn: not installed")
+    elif device.type != "cuda":
+        absent.append("flash_attn: runs on CUDA only")
+    else:
+        function = importlib.import_module("flash_attn").flash_attn_func
+        found.append(Peer("FlashAttention", lambda q, k, v: function(q, k, v, causal=True)))
+    return found, absent
+
+
+def _buffers(
+    tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device
+) -> list[Operands]:
+    size = 2 * tokens * sum(heads) * head_dim * dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(num_heads: int) -> Tensor:
+        shape = (1, tokens, num_heads, head_dim)
+        return torch.empty(shape, dtype=dtype, device=device).normal_(0, 1, generator=generator)
+
+    return [Operands(*(normal(heads[i]) for i in (0, 1, 1, 0))) for _ in range(count)]
+
+
+def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
+    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    n = len(buffers)
+    if "backward" not in which:
+        return lambda i: peer.attend(*buffers[i % n][:3])
+    leaves = [Operands(*(t.detach().requires_grad_() for t in o[:3]), o.dout) for o in buffers]
+
+    def forward_backward(i: int) -> Any:
+        o = leaves[i % n]
+        return torch.autograd.grad(peer.attend(*o[:3]), o[:3], o.dout)
+
+    return forward_backward
+
+
+def _error(call: Call, which: str, o: Operands) -> float | None:
+    """Worst error of the last tokens of a forward against float64, relative to the largest magnitude."""
+    if "backward" in which:
+        return None
+    result: Any = call(0)
+    got = result[0, -CHECKED_TOKENS:].double()
+    expected = rk.attention_reference(*(t.float().cpu().numpy() for t in (o.q[:, -CHECKED_TOKENS:], o.k, o.v)))
+    want = torch.from_numpy(expected["out"][0]).to(got.device)
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def run(
+    tokens: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype_name: str,
+    device_name: str,
+    *,
+    seconds: float = 2.0,
+) -> dict[str, Any]:
+    """Times every peer on one causal sequence; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(tokens, heads, head_dim, dtype, device)
+    candidates, absent = peers(device)
+    results = []
+    for which in PASSES:
+        calls: list[tuple[Peer, Call]] = []
+        errors: list[float | None] = []
+        for peer in candidates:
+            call = _call(peer, which, buffers)
+            try:
+                error = _error(call, which, buffers[0])
+                call(0)
+            except Exception as problem:
+                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+                continue
+            errors.append(error)
+            calls.append((peer, call))
+        timings = measure([call for _, call in calls], device, seconds)
+        operations = PRODUCTS[which] * tokens * tokens * heads[0] * head_dim  # 2 a link, half of the pairs
+        bytes_moved = (2 if which == "forward" else 4) * tokens * sum(heads) * head_dim * dtype.itemsize
+        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": peer.name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "tflops": operations / (timing.median_ms * 1e-3) / 1e12,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": "attention",
+        "shape": f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]",
+        "rows": tokens,
+        "heads": list(heads),
+        "head_dim": head_dim,
+        "dtype": dtype_name,
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }

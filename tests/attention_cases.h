@@ -1,0 +1,224 @@
+// A call of attention with its memory: sequences in any form, layout and alignment, what is not in use filled with NaN.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "linear_backend.h"
+#include "rlk/ops/attention.h"
+
+namespace attention_test {
+
+using linear_test::Data;
+using rlk::AttentionBackwardParams;
+using rlk::AttentionHeads;
+using rlk::AttentionInput;
+using rlk::AttentionParams;
+using rlk::DType;
+using rlk::Exp;
+
+enum class Form { kPadded, kLeftPadded, kPacked, kPaged };
+enum class Layout { kTokens, kHeadsFirst, kSlice };  // [T, H, D]; [H, T, D]; heads of a fused projection
+
+struct Case {
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;  // queries and keys of each sequence
+  std::int64_t q_heads = 2, kv_heads = 1, head_dim = 8;
+  DType dtype = DType::kBFloat16;
+  Exp exp = Exp::kPortable;
+  bool causal = true;
+  std::int64_t window = 0;
+  float scale = 0.25f;
+  Form q_form = Form::kPacked, k_form = Form::kPacked;
+  Layout layout = Layout::kTokens;
+  std::int64_t page_size = 16;
+  std::size_t shift = 0;  // bytes off any alignment
+  Data data = Data::kNormal;
+  float spread = 1.0f;  // of q, beside normal data
+  bool dlse = true;
+  unsigned seed = 1;
+
+  std::string text() const {
+    std::string t = std::string(linear_test::name(dtype)) + " " + std::to_string(q_heads) + "/" +
+                    std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", lengths";
+    for (const auto& [q, k] : lengths) t += " " + std::to_string(q) + "/" + std::to_string(k);
+    return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
+           (exp == Exp::kHardware ? ", hardware" : "") + ", forms " + std::to_string(static_cast<int>(q_form)) + " " +
+           std::to_string(static_cast<int>(k_form)) + ", layout " + std::to_string(static_cast<int>(layout)) + ", " +
+           linear_test::name(data) + ", seed " + std::to_string(seed);
+  }
+};
+
+class Problem {
+ public:
+  explicit Problem(const Case& c) : case_(c), random_(c.seed) {
+    input.num_sequences = static_cast<std::int64_t>(c.lengths.size());
+    input.num_q_heads = c.q_heads;
+    input.num_kv_heads = c.kv_heads;
+    input.head_dim = c.head_dim;
+    input.dtype = c.dtype;
+    input.exp = c.exp;
+    input.causal = c.causal;
+    input.window_size = c.window;
+    input.softmax_scale = c.scale;
+    std::int64_t most_q = 0, most_k = 0;
+    for (const auto& [q, k] : c.lengths) {
+      most_q = std::max(most_q, q);
+      most_k = std::max(most_k, k);
+    }
+    lay_out_queries(most_q + (c.q_form == Form::kPadded ? 2 : 0));
+    lay_out_keys(most_k + 3);
+  }
+
+  // [places, heads, head_dim] of q's or k's, contiguous.
+  std::int64_t q_places() const {
+    return (input.cu_seqlens_q ? 1 : input.num_sequences) * input.q_tokens * input.num_q_heads;
+  }
+  std::int64_t k_places() const {
+    return (input.cu_seqlens_k ? 1 : input.num_sequences) * input.k_tokens * input.num_kv_heads;
+  }
+  const Case& what() const { return case_; }
+  const std::vector<std::vector<unsigned char>>& memories() const { return memories_; }
+
+  // Elements like q's, filled where queries are in use.
+  AttentionHeads like_queries() {
+    AttentionHeads a = input.q;
+    a.data = fill(q_size_, [&](auto&& element) { each_query(a, element); });
+    return a;
+  }
+
+  AttentionInput input;
+
+ private:
+  static std::int64_t step(Layout layout, std::int64_t heads, std::int64_t tokens, std::int64_t d, AttentionHeads* a) {
+    const std::int64_t gap = layout == Layout::kSlice ? heads + 2 : heads;
+    a->token_stride = layout == Layout::kHeadsFirst ? d : gap * d;
+    a->head_stride = layout == Layout::kHeadsFirst ? tokens * d : d;
+    a->sequence_stride = gap * d * tokens;
+    return gap * d * tokens;  // elements of a sequence
+  }
+
+  void lay_out_queries(std::int64_t padded) {
+    const Case& c = case_;
+    const std::int64_t n = input.num_sequences;
+    cu_q_.assign(1, 0);
+    for (const auto& [q, k] : c.lengths) {
+      cu_q_.push_back(cu_q_.back() + static_cast<std::int32_t>(q));
+      used_q_.push_back(static_cast<std::int32_t>(q));
+    }
+    const bool packed = c.q_form == Form::kPacked;
+    input.q_tokens = packed ? cu_q_.back() : padded;
+    if (packed) input.cu_seqlens_q = cu_q_.data();
+    if (c.q_form == Form::kPadded) input.seqused_q = used_q_.data();
+    q_size_ = step(c.layout, c.q_heads, input.q_tokens, c.head_dim, &input.q) * (packed ? 1 : n);
+    if (packed) input.q.sequence_stride = 0;
+    input.q = like_queries();
+  }
+
+  void lay_out_keys(std::int64_t padded) {
+    const Case& c = case_;
+    const std::int64_t n = input.num_sequences;
+    cu_k_.assign(1, 0);
+    for (const auto& [q, k] : c.lengths) {
+      cu_k_.push_back(cu_k_.back() + static_cast<std::int32_t>(k));
+      used_k_.push_back(static_cast<std::int32_t>(k));
+      left_k_.push_back(static_cast<std::int32_t>(padded - k));
+    }
+    std::int64_t size = 0;
+    if (c.k_form == Form::kPaged) {
+      input.page_size = c.page_size;
+      input.max_pages = (padded + c.page_size - 1) / c.page_size;
+      input.num_pages = n * input.max_pages + 1;
+      input.k_tokens = input.page_size * input.max_pages;
+      input.table_stride = input.max_pages + 1;
+      std::vector<std::int32_t> pages;
+      for (std::int64_t i = 0; i < input.num_pages; ++i) pages.push_back(static_cast<std::int32_t>(i));
+      std::shuffle(pages.begin(), pages.end(), random_);
+      for (std::int64_t b = 0; b < n; ++b) {
+        for (std::int64_t i = 0; i < input.table_stride; ++i) {
+          const bool used = i * c.page_size < used_k_[b];
+          table_.push_back(used ? pages[b * input.max_pages + i] : -7);
+        }
+      }
+      if (table_.empty()) table_.push_back(0);
+      input.block_table = table_.data();
+      input.seqused_k = used_k_.data();
+      size = step(c.layout, c.kv_heads, c.page_size, c.head_dim, &input.k) * input.num_pages;
+    } else if (c.k_form == Form::kPacked) {
+      input.k_tokens = cu_k_.back();
+      input.cu_seqlens_k = cu_k_.data();
+      size = step(c.layout, c.kv_heads, input.k_tokens, c.head_dim, &input.k);
+      input.k.sequence_stride = 0;
+    } else {
+      input.k_tokens = padded;
+      if (c.k_form == Form::kPadded) {
+        input.seqused_k = used_k_.data();
+      } else {
+        input.leftpad_k = left_k_.data();
+      }
+      size = step(c.layout, c.kv_heads, input.k_tokens, c.head_dim, &input.k) * n;
+    }
+    input.v = input.k;
+    input.k.data = fill(size, [&](auto&& element) { each_key(input.k, element); });
+    input.v.data = fill(size, [&](auto&& element) { each_key(input.v, element); });
+  }
+
+  // element(offset, columns) of each token and head in use.
+  template <class F>
+  void each_query(const AttentionHeads& a, const F& element) const {
+    for (std::int64_t b = 0; b < input.num_sequences; ++b) {
+      for (std::int64_t i = 0; i < used_q_[b]; ++i) {
+        const std::int64_t at = case_.q_form == Form::kPacked ? (cu_q_[b] + i) * a.token_stride
+                                                              : b * a.sequence_stride + i * a.token_stride;
+        for (std::int64_t h = 0; h < case_.q_heads; ++h) element(at + h * a.head_stride);
+      }
+    }
+  }
+  template <class F>
+  void each_key(const AttentionHeads& a, const F& element) const {
+    for (std::int64_t b = 0; b < input.num_sequences; ++b) {
+      for (std::int64_t j = 0; j < used_k_[b]; ++j) {
+        std::int64_t at = b * a.sequence_stride + j * a.token_stride;
+        if (case_.k_form == Form::kPacked) at = (cu_k_[b] + j) * a.token_stride;
+        if (case_.k_form == Form::kLeftPadded) at += left_k_[b] * a.token_stride;
+        if (case_.k_form == Form::kPaged) {
+          at = table_[b * input.table_stride + j / input.page_size] * a.sequence_stride +
+               j % input.page_size * a.token_stride;
+        }
+        for (std::int64_t h = 0; h < case_.kv_heads; ++h) element(at + h * a.head_stride);
+      }
+    }
+  }
+  // NaN, but for the elements in use.
+  template <class F>
+  const void* fill(std::int64_t size, const F& each) {
+    const std::size_t bytes = static_cast<std::size_t>(rlk::size_of(case_.dtype));
+    memories_.emplace_back(static_cast<std::size_t>(size) * bytes + case_.shift + 16, 0xff);
+    unsigned char* data = memories_.back().data();
+    data += (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 + case_.shift;
+    // An allocation is at 16 bytes, so that nothing was lost above.
+    each([&](std::int64_t at) {
+      for (std::int64_t d = 0; d < case_.head_dim; ++d) {
+        std::uint32_t pattern = linear_test::random_pattern(random_, case_.dtype, case_.data);
+        if (case_.data == Data::kNormal) {
+          pattern = linear_test::rounded(linear_test::value_of(pattern, case_.dtype) * case_.spread, case_.dtype);
+        }
+        std::memcpy(data + static_cast<std::size_t>(at + d) * bytes, &pattern, bytes);
+      }
+    });
+    return data;
+  }
+
+  Case case_;
+  std::mt19937 random_;
+  std::int64_t q_size_ = 0;
+  std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_;
+  std::vector<std::vector<unsigned char>> memories_;
+};
+
+}  // namespace attention_test

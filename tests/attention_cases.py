@@ -1,0 +1,142 @@
+"""Shared by the tests of attention: sequences, every form that a call may have them in, and how far one may be off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import rl_kernel_native as rk
+from cases import mode
+
+DTYPES = ("float32", "bfloat16", "float16")
+FORMS = ("left", "right", "packed", "cache", "paged")
+
+
+class Sequences:
+    """Queries, keys, values and gradients of each sequence, ``[tokens, heads, head_dim]``; lengths may differ."""
+
+    def __init__(
+        self, rng: np.random.Generator, lengths: list[tuple[int, int]], heads: tuple[int, int] = (4, 2),
+        head_dim: int = 32, dtype: str = "bfloat16", device: str = "cpu",
+    ) -> None:  # fmt: skip
+        def normal(tokens: int, count: int) -> Any:
+            values = rng.standard_normal((tokens, count, head_dim), dtype=np.float32)
+            return torch.from_numpy(values).to(getattr(torch, dtype)).to(device)
+
+        self.lengths, self.device, self.rng = lengths, device, rng
+        self.q = [normal(n, heads[0]) for n, _ in lengths]
+        self.k, self.v = ([normal(n, heads[1]) for _, n in lengths] for _ in range(2))
+        self.dout = [normal(n, heads[0]) for n, _ in lengths]
+
+    def _counts(self, which: int) -> Any:
+        return torch.tensor([n[which] for n in self.lengths], dtype=torch.int32, device=self.device)
+
+    def _offsets(self, which: int) -> Any:
+        return torch.nn.functional.pad(self._counts(which).cumsum(0), (1, 0)).int()
+
+    def _padded(self, parts: list[Any], left: bool, extra: int = 3) -> Any:
+        """Padding is NaN."""
+        most = max(len(p) for p in parts) + extra
+        out = parts[0].new_full((len(parts), most, *parts[0].shape[1:]), float("nan"))
+        for row, part in zip(out, parts, strict=True):
+            row[most - len(part) if left else 0 :][: len(part)] = part
+        return out
+
+    def call(self, form: str) -> tuple[tuple[Any, Any, Any, Any], dict[str, Any]]:
+        """``(q, k, v, dout)`` and the lists of a form. ``left`` wants as many queries as keys in every sequence."""
+        if form == "packed":
+            lists = {"cu_seqlens_q": self._offsets(0), "cu_seqlens_k": self._offsets(1)}
+            return tuple(torch.cat(p) for p in (self.q, self.k, self.v, self.dout)), lists  # type: ignore[return-value]
+        if form == "paged":
+            return self._paged()
+        left = form == "left"
+        q, k, v, dout = (self._padded(p, left) for p in (self.q, self.k, self.v, self.dout))
+        if left:
+            return (q, k, v, dout), {"leftpad_k": k.shape[1] - self._counts(1)}
+        if form == "cache":  # queries packed, keys in a cache
+            q, dout = torch.cat(self.q), torch.cat(self.dout)
+            return (q, k, v, dout), {"cu_seqlens_q": self._offsets(0), "seqused_k": self._counts(1)}
+        return (q, k, v, dout), {"seqused_q": self._counts(0), "seqused_k": self._counts(1)}
+
+    def _paged(self, page_size: int = 7) -> Any:
+        most = max(n for _, n in self.lengths) // page_size + 2
+        order = self.rng.permutation(most * len(self.lengths))
+        k, v = (p[0].new_full((len(order), page_size, *p[0].shape[1:]), float("nan")) for p in (self.k, self.v))
+        table = torch.full((len(self.lengths), most), -1, dtype=torch.int32)
+        for b, (key, value) in enumerate(zip(self.k, self.v, strict=True)):
+            for i in range(0, len(key), page_size):
+                page = int(order[b * most + i // page_size])
+                table[b, i // page_size] = page
+                for pages, part in ((k, key), (v, value)):
+                    pages[page, : len(part[i : i + page_size])] = part[i : i + page_size]
+        lists = {"cu_seqlens_q": self._offsets(0), "seqused_k": self._counts(1), "block_table": table.to(self.device)}
+        return (torch.cat(self.q), k, v, torch.cat(self.dout)), lists
+
+    def split(self, form: str, out: Any, which: int = 0, heads_first: bool = False) -> list[Any]:
+        """Each sequence's part of a result; what is not in use has to be +0, or of lse -Inf."""
+        tokens = out.movedim(-1, -2) if heads_first else out
+        parts, packed = [], out.dim() == (2 if heads_first else 3)
+        begin, used = 0, torch.zeros_like(tokens, dtype=torch.bool)
+        for b, n in enumerate(self.lengths):
+            if packed:
+                where: Any = slice(begin, begin + n[which])
+                begin += n[which]
+            else:
+                first = tokens.shape[1] - n[which] if form == "left" else 0
+                where = (b, slice(first, first + n[which]))
+            parts.append(tokens[where])
+            used[where] = True
+        rest = tokens[~used]
+        assert (rest == (-torch.inf if heads_first else 0)).all(), "what is not in use"
+        assert heads_first or not torch.signbit(rest).any(), "a zero that is not +0"
+        return parts
+
+
+def results(
+    call: tuple[tuple[Any, Any, Any, Any], dict[str, Any]], *, device: str = "cpu", exp: str = "portable",
+    backward: bool = True, dlse: Any = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """out, lse and, unless pages have none, dq, dk, dv."""
+    (q, k, v, dout), lists = call
+    with mode(device, exp):
+        out, lse = rk.attention(q, k, v, **lists, **options, exp=exp, return_lse=True)
+        found = {"out": out, "lse": lse}
+        if backward and "block_table" not in lists:
+            grads = rk.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **lists, **options, exp=exp)
+            found |= dict(zip(("dq", "dk", "dv"), grads, strict=True))
+    return found
+
+
+def each(sequences: Sequences, form: str, **options: Any) -> list[dict[str, Any]]:
+    """Results of every sequence, out of one call in a form."""
+    found = results(sequences.call(form), **options)
+    split = {n: sequences.split(form, r, int(n in ("dk", "dv")), n == "lse") for n, r in found.items()}
+    return [{n: parts[b] for n, parts in split.items()} for b in range(len(sequences.lengths))]
+
+
+def alone(sequences: Sequences, **options: Any) -> list[dict[str, Any]]:
+    """Results of every sequence in a call of its own."""
+    found = []
+    for q, k, v, dout in zip(sequences.q, sequences.k, sequences.v, sequences.dout, strict=True):
+        r = results(((q[None], k[None], v[None], dout[None]), {}), **options)
+        found.append({n: t[0].movedim(-1, -2) if n == "lse" else t[0] for n, t in r.items()})
+    return found
+
+
+def plain(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> dict[str, Any]:
+    """Attention as torch writes it out in the dtype of q, of a batch of one: whose error ours is held to."""
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    x, y, z = (t.transpose(1, 2) for t in leaves)
+    y, z = (t.repeat_interleave(x.shape[1] // t.shape[1], 1) for t in (y, z))
+    scores = x @ y.transpose(-1, -2) * q.shape[-1] ** -0.5
+    behind = torch.arange(y.shape[2] - x.shape[2], y.shape[2])[:, None] - torch.arange(y.shape[2])
+    behind = behind.to(q.device)
+    sees = torch.ones_like(behind, dtype=torch.bool)
+    if options.get("causal", True):
+        sees = (behind >= 0) & (behind < (options.get("window_size") or 1 << 30))
+    p = torch.softmax(scores.float().masked_fill(~sees, -torch.inf), -1).to(q.dtype)
+    out = (p @ z).transpose(1, 2)
+    grads = torch.autograd.grad(out, leaves, dout)
+    return {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}

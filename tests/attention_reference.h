@@ -1,0 +1,276 @@
+// attention a second time, written slowly and apart from the backends from the contract, ops/attention.h: the patterns of
+// every output. Shared with the backends are the formats and the functions of math/.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "linear_reference.h"
+#include "logprob_reference.h"
+#include "rlk/ops/attention.h"
+
+namespace attention_test {
+
+using linear_test::load_pattern;
+using linear_test::Patterns;
+using linear_test::rounded;
+using linear_test::value_of;
+using logprob_test::bf16_toward_minus_infinity;
+using logprob_test::chains_to_leaf;
+using logprob_test::kInf;
+using logprob_test::kNaN;
+using logprob_test::times_power_of_two;
+using rlk::AttentionBackwardParams;
+using rlk::AttentionHeads;
+using rlk::AttentionInput;
+using rlk::AttentionParams;
+using rlk::DType;
+using rlk::Exp;
+
+using Row = std::vector<float>;
+
+// Sequence b of a call: how many queries and keys it has, where they are, which see one another.
+class Sequence {
+ public:
+  Sequence(const AttentionInput& p, std::int64_t b) : p_(p), b_(b) {
+    queries = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.q_tokens;
+    keys = p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - p.cu_seqlens_k[b] : p.k_tokens;
+    if (p.leftpad_k) keys -= p.leftpad_k[b];
+    if (p.seqused_q) queries = p.seqused_q[b];
+    if (p.seqused_k) keys = p.seqused_k[b];
+  }
+  std::int64_t queries, keys;
+
+  bool sees(std::int64_t i, std::int64_t j) const {
+    const std::int64_t n = keys - queries + i;
+    return !p_.causal || (j <= n && (p_.window_size == 0 || n - j < p_.window_size));
+  }
+  bool sees_any(std::int64_t i) const {
+    for (std::int64_t j = 0; j < keys; ++j) {
+      if (sees(i, j)) return true;
+    }
+    return false;
+  }
+  Row query(const AttentionHeads& a, std::int64_t i, std::int64_t head) const {
+    const std::int64_t at =
+        p_.cu_seqlens_q ? (p_.cu_seqlens_q[b_] + i) * a.token_stride : b_ * a.sequence_stride + i * a.token_stride;
+    return row(a, at + head * a.head_stride);
+  }
+  Row key(const AttentionHeads& a, std::int64_t j, std::int64_t head) const {
+    std::int64_t at;
+    if (p_.block_table) {
+      const std::int64_t page = p_.block_table[b_ * p_.table_stride + j / p_.page_size];
+      if (page < 0 || page >= p_.num_pages) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
+      at = page * a.sequence_stride + j % p_.page_size * a.token_stride;
+    } else if (p_.cu_seqlens_k) {
+      at = (p_.cu_seqlens_k[b_] + j) * a.token_stride;
+    } else {
+      at = b_ * a.sequence_stride + ((p_.leftpad_k ? p_.leftpad_k[b_] : 0) + j) * a.token_stride;
+    }
+    return row(a, at + head * a.head_stride);
+  }
+  // Row of out, dq and lse; and of dk and dv.
+  std::int64_t place(std::int64_t i) const { return p_.cu_seqlens_q ? p_.cu_seqlens_q[b_] + i : b_ * p_.q_tokens + i; }
+  std::int64_t key_place(std::int64_t j) const {
+    if (p_.cu_seqlens_k) return p_.cu_seqlens_k[b_] + j;
+    return b_ * p_.k_tokens + (p_.leftpad_k ? p_.leftpad_k[b_] : 0) + j;
+  }
+  std::int64_t lse_place(std::int64_t i, std::int64_t head) const {
+    return p_.cu_seqlens_q ? head * p_.q_tokens + place(i) : (b_ * p_.num_q_heads + head) * p_.q_tokens + i;
+  }
+
+ private:
+  Row row(const AttentionHeads& a, std::int64_t at) const {
+    Row r;
+    for (std::int64_t d = 0; d < p_.head_dim; ++d)
+      r.push_back(value_of(load_pattern(a.data, p_.dtype, at + d), p_.dtype));
+    return r;
+  }
+  const AttentionInput& p_;
+  std::int64_t b_;
+};
+
+inline float chain(const Row& a, const Row& b) {
+  float sum = 0.0f;
+  for (std::size_t d = 0; d < a.size(); ++d) sum = std::fma(a[d], b[d], sum);
+  return sum;
+}
+inline float as_element(float x, DType t) { return value_of(rounded(x, t), t); }
+inline float scale_of(const AttentionInput& p) { return 0x1.715476p+0f * p.softmax_scale; }
+
+// exp2 of fma(s, c, -m), and its lower clamp.
+inline float exponential(float s, float c, float m, Exp exp) {
+  if (exp == Exp::kHardware) return rlk::mufu_ex2_sm90(std::fmaf(s, c, -m));
+  float q = (m - 120.0f) / c;
+  if (std::fabs(m) <= 512.0f) q = bf16_toward_minus_infinity(q);
+  s = std::max(s, q);
+  const float t = std::fmaf(s, c, 0x1.8p23f - m), n = t - (0x1.8p23f - m);
+  return std::ldexp(rlk::exp2_stat(std::fmaf(s, c, -n)), static_cast<int>(n - m));
+}
+
+// The sums of a split, or of all of them.
+struct Sums {
+  float m = -kInf, l = 0.0f;  // m is NaN where the row has failed
+  Row o;
+};
+
+inline Sums merged(const Sums& a, const Sums& b) {
+  if (a.m == -kInf) return b;
+  if (b.m == -kInf) return a;
+  if (std::isnan(a.m) || std::isnan(b.m)) return {kNaN, 0.0f, a.o};
+  Sums r;
+  r.m = std::max(a.m, b.m);
+  const auto sum = [&](float x, float y) {
+    return times_power_of_two(x, double{a.m} - r.m) + times_power_of_two(y, double{b.m} - r.m);
+  };
+  r.l = sum(a.l, b.l);
+  for (std::size_t d = 0; d < a.o.size(); ++d) r.o.push_back(sum(a.o[d], b.o[d]));
+  return r;
+}
+
+// Keys [begin, end) of a row's; a score is NaN where it is NaN, and -Inf where the key is not seen.
+inline Sums split_of(const AttentionInput& p, const std::vector<float>& scores, const std::vector<Row>& values,
+                     std::size_t begin, std::size_t end) {
+  const float c = scale_of(p);
+  Sums s;
+  s.o.assign(static_cast<std::size_t>(p.head_dim), 0.0f);
+  float chains[8] = {}, largest = -kInf;
+  for (std::size_t block = begin; block < end; block += 128) {
+    const std::size_t last = std::min<std::size_t>(block + 128, end);
+    for (std::size_t j = block; j < last; ++j) {
+      if (std::isnan(scores[j])) s.m = kNaN;
+      largest = std::max(largest, scores[j]);
+    }
+    if (std::isnan(s.m) || largest == -kInf) continue;
+    const float m = std::ceil(c * largest) + 0.0f;
+    if (!(c * largest < 0x1p21f) || m >= 0x1p21f) s.m = kNaN;
+    if (std::isnan(s.m) || m <= -0x1p21f) continue;
+    if (s.m != -kInf && m > s.m) {
+      for (float& x : chains) x = times_power_of_two(x, double{s.m} - m);
+      for (float& x : s.o) x = times_power_of_two(x, double{s.m} - m);
+    }
+    s.m = m;
+    for (std::size_t j = block; j < last; ++j) {
+      if (scores[j] == -kInf) continue;
+      const float probability = exponential(scores[j], c, m, p.exp);
+      chains[j % 8] = chains[j % 8] + probability;
+      const float weight = as_element(probability, p.dtype);
+      for (std::size_t d = 0; d < s.o.size(); ++d) s.o[d] = std::fma(weight, values[j][d], s.o[d]);
+    }
+  }
+  s.l = chains_to_leaf(chains);
+  return s;
+}
+
+struct ForwardPatterns {
+  Patterns out, lse;
+};
+inline ForwardPatterns reference(const AttentionParams& p) {
+  const std::int64_t places = p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens;
+  ForwardPatterns r;
+  r.out.assign(static_cast<std::size_t>(places * p.num_q_heads * p.head_dim), 0);
+  r.lse.assign(static_cast<std::size_t>(places * p.num_q_heads), logprob_test::bits(-kInf));
+  for (std::int64_t b = 0; b < p.num_sequences; ++b) {
+    const Sequence sequence(p, b);
+    for (std::int64_t h = 0; h < p.num_q_heads; ++h) {
+      const std::int64_t kv_head = h / (p.num_q_heads / p.num_kv_heads);
+      for (std::int64_t i = 0; i < sequence.queries; ++i) {
+        if (!sequence.sees_any(i)) continue;
+        const Row q = sequence.query(p.q, i, h);
+        std::vector<float> scores;
+        std::vector<Row> values;
+        for (std::int64_t j = 0; j < sequence.keys; ++j) {
+          const bool sees = sequence.sees(i, j);
+          scores.push_back(sees ? chain(q, sequence.key(p.k, j, kv_head)) : -kInf);
+          values.push_back(sees ? sequence.key(p.v, j, kv_head) : Row());
+        }
+        Sums all;
+        for (std::size_t begin = 0; begin < scores.size(); begin += 4096) {
+          const Sums split = split_of(p, scores, values, begin, std::min<std::size_t>(begin + 4096, scores.size()));
+          all = begin == 0 ? split : merged(all, split);
+        }
+        const bool fails = !(all.m > -kInf);
+        const std::int64_t at = (sequence.place(i) * p.num_q_heads + h) * p.head_dim;
+        for (std::int64_t d = 0; d < p.head_dim; ++d) {
+          const float out = fails ? kNaN : all.o[static_cast<std::size_t>(d)] / all.l + 0.0f;
+          r.out[static_cast<std::size_t>(at + d)] = rounded(out, p.dtype);
+        }
+        const float lse = fails ? kNaN : 0x1.62e430p-1f * (all.m + rlk::log2(all.l));
+        r.lse[static_cast<std::size_t>(sequence.lse_place(i, h))] = rounded(lse, DType::kFloat32);
+      }
+    }
+  }
+  return r;
+}
+
+struct BackwardPatterns {
+  Patterns dq, dk, dv;
+};
+inline BackwardPatterns reference(const AttentionBackwardParams& p) {
+  const std::int64_t places = p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens;
+  const std::int64_t key_places = p.cu_seqlens_k ? p.k_tokens : p.num_sequences * p.k_tokens;
+  const auto size = static_cast<std::size_t>(p.head_dim);
+  BackwardPatterns r;
+  r.dq.assign(static_cast<std::size_t>(places * p.num_q_heads) * size, 0);
+  r.dk.assign(static_cast<std::size_t>(key_places * p.num_kv_heads) * size, 0);
+  r.dv = r.dk;
+  const float c = scale_of(p);
+  const auto write = [&](Patterns* to, std::int64_t row, const Row& sums, float scale) {
+    for (std::size_t d = 0; d < size; ++d)
+      (*to)[static_cast<std::size_t>(row) * size + d] = rounded(sums[d] * scale + 0.0f, p.dtype);
+  };
+  for (std::int64_t b = 0; b < p.num_sequences; ++b) {
+    const Sequence sequence(p, b);
+    for (std::int64_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
+      std::vector<Row> keys, values;
+      for (std::int64_t j = 0; j < sequence.keys; ++j) {
+        keys.push_back(sequence.key(p.k, j, kv_head));
+        values.push_back(sequence.key(p.v, j, kv_head));
+      }
+      std::vector<Row> dk(keys.size(), Row(size, 0.0f)), dv = dk;
+      const std::int64_t group = p.num_q_heads / p.num_kv_heads;
+      for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+        for (std::int64_t i = 0; i < sequence.queries; ++i) {
+          if (!sequence.sees_any(i)) continue;
+          const Row q = sequence.query(p.q, i, h), dout = sequence.query(p.dout, i, h),
+                    out = sequence.query(p.out, i, h);
+          float chains[8] = {};
+          for (std::size_t d = 0; d < size; ++d) chains[d % 8] = std::fma(dout[d], out[d], chains[d % 8]);
+          const std::int64_t at = sequence.lse_place(i, h);
+          float delta = chains_to_leaf(chains);
+          if (p.dlse) delta = delta - p.dlse[at];
+          const float u = p.lse[at] * 0x1.715476p+0f;
+          Row dq(size, 0.0f);
+          for (std::size_t j = 0; j < keys.size(); ++j) {
+            if (!sequence.sees(i, static_cast<std::int64_t>(j))) continue;
+            const float s = chain(q, keys[j]);
+            if (s == -kInf) continue;
+            const float t = std::fmaf(s, c, -u), bounded = t > 127.0f ? 127.0f : t;
+            float probability = p.exp == Exp::kHardware ? rlk::mufu_ex2_sm90(bounded) : rlk::exp2(bounded);
+            if (t < -126.0f) probability = 0.0f;
+            if (std::isnan(t)) probability = kNaN;
+            const float ds = as_element(probability * (chain(dout, values[j]) - delta), p.dtype);
+            const float weight = as_element(probability, p.dtype);
+            for (std::size_t d = 0; d < size; ++d) {
+              dq[d] = std::fma(ds, keys[j][d], dq[d]);
+              dk[j][d] = std::fma(ds, q[d], dk[j][d]);
+              dv[j][d] = std::fma(weight, dout[d], dv[j][d]);
+            }
+          }
+          write(&r.dq, sequence.place(i) * p.num_q_heads + h, dq, p.softmax_scale);
+        }
+      }
+      for (std::size_t j = 0; j < keys.size(); ++j) {
+        const std::int64_t row = sequence.key_place(static_cast<std::int64_t>(j)) * p.num_kv_heads + kv_head;
+        write(&r.dk, row, dk[j], p.softmax_scale);
+        write(&r.dv, row, dv[j], 1.0f);
+      }
+    }
+  }
+  return r;
+}
+
+}  // namespace attention_test

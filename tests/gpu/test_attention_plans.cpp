@@ -1,0 +1,253 @@
+// Every kernel that can serve a call of attention has the CPU's bits, forward and backward: all plans, as built for sm_90
+// and for sm_80, whose PTX runs here, with both exponentials. Lists that contradict the arrays touch nothing else.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "attention_cases.h"
+#include "cpp/cpu/attention.h"
+#include "cuda/attention/attention.h"
+#include "cuda/attention/kernels.h"
+#include "plan_memory.h"
+
+namespace rlk::cuda {
+namespace {
+
+using attention_test::Case;
+using attention_test::Data;
+using attention_test::Form;
+using attention_test::Layout;
+using attention_test::Problem;
+using Memory = std::vector<unsigned char>;
+
+// A device's copy of a host's arrays, found again by the host's addresses.
+class Mirror {
+ public:
+  template <class T>
+  const T* operator()(const T* host, std::size_t bytes) {
+    if (host == nullptr) return nullptr;
+    // The same place within 16 bytes, so that what has no vector on the host has none here.
+    const std::size_t shift = reinterpret_cast<std::uintptr_t>(host) % 16;
+    Memory copy(bytes + shift);
+    std::memcpy(copy.data() + shift, host, bytes);
+    arrays_.push_back(std::make_unique<OnDevice>(copy));
+    return reinterpret_cast<const T*>(static_cast<unsigned char*>(arrays_.back()->data) + shift);
+  }
+
+ private:
+  std::vector<std::unique_ptr<OnDevice>> arrays_;
+};
+
+// Bytes from an array's first element to the end of what a call may read.
+std::size_t extent(const Problem& problem, const AttentionHeads& a) {
+  const auto* begin = static_cast<const unsigned char*>(a.data);
+  for (const auto& memory : problem.memories()) {
+    if (begin >= memory.data() && begin < memory.data() + memory.size()) {
+      return static_cast<std::size_t>(memory.data() + memory.size() - begin);
+    }
+  }
+  return 0;
+}
+
+AttentionInput on_device(const Problem& problem, Mirror* mirror) {
+  AttentionInput p = problem.input;
+  for (AttentionHeads* a : {&p.q, &p.k, &p.v}) {
+    a->data = (*mirror)(static_cast<const unsigned char*>(a->data), extent(problem, *a));
+  }
+  const auto list = [&](const std::int32_t*& x, std::int64_t count) {
+    x = (*mirror)(x, static_cast<std::size_t>(count) * 4);
+  };
+  list(p.cu_seqlens_q, p.num_sequences + 1);
+  list(p.cu_seqlens_k, p.num_sequences + 1);
+  list(p.seqused_q, p.num_sequences);
+  list(p.seqused_k, p.num_sequences);
+  list(p.leftpad_k, p.num_sequences);
+  list(p.block_table, p.num_sequences * p.table_stride);
+  return p;
+}
+
+void run_case(const Case& c) {
+  Problem problem(c);
+  const std::size_t bytes = static_cast<std::size_t>(size_of(c.dtype));
+  const std::size_t q_size = static_cast<std::size_t>(problem.q_places() * c.head_dim) * bytes;
+  const std::size_t k_size = static_cast<std::size_t>(problem.k_places() * c.head_dim) * bytes;
+  const std::size_t rows = static_cast<std::size_t>(problem.q_places()) * 4;
+  // A canary behind each output.
+  Memory out(q_size + 16, kCanary), lse(rows + 16, kCanary), dq = out, dk(k_size + 16, kCanary), dv = dk;
+  const Memory clean_q = out, clean_rows = lse, clean_k = dk;
+  AttentionParams p{problem.input};
+  p.out = out.data();
+  p.lse = reinterpret_cast<float*>(lse.data());
+  cpu::attention(p);
+
+  Mirror mirror;
+  const AttentionInput device = on_device(problem, &mirror);
+  for (const AttentionPlan& plan : kAttentionPlans) {
+    for (const int arch : {90, 80}) {
+      const OnDevice out_got(clean_q), lse_got(clean_rows);
+      AttentionParams got{device};
+      got.out = out_got.data;
+      got.lse = static_cast<float*>(lse_got.data);
+      arch == 90 ? attention_sm90(got, plan, nullptr) : attention_sm80(got, plan, nullptr);
+      check(cudaDeviceSynchronize(), "attention");
+      const std::string what = c.text() + (plan.few_rows ? ", few rows" : "") + ", sm_" + std::to_string(arch);
+      expect(out_got.host(), out, what + ", out");
+      expect(lse_got.host(), lse, what + ", lse");
+    }
+  }
+  if (c.k_form == Form::kPaged) return;
+
+  AttentionBackwardParams b{problem.input};
+  b.dout = problem.like_queries();
+  b.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+  std::vector<float> dlse(static_cast<std::size_t>(problem.q_places()) + 1), workspace = dlse;
+  for (std::size_t i = 0; i < dlse.size(); ++i) dlse[i] = static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8;
+  b.lse = p.lse;
+  if (c.dlse) b.dlse = dlse.data();
+  b.workspace = workspace.data();
+  b.dq = dq.data();
+  b.dk = dk.data();
+  b.dv = dv.data();
+  cpu::attention_backward(b);
+  for (const int arch : {90, 80}) {
+    const OnDevice dq_got(clean_q), dk_got(clean_k), dv_got(clean_k), delta(clean_rows);
+    AttentionBackwardParams got{device};
+    got.dout = b.dout;
+    got.dout.data = mirror(static_cast<const unsigned char*>(b.dout.data), extent(problem, b.dout));
+    got.out = b.out;
+    got.out.data = mirror(out.data(), out.size());
+    got.lse = mirror(p.lse, rows);
+    got.dlse = mirror(b.dlse, rows);
+    got.workspace = delta.data;
+    got.dq = dq_got.data;
+    got.dk = dk_got.data;
+    got.dv = dv_got.data;
+    arch == 90 ? attention_backward_sm90(got, nullptr) : attention_backward_sm80(got, nullptr);
+    check(cudaDeviceSynchronize(), "attention_backward");
+    const std::string what = c.text() + ", sm_" + std::to_string(arch);
+    expect(dq_got.host(), dq, what + ", dq");
+    expect(dk_got.host(), dk, what + ", dk");
+    expect(dv_got.host(), dv, what + ", dv");
+  }
+}
+
+void run_cases() {
+  unsigned seed = 0;
+  const auto run = [&](Case c) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      for (const Exp exp : {Exp::kHardware, Exp::kPortable}) {
+        c.dtype = dtype;
+        c.exp = exp;
+        c.seed = ++seed;
+        run_case(c);
+      }
+    }
+  };
+  // Every tile of columns, whole and short; every tile of rows.
+  for (const std::int64_t head_dim : {8, 64, 72, 128, 136, 256}) {
+    Case c{{{5, 9}, {70, 130}, {1, 300}}};
+    c.q_heads = 6;
+    c.kv_heads = 2;
+    c.head_dim = head_dim;
+    run(c);
+    c.causal = false;
+    run(c);
+  }
+  // Every form and layout; 3 bytes off a vector's alignment where elements are.
+  for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
+    for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
+      for (const Layout layout : {Layout::kTokens, Layout::kHeadsFirst, Layout::kSlice}) {
+        Case c{{{4, 7}, {2, 300}, {90, 90}}};
+        if (q_form == Form::kLeftPadded) c.lengths = {{50, 40}, {50, 300}, {50, 50}};
+        c.q_form = q_form;
+        c.k_form = k_form;
+        c.layout = layout;
+        c.q_heads = 4;
+        c.kv_heads = 2;
+        c.head_dim = 40;
+        c.page_size = 7;
+        c.shift = layout == Layout::kSlice ? 4 : 0;
+        run(c);
+      }
+    }
+  }
+  for (const std::int64_t window : {1, 100, 128}) {
+    Case c{{{150, 290}, {3, 2}}};
+    c.window = window;
+    c.head_dim = 64;
+    run(c);
+  }
+  // Splits; references that rise; special values.
+  for (const float spread : {1.0f, 60.0f}) {
+    Case c{{{3, 9000}, {2, 4097}}};
+    c.spread = spread;
+    c.head_dim = 64;
+    run(c);
+    c.lengths = {{5, 700}};
+    c.scale = 1.0f;
+    run(c);
+  }
+  for (const Data data : {Data::kWide, Data::kTiny, Data::kSparse, Data::kEqual, Data::kSpecial}) {
+    Case c{{{9, 140}, {70, 70}}};
+    c.data = data;
+    run(c);
+  }
+  for (const std::int64_t heads : {1, 70}) {
+    Case c{{{5, 20}, {11, 11}, {0, 4}, {4, 0}}};
+    c.q_heads = heads;
+    run(c);
+  }
+}
+
+// Nothing out of range is read or written; every output is.
+void run_bad_lists() {
+  for (const std::vector<std::int32_t>& offsets : std::vector<std::vector<std::int32_t>>{
+           {1, 4, 6}, {0, 4, 9}, {0, 7, 6}, {0, 4, 3}, {-3, 4, 6}, {0, 2000000000, 6}, {6, 6, 6}, {0, 0, 0}}) {
+    for (const bool of_queries : {true, false}) {
+      Case c{{{4, 4}, {2, 2}}};
+      Problem problem(c);
+      (of_queries ? problem.input.cu_seqlens_q : problem.input.cu_seqlens_k) = offsets.data();
+      Mirror mirror;
+      const AttentionInput device = on_device(problem, &mirror);
+      const std::size_t size = static_cast<std::size_t>(problem.q_places() * c.head_dim) * 2;
+      const OnDevice out(Memory(size + 16, kCanary)), lse(Memory(problem.q_places() * 4, kCanary));
+      AttentionParams p{device};
+      p.out = out.data;
+      p.lse = static_cast<float*>(lse.data);
+      attention(p, 0, 0);
+      const OnDevice dq(Memory(size + 16, kCanary)), dk(Memory(size + 16, kCanary)), dv(Memory(size + 16, kCanary));
+      const OnDevice workspace(Memory(problem.q_places() * 4, 0));
+      AttentionBackwardParams b{device};
+      b.dout = b.out = device.q;
+      b.lse = p.lse;
+      b.workspace = workspace.data;
+      b.dq = dq.data;
+      b.dk = dk.data;
+      b.dv = dv.data;
+      attention_backward(b, 0, 0);
+      check(cudaDeviceSynchronize(), "attention with bad lists");
+      for (const OnDevice* array : {&out, &dq, &dk, &dv}) {
+        const Memory host = array->host();
+        expect(Memory(host.begin() + static_cast<std::ptrdiff_t>(host.size()) - 16, host.end()), Memory(16, kCanary),
+               "bad lists, behind an output");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
+
+int main() {
+  using namespace rlk;
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
+    std::printf("skipped: no device of compute capability 9.0\n");
+    return cuda::kSkipped;
+  }
+  cuda::run_cases();
+  cuda::run_bad_lists();
+  std::printf("%d of %d outputs differ\n", cuda::wrong, cuda::compared);
+  return cuda::wrong > 0;
+}

@@ -1,0 +1,411 @@
+// attention, forward and backward: bit for bit against a second implementation written from the contract, on the CPU's
+// backend or, with RLK_TEST_HIP, on HIP's.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if RLK_TEST_HIP
+#include "hip/attention/attention.h"
+#else
+#include "cpu/attention.h"
+#endif
+#include "attention_cases.h"
+#include "attention_reference.h"
+#include "rlk/kernels/attention_span.h"
+
+namespace attention_test {
+namespace {
+
+using linear_test::for_each_backend;
+using linear_test::kCanonicalNan;
+using linear_test::kWholeElements;
+
+constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+#if RLK_TEST_HIP
+constexpr bool kBadListsThrow = false;
+constexpr Exp kExps[] = {Exp::kPortable};
+void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
+void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
+#else
+constexpr bool kBadListsThrow = true;
+constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
+void run(const AttentionParams& p) { rlk::cpu::attention(p); }
+void run(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
+#endif
+
+// Contiguous elements between canaries.
+class Output {
+ public:
+  Output(std::int64_t elements, DType dtype, std::size_t shift = 0)
+      : dtype_(dtype), begin_(kGuard + shift), size_(static_cast<std::size_t>(elements * rlk::size_of(dtype))) {
+    memory_.assign(begin_ + size_ + kGuard, kCanary);
+  }
+  void* data() { return memory_.data() + begin_; }
+
+  void expect(const Patterns& want, const std::string& where) const {
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const std::uint32_t got = load_pattern(memory_.data() + begin_, dtype_, static_cast<std::int64_t>(i));
+      const bool nans = !kCanonicalNan && std::isnan(value_of(got, dtype_)) && std::isnan(value_of(want[i], dtype_));
+      ASSERT_TRUE(got == want[i] || nans) << where << ", element " << i << " of " << want.size() << std::hex
+                                          << ": wanted " << want[i] << ", got " << got;
+    }
+    for (std::size_t i = 0; i < kGuard; ++i) {
+      ASSERT_EQ(memory_[begin_ - 1 - i], kCanary) << where << ": written in front of the output";
+      ASSERT_EQ(memory_[begin_ + size_ + i], kCanary) << where << ": written behind the output";
+    }
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr unsigned char kCanary = 0x5a;
+  DType dtype_;
+  std::size_t begin_, size_;
+  std::vector<unsigned char> memory_;
+};
+
+void check_forward(const Problem& problem) {
+  const Case& c = problem.what();
+  AttentionParams p{problem.input};
+  const ForwardPatterns want = reference(p);
+  for_each_backend([&](const std::string& backend) {
+    Output out(problem.q_places() * c.head_dim, c.dtype, c.shift), lse(problem.q_places(), DType::kFloat32);
+    p.out = out.data();
+    p.lse = static_cast<float*>(lse.data());
+    run(p);
+    ASSERT_NO_FATAL_FAILURE(out.expect(want.out, c.text() + ", out, " + backend));
+    ASSERT_NO_FATAL_FAILURE(lse.expect(want.lse, c.text() + ", lse, " + backend));
+    Output alone(problem.q_places() * c.head_dim, c.dtype);
+    p.out = alone.data();
+    p.lse = nullptr;
+    run(p);
+    ASSERT_NO_FATAL_FAILURE(alone.expect(want.out, c.text() + ", out without lse, " + backend));
+  });
+}
+
+void check_backward(Problem& problem) {
+  const Case& c = problem.what();
+  AttentionBackwardParams p{problem.input};
+  p.dout = problem.like_queries();
+  // Any out and lse do: a backward trusts them. lse is near what forward gives, so that probabilities are.
+  AttentionParams forward{problem.input};
+  ForwardPatterns saved = reference(forward);
+  std::vector<unsigned char> out(saved.out.size() * static_cast<std::size_t>(rlk::size_of(c.dtype)) + 1);
+  for (std::size_t i = 0; i < saved.out.size(); ++i) {
+    const auto bytes = static_cast<std::size_t>(rlk::size_of(c.dtype));
+    std::memcpy(&out[i * bytes], &saved.out[i], bytes);
+  }
+  std::vector<float> lse(saved.lse.size() + 1), dlse(saved.lse.size() + 1);
+  for (std::size_t i = 0; i < saved.lse.size(); ++i) lse[i] = value_of(saved.lse[i], DType::kFloat32);
+  for (std::size_t i = 0; i < dlse.size(); ++i) dlse[i] = static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8;
+  p.out = {out.data(), problem.input.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+  p.lse = lse.data();
+  if (c.dlse) p.dlse = dlse.data();
+  const BackwardPatterns want = reference(p);
+  for_each_backend([&](const std::string& backend) {
+    Output dq(problem.q_places() * c.head_dim, c.dtype, c.shift);
+    Output dk(problem.k_places() * c.head_dim, c.dtype, c.shift), dv(problem.k_places() * c.head_dim, c.dtype);
+    std::vector<float> workspace(static_cast<std::size_t>(problem.q_places()) + 1, std::nanf(""));
+    p.workspace = workspace.data();
+    p.dq = dq.data();
+    p.dk = dk.data();
+    p.dv = dv.data();
+    run(p);
+    ASSERT_NO_FATAL_FAILURE(dq.expect(want.dq, c.text() + ", dq, " + backend));
+    ASSERT_NO_FATAL_FAILURE(dk.expect(want.dk, c.text() + ", dk, " + backend));
+    ASSERT_NO_FATAL_FAILURE(dv.expect(want.dv, c.text() + ", dv, " + backend));
+  });
+}
+
+void check(const Case& c) {
+  Problem problem(c);
+  ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+  if (c.k_form == Form::kPaged) return;
+  ASSERT_NO_FATAL_FAILURE(check_backward(problem));
+}
+
+class Attention : public linear_test::Linear {};
+
+// Every width that a vector of lanes, an octet or a tile of columns may end in.
+TEST_F(Attention, EveryWidthHasTheBitsOfTheContract) {
+  unsigned seed = 0;
+  for (const std::int64_t head_dim : {8, 16, 24, 40, 64, 72, 96, 120, 128, 136, 192, 248, 256}) {
+    Case c{{{5, 9}, {3, 3}}};
+    c.head_dim = head_dim;
+    c.dtype = kFloatTypes[seed % 3];
+    c.exp = kExps[seed % std::size(kExps)];
+    c.shift = kWholeElements ? 0 : seed % 3;
+    c.seed = ++seed;
+    ASSERT_NO_FATAL_FAILURE(check(c));
+  }
+}
+
+// A block has 128 keys and a tile 64 rows: lengths around these, decode, a chunk, more queries than keys, none of either.
+TEST_F(Attention, LengthsAroundBlocksAndTiles) {
+  unsigned seed = 20;
+  for (const auto& lengths :
+       std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>{{{1, 1}},
+                                                                       {{1, 127}, {1, 128}, {1, 129}},
+                                                                       {{17, 130}},
+                                                                       {{130, 130}},
+                                                                       {{9, 4}, {0, 3}, {3, 0}},
+                                                                       {{64, 257}}}) {
+    for (const DType dtype : kFloatTypes) {
+      for (const bool causal : {true, false}) {
+        Case c{lengths};
+        c.dtype = dtype;
+        c.causal = causal;
+        c.exp = kExps[seed % std::size(kExps)];
+        c.dlse = seed % 3 != 0;
+        c.seed = ++seed;
+        ASSERT_NO_FATAL_FAILURE(check(c));
+      }
+    }
+  }
+}
+
+TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
+  unsigned seed = 50;
+  for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
+    for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
+      for (const Layout layout : {Layout::kTokens, Layout::kHeadsFirst, Layout::kSlice}) {
+        Case c{{{4, 7}, {2, 30}, {6, 6}}};
+        // Queries that are padding in front stand before the first key: all sequences have as many.
+        if (q_form == Form::kLeftPadded) c.lengths = {{6, 4}, {6, 30}, {6, 6}};
+        c.q_form = q_form;
+        c.k_form = k_form;
+        c.layout = layout;
+        c.dtype = kFloatTypes[seed % 3];
+        c.kv_heads = 2;
+        c.q_heads = 6;
+        c.page_size = seed % 2 == 0 ? 3 : 16;
+        c.shift = kWholeElements ? 0 : seed % 2;
+        c.seed = ++seed;
+        ASSERT_NO_FATAL_FAILURE(check(c));
+      }
+    }
+  }
+}
+
+TEST_F(Attention, Windows) {
+  unsigned seed = 90;
+  for (const std::int64_t window : {1, 2, 31, 128, 200, 1000}) {
+    Case c{{{150, 290}, {3, 2}}};
+    c.window = window;
+    c.dtype = kFloatTypes[seed % 3];
+    c.seed = ++seed;
+    ASSERT_NO_FATAL_FAILURE(check(c));
+  }
+}
+
+TEST_F(Attention, GroupsOfHeads) {
+  unsigned seed = 100;
+  for (const auto& [q_heads, kv_heads] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1}, {3, 3}, {7, 1}, {14, 2}, {70, 1}, {0, 2}}) {
+    Case c{{{5, 20}, {11, 11}}};
+    c.q_heads = q_heads;
+    c.kv_heads = kv_heads;
+    c.seed = ++seed;
+    ASSERT_NO_FATAL_FAILURE(check(c));
+  }
+}
+
+// Scores of hundreds: the reference rises by many powers of two from block to block, sums fall below 2^-126, portable's
+// lower clamp is met, and probabilities underflow.
+TEST_F(Attention, ReferencesThatRiseAndSumsThatVanish) {
+  unsigned seed = 120;
+  for (const DType dtype : kFloatTypes) {
+    for (const Exp exp : kExps) {
+      for (const float spread : {8.0f, 60.0f, 900.0f}) {
+        Case c{{{5, 700}}};
+        c.dtype = dtype;
+        c.exp = exp;
+        c.spread = spread;
+        c.scale = 1.0f;
+        c.head_dim = 16;
+        c.seed = ++seed;
+        ASSERT_NO_FATAL_FAILURE(check(c));
+      }
+    }
+  }
+}
+
+TEST_F(Attention, EveryExponentInfinitiesAndNans) {
+  unsigned seed = 150;
+  for (const DType dtype : kFloatTypes) {
+    for (const Data data : {Data::kWide, Data::kTiny, Data::kSparse, Data::kEqual, Data::kSpecial}) {
+      for (const Exp exp : kExps) {
+        Case c{{{9, 140}, {4, 4}}};
+        c.dtype = dtype;
+        c.data = data;
+        c.exp = exp;
+        c.seed = ++seed;
+        ASSERT_NO_FATAL_FAILURE(check(c));
+      }
+    }
+  }
+}
+
+// Splits of 4096 keys: one key beyond, a window that begins in the second, two full ones.
+TEST_F(Attention, SplitsMerge) {
+  unsigned seed = 200;
+  for (const auto& [keys, window] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{4096, 0}, {4097, 0}, {9000, 0}, {8200, 3000}}) {
+    for (const float spread : {1.0f, 100.0f}) {
+      Case c{{{2, keys}}};
+      c.window = window;
+      c.dtype = kFloatTypes[seed % 3];
+      c.exp = kExps[seed % std::size(kExps)];
+      c.spread = spread;
+      c.seed = ++seed;
+      ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+}
+
+// A row whose every score lies at or below -2^21 has no reference; one at 2^21 has none either.
+TEST_F(Attention, ScoresOutOfRangeAreNan) {
+  for (const float spread : {1e5f, 3e6f, 1e8f}) {
+    Case c{{{3, 3}, {1, 1}, {1, 1}}};
+    c.dtype = DType::kFloat32;
+    c.spread = spread;
+    c.scale = 1.0f;
+    c.seed = static_cast<unsigned>(spread);
+    ASSERT_NO_FATAL_FAILURE(check(c));
+  }
+}
+
+TEST_F(Attention, NothingToDo) {
+  for (const Form form : {Form::kPadded, Form::kPacked}) {
+    Case none{{}}, empty{{{0, 0}, {0, 5}, {5, 0}}};
+    none.q_form = empty.q_form = none.k_form = empty.k_form = form;
+    ASSERT_NO_FATAL_FAILURE(check(none));
+    ASSERT_NO_FATAL_FAILURE(check(empty));
+  }
+}
+
+// Lists that contradict the arrays: the CPU throws and writes nothing; a GPU reads nothing out of range, and sequences
+// beside keep their bits.
+TEST_F(Attention, ListsThatContradictTheArrays) {
+  const auto try_forward = [&](Problem& problem, const std::string& what) {
+    AttentionParams p{problem.input};
+    Output out(problem.q_places() * problem.what().head_dim, problem.what().dtype);
+    p.out = out.data();
+    if (kBadListsThrow) {
+      EXPECT_THROW(run(p), rlk::InvalidArgument) << what;
+    } else {
+      run(p);
+      ASSERT_NO_FATAL_FAILURE(out.expect({}, what));
+    }
+  };
+  const auto backward = [&](Problem& problem, const std::string& what) {
+    AttentionBackwardParams p{problem.input};
+    const std::int64_t d = problem.what().head_dim;
+    Output dq(problem.q_places() * d, problem.what().dtype), dk(problem.k_places() * d, problem.what().dtype);
+    Output dv(problem.k_places() * d, problem.what().dtype);
+    std::vector<float> lse(static_cast<std::size_t>(problem.q_places()), 1.0f), workspace = lse;
+    p.dout = p.out = problem.input.q;
+    p.lse = lse.data();
+    p.workspace = workspace.data();
+    p.dq = dq.data();
+    p.dk = dk.data();
+    p.dv = dv.data();
+    if (kBadListsThrow) {
+      EXPECT_THROW(run(p), rlk::InvalidArgument) << what;
+    } else {
+      run(p);
+      ASSERT_NO_FATAL_FAILURE(dq.expect({}, what));
+      ASSERT_NO_FATAL_FAILURE(dk.expect({}, what));
+      ASSERT_NO_FATAL_FAILURE(dv.expect({}, what));
+    }
+  };
+  for (const std::vector<std::int32_t>& offsets : std::vector<std::vector<std::int32_t>>{{1, 4, 6},
+                                                                                         {0, 4, 9},
+                                                                                         {0, 7, 6},
+                                                                                         {0, 4, 3},
+                                                                                         {-3, 4, 6},
+                                                                                         {0, -2000000000, 6},
+                                                                                         {0, 2000000000, 6},
+                                                                                         {6, 6, 6},
+                                                                                         {0, 0, 0}}) {
+    Case c{{{4, 4}, {2, 2}}};
+    Problem q(c), k(c);
+    q.input.cu_seqlens_q = offsets.data();
+    k.input.cu_seqlens_k = offsets.data();
+    for (Problem* problem : {&q, &k}) {
+      ASSERT_NO_FATAL_FAILURE(try_forward(*problem, "offsets"));
+      ASSERT_NO_FATAL_FAILURE(backward(*problem, "offsets"));
+    }
+  }
+  for (const std::int32_t count : {-1, 100, 2147483647, -2147483647}) {
+    const std::vector<std::int32_t> counts = {count, 2};
+    Case c{{{4, 4}, {2, 2}}};
+    c.q_form = c.k_form = Form::kPadded;
+    for (auto list : {&AttentionInput::seqused_q, &AttentionInput::seqused_k, &AttentionInput::leftpad_k}) {
+      Problem problem(c);
+      problem.input.*list = counts.data();
+      ASSERT_NO_FATAL_FAILURE(try_forward(problem, "counts"));
+      ASSERT_NO_FATAL_FAILURE(backward(problem, "counts"));
+    }
+  }
+}
+
+TEST_F(Attention, PagesThatAreNoneAreNanForTheirSequenceAlone) {
+  for (const std::int32_t page : {-1, 1000, 2147483647, -2147483647}) {
+    Case c{{{3, 30}, {2, 20}}};
+    c.k_form = Form::kPaged;
+    c.page_size = 8;
+    Problem problem(c);
+    std::vector<std::int32_t> table;
+    for (std::int64_t i = 0; i < 2 * problem.input.table_stride; ++i) table.push_back(problem.input.block_table[i]);
+    table[1] = page;
+    problem.input.block_table = table.data();
+    if (!kBadListsThrow) {
+      ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+      continue;
+    }
+    AttentionParams p{problem.input};
+    Output out(problem.q_places() * c.head_dim, c.dtype);
+    p.out = out.data();
+    EXPECT_THROW(run(p), rlk::InvalidArgument);
+  }
+}
+
+TEST_F(Attention, WhatWouldCorruptMemoryIsRefused) {
+  const Problem right(Case{{{2, 2}}});
+  Output out(right.q_places() * 8, DType::kBFloat16);
+  const auto refuses = [&](const auto& spoil) {
+    AttentionParams p{right.input};
+    p.out = out.data();
+    spoil(p);
+    EXPECT_THROW(run(p), rlk::InvalidArgument);
+  };
+  refuses([](AttentionParams& p) { p.head_dim = 12; });
+  refuses([](AttentionParams& p) { p.head_dim = 264; });
+  refuses([](AttentionParams& p) { p.head_dim = 0; });
+  refuses([](AttentionParams& p) { p.num_q_heads = 3, p.num_kv_heads = 2; });
+  refuses([](AttentionParams& p) { p.num_kv_heads = 0; });
+  refuses([](AttentionParams& p) { p.dtype = DType::kInt32; });
+  refuses([](AttentionParams& p) { p.softmax_scale = 0.0f; });
+  refuses([](AttentionParams& p) { p.softmax_scale = std::nanf(""); });
+  refuses([](AttentionParams& p) { p.softmax_scale = 5e-39f; });
+  refuses([](AttentionParams& p) { p.softmax_scale = 3e38f; });
+  refuses([](AttentionParams& p) { p.window_size = -1; });
+  refuses([](AttentionParams& p) { p.window_size = 4, p.causal = false; });
+  refuses([](AttentionParams& p) { p.q_tokens = -1; });
+  refuses([](AttentionParams& p) { p.out = nullptr; });
+  refuses([](AttentionParams& p) { p.k.data = nullptr; });
+  refuses([](AttentionParams& p) { p.block_table = p.cu_seqlens_k; });
+  refuses([](AttentionParams& p) { p.leftpad_k = p.cu_seqlens_k; });
+#if RLK_TEST_HIP
+  refuses([](AttentionParams& p) { p.exp = Exp::kHardware; });
+#endif
+}
+
+}  // namespace
+}  // namespace attention_test

@@ -1,0 +1,228 @@
+"""attention: values against float64 and torch, and the same bytes in any batch, packing, padding, paging and chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+
+torch = pytest.importorskip("torch", reason="forms are made with torch; test_attention_frameworks.py has the others")
+
+from attention_cases import DTYPES, FORMS, Sequences, alone, each, plain, results  # noqa: E402
+
+# A lone token; decode; less than a block, a block and one beyond; a chunk; three blocks.
+LENGTHS = [(1, 1), (1, 40), (20, 20), (128, 128), (129, 129), (33, 300)]
+SELF = [(n, n) for n in (1, 5, 128, 150, 64)]
+OPTIONS: list[dict[str, Any]] = [{}, {"window_size": 20}, {"causal": False}, {"softmax_scale": 0.3}]
+
+
+def assert_same(a: Any, b: Any, what: Any = "") -> None:
+    for name in a:
+        found = differing(a[name].contiguous(), b[name].contiguous())
+        assert not found, f"{what} {name}: {found}"
+
+
+def rms(x: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_errors_are_at_most_twice_those_of_torch(
+    options: dict[str, Any], dtype: str, device: str, exp: str, rng: np.random.Generator
+) -> None:
+    """Against float64 from the same inputs, as root mean squares: worst elements of random draws differ by chance. In
+    float32 portable's exponential, off by 2^-18.4, is what counts. Operands are of size 1, and so is an ulp."""
+    s = Sequences(rng, LENGTHS, (4, 2), 64, dtype, device)
+    for b, got in enumerate(alone(s, device=device, exp=exp, **options)):
+        given = [t[b][None].cpu() for t in (s.q, s.k, s.v, s.dout)]
+        wide = [t.double().numpy() for t in given]
+        want = rk.attention_reference(*wide[:3], dout=wide[3], **options)
+        theirs = plain(*given, **options)
+        ulp = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+        for name, other in theirs.items():
+            ours, others = (rms(x.detach().double().cpu().numpy() - want[name][0]) for x in (got[name], other[0]))
+            floor = 2.0**-17 if exp == "portable" else 2.0**-20
+            assert ours <= 2 * others + ulp + floor, (LENGTHS[b], name)
+        lse = got["lse"].double().cpu().numpy()
+        assert np.allclose(lse, np.moveaxis(want["lse"][0], 0, 1), rtol=0, atol=1e-5), LENGTHS[b]
+
+
+def test_it_is_what_torch_and_hugging_face_compute(device: str, rng: np.random.Generator) -> None:
+    """[batch, heads, tokens, head_dim] as transposed views, with grouped heads."""
+    q, k, v = (torch.from_numpy(rng.standard_normal((2, h, 50, 64), dtype=np.float32)).to(device) for h in (6, 2, 2))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    got = rk.attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+    chunk = torch.nn.functional.scaled_dot_product_attention(q[:, :, -3:], k, v, enable_gqa=True)
+    torch.testing.assert_close(
+        rk.attention(q[:, :, -3:].transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=False).transpose(1, 2),
+        chunk, rtol=2e-5, atol=2e-5,
+    )  # fmt: skip
+
+
+def test_windows_are_those_of_hugging_face(rng: np.random.Generator) -> None:
+    masking = pytest.importorskip("transformers.masking_utils")
+    q = torch.from_numpy(rng.standard_normal((1, 12, 2, 16), dtype=np.float32))
+    allowed = masking.sliding_window_overlay(5)
+    mask = torch.tensor([[bool(allowed(0, 0, i, j)) and j <= i for j in range(12)] for i in range(12)])
+    x = q.transpose(1, 2)
+    want = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask).transpose(1, 2)
+    torch.testing.assert_close(rk.attention(q, q, q, window_size=5), want, rtol=2e-5, atol=2e-5)
+
+
+# ---- the same bytes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sequence_has_the_same_bytes_in_any_form_and_company(
+    form: str, dtype: str, device: str, exp: str, rng: np.random.Generator
+) -> None:
+    s = Sequences(rng, SELF if form == "left" else LENGTHS, (4, 2), 40, dtype, device)
+    for options in OPTIONS:
+        if form == "left" and options.get("causal") is False:
+            continue  # without a mask queries in front of the first key see all of them
+        want = alone(s, device=device, exp=exp, **options)
+        for b, got in enumerate(each(s, form, device=device, exp=exp, **options)):
+            assert_same(got, want[b], (form, options, s.lengths[b]))
+
+
+def test_chunks_and_single_steps_have_the_bytes_of_a_whole_prefill(
+    device: str, exp: str, rng: np.random.Generator
+) -> None:
+    n = 300
+    s = Sequences(rng, [(n, n)], (4, 2), 64, "bfloat16", device)
+    q, k, v = s.q[0], s.k[0], s.v[0]
+    for options in OPTIONS[:2]:
+        whole = alone(s, device=device, exp=exp, **options)[0]["out"]
+        for begin, end in ((0, 100), (100, 229), (229, 300), (7, 8), (128, 129), (299, 300)):
+            part = ((q[None, begin:end], k[None, :end], v[None, :end], None), {})
+            got = results(part, backward=False, device=device, exp=exp, **options)["out"][0]
+            assert not differing(got, whole[begin:end]), (begin, end, options)
+            used = torch.tensor([end], dtype=torch.int32, device=device)  # out of a cache that holds more
+            cache = ((q[None, begin:end], k[None], v[None], None), {"seqused_k": used})
+            got = results(cache, backward=False, device=device, exp=exp, **options)["out"][0]
+            assert not differing(got, whole[begin:end]), (begin, end, options)
+
+
+def test_splits_of_4096_keys_are_no_business_of_batch_or_page(device: str, exp: str, rng: np.random.Generator) -> None:
+    s = Sequences(rng, [(3, 9000), (2, 4097), (1, 4096)], (2, 1), 64, "bfloat16", device)
+    want = alone(s, device=device, exp=exp)
+    for form in ("right", "packed", "paged"):
+        for b, got in enumerate(each(s, form, device=device, exp=exp)):
+            assert_same(got, want[b], (form, s.lengths[b]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bytes_at_any_stride(dtype: str, device: str, rng: np.random.Generator) -> None:
+    s = Sequences(rng, [(70, 140)], (4, 2), 40, dtype, device)
+    q, k, v, dout = (t[0][None] for t in (s.q, s.k, s.v, s.dout))
+    want = results(((q, k, v, dout), {}))
+
+    def heads_first(t: Any) -> Any:
+        return t.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def fused(t: Any) -> Any:
+        return torch.cat((t, t, t), 2)[:, :, t.shape[2] : 2 * t.shape[2]]
+
+    def off_by_one(t: Any) -> Any:
+        memory = torch.zeros(t.numel() + 1, dtype=t.dtype, device=t.device)
+        return memory[1:].view(t.shape).copy_(t)
+
+    for move in (heads_first, fused, off_by_one):
+        assert_same(results((tuple(move(t) for t in (q, k, v, dout)), {})), want, move.__name__)  # type: ignore[arg-type]
+
+
+def test_hardware_on_the_cpu_is_another_mode_and_portable_the_default(rng: np.random.Generator) -> None:
+    s = Sequences(rng, [(20, 60)], dtype="float32")
+    portable, hardware = (alone(s, exp=e)[0]["out"] for e in ("portable", "hardware"))
+    assert not differing(rk.attention(s.q[0][None], s.k[0][None], s.v[0][None])[0], portable)
+    assert differing(portable, hardware)
+    with rk.arithmetic("sm_90"):
+        assert not differing(rk.attention(s.q[0][None], s.k[0][None], s.v[0][None])[0], hardware)
+
+
+# ---- what is not read ------------------------------------------------------------------------------------------------
+
+
+def test_later_tokens_may_hold_anything(device: str, rng: np.random.Generator) -> None:
+    """A key that a query does not see contributes nothing, not even NaN times zero; nor a query to such a key."""
+    s = Sequences(rng, [(140, 140)], (2, 1), 32, "float32", device)
+    want = alone(s)[0]
+    for value in (float("nan"), float("inf"), -float("inf")):
+        t = Sequences(rng, [(140, 140)], (2, 1), 32, "float32", device)
+        for mine, theirs in zip((t.q, t.k, t.v, t.dout), (s.q, s.k, s.v, s.dout), strict=True):
+            mine[0] = theirs[0].clone()
+            mine[0][100:] = value
+        got = alone(t)[0]
+        for name in ("out", "lse", "dq"):
+            assert not differing(got[name][:100].contiguous(), want[name][:100].contiguous()), (value, name)
+
+
+def test_rows_that_fail_are_nan_and_others_are_not(device: str, rng: np.random.Generator) -> None:
+    s = Sequences(rng, [(4, 4)], (1, 1), 8, "float32", device)
+    want = alone(s)[0]["out"]
+    for value, dim in ((float("nan"), 0), (1e30, 1)):
+        s.q[0][2, 0, dim] = value
+        s.k[0][:, 0, 1] = 1e30 if value == 1e30 else s.k[0][:, 0, 1]
+        got = alone(s)[0]["out"]
+        assert torch.isnan(got[2]).all()
+        if value != 1e30:
+            assert not differing(got[[0, 1, 3]], want[[0, 1, 3]])
+
+
+def test_an_infinite_score_that_is_negative_counts_for_nothing(rng: np.random.Generator) -> None:
+    q = torch.ones(1, 1, 1, 8)
+    k = torch.zeros(1, 3, 1, 8)
+    k[0, 1] = -float("inf")
+    v = torch.tensor([1.0, float("nan"), 3.0])[None, :, None, None].expand(1, 3, 1, 8).contiguous()
+    out, lse = rk.attention(q, k, v, return_lse=True)
+    assert (out == 2).all()
+    assert abs(float(lse) - np.log(2)) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0), (0, 0, 0)])
+def test_nothing_to_do(shape: tuple[int, int, int], device: str) -> None:
+    batch, queries, keys = shape
+    q, k = (torch.zeros(batch, n, 2, 16, device=device) for n in (queries, keys))
+    out, lse = rk.attention(q, k, k, return_lse=True)
+    assert out.shape == q.shape
+    assert (out == 0).all()
+    assert lse.shape == (batch, 2, queries)
+    assert (lse == -torch.inf).all()
+    for grad, like in zip(rk.attention_backward(q, q, k, k, out, lse), (q, k, k), strict=True):
+        assert grad.shape == like.shape
+        assert (grad == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gpu_has_the_bytes_of_the_cpu(dtype: str, exp: str, rng: np.random.Generator) -> None:
+    for head_dim in (8, 64, 80, 128, 192, 256):
+        s = Sequences(rng, LENGTHS, (6, 2), head_dim, dtype)
+        for form in ("right", "packed", "cache", "paged"):
+            (arrays, lists) = s.call(form)
+            there = (tuple(t.cuda() for t in arrays), {n: t.cuda() for n, t in lists.items()})
+            for options in OPTIONS:
+                want = results((arrays, lists), device="cpu", exp=exp, **options)
+                got = results(there, device="cuda", exp=exp, **options)  # type: ignore[arg-type]
+                assert_same(got, want, (head_dim, form, options))
+
+
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_elements() -> None:
+    """k and v of 2.2 G elements each, of which the last sequence lies behind 2^31."""
+    tokens, heads, d = 8192, 8, 256
+    batch = 2**31 // (tokens * heads * d) + 3
+    k = torch.empty(batch, tokens, heads, d, dtype=torch.bfloat16, device="cuda").normal_()
+    q = torch.randn(batch, 2, 16, d, dtype=torch.bfloat16, device="cuda")
+    out = rk.attention(q, k, k)
+    assert not differing(out[-1:], rk.attention(q[-1:], k[-1:].clone(), k[-1:].clone()))

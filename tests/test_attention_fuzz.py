@@ -1,0 +1,113 @@
+"""Random calls of attention, always the same ones: a sequence has the same bytes in every form and alone, values are
+those of float64, and a GPU has the bytes of the CPU.
+
+RLK_FUZZ_CASES (300) sets how many. A failure names its case; run `python tests/test_attention_fuzz.py CASE` to see that
+one alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+
+torch = pytest.importorskip("torch", reason="the fuzz makes its forms with torch")
+
+from attention_cases import DTYPES, FORMS, Sequences, alone, each, results  # noqa: E402
+
+SEED = 20_261
+CASES = int(os.environ.get("RLK_FUZZ_CASES", "300"))
+CHUNK = 20  # cases a test: a failing chunk still names its case, and a run shows progress
+
+
+@dataclass
+class Problem:
+    number: int
+    sequences: Sequences
+    form: str
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        s = self.sequences
+        return f"case {self.number}: {s.q[0].dtype} {list(s.q[0].shape[1:])} {s.lengths} {self.form} {self.options}"
+
+
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
+    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+
+
+def make(number: int) -> Problem:
+    rng = np.random.default_rng([SEED, number])
+    form = str(rng.choice(FORMS))
+    lengths = []
+    for _ in range(int(rng.integers(1, 4))):
+        keys = log_uniform(rng, 1, 300)
+        queries = keys if form == "left" or rng.random() < 0.4 else log_uniform(rng, 1, 100)
+        lengths.append((queries, keys))
+    kv_heads = int(rng.integers(1, 3))
+    heads = (kv_heads * int(rng.choice([1, 2, 5])), kv_heads)
+    head_dim = 8 * (int(rng.choice([8, 16])) if rng.random() < 0.4 else log_uniform(rng, 1, 32))
+    s = Sequences(rng, lengths, heads, head_dim, str(rng.choice(DTYPES)))
+    spread = float(rng.choice([0.1, 1.0, 6.0]))
+    s.q = [t * spread for t in s.q]
+    options: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        options["window_size"] = log_uniform(rng, 1, 200)
+    elif rng.random() < 0.3 and form != "left":
+        options["causal"] = False
+    if rng.random() < 0.3:
+        options["softmax_scale"] = float(rng.uniform(0.02, 1.0))
+    return Problem(number, s, form, options)
+
+
+def check_cpu(p: Problem) -> None:
+    exp = ("portable", "hardware")[p.number % 2]
+    want = alone(p.sequences, exp=exp, **p.options)
+    for b, got in enumerate(each(p.sequences, p.form, exp=exp, **p.options)):
+        for name in got:
+            found = differing(got[name].contiguous(), want[b][name].contiguous())
+            assert not found, f"{p.name}, {name} of sequence {b}: {found}"
+        s = p.sequences
+        wide = [t[b][None].double().numpy() for t in (s.q, s.k, s.v)]
+        truth = rk.attention_reference(*wide, **p.options)["out"][0]
+        bound = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}[s.q[0].dtype]
+        assert np.abs(want[b]["out"].double().numpy() - truth).max() < bound, p.name
+
+
+def moved(call: Any, put: Any) -> Any:
+    arrays, lists = call
+    return tuple(put(t) for t in arrays), {n: put(t) for n, t in lists.items()}
+
+
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_every_form_has_the_bytes_of_each_sequence_alone(first: int) -> None:
+    for number in range(first, min(first + CHUNK, CASES)):
+        check_cpu(make(number))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+def test_cpu_and_gpu_have_the_same_bytes(first: int) -> None:
+    for number in range(first, min(first + CHUNK, CASES)):
+        p = make(number)
+        call = p.sequences.call(p.form)
+        for exp in ("portable", "hardware"):
+            want = results(call, exp=exp, **p.options)
+            got = results(moved(call, lambda t: t.cuda()), device="cuda", exp=exp, **p.options)
+            for name in want:
+                found = differing(want[name], got[name])
+                assert not found, f"{p.name}, {exp}, {name}: {found}"
+
+
+if __name__ == "__main__":
+    case = make(int(sys.argv[1]))
+    print(case.name)
+    check_cpu(case)
