@@ -18,7 +18,9 @@
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
+#include "hip/pack/pack_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
+#include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
 
 namespace {
@@ -100,6 +102,8 @@ const Table kRmsNorm = {
 };
 const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
                      RLK_OF_FLOATS(rlk_rope_elements)};
+const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
+const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
       RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
@@ -111,7 +115,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kSequenceLogprob, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

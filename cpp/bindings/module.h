@@ -6,6 +6,8 @@ namespace rlk::bindings {
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
+void bind_pack(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
+void bind_sequence_logprob(nanobind::module_& m);
 void bind_silu_mul(nanobind::module_& m);
 }  // namespace rlk::bindings

@@ -27,8 +27,15 @@ from .ops.logprob import (
     logprob_partial,
     logprob_reference,
 )
+from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
+from .ops.sequence_logprob import (
+    SequenceLogprob,
+    sequence_logprob,
+    sequence_logprob_backward,
+    sequence_logprob_reference,
+)
 from .ops.silu_mul import (
     gelu_mul,
     gelu_mul_backward,
@@ -40,7 +47,15 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import (  # noqa: F401
+        linear_torch,
+        logprob_torch,
+        pack_torch,
+        rms_norm_torch,
+        rope_torch,
+        sequence_logprob_torch,
+        silu_mul_torch,
+    )
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -50,6 +65,8 @@ _dispatch.follow_omp_num_threads()
 __all__ = [
     "LogprobResult",
     "LogprobStatus",
+    "Packed",
+    "SequenceLogprob",
     "arithmetic",
     "canonical_blas",
     "checkpoint_contexts",
@@ -68,15 +85,22 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "pack",
+    "pack_reference",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",
     "rope",
     "rope_backward",
     "rope_reference",
+    "sequence_logprob",
+    "sequence_logprob_backward",
+    "sequence_logprob_reference",
     "silu_mul",
     "silu_mul_backward",
     "silu_mul_reference",
     "tree_sum",
+    "unpack",
+    "unpack_reference",
     "variant",
 ]
