@@ -66,6 +66,7 @@ rlk_bundle_hip(linear
 rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
 rlk_bundle_hip(rms_norm "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(pack "global_load_dwordx4;global_store_dwordx4")
+rlk_bundle_hip(preference_loss "global_load_dword;global_store_dword")
 rlk_bundle_hip(sequence_logprob "global_load_dword;ds_bpermute_b32")
 rlk_bundle_hip(rope "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(silu_mul "global_load_dwordx4;global_store_dwordx4")
@@ -74,7 +75,7 @@ set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJ
 
 add_library(rlk_hip STATIC
   hip/common/runtime.cpp hip/linear/linear.cpp hip/logprob/logprob.cpp hip/rms_norm/rms_norm.cpp
-  hip/pack/pack.cpp hip/sequence_logprob/sequence_logprob.cpp
+  hip/pack/pack.cpp hip/preference_loss/preference_loss.cpp hip/sequence_logprob/sequence_logprob.cpp
   hip/rope/rope.cpp hip/silu_mul/silu_mul.cpp
   "${PROJECT_BINARY_DIR}/hip/bundles.S")
 target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})

@@ -19,6 +19,7 @@
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
+#include "hip/preference_loss/preference_loss_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
@@ -103,6 +104,9 @@ const Table kRmsNorm = {
 const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
                      RLK_OF_FLOATS(rlk_rope_elements)};
 const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
+const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_rank), RLK_OF(rlk_preference_loss_pairs),
+                               RLK_OF(rlk_preference_loss_unpaired), RLK_OF(rlk_preference_loss_metrics),
+                               RLK_OF(rlk_preference_loss_backward)};
 const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
@@ -115,7 +119,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kSequenceLogprob, &kSiluMul}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kPreferenceLoss, &kSequenceLogprob, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

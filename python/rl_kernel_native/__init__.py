@@ -28,6 +28,7 @@ from .ops.logprob import (
     logprob_reference,
 )
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
+from .ops.preference_loss import PreferenceLoss, preference_loss, preference_loss_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
 from .ops.sequence_logprob import (
@@ -51,6 +52,7 @@ if _dispatch.torch_module() is not None:
         linear_torch,
         logprob_torch,
         pack_torch,
+        preference_loss_torch,
         rms_norm_torch,
         rope_torch,
         sequence_logprob_torch,
@@ -66,6 +68,7 @@ __all__ = [
     "LogprobResult",
     "LogprobStatus",
     "Packed",
+    "PreferenceLoss",
     "SequenceLogprob",
     "arithmetic",
     "canonical_blas",
@@ -87,6 +90,8 @@ __all__ = [
     "logprob_reference",
     "pack",
     "pack_reference",
+    "preference_loss",
+    "preference_loss_reference",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",
