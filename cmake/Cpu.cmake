@@ -12,6 +12,7 @@ endif()
 add_library(rlk_cpu STATIC
   cpp/cpu/isa.cpp cpp/cpu/linear.cpp cpp/cpu/linear_product.cpp cpp/cpu/logprob.cpp cpp/cpu/rms_norm.cpp cpp/cpu/rope.cpp
   cpp/cpu/pack.cpp cpp/cpu/preference_loss.cpp cpp/cpu/sequence_logprob.cpp
+  cpp/cpu/shift_labels_packed.cpp
   cpp/cpu/silu_mul.cpp
   cpp/cpu/thread_pool.cpp)
 target_link_libraries(rlk_cpu PUBLIC rlk_options)

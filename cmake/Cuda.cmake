@@ -8,7 +8,8 @@ find_package(CUDAToolkit REQUIRED)
 add_library(rlk_cuda STATIC cuda/common/launch.cpp cuda/common/tensor_map.cpp cuda/logprob/logprob.cpp
   cuda/linear/linear.cpp cuda/linear/gemm_plan_sm90.cpp cuda/linear/cublaslt.cpp cuda/linear/cublaslt_records.cpp
   cuda/rms_norm/rms_norm.cpp cuda/rope/rope.cpp cuda/silu_mul/silu_mul.cpp
-  cuda/pack/pack.cpp cuda/preference_loss/preference_loss.cpp cuda/sequence_logprob/sequence_logprob.cpp)
+  cuda/pack/pack.cpp cuda/preference_loss/preference_loss.cpp cuda/sequence_logprob/sequence_logprob.cpp
+  cuda/shift_labels_packed/shift_labels_packed.cpp)
 target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static ${CMAKE_DL_LIBS})
 
 # 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone.
@@ -30,6 +31,7 @@ if("80" IN_LIST RLK_CUDA_ARCHITECTURES)
     cuda/rms_norm/rms_norm_sm80.cu cuda/rms_norm/rms_norm_backward_sm80.cu
     cuda/pack/pack_sm80.cu cuda/preference_loss/preference_loss_sm80.cu
     cuda/sequence_logprob/sequence_logprob_sm80.cu
+    cuda/shift_labels_packed/shift_labels_packed_sm80.cu
     cuda/rope/rope_sm80.cu cuda/silu_mul/silu_mul_sm80.cu cuda/silu_mul/silu_mul_backward_sm80.cu)
 endif()
 if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
@@ -39,6 +41,7 @@ if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
     cuda/rms_norm/rms_norm_sm90.cu cuda/rms_norm/rms_norm_backward_sm90.cu
     cuda/pack/pack_sm90.cu cuda/preference_loss/preference_loss_sm90.cu
     cuda/sequence_logprob/sequence_logprob_sm90.cu
+    cuda/shift_labels_packed/shift_labels_packed_sm90.cu
     cuda/rope/rope_sm90.cu cuda/silu_mul/silu_mul_sm90.cu cuda/silu_mul/silu_mul_backward_sm90.cu)
 endif()
 list(JOIN RLK_ARCHITECTURES " " RLK_ARCHITECTURES)

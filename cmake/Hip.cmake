@@ -69,6 +69,7 @@ rlk_bundle_hip(pack "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(preference_loss "global_load_dword;global_store_dword")
 rlk_bundle_hip(sequence_logprob "global_load_dword;ds_bpermute_b32")
 rlk_bundle_hip(rope "global_load_dwordx4;global_store_dwordx4")
+rlk_bundle_hip(shift_labels_packed "global_load_dword;global_store_byte")
 rlk_bundle_hip(silu_mul "global_load_dwordx4;global_store_dwordx4")
 configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundles.S.in" "${PROJECT_BINARY_DIR}/hip/bundles.S" @ONLY)
 set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJECT_DEPENDS "${bundle_files}")
@@ -76,6 +77,7 @@ set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJ
 add_library(rlk_hip STATIC
   hip/common/runtime.cpp hip/linear/linear.cpp hip/logprob/logprob.cpp hip/rms_norm/rms_norm.cpp
   hip/pack/pack.cpp hip/preference_loss/preference_loss.cpp hip/sequence_logprob/sequence_logprob.cpp
+  hip/shift_labels_packed/shift_labels_packed.cpp
   hip/rope/rope.cpp hip/silu_mul/silu_mul.cpp
   "${PROJECT_BINARY_DIR}/hip/bundles.S")
 target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})

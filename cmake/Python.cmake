@@ -8,7 +8,7 @@ nanobind_add_module(_C NB_STATIC STABLE_ABI
   cpp/bindings/linear_args.cpp cpp/bindings/linear.cpp cpp/bindings/logprob_args.cpp cpp/bindings/logprob.cpp
   cpp/bindings/rms_norm.cpp cpp/bindings/rope.cpp cpp/bindings/pack.cpp
   cpp/bindings/preference_loss.cpp
-  cpp/bindings/sequence_args.cpp cpp/bindings/sequence_logprob.cpp cpp/bindings/silu_mul.cpp)
+  cpp/bindings/sequence_args.cpp cpp/bindings/sequence_logprob.cpp cpp/bindings/shift_labels_packed.cpp cpp/bindings/silu_mul.cpp)
 target_link_libraries(_C PRIVATE rlk_core)
 install(TARGETS _C LIBRARY DESTINATION rl_kernel_native)
 

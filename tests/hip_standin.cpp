@@ -22,6 +22,7 @@
 #include "hip/preference_loss/preference_loss_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
+#include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
 
 namespace {
@@ -108,6 +109,8 @@ const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_rank), RLK_OF(rlk_pref
                                RLK_OF(rlk_preference_loss_unpaired), RLK_OF(rlk_preference_loss_metrics),
                                RLK_OF(rlk_preference_loss_backward)};
 const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
+const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
+                                  RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
       RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
@@ -119,7 +122,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kPreferenceLoss, &kSequenceLogprob, &kSiluMul}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kPreferenceLoss, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

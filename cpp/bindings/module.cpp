@@ -44,5 +44,6 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_preference_loss(m);
   rlk::bindings::bind_rope(m);
   rlk::bindings::bind_sequence_logprob(m);
+  rlk::bindings::bind_shift_labels_packed(m);
   rlk::bindings::bind_silu_mul(m);
 }

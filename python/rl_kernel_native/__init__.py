@@ -37,6 +37,14 @@ from .ops.sequence_logprob import (
     sequence_logprob_backward,
     sequence_logprob_reference,
 )
+from .ops.shift_labels_packed import (
+    loss_mask_from_spans,
+    loss_mask_from_spans_reference,
+    shift_labels_packed,
+    shift_labels_packed_reference,
+    tool_mask,
+    tool_mask_reference,
+)
 from .ops.silu_mul import (
     gelu_mul,
     gelu_mul_backward,
@@ -56,6 +64,7 @@ if _dispatch.torch_module() is not None:
         rms_norm_torch,
         rope_torch,
         sequence_logprob_torch,
+        shift_labels_packed_torch,
         silu_mul_torch,
     )
 
@@ -88,6 +97,8 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "loss_mask_from_spans",
+    "loss_mask_from_spans_reference",
     "pack",
     "pack_reference",
     "preference_loss",
@@ -101,9 +112,13 @@ __all__ = [
     "sequence_logprob",
     "sequence_logprob_backward",
     "sequence_logprob_reference",
+    "shift_labels_packed",
+    "shift_labels_packed_reference",
     "silu_mul",
     "silu_mul_backward",
     "silu_mul_reference",
+    "tool_mask",
+    "tool_mask_reference",
     "tree_sum",
     "unpack",
     "unpack_reference",
