@@ -22,8 +22,12 @@
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
+#include "hip/pack/pack_kernels.hip"
+#include "hip/preference_loss/preference_loss_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
+#include "hip/sequence_logprob/sequence_logprob_kernels.hip"
+#include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
 
 namespace {
@@ -133,6 +137,13 @@ const Table kRmsNorm = {
 };
 const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
                      RLK_OF_FLOATS(rlk_rope_elements)};
+const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
+const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_rank), RLK_OF(rlk_preference_loss_pairs),
+                               RLK_OF(rlk_preference_loss_unpaired), RLK_OF(rlk_preference_loss_metrics),
+                               RLK_OF(rlk_preference_loss_backward)};
+const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
+const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
+                                  RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
       RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
@@ -144,8 +155,9 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten,
-                             &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table :
+       {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kPack,
+        &kPreferenceLoss, &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

@@ -45,6 +45,10 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_masked_whiten(m);
   rlk::bindings::bind_rms_norm(m);
+  rlk::bindings::bind_pack(m);
+  rlk::bindings::bind_preference_loss(m);
   rlk::bindings::bind_rope(m);
+  rlk::bindings::bind_sequence_logprob(m);
+  rlk::bindings::bind_shift_labels_packed(m);
   rlk::bindings::bind_silu_mul(m);
 }

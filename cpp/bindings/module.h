@@ -11,6 +11,10 @@ void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_masked_whiten(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
+void bind_pack(nanobind::module_& m);
+void bind_preference_loss(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
+void bind_sequence_logprob(nanobind::module_& m);
+void bind_shift_labels_packed(nanobind::module_& m);
 void bind_silu_mul(nanobind::module_& m);
 }  // namespace rlk::bindings

@@ -1,5 +1,6 @@
 #include "ndarray.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -204,7 +205,7 @@ const ExchangeApi* exchange_api(nb::handle array) {
   return nullptr;
 }
 
-Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(name) {
+Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype) : name_(name) {
   DLTensor t{};
   if (PyCapsule_CheckExact(object.ptr())) {
     PyObject* capsule = object.ptr();
@@ -243,9 +244,14 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
   }
   try {
     const Format* format = format_of(t.dtype);
-    if (!format)
+    const bool moves = any_dtype && t.dtype.lanes == 1 &&
+                       (t.dtype.bits == 8 || t.dtype.bits == 16 || t.dtype.bits == 32 || t.dtype.bits == 64 ||
+                        t.dtype.bits == 128);
+    if (!format && !moves)
       raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_text(t.dtype));
-    view_.dtype = format->dtype;
+    if (format) view_.dtype = format->dtype;
+    code_ = t.dtype.code;
+    bits_ = t.dtype.bits;
     view_.device = device_of(t.device, name);
     if (t.ndim < 0 || t.ndim > 8) {
       raise(PyExc_ValueError, std::string(name) + ": expected at most 8 dimensions, got " + std::to_string(t.ndim));
@@ -271,9 +277,9 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
     if (elements > 0 && !t.data) {
       raise(PyExc_ValueError, std::string(name) + ": has no memory (a fake, meta or freed tensor)");
     }
-    if (elements > 0 && reinterpret_cast<std::uintptr_t>(view_.data) % size_of(view_.dtype) != 0) {
+    if (elements > 0 && reinterpret_cast<std::uintptr_t>(view_.data) % static_cast<unsigned>(std::min(element_bytes(), 8)) != 0) {
       raise(PyExc_ValueError, std::string(name) + ": expected an address that is a multiple of its " +
-                                  std::to_string(size_of(view_.dtype)) + "-byte elements");
+                                  std::to_string(std::min(element_bytes(), 8)) + "-byte elements");
     }
   } catch (...) {
     if (release_) release_(owner_);
@@ -281,8 +287,16 @@ Array::Array(nb::handle object, const char* name, const char* dtypes) : name_(na
   }
 }
 
+bool Array::is_float() const { return code_ == kDLFloat || code_ == kDLBfloat; }
+
+std::string Array::dtype_name() const {
+  const DLDataType t = {code_, bits_, 1};
+  const Format* format = format_of(t);
+  return format ? format->name : dtype_text(t);
+}
+
 Array::Array(Array&& other) noexcept
-    : view_(other.view_), name_(other.name_), release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
+    : view_(other.view_), name_(other.name_), code_(other.code_), bits_(other.bits_), release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
   std::memcpy(inline_shape_, other.inline_shape_, sizeof(inline_shape_));
   std::memcpy(inline_strides_, other.inline_strides_, sizeof(inline_strides_));
   view_.shape = inline_shape_;
@@ -320,11 +334,23 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 }
 
 Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) const {
+  for (const Format& f : kFormats) {
+    if (f.dtype == dtype) return empty(shape, f.code, f.bits, f.name);
+  }
+  raise(PyExc_TypeError, "out: expected a dtype of arrays");
+}
+
+Caller::Fresh Caller::empty_like(std::span<const std::int64_t> shape, const Array& like) const {
+  return empty(shape, like.code_, like.bits_, like.dtype_name());
+}
+
+Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits,
+                            const std::string& name) const {
   if (!api) {
     nb::list sizes;
     for (std::int64_t s : shape) sizes.append(s);
-    nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name_of(dtype)));
-    const Array array(made[1], "out", name_of(dtype));
+    nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name.c_str()));
+    const Array array = Array::of_any_dtype(made[1], "out");
     if (!(array.view().device == device)) {
       raise(PyExc_ValueError, "out: expected memory on " + name_of(device) + ", the allocator gave some on " +
                                   name_of(array.view().device));
@@ -338,9 +364,7 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) co
                       device.index};
   prototype.ndim = static_cast<std::int32_t>(shape.size());
   prototype.shape = const_cast<std::int64_t*>(shape.data());  // read only, says the standard, if not the type
-  for (const Format& f : kFormats) {
-    if (f.dtype == dtype) prototype.dtype = {f.code, f.bits, 1};
-  }
+  prototype.dtype = {code, bits, 1};
   DLManagedTensorVersioned* managed = nullptr;
   std::string error;
   const auto set_error = [](void* ctx, const char* kind, const char* message) {

@@ -25,7 +25,12 @@ const ExchangeApi* exchange_api(nb::handle array);
 // user who came with a dtype that no operator knows what was expected.
 class Array {
  public:
-  Array(nb::handle object, const char* name, const char* dtypes);
+  Array(nb::handle object, const char* name, const char* dtypes) : Array(object, name, dtypes, false) {}
+  // Of any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or tell zero from the rest; the
+  // view's dtype then means nothing.
+  static Array of_any_dtype(nb::handle object, const char* name) {
+    return {object, name, "of 1, 2, 4, 8 or 16 bytes an element", true};
+  }
   ~Array();
   Array(Array&& other) noexcept;
   Array(const Array&) = delete;
@@ -34,10 +39,16 @@ class Array {
   const TensorView& view() const { return view_; }
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
+  int element_bytes() const { return bits_ / 8; }
+  bool is_float() const;       // of the IEEE kind: all bits but the first are zero in a zero
+  std::string dtype_name() const;
 
  private:
+  Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype);
+  friend struct Caller;
   TensorView view_;
   const char* name_;
+  std::uint8_t code_ = 0, bits_ = 0;  // DLPack's
   std::int64_t inline_shape_[8];  // a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
   void (*release_)(void*) = nullptr;
@@ -57,6 +68,10 @@ struct Caller {
     void* data;
   };
   Fresh empty(std::span<const std::int64_t> shape, DType dtype) const;
+  Fresh empty_like(std::span<const std::int64_t> shape, const Array& like) const;  // of its dtype
+
+ private:
+  Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
 };
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream);
 

@@ -38,6 +38,13 @@ namespace rlk::hip {
 RLK_DEVICE float shuffle_xor(float value, int mask RLK_HERE_PARAMETER) {
   return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(std::int32_t, value), mask RLK_HERE_ARGUMENT));
 }
+// For code that CUDA shares (rlk/kernels/sequences.h).
+struct GlobalMemory {
+  template <class T>
+  static RLK_DEVICE T* global(T* p) {
+    return global_pointer(p);
+  }
+};
 RLK_DEVICE bool any(bool value RLK_HERE_PARAMETER) { return ballot(value RLK_HERE_ARGUMENT) != 0; }
 
 }  // namespace rlk::hip

@@ -47,8 +47,24 @@ from .ops.logprob import (
     logprob_reference,
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
+from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
+from .ops.preference_loss import PreferenceLoss, preference_loss, preference_loss_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
+from .ops.sequence_logprob import (
+    SequenceLogprob,
+    sequence_logprob,
+    sequence_logprob_backward,
+    sequence_logprob_reference,
+)
+from .ops.shift_labels_packed import (
+    loss_mask_from_spans,
+    loss_mask_from_spans_reference,
+    shift_labels_packed,
+    shift_labels_packed_reference,
+    tool_mask,
+    tool_mask_reference,
+)
 from .ops.silu_mul import (
     gelu_mul,
     gelu_mul_backward,
@@ -63,18 +79,7 @@ if TYPE_CHECKING:
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import (  # noqa: F401
-        attention_torch,
-        embedding_torch,
-        gae_torch,
-        group_advantage_torch,
-        linear_torch,
-        logprob_torch,
-        masked_whiten_torch,
-        rms_norm_torch,
-        rope_torch,
-        silu_mul_torch,
-    )
+    _dispatch.register_torch_operators()
 
 
 def __getattr__(name: str) -> Any:
@@ -99,6 +104,9 @@ __all__ = [
     "LogprobResult",
     "LogprobStatus",
     "MaskedWhitenResult",
+    "Packed",
+    "PreferenceLoss",
+    "SequenceLogprob",
     "arithmetic",
     "attention",
     "attention_backward",
@@ -129,19 +137,34 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "loss_mask_from_spans",
+    "loss_mask_from_spans_reference",
     "masked_whiten",
     "masked_whiten_reference",
+    "pack",
+    "pack_reference",
     "patch_model",
+    "preference_loss",
+    "preference_loss_reference",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",
     "rope",
     "rope_backward",
     "rope_reference",
+    "sequence_logprob",
+    "sequence_logprob_backward",
+    "sequence_logprob_reference",
+    "shift_labels_packed",
+    "shift_labels_packed_reference",
     "silu_mul",
     "silu_mul_backward",
     "silu_mul_reference",
+    "tool_mask",
+    "tool_mask_reference",
     "tree_sum",
+    "unpack",
+    "unpack_reference",
     "unpatch_model",
     "variant",
     "vtrace",

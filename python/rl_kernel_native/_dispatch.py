@@ -8,7 +8,9 @@ are made here, in the caller's framework.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +53,15 @@ _MOST_THREADS = 1024  # of cpp/cpu/thread_pool.cpp
 def torch_module() -> Any | None:
     """torch if this process has loaded it."""
     return sys.modules.get("torch")
+
+
+def register_torch_operators() -> None:
+    """Imports what registers this library's operators with torch: every ops/<op>_torch.py."""
+    from . import ops
+
+    for module in pkgutil.iter_modules(ops.__path__):
+        if module.name.endswith("_torch"):
+            importlib.import_module(f"{ops.__name__}.{module.name}")
 
 
 def is_tensor(array: Any) -> bool:

@@ -1,0 +1,200 @@
+// Python's entry to pack and unpack: fields move from checked arguments to the contract's params, outputs come from the
+// caller.
+#include "rlk/ops/pack.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "define.h"
+#include "linear_args.h"
+#include "module.h"
+#include "sequence_args.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+constexpr std::int64_t kMost = std::int64_t{1} << 31;
+constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
+
+Device device_of(const Array& a) {
+  require_pack_backend(a.view().device);
+  return a.view().device;
+}
+
+void check_counts(std::int64_t num_tokens, std::int64_t capacity) {
+  if (num_tokens >= kMost) argument_error("num_tokens", "expected fewer than 2^31, got " + std::to_string(num_tokens));
+  if (capacity >= kMost) {
+    argument_error("max_tokens", "expected fewer than 2^31 (cu_seqlens are int32), got " + std::to_string(capacity));
+  }
+}
+
+// (cu_seqlens, positions or None, status) of lengths [rows] or a mask [rows, tokens].
+nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, std::int64_t capacity,
+                  nb::handle allocate, std::uintptr_t stream) {
+  const bool by_lengths = mask.is_none();
+  const char* name = by_lengths ? "lengths" : "mask";
+  const Array in = by_lengths ? Array(lengths, name, "int32 or int64") : Array::of_any_dtype(mask, name);
+  const TensorView& v = in.view();
+  const Device device = device_of(in);
+  check_counts(num_tokens, capacity);
+  PackLayoutParams p;
+  std::optional<MaskArgument> flags;
+  if (by_lengths) {
+    if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(in, "int32 or int64");
+    if (v.ndim != 1 || !v.is_contiguous()) {
+      argument_error(name, "expected a contiguous array of shape [num_sequences], got " + shape_text(in.shape()));
+    }
+    p.lengths = v.shape[0] == 0 ? nullptr : v.data;
+    p.lengths_dtype = v.dtype;
+  } else {
+    if (v.ndim != 2 || v.shape[1] != num_tokens) {
+      argument_error(name, "expected shape [num_sequences, " + std::to_string(num_tokens) + "], got " +
+                               shape_text(in.shape()));
+    }
+  }
+  p.num_sequences = v.shape[0];
+  p.num_tokens = num_tokens;
+  p.capacity = capacity;
+  const Caller caller = make_caller(by_lengths ? lengths : mask, device, allocate, stream);
+  const std::int64_t offsets[] = {p.num_sequences + 1}, one[] = {1}, tokens[] = {p.num_sequences, num_tokens};
+  Caller::Fresh cu_seqlens = caller.empty(offsets, DType::kInt32), status = caller.empty(one, DType::kInt32);
+  p.cu_seqlens = static_cast<std::int32_t*>(cu_seqlens.data);
+  p.status = static_cast<std::int32_t*>(status.data);
+  nb::object positions = nb::none();
+  if (!by_lengths) {
+    if (in.element_bytes() > 8 || in.dtype_name().starts_with("complex")) {
+      throw nb::type_error(("mask: expected dtype bool, of integers or of floats, got " + in.dtype_name()).c_str());
+    }
+    require_columns(in);
+    p.mask = {v.num_elements() == 0 ? nullptr : v.data, row_stride(in),
+              v.num_elements() == 0 ? 0 : in.element_bytes(), in.is_float()};
+    Caller::Fresh fresh = caller.empty(tokens, DType::kInt32);
+    p.positions = static_cast<std::int32_t*>(fresh.data);
+    positions = fresh.array;
+  }
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    pack_layout(p, device, caller.stream);
+  }
+  return nb::make_tuple(cu_seqlens.array, positions, status.array);
+}
+
+std::string text_of(const std::string& leading, std::span<const std::int64_t> shape) {
+  return "[" + leading + "], got " + shape_text(shape);
+}
+
+// The bytes of a token: dimensions from `first` on, which follow one another without gaps.
+std::int64_t token_bytes(const Array& a, int first) {
+  const TensorView& v = a.view();
+  std::int64_t elements = 1;
+  for (int i = v.ndim; i-- > first;) {
+    if (v.shape[i] > 1 && v.stride(i) != elements && v.num_elements() > 0) {
+      argument_error(a.name(), "expected contiguous dimensions after those of tokens, got stride " +
+                                   std::to_string(v.stride(i)) + " of dimension " + std::to_string(i) + kCopyHint);
+    }
+    elements *= v.shape[i];
+  }
+  return elements * a.element_bytes();
+}
+
+// Both directions. `arrays`: a list. `fills`: eight bytes for each. `num_tokens`: of a padded row. `capacity`: of packed
+// arrays that are made.
+nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bool unpacks, bool covered,
+                std::int64_t num_tokens, std::int64_t capacity, nb::list fills, nb::handle allocate,
+                std::uintptr_t stream) {
+  const std::size_t count = nb::len(arrays);
+  if (count == 0) argument_error("tensors", "expected at least one array, got none");
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < count; ++i) names.push_back(count == 1 ? "tensors" : "tensors[" + std::to_string(i) + "]");
+  std::vector<Array> in;
+  in.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) in.push_back(Array::of_any_dtype(arrays[i], names[i].c_str()));
+  const Device device = device_of(in[0]);
+  check_counts(num_tokens, capacity);
+  const OffsetsArgument offsets(cu_seqlens, device);
+  if (cu_seqlens.is_none()) throw nb::type_error("cu_seqlens: expected an array that speaks DLPack, got NoneType");
+  PackParams p;
+  p.unpacks = unpacks;
+  p.covered = covered;
+  p.cu_seqlens = offsets.offsets;
+  p.num_sequences = offsets.num_sequences;
+  p.num_tokens = num_tokens;
+  p.capacity = unpacks && in[0].view().ndim > 0 ? in[0].view().shape[0] : capacity;
+  std::optional<Array> where;
+  if (!positions.is_none()) {
+    where.emplace(positions, "positions", "int32");
+    const std::int64_t shape[] = {p.num_sequences, num_tokens};
+    if (where->view().dtype != DType::kInt32) dtype_error(*where, "int32");
+    require_device(*where, device);
+    if (!std::ranges::equal(where->shape(), shape) || !where->view().is_contiguous()) {
+      argument_error("positions", "expected a contiguous array of shape " + shape_text(shape) + ", got " +
+                                      shape_text(where->shape()));
+    }
+    p.positions = where->view().num_elements() == 0 ? nullptr : static_cast<const std::int32_t*>(where->view().data);
+  }
+  const Caller caller = make_caller(arrays[0], device, allocate, stream);
+  nb::list out;
+  std::vector<PackArray> parts;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Array& a = in[i];
+    const TensorView& v = a.view();
+    require_device(a, device);
+    PackArray part;
+    Sizes shape;
+    const auto bytes = [&](std::int64_t elements) { return elements * a.element_bytes(); };
+    if (unpacks) {
+      if (v.ndim < 1 || v.shape[0] != p.capacity) {
+        argument_error(a.name(), "expected shape " +
+                                     text_of((i == 0 ? "num_tokens" : std::to_string(p.capacity)) + ", ...", a.shape()));
+      }
+      part.token_bytes = token_bytes(a, 1);
+      part.packed = v.data;
+      part.packed_stride = bytes(v.stride(0));
+      shape = {p.num_sequences, num_tokens};
+      shape.insert(shape.end(), a.shape().begin() + 1, a.shape().end());
+      part.token_stride = part.token_bytes;
+      part.sequence_stride = num_tokens * part.token_bytes;
+    } else {
+      if (v.ndim < 2 || v.shape[0] != p.num_sequences || v.shape[1] != num_tokens) {
+        argument_error(a.name(), "expected shape " + text_of(std::to_string(p.num_sequences) + ", " +
+                                                                 std::to_string(num_tokens) + ", ...",
+                                                             a.shape()));
+      }
+      part.token_bytes = token_bytes(a, 2);
+      part.padded = v.data;
+      part.sequence_stride = bytes(v.stride(0));
+      part.token_stride = bytes(v.stride(1));
+      shape = {capacity};
+      shape.insert(shape.end(), a.shape().begin() + 2, a.shape().end());
+      part.packed_stride = part.token_bytes;
+    }
+    part.fill = nb::cast<std::uint64_t>(fills[i]);
+    if (shape.size() > 8) argument_error(a.name(), "expected at most 7 dimensions, got 8");
+    Caller::Fresh fresh = caller.empty_like(shape, a);
+    (unpacks ? part.padded : part.packed) = fresh.data;
+    parts.push_back(part);
+    out.append(fresh.array);
+  }
+  {
+    nb::gil_scoped_release release;
+    for (std::size_t i = 0; i < count; i += kPackArrays) {
+      p.num_arrays = static_cast<std::int32_t>(std::min<std::size_t>(kPackArrays, count - i));
+      std::copy_n(parts.begin() + static_cast<std::ptrdiff_t>(i), p.num_arrays, p.arrays);
+      pack(p, device, caller.stream);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_pack(nb::module_& m) {
+  define(m, "pack_layout", &layout);
+  define(m, "pack", &move);
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,235 @@
+// How a GPU's threads share out the bytes of a pack call, and the copy itself, for CUDA and HIP. A token's bytes are units:
+// the largest of 1, 2, 4, 8, 16 bytes that every address is a multiple of.
+//
+// Blocks go over padded rows, since these are what the host knows the number of: a block finds its row by a division, the
+// row's place among the packed ones by two offsets, and needs no search. Of a row past its sequence's end it has nothing to
+// copy. More blocks go over the packed array: of these, what lies past the last sequence is filled.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "rlk/kernels/row_split.h"
+#include "rlk/kernels/sequences.h"
+#include "rlk/ops/pack.h"
+
+namespace rlk {
+
+constexpr int kPackLog2Threads = 8;  // of a block
+constexpr int kPackThreads = 1 << kPackLog2Threads;
+constexpr int kPackUnits = 8;  // of a thread
+constexpr int kPackTogether = 4;  // whose loads are under way together where tokens do not follow one another
+
+struct PackShare {
+  RowSplit split;
+  std::uint32_t units = 0;        // of a token
+  std::uint32_t row_blocks = 0;   // of rows; then those of the packed array
+  std::uint32_t first_block = 0;  // of the launch
+  std::int32_t log2_unit = 0;
+  bool flat = false;  // tokens follow one another on either side
+};
+struct PackGrid {
+  PackShare shares[kPackArrays];
+  std::uint32_t blocks = 0;
+  std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
+  std::int64_t tail = 0;                         // packed tokens from here on may be filled; negative: from the last offset on
+};
+
+// Log2 of the units of an array.
+inline int pack_log2_unit(const PackArray& a, std::int64_t num_sequences, std::int64_t num_tokens) {
+  std::uint64_t bits = static_cast<std::uint64_t>(a.token_bytes) | reinterpret_cast<std::uintptr_t>(a.padded) |
+                       reinterpret_cast<std::uintptr_t>(a.packed) | static_cast<std::uint64_t>(a.packed_stride);
+  if (num_sequences > 1) bits |= static_cast<std::uint64_t>(a.sequence_stride);
+  if (num_tokens > 1) bits |= static_cast<std::uint64_t>(a.token_stride);
+  int log2 = 0;
+  while (log2 < 4 && (bits >> log2 & 1) == 0) ++log2;
+  return log2;
+}
+
+// The launch for tokens from `first` on of every row, and, where `tail` says so, the packed array. Gives the first token
+// of the next launch.
+inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows, bool tail, PackGrid* g) {
+  std::int64_t most = 1, blocks = 0;
+  for (int i = 0; i < p.num_arrays; ++i) {
+    const PackArray& a = p.arrays[i];
+    most = std::max(most, a.token_bytes >> pack_log2_unit(a, p.num_sequences, p.num_tokens));
+  }
+  const std::int64_t tokens = rows ? std::min(p.num_tokens - first, std::max<std::int64_t>((1 << 30) / most, 1)) : 0;
+  g->first_token = static_cast<std::int32_t>(first);
+  g->num_tokens = static_cast<std::int32_t>(tokens);
+  g->tail = p.covered ? -1 : 0;
+  for (int i = 0; i < p.num_arrays; ++i) {
+    const PackArray& a = p.arrays[i];
+    PackShare& s = g->shares[i];
+    s.log2_unit = pack_log2_unit(a, p.num_sequences, p.num_tokens);
+    s.units = static_cast<std::uint32_t>(a.token_bytes >> s.log2_unit);
+    s.flat = (a.token_stride == a.token_bytes || p.num_tokens <= 1) && a.packed_stride == a.token_bytes;
+    s.first_block = static_cast<std::uint32_t>(blocks);
+    s.row_blocks = 0;
+    if (s.units == 0) continue;
+    if (tokens > 0 && p.num_sequences > 0) {
+      s.split = split_rows(tokens * s.units, kPackUnits, kPackLog2Threads);
+      s.row_blocks = static_cast<std::uint32_t>(blocks_of(s.split, p.num_sequences));
+      blocks += blocks_of(s.split, p.num_sequences);
+    }
+    const std::int64_t of_block = kPackThreads * kPackUnits;
+    if (tail) blocks += (p.capacity * s.units + of_block - 1) / of_block;
+    RLK_CHECK(blocks < std::int64_t{1} << 31, "pack: too many rows for one launch");
+  }
+  g->blocks = static_cast<std::uint32_t>(blocks);
+  return first + tokens;
+}
+
+// launch(grid) for each launch of a call.
+template <class F>
+void for_each_pack_launch(const PackParams& p, const F& launch) {
+  PackGrid g;
+  const auto run = [&](std::int64_t first, bool rows, bool tail) {
+    const std::int64_t next = pack_grid(p, first, rows, tail, &g);
+    if (g.blocks > 0) launch(g);
+    return next;
+  };
+  bool tail = !p.unpacks;
+  if (tail && (!p.covered || p.num_tokens == 0)) {  // before what may be copied over it
+    run(0, false, true);
+    tail = false;
+  }
+  for (std::int64_t first = 0; first < p.num_tokens; tail = false) first = run(first, true, tail);
+}
+
+namespace pack_detail {
+
+struct alignas(16) Unit16 {
+  std::uint64_t low, high;
+};
+
+// An element divides a unit, or is zero: so every unit is the same.
+template <class Unit>
+RLK_HD Unit fill_unit(std::uint64_t fill) {
+  if constexpr (sizeof(Unit) == 16) {
+    return {fill, fill};
+  } else {
+    return static_cast<Unit>(fill);
+  }
+}
+
+// A block's part of a row: unit `item` of the launch's tokens is that of bytes item * sizeof(Unit) on either side.
+template <class Unit, class Memory>
+RLK_HD void copy_flat(bool unpacks, std::uint64_t fill, unsigned char* padded, unsigned char* packed,
+                      std::int64_t existing, std::uint32_t items, std::uint32_t first, std::uint32_t step) {
+  const auto* source = Memory::global(reinterpret_cast<const Unit*>(unpacks ? packed : padded)) + first;
+  auto* destination = Memory::global(reinterpret_cast<Unit*>(unpacks ? padded : packed)) + first;
+  Unit values[kPackUnits];
+#pragma unroll
+  for (int k = 0; k < kPackUnits; ++k) {
+    const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
+    values[k] = fill_unit<Unit>(fill);
+    if (std::int64_t{first} + offset < existing) values[k] = source[offset];
+  }
+#pragma unroll
+  for (int k = 0; k < kPackUnits; ++k) {
+    const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
+    if (std::int64_t{first} + offset < existing || (unpacks && first + offset < items)) destination[offset] = values[k];
+  }
+}
+
+template <class Unit, class Memory>
+RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s,
+                     std::uint32_t block, int thread) {
+  const RowPlace at = place_in_rows(s.split, kPackUnits, block, thread);
+  if (at.row >= p.num_sequences) return;
+  const Span span = span_of<Memory>(p.cu_seqlens, p.capacity, at.row);
+  auto* padded = static_cast<unsigned char*>(a.padded) + at.row * a.sequence_stride + g.first_token * a.token_stride;
+  auto* packed = static_cast<unsigned char*>(a.packed) + span.begin * a.packed_stride;
+  const std::uint32_t items = static_cast<std::uint32_t>(g.num_tokens) * s.units;
+  const auto first = static_cast<std::uint32_t>(at.first), step = static_cast<std::uint32_t>(at.step);
+  if (s.flat && p.positions == nullptr) {
+    const std::int64_t left = span.length - g.first_token;
+    const std::int64_t existing = left < 0 ? 0 : left * s.units;
+    return copy_flat<Unit, Memory>(p.unpacks, a.fill, padded, packed + g.first_token * a.packed_stride,
+                                   existing < items ? existing : items, items, first, step);
+  }
+  const std::int64_t first_position = at.row * p.num_tokens + g.first_token;
+  const unsigned char* source = p.unpacks ? packed : padded;
+  unsigned char* destination = p.unpacks ? padded : packed;
+#pragma unroll
+  for (int begin = 0; begin < kPackUnits; begin += kPackTogether) {
+    Unit values[kPackTogether];
+    std::int64_t to[kPackTogether];  // bytes; below 0: nothing is written
+#pragma unroll
+    for (int k = 0; k < kPackTogether; ++k) {
+      const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;
+      to[k] = -1;
+      if (item >= items) continue;
+      const std::uint32_t token = s.units == 1 ? item : item / s.units;  // of the launch
+      const std::int64_t in_token = (item - token * s.units) * static_cast<std::int64_t>(sizeof(Unit));
+      const std::int64_t position =
+          p.positions == nullptr ? std::int64_t{g.first_token} + token
+                                 : Memory::global(p.positions)[first_position + token];
+      const bool exists = position >= 0 && position < span.length;
+      const std::int64_t in_padded = token * a.token_stride + in_token;
+      const std::int64_t in_packed = position * a.packed_stride + in_token;
+      values[k] = fill_unit<Unit>(a.fill);
+      if (exists) values[k] = *Memory::global(reinterpret_cast<const Unit*>(source + (p.unpacks ? in_packed : in_padded)));
+      if (exists || p.unpacks) to[k] = p.unpacks ? in_padded : in_packed;
+    }
+#pragma unroll
+    for (int k = 0; k < kPackTogether; ++k) {
+      if (to[k] >= 0) *Memory::global(reinterpret_cast<Unit*>(destination + to[k])) = values[k];
+    }
+  }
+}
+
+template <class Unit, class Memory>
+RLK_HD void fill_tail(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s,
+                      std::uint32_t block, int thread) {
+  std::int64_t begin = g.tail;
+  if (begin < 0) {
+    begin = p.num_sequences == 0 ? 0 : offset_at<Memory>(p.cu_seqlens, p.num_sequences);
+    begin = begin < 0 ? 0 : begin;
+  }
+  const std::int64_t first = std::int64_t{block} * (kPackThreads * kPackUnits) + thread;
+  if (std::int64_t{block} * (kPackThreads * kPackUnits) + kPackThreads * kPackUnits <= begin * s.units) return;
+#pragma unroll
+  for (int k = 0; k < kPackUnits; ++k) {
+    const std::int64_t item = first + k * kPackThreads;
+    if (item < begin * s.units || item >= p.capacity * s.units) continue;
+    const std::int64_t token = s.units == 1 ? item : item / s.units;
+    const std::int64_t unit = item - token * s.units;
+    auto* to = static_cast<unsigned char*>(a.packed) + token * a.packed_stride;
+    Memory::global(reinterpret_cast<Unit*>(to))[unit] = fill_unit<Unit>(a.fill);
+  }
+}
+
+template <class Unit, class Memory>
+RLK_HD void run(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s, std::uint32_t block,
+                int thread) {
+  if (block < s.row_blocks) return copy_row<Unit, Memory>(p, g, a, s, block, thread);
+  fill_tail<Unit, Memory>(p, g, a, s, block - s.row_blocks, thread);
+}
+
+}  // namespace pack_detail
+
+// What a block of a launch does.
+template <class Memory>
+RLK_HD void pack_block(const PackParams& p, const PackGrid& g, std::uint32_t block, int thread) {
+  int i = 0;
+  while (i + 1 < p.num_arrays && block >= g.shares[i + 1].first_block) ++i;
+  const PackArray& a = p.arrays[i];
+  const PackShare& s = g.shares[i];
+  block -= s.first_block;
+  switch (s.log2_unit) {
+    case 0:
+      return pack_detail::run<std::uint8_t, Memory>(p, g, a, s, block, thread);
+    case 1:
+      return pack_detail::run<std::uint16_t, Memory>(p, g, a, s, block, thread);
+    case 2:
+      return pack_detail::run<std::uint32_t, Memory>(p, g, a, s, block, thread);
+    case 3:
+      return pack_detail::run<std::uint64_t, Memory>(p, g, a, s, block, thread);
+    default:
+      return pack_detail::run<pack_detail::Unit16, Memory>(p, g, a, s, block, thread);
+  }
+}
+
+}  // namespace rlk

@@ -1,0 +1,338 @@
+// The formulas of preference_loss for one pair, for the CPU, CUDA and HIP.
+#pragma once
+
+#include "rlk/kernels/sequences.h"
+#include "rlk/math/exp.h"
+#include "rlk/math/expm1.h"
+#include "rlk/math/log2.h"
+#include "rlk/math/sigmoid.h"
+#include "rlk/ops/preference_loss.h"
+
+namespace rlk {
+
+RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
+
+// A side's element: x, the score and its derivative, n.
+struct PreferenceElement {
+  float policy, x, s, h, n, aligned;
+};
+
+template <class Memory>
+RLK_HD float preference_ratio(const PreferenceSide& side, std::int64_t i) {
+  const float policy = Memory::global(side.policy)[i * side.policy_stride];
+  if (side.reference == nullptr) return policy;
+  return sub_rn(policy, Memory::global(side.reference)[i * side.reference_stride]);
+}
+
+template <class Memory>
+RLK_HD PreferenceElement preference_element(const PreferenceLossParams& p, const PreferenceSide& side, std::int64_t i) {
+  PreferenceElement e;
+  e.policy = Memory::global(side.policy)[i * side.policy_stride];
+  e.n = 1.0f;
+  if (side.count != nullptr) {
+    const std::int64_t count = Memory::global(side.count)[i * side.count_stride];
+    e.n = static_cast<float>(count > 1 ? count : 1);
+  }
+  e.x = preference_ratio<Memory>(side, i);
+  if (p.average == PreferenceAverage::kLogprob) e.x = div_rn(e.x, e.n);
+  e.s = e.x;
+  e.h = 1.0f;
+  if (p.score == PreferenceScore::kForwardKl) {
+    e.h = exp(-e.x);
+    e.s = sub_rn(1.0f, e.h);
+  } else if (p.score == PreferenceScore::kJsDivergence) {
+    e.s = add_rn(kLn2, logsigmoid(e.x));
+    e.h = sigmoid(-e.x);
+  } else if (p.score == PreferenceScore::kAlphaDivergence) {
+    const float c = sub_rn(p.alpha, 1.0f), t = mul_rn(c, e.x);
+    const bool cut = t > 80.0f;
+    const float grown = exp(cut ? 80.0f : t);
+    e.s = div_rn(sub_rn(grown, 1.0f), c);
+    e.h = cut ? 0.0f : grown;
+  } else if (p.score == PreferenceScore::kAlphaPo) {
+    const float t = mul_rn(-p.alpha, e.x);
+    e.s = div_rn(-expm1(t), p.alpha);
+    e.h = exp(t);
+  }
+  if (p.average == PreferenceAverage::kScore) e.s = div_rn(e.s, e.n);
+  if (p.average != PreferenceAverage::kNone) e.h = div_rn(e.h, e.n);
+  e.aligned = 0.0f;
+  if (side.aligned != nullptr) {
+    e.aligned = Memory::global(side.aligned)[i * side.aligned_stride];
+    if (side.count != nullptr) e.aligned = div_rn(e.aligned, e.n);
+  }
+  return e;
+}
+
+RLK_HD float preference_reward(const PreferenceLossParams& p, const PreferenceElement& e) {
+  return one_nan(mul_rn(p.beta, p.score == PreferenceScore::kAlphaPo ? e.s : e.x));
+}
+
+RLK_HD float log1mexp(float v) {
+  return v > -kLn2 ? mul_rn(kLn2, log2(-expm1(v))) : log1p(-exp(v));
+}
+
+struct PreferenceValue {
+  float loss, g_w, g_l;  // derivatives in the scores
+};
+
+// kSigmoid, of z = beta delta.
+RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z) {
+  const float e = p.label_smoothing, k = sub_rn(1.0f, e);
+  float loss = -mul_rn(k, logsigmoid(z)), dz = -mul_rn(k, sigmoid(-z));
+  if (e != 0.0f) {
+    loss = sub_rn(loss, mul_rn(e, logsigmoid(-z)));
+    dz = sub_rn(mul_rn(e, sigmoid(z)), mul_rn(k, sigmoid(-z)));
+  }
+  const float g = mul_rn(p.beta, dz);
+  return {loss, g, -g};
+}
+
+RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, float w, float l) {
+  const float z = sub_rn(sub_rn(w, l), sub_rn(log1mexp(w), log1mexp(l)));
+  const float loss = -mul_rn(p.beta, logsigmoid(z)), left = sigmoid(-z);
+  if (left == 0.0f) return {loss, 0.0f, 0.0f};
+  const float b = -mul_rn(p.beta, left);
+  return {loss, mul_rn(b, div_rn(-1.0f, expm1(w))), mul_rn(b, div_rn(1.0f, expm1(l)))};
+}
+
+RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, float s_w, float s_l) {
+  if (p.kind == Preference::kOrpo) return preference_orpo(p, s_w, s_l);
+  const float delta = sub_rn(sub_rn(s_w, s_l), p.margin), z = mul_rn(p.beta, delta);
+  const float c = mul_rn(p.beta, s_w), r = mul_rn(p.beta, s_l), e = p.label_smoothing, k = sub_rn(1.0f, e);
+  const auto of_z = [&](float loss, float dz) {
+    const float g = mul_rn(p.beta, dz);
+    return PreferenceValue{loss, g, -g};
+  };
+  const auto of_sides = [&](float loss, float dc, float dr) {
+    return PreferenceValue{loss, mul_rn(p.beta, dc), mul_rn(p.beta, dr)};
+  };
+  switch (p.kind) {
+    case Preference::kHinge: {
+      const float gap = sub_rn(1.0f, z);
+      if (is_nan(gap)) return {gap, gap, gap};
+      return of_z(gap > 0.0f ? gap : 0.0f, gap > 0.0f ? -1.0f : 0.0f);
+    }
+    case Preference::kIpo: {
+      const float d = sub_rn(delta, p.half), g = mul_rn(2.0f, d);
+      return {mul_rn(d, d), g, -g};
+    }
+    case Preference::kExoPair: {
+      const float w = sigmoid(z), l = sigmoid(-z);
+      const float a = sub_rn(logsigmoid(z), p.log_keep), b = sub_rn(logsigmoid(-z), p.log_flip);
+      return of_z(add_rn(mul_rn(w, a), mul_rn(l, b)), mul_rn(mul_rn(w, l), sub_rn(a, b)));
+    }
+    case Preference::kNcaPair:
+      return of_sides(sub_rn(sub_rn(-logsigmoid(c), mul_rn(0.5f, logsigmoid(-c))), mul_rn(0.5f, logsigmoid(-r))),
+                      sub_rn(mul_rn(0.5f, sigmoid(c)), sigmoid(-c)), mul_rn(0.5f, sigmoid(r)));
+    case Preference::kRobust: {
+      float loss = -mul_rn(k, logsigmoid(z)), dz = -mul_rn(k, sigmoid(-z));
+      if (e != 0.0f) {
+        loss = add_rn(loss, mul_rn(e, logsigmoid(-z)));
+        dz = sub_rn(dz, mul_rn(e, sigmoid(z)));
+      }
+      return of_z(div_rn(loss, p.unflipped), div_rn(dz, p.unflipped));
+    }
+    case Preference::kBcoPair:
+      return of_sides(sub_rn(-logsigmoid(c), logsigmoid(-r)), -sigmoid(-c), sigmoid(r));
+    case Preference::kSppoHard: {
+      const float w = sub_rn(s_w, p.half), l = add_rn(s_l, p.half);
+      return {add_rn(mul_rn(w, w), mul_rn(l, l)), mul_rn(2.0f, w), mul_rn(2.0f, l)};
+    }
+    case Preference::kApoZero:
+      return of_sides(add_rn(sigmoid(-c), sigmoid(r)), -mul_rn(sigmoid(c), sigmoid(-c)),
+                      mul_rn(sigmoid(r), sigmoid(-r)));
+    case Preference::kApoDown: {
+      const float dc = mul_rn(sigmoid(c), sigmoid(-c)), dz = -mul_rn(sigmoid(z), sigmoid(-z));
+      return {add_rn(sigmoid(c), sigmoid(-z)), mul_rn(p.beta, add_rn(dc, dz)), mul_rn(p.beta, -dz)};
+    }
+    case Preference::kDiscopop: {
+      const float q = div_rn(z, p.tau), m = sigmoid(q), o = sigmoid(-q), log_p = logsigmoid(z);
+      float loss = -mul_rn(log_p, o), dz = -mul_rn(sigmoid(-z), o);
+      if (m != 0.0f) {
+        const float grown = exp(-z), of_m = mul_rn(grown, m);
+        loss = add_rn(loss, of_m);
+        dz = add_rn(sub_rn(dz, of_m), mul_rn(add_rn(log_p, grown), div_rn(mul_rn(m, o), p.tau)));
+      }
+      return of_z(loss, dz);
+    }
+    default:
+      return preference_sigmoid(p, z);
+  }
+}
+
+// Pair i, or loss i of sorted ones.
+template <class Memory>
+RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
+  const PreferenceElement w = preference_element<Memory>(p, p.chosen, i);
+  const PreferenceElement l = preference_element<Memory>(p, p.rejected, i);
+  Memory::global(p.chosen.reward)[i] = preference_reward(p, w);
+  Memory::global(p.rejected.reward)[i] = preference_reward(p, l);
+  if (p.sort != PreferenceSort::kNone) {
+    const std::int64_t a = Memory::global(p.order)[i], b = Memory::global(p.order)[p.chosen.num + i];
+    float first, second;
+    const auto difference = [](const float* x, std::int64_t x_stride, const float* y, std::int64_t y_stride,
+                               std::int64_t at) {
+      return sub_rn(Memory::global(x)[at * x_stride], Memory::global(y)[at * y_stride]);
+    };
+    const bool unpaired = p.sort == PreferenceSort::kAotUnpaired;
+    if (unpaired) {
+      first = preference_ratio<Memory>(p.chosen, a);
+      second = preference_ratio<Memory>(p.rejected, b);
+    } else {
+      first = difference(p.chosen.policy, p.chosen.policy_stride, p.rejected.policy, p.rejected.policy_stride, a);
+      second = difference(p.chosen.reference, p.chosen.reference_stride, p.rejected.reference,
+                          p.rejected.reference_stride, b);
+    }
+    const PreferenceValue value = preference_sigmoid(p, mul_rn(p.beta, sub_rn(sub_rn(first, second), p.margin)));
+    Memory::global(p.losses)[i] = one_nan(value.loss);
+    Memory::global(p.chosen.d_policy)[a] = one_nan(value.g_w);
+    Memory::global(p.rejected.d_policy)[unpaired ? b : a] = one_nan(value.g_l);
+    return;
+  }
+  const PreferenceValue value = preference_value(p, w.s, l.s);
+  float loss = value.loss, d_w = mul_rn(value.g_w, w.h), d_l = mul_rn(value.g_l, l.h);
+  if (p.chosen.aligned != nullptr) {
+    const float weight = mul_rn(exp(w.aligned), exp(l.aligned));
+    loss = mul_rn(loss, weight);
+    d_w = mul_rn(d_w, weight);
+    d_l = mul_rn(d_l, weight);
+  }
+  if (p.nll_weight != 0.0f) {
+    const bool averages = p.chosen.count != nullptr;
+    loss = sub_rn(loss, mul_rn(p.nll_weight, averages ? div_rn(w.policy, w.n) : w.policy));
+    d_w = sub_rn(d_w, averages ? div_rn(p.nll_weight, w.n) : p.nll_weight);
+  }
+  Memory::global(p.losses)[i] = one_nan(loss);
+  Memory::global(p.chosen.d_policy)[i] = one_nan(d_w);
+  Memory::global(p.rejected.d_policy)[i] = one_nan(d_l);
+}
+
+// Element i of kKto: the chosen ones, then the rejected ones.
+template <class Memory>
+RLK_HD void preference_unpaired(const PreferenceLossParams& p, std::int64_t i) {
+  const bool rejected = i >= p.chosen.num;
+  const PreferenceSide& side = rejected ? p.rejected : p.chosen;
+  const std::int64_t at = rejected ? i - p.chosen.num : i;
+  const PreferenceElement e = preference_element<Memory>(p, side, at);
+  const float kl = p.kl == nullptr ? 0.0f : Memory::global(p.kl)[0];
+  const float floor = kl < 0.0f ? 0.0f : kl;
+  const float v = mul_rn(p.beta, rejected ? sub_rn(floor, e.s) : sub_rn(e.s, floor));
+  const float weight = rejected ? p.rejected_weight : p.chosen_weight;
+  const float slope = mul_rn(p.beta, mul_rn(sigmoid(v), sigmoid(-v)));
+  const float g = mul_rn(rejected ? slope : -slope, e.h);
+  Memory::global(side.reward)[at] = preference_reward(p, e);
+  Memory::global(p.losses)[i] = one_nan(mul_rn(sigmoid(-v), weight));
+  Memory::global(side.d_policy)[at] = one_nan(mul_rn(g, weight));
+}
+
+RLK_HD std::int64_t preference_losses(const PreferenceLossParams& p) {
+  return p.kind == Preference::kKto ? p.chosen.num + p.rejected.num : p.chosen.num;
+}
+template <class Memory>
+RLK_HD void preference_item(const PreferenceLossParams& p, std::int64_t i) {
+  p.kind == Preference::kKto ? preference_unpaired<Memory>(p, i) : preference_pair<Memory>(p, i);
+}
+
+// What is sorted: which = 0 the policy's or the chosen, 1 the reference's or the rejected.
+template <class Memory>
+RLK_HD float preference_key(const PreferenceLossParams& p, int which, std::int64_t i) {
+  if (p.sort == PreferenceSort::kAotUnpaired) {
+    return preference_ratio<Memory>(which == 0 ? p.chosen : p.rejected, i);
+  }
+  const PreferenceSide &w = p.chosen, &l = p.rejected;
+  if (which == 0) {
+    return sub_rn(Memory::global(w.policy)[i * w.policy_stride], Memory::global(l.policy)[i * l.policy_stride]);
+  }
+  return sub_rn(Memory::global(w.reference)[i * w.reference_stride],
+                Memory::global(l.reference)[i * l.reference_stride]);
+}
+RLK_HD bool preference_before(float a, std::int64_t i, float b, std::int64_t j) {
+  if (is_nan(a) || is_nan(b)) return is_nan(a) && is_nan(b) ? i < j : is_nan(b);
+  return a < b || (a == b && i < j);
+}
+// By counting: a GPU's thread for each of the 2 num keys.
+template <class Memory>
+RLK_HD void preference_rank(const PreferenceLossParams& p, std::int64_t item) {
+  const int which = item < p.chosen.num ? 0 : 1;
+  const std::int64_t i = which == 0 ? item : item - p.chosen.num;
+  const float key = preference_key<Memory>(p, which, i);
+  std::int32_t rank = 0;
+  for (std::int64_t j = 0; j < p.chosen.num; ++j) {
+    rank += preference_before(preference_key<Memory>(p, which, j), j, key, i);
+  }
+  Memory::global(p.ranks)[item] = rank;
+  Memory::global(p.order)[which * p.chosen.num + rank] = static_cast<std::int32_t>(i);
+}
+
+// Metrics: what is added at position i, and how many positions there are.
+RLK_HD std::int64_t preference_metric_items(const PreferenceLossParams& p, int metric) {
+  if (metric == 0) return preference_losses(p);
+  if (metric == 2) return p.rejected.num;
+  return metric > 2 && p.kind == Preference::kKto ? 0 : p.chosen.num;
+}
+template <class Memory>
+RLK_HD float preference_metric_item(const PreferenceLossParams& p, int metric, std::int64_t i) {
+  if (metric == 0) return Memory::global(p.losses)[i];
+  if (metric == 1) return Memory::global(p.chosen.reward)[i];
+  if (metric == 2) return Memory::global(p.rejected.reward)[i];
+  const float w = Memory::global(p.chosen.reward)[i], l = Memory::global(p.rejected.reward)[i];
+  return metric == 3 ? sub_rn(w, l) : w > l ? 1.0f : 0.0f;
+}
+// From the five sums.
+template <class Memory>
+RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums) {
+  float means[kPreferenceMetrics];
+  for (int m = 0; m < kPreferenceMetrics; ++m) {
+    const std::int64_t num = preference_metric_items(p, m);
+    means[m] = num == 0 ? 0.0f : div_rn(sums[m], static_cast<float>(num));
+  }
+  if (p.kind == Preference::kKto) {
+    means[3] = sub_rn(means[1], means[2]);
+    means[4] = canonical_nan();
+  }
+  for (int m = 0; m < kPreferenceMetrics; ++m) Memory::global(p.metrics)[m] = one_nan(means[m]);
+}
+
+// The metrics' sums by a block of 256 threads, a lane of ops/sequence_logprob.h each. `lanes`: [256] floats that the block
+// shares; barrier(): of the block.
+constexpr int kPreferenceMetricThreads = 256;
+template <class Memory, class Barrier>
+RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, float* lanes, const Barrier& barrier) {
+  constexpr int kChunk = 2048;
+  float sums[kPreferenceMetrics];
+  for (int m = 0; m < kPreferenceMetrics; ++m) {
+    const std::int64_t num = preference_metric_items(p, m);
+    sums[m] = 0.0f;
+    for (std::int64_t chunk = 0; chunk < num; chunk += kChunk) {
+      float lane = 0.0f;
+      for (int k = 0; k < kChunk; k += kPreferenceMetricThreads) {
+        const std::int64_t i = chunk + k + thread;
+        if (i < num) lane = add_rn(lane, preference_metric_item<Memory>(p, m, i));
+      }
+      lanes[thread] = lane;
+      barrier();
+      for (int distance = 1; distance < kPreferenceMetricThreads; distance *= 2) {
+        if (thread % (2 * distance) == 0) lanes[thread] = add_rn(lanes[thread], lanes[thread + distance]);
+        barrier();
+      }
+      sums[m] = add_rn(sums[m], lanes[0]);
+      barrier();
+    }
+  }
+  if (thread == 0) preference_metrics<Memory>(p, sums);
+}
+
+// An element of the backward: the chosen side's, then the rejected side's.
+template <class Memory>
+RLK_HD void preference_gradient(const PreferenceLossBackwardParams& p, std::int64_t item) {
+  const PreferenceGradient& side = item < p.chosen.num ? p.chosen : p.rejected;
+  const std::int64_t i = item < p.chosen.num ? item : item - p.chosen.num;
+  if (side.d == nullptr) return;
+  const std::int64_t at = side.rank == nullptr ? side.first + i : Memory::global(side.rank)[i];
+  const bool exists = at >= 0 && at < p.num_losses;
+  const float dloss = exists ? Memory::global(p.dlosses)[at * p.dlosses_stride] : canonical_nan();
+  Memory::global(side.d)[i] = one_nan(mul_rn(dloss, Memory::global(side.d_policy)[i]));
+}
+
+}  // namespace rlk

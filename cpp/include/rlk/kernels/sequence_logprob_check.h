@@ -1,0 +1,18 @@
+// What of a sequence_logprob call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+#pragma once
+
+#include "rlk/ops/sequence_logprob.h"
+
+namespace rlk {
+
+template <class Params>
+void check_sequence_logprob(const Params& p) {
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "sequence_logprob: logprob is float32, bfloat16 or float16");
+  RLK_CHECK(p.num_sequences >= 0 && p.num_sequences < std::int64_t{1} << 31, "sequence_logprob: fewer than 2^31 rows");
+  RLK_CHECK(p.num_tokens >= 0, "sequence_logprob: num_tokens is not negative");
+  check_mask(p.mask);
+  check_offsets(p.cu_seqlens);
+}
+
+}  // namespace rlk

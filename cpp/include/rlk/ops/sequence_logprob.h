@@ -1,0 +1,60 @@
+// THE CONTRACT of sequence_logprob: log-probabilities of tokens summed over each sequence, and its gradient. Rules are
+// those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
+//
+// A sequence's position is the column of a padded array, and in a packed one the token's distance from its sequence's
+// first. Tokens whose mask is zero do not count: their log-probabilities do not matter, NaN and Inf included.
+//   x[p]     = logprob at position p as fp32 where it counts, else +0
+//   lane r   : +0, then += x[p] for the positions p of a chunk with p % 256 = r, ascending. A chunk is 2048 positions from a
+//              multiple of 2048 on, so that a lane adds eight; positions past the sequence's end are +0
+//   chunk    : perfect binary tree over the lanes: (0 + 1), (2 + 3), ...; then pairs of these; eight levels
+//   sum      = +0, then += chunk, ascending; a NaN is canonical
+//   count    = the tokens that count, in 64 bits
+// An empty or wholly masked sequence has sum +0 and count 0. A sum has the same bits padded and packed, for any number of
+// sequences, at any position and stride, for any length of padding to its right, and on every backend.
+//   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens of no sequence
+// `round` is to dtype, nearest even. A NaN is canonical.
+// Offsets that are no offsets (kernels/sequences.h): the CPU throws InvalidArgument before it writes anything. A GPU gives
+// such a sequence NaN, count 0 and status 1, reads nothing for it, and its tokens get gradient +0; of offsets that
+// overlap, a token gets the gradient of one sequence that has it.
+// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/kernels/sequences.h"
+
+namespace rlk {
+
+constexpr int kSequenceLanes = 256;
+constexpr int kSequenceChunk = 2048;
+
+struct SequenceLogprobParams {
+  const void* logprob = nullptr;   // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous
+  std::int64_t logprob_stride = 0;  // of rows, elements; packed: unused
+  TokenMask mask;                   // of the same shape
+  Offsets cu_seqlens;
+  float* sum = nullptr;              // [num_sequences]
+  std::int64_t* count = nullptr;     // [num_sequences]
+  std::int32_t* status = nullptr;    // [num_sequences] or null: 0, or 1 where offsets are none
+  std::int64_t num_sequences = 0;
+  std::int64_t num_tokens = 0;       // of a row, or of all packed ones
+  DType dtype = DType::kFloat32;     // kFloat32, kBFloat16, kFloat16
+};
+
+struct SequenceLogprobBackwardParams {
+  const float* dsum = nullptr;  // [num_sequences]
+  std::int64_t dsum_stride = 1;
+  TokenMask mask;
+  Offsets cu_seqlens;
+  void* d_logprob = nullptr;  // [num_sequences, num_tokens] or [num_tokens], dtype; contiguous
+  std::int64_t num_sequences = 0;
+  std::int64_t num_tokens = 0;
+  DType dtype = DType::kFloat32;
+};
+
+void require_sequence_logprob_backend(Device device);  // throws Unsupported where this build has none for the device
+void sequence_logprob(const SequenceLogprobParams& p, Device device, Stream stream);
+void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,103 @@
+// pack and unpack, bound by HBM: bytes are read once and written once. How threads share them out, and the copy, stand in
+// rlk/kernels/pack_copy.h, shared with HIP; the prefix sum in rlk/kernels/pack_scan.h.
+//
+// pack_kernel: any number of arrays up to eight in one launch.
+// pack_positions_kernel: a block a row of the mask, 1,024 tokens at a time by ballots; leaves the row's length in
+// cu_seqlens. pack_scan_kernel: one block, in place.
+// One body for every architecture; each gets its own machine code.
+#pragma once
+
+#include "kernels.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kPositionThreads = 256;
+constexpr int kPositionWarps = kPositionThreads / 32;
+constexpr int kPositionTokens = 4;  // of a thread, a warp's width apart
+constexpr int kPositionTile = kPositionThreads * kPositionTokens;
+
+__global__ void __launch_bounds__(kPackThreads)
+    pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g) {
+  pack_block<PlainMemory>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
+}
+
+__global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const __grid_constant__ PackLayoutParams p) {
+  __shared__ std::int32_t of_warps[2][kPositionWarps];  // two, so that a tile need not wait for the one before
+  const std::int64_t row = blockIdx.x;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned below = (1u << lane) - 1;
+  std::int32_t* positions = p.positions + row * p.num_tokens;
+  std::int32_t before = 0;
+  int which = 0;
+#pragma unroll 1
+  for (std::int64_t tile = 0; tile < p.num_tokens; tile += kPositionTile, which ^= 1) {
+    const std::int64_t first = tile + warp * 32 * kPositionTokens + lane;
+    unsigned kept[kPositionTokens];
+    std::int32_t of_warp = 0;
+    bool is_kept[kPositionTokens];
+#pragma unroll
+    for (int k = 0; k < kPositionTokens; ++k) {
+      const std::int64_t t = first + 32 * k;
+      is_kept[k] = t < p.num_tokens && counts(p.mask, row * p.mask.row_stride + t);
+    }
+#pragma unroll
+    for (int k = 0; k < kPositionTokens; ++k) {
+      kept[k] = __ballot_sync(0xffffffffu, is_kept[k]);
+      of_warp += __popc(kept[k]);
+    }
+    if (lane == 0) of_warps[which][warp] = of_warp;
+    __syncthreads();
+    std::int32_t mine = before;
+#pragma unroll
+    for (int w = 0; w < kPositionWarps; ++w) {
+      mine += w < warp ? of_warps[which][w] : 0;
+      before += of_warps[which][w];
+    }
+#pragma unroll
+    for (int k = 0; k < kPositionTokens; ++k) {
+      const std::int64_t t = first + 32 * k;
+      if (t < p.num_tokens) positions[t] = is_kept[k] ? mine + __popc(kept[k] & below) : -1;
+      mine += __popc(kept[k]);
+    }
+  }
+  if (threadIdx.x == 0) p.cu_seqlens[row + 1] = before;
+}
+
+__global__ void __launch_bounds__(kPackScanThreads) pack_scan_kernel(const __grid_constant__ PackLayoutParams p) {
+  __shared__ std::int64_t sums[2][kPackScanThreads];
+  __shared__ int status;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) status = 0;
+  const PackRun run = pack_run<PlainMemory>(p, thread);
+  sums[0][thread] = run.sum;
+  __syncthreads();
+  if (run.status != 0) atomicOr(&status, run.status);
+  int from = 0;
+  for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
+    sums[from ^ 1][thread] = sums[from][thread] + (thread >= distance ? sums[from][thread - distance] : 0);
+    __syncthreads();
+  }
+  pack_write_run<PlainMemory>(p, run, sums[from][thread] - run.sum);
+  if (thread == 0) {
+    p.cu_seqlens[0] = 0;
+    *p.status = status | (sums[from][kPackScanThreads - 1] > p.capacity ? kPackOverflow : 0);
+  }
+}
+
+inline void run_pack(const PackParams& p, const PackGrid& g, cudaStream_t stream) {
+  pack_kernel<<<g.blocks, kPackThreads, 0, stream>>>(p, g);
+  check(cudaGetLastError(), "launch of pack");
+}
+
+inline void run_pack_layout(const PackLayoutParams& p, cudaStream_t stream) {
+  if (p.mask.data != nullptr && p.num_sequences > 0) {
+    pack_positions_kernel<<<static_cast<unsigned>(p.num_sequences), kPositionThreads, 0, stream>>>(p);
+    check(cudaGetLastError(), "launch of pack_layout");
+  }
+  pack_scan_kernel<<<1, kPackScanThreads, 0, stream>>>(p);
+  check(cudaGetLastError(), "launch of pack_layout");
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,15 @@
+// What the host and the kernels of pack agree on.
+#pragma once
+
+#include <cstddef>
+
+#include "rlk/kernels/pack_copy.h"
+#include "rlk/kernels/pack_scan.h"
+
+namespace rlk::hip {
+
+constexpr int kPositionThreads = 256;  // of a row of the mask: four waves
+constexpr std::size_t kPositionLds = 2 * (kPositionThreads / 64) * sizeof(std::int32_t);
+constexpr std::size_t kScanLds = 2 * kPackScanThreads * sizeof(std::int64_t) + sizeof(std::uint32_t);
+
+}  // namespace rlk::hip

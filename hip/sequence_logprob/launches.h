@@ -1,0 +1,15 @@
+// What the host and the kernels of sequence_logprob agree on.
+#pragma once
+
+#include <cstddef>
+
+#include "rlk/kernels/sequence_gradient.h"
+
+namespace rlk::hip {
+
+constexpr int kSumThreads = 256;  // of a sequence: four waves, a chunk each at a time
+constexpr int kSumWaves = kSumThreads / 64;
+constexpr int kChunksOfRound = 64;
+constexpr std::size_t kSumLds = kSumWaves * sizeof(std::int64_t) + kChunksOfRound * sizeof(float);
+
+}  // namespace rlk::hip

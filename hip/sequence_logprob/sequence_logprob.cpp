@@ -1,0 +1,28 @@
+// Host side of the HIP backend of sequence_logprob: what would corrupt memory, its launches.
+#include "sequence_logprob.h"
+
+#include <string>
+
+#include "hip/common/launch.h"
+#include "launches.h"
+#include "rlk/kernels/sequence_logprob_check.h"
+
+namespace rlk::hip {
+
+void sequence_logprob(const SequenceLogprobParams& p, int device, Stream stream) {
+  check_sequence_logprob(p);
+  if (p.num_sequences == 0) return;
+  launch_blocks(device, stream, {kSumThreads, kSumLds}, std::string("rlk_sequence_logprob_sum") + type_suffix(p.dtype),
+                p.num_sequences, p);
+}
+
+void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, int device, Stream stream) {
+  check_sequence_logprob(p);
+  const bool packed = p.cu_seqlens.data != nullptr;
+  if (p.num_tokens == 0 || (!packed && p.num_sequences == 0)) return;
+  const GradientGrid g = gradient_grid(p);
+  launch_blocks(device, stream, {kGradientThreads, 0},
+                std::string("rlk_sequence_logprob_backward") + type_suffix(p.dtype), g.blocks, p, g);
+}
+
+}  // namespace rlk::hip

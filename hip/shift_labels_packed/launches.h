@@ -1,0 +1,13 @@
+// What the host and the kernels of labels and masks agree on.
+#pragma once
+
+#include <cstddef>
+
+#include "rlk/kernels/token_labels.h"
+
+namespace rlk::hip {
+
+constexpr int kTokenThreads = 256;
+constexpr std::size_t kTurnLds = 2 * kTurnThreads * sizeof(std::int64_t);
+
+}  // namespace rlk::hip

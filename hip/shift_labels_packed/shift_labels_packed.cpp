@@ -1,0 +1,32 @@
+// Host side of the HIP backend of labels and masks: what would corrupt memory, its launches.
+#include "shift_labels_packed.h"
+
+#include "hip/common/launch.h"
+#include "launches.h"
+
+namespace rlk::hip {
+
+void shift_labels_packed(const ShiftLabelsParams& p, int device, Stream stream) {
+  check_shift_labels(p);
+  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_shift_labels_packed_labels",
+                ceil_div(p.num_tokens / p.cp_size, kTokenThreads), p);
+}
+
+void loss_mask_from_spans(const SpanMaskParams& p, int device, Stream stream) {
+  check_span_mask(p);
+  const std::int64_t items = p.cu_seqlens.data != nullptr ? p.num_tokens : p.num_sequences * p.num_tokens;
+  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_shift_labels_packed_spans", ceil_div(items, kTokenThreads), p,
+                items);
+}
+
+void tool_mask(const ToolMaskParams& p, int device, Stream stream) {
+  check_tool_mask(p);
+  if (p.num_tokens == 0) return;
+  if (p.cu_seqlens.data != nullptr) {  // tokens of no sequence
+    launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_shift_labels_packed_rest",
+                  ceil_div(p.num_tokens, kTokenThreads), p);
+  }
+  launch_blocks(device, stream, {kTurnThreads, kTurnLds}, "rlk_shift_labels_packed_turns", p.num_sequences, p);
+}
+
+}  // namespace rlk::hip

@@ -1,0 +1,174 @@
+"""Padded arrays to packed ones and back: arguments, dispatch, results. The contract is cpp/include/rlk/ops/pack.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.pack import pack_reference, unpack_reference
+
+__all__ = ["Packed", "pack", "pack_reference", "unpack", "unpack_reference"]
+
+_torch_path: Any = None
+
+
+class Packed(NamedTuple):
+    """What :func:`pack` gives."""
+
+    tensors: Any  # [max_tokens, ...], one array or a list, as given
+    cu_seqlens: Any  # [num_sequences + 1] int32
+    positions: Any  # [num_sequences, num_tokens] int32: a token's position among those of its row that are kept, or -1;
+    # None where `lengths` were given
+    status: Any  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
+
+
+def _torch() -> Any:
+    """ops/pack_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import pack_torch
+
+        _torch_path = pack_torch
+    return _torch_path
+
+
+def pack(
+    tensors: Any, lengths: Any = None, mask: Any = None, *, max_tokens: int | None = None, fill_value: Any = 0
+) -> Packed:
+    """The tokens that are kept of padded arrays, one sequence after another, and where each begins.
+
+    Any number of arrays of one layout go in one launch. Bytes are copied as they are. No host synchronisation: how many
+    tokens there are stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who knows
+    a bound, such as the sum of lengths that are on the host, gives it; without one there is room for all
+    ``num_sequences * num_tokens``. What is not used is ``fill_value``. Every operator that takes ``cu_seqlens`` reads no
+    further than its last element, so nothing need be cut off; ``tensors[: int(cu_seqlens[-1])]`` does, and waits for the
+    device. Differentiable (torch) in every array of floats, any number of times.
+
+    Args:
+        tensors: ``[num_sequences, num_tokens, ...]``, one array or a list or tuple of them, any dtypes of 1, 2, 4, 8 or
+            16 bytes, on one device. What follows the tokens is contiguous; other strides are free.
+        lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
+        mask: ``[num_sequences, num_tokens]`` bool, integers or floats: tokens where it is not zero are kept, in order,
+            wherever they stand (left padding, prompts cut out). Either this or ``lengths``.
+        max_tokens: rows of the results, below 2^31. More tokens than that are a ValueError on the CPU; on a GPU the last
+            ones are left out and the status is 2.
+        fill_value: a number, or one for each array.
+    Returns:
+        ``Packed(tensors, cu_seqlens, positions, status)``; ``positions`` is for :func:`unpack`, which needs it where a
+        mask was given.
+    Raises:
+        TypeError for a dtype; ValueError for a shape, a layout, a device, on the CPU also for a length;
+        RuntimeError where no kernel of this build serves the device.
+    Source:
+        docs/numerics.md, rule 10 (padded and packed arrays have the same sums).
+    """
+    arrays, fills = _arrays(tensors, fill_value)
+    if (lengths is None) == (mask is None):
+        raise ValueError(f"pack: expected lengths or mask, got {'neither' if lengths is None else 'both'}")
+    shape = getattr(arrays[0], "shape", None)
+    if shape is not None and len(shape) < 2:
+        raise ValueError(f"tensors: expected shape [num_sequences, num_tokens, ...], got {list(shape)}")
+    num_tokens = 0 if shape is None else shape[1]
+    capacity = shape[0] * shape[1] if max_tokens is None and shape is not None else max_tokens
+    if max_tokens is not None:
+        capacity = _check.integer("max_tokens", max_tokens)
+        if capacity < 0:
+            raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
+    if _dispatch.is_tensor(arrays[0]):
+        found, *layout = _torch().pack(arrays, lengths, mask, num_tokens, capacity, fills)
+        return Packed(_as_given(tensors, found), *layout)
+    frame = _dispatch.Frame(arrays[0], "tensors")
+    _dispatch.match_torch_threads()
+    cu_seqlens, positions, status = _C.pack_layout(
+        frame.export(lengths, "lengths"), frame.export(mask, "mask"), num_tokens, capacity, frame.allocate, frame.stream
+    )
+    packed = _move(frame, arrays, cu_seqlens, positions, False, num_tokens, capacity, fills)
+    return Packed(_as_given(tensors, packed), frame.result(cu_seqlens), frame.result(positions), frame.result(status))
+
+
+def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = None, fill_value: Any = 0) -> Any:
+    """Packed arrays back to padded ones: the inverse of :func:`pack`.
+
+    Differentiable (torch) in every array of floats, any number of times.
+
+    Args:
+        tensors: ``[num_tokens, ...]``, one array or a list or tuple of them; see :func:`pack`. Tokens from
+            ``cu_seqlens[-1]`` on are not read.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64. Of a sequence whose offsets are none, or whose length is
+            above ``max_seqlen``: a ValueError on the CPU; on a GPU a row of ``fill_value``, or its first tokens.
+        max_seqlen: columns of the results.
+        positions: those that :func:`pack` gave for a mask: tokens go where they came from. None: to the left.
+        fill_value: a number, or one for each array, where there is no token.
+    Returns:
+        ``[num_sequences, max_seqlen, ...]``, one array or a list, as given.
+    Raises:
+        As :func:`pack`.
+    Source:
+        docs/numerics.md, rule 10.
+    """
+    arrays, fills = _arrays(tensors, fill_value)
+    columns = _check.integer("max_seqlen", max_seqlen)
+    if columns < 0:
+        raise ValueError(f"max_seqlen: expected a number >= 0, got {columns}")
+    if _dispatch.is_tensor(arrays[0]):
+        return _as_given(tensors, _torch().unpack(arrays, cu_seqlens, positions, columns, fills))
+    frame = _dispatch.Frame(arrays[0], "tensors")
+    _dispatch.match_torch_threads()
+    if cu_seqlens is None:
+        raise TypeError("cu_seqlens: expected an array that speaks DLPack, got NoneType")
+    return _as_given(tensors, _move(frame, arrays, cu_seqlens, positions, True, columns, 0, fills))
+
+
+def _move(
+    frame: Any, arrays: list[Any], cu_seqlens: Any, positions: Any, unpacks: bool, num_tokens: int, capacity: int,
+    fills: list[float],
+) -> list[Any]:  # fmt: skip
+    names = ["tensors"] if len(arrays) == 1 else [f"tensors[{i}]" for i in range(len(arrays))]
+    found = _C.pack(
+        [frame.export(a, name) for a, name in zip(arrays, names, strict=True)],
+        frame.export(cu_seqlens, "cu_seqlens"), frame.export(positions, "positions"), unpacks, True, num_tokens, capacity,
+        [fill_bits(f, _dtype_name(a)) for f, a in zip(fills, arrays, strict=True)], frame.allocate, frame.stream,
+    )  # fmt: skip
+    return [frame.result(a) for a in found]
+
+
+def _arrays(tensors: Any, fill_value: Any) -> tuple[list[Any], list[float]]:
+    arrays = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    if not arrays:
+        raise ValueError("tensors: expected at least one array, got none")
+    given = list(fill_value) if isinstance(fill_value, (list, tuple)) else [fill_value] * len(arrays)
+    if len(given) != len(arrays):
+        raise ValueError(f"fill_value: expected one number or {len(arrays)} (one for each array), got {len(given)}")
+    return arrays, [_check.number("fill_value", value) for value in given]
+
+
+def _as_given(tensors: Any, found: list[Any]) -> Any:
+    return found if isinstance(tensors, (list, tuple)) else found[0]
+
+
+def _dtype_name(array: Any) -> str:
+    return str(getattr(array, "dtype", "")).removeprefix("torch.")
+
+
+def fill_bits(value: float, dtype: str) -> int:
+    """Eight bytes of elements of this dtype that hold ``value``."""
+    if value == 0:
+        return 0
+    if dtype == "bfloat16":  # to nearest even in the integer view
+        bits = int(np.float32(value).view(np.uint32))
+        element = (bits + 0x7FFF + (bits >> 16 & 1) >> 16 & 0xFFFF).to_bytes(2, "little")
+    else:
+        try:
+            kind = np.dtype(dtype)
+            as_dtype = np.array(int(value) if kind.kind in "iu" else value, kind)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}") from error
+        if kind.kind in "iu" and int(as_dtype) != value:
+            raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}")
+        element = as_dtype.tobytes()
+    if len(element) > 8:
+        raise ValueError(f"fill_value: expected 0 for dtype {dtype}, got {value!r}")
+    return int.from_bytes(element * (8 // len(element)), "little")

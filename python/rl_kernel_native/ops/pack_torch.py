@@ -1,0 +1,54 @@
+"""pack and unpack for torch tensors.
+
+An eager call without gradients goes straight to the extension; any other through pack_traced.py, at most eight tensors at
+a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import _torch
+from .._native import module as _C
+from .._torch import is_direct, prepare, require_tensors, wants_grad
+from . import pack_traced as traced
+
+__all__ = ["pack", "unpack"]
+
+
+def _named(tensors: list[Any]) -> dict[str, Any]:
+    return {"tensors": tensors[0]} if len(tensors) == 1 else {f"tensors[{i}]": t for i, t in enumerate(tensors)}
+
+
+def pack(
+    tensors: list[Any], lengths: Any, mask: Any, num_tokens: Any, capacity: Any, fills: list[float]
+) -> tuple[list[Any], Any, Any, Any]:
+    """(packed, cu_seqlens, positions, status)"""
+    if is_direct(*tensors, lengths, mask) and not wants_grad(*tensors):
+        _torch.device_type(tensors[0], "tensors")
+        prepare(tensors[0])
+        layout = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
+        cu_seqlens, positions, _ = layout
+        return traced.move(tensors, cu_seqlens, positions, False, True, num_tokens, capacity, fills), *layout
+    require_tensors(**_named(tensors), optional={"lengths": lengths, "mask": mask})
+    cu_seqlens, positions, status = traced.layout(lengths, mask, num_tokens, capacity)
+    found: list[Any] = []
+    for i in range(0, len(tensors), traced.MOST):
+        some, of_these = tensors[i : i + traced.MOST], fills[i : i + traced.MOST]
+        found += traced.pack(some, cu_seqlens, positions, num_tokens, capacity, of_these, True)
+    return found, cu_seqlens, positions, status
+
+
+def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any, fills: list[float]) -> list[Any]:
+    if is_direct(*tensors, cu_seqlens, positions) and not wants_grad(*tensors):
+        _torch.device_type(tensors[0], "tensors")
+        prepare(tensors[0])
+        return traced.move(tensors, cu_seqlens, positions, True, True, num_tokens, 0, fills)
+    require_tensors(**_named(tensors), cu_seqlens=cu_seqlens, optional={"positions": positions})
+    found: list[Tensor] = []
+    for i in range(0, len(tensors), traced.MOST):
+        some, of_these = tensors[i : i + traced.MOST], fills[i : i + traced.MOST]
+        found += traced.unpack(some, cu_seqlens, positions, num_tokens, of_these)
+    return found

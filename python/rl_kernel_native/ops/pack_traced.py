@@ -1,0 +1,280 @@
+"""pack and unpack as torch operators: what torch.compile, export, FakeTensor and torch.func see, with their derivatives.
+
+Both are linear; the gradient of each is the other, of zeros where there is no token.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._in_graph import apply, callable_in_graph
+from .._native import module as _C
+from .._shapes import dtype_name, is_static
+from .._torch import apply_function, implement, memory, prepare
+from .._transforms import looped
+from .pack import fill_bits
+from .sequence_logprob_traced import check_mask, check_offsets
+
+MOST = 8  # tensors of one call
+
+_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
+# positions is an empty tensor where there are lengths.
+_library.define(
+    "pack_layout(Tensor? lengths, Tensor? mask, SymInt num_tokens, SymInt capacity) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "pack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, float[] fill, "
+    "bool covered) -> Tensor[]"
+)
+_library.define(
+    "unpack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, float[] fill) -> Tensor[]"
+)
+_ops = torch.ops.rl_kernel_native
+
+
+def move(
+    tensors: list[Any], cu_seqlens: Tensor, positions: Any, unpacks: bool, covered: bool, num_tokens: int, capacity: int,
+    fills: list[float],
+) -> list[Any]:  # fmt: skip
+    """The extension's call on plain tensors."""
+    bits = [fill_bits(f, dtype_name(t.dtype)) if f else 0 for f, t in zip(fills, tensors, strict=True)]
+    found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
+    return found
+
+
+def _layout_kernel(lengths: Any, mask: Any, num_tokens: int, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    prepare(mask if lengths is None else lengths)
+    found = _C.pack_layout(memory(lengths), memory(mask), num_tokens, capacity, None, 0)
+    return found[0], found[0].new_empty(0) if found[1] is None else found[1], found[2]
+
+
+def _pack_kernel(
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int, fill: list[float],
+    covered: bool,
+) -> list[Tensor]:  # fmt: skip
+    prepare(cu_seqlens)
+    operands = [memory(t) for t in tensors]
+    return move(operands, memory(cu_seqlens), memory(positions), False, covered, num_tokens, capacity, fill)
+
+
+def _unpack_kernel(
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: list[float]
+) -> list[Tensor]:
+    prepare(cu_seqlens)
+    operands = [memory(t) for t in tensors]
+    return move(operands, memory(cu_seqlens), memory(positions), True, True, num_tokens, 0, fill)
+
+
+def _filled(tensors: list[Any]) -> list[Any]:
+    return tensors + [None] * (MOST - len(tensors))
+
+
+def _differentiable_pack(tensors: list[Any], *how: Any) -> list[Any]:
+    return list(apply("_TransformedPack", *how, *_filled(tensors)))
+
+
+def _differentiable_unpack(tensors: list[Any], *how: Any) -> list[Any]:
+    return list(apply("_TransformedUnpack", *how, *_filled(tensors)))
+
+
+implement(_library, "pack_layout", _layout_kernel, functools.partial(_ops.pack_layout))
+implement(_library, "pack", _pack_kernel, _differentiable_pack)
+implement(_library, "unpack", _unpack_kernel, _differentiable_unpack)
+
+
+# ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
+
+
+@torch.library.register_fake("rl_kernel_native::pack_layout", lib=_library)
+def _layout_fake(lengths: Any, mask: Any, num_tokens: Any, capacity: Any) -> tuple[Tensor, Tensor, Tensor]:
+    given = mask if lengths is None else lengths
+    if lengths is not None:
+        if lengths.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"lengths: expected dtype int32 or int64, got {dtype_name(lengths.dtype)}")
+        if lengths.dim() != 1:
+            raise ValueError(
+                f"lengths: expected a contiguous array of shape [num_sequences], got {list(lengths.shape)}"
+            )
+    else:
+        if mask.dim() != 2:
+            raise ValueError(f"mask: expected shape [num_sequences, {num_tokens}], got {list(mask.shape)}")
+        check_mask(mask, (mask.shape[0], num_tokens), "tensors")
+    cu_seqlens = given.new_empty(given.shape[0] + 1, dtype=torch.int32)
+    positions = given.new_empty(0 if mask is None else mask.shape, dtype=torch.int32)
+    return cu_seqlens, positions, given.new_empty(1, dtype=torch.int32)
+
+
+def _check_tokens(tensor: Tensor, name: str, first: int) -> None:
+    """Dimensions after those of tokens follow one another."""
+    if not is_static(tensor) or tensor.numel() == 0:
+        return
+    elements = 1
+    for i in range(tensor.dim() - 1, first - 1, -1):
+        if tensor.shape[i] > 1 and tensor.stride(i) != elements:
+            raise ValueError(
+                f"{name}: expected contiguous dimensions after those of tokens, got stride {tensor.stride(i)} of "
+                f"dimension {i}; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
+            )
+        elements *= tensor.shape[i]
+
+
+def _names(tensors: list[Tensor]) -> list[str]:
+    return ["tensors"] if len(tensors) == 1 else [f"tensors[{i}]" for i in range(len(tensors))]
+
+
+@torch.library.register_fake("rl_kernel_native::pack", lib=_library)
+def _pack_fake(
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[float],
+    covered: bool,
+) -> list[Tensor]:  # fmt: skip
+    check_offsets(cu_seqlens)
+    for t, name in zip(tensors, _names(tensors), strict=True):
+        rows = cu_seqlens.shape[0] - 1
+        if t.dim() < 2 or (is_static(t) and is_static(cu_seqlens) and tuple(t.shape[:2]) != (rows, num_tokens)):
+            raise ValueError(f"{name}: expected shape [{rows}, {num_tokens}, ...], got {list(t.shape)}")
+        _check_tokens(t, name, 2)
+    return [t.new_empty((capacity, *t.shape[2:])) for t in tensors]
+
+
+@torch.library.register_fake("rl_kernel_native::unpack", lib=_library)
+def _unpack_fake(
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[float]
+) -> list[Tensor]:
+    check_offsets(cu_seqlens)
+    for t, name in zip(tensors, _names(tensors), strict=True):
+        if t.dim() < 1 or (is_static(t) and is_static(tensors[0]) and t.shape[0] != tensors[0].shape[0]):
+            wanted = "num_tokens" if t is tensors[0] else tensors[0].shape[0]
+            raise ValueError(f"{name}: expected shape [{wanted}, ...], got {list(t.shape)}")
+        _check_tokens(t, name, 1)
+    return [t.new_empty((cu_seqlens.shape[0] - 1, num_tokens, *t.shape[1:])) for t in tensors]
+
+
+# ---- derivatives ----------------------------------------------------------------------------------------------------
+
+
+def layout(lengths: Any, mask: Any, num_tokens: Any, capacity: Any) -> tuple[Any, Any, Any]:
+    cu_seqlens, positions, status = _ops.pack_layout(lengths, mask, num_tokens, capacity)
+    return cu_seqlens, None if mask is None else positions, status
+
+
+def pack(
+    tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[float],
+    covered: bool,
+) -> list[Any]:  # fmt: skip
+    how = (cu_seqlens, positions, num_tokens, capacity, fill, covered)
+    return list(apply_function(_TracedPack, "_TransformedPack", *how, *_filled(tensors)))
+
+
+def unpack(tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[float]) -> list[Any]:
+    how = (cu_seqlens, positions, num_tokens, fill)
+    return list(apply_function(_TracedUnpack, "_TransformedUnpack", *how, *_filled(tensors)))
+
+
+def _present(tensors: Any) -> list[Any]:
+    return [t for t in tensors if t is not None]
+
+
+def _each(given: Any, function: Any) -> list[Any]:
+    """``function`` of the tensors that are there, and None for the others."""
+    present = [t.contiguous() for t in given if t is not None]
+    found = iter(function(present) if present else ())
+    return [None if t is None else next(found) for t in given]
+
+
+class _TracedPack(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: Any, covered: bool, a: Any, b: Any,
+        c: Any, d: Any, e: Any, f: Any, g: Any, h: Any,
+    ) -> Any:  # fmt: skip
+        tensors = [t for t in (a, b, c, d, e, f, g, h) if t is not None]
+        return tuple(_ops.pack(tensors, cu_seqlens, positions, num_tokens, capacity, fill, covered))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        cu_seqlens, positions, *ctx.how = inputs[:6]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(cu_seqlens, positions)
+        ctx.save_for_forward(cu_seqlens, positions)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        cu_seqlens, positions = ctx.saved_tensors
+
+        def unpacked(given: list[Any]) -> list[Any]:
+            return unpack(given, cu_seqlens, positions, ctx.how[0], [0.0] * len(given))
+
+        found = _each(gradients, unpacked)
+        return *(None,) * 6, *_filled(found)
+
+
+@callable_in_graph
+class _TransformedPack(_TracedPack):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        outputs = looped(_TransformedPack.apply, info, _flat_dims(in_dims), inputs)
+        return outputs, (0,) * len(outputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        cu_seqlens, positions = ctx.saved_tensors
+        num_tokens, capacity, _fill, covered = ctx.how
+
+        def packed(given: list[Any]) -> list[Any]:
+            return pack(given, cu_seqlens, positions, num_tokens, capacity, [0.0] * len(given), covered)
+
+        return tuple(_each(tangents[6:], packed)[: len(_present(tangents[6:])) or 1])
+
+
+class _TracedUnpack(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any,
+        g: Any, h: Any,
+    ) -> Any:  # fmt: skip
+        tensors = [t for t in (a, b, c, d, e, f, g, h) if t is not None]
+        return tuple(_ops.unpack(tensors, cu_seqlens, positions, num_tokens, fill))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        cu_seqlens, positions, ctx.num_tokens = inputs[:3]
+        ctx.capacity = inputs[4].shape[0]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(cu_seqlens, positions)
+        ctx.save_for_forward(cu_seqlens, positions)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        cu_seqlens, positions = ctx.saved_tensors
+
+        def packed(given: list[Any]) -> list[Any]:
+            return pack(given, cu_seqlens, positions, ctx.num_tokens, ctx.capacity, [0.0] * len(given), False)
+
+        found = _each(gradients, packed)
+        return *(None,) * 4, *_filled(found)
+
+
+@callable_in_graph
+class _TransformedUnpack(_TracedUnpack):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        outputs = looped(_TransformedUnpack.apply, info, _flat_dims(in_dims), inputs)
+        return outputs, (0,) * len(outputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        cu_seqlens, positions = ctx.saved_tensors
+
+        def unpacked(given: list[Any]) -> list[Any]:
+            return unpack(given, cu_seqlens, positions, ctx.num_tokens, [0.0] * len(given))
+
+        return tuple(_each(tangents[4:], unpacked)[: len(_present(tangents[4:])) or 1])
+
+
+def _flat_dims(in_dims: tuple[Any, ...]) -> list[Any]:
+    """A list of numbers among the inputs has a list of dimensions: none."""
+    return [None if isinstance(d, (list, tuple)) else d for d in in_dims]

@@ -1,0 +1,253 @@
+"""Losses of preference pairs: arguments, dispatch, results. The contract is cpp/include/rlk/ops/preference_loss.h."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.preference_loss import preference_loss_reference
+
+__all__ = ["METRICS", "PreferenceLoss", "preference_loss", "preference_loss_reference"]
+
+METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
+
+# The contract's numbers.
+(SIGMOID, HINGE, IPO, EXO_PAIR, NCA_PAIR, ROBUST, BCO_PAIR, SPPO_HARD, APO_ZERO, APO_DOWN, DISCOPOP, ORPO, KTO) = range(
+    13
+)
+UNSORTED, AOT, AOT_UNPAIRED = range(3)
+LOG_RATIO, FORWARD_KL, JS_DIVERGENCE, ALPHA_DIVERGENCE, ALPHA_PO = range(5)
+NO_AVERAGE, OF_LOGPROB, OF_SCORE = range(3)
+
+
+class _Kind(NamedTuple):
+    number: int
+    sort: int = UNSORTED
+    average: int = NO_AVERAGE  # where counts are given
+    options: tuple[str, ...] = ()  # that this kind takes
+    reference: bool | None = None  # True: needed, False: refused
+
+
+_SMOOTH = ("label_smoothing",)
+_DIVERGES = ("f_divergence", "f_alpha")
+_KINDS = {
+    "dpo": _Kind(SIGMOID, options=_SMOOTH + _DIVERGES),
+    "sigmoid_norm": _Kind(SIGMOID, average=OF_SCORE, options=_SMOOTH + _DIVERGES),
+    "hinge": _Kind(HINGE, options=_DIVERGES),
+    "ipo": _Kind(IPO, average=OF_SCORE, options=_DIVERGES),
+    "exo_pair": _Kind(EXO_PAIR, options=_SMOOTH + _DIVERGES),
+    "nca_pair": _Kind(NCA_PAIR),
+    "robust": _Kind(ROBUST, options=_SMOOTH + _DIVERGES),
+    "bco_pair": _Kind(BCO_PAIR),
+    "sppo_hard": _Kind(SPPO_HARD),
+    "aot": _Kind(SIGMOID, AOT, options=_SMOOTH, reference=True),
+    "aot_unpaired": _Kind(SIGMOID, AOT_UNPAIRED, options=_SMOOTH, reference=True),
+    "apo_zero": _Kind(APO_ZERO),
+    "apo_down": _Kind(APO_DOWN),
+    "discopop": _Kind(DISCOPOP, options=("tau", *_DIVERGES)),
+    "kto": _Kind(KTO, options=("kl", "chosen_weight", "rejected_weight")),
+    "apo_zero_unpaired": _Kind(KTO, options=("chosen_weight", "rejected_weight")),
+    "cpo": _Kind(SIGMOID, options=_SMOOTH, reference=False),
+    "simpo": _Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", *_SMOOTH), reference=False),
+    "alphapo": _Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
+    "orpo": _Kind(ORPO, average=OF_LOGPROB, reference=False),
+}
+_DIVERGENCES = {
+    "reverse_kl": LOG_RATIO,
+    "forward_kl": FORWARD_KL,
+    "js_divergence": JS_DIVERGENCE,
+    "alpha_divergence": ALPHA_DIVERGENCE,
+}
+
+_torch_path: Any = None
+
+
+class PreferenceLoss(NamedTuple):
+    """What :func:`preference_loss` gives, float32."""
+
+    losses: Any  # [num_pairs]; of the unpaired kinds the chosen ones', then the rejected ones'
+    chosen_rewards: Any  # [num_pairs]
+    rejected_rewards: Any
+    metrics: Any  # [5], the means named by METRICS
+
+
+def _torch() -> Any:
+    """ops/preference_loss_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import preference_loss_torch
+
+        _torch_path = preference_loss_torch
+    return _torch_path
+
+
+def preference_loss(
+    policy_chosen: Any,
+    policy_rejected: Any,
+    ref_chosen: Any = None,
+    ref_rejected: Any = None,
+    *,
+    kind: str = "dpo",
+    beta: float = 0.1,
+    chosen_count: Any = None,
+    rejected_count: Any = None,
+    label_smoothing: float | None = None,
+    f_divergence: str | None = None,
+    f_alpha: float | None = None,
+    tau: float | None = None,
+    gamma: float | None = None,
+    alpha: float | None = None,
+    kl: Any = None,
+    chosen_weight: float | None = None,
+    rejected_weight: float | None = None,
+    chosen_aligned: Any = None,
+    rejected_aligned: Any = None,
+    nll_weight: float = 0.0,
+) -> PreferenceLoss:
+    """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from per-sequence log-probabilities.
+
+    The gradient is made in the forward launch, so the backward is one product. A pair has the same bits in any batch
+    (but for the sorted kinds, whose losses need the batch) and on every backend. Differentiable (torch) once, in
+    ``policy_chosen`` and ``policy_rejected``; a second derivative is an error.
+
+    With ``d = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``, the log-ratios ``w`` and ``l`` of its two
+    sides, and ``z = beta d``:
+
+    - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing`` conservative DPO. ``robust``: the unbiased form of it.
+    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``: with counts of averages, as TRL does; without of sums,
+      as OpenRLHF does. ``sigmoid_norm``: ``dpo`` of averages, which needs counts.
+    - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
+      ``discopop`` (``tau``, 0.05): as in TRL's DPO trainer, and the contract.
+    - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in the order of the sort.
+    - ``kto``: no pairs: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
+      ``rejected_weight`` (1, 1), with ``KL = max(kl, 0)``. ``apo_zero_unpaired``: the same with ``KL = 0``.
+    - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` less the margin
+      ``gamma`` (0.5); ``alphapo``: ``simpo`` of ``(1 - p^-alpha) / alpha``. On sums: ``cpo``.
+
+    Args:
+        policy_chosen, policy_rejected: ``[num_pairs]`` float32, any strides: sums of log-probabilities
+            (:func:`sequence_logprob`). Of the unpaired kinds their lengths may differ.
+        ref_chosen, ref_rejected: the reference model's; both or neither. ``aot`` and ``aot_unpaired`` need them, kinds
+            without a reference refuse them, the others take 0 for them.
+        kind: one of the above.
+        beta: a number > 0.
+        chosen_count, rejected_count: ``[num_pairs]`` int64, tokens that count; both or neither. ``ipo``,
+            ``sigmoid_norm``, ``orpo``, ``simpo`` and ``alphapo`` then divide by them (by 1 where they are 0), and so do
+            ``nll_weight`` and the aligned sums; without counts what is given is taken as it is.
+        label_smoothing: in [0, 1), of ``robust`` below 0.5, of ``exo_pair`` above 0.
+        f_divergence: of ``dpo`` and its kin: ``"reverse_kl"``, ``"forward_kl"``, ``"js_divergence"`` or
+            ``"alpha_divergence"`` with ``f_alpha``, as in TRL.
+        kl: ``[1]`` float32, the mean log-ratio of mismatched pairs over all ranks; None: 0.
+        chosen_aligned, rejected_aligned: ``[num_pairs]`` float32, for the weights of WPO: sums over tokens of
+            ``log p(token) - log sum_v p(v)^2``, which :func:`logprob` gives (``sum_p_sq``). Losses are multiplied by
+            ``exp(chosen) exp(rejected)`` of their averages. No gradient. Not for sorted or unpaired kinds.
+        nll_weight: adds so many times ``-policy_chosen / chosen_count`` (CPO's ``cpo_alpha``, RPO's, ORPO's 1): an average
+            for each sequence, where TRL averages over all tokens of a batch. Not for sorted or unpaired kinds.
+    Returns:
+        ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``. Rewards, ``beta`` times log-ratios, and
+        metrics carry no gradient.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a device, a value or an option that ``kind`` does not
+        take; RuntimeError where no kernel of this build serves the device.
+    Source:
+        docs/numerics.md, rules 3 and 10; DPO arXiv:2305.18290, IPO 2310.12036, KTO 2402.01306, ORPO 2403.07691, SimPO
+        2405.14734, CPO 2401.08417, WPO 2406.11827, AOT 2406.05882, APO 2408.06266, DiscoPOP 2406.08414.
+    """
+    _check.one_of("kind", kind, tuple(_KINDS))
+    of_kind = _KINDS[kind]
+    given = {
+        "label_smoothing": label_smoothing, "f_divergence": f_divergence, "f_alpha": f_alpha, "tau": tau, "gamma": gamma,
+        "alpha": alpha, "kl": kl, "chosen_weight": chosen_weight, "rejected_weight": rejected_weight,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value is not None and name not in of_kind.options:
+            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option")
+    beta = _number("beta", beta, above=0)
+    smoothing = 0.0 if label_smoothing is None else _check.number("label_smoothing", label_smoothing)
+    low, high = 0.0, 0.5 if kind == "robust" else 1.0
+    if not low <= smoothing < high or (kind == "exo_pair" and smoothing == 0):
+        interval = f"({low:g}, {high:g})" if kind == "exo_pair" else f"[{low:g}, {high:g})"
+        raise ValueError(f"label_smoothing: expected a number in {interval}, got {smoothing}")
+    score, of_alpha = _score(kind, f_divergence, f_alpha, alpha)
+    margin = (0.5 if gamma is None else _number("gamma", gamma)) / beta if "gamma" in of_kind.options else 0.0
+    nll = _number("nll_weight", nll_weight)
+    _both("ref_chosen", ref_chosen, "ref_rejected", ref_rejected)
+    _both("chosen_count", chosen_count, "rejected_count", rejected_count)
+    _both("chosen_aligned", chosen_aligned, "rejected_aligned", rejected_aligned)
+    if of_kind.reference is True and ref_chosen is None:
+        raise ValueError(f"ref_chosen: expected an array for kind {kind!r}, got None")
+    if of_kind.reference is False and ref_chosen is not None:
+        raise ValueError(f"ref_chosen: expected None for kind {kind!r}, which has no reference")
+    if kind == "sigmoid_norm" and chosen_count is None:
+        raise ValueError("chosen_count: expected an array for kind 'sigmoid_norm', got None")
+    if of_kind.sort != UNSORTED or of_kind.number == KTO:
+        for name, present in (("chosen_aligned", chosen_aligned is not None), ("nll_weight", nll != 0)):
+            if present:
+                raise ValueError(f"{name}: expected none for kind {kind!r}, which has no pairs")
+    numbers = [
+        beta,
+        smoothing,
+        margin,
+        0.05 if tau is None else _number("tau", tau, above=0),
+        of_alpha,
+        nll,
+        1 / (2 * beta),
+        math.log1p(-smoothing),
+        math.log(smoothing) if smoothing > 0 else 0.0,
+        1 - 2 * smoothing,
+        1.0 if chosen_weight is None else _number("chosen_weight", chosen_weight),
+        1.0 if rejected_weight is None else _number("rejected_weight", rejected_weight),
+    ]
+    average = NO_AVERAGE if chosen_count is None else of_kind.average
+    how = (of_kind.number, of_kind.sort, score, average, numbers)
+    arrays = (
+        policy_chosen, policy_rejected, ref_chosen, ref_rejected, chosen_count, rejected_count, chosen_aligned,
+        rejected_aligned, kl,
+    )  # fmt: skip
+    if _dispatch.is_tensor(policy_chosen):
+        return PreferenceLoss(*_torch().preference_loss(*arrays, *how)[:4])
+    frame = _dispatch.Frame(policy_chosen, "policy_chosen")
+    _dispatch.match_torch_threads()
+    exported = [frame.export(a, name) for a, name in zip(arrays, NAMES, strict=True)]
+    found = _C.preference_loss(*exported, *how, frame.allocate, frame.stream)
+    return PreferenceLoss(*map(frame.result, found[:4]))
+
+
+NAMES = (
+    "policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected", "chosen_count", "rejected_count", "chosen_aligned",
+    "rejected_aligned", "kl",
+)  # fmt: skip
+
+
+def _number(name: str, value: Any, above: float = -math.inf) -> float:
+    number = _check.number(name, value)
+    if not above < number < math.inf:
+        wanted = "a finite number" + ("" if above == -math.inf else f" > {above:g}")
+        raise ValueError(f"{name}: expected {wanted}, got {number}")
+    return number
+
+
+def _both(first: str, a: Any, second: str, b: Any) -> None:
+    if (a is None) != (b is None):
+        missing, present = (first, second) if a is None else (second, first)
+        raise ValueError(f"{missing}: expected an array beside {present}, got None")
+
+
+def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: float | None) -> tuple[int, float]:
+    """The contract's score and its alpha."""
+    if kind == "alphapo":
+        if alpha is None:
+            raise ValueError("alpha: expected a number for kind 'alphapo', got None")
+        value = _number("alpha", alpha)
+        return (LOG_RATIO, 1.0) if value == 0 else (ALPHA_PO, value)
+    name = "reverse_kl" if f_divergence is None else f_divergence
+    _check.one_of("f_divergence", name, tuple(_DIVERGENCES))
+    if (name == "alpha_divergence") != (f_alpha is not None):
+        wanted = "a number for" if f_alpha is None else "None beside"
+        raise ValueError(f"f_alpha: expected {wanted} f_divergence={name!r}, got {f_alpha}")
+    if f_alpha is None:
+        return _DIVERGENCES[name], 1.0
+    value = _number("f_alpha", f_alpha)
+    return (LOG_RATIO, 1.0) if abs(value - 1) < 1e-6 else (ALPHA_DIVERGENCE, value)

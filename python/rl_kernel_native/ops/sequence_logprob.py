@@ -1,0 +1,111 @@
+"""Log-probabilities summed over sequences: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/sequence_logprob.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _dispatch
+from .._native import module as _C
+from ..reference.sequence_logprob import sequence_logprob_reference
+
+__all__ = ["SequenceLogprob", "sequence_logprob", "sequence_logprob_backward", "sequence_logprob_reference"]
+
+_torch_path: Any = None
+_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
+_plain_or_none: tuple[Any, ...] = ()
+
+
+class SequenceLogprob(NamedTuple):
+    """Of each sequence."""
+
+    sum: Any  # [num_sequences] float32, in nats
+    count: Any  # [num_sequences] int64, the tokens that count
+
+
+def _torch() -> Any:
+    """ops/sequence_logprob_torch.py, imported with the first torch tensor."""
+    global _torch_path, _plain, _plain_or_none
+    if _torch_path is None:
+        from . import sequence_logprob_torch
+
+        _torch_path = sequence_logprob_torch
+        _plain = sequence_logprob_torch.PLAIN
+        _plain_or_none = (*_plain, type(None))
+    return _torch_path
+
+
+def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, return_status: bool = False) -> Any:
+    """The sum of each sequence's log-probabilities over the tokens that count, and how many these are.
+
+    A sequence has the same bits padded and packed, for any number of sequences, at any position and stride, for any
+    length of the padding to its right, and on every backend: a sum's order is that of positions, from the sequence's
+    first token on. Differentiable (torch) in ``logprob``, any number of times.
+
+    Args:
+        logprob: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, bfloat16
+            or float16, last dimension contiguous.
+        mask: of the same shape: bool, integers or floats; a token counts where it is not zero. What does not count
+            does not matter, NaN and Inf included. None: all tokens count.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` is tokens ``[cu_seqlens[i],
+            cu_seqlens[i + 1])``. The first is 0; tokens after the last belong to no sequence and are not read, so a
+            packed array may be larger than what is in it (:func:`pack`). On a GPU offsets stay there: of a sequence
+            whose offsets are none the sum is NaN, the count 0 and the status 1.
+        return_status: also an int32 array ``[num_sequences]``, 1 where offsets are none, else 0.
+    Returns:
+        ``(sum, count)``, float32 in nats and int64, each ``[num_sequences]``; with ``return_status`` the status third.
+        An empty or wholly masked sequence has sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
+    Raises:
+        TypeError for a dtype; ValueError for a shape, a layout, a device, or on the CPU for offsets that are none;
+        RuntimeError where no kernel of this build serves the device.
+    Source:
+        docs/numerics.md, rules 3 and 10.
+    """
+    if type(logprob) in _plain and type(mask) in _plain_or_none and type(cu_seqlens) in _plain_or_none:
+        if not _torch_path.is_compiling():
+            result = _C.sequence_logprob_eager(logprob, mask, cu_seqlens, bool(return_status))
+            if result is not NotImplemented:
+                return result if return_status else SequenceLogprob(*result[:2])
+    if _dispatch.is_tensor(logprob):
+        result = _torch().sequence_logprob(logprob, mask, cu_seqlens, bool(return_status))
+        return result if return_status else SequenceLogprob(*result[:2])
+    frame = _dispatch.Frame(logprob, "logprob")
+    _dispatch.match_torch_threads()
+    result = _C.sequence_logprob(
+        frame.export(logprob, "logprob"),
+        frame.export(mask, "mask"),
+        frame.export(cu_seqlens, "cu_seqlens"),
+        bool(return_status),
+        frame.allocate,
+        frame.stream,
+    )
+    found = tuple(map(frame.result, result))
+    return found if return_status else SequenceLogprob(*found[:2])
+
+
+def sequence_logprob_backward(
+    dsum: Any, mask: Any = None, cu_seqlens: Any = None, *, num_tokens: int, dtype: Any = "float32"
+) -> Any:
+    """The gradient of :func:`sequence_logprob`, for callers that run backward themselves; torch's autograd calls it.
+
+    Args:
+        dsum: ``[num_sequences]`` float32.
+        mask, cu_seqlens: as given to :func:`sequence_logprob`.
+        num_tokens: of a padded row, or of the packed array.
+        dtype: that of ``logprob``, float32, bfloat16 or float16.
+    Returns:
+        ``[num_sequences, num_tokens]`` or ``[num_tokens]``: ``dsum`` of the token's sequence where it counts, else 0.
+    Raises: as :func:`sequence_logprob`.
+    Source: docs/numerics.md, rule 10.
+    """
+    code = _dispatch.dtype_code(dtype, "dtype")
+    if _dispatch.is_tensor(dsum):
+        return _torch().backward(dsum, mask, cu_seqlens, num_tokens, code)
+    frame = _dispatch.Frame(dsum, "dsum")
+    _dispatch.match_torch_threads()
+    return frame.result(
+        _C.sequence_logprob_backward(
+            frame.export(dsum, "dsum"), frame.export(mask, "mask"), frame.export(cu_seqlens, "cu_seqlens"), num_tokens,
+            code, frame.allocate, frame.stream,
+        )
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Labels and loss masks of sequences: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/shift_labels_packed.h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.shift_labels_packed import (
+    loss_mask_from_spans_reference,
+    shift_labels_packed_reference,
+    tool_mask_reference,
+)
+
+__all__ = [
+    "loss_mask_from_spans",
+    "loss_mask_from_spans_reference",
+    "shift_labels_packed",
+    "shift_labels_packed_reference",
+    "tool_mask",
+    "tool_mask_reference",
+]
+
+MOST_MARKER_IDS = 16
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/shift_labels_packed_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        from . import shift_labels_packed_torch
+
+        _torch_path = shift_labels_packed_torch
+    return _torch_path
+
+
+def shift_labels_packed(
+    ids: Any,
+    cu_seqlens: Any,
+    *,
+    mask: Any = None,
+    cp_rank: int = 0,
+    cp_size: int = 1,
+    cp_layout: str = "zigzag",
+    ignore_index: int = -100,
+) -> Any:
+    """For each token the one that follows it in its sequence: what its logits are scored against.
+
+    The last token of a sequence has no label. Of a context-parallel rank the labels of its own tokens, in the order in
+    which it has them: the next token of a chunk's last one lies on another rank, which is why this takes all ``ids``.
+
+    Args:
+        ids: ``[num_tokens]`` int32 or int64, contiguous: all ranks' tokens, packed.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64; see :func:`sequence_logprob`.
+        mask: ``[num_tokens]`` bool, integers or floats: a token whose mask is zero is nobody's label.
+        cp_rank, cp_size: of context parallelism; ``num_tokens`` is a multiple of ``cp_size``.
+        cp_layout: ``"zigzag"``, as Megatron cuts: each sequence in ``2 cp_size`` chunks, of which a rank has number
+            ``cp_rank`` and number ``2 cp_size - 1 - cp_rank``; offsets are then multiples of ``2 cp_size`` (a ValueError
+            on the CPU, on a GPU no labels for that sequence). ``"contiguous"``, as Ulysses' shards: the packed array in
+            ``cp_size`` parts.
+        ignore_index: the label of a token that has none.
+    Returns:
+        ``[num_tokens / cp_size]``, of the dtype of ``ids``.
+    Raises:
+        TypeError for a dtype; ValueError for a shape, a device, a value, or on the CPU for offsets that are none;
+        RuntimeError where no kernel of this build serves the device.
+    Source:
+        the contract; chunks: Megatron-LM's ``get_batch_on_this_cp_rank``.
+    """
+    _check.one_of("cp_layout", cp_layout, ("zigzag", "contiguous"))
+    how = (
+        _check.integer("cp_rank", cp_rank), _check.integer("cp_size", cp_size), cp_layout == "zigzag",
+        _check.integer("ignore_index", ignore_index),
+    )  # fmt: skip
+    if _dispatch.is_tensor(ids):
+        return _torch().shift_labels_packed(ids, cu_seqlens, mask, *how)
+    frame = _dispatch.Frame(ids, "ids")
+    _dispatch.match_torch_threads()
+    exported = (frame.export(ids, "ids"), frame.export(cu_seqlens, "cu_seqlens"), frame.export(mask, "mask"))
+    return frame.result(_C.shift_labels_packed(*exported, *how, frame.allocate, frame.stream))
+
+
+def loss_mask_from_spans(spans: Any, span_offsets: Any, cu_seqlens: Any = None, *, num_tokens: int) -> Any:
+    """True for the tokens inside of a sequence's spans, such as those of an assistant's turns.
+
+    Args:
+        spans: ``[num_spans, 2]`` int32 or int64: first position and the one after the last, from the sequence's first
+            token on. In any order; they may overlap.
+        span_offsets: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` has spans ``[span_offsets[i],
+            span_offsets[i + 1])``.
+        cu_seqlens: of packed sequences, ``[num_sequences + 1]``; None: the mask is padded.
+        num_tokens: of a padded row, or of the packed array.
+    Returns:
+        bool, ``[num_sequences, num_tokens]`` or ``[num_tokens]``.
+    Raises:
+        As :func:`shift_labels_packed`; on the CPU also for a span outside of its sequence, of which a GPU takes what is
+        inside.
+    Source: the contract.
+    """
+    count = _check.integer("num_tokens", num_tokens)
+    if count < 0:
+        raise ValueError(f"num_tokens: expected a number >= 0, got {count}")
+    if _dispatch.is_tensor(spans):
+        return _torch().loss_mask_from_spans(spans, span_offsets, cu_seqlens, count)
+    frame = _dispatch.Frame(spans, "spans")
+    _dispatch.match_torch_threads()
+    names = ("spans", "span_offsets", "cu_seqlens")
+    exported = [frame.export(a, name) for a, name in zip((spans, span_offsets, cu_seqlens), names, strict=True)]
+    return frame.result(_C.loss_mask_from_spans(*exported, count, frame.allocate, frame.stream))
+
+
+def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include_end: bool = True) -> Any:
+    """True for the tokens of an assistant's turns, found by the ids of the markers around them, so that neither prompts
+    nor the results of tools are trained on.
+
+    A turn begins after the ids of ``begin`` and goes up to the next ids of ``end``, these with it (the model wrote them),
+    or to the end of its sequence. The same ids give the same mask on rollout and trainer: nothing is tokenised again.
+
+    Args:
+        ids: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; int32 or int64, last
+            dimension contiguous. Padding that holds no marker is of the turn before it: multiply by the mask of tokens,
+            or pack.
+        begin: 1 to 16 ids, such as those of ``<|im_start|>assistant\\n``.
+        end: 1 to 16 ids, such as that of ``<|im_end|>``.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64.
+        include_end: whether the tokens of ``end`` are in the mask.
+    Returns:
+        bool, of the shape of ``ids``.
+    Raises:
+        As :func:`shift_labels_packed`.
+    Source: the contract.
+    """
+    markers = [_marker("begin", begin), _marker("end", end)]
+    if _dispatch.is_tensor(ids):
+        return _torch().tool_mask(ids, *markers, cu_seqlens, bool(include_end))
+    frame = _dispatch.Frame(ids, "ids")
+    _dispatch.match_torch_threads()
+    exported = (frame.export(ids, "ids"), *markers, frame.export(cu_seqlens, "cu_seqlens"))
+    return frame.result(_C.tool_mask(*exported, bool(include_end), frame.allocate, frame.stream))
+
+
+def _marker(name: str, ids: Any) -> list[int]:
+    if not isinstance(ids, (list, tuple)):
+        raise TypeError(f"{name}: expected a list or tuple of ids, got {type(ids).__name__}")
+    if not 1 <= len(ids) <= MOST_MARKER_IDS:
+        raise ValueError(f"{name}: expected 1 to {MOST_MARKER_IDS} ids, got {len(ids)}")
+    return [_check.integer(name, i) for i in ids]

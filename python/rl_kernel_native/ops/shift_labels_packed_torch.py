@@ -1,0 +1,124 @@
+"""Labels and masks for torch tensors: an eager call goes straight to the extension; whatever traces goes through the
+registered operators. Integers have no gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _torch
+from .._native import module as _C
+from .._shapes import check_columns, dtype_name, is_static
+from .._torch import implement, is_direct, memory, prepare, require_tensors
+from .sequence_logprob_traced import check_mask, check_offsets
+
+__all__ = ["loss_mask_from_spans", "shift_labels_packed", "tool_mask"]
+
+_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
+_library.define(
+    "shift_labels_packed(Tensor ids, Tensor cu_seqlens, Tensor? mask, int cp_rank, int cp_size, bool zigzag, "
+    "int ignore_index) -> Tensor"
+)
+_library.define(
+    "loss_mask_from_spans(Tensor spans, Tensor span_offsets, Tensor? cu_seqlens, SymInt num_tokens) -> Tensor"
+)
+_library.define("tool_mask(Tensor ids, int[] begin, int[] end, Tensor? cu_seqlens, bool include_end) -> Tensor")
+_ops = torch.ops.rl_kernel_native
+
+
+def shift_labels_packed(ids: Tensor, cu_seqlens: Any, mask: Any, *how: Any) -> Any:
+    if is_direct(ids, cu_seqlens, mask):
+        _torch.device_type(ids, "ids")
+        prepare(ids)
+        return _C.shift_labels_packed(ids, cu_seqlens, mask, *how, None, 0)
+    require_tensors(ids=ids, cu_seqlens=cu_seqlens, optional={"mask": mask})
+    return _ops.shift_labels_packed(ids, cu_seqlens, mask, *how)
+
+
+def loss_mask_from_spans(spans: Tensor, span_offsets: Any, cu_seqlens: Any, num_tokens: int) -> Any:
+    if is_direct(spans, span_offsets, cu_seqlens):
+        _torch.device_type(spans, "spans")
+        prepare(spans)
+        return _C.loss_mask_from_spans(spans, span_offsets, cu_seqlens, num_tokens, None, 0)
+    require_tensors(spans=spans, span_offsets=span_offsets, optional={"cu_seqlens": cu_seqlens})
+    return _ops.loss_mask_from_spans(spans, span_offsets, cu_seqlens, num_tokens)
+
+
+def tool_mask(ids: Tensor, begin: list[int], end: list[int], cu_seqlens: Any, include_end: bool) -> Any:
+    if is_direct(ids, cu_seqlens):
+        _torch.device_type(ids, "ids")
+        prepare(ids)
+        return _C.tool_mask(ids, begin, end, cu_seqlens, include_end, None, 0)
+    require_tensors(ids=ids, optional={"cu_seqlens": cu_seqlens})
+    return _ops.tool_mask(ids, begin, end, cu_seqlens, include_end)
+
+
+def _labels_kernel(ids: Tensor, cu_seqlens: Tensor, mask: Any, *how: Any) -> Tensor:
+    prepare(ids)
+    return _C.shift_labels_packed(memory(ids), memory(cu_seqlens), memory(mask), *how, None, 0)
+
+
+def _spans_kernel(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens: int) -> Tensor:
+    prepare(spans)
+    return _C.loss_mask_from_spans(memory(spans), memory(span_offsets), memory(cu_seqlens), num_tokens, None, 0)
+
+
+def _turns_kernel(ids: Tensor, begin: Any, end: Any, cu_seqlens: Any, include_end: bool) -> Tensor:
+    prepare(ids)
+    return _C.tool_mask(memory(ids), list(begin), list(end), memory(cu_seqlens), include_end, None, 0)
+
+
+implement(_library, "shift_labels_packed", _labels_kernel)
+implement(_library, "loss_mask_from_spans", _spans_kernel)
+implement(_library, "tool_mask", _turns_kernel)
+
+
+def _check_integers(tensor: Tensor, name: str) -> None:
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype_name(tensor.dtype)}")
+
+
+@torch.library.register_fake("rl_kernel_native::shift_labels_packed", lib=_library)
+def _labels_fake(
+    ids: Tensor, cu_seqlens: Tensor, mask: Any, cp_rank: int, cp_size: int, _zigzag: bool, _ignore: int
+) -> Tensor:
+    _check_integers(ids, "ids")
+    if ids.dim() != 1:
+        raise ValueError(f"ids: expected shape [num_tokens], got {list(ids.shape)}")
+    check_columns(ids, "ids")
+    check_offsets(cu_seqlens)
+    check_mask(mask, ids.shape, "ids")
+    if not 1 <= cp_size < 1 << 20:
+        raise ValueError(f"cp_size: expected a number in [1, 2^20), got {cp_size}")
+    if not 0 <= cp_rank < cp_size:
+        raise ValueError(f"cp_rank: expected a number in [0, {cp_size}), got {cp_rank}")
+    if is_static(ids) and ids.shape[0] % cp_size:
+        raise ValueError(
+            f"ids: expected a number of tokens that is a multiple of {cp_size} (cp_size), got {ids.shape[0]}; pad them"
+        )
+    return ids.new_empty(ids.shape[0] // cp_size)
+
+
+@torch.library.register_fake("rl_kernel_native::loss_mask_from_spans", lib=_library)
+def _spans_fake(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens: Any) -> Tensor:
+    _check_integers(spans, "spans")
+    if spans.dim() != 2 or (is_static(spans) and spans.shape[1] != 2):
+        raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
+    _check_integers(span_offsets, "span_offsets")
+    check_offsets(cu_seqlens)
+    shape = [num_tokens] if cu_seqlens is not None else [span_offsets.shape[0] - 1, num_tokens]
+    return spans.new_empty(shape, dtype=torch.bool)
+
+
+@torch.library.register_fake("rl_kernel_native::tool_mask", lib=_library)
+def _turns_fake(ids: Tensor, begin: Any, end: Any, cu_seqlens: Any, include_end: bool) -> Tensor:
+    _check_integers(ids, "ids")
+    packed = cu_seqlens is not None
+    if ids.dim() != (1 if packed else 2):
+        wanted = "[num_tokens] beside cu_seqlens" if packed else "[num_sequences, num_tokens]"
+        raise ValueError(f"ids: expected shape {wanted}, got {list(ids.shape)}")
+    check_columns(ids, "ids")
+    check_offsets(cu_seqlens)
+    return ids.new_empty(ids.shape, dtype=torch.bool)

@@ -1,0 +1,222 @@
+"""pack and unpack: the references' bytes for any dtype and layout, gradients, torch's transforms, and what users get
+wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+
+torch = pytest.importorskip("torch")
+
+ROWS, COLUMNS = 6, 23
+DTYPES = (
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+    "complex128",
+)  # fmt: skip
+
+
+def random(rng: np.random.Generator, dtype: str, *shape: int, device: str = "cpu") -> Any:
+    """Random bytes: NaNs of every kind among them."""
+    kind = getattr(torch, dtype)
+    raw = torch.from_numpy(rng.integers(0, 256, (*shape, kind.itemsize)).astype(np.uint8)).to(device)
+    return raw[..., 0] > 127 if dtype == "bool" else raw.view(kind)[..., 0]
+
+
+def kept_tokens(rng: np.random.Generator, device: str = "cpu") -> tuple[Any, Any]:
+    """Lengths, one of them 0 and one whole, and a mask of holes."""
+    lengths = torch.tensor([COLUMNS, 0, 1, 7, 20, 5], device=device)
+    return lengths, torch.from_numpy(rng.random((ROWS, COLUMNS)) < 0.6).to(device)
+
+
+def raw(x: Any) -> bytes:
+    x = x.contiguous().cpu()
+    return x.view(torch.uint8).numpy().tobytes() if x.numel() else b""
+
+
+@pytest.mark.parametrize("trailing", [(), (3,), (2, 8), (0,)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bytes_of_every_dtype(dtype: str, trailing: tuple[int, ...], device: str, rng: np.random.Generator) -> None:
+    x = random(rng, dtype, ROWS, COLUMNS, *trailing, device=device)
+    lengths, mask = kept_tokens(rng, device)
+    by_length = torch.arange(COLUMNS, device=device)[None] < lengths[:, None]
+    for how, kept in (
+        ({"lengths": lengths}, by_length),
+        ({"lengths": lengths.int()}, by_length),
+        ({"mask": mask}, mask),
+    ):
+        total = int(kept.sum())
+        got = rk.pack(x, **how, max_tokens=total + 4)
+        assert raw(got.tensors[:total]) == raw(x[kept])
+        assert raw(got.tensors[total:]) == raw(torch.zeros_like(got.tensors[total:]))
+        assert got.cu_seqlens.tolist() == [0, *kept.sum(1).cumsum(0).tolist()]
+        assert got.status.tolist() == [0]
+        back = rk.unpack(got.tensors, got.cu_seqlens, COLUMNS, positions=got.positions)
+        empty = torch.zeros_like(x)
+        where = kept.view(ROWS, COLUMNS, *(1 for _ in trailing)).expand(x.shape)
+        want = x.clone()
+        want[~where] = empty[~where]
+        assert raw(back) == raw(want)
+
+
+def test_without_a_bound_there_is_room_for_all(device: str, rng: np.random.Generator) -> None:
+    x = random(rng, "float32", ROWS, COLUMNS, device=device)
+    got = rk.pack(x, lengths=kept_tokens(rng, device)[0])
+    assert got.tensors.shape == (ROWS * COLUMNS,)
+    assert got.positions is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 19])
+def test_any_number_of_arrays_of_one_layout(count: int, device: str, rng: np.random.Generator) -> None:
+    arrays = [random(rng, DTYPES[i % 10], ROWS, COLUMNS, *(() if i % 2 else (i,)), device=device) for i in range(count)]
+    mask = kept_tokens(rng, device)[1]
+    for options in ({}, {"requires_grad": True}):
+        given = [a.float().nan_to_num().requires_grad_() if options else a for a in arrays]
+        got = rk.pack(given, mask=mask)
+        for a, b in zip(given, got.tensors, strict=True):
+            assert raw(rk.pack(a, mask=mask).tensors) == raw(b)
+        back = rk.unpack(got.tensors, got.cu_seqlens, COLUMNS, positions=got.positions)
+        assert isinstance(back, list)
+        for a, b in zip(given, back, strict=True):
+            assert raw(a[mask]) == raw(b[mask])
+
+
+def test_strided_arrays_and_fill_values(device: str, rng: np.random.Generator) -> None:
+    lengths, mask = kept_tokens(rng, device)
+    wide = random(rng, "int64", ROWS + 1, 2 * COLUMNS, 5, device=device)
+    for x in (
+        wide[1:, :COLUMNS, 1:4],
+        wide[1:, ::2],
+        wide[1:, 1::2, 2:],
+        wide[:-1, :COLUMNS].transpose(0, 1).contiguous().transpose(0, 1),
+    ):
+        for how in ({"lengths": lengths}, {"mask": mask}):
+            got, want = rk.pack(x, **how, fill_value=-100), rk.pack(x.contiguous(), **how, fill_value=-100)
+            assert raw(got.tensors) == raw(want.tensors)
+            numpy = rk.pack_reference(x.cpu(), **{k: v.cpu() for k, v in how.items()}, fill_value=-100)
+            assert raw(got.tensors) == numpy["packed"].tobytes()
+            back = rk.unpack(got.tensors, got.cu_seqlens, COLUMNS + 2, fill_value=7)
+            reference = rk.unpack_reference(numpy["packed"], numpy["cu_seqlens"], COLUMNS + 2, fill_value=7)
+            assert raw(back) == reference.tobytes()
+    half = rk.pack(torch.zeros(2, 3, dtype=torch.bfloat16, device=device), lengths=lengths[1:3], fill_value=1.5)
+    assert half.tensors.tolist() == [0.0, 1.5, 1.5, 1.5, 1.5, 1.5]
+
+
+def test_gradients_of_both(device: str, rng: np.random.Generator) -> None:
+    lengths, mask = kept_tokens(rng, device)
+    for how in ({"lengths": lengths}, {"mask": mask}):
+        x = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS, 3))).to(device).requires_grad_()
+        ids = torch.arange(ROWS * COLUMNS, device=device).view(ROWS, COLUMNS)
+        got = rk.pack([x, ids, x.detach()], **how)
+        weight = torch.from_numpy(rng.standard_normal(got.tensors[0].shape)).to(device)
+        (got.tensors[0] * weight).sum().backward()
+        kept = mask if "mask" in how else torch.arange(COLUMNS, device=device)[None] < lengths[:, None]
+        want = torch.zeros_like(x)
+        want[kept] = weight[: int(kept.sum())]
+        assert not differing(x.grad, want)
+        packed = got.tensors[0].detach().clone().requires_grad_()
+        back = rk.unpack(packed, got.cu_seqlens, COLUMNS, positions=got.positions)
+        dy = torch.from_numpy(rng.standard_normal(back.shape)).to(device)
+        (gradient,) = torch.autograd.grad(back, packed, dy, create_graph=True)
+        want = torch.zeros_like(packed)
+        want[: int(kept.sum())] = dy[kept]
+        assert not differing(gradient.detach(), want)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Generator) -> None:
+    x = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)).to(device)
+    lengths, mask = kept_tokens(rng, device)
+
+    def f(y: Any) -> Any:
+        one = rk.pack([y, y * 2], mask=mask)
+        two = rk.pack(y, lengths=lengths, max_tokens=100)
+        return rk.unpack(one.tensors[1], two.cu_seqlens, COLUMNS) + rk.unpack(two.tensors, two.cu_seqlens, COLUMNS)
+
+    torch.compiler.reset()
+    g = torch.func.grad(lambda y: f(y).square().sum())
+    for function in (
+        f,
+        g,
+        lambda y: torch.func.jvp(f, (y,), (y * 2,))[1],
+        lambda y: torch.func.vmap(f)(torch.stack([y, y])),
+    ):
+        got = torch.compile(function, backend=backend, fullgraph=True)(x)
+        assert not differing(got, function(x))
+        assert bool(got.any())
+
+
+def test_opcheck(device: str, rng: np.random.Generator) -> None:
+    import rl_kernel_native.ops.pack_traced  # noqa: F401
+
+    ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
+    lengths, mask = kept_tokens(rng, device)
+    x = torch.randn(ROWS, COLUMNS, 2, device=device)
+    layout = rk.pack(x, mask=mask)
+    check(ops.pack_layout, (lengths, None, COLUMNS, 200))
+    check(ops.pack_layout, (None, mask, COLUMNS, 200))
+    check(ops.pack, ([x, mask], layout.cu_seqlens, layout.positions, COLUMNS, 200, [0.0, 0.0], True))
+    check(ops.unpack, ([layout.tensors], layout.cu_seqlens, None, COLUMNS, [1.0]))
+
+
+def test_numpy(rng: np.random.Generator) -> None:
+    x, lengths = rng.standard_normal((ROWS, COLUMNS, 2)), np.array([COLUMNS, 0, 1, 7, 20, 5])
+    got, want = rk.pack([x, x > 0], lengths=lengths), rk.pack_reference(x, lengths=lengths)
+    assert got.tensors[0].tobytes() == want["packed"].tobytes()
+    assert got.tensors[1].dtype == bool
+    back = rk.unpack(got.tensors[0], got.cu_seqlens, COLUMNS)
+    assert back.tobytes() == rk.unpack_reference(want["packed"], want["cu_seqlens"], COLUMNS).tobytes()
+
+
+def test_bad_input() -> None:
+    x, lengths = torch.zeros(2, 5), torch.tensor([5, 2])
+    cu = torch.tensor([0, 5, 7])
+    for message, call in {
+        "pack: expected lengths or mask, got neither": lambda: rk.pack(x),
+        "pack: expected lengths or mask, got both": lambda: rk.pack(x, lengths, x > 0),
+        "tensors: expected at least one array, got none": lambda: rk.pack([], lengths),
+        r"tensors: expected shape \[num_sequences, num_tokens, ...\], got \[5\]": lambda: rk.pack(x[0], lengths),
+        r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got 6 for row 1": lambda: rk.pack(
+            x, lengths + 4
+        ),
+        r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got -1 for row 0": lambda: rk.pack(
+            x, lengths - 6
+        ),
+        "max_tokens: expected at least 7 .the tokens that are kept., got 6": lambda: rk.pack(x, lengths, max_tokens=6),
+        r"tensors\[1\]: expected shape \[2, 5, ...\], got \[2, 4\]": lambda: rk.pack([x, x[:, :4]], lengths),
+        "tensors: expected contiguous dimensions after those of tokens": lambda: rk.pack(
+            torch.zeros(2, 5, 3, 4).transpose(2, 3), lengths
+        ),
+        "lengths: expected dtype int32 or int64, got float32": lambda: rk.pack(x, lengths.float()),
+        "fill_value: expected a number that dtype int8 holds, got 300": lambda: rk.pack(
+            x.to(torch.int8), lengths, fill_value=300
+        ),
+        "fill_value: expected 0 for dtype complex128": lambda: rk.pack(x.to(torch.complex128), lengths, fill_value=1),
+        r"fill_value: expected one number or 1": lambda: rk.pack(x, lengths, fill_value=[1, 2]),
+        "cu_seqlens: expected sequences of at most 4 tokens .those of a padded row., got 5": lambda: rk.unpack(
+            torch.zeros(7), cu, 4
+        ),
+        "cu_seqlens: expected ascending offsets of at most 6 .the tokens., got 5, 7 at 1": lambda: rk.unpack(
+            torch.zeros(6), cu, 5
+        ),
+        r"positions: expected a contiguous array of shape \[2, 5\], got \[2, 4\]": lambda: rk.unpack(
+            torch.zeros(7), cu, 5, positions=torch.zeros(2, 4, dtype=torch.int32)
+        ),
+    }.items():
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+
+
+@pytest.mark.gpu
+def test_bad_lengths_are_clamped_with_a_status_on_a_gpu() -> None:
+    x = torch.arange(20.0, device="cuda").view(4, 5)
+    lengths = torch.tensor([2, -1, 9, 3], device="cuda")
+    got = rk.pack(x, lengths)
+    assert (got.cu_seqlens.tolist(), got.status.tolist()) == ([0, 2, 2, 7, 10], [1])
+    got = rk.pack(x, lengths.clamp(0, 5), max_tokens=6)
+    assert (got.cu_seqlens.tolist(), got.status.tolist()) == ([0, 2, 2, 6, 6], [2])
+    assert got.tensors.tolist() == [0.0, 1.0, 10.0, 11.0, 12.0, 13.0]
