@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "linear_args.h"
+#include "sequences_args.h"
 
 namespace rlk::bindings {
 namespace {
@@ -11,13 +12,10 @@ constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, o
 
 }  // namespace
 
-void argument_error(const char* name, const std::string& message) {
-  throw nb::value_error((std::string(name) + ": " + message).c_str());
-}
-
 std::int64_t row_stride(const Array& a) { return a.view().ndim < 2 ? 0 : a.view().stride(0); }
 
-MaskArgument::MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device) {
+TokenFlagsArgument::TokenFlagsArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose,
+                                       Device device) {
   if (object.is_none()) return;
   array_.emplace(Array::of_any_dtype(object, "mask"));
   const TensorView& v = array_->view();

@@ -10,13 +10,11 @@
 
 namespace rlk::bindings {
 
-[[noreturn]] void argument_error(const char* name, const std::string& message);
-
 // Flags of tokens: bool, integers or floats of a shape, padded [rows, tokens] or packed [tokens]; `whose` that is.
-struct MaskArgument {
+struct TokenFlagsArgument {
   // None: every token counts.
-  MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
-  TokenMask mask;
+  TokenFlagsArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
+  TokenFlags mask;
 
  private:
   std::optional<Array> array_;

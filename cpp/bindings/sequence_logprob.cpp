@@ -8,6 +8,7 @@
 #include "linear_args.h"
 #include "module.h"
 #include "sequence_args.h"
+#include "sequences_args.h"
 #include "torch_state.h"
 
 namespace rlk::bindings {
@@ -36,7 +37,7 @@ nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, b
   const Array in = read_logprob(logprob, "logprob", packed);
   const TensorView& v = in.view();
   require_sequence_logprob_backend(v.device);
-  const MaskArgument flags(mask, in.shape(), "logprob", v.device);
+  const TokenFlagsArgument flags(mask, in.shape(), "logprob", v.device);
   const OffsetsArgument offsets(cu_seqlens, v.device);
   SequenceLogprobParams p;
   p.logprob = v.data;
@@ -97,7 +98,7 @@ nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std
   shape.push_back(num_tokens);
   Caller::Fresh out = caller.empty(shape, p.dtype);
   p.d_logprob = out.data;
-  const MaskArgument flags(mask, shape, "logprob", v.device);
+  const TokenFlagsArgument flags(mask, shape, "logprob", v.device);
   p.mask = flags.mask;
   {
     nb::gil_scoped_release release;

@@ -9,6 +9,7 @@
 #include "linear_args.h"
 #include "module.h"
 #include "sequence_args.h"
+#include "sequences_args.h"
 
 namespace rlk::bindings {
 namespace {
@@ -28,12 +29,13 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
   require_columns(in);
   const OffsetsArgument offsets(cu_seqlens, v.device);
   if (cu_seqlens.is_none()) throw nb::type_error("cu_seqlens: expected an array that speaks DLPack, got NoneType");
-  const MaskArgument flags(mask, in.shape(), "ids", v.device);
+  const TokenFlagsArgument flags(mask, in.shape(), "ids", v.device);
   if (cp_size < 1 || cp_size >= 1 << 20) {
     argument_error("cp_size", "expected a number in [1, 2^20), got " + std::to_string(cp_size));
   }
   if (cp_rank < 0 || cp_rank >= cp_size) {
-    argument_error("cp_rank", "expected a number in [0, " + std::to_string(cp_size) + "), got " + std::to_string(cp_rank));
+    argument_error("cp_rank",
+                   "expected a number in [0, " + std::to_string(cp_size) + "), got " + std::to_string(cp_rank));
   }
   ShiftLabelsParams p;
   p.ids = v.data;

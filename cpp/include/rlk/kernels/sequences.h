@@ -13,7 +13,7 @@
 namespace rlk {
 
 // Flags of tokens: an element that is not zero counts. -0 is zero, NaN is not.
-struct TokenMask {
+struct TokenFlags {
   const void* data = nullptr;   // null: every token counts
   std::int64_t row_stride = 0;  // elements; columns are contiguous
   std::int32_t bytes = 0;       // of an element: 1, 2, 4 or 8
@@ -73,7 +73,7 @@ RLK_HD std::int64_t sequence_of(const Offsets& o, std::int64_t num_sequences, st
 }
 
 template <class Memory = PlainMemory>
-RLK_HD bool counts(const TokenMask& m, std::int64_t i) {
+RLK_HD bool counts(const TokenFlags& m, std::int64_t i) {
   switch (m.bytes) {
     case 1:
       return Memory::global(static_cast<const std::uint8_t*>(m.data))[i] != 0;
@@ -88,7 +88,7 @@ RLK_HD bool counts(const TokenMask& m, std::int64_t i) {
 }
 
 // For backends: what would corrupt memory.
-inline void check_mask(const TokenMask& m) {
+inline void check_mask(const TokenFlags& m) {
   RLK_CHECK(m.data == nullptr ? m.bytes == 0 : m.bytes == 1 || m.bytes == 2 || m.bytes == 4 || m.bytes == 8,
             "mask: elements of 1, 2, 4 or 8 bytes");
 }

@@ -32,7 +32,7 @@ namespace rlk {
 
 struct ShiftLabelsParams {
   const void* ids = nullptr;  // [num_tokens], dtype
-  TokenMask mask;             // [num_tokens]
+  TokenFlags mask;            // [num_tokens]
   Offsets cu_seqlens;
   void* labels = nullptr;  // [num_tokens / cp_size], dtype
   std::int64_t num_sequences = 0, num_tokens = 0;
