@@ -245,6 +245,7 @@ TEST_F(Attention, EveryExponentInfinitiesAndNans) {
         c.data = data;
         c.exp = exp;
         c.seed = ++seed;
+        if (seed % 2 == 0) c.q_form = c.k_form = Form::kPadded;  // rows that are not used beside such values
         ASSERT_NO_FATAL_FAILURE(check(c));
       }
     }

@@ -58,7 +58,11 @@ struct Machine {
   static RLK_DEVICE Octet<T> load_octet(const typename T::Storage* from, bool vectors) {
     Octet<T> x;
     if (vectors) {
+#if defined(__HIP_DEVICE_COMPILE__)
       __builtin_memcpy(x.v, __builtin_assume_aligned(from, 16), sizeof x.v);
+#else  // g++ would believe it of the other branch as well
+      __builtin_memcpy(x.v, from, sizeof x.v);
+#endif
     } else {
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) x.v[i] = from[i];

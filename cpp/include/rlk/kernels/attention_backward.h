@@ -158,15 +158,16 @@ class AttentionBackward {
     }
   }
 
-  // A row of a gradient, contiguous.
-  RLK_DEVICE void store(const float (&sums)[Tile::kSums], float scale, void* to, std::int64_t token_and_head) const {
+  // A row of a gradient, contiguous. The sums of one that is not used may be anything.
+  RLK_DEVICE void store(bool used, const float (&sums)[Tile::kSums], float scale, void* to,
+                        std::int64_t token_and_head) const {
     auto* out =
         in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * p_.head_dim + tid() % kAttentionLines * 4;
     const int columns = head_dim() - tid() % kAttentionLines * 4;
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) {
       const int column = i / 4 * 64 + i % 4;
-      if (column < columns) out[column] = T::store(add_rn(mul_rn(sums[i], scale), 0.0f));
+      if (column < columns) out[column] = T::store(used ? add_rn(mul_rn(sums[i], scale), 0.0f) : 0.0f);
     }
   }
   RLK_DEVICE void store_nothing(void* to, std::int64_t token_and_head) const {
@@ -223,7 +224,9 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
 #pragma unroll
     for (int r = 0; r < kOfThread; ++r) {
       const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
-      if (row < scene.end) this->store(dq_[r], p_.softmax_scale, p_.dq, out_row(scene.sequence, scene.kv_head, row));
+      if (row >= scene.end) continue;
+      const bool used = s_.last[tid() / kAttentionLines * kOfThread + r] != 0;
+      this->store(used, dq_[r], p_.softmax_scale, p_.dq, out_row(scene.sequence, scene.kv_head, row));
     }
     Machine::barrier();  // the next segment writes what this one reads
     return scene.end;
@@ -344,8 +347,9 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
     for (int r = 0; r < kOfThread; ++r) {
       const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
       if (row >= scene.end) continue;
-      this->store(dk_[r], p_.softmax_scale, p_.dk, out_row(scene.sequence, scene.kv_head, row));
-      this->store(dv_[r], 1.0f, p_.dv, out_row(scene.sequence, scene.kv_head, row));
+      const bool used = s_.last[tid() / kAttentionLines * kOfThread + r] != 0;
+      this->store(used, dk_[r], p_.softmax_scale, p_.dk, out_row(scene.sequence, scene.kv_head, row));
+      this->store(used, dv_[r], 1.0f, p_.dv, out_row(scene.sequence, scene.kv_head, row));
     }
     Machine::barrier();  // the next segment writes what this one reads
     return scene.end;
