@@ -181,7 +181,7 @@ def test_transforms(kind: str, rng: np.random.Generator) -> None:
         return rk.preference_loss(w, l, *tensors[2:], **options).losses
 
     forward, backward = (j(f, argnums=(0, 1))(*tensors[:2]) for j in (torch.func.jacfwd, torch.func.jacrev))
-    assert not differing(forward, backward)
+    assert all(map(torch.equal, forward, backward))  # zeros of either sign
     batch = torch.stack([tensors[0], tensors[0] * 1.5])
     got = torch.func.vmap(f, in_dims=(0, None))(batch, tensors[1])
     assert not differing(got[1], f(batch[1], tensors[1]))
@@ -287,6 +287,8 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
         options["f_divergence"] = divergence
     if wpo and loss_type in SORTED:
         pytest.skip("TRL refuses weights of sorted losses")
+    if wpo and loss_type == "hinge":
+        pytest.skip("TRL multiplies what its relu saved in place, so that its own backward fails")
     smoothing = 0.1 if loss_type in ("exo_pair", "robust", "aot", "aot_unpaired") else 0.0
     if smoothing:
         options["label_smoothing"] = smoothing

@@ -120,13 +120,13 @@ RLK_HD void copy_flat(bool unpacks, std::uint64_t fill, unsigned char* padded, u
   const auto* source = Memory::global(reinterpret_cast<const Unit*>(unpacks ? packed : padded)) + first;
   auto* destination = Memory::global(reinterpret_cast<Unit*>(unpacks ? padded : packed)) + first;
   Unit values[kPackUnits];
-#pragma unroll
+  RLK_UNROLL
   for (int k = 0; k < kPackUnits; ++k) {
     const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
     values[k] = fill_unit<Unit>(fill);
     if (std::int64_t{first} + offset < existing) values[k] = source[offset];
   }
-#pragma unroll
+  RLK_UNROLL
   for (int k = 0; k < kPackUnits; ++k) {
     const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
     if (std::int64_t{first} + offset < existing || (unpacks && first + offset < items)) destination[offset] = values[k];
@@ -152,11 +152,11 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   const std::int64_t first_position = at.row * p.num_tokens + g.first_token;
   const unsigned char* source = p.unpacks ? packed : padded;
   unsigned char* destination = p.unpacks ? padded : packed;
-#pragma unroll
+  RLK_UNROLL
   for (int begin = 0; begin < kPackUnits; begin += kPackTogether) {
     Unit values[kPackTogether];
     std::int64_t to[kPackTogether];  // bytes; below 0: nothing is written
-#pragma unroll
+    RLK_UNROLL
     for (int k = 0; k < kPackTogether; ++k) {
       const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;
       to[k] = -1;
@@ -173,7 +173,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
       if (exists) values[k] = *Memory::global(reinterpret_cast<const Unit*>(source + (p.unpacks ? in_packed : in_padded)));
       if (exists || p.unpacks) to[k] = p.unpacks ? in_padded : in_packed;
     }
-#pragma unroll
+    RLK_UNROLL
     for (int k = 0; k < kPackTogether; ++k) {
       if (to[k] >= 0) *Memory::global(reinterpret_cast<Unit*>(destination + to[k])) = values[k];
     }
@@ -190,7 +190,7 @@ RLK_HD void fill_tail(const PackParams& p, const PackGrid& g, const PackArray& a
   }
   const std::int64_t first = std::int64_t{block} * (kPackThreads * kPackUnits) + thread;
   if (std::int64_t{block} * (kPackThreads * kPackUnits) + kPackThreads * kPackUnits <= begin * s.units) return;
-#pragma unroll
+  RLK_UNROLL
   for (int k = 0; k < kPackUnits; ++k) {
     const std::int64_t item = first + k * kPackThreads;
     if (item < begin * s.units || item >= p.capacity * s.units) continue;
