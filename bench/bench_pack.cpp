@@ -15,11 +15,13 @@ struct Case {
   int arrays;
 };
 // 32k ragged rows of ids; of ids, log-probabilities, flags of 8 bytes and advantages together; hidden states.
-constexpr Case kCases[] = {{32768, 1024, 4, 1}, {32768, 256, 4, 1}, {4096, 8192, 4, 1}, {4096, 2048, 8, 4}, {64, 2048, 8192, 1}};
+constexpr Case kCases[] = {
+    {32768, 1024, 4, 1}, {32768, 256, 4, 1}, {4096, 8192, 4, 1}, {4096, 2048, 8, 4}, {64, 2048, 8192, 1}};
 
 void run(const Case& c, double ceiling) {
   const auto offsets = ragged_offsets(c.rows, c.columns);
-  const double total = offsets.back(), all = static_cast<double>(c.rows * c.columns), size = static_cast<double>(c.token_bytes);
+  const double total = offsets.back(), all = static_cast<double>(c.rows * c.columns),
+               size = static_cast<double>(c.token_bytes);
   const std::size_t bytes = static_cast<std::size_t>(c.rows * c.columns * c.token_bytes);
   const int count = static_cast<int>(std::clamp<std::size_t>((512u << 20) / bytes, 1, 16)) + c.arrays;
   const Buffers padded(bytes, count, DType::kFloat32, true), packed(bytes, count, DType::kFloat32, true);
@@ -39,8 +41,8 @@ void run(const Case& c, double ceiling) {
       p.capacity = capacity;
       for (int k = 0; k < c.arrays; ++k) {
         const int at = call * c.arrays + k;
-        p.arrays[k] = {padded.at(at), c.columns * c.token_bytes, c.token_bytes, packed.at(at), c.token_bytes,
-                       c.token_bytes, 0};
+        p.arrays[k] = {
+            padded.at(at), c.columns * c.token_bytes, c.token_bytes, packed.at(at), c.token_bytes, c.token_bytes, 0};
       }
       cuda::pack(p, 0, reinterpret_cast<Stream>(stream));
     };
@@ -48,11 +50,12 @@ void run(const Case& c, double ceiling) {
   const std::string shape = "[" + std::to_string(c.rows) + ", " + std::to_string(c.columns) + "] x " +
                             std::to_string(c.token_bytes) + " B x " + std::to_string(c.arrays);
   const double arrays = c.arrays;
-  print_row("pack   " + shape + ", bound given", median_us(move(false, offsets.back()), count, 15), 2 * total * size * arrays,
-            ceiling);
+  print_row("pack   " + shape + ", bound given", median_us(move(false, offsets.back()), count, 15),
+            2 * total * size * arrays, ceiling);
   print_row("pack   " + shape + ", room for all", median_us(move(false, c.rows * c.columns), count, 15),
             (total + all) * size * arrays, ceiling);
-  print_row("unpack " + shape, median_us(move(true, offsets.back()), count, 15), (total + all) * size * arrays, ceiling);
+  print_row("unpack " + shape, median_us(move(true, offsets.back()), count, 15), (total + all) * size * arrays,
+            ceiling);
   const auto layout = [&](cudaStream_t stream, int) {
     PackLayoutParams p;
     p.lengths = of_rows;

@@ -16,13 +16,15 @@ struct Case {
   int mask_bytes;
   bool packed;
 };
-constexpr Case kCases[] = {{4096, 8192, 1, false}, {4096, 8192, 8, false}, {4096, 8192, 1, true}, {65536, 256, 1, false},
-                           {65536, 256, 1, true},  {32, 32768, 1, false},  {1, 1 << 20, 1, false}};
+constexpr Case kCases[] = {{4096, 8192, 1, false}, {4096, 8192, 8, false}, {4096, 8192, 1, true},
+                           {65536, 256, 1, false}, {65536, 256, 1, true},  {32, 32768, 1, false},
+                           {1, 1 << 20, 1, false}};
 
 void run(const Case& c, double ceiling) {
   const auto offsets = ragged_offsets(c.rows, c.columns);
   const std::int64_t tokens = c.packed ? offsets.back() : c.rows * c.columns;
-  const std::size_t bytes = static_cast<std::size_t>(tokens * 4), flags = static_cast<std::size_t>(tokens * c.mask_bytes);
+  const std::size_t bytes = static_cast<std::size_t>(tokens * 4),
+                    flags = static_cast<std::size_t>(tokens * c.mask_bytes);
   const int count = static_cast<int>(std::clamp<std::size_t>((512u << 20) / bytes, 1, 32));
   const Buffers logprob(bytes, count, DType::kFloat32, true), mask((flags + 3) / 4 * 4, count, DType::kFloat32, true);
   std::int32_t* const cu_seqlens = on_device(offsets);

@@ -17,9 +17,9 @@
 
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
-#include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
+#include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
@@ -122,7 +122,8 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kPreferenceLoss, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kPack, &kPreferenceLoss, &kSequenceLogprob,
+                             &kShiftLabelsPacked, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

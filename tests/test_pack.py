@@ -46,7 +46,11 @@ def test_the_bytes_of_every_dtype(dtype: str, trailing: tuple[int, ...], device:
     x = random(rng, dtype, ROWS, COLUMNS, *trailing, device=device)
     lengths, mask = kept_tokens(rng, device)
     by_length = torch.arange(COLUMNS, device=device)[None] < lengths[:, None]
-    for how, kept in (({"lengths": lengths}, by_length), ({"lengths": lengths.int()}, by_length), ({"mask": mask}, mask)):
+    for how, kept in (
+        ({"lengths": lengths}, by_length),
+        ({"lengths": lengths.int()}, by_length),
+        ({"mask": mask}, mask),
+    ):
         total = int(kept.sum())
         got = rk.pack(x, **how, max_tokens=total + 4)
         assert raw(got.tensors[:total]) == raw(x[kept])
@@ -86,7 +90,12 @@ def test_any_number_of_arrays_of_one_layout(count: int, device: str, rng: np.ran
 def test_strided_arrays_and_fill_values(device: str, rng: np.random.Generator) -> None:
     lengths, mask = kept_tokens(rng, device)
     wide = random(rng, "int64", ROWS + 1, 2 * COLUMNS, 5, device=device)
-    for x in (wide[1:, :COLUMNS, 1:4], wide[1:, ::2], wide[1:, 1::2, 2:], wide[:-1, :COLUMNS].transpose(0, 1).contiguous().transpose(0, 1)):
+    for x in (
+        wide[1:, :COLUMNS, 1:4],
+        wide[1:, ::2],
+        wide[1:, 1::2, 2:],
+        wide[:-1, :COLUMNS].transpose(0, 1).contiguous().transpose(0, 1),
+    ):
         for how in ({"lengths": lengths}, {"mask": mask}):
             got, want = rk.pack(x, **how, fill_value=-100), rk.pack(x.contiguous(), **how, fill_value=-100)
             assert raw(got.tensors) == raw(want.tensors)
@@ -132,7 +141,12 @@ def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Gene
 
     torch.compiler.reset()
     g = torch.func.grad(lambda y: f(y).square().sum())
-    for function in (f, g, lambda y: torch.func.jvp(f, (y,), (y * 2,))[1], lambda y: torch.func.vmap(f)(torch.stack([y, y]))):
+    for function in (
+        f,
+        g,
+        lambda y: torch.func.jvp(f, (y,), (y * 2,))[1],
+        lambda y: torch.func.vmap(f)(torch.stack([y, y])),
+    ):
         got = torch.compile(function, backend=backend, fullgraph=True)(x)
         assert not differing(got, function(x))
         assert bool(got.any())
@@ -171,7 +185,9 @@ def test_bad_input() -> None:
         r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got 6 for row 1": lambda: rk.pack(
             x, lengths + torch.tensor([0, 4])
         ),
-        r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got -1 for row 0": lambda: rk.pack(x, lengths - 6),
+        r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got -1 for row 0": lambda: rk.pack(
+            x, lengths - 6
+        ),
         "max_tokens: expected at least 7 .the tokens that are kept., got 6": lambda: rk.pack(x, lengths, max_tokens=6),
         r"tensors\[1\]: expected shape \[2, 5, ...\], got \[2, 4\]": lambda: rk.pack([x, x[:, :4]], lengths),
         "tensors: expected contiguous dimensions after those of tokens": lambda: rk.pack(

@@ -1,5 +1,5 @@
-"""sequence_logprob: float64, the contract's bytes, padded and packed, masked garbage, gradients, torch's transforms, and
-what users get wrong."""
+"""sequence_logprob: float64, the contract's bytes, padded and packed, masked garbage, gradients, torch's transforms,
+and what users get wrong."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def batch(rng: np.random.Generator, rows: int, columns: int, dtype: str = "float
 
 @pytest.mark.parametrize("columns", LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bytes_of_the_contract_and_float64(
-    dtype: str, columns: int, device: str, rng: np.random.Generator
-) -> None:
+def test_the_bytes_of_the_contract_and_float64(dtype: str, columns: int, device: str, rng: np.random.Generator) -> None:
     logprob, mask = batch(rng, 3, columns, dtype, device)
     got = rk.sequence_logprob(logprob, mask)
     x, kept = logprob.float().cpu().numpy(), mask.cpu().numpy()
@@ -65,7 +63,9 @@ def test_padded_and_packed_have_the_same_bytes(dtype: str, device: str, rng: np.
     for offsets in (cu, cu.int()):
         packed = rk.sequence_logprob(logprob[exists], mask[exists], offsets)
         assert not differing(tuple(packed), tuple(padded))
-    wider = rk.sequence_logprob(torch.nn.functional.pad(logprob, (0, 77)), torch.nn.functional.pad(mask & exists, (0, 77)))
+    wider = rk.sequence_logprob(
+        torch.nn.functional.pad(logprob, (0, 77)), torch.nn.functional.pad(mask & exists, (0, 77))
+    )
     assert not differing(tuple(wider), tuple(padded))
     one = [rk.sequence_logprob(logprob[i : i + 1], (mask & exists)[i : i + 1]) for i in range(6)]
     assert not differing(torch.cat([o.sum for o in one]), padded.sum)
@@ -82,7 +82,9 @@ def test_masks_of_every_dtype_and_masked_garbage(kind: str, device: str, rng: np
         flags = torch.where(mask, flags, -flags)  # -0 does not count
     for x, m in ((garbage, flags), (garbage[:, 1:], flags[:, 1:])):  # the second at no vector
         got = rk.sequence_logprob(x, m)
-        assert not differing(tuple(got), tuple(want if x is garbage else rk.sequence_logprob(logprob[:, 1:], mask[:, 1:])))
+        assert not differing(
+            tuple(got), tuple(want if x is garbage else rk.sequence_logprob(logprob[:, 1:], mask[:, 1:]))
+        )
     leaf = garbage.clone().requires_grad_()
     rk.sequence_logprob(leaf, flags).sum.sum().backward()
     assert torch.equal(leaf.grad, mask.float())
@@ -129,7 +131,12 @@ def test_compiled_and_transformed(packed: bool, backend: str, device: str, rng: 
 
     torch.compiler.reset()
     g = torch.func.grad(lambda x: f(x).square().sum())
-    for function in (f, g, lambda x: torch.func.jvp(f, (x,), (x * 2,))[1], lambda x: torch.func.vmap(f)(torch.stack([x, x]))):
+    for function in (
+        f,
+        g,
+        lambda x: torch.func.jvp(f, (x,), (x * 2,))[1],
+        lambda x: torch.func.vmap(f)(torch.stack([x, x])),
+    ):
         got = torch.compile(function, backend=backend, fullgraph=True)(logprob)
         assert not differing(got, function(logprob))
         assert bool(got.any())
@@ -167,7 +174,9 @@ def test_bad_input() -> None:
     for message, call in {
         "logprob: expected dtype float32, bfloat16 or float16, got": lambda: rk.sequence_logprob(x.double()),
         r"logprob: expected shape \[num_sequences, num_tokens\], got \[4\]": lambda: rk.sequence_logprob(x[0]),
-        r"logprob: expected shape \[num_tokens\] beside cu_seqlens, got \[3, 4\]": lambda: rk.sequence_logprob(x, m, cu),
+        r"logprob: expected shape \[num_tokens\] beside cu_seqlens, got \[3, 4\]": lambda: rk.sequence_logprob(
+            x, m, cu
+        ),
         r"mask: expected shape \[3, 4\] .the tokens of logprob., got \[4\]": lambda: rk.sequence_logprob(x, m[0]),
         "mask: expected dtype bool, of integers or of floats, got complex64": lambda: rk.sequence_logprob(
             x, m.to(torch.complex64)

@@ -244,9 +244,9 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
   }
   try {
     const Format* format = format_of(t.dtype);
-    const bool moves = any_dtype && t.dtype.lanes == 1 &&
-                       (t.dtype.bits == 8 || t.dtype.bits == 16 || t.dtype.bits == 32 || t.dtype.bits == 64 ||
-                        t.dtype.bits == 128);
+    const bool moves =
+        any_dtype && t.dtype.lanes == 1 &&
+        (t.dtype.bits == 8 || t.dtype.bits == 16 || t.dtype.bits == 32 || t.dtype.bits == 64 || t.dtype.bits == 128);
     if (!format && !moves)
       raise(PyExc_TypeError, std::string(name) + ": expected dtype " + dtypes + ", got " + dtype_text(t.dtype));
     if (format) view_.dtype = format->dtype;
@@ -277,7 +277,8 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     if (elements > 0 && !t.data) {
       raise(PyExc_ValueError, std::string(name) + ": has no memory (a fake, meta or freed tensor)");
     }
-    if (elements > 0 && reinterpret_cast<std::uintptr_t>(view_.data) % static_cast<unsigned>(std::min(element_bytes(), 8)) != 0) {
+    if (elements > 0 &&
+        reinterpret_cast<std::uintptr_t>(view_.data) % static_cast<unsigned>(std::min(element_bytes(), 8)) != 0) {
       raise(PyExc_ValueError, std::string(name) + ": expected an address that is a multiple of its " +
                                   std::to_string(std::min(element_bytes(), 8)) + "-byte elements");
     }
@@ -296,7 +297,12 @@ std::string Array::dtype_name() const {
 }
 
 Array::Array(Array&& other) noexcept
-    : view_(other.view_), name_(other.name_), code_(other.code_), bits_(other.bits_), release_(std::exchange(other.release_, nullptr)), owner_(other.owner_) {
+    : view_(other.view_),
+      name_(other.name_),
+      code_(other.code_),
+      bits_(other.bits_),
+      release_(std::exchange(other.release_, nullptr)),
+      owner_(other.owner_) {
   std::memcpy(inline_shape_, other.inline_shape_, sizeof(inline_shape_));
   std::memcpy(inline_strides_, other.inline_strides_, sizeof(inline_strides_));
   view_.shape = inline_shape_;

@@ -40,7 +40,7 @@ class Array {
   const char* name() const { return name_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
   int element_bytes() const { return bits_ / 8; }
-  bool is_float() const;       // of the IEEE kind: all bits but the first are zero in a zero
+  bool is_float() const;  // of the IEEE kind: all bits but the first are zero in a zero
   std::string dtype_name() const;
 
  private:
@@ -49,7 +49,7 @@ class Array {
   TensorView view_;
   const char* name_;
   std::uint8_t code_ = 0, bits_ = 0;  // DLPack's
-  std::int64_t inline_shape_[8];  // a borrowed view's arrays may be the exporter's scratch
+  std::int64_t inline_shape_[8];      // a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
   void (*release_)(void*) = nullptr;
   void* owner_ = nullptr;

@@ -52,8 +52,8 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
     p.lengths_dtype = v.dtype;
   } else {
     if (v.ndim != 2 || v.shape[1] != num_tokens) {
-      argument_error(name, "expected shape [num_sequences, " + std::to_string(num_tokens) + "], got " +
-                               shape_text(in.shape()));
+      argument_error(
+          name, "expected shape [num_sequences, " + std::to_string(num_tokens) + "], got " + shape_text(in.shape()));
     }
   }
   p.num_sequences = v.shape[0];
@@ -70,8 +70,8 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
       throw nb::type_error(("mask: expected dtype bool, of integers or of floats, got " + in.dtype_name()).c_str());
     }
     require_columns(in);
-    p.mask = {v.num_elements() == 0 ? nullptr : v.data, row_stride(in),
-              v.num_elements() == 0 ? 0 : in.element_bytes(), in.is_float()};
+    p.mask = {v.num_elements() == 0 ? nullptr : v.data, row_stride(in), v.num_elements() == 0 ? 0 : in.element_bytes(),
+              in.is_float()};
     Caller::Fresh fresh = caller.empty(tokens, DType::kInt32);
     p.positions = static_cast<std::int32_t*>(fresh.data);
     positions = fresh.array;
@@ -109,7 +109,8 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
   const std::size_t count = nb::len(arrays);
   if (count == 0) argument_error("tensors", "expected at least one array, got none");
   std::vector<std::string> names;
-  for (std::size_t i = 0; i < count; ++i) names.push_back(count == 1 ? "tensors" : "tensors[" + std::to_string(i) + "]");
+  for (std::size_t i = 0; i < count; ++i)
+    names.push_back(count == 1 ? "tensors" : "tensors[" + std::to_string(i) + "]");
   std::vector<Array> in;
   in.reserve(count);
   for (std::size_t i = 0; i < count; ++i) in.push_back(Array::of_any_dtype(arrays[i], names[i].c_str()));
@@ -148,8 +149,9 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     const auto bytes = [&](std::int64_t elements) { return elements * a.element_bytes(); };
     if (unpacks) {
       if (v.ndim < 1 || v.shape[0] != p.capacity) {
-        argument_error(a.name(), "expected shape " +
-                                     text_of((i == 0 ? "num_tokens" : std::to_string(p.capacity)) + ", ...", a.shape()));
+        argument_error(
+            a.name(),
+            "expected shape " + text_of((i == 0 ? "num_tokens" : std::to_string(p.capacity)) + ", ...", a.shape()));
       }
       part.token_bytes = token_bytes(a, 1);
       part.packed = v.data;

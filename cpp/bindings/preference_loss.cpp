@@ -90,8 +90,9 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   p.sort = static_cast<PreferenceSort>(sort);
   p.score = static_cast<PreferenceScore>(score);
   p.average = static_cast<PreferenceAverage>(average);
-  float* const fields[] = {&p.beta,     &p.label_smoothing, &p.margin,    &p.tau,           &p.alpha,          &p.nll_weight,
-                           &p.half,     &p.log_keep,        &p.log_flip,  &p.unflipped,     &p.chosen_weight,  &p.rejected_weight};
+  float* const fields[] = {&p.beta,     &p.label_smoothing, &p.margin,        &p.tau,
+                           &p.alpha,    &p.nll_weight,      &p.half,          &p.log_keep,
+                           &p.log_flip, &p.unflipped,       &p.chosen_weight, &p.rejected_weight};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = number(numbers, i);
   const bool pairs = p.kind != Preference::kKto;
   p.chosen = chosen.side;
@@ -101,7 +102,8 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   const Column of_kl(kl, "kl", DType::kFloat32, device, 1, "one number");
   p.kl = of_kl.data<float>();
   const Caller caller = make_caller(policy_chosen, device, allocate, stream);
-  const std::int64_t w[] = {p.chosen.num}, l[] = {p.rejected.num}, five[] = {kPreferenceMetrics}, two[] = {2, p.chosen.num};
+  const std::int64_t w[] = {p.chosen.num}, l[] = {p.rejected.num}, five[] = {kPreferenceMetrics},
+                     two[] = {2, p.chosen.num};
   const std::int64_t all[] = {pairs ? p.chosen.num : p.chosen.num + p.rejected.num};
   Caller::Fresh losses = caller.empty(all, DType::kFloat32), metrics = caller.empty(five, DType::kFloat32);
   Caller::Fresh reward_w = caller.empty(w, DType::kFloat32), reward_l = caller.empty(l, DType::kFloat32);
@@ -161,12 +163,14 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
     of_ranks.emplace(ranks, "ranks", "int32");
     const TensorView& r = of_ranks->view();
     require_device(*of_ranks, v.device);
-    if (r.dtype != DType::kInt32 || r.ndim != 2 || r.shape[0] != 2 || r.shape[1] != p.chosen.num || !r.is_contiguous()) {
+    if (r.dtype != DType::kInt32 || r.ndim != 2 || r.shape[0] != 2 || r.shape[1] != p.chosen.num ||
+        !r.is_contiguous()) {
       argument_error("ranks", "expected a contiguous int32 array of shape [2, " + std::to_string(p.chosen.num) +
                                   "], got " + shape_text(of_ranks->shape()));
     }
     p.chosen.rank = static_cast<const std::int32_t*>(r.data);
-    p.rejected.rank = p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
+    p.rejected.rank =
+        p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }
   const Caller caller = make_caller(dlosses, v.device, allocate, stream);
   Caller::Fresh to_w = caller.empty(w.shape(), DType::kFloat32), to_l = caller.empty(l.shape(), DType::kFloat32);

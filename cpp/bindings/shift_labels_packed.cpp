@@ -33,7 +33,8 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
     argument_error("cp_size", "expected a number in [1, 2^20), got " + std::to_string(cp_size));
   }
   if (cp_rank < 0 || cp_rank >= cp_size) {
-    argument_error("cp_rank", "expected a number in [0, " + std::to_string(cp_size) + "), got " + std::to_string(cp_rank));
+    argument_error("cp_rank",
+                   "expected a number in [0, " + std::to_string(cp_size) + "), got " + std::to_string(cp_rank));
   }
   ShiftLabelsParams p;
   p.ids = v.data;

@@ -106,13 +106,12 @@ void sequence_logprob(const SequenceLogprobParams& p) {
       if (p.status != nullptr) p.status[i] = 0;
     }
   };
-  parallel_for(p.num_sequences, std::max<std::int64_t>(kTaskTokens / length, 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 const FloatEnvironment environment;
-                 with_type(p.dtype, [&](auto type) {
-                   with_mask(p.mask, [&](const auto& counts) { run(begin, end, type, counts); });
-                 });
-               });
+  parallel_for(
+      p.num_sequences, std::max<std::int64_t>(kTaskTokens / length, 1), [&](std::int64_t begin, std::int64_t end) {
+        const FloatEnvironment environment;
+        with_type(p.dtype,
+                  [&](auto type) { with_mask(p.mask, [&](const auto& counts) { run(begin, end, type, counts); }); });
+      });
 }
 
 void sequence_logprob_backward(const SequenceLogprobBackwardParams& p) {
@@ -133,13 +132,12 @@ void sequence_logprob_backward(const SequenceLogprobBackwardParams& p) {
   };
   const std::int64_t length =
       std::max<std::int64_t>(packed ? p.num_tokens / std::max<std::int64_t>(p.num_sequences, 1) : p.num_tokens, 1);
-  parallel_for(p.num_sequences, std::max<std::int64_t>(kTaskTokens / length, 1),
-               [&](std::int64_t begin, std::int64_t end) {
-                 const FloatEnvironment environment;
-                 with_type(p.dtype, [&](auto type) {
-                   with_mask(p.mask, [&](const auto& counts) { run(begin, end, type, counts); });
-                 });
-               });
+  parallel_for(
+      p.num_sequences, std::max<std::int64_t>(kTaskTokens / length, 1), [&](std::int64_t begin, std::int64_t end) {
+        const FloatEnvironment environment;
+        with_type(p.dtype,
+                  [&](auto type) { with_mask(p.mask, [&](const auto& counts) { run(begin, end, type, counts); }); });
+      });
   if (!packed) return;
   const std::int64_t end = p.num_sequences == 0 ? 0 : offset_at(p.cu_seqlens, p.num_sequences);
   std::memset(static_cast<unsigned char*>(p.d_logprob) + end * size_of(p.dtype), 0,

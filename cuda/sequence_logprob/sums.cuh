@@ -15,9 +15,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kChunksOfRound = 32;                                  // whose sums a warp adds
-constexpr int kSteps = kSequenceChunk / kSequenceLanes;             // positions of a lane in a chunk
-constexpr int kThreadLanes = kSequenceLanes / kSequenceGroup;       // of a thread
+constexpr int kChunksOfRound = 32;                             // whose sums a warp adds
+constexpr int kSteps = kSequenceChunk / kSequenceLanes;        // positions of a lane in a chunk
+constexpr int kThreadLanes = kSequenceLanes / kSequenceGroup;  // of a thread
 constexpr int kGroupWarps = kSequenceGroup / 32;
 
 // Four neighbouring elements.
@@ -165,10 +165,11 @@ __global__ void __launch_bounds__(kSequenceMostThreads, 1)
   const std::int64_t sequence = blockIdx.x;
   const bool packed = p.cu_seqlens.data != nullptr;
   const Span span = span_of(p.cu_seqlens, p.num_tokens, sequence);
-  const auto* logprob = static_cast<const typename T::Storage*>(p.logprob) +
-                        (packed ? span.begin : sequence * p.logprob_stride);
+  const auto* logprob =
+      static_cast<const typename T::Storage*>(p.logprob) + (packed ? span.begin : sequence * p.logprob_stride);
   const std::int64_t mask_at = packed ? span.begin : sequence * p.mask.row_stride;
-  const int group = static_cast<int>(threadIdx.x) / kSequenceGroup, groups = static_cast<int>(blockDim.x) / kSequenceGroup;
+  const int group = static_cast<int>(threadIdx.x) / kSequenceGroup,
+            groups = static_cast<int>(blockDim.x) / kSequenceGroup;
   const int thread = static_cast<int>(threadIdx.x) % kSequenceGroup, lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t chunks = (span.length + kSequenceChunk - 1) / kSequenceChunk;
   float sum = 0.0f;
@@ -181,7 +182,8 @@ __global__ void __launch_bounds__(kSequenceMostThreads, 1)
       const std::int64_t first = (round + c) * kSequenceChunk, left = span.length - first;
       float lanes[kThreadLanes];
       const auto add = [&](auto bytes) {
-        count += add_chunk<T, kWidth, decltype(bytes)::value>(logprob + first, p.mask, mask_at + first, left, thread, lanes);
+        count +=
+            add_chunk<T, kWidth, decltype(bytes)::value>(logprob + first, p.mask, mask_at + first, left, thread, lanes);
       };
       switch (p.mask.bytes) {
         case 0:
@@ -232,7 +234,9 @@ inline void run_sequence_logprob(const SequenceLogprobParams& p, const SequenceP
   const unsigned threads = static_cast<unsigned>(plan.groups * kSequenceGroup);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
-    const auto launch = [&](auto* kernel) { kernel<<<static_cast<unsigned>(p.num_sequences), threads, 0, stream>>>(p); };
+    const auto launch = [&](auto* kernel) {
+      kernel<<<static_cast<unsigned>(p.num_sequences), threads, 0, stream>>>(p);
+    };
     plan.width == 1 ? launch(sequence_logprob_kernel<T, 1>) : launch(sequence_logprob_kernel<T, 4>);
   });
   check(cudaGetLastError(), "launch of sequence_logprob");

@@ -207,9 +207,8 @@ void run_packs(std::mt19937* random) {
             p.cu_seqlens.data = offsets_gpu.data;
             p.positions = by_mask ? m.positions : nullptr;
             const auto launch = [&] {
-              for_each_pack_launch(p, [&](const PackGrid& g) {
-                arch == 90 ? pack_sm90(p, g, nullptr) : pack_sm80(p, g, nullptr);
-              });
+              for_each_pack_launch(
+                  p, [&](const PackGrid& g) { arch == 90 ? pack_sm90(p, g, nullptr) : pack_sm80(p, g, nullptr); });
               check(cudaDeviceSynchronize(), "pack");
             };
             for (const bool covered : {true, false}) {
@@ -257,8 +256,9 @@ void run_losses(std::mt19937* random) {
       p.average = static_cast<PreferenceAverage>(p.sort == PreferenceSort::kNone ? num % 3 : 0);
       const std::int64_t losses = p.kind == Preference::kKto ? 2 * num : num;
       const auto size = [](std::int64_t n) { return static_cast<std::size_t>(4 * n); };
-      const std::vector<Bytes> clean = {Bytes(size(losses)), Bytes(size(num)), Bytes(size(num)), Bytes(size(num)),
-                                        Bytes(size(num)),    Bytes(20),        Bytes(size(2 * num)), Bytes(size(2 * num))};
+      const std::vector<Bytes> clean = {Bytes(size(losses)),  Bytes(size(num)),    Bytes(size(num)),
+                                        Bytes(size(num)),     Bytes(size(num)),    Bytes(20),
+                                        Bytes(size(2 * num)), Bytes(size(2 * num))};
       std::vector<Bytes> want = clean;
       const auto point = [&](const auto& in, const auto& out) {
         p.chosen.policy = static_cast<const float*>(in(0));
@@ -289,8 +289,9 @@ void run_losses(std::mt19937* random) {
         arch == 90 ? preference_loss_sm90(p, nullptr) : preference_loss_sm80(p, nullptr);
         check(cudaDeviceSynchronize(), "preference_loss");
         for (std::size_t i = 0; i < 7; ++i) {
-          expect(got[i]->host(), want[i], "kind " + std::to_string(kind) + ", num " + std::to_string(num) + ", output " +
-                                              std::to_string(i) + ", sm_" + std::to_string(arch));
+          expect(got[i]->host(), want[i],
+                 "kind " + std::to_string(kind) + ", num " + std::to_string(num) + ", output " + std::to_string(i) +
+                     ", sm_" + std::to_string(arch));
         }
         for (const OnDevice* memory : got) delete memory;
       }
@@ -306,7 +307,8 @@ void run_labels(std::mt19937* random) {
     std::vector<std::int64_t> ids;
     for (std::int64_t i = 0; i < total; ++i) ids.push_back((*random)() % 4);
     const OnDevice ids_gpu(bytes_of(ids)), offsets_gpu(bytes_of(offsets));
-    const Bytes labels_clean(static_cast<std::size_t>(total / cp * 8), kCanary), mask_clean(static_cast<std::size_t>(total), kCanary);
+    const Bytes labels_clean(static_cast<std::size_t>(total / cp * 8), kCanary),
+        mask_clean(static_cast<std::size_t>(total), kCanary);
     for (int rank = 0; rank < cp; ++rank) {
       Bytes labels = labels_clean, mask = mask_clean;
       ShiftLabelsParams p;

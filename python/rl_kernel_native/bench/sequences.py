@@ -1,8 +1,9 @@
-"""The sequence family (pack, sequence_logprob, preference_loss, shift_labels_packed): the peers and the passes timed."""
+"""The sequence family (pack, sequence_logprob, preference_loss, shift_labels_packed): the peers and the passes
+timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ MOST_BUFFERS = 64
 class Pass:
     """One pass: what each peer does with a buffer, and the bytes that it must move."""
 
-    def __init__(self, name: str, moved: float, peers: dict[str, Callable[[Any], Any]], compiles: str = "") -> None:
+    def __init__(self, name: str, moved: float, peers: Mapping[str, Callable[[Any], Any]], compiles: str = "") -> None:
         self.name, self.moved, self.peers, self.compiles = name, moved, peers, compiles
 
 

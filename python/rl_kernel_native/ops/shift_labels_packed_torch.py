@@ -105,9 +105,7 @@ def _labels_fake(
 def _spans_fake(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens: Any) -> Tensor:
     _check_integers(spans, "spans")
     if spans.dim() != 2 or (is_static(spans) and spans.shape[1] != 2):
-        raise ValueError(
-            f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}"
-        )
+        raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
     _check_integers(span_offsets, "span_offsets")
     check_offsets(cu_seqlens)
     shape = [num_tokens] if cu_seqlens is not None else [span_offsets.shape[0] - 1, num_tokens]

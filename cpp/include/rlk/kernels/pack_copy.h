@@ -17,7 +17,7 @@ namespace rlk {
 
 constexpr int kPackLog2Threads = 8;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
-constexpr int kPackUnits = 8;  // of a thread
+constexpr int kPackUnits = 8;     // of a thread
 constexpr int kPackTogether = 4;  // whose loads are under way together where tokens do not follow one another
 
 struct PackShare {
@@ -32,7 +32,7 @@ struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
-  std::int64_t tail = 0;                         // packed tokens from here on may be filled; negative: from the last offset on
+  std::int64_t tail = 0;  // packed tokens from here on may be filled; negative: from the last offset on
 };
 
 // Log2 of the units of an array.
@@ -163,14 +163,14 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
       if (item >= items) continue;
       const std::uint32_t token = s.units == 1 ? item : item / s.units;  // of the launch
       const std::int64_t in_token = (item - token * s.units) * static_cast<std::int64_t>(sizeof(Unit));
-      const std::int64_t position =
-          p.positions == nullptr ? std::int64_t{g.first_token} + token
-                                 : Memory::global(p.positions)[first_position + token];
+      const std::int64_t position = p.positions == nullptr ? std::int64_t{g.first_token} + token
+                                                           : Memory::global(p.positions)[first_position + token];
       const bool exists = position >= 0 && position < span.length;
       const std::int64_t in_padded = token * a.token_stride + in_token;
       const std::int64_t in_packed = position * a.packed_stride + in_token;
       values[k] = fill_unit<Unit>(a.fill);
-      if (exists) values[k] = *Memory::global(reinterpret_cast<const Unit*>(source + (p.unpacks ? in_packed : in_padded)));
+      if (exists)
+        values[k] = *Memory::global(reinterpret_cast<const Unit*>(source + (p.unpacks ? in_packed : in_padded)));
       if (exists || p.unpacks) to[k] = p.unpacks ? in_padded : in_packed;
     }
     RLK_UNROLL

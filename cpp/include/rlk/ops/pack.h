@@ -27,26 +27,26 @@ namespace rlk {
 constexpr std::int32_t kPackBadLength = 1, kPackOverflow = 2;
 
 struct PackLayoutParams {
-  const void* lengths = nullptr;  // [num_sequences], lengths_dtype; or null
-  TokenMask mask;                 // [num_sequences, num_tokens]; with data where lengths is null
+  const void* lengths = nullptr;       // [num_sequences], lengths_dtype; or null
+  TokenMask mask;                      // [num_sequences, num_tokens]; with data where lengths is null
   std::int32_t* cu_seqlens = nullptr;  // [num_sequences + 1]
   std::int32_t* positions = nullptr;   // [num_sequences, num_tokens]; with a mask
   std::int32_t* status = nullptr;      // [1]
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;  // < 2^31
-  std::int64_t capacity = 0;    // < 2^31
+  std::int64_t num_tokens = 0;          // < 2^31
+  std::int64_t capacity = 0;            // < 2^31
   DType lengths_dtype = DType::kInt64;  // kInt32, kInt64
 };
 
 // One array in both forms. Strides are in bytes; the bytes of a token are contiguous.
 struct PackArray {
-  void* padded = nullptr;            // [num_sequences, num_tokens, token_bytes]
+  void* padded = nullptr;  // [num_sequences, num_tokens, token_bytes]
   std::int64_t sequence_stride = 0;
   std::int64_t token_stride = 0;
-  void* packed = nullptr;            // [capacity, token_bytes]
+  void* packed = nullptr;  // [capacity, token_bytes]
   std::int64_t packed_stride = 0;
   std::int64_t token_bytes = 0;
-  std::uint64_t fill = 0;            // eight bytes, repeated from a token's first on; 0 where an element has sixteen
+  std::uint64_t fill = 0;  // eight bytes, repeated from a token's first on; 0 where an element has sixteen
 };
 
 constexpr int kPackArrays = 8;  // of a call
@@ -57,7 +57,7 @@ struct PackParams {
   // That cu_seqlens and positions are pack_layout's of these rows: then every packed token before the last offset has one.
   // Where they are not, packed tokens that no token is copied to are `fill`, too, which costs a launch.
   bool covered = true;
-  Offsets cu_seqlens;                        // [num_sequences + 1]
+  Offsets cu_seqlens;                       // [num_sequences + 1]
   const std::int32_t* positions = nullptr;  // [num_sequences, num_tokens] or null
   std::int64_t num_sequences = 0;
   std::int64_t num_tokens = 0;  // of a padded row, < 2^31

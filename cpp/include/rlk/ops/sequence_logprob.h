@@ -30,16 +30,16 @@ constexpr int kSequenceLanes = 256;
 constexpr int kSequenceChunk = 2048;
 
 struct SequenceLogprobParams {
-  const void* logprob = nullptr;   // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous
+  const void* logprob = nullptr;    // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous
   std::int64_t logprob_stride = 0;  // of rows, elements; packed: unused
   TokenMask mask;                   // of the same shape
   Offsets cu_seqlens;
-  float* sum = nullptr;              // [num_sequences]
-  std::int64_t* count = nullptr;     // [num_sequences]
-  std::int32_t* status = nullptr;    // [num_sequences] or null: 0, or 1 where offsets are none
+  float* sum = nullptr;            // [num_sequences]
+  std::int64_t* count = nullptr;   // [num_sequences]
+  std::int32_t* status = nullptr;  // [num_sequences] or null: 0, or 1 where offsets are none
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;       // of a row, or of all packed ones
-  DType dtype = DType::kFloat32;     // kFloat32, kBFloat16, kFloat16
+  std::int64_t num_tokens = 0;    // of a row, or of all packed ones
+  DType dtype = DType::kFloat32;  // kFloat32, kBFloat16, kFloat16
 };
 
 struct SequenceLogprobBackwardParams {
