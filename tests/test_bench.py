@@ -11,7 +11,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import advantage, attention, embedding, linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
+from rl_kernel_native.bench import (  # noqa: E402
+    advantage,
+    attention,
+    embedding,
+    linear,
+    logprob,
+    measure,
+    rms_norm,
+    rope,
+    sequences,
+    silu_mul,
+)
 from rl_kernel_native.contract import ROUNDING, row  # noqa: E402
 
 
@@ -172,6 +183,27 @@ def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):
     assert rows["forward", "rk, input"]["max_error"] == rows["forward", "torch written out"]["max_error"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "rope [4, 32 + 8, 64] bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", sequences.OPERATORS)
+def test_command_for_sequences_writes_json(operator, tmp_path, capsys):
+    file = tmp_path / "run.json"
+    arguments = [operator, "--rows", "4", "--columns", "8", "--device", "cpu", "--seconds", "0.02", "--no-compile"]
+    assert command.main([*arguments, "--json", str(file)]) == 0
+    run = json.loads(file.read_text())
+    assert all(r["times_rk"] == 1.0 for r in run["results"] if r["peer"] == "rk")
+    assert f"{operator} [4, 8] bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", sequences.OPERATORS)
+def test_every_peer_computes_the_same_of_sequences(operator):
+    buffers, passes = sequences._MAKERS[operator](6, 10, torch.float32, torch.device("cpu"))
+    for which in passes:
+        got = [f(buffers[0]) for f in which.peers.values()]
+        for peer in got[1:]:
+            pairs = zip(peer, got[0], strict=False) if isinstance(peer, tuple) else [(peer, got[0])]
+            for a, b in pairs:
+                torch.testing.assert_close(a, b if a.shape == b.shape else b[0], rtol=1e-5, atol=1e-5)
 
 
 def test_every_peer_computes_the_same_rotation():

@@ -345,3 +345,30 @@ def test_cpu_and_hip_advantages_have_the_same_bytes(number: int, monkeypatch: py
     want, got = run(*operands), [back(x) for x in run(*(on_device(x) for x in operands))]
     found = fuzz.differing(tuple(want), tuple(got))
     assert not found, f"{lengths}: {found}"
+
+
+def test_cpu_and_hip_sequences_have_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole path from Python: packing, sums, losses, labels."""
+    rng = np.random.default_rng(3)
+    for number in range(max(CASES // 40, 3)):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        rows, columns = int(rng.integers(1, 9)), int(rng.integers(1, 90))
+        logprob = -torch.from_numpy(rng.exponential(1.0, (rows, columns)).astype(np.float32))
+        mask = torch.from_numpy(rng.random((rows, columns)) < 0.6)
+        ids = torch.from_numpy(rng.integers(0, 4, (rows, columns)))
+        lengths = torch.from_numpy(rng.integers(0, columns + 1, rows))
+
+        def results(x: Any, m: Any, i: Any, n: Any, width: int = columns) -> tuple[Any, ...]:
+            packed, kept = rk.pack([x, m, i], n), rk.pack([x, i], mask=m, fill_value=3)
+            of_rows = rk.sequence_logprob(x, m)
+            sums = rk.sequence_logprob(packed.tensors[0], packed.tensors[1], packed.cu_seqlens)
+            losses = rk.preference_loss(sums.sum, of_rows.sum, kind="hinge")
+            labels = rk.shift_labels_packed(packed.tensors[2], packed.cu_seqlens, mask=packed.tensors[1])
+            turns = rk.tool_mask(i, [1, 2], [3])
+            back_again = rk.unpack(kept.tensors, kept.cu_seqlens, width, positions=kept.positions)
+            return (*packed.tensors, *kept.tensors, *of_rows, *sums, *losses, labels, turns, *back_again)
+
+        want = results(logprob, mask, ids, lengths)
+        got = results(*(on_device(t) for t in (logprob, mask, ids, lengths)))
+        found = fuzz.differing(tuple(want), back(tuple(got)))
+        assert not found, f"case {number}: {found}"

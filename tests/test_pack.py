@@ -23,6 +23,8 @@ DTYPES = (
 def random(rng: np.random.Generator, dtype: str, *shape: int, device: str = "cpu") -> Any:
     """Random bytes: NaNs of every kind among them."""
     kind = getattr(torch, dtype)
+    if 0 in shape:
+        return torch.empty(shape, dtype=kind, device=device)
     raw = torch.from_numpy(rng.integers(0, 256, (*shape, kind.itemsize)).astype(np.uint8)).to(device)
     return raw[..., 0] > 127 if dtype == "bool" else raw.view(kind)[..., 0]
 
@@ -181,7 +183,7 @@ def test_bad_input() -> None:
         "tensors: expected at least one array, got none": lambda: rk.pack([], lengths),
         r"tensors: expected shape \[num_sequences, num_tokens, ...\], got \[5\]": lambda: rk.pack(x[0], lengths),
         r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got 6 for row 1": lambda: rk.pack(
-            x, lengths + 4
+            x, lengths + torch.tensor([0, 4])
         ),
         r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got -1 for row 0": lambda: rk.pack(
             x, lengths - 6

@@ -50,9 +50,7 @@ Floats canonical(Floats values) {
   for (float& x : values) x = nan_of(x);
   return values;
 }
-float M(float v) {
-  return v > -rlk::kLn2 ? rlk::kLn2 * rlk::log2(-rlk::expm1(v)) : rlk::log1p(-rlk::exp(v));
-}
+float M(float v) { return v > -rlk::kLn2 ? rlk::kLn2 * rlk::log2(-rlk::expm1(v)) : rlk::log1p(-rlk::exp(v)); }
 
 struct Element {
   float x, s, h, reward, n, aligned;
@@ -224,7 +222,8 @@ Results reference(const PreferenceLossParams& p) {
   } else if (p.sort != PreferenceSort::kNone) {
     Floats first, second;
     for (std::size_t i = 0; i < num; ++i) {
-      const float pw = p.chosen.policy[i], pl = p.rejected.policy[i], fw = p.chosen.reference[i], fl = p.rejected.reference[i];
+      const float pw = p.chosen.policy[i], pl = p.rejected.policy[i], fw = p.chosen.reference[i],
+                  fl = p.rejected.reference[i];
       first.push_back(p.sort == PreferenceSort::kAot ? pw - pl : pw - fw);
       second.push_back(p.sort == PreferenceSort::kAot ? fw - fl : pl - fl);
     }
@@ -383,8 +382,8 @@ TEST_F(PreferenceLoss, EveryKindAndOptionHasTheBitsOfTheContract) {
         p.score = static_cast<PreferenceScore>(option % 5);
         p.alpha = 0.5f;
         p.chosen_weight = 1.33f;
-        ASSERT_NO_FATAL_FAILURE(check(p, "kind " + std::to_string(kind) + ", option " + std::to_string(option) +
-                                             ", num " + std::to_string(num)));
+        ASSERT_NO_FATAL_FAILURE(check(
+            p, "kind " + std::to_string(kind) + ", option " + std::to_string(option) + ", num " + std::to_string(num)));
       }
     }
   }
@@ -404,7 +403,8 @@ TEST_F(PreferenceLoss, SortedLossesHaveTheBitsOfTheContract) {
         p.rejected.reference = fl.data();
         p.chosen.num = p.rejected.num = num;
         p.label_smoothing = special ? 0.1f : 0.0f;
-        ASSERT_NO_FATAL_FAILURE(check(p, "sort " + std::to_string(static_cast<int>(sort)) + ", num " + std::to_string(num)));
+        ASSERT_NO_FATAL_FAILURE(
+            check(p, "sort " + std::to_string(static_cast<int>(sort)) + ", num " + std::to_string(num)));
       }
     }
   }

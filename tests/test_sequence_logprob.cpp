@@ -105,7 +105,8 @@ void check(const Case& c) {
   std::fill(want_gradient.data(), want_gradient.data() + want_gradient.bytes().size(), 0);
   for (std::int64_t i = 0; i < c.rows; ++i) {
     const std::int64_t first = c.packed ? offsets[static_cast<std::size_t>(i)] : i * stride;
-    const std::int64_t out = c.packed ? first : i * total, length = c.packed ? lengths[static_cast<std::size_t>(i)] : total;
+    const std::int64_t out = c.packed ? first : i * total,
+                       length = c.packed ? lengths[static_cast<std::size_t>(i)] : total;
     std::vector<float> x;
     std::int64_t count = 0;
     dsum.push_back(normal(random));
@@ -211,8 +212,8 @@ TEST_F(SequenceLogprob, OffsetsThatAreNoneThrowOrGiveNanAndAStatus) {
     run(q);
     bool any = false;
     for (std::size_t i = 0; i < 3; ++i) {
-      const bool good = offsets[i] >= 0 && offsets[i] <= offsets[i + 1] && offsets[i + 1] <= kTokens &&
-                        (i > 0 || offsets[0] == 0);
+      const bool good =
+          offsets[i] >= 0 && offsets[i] <= offsets[i + 1] && offsets[i + 1] <= kTokens && (i > 0 || offsets[0] == 0);
       EXPECT_EQ(status[i], good ? 0 : kBad);
       EXPECT_EQ(std::isnan(sum[i]), !good);
       EXPECT_EQ(count[i], good ? offsets[i + 1] - offsets[i] : 0);

@@ -162,7 +162,8 @@ TEST_F(Labels, TurnsBetweenMarkers) {
           }
           for (std::int64_t at = 0; at < length && !include_end; ++at) {
             if (!ends(end, at)) continue;
-            for (std::int64_t k = 0; k < static_cast<std::int64_t>(end.size()); ++k) want[static_cast<std::size_t>(out + at - k)] = 0;
+            for (std::int64_t k = 0; k < static_cast<std::int64_t>(end.size()); ++k)
+              want[static_cast<std::size_t>(out + at - k)] = 0;
           }
         }
         for_each_backend([&](const std::string& backend) {

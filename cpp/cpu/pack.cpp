@@ -53,10 +53,10 @@ class Row {
     return position >= 0 && position < length_ ? position : -1;
   }
   void copy(const PackArray& a, std::int64_t t, std::int64_t position, std::int64_t num) const {
-    unsigned char* padded =
-        static_cast<unsigned char*>(a.padded) + sequence_ * a.sequence_stride + t * a.token_stride;
+    unsigned char* padded = static_cast<unsigned char*>(a.padded) + sequence_ * a.sequence_stride + t * a.token_stride;
     if (position < 0) {
-      for (std::int64_t i = 0; p_.unpacks && i < num; ++i) fill_bytes(padded + i * a.token_stride, a.token_bytes, a.fill);
+      for (std::int64_t i = 0; p_.unpacks && i < num; ++i)
+        fill_bytes(padded + i * a.token_stride, a.token_bytes, a.fill);
       return;
     }
     unsigned char* packed = static_cast<unsigned char*>(a.packed) + (begin_ + position) * a.packed_stride;
@@ -94,8 +94,8 @@ void pack_layout(const PackLayoutParams& p) {
     }
   }
   if (total > p.capacity) {
-    throw InvalidArgument("max_tokens: expected at least " + std::to_string(total) + " (the tokens that are kept), got " +
-                          std::to_string(p.capacity));
+    throw InvalidArgument("max_tokens: expected at least " + std::to_string(total) +
+                          " (the tokens that are kept), got " + std::to_string(p.capacity));
   }
   std::int64_t begin = 0;
   p.cu_seqlens[0] = 0;

@@ -19,7 +19,8 @@ void rank(const PreferenceLossParams& p) {
     std::int32_t* order = p.order + which * p.chosen.num;
     std::iota(order, order + p.chosen.num, 0);
     std::sort(order, order + p.chosen.num, [&](std::int32_t i, std::int32_t j) {
-      return preference_before(preference_key<PlainMemory>(p, which, i), i, preference_key<PlainMemory>(p, which, j), j);
+      return preference_before(preference_key<PlainMemory>(p, which, i), i, preference_key<PlainMemory>(p, which, j),
+                               j);
     });
     for (std::int64_t k = 0; k < p.chosen.num; ++k) {
       p.ranks[which * p.chosen.num + order[k]] = static_cast<std::int32_t>(k);

@@ -17,7 +17,8 @@ __global__ void __launch_bounds__(kPairThreads) preference_rank_kernel(const __g
   const std::int64_t i = std::int64_t{blockIdx.x} * kPairThreads + threadIdx.x;
   if (i < 2 * p.chosen.num) preference_rank<PlainMemory>(p, i);
 }
-__global__ void __launch_bounds__(kPairThreads) preference_pairs_kernel(const __grid_constant__ PreferenceLossParams p) {
+__global__ void __launch_bounds__(kPairThreads)
+    preference_pairs_kernel(const __grid_constant__ PreferenceLossParams p) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kPairThreads + threadIdx.x;
   if (i < preference_losses(p)) preference_item<PlainMemory>(p, i);
 }
@@ -32,7 +33,9 @@ __global__ void __launch_bounds__(kPairThreads)
   if (i < p.chosen.num + p.rejected.num) preference_gradient<PlainMemory>(p, i);
 }
 
-inline unsigned pair_blocks(std::int64_t items) { return static_cast<unsigned>((items + kPairThreads - 1) / kPairThreads); }
+inline unsigned pair_blocks(std::int64_t items) {
+  return static_cast<unsigned>((items + kPairThreads - 1) / kPairThreads);
+}
 
 inline void run_preference_loss(const PreferenceLossParams& p, cudaStream_t stream) {
   const std::int64_t losses = preference_losses(p);

@@ -8,7 +8,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kSequenceGroup = 64;       // threads of a chunk
+constexpr int kSequenceGroup = 64;         // threads of a chunk
 constexpr int kSequenceMostThreads = 512;  // of a block
 
 // A block has a sequence, `groups` of its chunks at a time. width: neighbouring tokens of a thread; four where rows and

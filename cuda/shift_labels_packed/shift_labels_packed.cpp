@@ -18,14 +18,16 @@ void shift_labels_packed(const ShiftLabelsParams& p, int device, Stream stream) 
   check_shift_labels(p);
   if (p.num_tokens == 0) return;
   const DeviceGuard guard(device);
-  checked_capability(device) == 90 ? shift_labels_packed_sm90(p, to_stream(stream)) : shift_labels_packed_sm80(p, to_stream(stream));
+  checked_capability(device) == 90 ? shift_labels_packed_sm90(p, to_stream(stream))
+                                   : shift_labels_packed_sm80(p, to_stream(stream));
 }
 
 void loss_mask_from_spans(const SpanMaskParams& p, int device, Stream stream) {
   check_span_mask(p);
   if (p.num_tokens == 0) return;
   const DeviceGuard guard(device);
-  checked_capability(device) == 90 ? loss_mask_from_spans_sm90(p, to_stream(stream)) : loss_mask_from_spans_sm80(p, to_stream(stream));
+  checked_capability(device) == 90 ? loss_mask_from_spans_sm90(p, to_stream(stream))
+                                   : loss_mask_from_spans_sm80(p, to_stream(stream));
 }
 
 void tool_mask(const ToolMaskParams& p, int device, Stream stream) {

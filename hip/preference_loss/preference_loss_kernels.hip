@@ -26,9 +26,8 @@ rlk_preference_loss_unpaired(rlk::PreferenceLossParams p, std::int64_t first_blo
 }
 RLK_KERNEL(rlk::kPreferenceMetricThreads)
 rlk_preference_loss_metrics(rlk::PreferenceLossParams p, std::int64_t) {
-  rlk::preference_metrics_block<rlk::hip::GlobalMemory>(p, rlk::hip::thread_id(),
-                                                        reinterpret_cast<float*>(rlk::hip::lds()),
-                                                        [] { rlk::hip::block_barrier(); });
+  rlk::preference_metrics_block<rlk::hip::GlobalMemory>(
+      p, rlk::hip::thread_id(), reinterpret_cast<float*>(rlk::hip::lds()), [] { rlk::hip::block_barrier(); });
 }
 RLK_KERNEL(rlk::hip::kPairThreads)
 rlk_preference_loss_backward(rlk::PreferenceLossBackwardParams p, std::int64_t first_block) {

@@ -2,15 +2,15 @@
 // emulation.
 #include "hip/sequence_logprob/sums.h"
 
-#define RLK_SEQUENCE_LOGPROB_TYPE(type, T)                                                                \
-  RLK_KERNEL(rlk::hip::kSumThreads)                                                                       \
-  rlk_sequence_logprob_sum_##type(rlk::SequenceLogprobParams p, std::int64_t first_block) {               \
-    rlk::hip::sequence_logprob_kernel<rlk::hip::T>(p, first_block);                                       \
-  }                                                                                                       \
-  RLK_KERNEL(rlk::kGradientThreads)                                                                       \
-  rlk_sequence_logprob_backward_##type(rlk::SequenceLogprobBackwardParams p, std::int64_t first_block,    \
-                                       rlk::GradientGrid g) {                                             \
-    rlk::hip::sequence_logprob_backward_kernel<rlk::hip::T>(p, g, first_block);                           \
+#define RLK_SEQUENCE_LOGPROB_TYPE(type, T)                                                             \
+  RLK_KERNEL(rlk::hip::kSumThreads)                                                                    \
+  rlk_sequence_logprob_sum_##type(rlk::SequenceLogprobParams p, std::int64_t first_block) {            \
+    rlk::hip::sequence_logprob_kernel<rlk::hip::T>(p, first_block);                                    \
+  }                                                                                                    \
+  RLK_KERNEL(rlk::kGradientThreads)                                                                    \
+  rlk_sequence_logprob_backward_##type(rlk::SequenceLogprobBackwardParams p, std::int64_t first_block, \
+                                       rlk::GradientGrid g) {                                          \
+    rlk::hip::sequence_logprob_backward_kernel<rlk::hip::T>(p, g, first_block);                        \
   }
 
 RLK_SEQUENCE_LOGPROB_TYPE(bf16, Bf16)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import _selftest_sequences as sequences
 from ._arithmetic import arithmetic, current_arithmetic
 from .contract import ROUNDING, row
 from .ops import linear as linear_op
@@ -651,9 +652,13 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "rms_norm": rms_norm,
     "attention": attention,
     "embedding": embedding,
+    "pack": sequences.pack,
+    "preference_loss": sequences.preference_loss,
     "rope": rope,
     "gae": _advantages("gae"),
     "group_advantage": _advantages("group_advantage"),
     "masked_whiten": _advantages("masked_whiten"),
+    "sequence_logprob": sequences.sequence_logprob,
+    "shift_labels_packed": sequences.shift_labels_packed,
     "silu_mul": silu_mul,
 }

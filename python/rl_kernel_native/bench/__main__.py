@@ -98,7 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
     )
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm, embedding, attention, rope, silu_mul, *advantages):
+    sequences = []
+    for name, text in (
+        ("pack", "padded arrays to packed ones and back"),
+        ("preference_loss", "losses of preference pairs; rows are pairs"),
+        ("sequence_logprob", "log-probabilities summed over sequences"),
+        ("shift_labels_packed", "labels of packed sequences"),
+    ):
+        sequences.append(operators.add_parser(name, help=text))
+        sequences[-1].add_argument("--rows", type=_count, help="sequences; default 8192 on a GPU, 64 on the CPU")
+        sequences[-1].add_argument("--columns", type=_count, default=2048, help="tokens of a sequence")
+        sequences[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    for operator in (logprob, linear, rms_norm, embedding, attention, rope, silu_mul, *sequences, *advantages):
         if operator in advantages:
             operator.set_defaults(dtype="float32")
         else:
@@ -123,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import logprob as bench_logprob
     from . import rms_norm as bench_rms_norm
     from . import rope as bench_rope
+    from . import sequences as bench_sequences
     from . import silu_mul as bench_silu_mul
     from .report import print_table, write_json, write_plot
 
@@ -156,6 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.operator == "attention":
         heads = (options.q_heads, options.kv_heads)
         run = bench_attention.run(rows, heads, options.head_dim, options.dtype, device, seconds=options.seconds)
+    elif options.operator in bench_sequences.OPERATORS:
+        run = bench_sequences.run(
+            options.operator, rows, options.columns, options.dtype, device, seconds=options.seconds,
+            use_compile=not options.no_compile,
+        )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)
         run = bench_rope.run(

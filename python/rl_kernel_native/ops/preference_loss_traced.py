@@ -47,10 +47,7 @@ def _backward_kernel(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, rank
 
 
 implement(_library, "preference_loss", _kernel, functools.partial(apply, "_TransformedPreferenceLoss"))
-implement(
-    _library, "preference_loss_backward", _backward_kernel,
-    functools.partial(apply, "_TransformedPreferenceLossBackward"),
-)  # fmt: skip
+implement(_library, "preference_loss_backward", _backward_kernel)
 
 
 def require_constants(*wanted: bool) -> None:
@@ -96,6 +93,14 @@ def preference_loss(*arguments: Any) -> Any:
     return apply_function(_TracedPreferenceLoss, "_TransformedPreferenceLoss", *arguments)
 
 
+def _gradients(ctx: Any, dlosses: Tensor) -> Any:
+    """The backward. The policies are among its operands so that a derivative of the derivative meets an error."""
+    policy_chosen, policy_rejected, d_chosen, d_rejected, ranks = ctx.saved_tensors
+    how = (None if ctx.sort == UNSORTED else ranks, ctx.sort, policy_chosen, policy_rejected)
+    operands = (dlosses, d_chosen, d_rejected, *how)
+    return apply_function(_TracedPreferenceLossBackward, "_TransformedPreferenceLossBackward", *operands)
+
+
 class _TracedPreferenceLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -112,16 +117,13 @@ class _TracedPreferenceLoss(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.sort = inputs[10]
         ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*output[4:])
-        ctx.save_for_forward(*output[4:])
+        ctx.num_losses = output[0].shape[0]
+        ctx.save_for_backward(*inputs[:2], *output[4:])
+        ctx.save_for_forward(*inputs[:2], *output[4:])
 
     @staticmethod
     def backward(ctx: Any, dlosses: Tensor, *_: Any) -> Any:
-        d_chosen, d_rejected, ranks = ctx.saved_tensors
-        how = (d_chosen, d_rejected, None if ctx.sort == UNSORTED else ranks, ctx.sort)
-        found = apply_function(
-            _TracedPreferenceLossBackward, "_TransformedPreferenceLossBackward", gradient(dlosses, torch.float32), *how
-        )
+        found = _gradients(ctx, gradient(dlosses, torch.float32))
         return *found, *(None,) * 12
 
 
@@ -134,7 +136,9 @@ class _TransformedPreferenceLoss(_TracedPreferenceLoss):
 
     @staticmethod
     def jvp(ctx: Any, t_chosen: Any, t_rejected: Any, *_: Any) -> Any:
-        d_chosen, d_rejected, ranks = ctx.saved_tensors
+        ranks = ctx.saved_tensors[4]
+        ones = torch.ones(ctx.num_losses, dtype=torch.float32, device=ranks.device)
+        d_chosen, d_rejected = _gradients(ctx, ones)
         parts = [d if t is None else d * t for d, t in ((d_chosen, t_chosen), (d_rejected, t_rejected))]
         parts = [torch.zeros_like(x) if t is None else x for x, t in zip(parts, (t_chosen, t_rejected), strict=True)]
         if ctx.sort != UNSORTED:
@@ -156,7 +160,10 @@ def _no_second_derivative() -> Any:
 
 class _TracedPreferenceLossBackward(torch.autograd.Function):
     @staticmethod
-    def forward(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks: Any, sort: int) -> Any:
+    def forward(
+        dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks: Any, sort: int, policy_chosen: Any,
+        policy_rejected: Any,
+    ) -> Any:  # fmt: skip
         return _ops.preference_loss_backward(dlosses, d_chosen, d_rejected, ranks, sort)
 
     @staticmethod

@@ -137,7 +137,8 @@ class _TransformedSequenceLogprob(_TracedSequenceLogprob):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
-        total, _count, _status = sequence_logprob(tangent.contiguous(), *ctx.saved_tensors, False)
+        mask, cu_seqlens = ctx.saved_tensors
+        total, _count, _status = sequence_logprob(tangent.contiguous(), mask, cu_seqlens, False)
         return total, None, None
 
 
@@ -154,7 +155,8 @@ class _TracedSequenceLogprobBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        total, _count, _status = sequence_logprob(gradient(dy, dy.dtype), *ctx.saved_tensors, False)
+        mask, cu_seqlens = ctx.saved_tensors
+        total, _count, _status = sequence_logprob(gradient(dy, dy.dtype), mask, cu_seqlens, False)
         return total, None, None, None, None
 
 

@@ -17,7 +17,7 @@ namespace rlk {
 
 constexpr int kPackLog2Threads = 8;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
-constexpr int kPackUnits = 8;  // of a thread
+constexpr int kPackUnits = 8;     // of a thread
 constexpr int kPackTogether = 4;  // whose loads are under way together where tokens do not follow one another
 
 struct PackShare {
@@ -32,7 +32,7 @@ struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
-  std::int64_t tail = 0;                         // packed tokens from here on may be filled; negative: from the last offset on
+  std::int64_t tail = 0;  // packed tokens from here on may be filled; negative: from the last offset on
 };
 
 // Log2 of the units of an array.
@@ -120,13 +120,13 @@ RLK_HD void copy_flat(bool unpacks, std::uint64_t fill, unsigned char* padded, u
   const auto* source = Memory::global(reinterpret_cast<const Unit*>(unpacks ? packed : padded)) + first;
   auto* destination = Memory::global(reinterpret_cast<Unit*>(unpacks ? padded : packed)) + first;
   Unit values[kPackUnits];
-#pragma unroll
+  RLK_UNROLL
   for (int k = 0; k < kPackUnits; ++k) {
     const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
     values[k] = fill_unit<Unit>(fill);
     if (std::int64_t{first} + offset < existing) values[k] = source[offset];
   }
-#pragma unroll
+  RLK_UNROLL
   for (int k = 0; k < kPackUnits; ++k) {
     const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
     if (std::int64_t{first} + offset < existing || (unpacks && first + offset < items)) destination[offset] = values[k];
@@ -152,28 +152,28 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   const std::int64_t first_position = at.row * p.num_tokens + g.first_token;
   const unsigned char* source = p.unpacks ? packed : padded;
   unsigned char* destination = p.unpacks ? padded : packed;
-#pragma unroll
+  RLK_UNROLL
   for (int begin = 0; begin < kPackUnits; begin += kPackTogether) {
     Unit values[kPackTogether];
     std::int64_t to[kPackTogether];  // bytes; below 0: nothing is written
-#pragma unroll
+    RLK_UNROLL
     for (int k = 0; k < kPackTogether; ++k) {
       const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;
       to[k] = -1;
       if (item >= items) continue;
       const std::uint32_t token = s.units == 1 ? item : item / s.units;  // of the launch
       const std::int64_t in_token = (item - token * s.units) * static_cast<std::int64_t>(sizeof(Unit));
-      const std::int64_t position =
-          p.positions == nullptr ? std::int64_t{g.first_token} + token
-                                 : Memory::global(p.positions)[first_position + token];
+      const std::int64_t position = p.positions == nullptr ? std::int64_t{g.first_token} + token
+                                                           : Memory::global(p.positions)[first_position + token];
       const bool exists = position >= 0 && position < span.length;
       const std::int64_t in_padded = token * a.token_stride + in_token;
       const std::int64_t in_packed = position * a.packed_stride + in_token;
       values[k] = fill_unit<Unit>(a.fill);
-      if (exists) values[k] = *Memory::global(reinterpret_cast<const Unit*>(source + (p.unpacks ? in_packed : in_padded)));
+      if (exists)
+        values[k] = *Memory::global(reinterpret_cast<const Unit*>(source + (p.unpacks ? in_packed : in_padded)));
       if (exists || p.unpacks) to[k] = p.unpacks ? in_padded : in_packed;
     }
-#pragma unroll
+    RLK_UNROLL
     for (int k = 0; k < kPackTogether; ++k) {
       if (to[k] >= 0) *Memory::global(reinterpret_cast<Unit*>(destination + to[k])) = values[k];
     }
@@ -190,7 +190,7 @@ RLK_HD void fill_tail(const PackParams& p, const PackGrid& g, const PackArray& a
   }
   const std::int64_t first = std::int64_t{block} * (kPackThreads * kPackUnits) + thread;
   if (std::int64_t{block} * (kPackThreads * kPackUnits) + kPackThreads * kPackUnits <= begin * s.units) return;
-#pragma unroll
+  RLK_UNROLL
   for (int k = 0; k < kPackUnits; ++k) {
     const std::int64_t item = first + k * kPackThreads;
     if (item < begin * s.units || item >= p.capacity * s.units) continue;

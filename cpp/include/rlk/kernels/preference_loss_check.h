@@ -10,8 +10,8 @@ inline void check_preference_loss(const PreferenceLossParams& p) {
   RLK_CHECK(p.chosen.num >= 0 && p.chosen.num < std::int64_t{1} << 30, "preference_loss: fewer than 2^30 pairs");
   RLK_CHECK(p.rejected.num >= 0 && p.rejected.num < std::int64_t{1} << 30, "preference_loss: fewer than 2^30 pairs");
   RLK_CHECK(!pairs || p.chosen.num == p.rejected.num, "preference_loss: as many chosen as rejected");
-  RLK_CHECK((p.chosen.reference == nullptr) == (p.rejected.reference == nullptr) || p.chosen.num + p.rejected.num == 0 ||
-                !pairs,
+  RLK_CHECK((p.chosen.reference == nullptr) == (p.rejected.reference == nullptr) ||
+                p.chosen.num + p.rejected.num == 0 || !pairs,
             "preference_loss: references of both sides or of none");
   RLK_CHECK(p.sort == PreferenceSort::kNone || p.chosen.num == 0 ||
                 (p.ranks && p.order && p.chosen.reference && p.rejected.reference),

@@ -68,9 +68,7 @@ RLK_HD float preference_reward(const PreferenceLossParams& p, const PreferenceEl
   return one_nan(mul_rn(p.beta, p.score == PreferenceScore::kAlphaPo ? e.s : e.x));
 }
 
-RLK_HD float log1mexp(float v) {
-  return v > -kLn2 ? mul_rn(kLn2, log2(-expm1(v))) : log1p(-exp(v));
-}
+RLK_HD float log1mexp(float v) { return v > -kLn2 ? mul_rn(kLn2, log2(-expm1(v))) : log1p(-exp(v)); }
 
 struct PreferenceValue {
   float loss, g_w, g_l;  // derivatives in the scores

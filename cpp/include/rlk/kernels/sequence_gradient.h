@@ -37,12 +37,12 @@ RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const Grad
   if (p.cu_seqlens.data == nullptr) {
     const float gradient = dsum[at.row * p.dsum_stride];
     bool kept[kGradientTokens];
-#pragma unroll
+    RLK_UNROLL
     for (int k = 0; k < kGradientTokens; ++k) {
       const std::int64_t t = at.first + k * at.step;
       kept[k] = t < g.columns && counts<Memory>(p.mask, at.row * p.mask.row_stride + t);
     }
-#pragma unroll
+    RLK_UNROLL
     for (int k = 0; k < kGradientTokens; ++k) {
       const std::int64_t t = at.first + k * at.step;
       if (t < g.columns) f(at.row * g.columns + t, kept[k] ? gradient : 0.0f);
@@ -51,7 +51,7 @@ RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const Grad
   }
   std::int64_t sequence = -1;
   Span span{0, 0, true};
-#pragma unroll 1
+  RLK_UNROLL_NOT
   for (int k = 0; k < kGradientTokens; ++k) {
     const std::int64_t t = at.row * g.columns + at.first + k * at.step;
     if (at.first + k * at.step >= g.columns || t >= p.num_tokens) break;

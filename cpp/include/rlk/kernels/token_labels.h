@@ -103,7 +103,8 @@ RLK_HD void tool_mask_block(const ToolMaskParams& p, std::int64_t sequence, int 
     barrier();
     int from = 0;
     for (int distance = 1; distance < kTurnThreads; distance *= 2, from ^= kTurnThreads) {
-      const std::int64_t mine = events[from + thread], other = thread >= distance ? events[from + thread - distance] : 0;
+      const std::int64_t mine = events[from + thread],
+                         other = thread >= distance ? events[from + thread - distance] : 0;
       events[(from ^ kTurnThreads) + thread] = mine > other ? mine : other;
       barrier();
     }
@@ -133,7 +134,8 @@ inline void check_shift_labels(const ShiftLabelsParams& p) {
   check_mask(p.mask);
   check_offsets(p.cu_seqlens);
   RLK_CHECK(p.cu_seqlens.data != nullptr, "shift_labels_packed: cu_seqlens is given");
-  RLK_CHECK(p.cp_size >= 1 && p.cp_rank >= 0 && p.cp_rank < p.cp_size, "shift_labels_packed: cp_rank is in [0, cp_size)");
+  RLK_CHECK(p.cp_size >= 1 && p.cp_rank >= 0 && p.cp_rank < p.cp_size,
+            "shift_labels_packed: cp_rank is in [0, cp_size)");
   RLK_CHECK(p.num_tokens % p.cp_size == 0, "shift_labels_packed: num_tokens is a multiple of cp_size");
 }
 inline void check_span_mask(const SpanMaskParams& p) {

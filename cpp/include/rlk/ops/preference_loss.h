@@ -55,7 +55,19 @@
 namespace rlk {
 
 enum class Preference : std::uint8_t {
-  kSigmoid, kHinge, kIpo, kExoPair, kNcaPair, kRobust, kBcoPair, kSppoHard, kApoZero, kApoDown, kDiscopop, kOrpo, kKto,
+  kSigmoid,
+  kHinge,
+  kIpo,
+  kExoPair,
+  kNcaPair,
+  kRobust,
+  kBcoPair,
+  kSppoHard,
+  kApoZero,
+  kApoDown,
+  kDiscopop,
+  kOrpo,
+  kKto,
 };
 enum class PreferenceSort : std::uint8_t { kNone, kAot, kAotUnpaired };
 enum class PreferenceScore : std::uint8_t { kLogRatio, kForwardKl, kJsDivergence, kAlphaDivergence, kAlphaPo };
@@ -82,10 +94,10 @@ struct PreferenceLossParams {
   std::int32_t* ranks = nullptr;  // [2, num], where sorted
   std::int32_t* order = nullptr;  // [2, num], where sorted: memory to work in
   float beta = 0.1f, label_smoothing = 0.0f, margin = 0.0f, tau = 0.05f, alpha = 1.0f, nll_weight = 0.0f;
-  float half = 0.0f;       // 1 / (2 beta)
-  float log_keep = 0.0f;   // log(1 - label_smoothing)
-  float log_flip = 0.0f;   // log(label_smoothing)
-  float unflipped = 1.0f;  // 1 - 2 label_smoothing
+  float half = 0.0f;                                   // 1 / (2 beta)
+  float log_keep = 0.0f;                               // log(1 - label_smoothing)
+  float log_flip = 0.0f;                               // log(label_smoothing)
+  float unflipped = 1.0f;                              // 1 - 2 label_smoothing
   float chosen_weight = 1.0f, rejected_weight = 1.0f;  // of kKto
   Preference kind = Preference::kSigmoid;
   PreferenceSort sort = PreferenceSort::kNone;

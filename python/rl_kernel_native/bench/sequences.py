@@ -1,0 +1,148 @@
+"""The sequence family (pack, sequence_logprob, preference_loss, shift_labels_packed): the peers and the passes
+timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+OPERATORS = ("pack", "preference_loss", "sequence_logprob", "shift_labels_packed")
+MOST_BUFFERS = 64
+
+
+class Pass:
+    """One pass: what each peer does with a buffer, and the bytes that it must move."""
+
+    def __init__(self, name: str, moved: float, peers: Mapping[str, Callable[[Any], Any]], compiles: str = "") -> None:
+        self.name, self.moved, self.peers, self.compiles = name, moved, peers, compiles
+
+
+def _pack(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
+    lengths = torch.randint(0, columns + 1, (rows,), generator=torch.Generator().manual_seed(0)).to(device)
+    kept = torch.arange(columns, device=device)[None] < lengths[:, None]
+    total = int(lengths.sum())
+    size = dtype.itemsize
+    count = min(MOST_BUFFERS, max(1, ROTATED_BYTES[device.type] // max(rows * columns * size, 1)))
+    buffers = [torch.randn(rows, columns, device=device).to(dtype) for _ in range(count)]
+    packed = rk.pack(buffers[0], lengths=lengths, max_tokens=total)
+
+    def scattered(x: Tensor) -> Tensor:
+        back = torch.zeros_like(x)
+        back[kept] = packed.tensors
+        return back
+
+    ours = {"rk": lambda x: rk.pack(x, lengths=lengths, max_tokens=total).tensors, "torch x[mask]": lambda x: x[kept]}
+    back = {"rk": lambda x: rk.unpack(packed.tensors, packed.cu_seqlens, columns), "torch y[mask] = x": scattered}
+    return buffers, [
+        Pass("pack", 2 * total * size, ours),
+        Pass("unpack", (total + rows * columns) * size, back),
+    ]
+
+
+def _sums(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
+    size = rows * columns * (dtype.itemsize + 1)
+    count = min(MOST_BUFFERS, max(1, ROTATED_BYTES[device.type] // max(size, 1)))
+    buffers = [
+        (-torch.rand(rows, columns, device=device).to(dtype), torch.rand(rows, columns, device=device) < 0.7)
+        for _ in range(count)
+    ]
+
+    def eager(x: Any) -> Any:
+        return torch.where(x[1], x[0], 0).sum(1, dtype=torch.float32), x[1].sum(1)
+
+    peers = {"rk": lambda x: rk.sequence_logprob(*x), "torch": eager}
+    return buffers, [Pass("forward", size, peers, compiles="torch")]
+
+
+def _losses(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
+    buffers = [tuple(torch.randn(rows, device=device) * 9 - 30 for _ in range(4)) for _ in range(MOST_BUFFERS)]
+
+    def eager(x: Any) -> Any:
+        w, l = x[0] - x[2], x[1] - x[3]  # noqa: E741
+        losses = -torch.nn.functional.logsigmoid(0.1 * (w - l))
+        return losses, 0.1 * w.detach(), 0.1 * l.detach(), losses.mean()
+
+    def trained(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(x: Any) -> Any:
+            leaves = [t.detach().requires_grad_() for t in x[:2]]
+            return torch.autograd.grad(function((*leaves, *x[2:]))[0].sum(), leaves)
+
+        return step
+
+    def ours(x: Any) -> Any:
+        return rk.preference_loss(*x)
+
+    return buffers, [
+        Pass("dpo, forward", 4 * 9 * rows, {"rk": ours, "torch": eager}, compiles="torch"),
+        Pass("dpo, forward + backward", 4 * 13 * rows, {"rk": trained(ours), "torch": trained(eager)}),
+    ]
+
+
+def _labels(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
+    cu = torch.arange(0, rows * columns + 1, columns, device=device)
+    buffers = [torch.randint(0, 1000, (rows * columns,), device=device) for _ in range(4)]
+
+    def eager(x: Tensor) -> Tensor:
+        labels = torch.roll(x, -1)
+        labels[cu[1:] - 1] = -100
+        return labels
+
+    peers = {"rk": lambda x: rk.shift_labels_packed(x, cu), "torch": eager}
+    return buffers, [Pass("labels", 16 * rows * columns, peers)]
+
+
+_MAKERS = {"pack": _pack, "sequence_logprob": _sums, "preference_loss": _losses, "shift_labels_packed": _labels}
+
+
+def run(
+    operator: str, rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0,
+    use_compile: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Times every peer; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers, passes = _MAKERS[operator](rows, columns, dtype, device)
+    results = []
+    for which in passes:
+        peers = dict(which.peers)
+        if which.compiles and use_compile:
+            peers["torch.compile"] = torch.compile(peers[which.compiles], dynamic=False)
+        calls: list[Call] = [lambda i, f=f: f(buffers[i % len(buffers)]) for f in peers.values()]  # type: ignore[misc]
+        for call in calls:
+            call(0)
+        timings = measure(calls, device, seconds)
+        for peer, timing in zip(peers, timings, strict=True):
+            rate = which.moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which.name,
+                    "peer": peer,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": None,
+                }
+            )
+    return {
+        "operator": operator,
+        "shape": f"[{rows}, {columns}]",
+        "rows": rows,
+        "columns": columns,
+        "dtype": dtype_name,
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": [],
+    }
