@@ -78,7 +78,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.attend(*buffers[i % n][:3])
-    leaves = [Operands(*(t.detach().requires_grad_() for t in o[:3]), o.dout) for o in buffers]
+    leaves = [o._replace(**{n: getattr(o, n).detach().requires_grad_() for n in "qkv"}) for o in buffers]
 
     def forward_backward(i: int) -> Any:
         o = leaves[i % n]

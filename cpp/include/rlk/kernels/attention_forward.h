@@ -84,8 +84,9 @@ class AttentionForward {
       return segment.last;
     }
     // Numbers of keys are below 2^31.
-    const int first_key = static_cast<int>(keys.first), last_key = static_cast<int>(keys.last);
-    if (tid() == 0) *s_.scene = {place.kv_head, segment.sequence, begin, segment.last, first_key, last_key};
+    const int first_key = static_cast<int>(keys.first);
+    if (tid() == 0)
+      *s_.scene = {place.kv_head, segment.sequence, begin, segment.last, first_key, static_cast<int>(keys.last)};
     begin_rows(span, place.kv_head, begin, segment.last);
     const int first_block = first_key / kAttentionBlock * kAttentionBlock;
 #pragma unroll 1
