@@ -106,6 +106,8 @@ BACKENDS = [
 def test_a_transform_inside_of_a_compiled_function_has_the_bytes_of_eager(
     name: str, backend: str, transform: str
 ) -> None:
+    if (name, transform) == ("preference_loss", "hessian"):
+        pytest.skip("has no second derivative, and says so: tests/test_preference_loss.py")
     f, argument = FUNCTIONS[name]
     function = TRANSFORMS[transform](f)
     torch.compiler.reset()
