@@ -259,7 +259,8 @@ def test_bad_input() -> None:
 
 
 def trl_sides(rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    """Log-probabilities of tokens after the first, [chosen and rejected, T - 1], a completion mask [.., T], references."""
+    """Log-probabilities of tokens after the first, [chosen and rejected, T - 1], a completion mask [.., T],
+    references."""
     completion = torch.from_numpy(rng.integers(1, 20, 2 * PAIRS))[:, None] > torch.arange(-3, 20)[None]
     completion[:, :3] = False  # a prompt
     logps = -torch.from_numpy(rng.exponential(0.6, (2 * PAIRS, 22)).astype(np.float32)) * completion[:, 1:]
@@ -272,8 +273,8 @@ TRL_DPO = {
     **{
         kind: {"kind": kind}
         for kind in (
-            "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero",
-            "apo_down", "discopop", "sigmoid_norm",
+            "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
+            "apo_zero", "apo_down", "discopop", "sigmoid_norm",
         )
     },
 }  # fmt: skip
@@ -298,8 +299,8 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
     log_sum_sq = -torch.rand(logps.shape)
     leaf = logps.clone().requires_grad_()
     outputs = SimpleNamespace(
-        log_probs=leaf, log_sum_sq_probs=log_sum_sq, entropy=torch.zeros_like(logps), mean_logits=torch.zeros_like(logps),
-        is_top1=torch.zeros_like(logps, dtype=torch.bool),
+        log_probs=leaf, log_sum_sq_probs=log_sum_sq, entropy=torch.zeros_like(logps),
+        mean_logits=torch.zeros_like(logps), is_top1=torch.zeros_like(logps, dtype=torch.bool),
     )  # fmt: skip
     ours_of_them = SimpleNamespace(
         model=SimpleNamespace(training=True), accelerator=mock.Mock(), aux_loss_enabled=False, ld_alpha=None,

@@ -1,5 +1,5 @@
-"""sequence_logprob: float64, the contract's bytes, padded and packed, masked garbage, gradients, torch's transforms, and
-what users get wrong."""
+"""sequence_logprob: float64, the contract's bytes, padded and packed, masked garbage, gradients, torch's transforms,
+and what users get wrong."""
 
 from __future__ import annotations
 

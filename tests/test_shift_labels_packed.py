@@ -1,4 +1,5 @@
-"""shift_labels_packed, loss_mask_from_spans, tool_mask: the references' values, everywhere, and what users get wrong."""
+"""shift_labels_packed, loss_mask_from_spans, tool_mask: the references' values, everywhere, and what users get
+wrong."""
 
 from __future__ import annotations
 

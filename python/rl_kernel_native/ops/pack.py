@@ -41,11 +41,11 @@ def pack(
     """The tokens that are kept of padded arrays, one sequence after another, and where each begins.
 
     Any number of arrays of one layout go in one launch. Bytes are copied as they are. No host synchronisation: how many
-    tokens there are stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who knows
-    a bound, such as the sum of lengths that are on the host, gives it; without one there is room for all
-    ``num_sequences * num_tokens``. What is not used is ``fill_value``. Every operator that takes ``cu_seqlens`` reads no
-    further than its last element, so nothing need be cut off; ``tensors[: int(cu_seqlens[-1])]`` does, and waits for the
-    device. Differentiable (torch) in every array of floats, any number of times.
+    tokens there are stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who
+    knows a bound, such as the sum of lengths that are on the host, gives it; without one there is room for all
+    ``num_sequences * num_tokens``. What is not used is ``fill_value``. Every operator that takes ``cu_seqlens`` reads
+    no further than its last element, so nothing need be cut off; ``tensors[: int(cu_seqlens[-1])]`` does, and waits for
+    the device. Differentiable (torch) in every array of floats, any number of times.
 
     Args:
         tensors: ``[num_sequences, num_tokens, ...]``, one array or a list or tuple of them, any dtypes of 1, 2, 4, 8 or
@@ -53,8 +53,8 @@ def pack(
         lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
         mask: ``[num_sequences, num_tokens]`` bool, integers or floats: tokens where it is not zero are kept, in order,
             wherever they stand (left padding, prompts cut out). Either this or ``lengths``.
-        max_tokens: rows of the results, below 2^31. More tokens than that are a ValueError on the CPU; on a GPU the last
-            ones are left out and the status is 2.
+        max_tokens: rows of the results, below 2^31. More tokens than that are a ValueError on the CPU; on a GPU the
+            last ones are left out and the status is 2.
         fill_value: a number, or one for each array.
     Returns:
         ``Packed(tensors, cu_seqlens, positions, status)``; ``positions`` is for :func:`unpack`, which needs it where a
@@ -129,8 +129,9 @@ def _move(
     names = ["tensors"] if len(arrays) == 1 else [f"tensors[{i}]" for i in range(len(arrays))]
     found = _C.pack(
         [frame.export(a, name) for a, name in zip(arrays, names, strict=True)],
-        frame.export(cu_seqlens, "cu_seqlens"), frame.export(positions, "positions"), unpacks, True, num_tokens, capacity,
-        [fill_bits(f, _dtype_name(a)) for f, a in zip(fills, arrays, strict=True)], frame.allocate, frame.stream,
+        frame.export(cu_seqlens, "cu_seqlens"), frame.export(positions, "positions"), unpacks, True, num_tokens,
+        capacity, [fill_bits(f, _dtype_name(a)) for f, a in zip(fills, arrays, strict=True)], frame.allocate,
+        frame.stream,
     )  # fmt: skip
     return [frame.result(a) for a in found]
 

@@ -1,7 +1,7 @@
 """pack and unpack for torch tensors.
 
-An eager call without gradients goes straight to the extension; any other through pack_traced.py, at most eight tensors at
-a time.
+An eager call without gradients goes straight to the extension; any other through pack_traced.py, at most eight tensors
+at a time.
 """
 
 from __future__ import annotations

@@ -106,25 +106,25 @@ def preference_loss(
     rejected_aligned: Any = None,
     nll_weight: float = 0.0,
 ) -> PreferenceLoss:
-    """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from per-sequence log-probabilities.
+    """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from sequences' log-probabilities.
 
     The gradient is made in the forward launch, so the backward is one product. A pair has the same bits in any batch
     (but for the sorted kinds, whose losses need the batch) and on every backend. Differentiable (torch) once, in
     ``policy_chosen`` and ``policy_rejected``; a second derivative is an error.
 
-    With ``d = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``, the log-ratios ``w`` and ``l`` of its two
-    sides, and ``z = beta d``:
+    With ``d = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``, the log-ratios ``w`` and ``l`` of its
+    two sides, and ``z = beta d``:
 
     - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing`` conservative DPO. ``robust``: the unbiased form of it.
-    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``: with counts of averages, as TRL does; without of sums,
-      as OpenRLHF does. ``sigmoid_norm``: ``dpo`` of averages, which needs counts.
+    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``: with counts of averages, as TRL does; without of
+      sums, as OpenRLHF does. ``sigmoid_norm``: ``dpo`` of averages, which needs counts.
     - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
       ``discopop`` (``tau``, 0.05): as in TRL's DPO trainer, and the contract.
     - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in the order of the sort.
     - ``kto``: no pairs: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
       ``rejected_weight`` (1, 1), with ``KL = max(kl, 0)``. ``apo_zero_unpaired``: the same with ``KL = 0``.
-    - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` less the margin
-      ``gamma`` (0.5); ``alphapo``: ``simpo`` of ``(1 - p^-alpha) / alpha``. On sums: ``cpo``.
+    - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` less the
+      margin ``gamma`` (0.5); ``alphapo``: ``simpo`` of ``(1 - p^-alpha) / alpha``. On sums: ``cpo``.
 
     Args:
         policy_chosen, policy_rejected: ``[num_pairs]`` float32, any strides: sums of log-probabilities
@@ -143,8 +143,8 @@ def preference_loss(
         chosen_aligned, rejected_aligned: ``[num_pairs]`` float32, for the weights of WPO: sums over tokens of
             ``log p(token) - log sum_v p(v)^2``, which :func:`logprob` gives (``sum_p_sq``). Losses are multiplied by
             ``exp(chosen) exp(rejected)`` of their averages. No gradient. Not for sorted or unpaired kinds.
-        nll_weight: adds so many times ``-policy_chosen / chosen_count`` (CPO's ``cpo_alpha``, RPO's, ORPO's 1): an average
-            for each sequence, where TRL averages over all tokens of a batch. Not for sorted or unpaired kinds.
+        nll_weight: adds so many times ``-policy_chosen / chosen_count`` (CPO's ``cpo_alpha``, RPO's, ORPO's 1): an
+            average for each sequence, where TRL averages over all tokens of a batch. Not for sorted or unpaired kinds.
     Returns:
         ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``. Rewards, ``beta`` times log-ratios, and
         metrics carry no gradient.
@@ -158,8 +158,8 @@ def preference_loss(
     _check.one_of("kind", kind, tuple(_KINDS))
     of_kind = _KINDS[kind]
     given = {
-        "label_smoothing": label_smoothing, "f_divergence": f_divergence, "f_alpha": f_alpha, "tau": tau, "gamma": gamma,
-        "alpha": alpha, "kl": kl, "chosen_weight": chosen_weight, "rejected_weight": rejected_weight,
+        "label_smoothing": label_smoothing, "f_divergence": f_divergence, "f_alpha": f_alpha, "tau": tau,
+        "gamma": gamma, "alpha": alpha, "kl": kl, "chosen_weight": chosen_weight, "rejected_weight": rejected_weight,
     }  # fmt: skip
     for name, value in given.items():
         if value is not None and name not in of_kind.options:
@@ -216,8 +216,8 @@ def preference_loss(
 
 
 NAMES = (
-    "policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected", "chosen_count", "rejected_count", "chosen_aligned",
-    "rejected_aligned", "kl",
+    "policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected", "chosen_count", "rejected_count",
+    "chosen_aligned", "rejected_aligned", "kl",
 )  # fmt: skip
 
 

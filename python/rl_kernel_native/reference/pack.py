@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,7 @@ def pack_reference(
     """
     x = np.asarray(tensors)
     rows, columns = x.shape[:2]
-    if mask is None:
-        kept = np.arange(columns)[None, :] < np.asarray(lengths)[:, None]
-    else:
-        kept = np.asarray(mask) != 0
+    kept = np.arange(columns) < np.asarray(lengths)[:, None] if mask is None else np.asarray(mask) != 0
     capacity = rows * columns if max_tokens is None else max_tokens
     packed = np.full((capacity, *x.shape[2:]), fill_value, x.dtype)
     at = 0
@@ -41,7 +39,7 @@ def unpack_reference(
     x = np.asarray(tensors)
     edges = np.asarray(cu_seqlens).tolist()
     padded = np.full((len(edges) - 1, max_seqlen, *x.shape[1:]), fill_value, x.dtype)
-    for i, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for i, (begin, end) in enumerate(itertools.pairwise(edges)):
         for t in range(max_seqlen):
             at = t if positions is None else int(positions[i][t])
             if 0 <= at < end - begin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ def spans(shape: tuple[int, ...], cu_seqlens: Any) -> list[tuple[Any, ...]]:
     if cu_seqlens is None:
         return [(i,) for i in range(shape[0])]
     edges = np.asarray(cu_seqlens).tolist()
-    return [(slice(a, b),) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [(slice(a, b),) for a, b in itertools.pairwise(edges)]
 
 
 def sequence_logprob_reference(

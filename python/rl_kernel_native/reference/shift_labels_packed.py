@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,14 @@ def shift_labels_packed_reference(
     cp_layout: str = "zigzag",
     ignore_index: int = -100,
 ) -> np.ndarray:
-    """All labels, then what a rank has of them, chunk by chunk. Args: as :func:`rl_kernel_native.shift_labels_packed`."""
+    """All labels, then what a rank has of them, chunk by chunk.
+
+    Args: as :func:`rl_kernel_native.shift_labels_packed`.
+    """
     tokens = np.asarray(ids)
     labels = np.full(tokens.shape, ignore_index, tokens.dtype)
     edges = np.asarray(cu_seqlens).tolist()
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in itertools.pairwise(edges):
         for t in range(begin, end - 1):
             if mask is None or np.asarray(mask)[t + 1] != 0:
                 labels[t] = tokens[t + 1]
@@ -32,7 +36,7 @@ def shift_labels_packed_reference(
     if cp_layout == "contiguous":
         return np.split(labels, cp_size)[cp_rank]
     parts = []
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in itertools.pairwise(edges):
         chunks = np.split(labels[begin:end], 2 * cp_size)
         parts += [chunks[cp_rank], chunks[2 * cp_size - 1 - cp_rank]]
     rest = (len(tokens) - edges[-1]) // cp_size  # tokens of no sequence
