@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cases import beyond
+
 MASKS = ("bool", "int32", "int64", "float32")
 # A token; a lane's share; a chunk and its neighbours; several chunks; more than a block of 16 warps has.
 LENGTHS = (1, 3, 127, 128, 129, 700, 2200)
@@ -57,6 +59,23 @@ def batch(
 
     of_mask = torch.from_numpy(mask).to(getattr(torch, mask_dtype)).to(device)
     return Batch(normal(), normal(), normal(0.2), normal(0.2), of_mask, lengths)
+
+
+def scan_failures(operator: str, got: Any, want: dict[str, np.ndarray]) -> str:
+    """What of gae, discounted_returns or vtrace is further from its reference than the contract allows."""
+    names = ("advantages", "returns") if len(got) == 2 else ("returns",)
+    scale = np.maximum.accumulate(want["scale"][:, ::-1], 1)[:, ::-1]  # carried with the rest
+    found = [beyond(operator, name, a, want[name], scale=scale) for name, a in zip(names, got, strict=True)]
+    return "; ".join(filter(None, found))
+
+
+def whiten_failures(got: Any, want: dict[str, np.ndarray]) -> str:
+    """The same of masked_whiten's outputs."""
+    found = [
+        beyond("masked_whiten", name, a, want[name], largest=np.abs(want[name]).max(initial=0))
+        for name, a in zip(("y", "mean", "var"), got, strict=True)
+    ]
+    return "; ".join(filter(None, found))
 
 
 # ---- verl, in float64 -----------------------------------------------------------------------------------------------

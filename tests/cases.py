@@ -72,6 +72,18 @@ def differing(a: Any, b: Any) -> str:
     return "; ".join(found)
 
 
+def beyond(operator: str, output: str, got: Any, expected: Any, dtype: str = "float32", **facts: Any) -> str:
+    """Where an output is further from float64 than its row of contract.py allows, for a message; empty if nowhere."""
+    found, expected = float64(got), float64(expected)
+    allowed = np.broadcast_to(row(operator, output).allowed(dtype, expected=expected, **facts), expected.shape)
+    assert found.shape == expected.shape, (output, found.shape, expected.shape)
+    off = np.where(found == expected, 0.0, np.abs(found - expected))
+    if not found.size or (off <= allowed).all():
+        return ""
+    i = np.unravel_index(int(np.argmax(np.nan_to_num(off - allowed, nan=np.inf))), off.shape)
+    return f"{output}{list(map(int, i))}: off by {off[i]:.3g}, allowed {allowed[i]:.3g}"
+
+
 def torch_logits(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", spread: float = 4.0) -> Any:
     """Normal logits around -1: the largest of a row is then positive, as a model's are, and most are negative."""
     import torch
@@ -86,11 +98,16 @@ def torch_targets(rng: np.random.Generator, shape: tuple[int, ...], vocab: int, 
     return torch.from_numpy(rng.integers(0, vocab, shape)).to(getattr(torch, dtype))
 
 
-def wide(x: Any) -> np.ndarray:
-    """Logits of any framework and dtype as float64 [rows, vocab]."""
+def float64(x: Any) -> np.ndarray:
+    """The values of an array of any framework and dtype."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().double().numpy()
-    array = np.asarray(x).astype(np.float64)
+    return np.asarray(x).astype(np.float64)
+
+
+def wide(x: Any) -> np.ndarray:
+    """Logits of any framework and dtype as float64 [rows, vocab]."""
+    array = float64(x)
     return array.reshape(-1, array.shape[-1])
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rl_kernel_native as rk
+from cases import beyond
 
 DTYPES = ("float32", "bfloat16", "float16")
 BLOCK, GROUP = 8192, 64
@@ -93,12 +94,10 @@ def contract(
 
 
 def failures(o: Operands, got: tuple[Any, Any], **options: Any) -> str:
-    """Where results are farther from float64 than chains, trees and folds of the tokens' number may be."""
+    """Where results are further from float64 than the contract allows."""
     want = rk.embedding_reference(o.ids.cpu().numpy(), wide(o.weight), dy=wide(o.dy), **options)
     y, dweight = (wide(g).astype(np.float64) for g in got)
     if not np.array_equal(y, want["y"], equal_nan=True):
         return "y"
-    blocks = -(-o.ids.numel() // BLOCK)
-    bound = (GROUP + 7 + blocks) * 2.0**-24 * want["dweight_scale"]
-    off = np.abs(dweight - want["dweight"])
-    return "" if (off <= bound).all() else f"dweight, {np.max(off - bound)} over"
+    facts = {"rows": o.ids.numel(), "scale": want["dweight_scale"]}
+    return beyond("embedding", "dweight", dweight, want["dweight"], **facts)

@@ -11,7 +11,7 @@ import pytest
 
 import dlpack
 import rl_kernel_native as rk
-from cases import raw
+from cases import beyond, raw
 
 ROWS, TOKENS, COLUMNS = 20, 300, 36  # rows start off any 16-byte vector but the first
 
@@ -53,9 +53,7 @@ def test_numpy_in_numpy_out(dtype: str) -> None:
     assert [a.dtype for a in got] == [weight.dtype] * 3 + [np.dtype(np.float32)]
     want = rk.embedding_reference(IDS, weight, dy=dy)
     assert np.array_equal(got[0].astype(np.float64), want["y"], equal_nan=True)
-    ulp = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    off = np.abs(got[2].astype(np.float64) - want["dweight"])
-    assert (off <= ulp * np.abs(want["dweight"]) + 2.0**-19 * want["dweight_scale"]).all()
+    assert not beyond("embedding", "dweight", got[2], want["dweight"], dtype, rows=TOKENS, scale=want["dweight_scale"])
     wide = rk.embedding(IDS, weight)
     assert raw(wide) == raw(got[0]), "int64"
 
@@ -107,7 +105,9 @@ def test_the_table_decides_on_the_framework() -> None:
 def test_main_grad_of_numpy_is_written_in_place() -> None:
     main_grad = np.ones((ROWS, COLUMNS), np.float32)
     assert rk.embedding_backward(DY, IDS, ROWS, main_grad=main_grad) is main_grad
-    assert np.allclose(main_grad, 1 + rk.embedding_reference(IDS, WEIGHT, dy=DY)["dweight"], atol=1e-4)
+    want = rk.embedding_reference(IDS, WEIGHT, dy=DY)
+    facts = {"rows": TOKENS, "scale": 1 + want["dweight_scale"]}
+    assert not beyond("embedding", "dweight", main_grad, 1 + want["dweight"], **facts)
 
 
 def test_negative_strides_of_numpy() -> None:

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._selftest import Check, _Arrays, _round_to, _same_bytes, _timed
+from ._selftest import Check, _Arrays, _round_to, _same_bytes, _timed, _worst
+from .contract import row
 from .ops import attention as attention_op
+from .reference.attention import attention_facts
 
 
 class _Attentions(NamedTuple):
@@ -48,14 +50,13 @@ def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
 
 
 def _attentions_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
-    """Shares of the bounds: roundings of operands of size 1, and of float32 the exponential's error."""
+    """(case, error as a share of its bound in contract.py)."""
     for case in _attentions(arrays.dtypes):
-        unit = {"float32": 2.0**-17, "bfloat16": 2.0**-7, "float16": 2.0**-10}[case.dtype]
         expected, shape = case.expected(), case.q.shape
+        facts = attention_facts(case.q, case.k, case.v, case.dout, case.dtype, **case.options)
         for name, got in case.results(arrays).items():
-            of = 2.0**-15 if name == "lse" else 2 * unit * max(1.0, float(np.abs(expected[name]).max()))
-            share = float(np.abs(got.astype(np.float64) - expected[name]).max()) / of
-            yield f"{name} of {case.dtype} {list(shape)}", share
+            allowed = row("attention", name).allowed(case.dtype, expected=expected[name], **facts[name])
+            yield f"{name} of {case.dtype} {list(shape)}", _worst(got, expected[name], allowed)
 
 
 def attention(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:

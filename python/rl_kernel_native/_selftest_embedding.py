@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _selftest
 from ._selftest import Check
+from .contract import row
 from .ops import embedding as embedding_op
 
 
@@ -42,16 +43,17 @@ def _tables(dtypes: tuple[str, ...]) -> Iterator[_Table]:
 
 
 def _tables_against_float64(arrays: _selftest._Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of what the additions of a group, a tree and two blocks may add; rows are exact)."""
+    """(case, error as a share of its bound in contract.py; rows are exact)."""
     for case in _tables(arrays.dtypes):
         got = case.results(arrays)
         want = embedding_op.embedding_reference(case.ids, case.weight, dy=case.dy, **case.options)
         exact = np.array_equal(got["y"].astype(np.float64), want["y"], equal_nan=True)
         yield f"y {case.dtype} {list(case.weight.shape)}", 0.0 if exact else np.inf
-        bound = (64 + 7 + 2) * 2.0**-24 * want["dweight_scale"] + 1e-30
+        facts = {"expected": want["dweight"], "rows": len(case.ids), "scale": want["dweight_scale"]}
+        allowed = row("embedding", "dweight").allowed(**facts)
         yield (
             f"dweight {case.dtype} {list(case.weight.shape)}",
-            _selftest._worst(got["dweight"], want["dweight"], bound),
+            _selftest._worst(got["dweight"], want["dweight"], allowed),
         )
 
 

@@ -46,12 +46,14 @@ DTYPES = tuple(ROUNDING)
 
 KINDS: Mapping[str, str] = {
     "copy": "values as they lie in memory",
+    "integers": "labels, masks and counts of integers",
     "elementwise": "a few roundings of each element",
     "row reduction": "sums over a row, in virtual lanes and a tree (rule 3)",
     "matrix product": "ascending sums of products (rules 1 and 2)",
     "softmax statistics": "sums of exponentials by leaves and trees (rules 4 and 5)",
     "attention": "softmax statistics and products over keys (rule 6)",
     "token sum": "sums over tokens in blocks of 8192 (rule 9)",
+    "scan": "a sequence's tokens in lanes and chunks, over groups or a whole batch in trees (rules 3 and 10)",
     "composed": "derivatives that torch composes of operators, or several operators one after the other",
     "chain": "a whole model",
 }
@@ -380,6 +382,45 @@ _ATTENTION_DS = Bound(
     "over keys or queries",
 )
 
+# ---- sequences and advantages ---------------------------------------------------------------------------------------
+
+_BITWISE = Bound(lambda: 0.0, "0", "bitwise: bytes that are moved, or integers")
+_SEQUENCE_SUM = Bound(
+    lambda terms, scale: (15 + terms / 2048) * U * scale + 1e-30,
+    "(15 + terms / 2048) * u * scale + 1e-30",
+    "seven additions of a lane, a tree of eight levels, one addition a chunk after the first",
+)
+_SCAN = Bound(
+    lambda scale: 12 * U * (scale + 1e-3),
+    "12 * u * (scale + 1e-3)",
+    "roundings of a token, of a chunk's tree and of the coefficients, of the sequence's largest sum behind the token; "
+    "one that grows with the tokens is below it by what gamma * lam leaves",
+)
+_ADVANTAGE = Bound(
+    lambda scale, expected: 8 * U * (scale + expected + 1e-6),
+    "8 * u * (scale + expected + 1e-6)",
+    "trees over chunks of 128 rewards, a difference, a standard deviation in two passes and a quotient",
+)
+_WHITENED = Bound(
+    lambda largest: 8 * U * (10 + largest),
+    "8 * u * (10 + largest)",
+    "means by trees over chunks of 128 tokens, in two passes, of values of size 1 to 10",
+)
+
+
+def _largest(each: float) -> Callable[..., Any]:
+    return lambda expected, largest: each * (expected + (1 + largest + abs(largest - 1)) / 2)
+
+
+_PREFERENCE = Bound(
+    _largest(4e-6),
+    "4e-6 * (expected + max(1, largest))",
+    "differences of sums of log-probabilities, an exponential to 2.9e-6 where it counts, and some products",
+)
+_PREFERENCE_SLOPE = Bound(
+    _largest(2e-5), "2e-5 * (expected + max(1, largest))", "products of as many sigmoids and exponentials as there are"
+)
+
 # ---- composed and whole models --------------------------------------------------------------------------------------
 
 
@@ -416,6 +457,44 @@ MAX_DLOGP = 2 * STOCK_MAX_DLOGP
 MEAN_DLOGP = 2 * STOCK_MEAN_DLOGP
 KL_K3 = 2 * STOCK_KL_K3
 CLIP_FRACTION = 2 * STOCK_CLIP_FRACTION
+
+
+def _sequences() -> Iterable[Row]:
+    """What is computed of sequences and their tokens: log-probabilities, advantages, labels and masks."""
+    of: dict[str, Any] = {"backends": EVERY_BACKEND, "rounded": False, "keeps": NO_SHARDS, "dtypes": ("float32",)}
+    summed = of | {"kind": "scan", "stem": "sequence_logprob", "dtypes": DTYPES}
+    yield Row("sequence_logprob", "sum", "forward", bound=_SEQUENCE_SUM, **summed)
+    yield Row("sequence_logprob", "count", "forward", bound=_BITWISE, **(summed | {"kind": "integers"}))
+    spread = summed | {"kind": "copy", "rounded": True}
+    yield Row("sequence_logprob", "d_logprob", "backward", bound=_BITWISE, **spread)
+
+    pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
+    for output in ("losses", "chosen_rewards", "rejected_rewards"):
+        yield Row("preference_loss", output, "forward", bound=_PREFERENCE, **pairs)
+    means = pairs | {"kind": "scan", "keeps": ("layout", "runs")}  # over all pairs
+    yield Row("preference_loss", "metrics", "forward", bound=_PREFERENCE, **means)
+    yield Row("preference_loss", "d_policy", "backward", bound=_PREFERENCE_SLOPE, **pairs)
+
+    for operator, outputs in (
+        ("gae", ("advantages", "returns")), ("discounted_returns", ("returns",)), ("vtrace", ("advantages", "returns"))
+    ):  # fmt: skip
+        for output in outputs:
+            yield Row(operator, output, "forward", kind="scan", bound=_SCAN, stem="gae", **of)
+    grouped = of | {"kind": "scan", "stem": "group_advantage"}  # a group is what it is of: its members stay together
+    yield Row("group_advantage", "advantage", "forward", bound=_ADVANTAGE, **grouped)
+    whole = grouped | {"stem": "masked_whiten", "keeps": ("layout", "padding", "packing", "runs")}  # reads the batch
+    for output in ("y", "mean", "var"):
+        yield Row("masked_whiten", output, "forward", bound=_WHITENED, **whole)
+
+    moved = of | {"kind": "copy", "bound": _BITWISE, "stem": "pack", "dtypes": DTYPES}
+    yield Row("pack", "packed", "forward", **moved)
+    yield Row("pack", "d_padded", "backward", **moved)
+    yield Row("unpack", "padded", "forward", **moved)
+    yield Row("unpack", "d_packed", "backward", **moved)
+    integers = of | {"kind": "integers", "bound": _BITWISE, "stem": "shift_labels_packed", "dtypes": ()}
+    yield Row("shift_labels_packed", "labels", "forward", **integers)
+    for operator in ("loss_mask_from_spans", "tool_mask"):
+        yield Row(operator, "mask", "forward", **integers)
 
 
 def _rows() -> Iterable[Row]:
@@ -468,7 +547,7 @@ def _rows() -> Iterable[Row]:
         yield Row(operator, "gradients of two layers", "backward", bound=two_layers, **gated, **composed)
 
     table: dict[str, Any] = {"stem": "embedding"}
-    copied = Bound(lambda: 0.0, "0", "the row of the table, or +0 on a rank that has another part of it")
+    copied = Bound(lambda: 0.0, "0", "bitwise: the row of the table, or +0 on a rank that has another part of it")
     yield Row("embedding", "y", "forward", "copy", EVERY_BACKEND, copied, rounded=False, **table)
     yield Row("embedding", "dweight", "backward", bound=_GROUPS, **table, **sums)
 
@@ -483,6 +562,13 @@ def _rows() -> Iterable[Row]:
     for output in ("dq", "dk"):
         yield Row("attention", output, "backward", bound=_ATTENTION_DS, **attended)
     yield Row("attention", "dv", "backward", bound=_ATTENTION_DV, **attended)
+
+    yield Row(
+        "attention", "derivatives", "backward", stem="attention", bound=_derivatives(1e-4), backends=BY_EXPONENTIAL,
+        **composed,
+    )  # fmt: skip
+
+    yield from _sequences()
 
     chain: dict[str, Any] = {"kind": "chain", "rounded": False, "dtypes": ("bfloat16",)}
     aligned = Bound(lambda: 0.0, "0", "every operator keeps a token's bits, so does their chain: no byte differs")

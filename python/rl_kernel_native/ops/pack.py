@@ -130,8 +130,8 @@ def _move(
     found = _C.pack(
         [frame.export(a, name) for a, name in zip(arrays, names, strict=True)],
         frame.export(cu_seqlens, "cu_seqlens"), frame.export(positions, "positions"), unpacks, True, num_tokens,
-        capacity,
-        [fill_bits(f, _dtype_name(a)) for f, a in zip(fills, arrays, strict=True)], frame.allocate, frame.stream,
+        capacity, [fill_bits(f, _dtype_name(a)) for f, a in zip(fills, arrays, strict=True)], frame.allocate,
+        frame.stream,
     )  # fmt: skip
     return [frame.result(a) for a in found]
 

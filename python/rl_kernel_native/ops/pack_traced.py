@@ -1,5 +1,4 @@
-"""pack and unpack as torch operators: what torch.compile, export, FakeTensor and torch.func see, with their
-derivatives.
+"""pack and unpack as torch operators: what torch.compile, export, FakeTensor and torch.func see, with derivatives.
 
 Both are linear; the gradient of each is the other, of zeros where there is no token.
 """
@@ -38,9 +37,8 @@ _ops = torch.ops.rl_kernel_native
 
 
 def move(
-    tensors: list[Any], cu_seqlens: Tensor, positions: Any, unpacks: bool, covered: bool, num_tokens: int, capacity:
-    int,
-    fills: list[float],
+    tensors: list[Any], cu_seqlens: Tensor, positions: Any, unpacks: bool, covered: bool, num_tokens: int,
+    capacity: int, fills: list[float],
 ) -> list[Any]:  # fmt: skip
     """The extension's call on plain tensors."""
     bits = [fill_bits(f, dtype_name(t.dtype)) if f else 0 for f, t in zip(fills, tensors, strict=True)]

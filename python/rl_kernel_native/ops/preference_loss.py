@@ -105,8 +105,7 @@ def preference_loss(
     rejected_aligned: Any = None,
     nll_weight: float = 0.0,
 ) -> PreferenceLoss:
-    """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from per-sequence
-    log-probabilities.
+    """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from sequences' log-probabilities.
 
     The gradient is made in the forward launch, so the backward is one product. A pair has the same bits in any batch
     (but for the sorted kinds, whose losses need the batch) and on every backend. Differentiable (torch) once, in

@@ -61,12 +61,8 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     Source:
         docs/numerics.md, rules 3 and 10.
     """
-    if (
-        type(logprob) in _plain
-        and type(mask) in _plain_or_none
-        and type(cu_seqlens) in _plain_or_none
-        and not _torch_path.is_compiling()
-    ):
+    plain = type(logprob) in _plain and type(mask) in _plain_or_none and type(cu_seqlens) in _plain_or_none
+    if plain and not _torch_path.is_compiling():
         result = _C.sequence_logprob_eager(logprob, mask, cu_seqlens, bool(return_status))
         if result is not NotImplemented:
             return result if return_status else SequenceLogprob(*result[:2])

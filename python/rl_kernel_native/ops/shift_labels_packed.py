@@ -59,9 +59,8 @@ def shift_labels_packed(
         cp_rank, cp_size: of context parallelism; ``num_tokens`` is a multiple of ``cp_size``.
         cp_layout: ``"zigzag"``, as Megatron cuts: each sequence in ``2 cp_size`` chunks, of which a rank has number
             ``cp_rank`` and number ``2 cp_size - 1 - cp_rank``; offsets are then multiples of ``2 cp_size`` (a
-            ValueError
-            on the CPU, on a GPU no labels for that sequence). ``"contiguous"``, as Ulysses' shards: the packed array in
-            ``cp_size`` parts.
+            ValueError on the CPU, on a GPU no labels for that sequence). ``"contiguous"``, as Ulysses' shards: the
+            packed array in ``cp_size`` parts.
         ignore_index: the label of a token that has none.
     Returns:
         ``[num_tokens / cp_size]``, of the dtype of ``ids``.
@@ -118,8 +117,8 @@ def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include
     nor the results of tools are trained on.
 
     A turn begins after the ids of ``begin`` and goes up to the next ids of ``end``, these with it (the model wrote
-    them),
-    or to the end of its sequence. The same ids give the same mask on rollout and trainer: nothing is tokenised again.
+    them), or to the end of its sequence. The same ids give the same mask on rollout and trainer: nothing is
+    tokenised again.
 
     Args:
         ids: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; int32 or int64, last

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import ROUNDING
+
 
 def attention_reference(
     q: Any,
@@ -67,6 +69,80 @@ def attention_reference(
     if flat_dout is not None:
         found |= {name: a.reshape(like.shape) for (name, a), like in zip(grads.items(), (q, k, v), strict=True)}
     return found
+
+
+def attention_facts(
+    q: Any, k: Any, v: Any, dout: Any, dtype: str, *, causal: bool = True, window_size: int | None = None,
+    softmax_scale: float | None = None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """What the error bounds of attention scale with: facts of its rows in contract.py.
+
+    Args: as :func:`attention_reference`, padded and all in use; ``dtype``: that of the operands.
+    Returns: by output the facts, numbers or float64 arrays that broadcast to it.
+    """
+    wide = [_wide(a) for a in (q, k, v, dout)]
+    want = attention_reference(*wide[:3], causal=causal, window_size=window_size, softmax_scale=softmax_scale)
+    batch, queries, heads, dim = wide[0].shape
+    keys, kv_heads = wide[1].shape[1:3]
+    group = heads // kv_heads
+    scale = dim**-0.5 if softmax_scale is None else softmax_scale
+    sees = _sees(queries, keys, causal, window_size)
+    k_of, v_of = (np.repeat(a, group, 2) for a in wide[1:3])
+    x, y, z, g = (np.abs(a) for a in (wide[0], k_of, v_of, wide[3]))
+    scores = np.einsum("bqhd,bkhd->bhqk", wide[0], k_of) * scale
+    with np.errstate(invalid="ignore"):
+        p = np.where(sees, np.exp(np.where(sees, scores, 0) - want["lse"][..., None]), 0)
+    dp = np.einsum("bqhd,bkhd->bhqk", wide[3], v_of)
+    delta = np.einsum("bqhd,bqhd->bhq", wide[3], want["out"])[..., None]
+    both = np.where(sees, np.einsum("bqhd,bkhd->bhqk", g, z), 0).max(-1)
+    both = both + np.einsum("bqhd,bqhd->bhq", g, np.abs(want["out"]))
+    ds = p * np.abs(dp - delta)
+    largest = np.where(sees, np.abs(scores), 0).max(-1)
+    sizes = np.where(sees, np.einsum("bqhd,bkhd->bhqk", x, y) * scale, 0).max(-1)
+
+    def of_keys(a: np.ndarray) -> np.ndarray:
+        """Sums over the query heads of a key's, from [batch, keys, heads, head_dim]."""
+        return a.reshape(batch, keys, kv_heads, group, dim).sum(3)
+
+    def by_query(a: np.ndarray) -> np.ndarray:
+        return np.moveaxis(a, 1, 2)[..., None]
+
+    def by_sequence(a: np.ndarray) -> np.ndarray:
+        return a.max((1, 2))[:, None, None, None]
+
+    rounding = ROUNDING[dtype]
+    common: dict[str, Any] = {"head_dim": dim}
+    rounded = common if dtype == "float32" else common | {"inner": rounding.inner, "inner_least": rounding.least}
+    of_query = rounded | {
+        "keys": sees.sum(1)[:, None, None], "max_abs_s": by_query(largest), "score_scale": by_query(sizes),
+    }  # fmt: skip
+    of_key = rounded | {
+        "keys": sees.sum(0)[:, None, None] * group, "max_abs_s": by_sequence(largest),
+        "score_scale": by_sequence(sizes),
+    }  # fmt: skip
+    seen = sees.astype(np.float64)
+    return {
+        "out": of_query
+        | {"scale": np.einsum("bhqk,bkhd->bqhd", p, z), "other_scale": np.einsum("qk,bkhd->bqhd", seen, z)},
+        "lse": common | {"max_abs_s": largest, "score_scale": sizes},
+        "dq": of_query
+        | {
+            "scale": np.einsum("bhqk,bkhd->bqhd", ds, y) * scale,
+            "gradient_scale": np.einsum("bhqk,bhq,bkhd->bqhd", p, both, y) * scale,
+            "other_scale": np.einsum("qk,bkhd->bqhd", seen, y) * scale,
+        },
+        "dk": of_key
+        | {
+            "scale": of_keys(np.einsum("bhqk,bqhd->bkhd", ds, x)) * scale,
+            "gradient_scale": of_keys(np.einsum("bhqk,bhq,bqhd->bkhd", p, both, x)) * scale,
+            "other_scale": of_keys(np.einsum("qk,bqhd->bkhd", seen, x)) * scale,
+        },
+        "dv": of_key
+        | {
+            "scale": of_keys(np.einsum("bhqk,bqhd->bkhd", p, g)),
+            "other_scale": of_keys(np.einsum("qk,bqhd->bkhd", seen, g)),
+        },
+    }
 
 
 def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.ndarray]:

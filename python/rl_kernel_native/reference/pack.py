@@ -18,8 +18,7 @@ def pack_reference(
     """
     x = np.asarray(tensors)
     rows, columns = x.shape[:2]
-    by_length = mask is None
-    kept = np.arange(columns)[None, :] < np.asarray(lengths)[:, None] if by_length else np.asarray(mask) != 0
+    kept = np.arange(columns) < np.asarray(lengths)[:, None] if mask is None else np.asarray(mask) != 0
     capacity = rows * columns if max_tokens is None else max_tokens
     packed = np.full((capacity, *x.shape[2:]), fill_value, x.dtype)
     at = 0

@@ -20,8 +20,10 @@ def shift_labels_packed_reference(
     cp_layout: str = "zigzag",
     ignore_index: int = -100,
 ) -> np.ndarray:
-    """All labels, then what a rank has of them, chunk by chunk. Args: as
-    :func:`rl_kernel_native.shift_labels_packed`."""
+    """All labels, then what a rank has of them, chunk by chunk.
+
+    Args: as :func:`rl_kernel_native.shift_labels_packed`.
+    """
     tokens = np.asarray(ids)
     labels = np.full(tokens.shape, ignore_index, tokens.dtype)
     edges = np.asarray(cu_seqlens).tolist()
