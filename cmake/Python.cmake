@@ -6,6 +6,7 @@ find_package(nanobind CONFIG REQUIRED)
 nanobind_add_module(_C NB_STATIC STABLE_ABI
   cpp/bindings/module.cpp cpp/bindings/ndarray.cpp cpp/bindings/torch_state.cpp
   cpp/bindings/linear_args.cpp cpp/bindings/linear.cpp cpp/bindings/logprob_args.cpp cpp/bindings/logprob.cpp
+  cpp/bindings/policy_loss.cpp cpp/bindings/token_args.cpp
   cpp/bindings/rms_norm.cpp cpp/bindings/rope.cpp cpp/bindings/silu_mul.cpp)
 target_link_libraries(_C PRIVATE rlk_core)
 install(TARGETS _C LIBRARY DESTINATION rl_kernel_native)

@@ -40,6 +40,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_rms_norm(m);
+  rlk::bindings::bind_policy_loss(m);
   rlk::bindings::bind_rope(m);
   rlk::bindings::bind_silu_mul(m);
 }

@@ -53,7 +53,7 @@ namespace {
 
 constexpr std::uint64_t kReadOnlyFlag = 1;
 enum DLDeviceType : std::int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLROCM = 10, kDLROCMHost = 11 };
-enum DLTypeCode : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4 };
+enum DLTypeCode : std::uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6 };
 
 struct Format {
   DType dtype;
@@ -64,7 +64,8 @@ struct Format {
 constexpr Format kFormats[] = {
     {DType::kFloat32, kDLFloat, 32, "float32"}, {DType::kBFloat16, kDLBfloat, 16, "bfloat16"},
     {DType::kFloat16, kDLFloat, 16, "float16"}, {DType::kInt32, kDLInt, 32, "int32"},
-    {DType::kInt64, kDLInt, 64, "int64"},
+    {DType::kInt64, kDLInt, 64, "int64"},       {DType::kBool, kDLBool, 8, "bool"},
+    {DType::kUInt8, kDLUInt, 8, "uint8"},
 };
 
 [[noreturn]] void raise(PyObject* type, const std::string& message) {

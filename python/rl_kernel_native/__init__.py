@@ -6,7 +6,7 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 
 from __future__ import annotations
 
-from . import _dispatch, _native, _variants
+from . import _dispatch, _native, _variants, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .ops.linear import (
@@ -27,6 +27,15 @@ from .ops.logprob import (
     logprob_partial,
     logprob_reference,
 )
+from .ops.policy_loss import (
+    PolicyGradients,
+    PolicyLoss,
+    PolicyMetrics,
+    PolicySpec,
+    policy_loss,
+    policy_loss_and_grad,
+    policy_loss_reference,
+)
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
 from .ops.silu_mul import (
@@ -40,7 +49,7 @@ from .ops.silu_mul import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    from .ops import linear_torch, logprob_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
+    from .ops import linear_torch, logprob_torch, policy_loss_torch, rms_norm_torch, rope_torch, silu_mul_torch  # noqa: F401
 
 __version__: str = _native.module.version
 variant: str = _native.module.variant
@@ -50,6 +59,10 @@ _dispatch.follow_omp_num_threads()
 __all__ = [
     "LogprobResult",
     "LogprobStatus",
+    "PolicyGradients",
+    "PolicyLoss",
+    "PolicyMetrics",
+    "PolicySpec",
     "arithmetic",
     "canonical_blas",
     "checkpoint_contexts",
@@ -68,6 +81,10 @@ __all__ = [
     "logprob_merge",
     "logprob_partial",
     "logprob_reference",
+    "policy_loss",
+    "policy_loss_and_grad",
+    "policy_loss_reference",
+    "presets",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",

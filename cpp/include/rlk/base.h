@@ -19,7 +19,7 @@
 
 namespace rlk {
 
-enum class DType : std::uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64 };
+enum class DType : std::uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool, kUInt8 };
 
 constexpr int size_of(DType t) {
   switch (t) {
@@ -31,6 +31,9 @@ constexpr int size_of(DType t) {
       return 2;
     case DType::kInt64:
       return 8;
+    case DType::kBool:
+    case DType::kUInt8:
+      return 1;
   }
   return 0;
 }
