@@ -7,6 +7,7 @@ find_package(CUDAToolkit REQUIRED)
 
 add_library(rlk_cuda STATIC cuda/common/launch.cpp cuda/common/tensor_map.cpp cuda/logprob/logprob.cpp
   cuda/linear/linear.cpp cuda/linear/gemm_plan_sm90.cpp cuda/linear/cublaslt.cpp cuda/linear/cublaslt_records.cpp
+  cuda/policy_loss/policy_loss.cpp
   cuda/rms_norm/rms_norm.cpp cuda/rope/rope.cpp cuda/silu_mul/silu_mul.cpp)
 target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static ${CMAKE_DL_LIBS})
 
@@ -27,6 +28,7 @@ if("80" IN_LIST RLK_CUDA_ARCHITECTURES)
   rlk_add_cuda_kernels(rlk_cuda_sm80 80 cuda/logprob/logprob_sm80.cu cuda/logprob/logprob_backward_sm80.cu
     cuda/linear/gemm_sm80.cu cuda/linear/linear_bias_grad_sm80.cu cuda/linear/tree_sum_sm80.cu
     cuda/rms_norm/rms_norm_sm80.cu cuda/rms_norm/rms_norm_backward_sm80.cu
+    cuda/policy_loss/policy_loss_sm80.cu
     cuda/rope/rope_sm80.cu cuda/silu_mul/silu_mul_sm80.cu cuda/silu_mul/silu_mul_backward_sm80.cu)
 endif()
 if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
@@ -34,6 +36,7 @@ if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
   rlk_add_cuda_kernels(rlk_cuda_sm90 90a-real cuda/logprob/logprob_sm90.cu cuda/logprob/logprob_backward_sm90.cu
     cuda/linear/gemm_bf16_sm90.cu cuda/linear/gemm_f16_sm90.cu
     cuda/rms_norm/rms_norm_sm90.cu cuda/rms_norm/rms_norm_backward_sm90.cu
+    cuda/policy_loss/policy_loss_sm90.cu
     cuda/rope/rope_sm90.cu cuda/silu_mul/silu_mul_sm90.cu cuda/silu_mul/silu_mul_backward_sm90.cu)
 endif()
 list(JOIN RLK_ARCHITECTURES " " RLK_ARCHITECTURES)

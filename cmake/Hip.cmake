@@ -64,6 +64,7 @@ rlk_bundle_hip(linear
   "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
   "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")
 rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
+rlk_bundle_hip(policy_loss "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(rms_norm "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(rope "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(silu_mul "global_load_dwordx4;global_store_dwordx4")
@@ -71,7 +72,8 @@ configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundles.S.in" "${PROJECT_BINARY
 set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJECT_DEPENDS "${bundle_files}")
 
 add_library(rlk_hip STATIC
-  hip/common/runtime.cpp hip/linear/linear.cpp hip/logprob/logprob.cpp hip/rms_norm/rms_norm.cpp
+  hip/common/runtime.cpp hip/linear/linear.cpp hip/logprob/logprob.cpp hip/policy_loss/policy_loss.cpp
+  hip/rms_norm/rms_norm.cpp
   hip/rope/rope.cpp hip/silu_mul/silu_mul.cpp
   "${PROJECT_BINARY_DIR}/hip/bundles.S")
 target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})

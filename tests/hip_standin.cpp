@@ -17,6 +17,7 @@
 
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
+#include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
@@ -85,6 +86,11 @@ const Table kLogprob = {
     RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
     RLK_OF(rlk_logprob_merge),
 };
+const Table kPolicyLoss = {
+    RLK_OF(rlk_policy_loss_statistics),  RLK_OF(rlk_policy_loss_sequences),        RLK_OF(rlk_policy_loss_tokens_clipped),
+    RLK_OF(rlk_policy_loss_tokens_any), RLK_OF(rlk_policy_loss_tokens_sequences), RLK_OF(rlk_policy_loss_sums),
+    RLK_OF(rlk_policy_loss_results),    RLK_OF(rlk_policy_loss_scale),
+};
 const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_forward_wave),
     RLK_OF_FLOATS(rlk_rms_norm_forward_block),
@@ -111,7 +117,7 @@ const Table kSiluMul = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kLinear, &kLogprob, &kRmsNorm, &kRope, &kSiluMul}) {
+  for (const Table* table : {&kLinear, &kLogprob, &kPolicyLoss, &kRmsNorm, &kRope, &kSiluMul}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

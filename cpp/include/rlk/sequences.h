@@ -14,6 +14,16 @@
 
 namespace rlk {
 
+// The same pointer; a HIP compiler then knows that it is not one into LDS.
+template <class T>
+RLK_HD T* in_global(T* p) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  return (T*)(__attribute__((address_space(1))) T*)p;
+#else
+  return p;
+#endif
+}
+
 struct TokenArray {
   const float* data = nullptr;
   std::int64_t sequence_stride = 0;  // elements; of packed sequences only where token_stride is 0
@@ -40,8 +50,8 @@ struct Span {
 };
 
 RLK_HD std::int64_t cut_of(const Sequences& q, std::int64_t i) {
-  if (q.cu_dtype == DType::kInt64) return static_cast<const std::int64_t*>(q.cu_seqlens)[i];
-  return static_cast<const std::int32_t*>(q.cu_seqlens)[i];
+  if (q.cu_dtype == DType::kInt64) return in_global(static_cast<const std::int64_t*>(q.cu_seqlens))[i];
+  return in_global(static_cast<const std::int32_t*>(q.cu_seqlens))[i];
 }
 // Inside of the arrays whatever the cuts are: on a GPU nobody has looked at them.
 RLK_HD Span span_of(const Sequences& q, std::int64_t s) {

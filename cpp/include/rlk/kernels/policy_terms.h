@@ -128,6 +128,7 @@ RLK_HD ImportanceWeight<F> importance_of_log(const PolicySpec& s, F d) {
 // ---- what is the same for a sequence's tokens -----------------------------------------------------------------------
 
 struct PolicyFactors {
+  std::int64_t tokens = 0;
   float weight = 0.0f, entropy_weight = 0.0f;  // of tokens, of H
   float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
   float gradient = 0.0f;                       // shared P_x
@@ -138,7 +139,7 @@ struct PolicyFactors {
 };
 
 RLK_HD float denominator_of(const PolicyLossParams& p, const PolicyTotals& totals) {
-  if (p.denominator != nullptr) return *p.denominator;
+  if (p.denominator != nullptr) return *in_global(p.denominator);
   if (p.denominator_value != 0.0f) return p.denominator_value;
   switch (p.spec.denominator) {
     case DenominatorKind::kOne:
@@ -248,7 +249,7 @@ RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope
   return t;
 }
 
-template <class F>
+template <bool kOfSequence, class F>
 RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F advantage, F logprob, F raw, F r,
                                  F slope) {
   const F zero = broadcast<F>(0.0f);
@@ -270,6 +271,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
       t = sigmoid_term(s, advantage, r, slope);
       break;
     case Surrogate::kGeometricClip: {
+      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
       const auto clipped = clipped_log_ratio(s, raw, advantage).clipped;
       t.value = broadcast<F>(mul_rn(-f.advantage, f.ratio));
       t.along_ratio = zero;
@@ -279,6 +281,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
       break;
     }
     case Surrogate::kGamma: {
+      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
       const F w =
           select(advantage >= zero, broadcast<F>(f.gamma_positive), broadcast<F>(f.gamma_negative));
       t = weighted_term(advantage, logprob, w, MaskOf<F>(never));
@@ -348,8 +351,9 @@ struct PolicyStatisticsTerms {
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD TokenArray input(const Params& p, int i) {
-    const bool wanted = needs_statistics(p.spec) && (i != kInputRefLogprob || p.spec.kl_times_ratio != 0);
-    return wanted ? policy_input(p, i) : TokenArray{};
+    TokenArray a = policy_input(p, i);
+    if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio == 0)) a.data = nullptr;
+    return a;
   }
   static RLK_HD float* output(const Params&, int) { return nullptr; }
 
@@ -367,9 +371,9 @@ struct PolicyStatisticsTerms {
     for (auto& c : sums->count) c = MaskOf<F>(zero > zero);
     sums->count[kCountTokens] = mask;
     if (!needs_statistics(s)) return;
-    const F l = in[kInputLogprob], o = p.old_logprob.data == nullptr ? l : in[kInputOldLogprob];
+    const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
     const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
-    const F d = sub_rn(s.importance_of_current != 0 ? l : o, m);
+    const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
     const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
     F w = broadcast<F>(1.0f);
     if (s.importance == ImportanceLevel::kToken) w = importance_of_log(s, d).weight;
@@ -379,7 +383,7 @@ struct PolicyStatisticsTerms {
     if (s.surrogate == Surrogate::kGeometricClip) sum[kStatLogRatio] = clipped_log_ratio(s, raw, a).value;
     if (s.surrogate == Surrogate::kGamma) sum[kStatLogRatio] = clamped(raw, -kGammaLimit, kGammaLimit);
     if (rollout) sum[kStatMismatch] = d;
-    if (drops(s)) sum[kStatDrop] = sub_rn(s.drop_by_rollout != 0 ? m : o, l);
+    if (drops(s)) sum[kStatDrop] = sub_rn(either(s.drop_by_rollout != 0, m, o), l);
     const F product = mul_rn(a, w);
     sum[kStatPositive] = select(a > zero, product, zero);
     sum[kStatNegative] = select(a < zero, product, zero);
@@ -405,6 +409,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const PolicyTotal
   const PolicySpec& s = p.spec;
   PolicyFactors f;
   const std::int64_t n = of.count[kCountTokens];
+  f.tokens = n;
   set_weights(p, totals, n, &f);
   if (!needs_statistics(s) || n == 0) return f;
   const float tokens = static_cast<float>(n);
@@ -456,13 +461,30 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const PolicyTotal
 
 // ---- the pass over tokens -------------------------------------------------------------------------------------------
 
-struct PolicyLossTerms {
+// What a pass over tokens must be able to do: the less it is, the less is held in registers.
+enum class PolicyForm {
+  kClipped,   // PPO's clip of a token's ratio, without importance weights and selected tokens
+  kTokens,    // any term of single tokens
+  kSequences  // and sums of the pass before
+};
+RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
+  if (needs_statistics(p.spec)) return PolicyForm::kSequences;
+  const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && p.selected.data == nullptr;
+  return clipped ? PolicyForm::kClipped : PolicyForm::kTokens;
+}
+
+template <PolicyForm kForm>
+struct PolicyTokenTerms {
+  static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
-  static RLK_HD TokenArray input(const Params& p, int i) { return policy_input(p, i); }
+  static RLK_HD TokenArray input(const Params& p, int i) {
+    if (kClipped && (i == kInputImportance || i == kInputSelected)) return {};
+    return policy_input(p, i);
+  }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
 
   template <class F>
@@ -471,47 +493,53 @@ struct PolicyLossTerms {
     const PolicySpec& s = p.spec;
     const F zero = broadcast<F>(0.0f);
     const auto never = MaskOf<F>(zero > zero);
-    const F l = in[kInputLogprob], o = p.old_logprob.data == nullptr ? l : in[kInputOldLogprob];
+    const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
     const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
-    const bool of_token = s.level == RatioLevel::kToken;
+    const bool of_token = !kOfSequence || s.level == RatioLevel::kToken;
     Ratio<F> x = {raw, broadcast<F>(f.ratio), broadcast<F>(f.slope)};
     if (of_token) x = ratio_of(s, raw);
-    PolicyTerm<F> t = policy_term(s, f, a, l, raw, x.ratio, x.slope);
+    PolicyTerm<F> t;
+    if constexpr (kClipped) {
+      t = clipped_ratio_term(s, a, x.ratio, x.slope);
+    } else {
+      t = policy_term<kOfSequence>(s, f, a, l, raw, x.ratio, x.slope);
+    }
 
     // Importance.
-    F w = broadcast<F>(f.importance);
-    auto w_clipped = f.importance_clipped != 0 ? mask : never;
-    if (s.importance == ImportanceLevel::kToken) {
-      const ImportanceWeight<F> found = importance_of_log(s, sub_rn(s.importance_of_current != 0 ? l : o, m));
+    F w = broadcast<F>(kOfSequence ? f.importance : 1.0f);
+    auto w_clipped = either(kOfSequence && f.importance_clipped != 0, mask, never);
+    if (!kClipped && s.importance == ImportanceLevel::kToken) {
+      const ImportanceWeight<F> found = importance_of_log(s, sub_rn(either(s.importance_of_current != 0, l, o), m));
       w = found.weight;
       w_clipped = found.clipped;
     }
-    if (s.importance == ImportanceLevel::kGiven) w = m;
-    if (has_importance(s) && s.surrogate != Surrogate::kGamma) {
-      const F factor = s.surrogate == Surrogate::kGeometricClip ? broadcast<F>(f.importance) : w;
+    if (!kClipped && s.importance == ImportanceLevel::kGiven) w = m;
+    if (!kClipped && has_importance(s) && !(kOfSequence && s.surrogate == Surrogate::kGamma)) {
+      const bool of_geometric = kOfSequence && s.surrogate == Surrogate::kGeometricClip;
+      const F factor = of_geometric ? broadcast<F>(f.importance) : w;
       t.value = mul_rn(t.value, factor);
       t.along_ratio = mul_rn(t.along_ratio, factor);
       t.along_logprob = mul_rn(t.along_logprob, factor);
     }
-    auto none = s.surrogate == Surrogate::kGeometricClip ? never : MaskOf<F>(a == zero);
-    if (f.dropped != 0) none = MaskOf<F>(none | (a < zero));
-    if (f.gated != 0) none = mask;
+    auto none = either(kOfSequence && s.surrogate == Surrogate::kGeometricClip, never, MaskOf<F>(a == zero));
+    if (kOfSequence && f.dropped != 0) none = MaskOf<F>(none | (a < zero));
+    if (kOfSequence && f.gated != 0) none = mask;
     auto selected = never;
-    if (p.selected.data != nullptr) {
+    if (!kClipped && p.selected.data != nullptr) {
       selected = MaskOf<F>((in[kInputSelected] < zero) | (in[kInputSelected] > zero));
       if (s.selected_drops != 0) none = MaskOf<F>(none | selected);
     }
     t.value = select(none, zero, t.value);
     t.along_ratio = select(none, zero, t.along_ratio);
     t.along_logprob = select(none, zero, t.along_logprob);
-    if (p.selected.data != nullptr && s.selected_drops == 0) {
+    if (!kClipped && p.selected.data != nullptr && s.selected_drops == 0) {
       const F c = mul_rn(broadcast<F>(s.selected_kl), w);
       const F sign = select(raw > zero, c, select(raw < zero, -c, zero));
       t.value = select(selected, add_rn(t.value, mul_rn(c, abs_of(raw))), t.value);
       t.along_logprob = select(selected, add_rn(t.along_logprob, sign), t.along_logprob);
     }
 
-    const bool shared = has_shared_slope(s);
+    const bool shared = kOfSequence && has_shared_slope(s);
     F slope = shared ? add_rn(t.along_logprob, broadcast<F>(f.gradient)) : add_rn(t.along_ratio, t.along_logprob);
     F kl = zero;
     if (s.kl != KlEstimator::kNone) {
@@ -527,7 +555,7 @@ struct PolicyLossTerms {
     out[0] = canonical(select(mask, mul_rn(broadcast<F>(f.weight), slope), zero));
     out[1] = select(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)), zero);
 
-    const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
+    const bool rollout = !kClipped && has_importance(s) && s.importance != ImportanceLevel::kGiven;
     const F mismatch = rollout ? abs_of(sub_rn(o, m)) : zero;
     F* const sum = sums->sum;
     sum[kSumPolicy] = t.value;
@@ -543,13 +571,15 @@ struct PolicyLossTerms {
     sums->maximum[0] = select(mask, x.ratio, zero);
     sums->maximum[1] = select(mask, mismatch, zero);
     sums->count[kCountTokens] = mask;
-    sums->count[kCountClipped] = MaskOf<F>(s.selected_drops != 0 ? selected : t.clipped) & mask;
+    sums->count[kCountClipped] = either(!kClipped && s.selected_drops != 0, selected, t.clipped) & mask;
     sums->count[kCountDual] = mask & t.dual;
     sums->count[kCountLow] = MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)) & mask;
     sums->count[kCountHigh] = MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)) & mask;
     sums->count[kCountImportance] = mask & w_clipped;
   }
 };
+
+using PolicyLossTerms = PolicyTokenTerms<PolicyForm::kSequences>;
 
 // ---- over sequences -------------------------------------------------------------------------------------------------
 
@@ -587,11 +617,11 @@ RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals,
   if (s.kl != KlEstimator::kNone) loss = fma_rn(s.kl_coef, kl, loss);
   if (p.entropy.data != nullptr) loss = fma_rn(-s.entropy_coef, entropy, loss);
   loss = t.count[kCountBadCuts] > 0 ? canonical_nan() : finished_sum(loss);
-  if (p.loss != nullptr) *p.loss = loss;
+  if (p.loss != nullptr) *in_global(p.loss) = loss;
   if (p.metrics == nullptr) return;
   const auto mean = [&](float sum) { return quotient_or_zero(sum, tokens); };
   const auto fraction = [&](int count) { return quotient_or_zero(static_cast<float>(t.count[count]), tokens); };
-  float* const to = p.metrics;
+  float* const to = in_global(p.metrics);
   to[kPolicyMetricLoss] = loss;
   to[kPolicyMetricPolicyLoss] = finished_sum(policy);
   to[kPolicyMetricKlLoss] = finished_sum(kl);

@@ -55,6 +55,13 @@ struct SequenceSums {
   float maximum[kTokenMaxima];
 };
 
+// One of two by a condition of all tokens. A conditional expression would choose between addresses.
+template <class F>
+RLK_HD F either(bool condition, F yes, F no) {
+  F chosen = no;
+  if (condition) chosen = yes;
+  return chosen;
+}
 template <class F>
 RLK_HD F min_of(F a, F b) {
   return select(b < a, b, a);
