@@ -17,7 +17,7 @@ constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, o
 // Stride of tokens: that of the last dimension, where it matters.
 std::int64_t token_stride(const Array& a) {
   const TensorView& v = a.view();
-  return v.shape[v.ndim - 1] > 1 ? v.stride(v.ndim - 1) : 1;
+  return v.shape[v.ndim - 1] > 1 && v.num_elements() > 0 ? v.stride(v.ndim - 1) : 1;
 }
 
 }  // namespace

@@ -33,12 +33,12 @@ struct TokenGpu {
     for (int distance = 1; distance < kLanes; distance *= 2) x = maximum_of(x, shuffle_xor(x, distance));
     return x;
   }
-  static RLK_DEVICE Quad load_quad(const float* from) {
-    Quad x;
+  static RLK_DEVICE rlk::Quad load_quad(const float* from) {
+    rlk::Quad x;
     __builtin_memcpy(&x, __builtin_assume_aligned(from, 16), sizeof x);
     return x;
   }
-  static RLK_DEVICE void store_quad(float* to, const Quad& x) {
+  static RLK_DEVICE void store_quad(float* to, const rlk::Quad& x) {
     __builtin_memcpy(__builtin_assume_aligned(to, 16), &x, sizeof x);
   }
   static RLK_DEVICE float load(const float* from) { return *from; }

@@ -448,8 +448,10 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const PolicyTotal
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
-    const float up = mul_rn(of.sum[kStatPositive], shared_slope(s, 1.0f, f.ratio, f.slope));
-    const float down = f.dropped ? 0.0f : mul_rn(of.sum[kStatNegative], shared_slope(s, -1.0f, f.ratio, f.slope));
+    // No advantage of a sign has no slope, whatever the ratio.
+    const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
+    const float up = positive == 0.0f ? 0.0f : mul_rn(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
+    const float down = negative == 0.0f ? 0.0f : mul_rn(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
     gradient = f.gated ? 0.0f : mul_rn(f.importance, add_rn(up, down));
   }
   if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {

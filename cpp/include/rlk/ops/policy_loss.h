@@ -39,7 +39,7 @@
 // is 0. D = denominator, else the number of tokens, of sequences, or of sequences that have a token.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l); where the ratio is a sequence's and straight_through is not
 // set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric, with sum(w A) over A > 0 and A < 0 as
-// the only sums, and kl_times_ratio's share sum(K) r' likewise. d_entropy = -entropy_coef weight; with entropy_token_mean
+// the only sums, 0 where that is 0, and kl_times_ratio's share sum(K) r' likewise. d_entropy = -entropy_coef weight; with entropy_token_mean
 // the weight of H is entropy_scale / number of tokens. Masked: +0.
 // Loss: of each sequence sum(P), sum(K), sum(H) times its weight, summed over sequences: policy, kl, entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
