@@ -87,9 +87,10 @@ const Table kLogprob = {
     RLK_OF(rlk_logprob_merge),
 };
 const Table kPolicyLoss = {
-    RLK_OF(rlk_policy_loss_statistics),  RLK_OF(rlk_policy_loss_sequences),        RLK_OF(rlk_policy_loss_tokens_clipped),
-    RLK_OF(rlk_policy_loss_tokens_any), RLK_OF(rlk_policy_loss_tokens_sequences), RLK_OF(rlk_policy_loss_sums),
-    RLK_OF(rlk_policy_loss_results),    RLK_OF(rlk_policy_loss_scale),
+    RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
+    RLK_OF(rlk_policy_loss_tokens_clipped),   RLK_OF(rlk_policy_loss_tokens_any),
+    RLK_OF(rlk_policy_loss_tokens_sequences), RLK_OF(rlk_policy_loss_sums),
+    RLK_OF(rlk_policy_loss_results),          RLK_OF(rlk_policy_loss_scale),
 };
 const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_forward_wave),

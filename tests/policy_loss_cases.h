@@ -118,41 +118,47 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
     const auto at = static_cast<std::size_t>(i);
     const bool counts = pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1);  // one without a token
     const float l = -std::fabs(normal(random)), o = l + 0.3f * normal(random);
-    const float values[7] = {l, o, pick(8) == 0 ? 0.0f : normal(random), l + 0.2f * normal(random),
-                             p.spec.importance == rlk::ImportanceLevel::kGiven ? std::fabs(normal(random))
-                                                                               : o + 0.1f * normal(random),
-                             std::fabs(normal(random)), pick(5) == 0 ? 1.0f : 0.0f};
+    const float values[7] = {
+        l,
+        o,
+        pick(8) == 0 ? 0.0f : normal(random),
+        l + 0.2f * normal(random),
+        p.spec.importance == rlk::ImportanceLevel::kGiven ? std::fabs(normal(random)) : o + 0.1f * normal(random),
+        std::fabs(normal(random)),
+        pick(5) == 0 ? 1.0f : 0.0f};
     for (int k = 0; k < 7; ++k) {
       constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f};
       c->arrays[k][at] = counts ? values[k] : kWild[pick(5)];
-      if (counts && wild && pick(16) == 0) c->arrays[k][at] = kWild[pick(5)] ;
+      if (counts && wild && pick(16) == 0) c->arrays[k][at] = kWild[pick(5)];
     }
     if (!counts) continue;
     const std::int64_t whole = pick(2) ? 1 : -7;
     const float real = pick(2) ? 1.0f : 1e-30f;
     unsigned char* to = &c->mask[at * static_cast<std::size_t>(bytes)];
-    p.mask.dtype == rlk::DType::kFloat32 ? std::memcpy(to, &real, 4) : std::memcpy(to, &whole, static_cast<std::size_t>(bytes));
+    p.mask.dtype == rlk::DType::kFloat32 ? std::memcpy(to, &real, 4)
+                                         : std::memcpy(to, &whole, static_cast<std::size_t>(bytes));
   }
   p.mask.data = c->mask.data();
   p.mask.sequence_stride = row;
-  rlk::TokenArray* const to[] = {&p.logprob, &p.old_logprob, &p.advantage, &p.ref_logprob, &p.importance, &p.entropy,
-                                 &p.selected};
+  rlk::TokenArray* const to[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
+                                 &p.importance, &p.entropy,     &p.selected};
   const bool needs_importance = p.spec.importance != rlk::ImportanceLevel::kNone || p.spec.drop_by_rollout;
-  const bool given[] = {true, pick(6) != 0, true, p.spec.kl != rlk::KlEstimator::kNone, needs_importance, pick(2) == 0,
-                        pick(3) == 0};
+  const bool given[] = {true,         pick(6) != 0, true, p.spec.kl != rlk::KlEstimator::kNone, needs_importance,
+                        pick(2) == 0, pick(3) == 0};
   for (int k = 0; k < 7; ++k) {
     if (!given[k]) continue;
     *to[k] = {c->arrays[k].data(), row, 1};
     const bool may_be_one = k == 2 || (k == 4 && p.spec.importance == rlk::ImportanceLevel::kGiven);
     if (may_be_one && size >= sequences && !wild && pick(3) == 0) {
-      for (std::int64_t s = 0; s < sequences; ++s) c->arrays[k][static_cast<std::size_t>(s)] = std::fabs(normal(random)) - (k == 2);
+      for (std::int64_t s = 0; s < sequences; ++s)
+        c->arrays[k][static_cast<std::size_t>(s)] = std::fabs(normal(random)) - (k == 2);
       *to[k] = {c->arrays[k].data(), 1, 0};
     }
   }
   p.denominator_value = pick(2) ? 0.0f : 123.5f;
-  c->text = "seed " + std::to_string(seed) + " [" + std::to_string(sequences) + ", " + std::to_string(q.num_tokens) + "]" +
-            (packed ? " packed" : "") + " surrogate " + std::to_string(static_cast<int>(p.spec.surrogate)) + " level " +
-            std::to_string(static_cast<int>(p.spec.level)) + " importance " +
+  c->text = "seed " + std::to_string(seed) + " [" + std::to_string(sequences) + ", " + std::to_string(q.num_tokens) +
+            "]" + (packed ? " packed" : "") + " surrogate " + std::to_string(static_cast<int>(p.spec.surrogate)) +
+            " level " + std::to_string(static_cast<int>(p.spec.level)) + " importance " +
             std::to_string(static_cast<int>(p.spec.importance));
 }
 

@@ -185,7 +185,8 @@ class Reference {
     };
     bool ignored = false;
     // Of the sequence.
-    float of_sequence = 1.0f, ratio = 1.0f, slope = 0.0f, shared = 0.0f, gamma_up = 0.0f, gamma_down = 0.0f, mean_a = 0.0f;
+    float of_sequence = 1.0f, ratio = 1.0f, slope = 0.0f, shared = 0.0f, gamma_up = 0.0f, gamma_down = 0.0f,
+          mean_a = 0.0f;
     bool of_sequence_clipped = false, gated = false, dropped = false;
     const bool has_weights = s_.importance != rlk::ImportanceLevel::kNone;
     if (n > 0) {
@@ -196,7 +197,8 @@ class Reference {
       }
       if (s_.gate) gated = outside(rlk::exp(sum_drift / tokens), s_.gate_low, s_.gate_high);
       if (s_.drop_above < kInf) {
-        dropped = over_tokens([&](const Token& x) { return (s_.drop_by_rollout ? x.m : x.o) - x.l; }) / tokens > s_.drop_above;
+        dropped = over_tokens([&](const Token& x) { return (s_.drop_by_rollout ? x.m : x.o) - x.l; }) / tokens >
+                  s_.drop_above;
       }
       if (s_.level != rlk::RatioLevel::kToken) {
         float x = over_tokens([&](const Token& k) {
@@ -227,15 +229,16 @@ class Reference {
         if (s_.surrogate == rlk::Surrogate::kGeometricClip) {
           mean_a = over_tokens([&](const Token& k) { return k.a; }) / tokens;
           if (has_weights) {
-            of_sequence = rlk::exp(over_tokens([&](const Token& k) {
-                                     return rlk::log2(token_weight(k, &ignored) + 1e-10f) * rlk::kLn2;
-                                   }) /
-                                   tokens);
+            of_sequence = rlk::exp(
+                over_tokens([&](const Token& k) { return rlk::log2(token_weight(k, &ignored) + 1e-10f) * rlk::kLn2; }) /
+                tokens);
           }
         } else if (!s_.straight_through) {
           if (s_.surrogate == rlk::Surrogate::kRatio || s_.surrogate == rlk::Surrogate::kSigmoid) {
-            const float up = over_tokens([&](const Token& k) { return k.a > 0 ? k.a * token_weight(k, &ignored) : 0.0f; });
-            const float down = over_tokens([&](const Token& k) { return k.a < 0 ? k.a * token_weight(k, &ignored) : 0.0f; });
+            const float up =
+                over_tokens([&](const Token& k) { return k.a > 0 ? k.a * token_weight(k, &ignored) : 0.0f; });
+            const float down =
+                over_tokens([&](const Token& k) { return k.a < 0 ? k.a * token_weight(k, &ignored) : 0.0f; });
             const float of_up = up == 0.0f ? 0.0f : up * term(1.0f, 0, 0, ratio, slope).along_ratio;
             const float of_down = dropped || down == 0.0f ? 0.0f : down * -term(-1.0f, 0, 0, ratio, slope).along_ratio;
             shared = gated ? 0.0f : of_sequence * (of_up + of_down);
@@ -248,8 +251,8 @@ class Reference {
         }
       }
     }
-    const bool shares = s_.level != rlk::RatioLevel::kToken && !s_.straight_through &&
-                        s_.surrogate != rlk::Surrogate::kGeometricClip;
+    const bool shares =
+        s_.level != rlk::RatioLevel::kToken && !s_.straight_through && s_.surrogate != rlk::Surrogate::kGeometricClip;
     std::vector<float> leaves[8];
     for (std::int64_t t = 0; t < length_of; ++t) {
       const Token& x = all[static_cast<std::size_t>(t)];

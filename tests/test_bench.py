@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from rl_kernel_native.bench import __main__ as command  # noqa: E402
-from rl_kernel_native.bench import linear, logprob, measure, rms_norm, rope, silu_mul  # noqa: E402
+from rl_kernel_native.bench import linear, logprob, measure, policy_loss, rms_norm, rope, silu_mul  # noqa: E402
 
 
 def test_command_writes_json_and_a_plot(tmp_path, capsys):
@@ -91,6 +91,17 @@ def test_every_peer_computes_the_same_norm():
             got = rms_norm._call(peer, which, [o])(0)
             expected = got if expected is None else expected
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_command_for_policy_loss_writes_json(tmp_path, capsys):
+    file = tmp_path / "run.json"
+    arguments = ["policy_loss", "--rows", "4", "--tokens", "64", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(file)]) == 0
+    rows = {(r["pass"], r["peer"]): r for r in json.loads(file.read_text())["results"]}
+    assert {p for p, _ in rows} == set(policy_loss.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in policy_loss.PASSES)
+    assert rows["through backward()", "rk"]["max_error"] < 1e-6
+    assert "policy_loss [4, 64] float32" in capsys.readouterr().out
 
 
 def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):

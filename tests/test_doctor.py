@@ -34,7 +34,7 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     two, three = [True] * 2, [True] * 3
-    passed = {"logprob": two, "linear": three, "rms_norm": two, "rope": two, "silu_mul": two}
+    passed = {"logprob": two, "linear": three, "rms_norm": two, "policy_loss": [True], "rope": two, "silu_mul": two}
     assert on_cpu == [(operator, check) for operator, checks in passed.items() for check in checks]
     for operator in passed:
         assert report["operators"][operator][0]["backend"].startswith("cpu")

@@ -2,7 +2,9 @@
 // RLK_TEST_HIP, on HIP's.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,8 @@
 #include "linear_backend.h"
 #include "policy_loss_cases.h"
 #include "policy_loss_reference.h"
+#include "rlk/kernels/policy_terms.h"
+#include "rlk/kernels/quad.h"
 
 namespace policy_test {
 namespace {
@@ -21,6 +25,13 @@ namespace {
 using linear_test::for_each_backend;
 
 constexpr float kCanary = -12345.0f;
+#if RLK_TEST_HIP
+constexpr int kShortCases = 6, kLongCases = 1;  // lanes are fibers
+constexpr unsigned kPaddedCases = 8;
+#else
+constexpr int kShortCases = 30, kLongCases = 4;
+constexpr unsigned kPaddedCases = 40;
+#endif
 
 Results run(rlk::PolicyLossParams p) {
   const auto slots = static_cast<std::size_t>(p.sequences.num_slots());
@@ -79,7 +90,8 @@ TEST(PolicyLoss, HasTheBytesOfTheContract) {
     unsigned seed = 1;
     for (const auto& shape : kShapes) {
       for (const bool packed : {false, true}) {
-        for (int i = 0; i < (shape[0] * shape[1] > 5000 ? 4 : 30); ++i) {
+        const bool is_long = shape[0] * shape[1] > 2000;
+        for (int i = 0; i < (is_long ? kLongCases : kShortCases); ++i) {
           Case c;
           make_case(seed++, shape[0], shape[1], packed, &c);
           c.text = backend + ", " + c.text;
@@ -92,7 +104,7 @@ TEST(PolicyLoss, HasTheBytesOfTheContract) {
 }
 
 TEST(PolicyLoss, PaddingChangesNoBit) {
-  for (unsigned seed = 1; seed < 40; ++seed) {
+  for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
     Case packed;
     make_case(seed, 6, 700, true, &packed);
     const rlk::Sequences& q = packed.p.sequences;
@@ -107,7 +119,8 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
       padded.arrays[k].assign(static_cast<std::size_t>(q.num_sequences * kWidth), NAN);
       for (std::int64_t s = 0; s < q.num_sequences; ++s) {
         for (std::int64_t t = 0; t < packed.cuts64[s + 1] - packed.cuts64[s]; ++t) {
-          const auto from = static_cast<std::size_t>(packed.cuts64[s] + t), to = static_cast<std::size_t>(s * kWidth + t);
+          const auto from = static_cast<std::size_t>(packed.cuts64[s] + t),
+                     to = static_cast<std::size_t>(s * kWidth + t);
           padded.arrays[k][to] = packed.arrays[k][from];
           std::memcpy(&padded.mask[to * bytes], &packed.mask[from * bytes], bytes);
         }
@@ -158,6 +171,54 @@ TEST(PolicyLoss, GradientsAreScaledAsIfMultiplied) {
     }
     EXPECT_EQ(a.back(), before.back());
     EXPECT_EQ(b.front(), other.front());
+  }
+}
+
+// A lane of CUDA has four tokens at once: each has the bits that it has alone.
+TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
+  using Terms = rlk::PolicyLossTerms;
+  for (unsigned seed = 1; seed < 3000; ++seed) {
+    Case c;
+    make_case(seed, 1, 4, false, &c);
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    rlk::PolicyFactors f;
+    f.weight = normal(random);
+    f.entropy_weight = normal(random);
+    f.ratio = std::fabs(normal(random));
+    f.slope = f.ratio;
+    f.gradient = normal(random);
+    f.importance = std::fabs(normal(random));
+    f.importance_clipped = seed % 3 == 0;
+    f.gated = seed % 7 == 0;
+    f.dropped = seed % 5 == 0;
+    f.advantage = normal(random);
+    f.gamma_positive = f.gamma_negative = std::fabs(normal(random));
+    rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
+    rlk::QuadMask mask;
+    for (int j = 0; j < 4; ++j) {
+      mask.v[j] = random() % 4 != 0;
+      for (int k = 0; k < Terms::kInputs; ++k) in[k].v[j] = mask.v[j] ? c.arrays[k][static_cast<std::size_t>(j)] : 0.0f;
+    }
+    rlk::TokenSums<rlk::Quad, Terms::kSums> sums;
+    Terms::token(c.p, f, in, mask, out, &sums);
+    for (int j = 0; j < 4; ++j) {
+      float one[Terms::kInputs], alone[Terms::kOutputs];
+      for (int k = 0; k < Terms::kInputs; ++k) one[k] = in[k].v[j];
+      rlk::TokenSums<float, Terms::kSums> of_one;
+      Terms::token(c.p, f, one, mask.v[j], alone, &of_one);
+      std::vector<float> got, want;
+      for (int i = 0; i < Terms::kOutputs; ++i) {
+        got.push_back(out[i].v[j]);
+        want.push_back(alone[i]);
+      }
+      for (int i = 0; i < Terms::kSums; ++i) {
+        got.push_back(rlk::canonical(sums.sum[i].v[j]));
+        want.push_back(rlk::canonical(of_one.sum[i]));
+      }
+      for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(sums.count[i].v[j], of_one.count[i]);
+      EXPECT_TRUE(same_bytes(got, want)) << c.text << ", token " << j;
+    }
   }
 }
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from policy_loss_cases import arrays, keywords, specs
 
 import rl_kernel_native as rk
+from policy_loss_cases import arrays, keywords, specs
 
 SPECS = specs()
 TORCH: Any = SimpleNamespace(
@@ -94,10 +95,7 @@ def test_a_split_into_batches_changes_no_bit_of_a_gradient(name: str) -> None:
     whole = run(a, spec, denominator=171.0)
     for cuts in range(16):
         edges = [0, *(i + 1 for i in range(4) if cuts >> i & 1), 5]
-        parts = [
-            run({k: x[i:j] for k, x in a.items()}, spec, denominator=171.0)
-            for i, j in zip(edges[:-1], edges[1:], strict=True)
-        ]
+        parts = [run({k: x[i:j] for k, x in a.items()}, spec, denominator=171.0) for i, j in itertools.pairwise(edges)]
         assert same(np.concatenate([p.d_logprob for p in parts]), whole.d_logprob)
         total, size = sum(float(p.loss) for p in parts), sum(abs(float(p.loss)) for p in parts)
         assert abs(total - float(whole.loss)) <= 1e-6 * max(size, abs(float(whole.loss)))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from policy_loss_cases import arrays
 
 import rl_kernel_native as rk
+from policy_loss_cases import arrays
 from rl_kernel_native import presets
 
 B, T = 6, 33
@@ -30,7 +30,13 @@ def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) ->
     """Loss and gradients to float32 rounding of the largest terms."""
     logprob, entropy = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
     ours = rk.policy_loss(
-        logprob, more.pop("old_logprob", a["old_logprob"]), a["advantage"], a["mask"], spec=spec, entropy=entropy, **more
+        logprob,
+        more.pop("old_logprob", a["old_logprob"]),
+        a["advantage"],
+        a["mask"],
+        spec=spec,
+        entropy=entropy,
+        **more,
     )
     ours.loss.backward()
     x, h = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
@@ -48,7 +54,7 @@ def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) ->
     assert float((got - of_entropy).abs().max()) <= 1e-6 * max(float(of_entropy.abs().max()), 1e-30)
 
 
-# ---- verl ---------------------------------------------------------------------------------------------------------------
+# ---- verl -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +81,12 @@ def verl_config(**fields: Any) -> Any:
 VERL = {
     "vanilla": {},
     "vanilla, asymmetric": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5},
-    "gspo": {"loss_mode": "gspo", "clip_ratio_low": 3e-2, "clip_ratio_high": 4e-2, "loss_agg_mode": "seq-mean-token-mean"},
+    "gspo": {
+        "loss_mode": "gspo",
+        "clip_ratio_low": 3e-2,
+        "clip_ratio_high": 4e-2,
+        "loss_agg_mode": "seq-mean-token-mean",
+    },
     "sapo": {"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"},
     "gpg": {"loss_mode": "gpg"},
     "geo_mean": {"loss_mode": "geo_mean", "loss_agg_mode": "seq-mean-token-mean"},
@@ -113,7 +124,10 @@ def test_verl(verl: Any, name: str, correction: str | None) -> None:
             level = "given"
         fields |= {"rollout_is": level, "rollout_is_threshold": threshold}
         weights, _ = compute_rollout_correction_weights(
-            a["old_logprob"] - a["rollout_logprob"], a["mask"].float(), "token" if level == "given" else level, threshold
+            a["old_logprob"] - a["rollout_logprob"],
+            a["mask"].float(),
+            "token" if level == "given" else level,
+            threshold,
         )
         more = {"importance_weight": weights} if level == "given" else {"rollout_logprob": a["rollout_logprob"]}
     if fields.get("use_kl_loss"):
@@ -150,7 +164,7 @@ def test_verl_with_a_global_batch(verl: Any) -> None:
         compare(a, presets.verl(loss_agg_mode=aggregation, dp_size=4), theirs, denominator=size)
 
 
-# ---- TRL ----------------------------------------------------------------------------------------------------------------
+# ---- TRL ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +192,9 @@ TRL = {
 MODES = [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
-def trl_loss(trl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor, h: torch.Tensor, weights: Any) -> Any:
+def trl_loss(
+    trl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor, h: torch.Tensor, weights: Any
+) -> Any:
     """GRPOTrainer._compute_loss of TRL itself, on a trainer that has no more than it reads."""
     args = SimpleNamespace(
         use_bias_correction_kl=fields.get("use_bias_correction_kl", False), delta=fields.get("delta"),
@@ -242,7 +258,7 @@ def test_trl(trl: Any, name: str, mode: str | None) -> None:
     compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, weights), **more)
 
 
-# ---- OpenRLHF -----------------------------------------------------------------------------------------------------------
+# ---- OpenRLHF -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +314,7 @@ def test_openrlhf(openrlhf: Any, name: str) -> None:
     compare(a, presets.openrlhf(**fields), theirs, **more)
 
 
-# ---- slime: formulas of its source, which is on no package index -------------------------------------------------------
+# ---- slime: formulas of its source, which is on no package index ----------------------------------------------------
 
 
 def slime_loss(a: dict[str, Any], x: torch.Tensor, h: torch.Tensor, **f: Any) -> torch.Tensor:
@@ -349,7 +365,10 @@ SLIME: dict[str, dict[str, Any]] = {
     "tis": {"use_tis": True, "tis_clip": 1.1},
     "icepop": {"use_icepop": True, "tis_clip": 1.1, "tis_clip_low": 0.9},
     "opsm": {"use_opsm": True, "opsm_delta": 1e-4},
-    **{f"kl {k}": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": k} for k in ("k1", "k2", "k3", "low_var_kl")},
+    **{
+        f"kl {k}": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": k}
+        for k in ("k1", "k2", "k3", "low_var_kl")
+    },
     "unbiased kl": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3", "use_unbiased_kl": True},
 }
 

@@ -47,8 +47,8 @@ PolicySpec read_spec(nb::handle packed) {
 // (loss, metrics, d_logprob or None, d_entropy or None).
 nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
-                nb::handle selected, nb::handle spec, nb::handle denominator,
-                bool return_d_logprob, bool return_d_entropy, nb::handle allocate, std::uintptr_t stream) {
+                nb::handle selected, nb::handle spec, nb::handle denominator, bool return_d_logprob,
+                bool return_d_entropy, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
   require_policy_loss_backend(device);

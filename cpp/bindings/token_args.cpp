@@ -28,9 +28,10 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
   if (v.dtype != DType::kFloat32) dtype_error(first_, "float32");
   const bool packed = !cu_seqlens.is_none();
   if (v.ndim != 1 && (packed || v.ndim != 2)) {
-    value_error(first_, std::string("expected shape ") +
-                            (packed ? "[num_tokens] (with cu_seqlens)" : "[num_sequences, num_tokens] or [num_tokens]") +
-                            ", got " + shape_text(first_.shape()));
+    value_error(first_,
+                std::string("expected shape ") +
+                    (packed ? "[num_tokens] (with cu_seqlens)" : "[num_sequences, num_tokens] or [num_tokens]") +
+                    ", got " + shape_text(first_.shape()));
   }
   sequences_.num_tokens = v.shape[v.ndim - 1];
   sequences_.num_sequences = v.ndim == 2 ? v.shape[0] : 1;
@@ -63,8 +64,8 @@ TokenArray TokenArguments::read(const Array& a, bool per_sequence) const {
     array.sequence_stride = v.ndim == 2 ? v.stride(0) : 0;
     if (per_sequence && array.token_stride == 0 && !sequences_.packed()) return array;  // expanded
     if (array.token_stride != 1) {
-      value_error(a, "expected contiguous tokens (stride 1), got stride " + std::to_string(array.token_stride) +
-                         kCopyHint);
+      value_error(
+          a, "expected contiguous tokens (stride 1), got stride " + std::to_string(array.token_stride) + kCopyHint);
     }
     return array;
   }
@@ -96,8 +97,8 @@ TokenMask TokenArguments::mask(nb::handle object) {
   if (v.dtype == DType::kBFloat16 || v.dtype == DType::kFloat16) dtype_error(a, kTypes);
   require_device(a, device());
   if (!std::ranges::equal(a.shape(), shape())) {
-    value_error(a, "expected shape " + shape_text(shape()) + " (that of " + first_.name() + "), got " +
-                       shape_text(a.shape()));
+    value_error(
+        a, "expected shape " + shape_text(shape()) + " (that of " + first_.name() + "), got " + shape_text(a.shape()));
   }
   if (token_stride(a) != 1) {
     value_error(a, "expected contiguous tokens (stride 1), got stride " + std::to_string(token_stride(a)) + kCopyHint);

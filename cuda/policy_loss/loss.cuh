@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kGatherThreads)
   policy_results<TokenGpu>(p, w, num_blocks, &shared);
 }
 
-__global__ void __launch_bounds__(kTokenThreads) scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
+__global__ void __launch_bounds__(kTokenThreads)
+    scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
   scale_values<TokenGpu>(p, blockIdx.x, gridDim.x);
 }
 

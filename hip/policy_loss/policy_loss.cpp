@@ -14,7 +14,8 @@ constexpr std::int64_t kWaveTokens = 128;  // sequences of at most so many are w
 int tile_of(const Sequences& q) {
   const std::int64_t mean = q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
   return mean <= kWaveTokens ? kWaveTile<TokenGpu>
-         : mean <= 4096 ? kLeastBlockTile<TokenGpu> : kMostBlockTile<TokenGpu>;
+         : mean <= 4096      ? kLeastBlockTile<TokenGpu>
+                             : kMostBlockTile<TokenGpu>;
 }
 
 const char* tokens_kernel(const PolicyLossParams& p) {
@@ -43,8 +44,8 @@ void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   const PolicyWorkspace w(p.sequences, tile, p.workspace);
   const Block tokens = {kTokenThreads, sizeof(WaveResults)};
   if (passes.counts) {
-    launch_blocks(device, stream, tokens, "rlk_policy_loss_statistics", passes.token_blocks > 0 ? passes.token_blocks : 1,
-                  p, w, passes.slots, tile);
+    launch_blocks(device, stream, tokens, "rlk_policy_loss_statistics",
+                  passes.token_blocks > 0 ? passes.token_blocks : 1, p, w, passes.slots, tile);
     launch_blocks(device, stream, {kGatherThreads, sizeof(GatheredSums)}, "rlk_policy_loss_sequences",
                   passes.sequence_blocks, p, w, tile, passes.lanes);
   }

@@ -15,10 +15,10 @@ RLK_POLICY_KERNEL(sequences, rlk::kGatherThreads), int tile, int lanes) {
   rlk::policy_sequences<rlk::hip::TokenGpu>(p, w, tile, lanes, first_block + rlk::hip::block_id_x(),
                                             RLK_POLICY_SHARED(GatheredSums));
 }
-#define RLK_POLICY_TOKENS(name, form)                                                                            \
-  RLK_POLICY_KERNEL(tokens_##name, rlk::kTokenThreads), std::int64_t slots, int tile) {                          \
-    rlk::policy_tokens<rlk::hip::TokenGpu, rlk::PolicyForm::form>(                                               \
-        p, w, slots, tile, first_block + rlk::hip::block_id_x(), RLK_POLICY_SHARED(WaveResults));                \
+#define RLK_POLICY_TOKENS(name, form)                                                             \
+  RLK_POLICY_KERNEL(tokens_##name, rlk::kTokenThreads), std::int64_t slots, int tile) {           \
+    rlk::policy_tokens<rlk::hip::TokenGpu, rlk::PolicyForm::form>(                                \
+        p, w, slots, tile, first_block + rlk::hip::block_id_x(), RLK_POLICY_SHARED(WaveResults)); \
   }
 RLK_POLICY_TOKENS(clipped, kClipped)
 RLK_POLICY_TOKENS(any, kTokens)

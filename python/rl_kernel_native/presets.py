@@ -1,5 +1,5 @@
-"""Objectives of RL frameworks by their own configuration names: each function gives a :class:`PolicySpec` that reproduces
-the framework's loss and gradients to float32 rounding. docs/objectives.md has the table, and the test that holds each."""
+"""Objectives of RL frameworks by their own configuration names: each function gives a :class:`PolicySpec` that
+reproduces the framework's loss and gradients to float32 rounding. docs/objectives.md has the table, and the test."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def verl(
     if loss_mode in forced:
         if loss_agg_mode != "seq-mean-token-mean" and (use_kl_loss or entropy_coeff):
             raise ValueError(
-                f'loss_agg_mode: expected "seq-mean-token-mean" with loss_mode="{loss_mode}" and a KL or entropy term: the '
-                f'policy term always has it, and one loss has one aggregation, got "{loss_agg_mode}"'
+                f'loss_agg_mode: expected "seq-mean-token-mean" with loss_mode="{loss_mode}" and a KL or entropy term: '
+                f'the policy term always has it, and one loss has one aggregation, got "{loss_agg_mode}"'
             )
         fields |= {"aggregation": "seq-mean-token-mean", "count_empty": forced[loss_mode], "horizon": None}
         if loss_mode == "geo_mean":
@@ -169,15 +169,20 @@ def trl(
         fields |= {"clip": "sapo", "tau_positive": sapo_temperature_pos, "tau_negative": sapo_temperature_neg}
     elif loss_type == "vespo":
         fields |= {
-            "clip": "vespo", "level": "sequence", "k_positive": vespo_k_pos, "lambda_positive": max(vespo_lambda_pos, 1e-4),
-            "k_negative": vespo_k_neg, "lambda_negative": max(vespo_lambda_neg, 1e-4),
+            "clip": "vespo", "level": "sequence", "k_positive": vespo_k_pos,
+            "lambda_positive": max(vespo_lambda_pos, 1e-4), "k_negative": vespo_k_neg,
+            "lambda_negative": max(vespo_lambda_neg, 1e-4),
         }  # fmt: skip
     else:
         fields |= {"epsilon_low": epsilon, "epsilon_high": high, "delta": delta}
     if loss_type in ("grpo", "sapo"):
         fields |= {"aggregation": "seq-mean-token-mean", "count_empty": True}
     elif loss_type == "dr_grpo":
-        fields |= {"aggregation": "seq-mean-token-sum-norm", "count_empty": True, "horizon": float(max_completion_length)}
+        fields |= {
+            "aggregation": "seq-mean-token-sum-norm",
+            "count_empty": True,
+            "horizon": float(max_completion_length),
+        }
     elif loss_type == "luspo":
         fields |= {"aggregation": "seq-mean-token-sum", "count_empty": True}
     else:
@@ -317,7 +322,11 @@ def openrlhf(
         if is_correction_level == "seq":
             fields |= {"importance_high": None, "gate": (low, high)}
         else:
-            fields |= {"importance_low": low, "importance_high": high, "importance_mode": "mask" if mask else "truncate"}
+            fields |= {
+                "importance_low": low,
+                "importance_high": high,
+                "importance_mode": "mask" if mask else "truncate",
+            }
     if use_kl_loss:
         fields |= {"kl": kl_estimator, "kl_coef": kl_coef, "kl_clamp": 10.0}
     return PolicySpec(**fields)

@@ -65,6 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rms_norm.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     rms_norm.add_argument("--columns", type=_count, default=4096)
     rms_norm.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
+    policy_loss = operators.add_parser("policy_loss", help="clipped policy objective with a KL term, and its gradient")
+    policy_loss.add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
+    policy_loss.add_argument("--tokens", type=_count, default=2048, help="of a sequence")
+    policy_loss.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while"
+    )
     rope = operators.add_parser("rope", help="rotary position embedding of queries and keys")
     rope.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
     rope.add_argument("--q-heads", type=_count, default=32)
@@ -77,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--columns", type=_count, default=12288, help="of the result; a packed input has twice as many"
     )
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
-    for operator in (logprob, linear, rms_norm, rope, silu_mul):
+    for operator in (logprob, linear, policy_loss, rms_norm, rope, silu_mul):
         operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
         operator.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
@@ -94,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from . import linear as bench_linear
     from . import logprob as bench_logprob
+    from . import policy_loss as bench_policy_loss
     from . import rms_norm as bench_rms_norm
     from . import rope as bench_rope
     from . import silu_mul as bench_silu_mul
@@ -116,6 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = bench.run(
             rows, options.columns, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
         )
+    elif options.operator == "policy_loss":
+        run = bench_policy_loss.run(
+            options.rows or (16 if device == "cpu" else 256), options.tokens, device, seconds=options.seconds,
+            use_compile=not options.no_compile,
+        )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)
         run = bench_rope.run(

@@ -48,8 +48,8 @@ METRICS = (
 
 
 class PolicyMetrics:
-    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to the
-    host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in cpp/include/rlk/ops/policy_loss.h."""
+    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
+    the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract."""
 
     names = METRICS
 
@@ -117,9 +117,9 @@ def policy_loss(
     """A policy-gradient loss over per-token log-probabilities, with its metrics, in one pass that also computes the
     gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
 
-    All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have the
-    same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything. Differentiable
-    (torch) in ``logprob`` and ``entropy``, once; the others are constants.
+    All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
+    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.
+    Differentiable (torch) in ``logprob`` and ``entropy``, once; the others are constants.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
@@ -212,7 +212,9 @@ def _operands(
     if (ref_logprob is not None) != (spec.kl is not None):
         _refuse("ref_logprob", ref_logprob, "spec.kl is None", "spec.kl")
     if (rollout_logprob is not None) != spec.needs_rollout:
-        _refuse("rollout_logprob", rollout_logprob, "the spec has no use for it", "the spec's importance weights or drop")
+        _refuse(
+            "rollout_logprob", rollout_logprob, "the spec has no use for it", "the spec's importance weights or drop"
+        )
     given = spec.importance == "given"
     if (importance_weight is not None) != given:
         _refuse("importance_weight", importance_weight, 'spec.importance is not "given"', 'spec.importance = "given"')

@@ -28,8 +28,8 @@ __all__ = ["policy_loss", "policy_loss_and_grad"]
 
 _CONSTANTS = (1, 2, 3, 5, 6, 8, 9)  # operands that must not require a gradient
 _NAMES = (
-    "logprob", "old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", "rollout_logprob", "entropy", "selected",
-    "denominator",
+    "logprob", "old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", "rollout_logprob", "entropy",
+    "selected", "denominator",
 )  # fmt: skip
 
 
@@ -39,7 +39,9 @@ def _checked(operands: tuple[Any, ...]) -> tuple[Any, ...]:
         for i in _CONSTANTS:
             x = operands[i]
             if isinstance(x, Tensor) and x.requires_grad:
-                raise ValueError(f"{_NAMES[i]}: requires a gradient, and policy_loss gives none; pass {_NAMES[i]}.detach()")
+                raise ValueError(
+                    f"{_NAMES[i]}: requires a gradient, and policy_loss gives none; pass {_NAMES[i]}.detach()"
+                )
     denominator = operands[9]
     if isinstance(denominator, Tensor) and denominator.dtype is not torch.float32:
         if denominator.dtype.is_complex or denominator.dtype is torch.bool:
@@ -65,9 +67,11 @@ def _traced(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[
 def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Tensor, Tensor]:
     operands = _checked(operands)
     if not is_direct(*operands):
-        return _traced(operands, spec, value)[:2]
+        loss, vector, *_ = _traced(operands, spec, value)
+        return loss, vector
     if not wants_grad(operands[0], operands[7]):
-        return _direct(operands, spec, value, False, False)[:2]
+        loss, vector, *_ = _direct(operands, spec, value, False, False)
+        return loss, vector
     return _PolicyLoss.apply(operands[0], operands[7], operands, spec, value)
 
 

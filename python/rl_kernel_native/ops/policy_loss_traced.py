@@ -21,8 +21,8 @@ from .policy_spec import PolicySpec
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # What is not there is an empty tensor.
 _library.define(
-    "policy_loss(Tensor logprob, Tensor? entropy, Tensor? old_logprob, Tensor advantage, Tensor mask, Tensor? cu_seqlens, "
-    "Tensor? ref_logprob, Tensor? importance, Tensor? selected, Tensor? denominator, float[] spec, "
+    "policy_loss(Tensor logprob, Tensor? entropy, Tensor? old_logprob, Tensor advantage, Tensor mask, "
+    "Tensor? cu_seqlens, Tensor? ref_logprob, Tensor? importance, Tensor? selected, Tensor? denominator, float[] spec, "
     "float denominator_value) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ops = torch.ops.rl_kernel_native
@@ -86,9 +86,7 @@ def _fake(
         raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
     sequences = cu_seqlens.shape[0] - 1 if packed else logprob.shape[0] if logprob.dim() == 2 else 1
     if mask.dtype not in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32):
-        raise TypeError(
-            f"mask: expected dtype bool, uint8, int32, int64 or float32, got {dtype_name(mask.dtype)}"
-        )
+        raise TypeError(f"mask: expected dtype bool, uint8, int32, int64 or float32, got {dtype_name(mask.dtype)}")
     if tuple(mask.shape) != tuple(logprob.shape):
         raise ValueError(f"mask: expected shape {list(logprob.shape)} (that of logprob), got {list(mask.shape)}")
     _check_tokens(old_logprob, "old_logprob", logprob)
@@ -110,7 +108,9 @@ def _fake(
 
 def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Tensor, ...]:
     """loss, metrics, d_logprob, d_entropy (empty without an entropy)."""
-    logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy, selected, denominator = operands
+    logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy, selected, denominator = (
+        operands
+    )
     arguments = (
         logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
         list(spec.numbers), value,

@@ -37,8 +37,8 @@ class PolicySpec:
     Args:
         level: what the ratio is of: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, its
             geometric mean (GSPO).
-        straight_through: a sequence's ratio reaches each token as if it were its own (verl's GSPO); otherwise through the
-            sum or mean, as TRL has it.
+        straight_through: a sequence's ratio reaches each token as if it were its own (verl's GSPO); otherwise through
+            the sum or mean, as TRL has it.
         clip: ``"ppo"``; ``"cispo"``, a clipped ratio as a constant weight of the log-probability; ``"none"``, the
             log-probability itself (REINFORCE, GPG); ``"sapo"``; ``"gmpo"``; ``"vespo"``; ``"dro"``; ``"clip_cov"``, PPO
             without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
@@ -59,7 +59,7 @@ class PolicySpec:
         kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
         selected_kl_coef: of ``"kl_cov"``; >= 0.
         entropy_coef: the entropy's mean times this is taken off the loss.
-        entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, times ``entropy_scale``.
+        entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``.
         importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``:
             ``importance_weight`` of the call is multiplied in as it is.
         importance_mode: ``"truncate"`` the weight to ``[importance_low, importance_high]`` (TIS), or ``"mask"``: 0
@@ -67,9 +67,10 @@ class PolicySpec:
         importance_low, importance_high: None: no bound.
         importance_clamp: a limit of the weight's ``|log|``, or None.
         importance_of: ``"old"`` or ``"current"``: whose ratio to the rollout policy it is.
-        gate: ``(low, high)`` of the geometric mean of that ratio, outside of which a sequence has no policy term; or None.
-        drop_above: sequences whose mean of ``log pi_x - logprob`` is more lose the policy terms of tokens with a negative
-            advantage (OPSM); x by ``drop_of``, ``"old"`` or ``"rollout"``. None: off.
+        gate: ``(low, high)`` of the geometric mean of that ratio, outside of which a sequence has no policy term; or
+            None.
+        drop_above: sequences whose mean of ``log pi_x - logprob`` is more lose the policy terms of tokens with a
+            negative advantage (OPSM); x by ``drop_of``, ``"old"`` or ``"rollout"``. None: off.
         aggregation: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``, ``"seq-mean-token-mean"``,
             ``"seq-mean-token-sum-norm"`` (divided by ``horizon`` besides), ``"constant"`` (the sum over the call's
             ``denominator``).
@@ -130,12 +131,12 @@ class PolicySpec:
     @property
     def numbers(self) -> tuple[float, ...]:
         """The extension's fields in their order."""
-        return self._numbers  # type: ignore[attr-defined,no-any-return]
+        return self._numbers  # type: ignore[attr-defined]
 
     @property
     def packed(self) -> bytes:
         """:attr:`numbers` as the extension reads them."""
-        return self._packed  # type: ignore[attr-defined,no-any-return]
+        return self._packed  # type: ignore[attr-defined]
 
     @property
     def needs_ref(self) -> bool:
@@ -230,8 +231,8 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("dro_beta", f'None with clip="{s.clip}"', 'only "dro" has a squared log-ratio')
     if s.clip == "gmpo" and (s.level != "geometric" or s.aggregation != "seq-mean-token-mean" or s.straight_through):
         raise ValueError(
-            'clip: expected level="geometric", aggregation="seq-mean-token-mean" and no straight_through with "gmpo", got '
-            f'level="{s.level}", aggregation="{s.aggregation}": its loss is one per sequence, of the geometric mean'
+            'clip: expected level="geometric", aggregation="seq-mean-token-mean" and no straight_through with "gmpo", '
+            f'got level="{s.level}", aggregation="{s.aggregation}": its loss is one per sequence, of the geometric mean'
         )
     if s.clip == "gmpo" and s.importance in ("sequence", "geometric"):
         refuse("importance", 'None, "token" or "given" with clip="gmpo"', "it takes the weights' geometric mean itself")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -154,7 +155,7 @@ def policy_loss_reference(
     shape = keep.shape
     if cu_seqlens is not None:
         cuts = [int(c) for c in cu_seqlens]
-        spans: list[Any] = [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+        spans: list[Any] = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     else:
         spans = [(i,) for i in range(shape[0])] if len(shape) == 2 else [slice(None)]
     old = logprob if old_logprob is None else old_logprob
@@ -184,7 +185,7 @@ def policy_loss_reference(
             o = xp.stop(o)
         f, m, h, chosen = (tokens(x, s) for x in (ref_logprob, rollout_logprob, entropy, selected))
         weight = tokens(importance_weight, s)
-        drift = None if m is None else xp.stop(ell if spec.importance_of == "current" else o) - m
+        drift: Any = None if m is None else xp.stop(ell if spec.importance_of == "current" else o) - m
         if spec.importance == "token":
             weight = _weight(xp, spec, drift)
         elif spec.importance in ("sequence", "geometric"):

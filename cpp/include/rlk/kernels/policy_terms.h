@@ -115,9 +115,8 @@ struct ImportanceWeight {
 };
 template <class F>
 RLK_HD ImportanceWeight<F> limited_weight(const PolicySpec& s, F e) {
-  const F w = s.importance_mask != 0
-                  ? inside_or(e, s.importance_low, s.importance_high, e, broadcast<F>(0.0f))
-                  : clamped(e, s.importance_low, s.importance_high);
+  const F w = s.importance_mask != 0 ? inside_or(e, s.importance_low, s.importance_high, e, broadcast<F>(0.0f))
+                                     : clamped(e, s.importance_low, s.importance_high);
   return {w, MaskOf<F>((w < e) | (w > e))};
 }
 template <class F>
@@ -134,7 +133,7 @@ struct PolicyFactors {
   float gradient = 0.0f;                       // shared P_x
   float importance = 1.0f;                     // of a sequence
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
-  float advantage = 0.0f;                         // kGeometricClip: mean
+  float advantage = 0.0f;                              // kGeometricClip: mean
   float gamma_positive = 0.0f, gamma_negative = 0.0f;  // kGamma: w
 };
 
@@ -238,7 +237,8 @@ RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), four = broadcast<F>(4.0f);
   const auto positive = advantage > zero;
   const F tau = select(positive, broadcast<F>(s.tau_positive), broadcast<F>(s.tau_negative));
-  const F gain = select(positive, broadcast<F>(div_rn(4.0f, s.tau_positive)), broadcast<F>(div_rn(4.0f, s.tau_negative)));
+  const F gain =
+      select(positive, broadcast<F>(div_rn(4.0f, s.tau_positive)), broadcast<F>(div_rn(4.0f, s.tau_negative)));
   const F gate = sigmoid(mul_rn(tau, sub_rn(r, one)));
   const F bump = mul_rn(mul_rn(four, gate), sub_rn(one, gate));
   PolicyTerm<F> t;
@@ -282,8 +282,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
     }
     case Surrogate::kGamma: {
       if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
-      const F w =
-          select(advantage >= zero, broadcast<F>(f.gamma_positive), broadcast<F>(f.gamma_negative));
+      const F w = select(advantage >= zero, broadcast<F>(f.gamma_positive), broadcast<F>(f.gamma_negative));
       t = weighted_term(advantage, logprob, w, MaskOf<F>(never));
       break;
     }
@@ -301,8 +300,8 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
 
 // Slope of a ratio's policy term over A, for A of either sign: what a sequence's shared gradient is made of.
 RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
-  const PolicyTerm<float> t = s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope)
-                                                                 : clipped_ratio_term(s, sign, r, slope);
+  const PolicyTerm<float> t =
+      s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
   return mul_rn(t.along_ratio, sign);  // -A |slope| over A
 }
 

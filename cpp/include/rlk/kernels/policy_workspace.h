@@ -57,7 +57,8 @@ struct PolicyWorkspace {
     totals = reinterpret_cast<PolicyTotals*>(take(sizeof(PolicyTotals)));
     partials = reinterpret_cast<TilePartial<kPolicySums>*>(
         take(slots * static_cast<std::int64_t>(sizeof(TilePartial<kPolicySums>))));
-    factors = reinterpret_cast<PolicyFactors*>(take(q.num_sequences * static_cast<std::int64_t>(sizeof(PolicyFactors))));
+    factors =
+        reinterpret_cast<PolicyFactors*>(take(q.num_sequences * static_cast<std::int64_t>(sizeof(PolicyFactors))));
     blocks = reinterpret_cast<PolicyTotalSums*>(
         take(gather_blocks(q, gather_lanes(q, tile)) * static_cast<std::int64_t>(sizeof(PolicyTotalSums))));
     bytes = used;

@@ -21,9 +21,9 @@ constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
 template <class Gpu>
 constexpr int kPerLane = sizeof(typename Gpu::Tokens) / sizeof(float);
 template <class Gpu>
-constexpr int kWaveTile = log2_of(Gpu::kLanes * kPerLane<Gpu>);
+constexpr int kWaveTile = log2_of(Gpu::kLanes* kPerLane<Gpu>);
 template <class Gpu>
-constexpr int kLeastBlockTile = log2_of(kTokenThreads * kPerLane<Gpu>);
+constexpr int kLeastBlockTile = log2_of(kTokenThreads* kPerLane<Gpu>);
 template <class Gpu>
 constexpr int kMostBlockTile = kLeastBlockTile<Gpu> + kMostSteps;
 template <class Gpu>

@@ -128,7 +128,8 @@ struct PolicyLossParams {
   TokenArray selected;     // [slots], or null
   TokenMask mask;          // [slots]
   PolicySpec spec;
-  const float* denominator = nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting
+  const float* denominator =
+      nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting
   float denominator_value = 0.0f;
   float* loss = nullptr;       // [1]
   float* metrics = nullptr;    // [kPolicyMetrics]
