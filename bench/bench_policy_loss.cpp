@@ -47,7 +47,8 @@ void run(const Case& c, double ceiling, bool every_plan) {
   for (PolicyLossParams& p : calls) {
     p.sequences = {nullptr, DType::kInt32, c.sequences, c.tokens};
     if (c.packed) p.sequences = {device_cuts, DType::kInt32, c.sequences, slots};
-    TokenArray* const arrays[] = {&p.logprob, &p.old_logprob, &p.advantage, &p.ref_logprob, &p.importance, &p.entropy};
+    PolicyTokens* const arrays[] = {&p.logprob,     &p.old_logprob, &p.advantage,
+                                    &p.ref_logprob, &p.importance,  &p.entropy};
     const bool given[] = {true, true, true, c.kl, c.importance, c.entropy};
     for (int i = 0; i < 6; ++i) {
       if (!given[i]) continue;

@@ -89,7 +89,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   rlk::PolicyLossParams& p = c->p;
   p.spec = random_spec(&random);
-  rlk::Sequences& q = p.sequences;
+  rlk::PolicySequences& q = p.sequences;
   q.num_sequences = sequences;
   q.num_tokens = longest;
   if (packed) {
@@ -140,8 +140,8 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   }
   p.mask.data = c->mask.data();
   p.mask.sequence_stride = row;
-  rlk::TokenArray* const to[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
-                                 &p.importance, &p.entropy,     &p.selected};
+  rlk::PolicyTokens* const to[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
+                                   &p.importance, &p.entropy,     &p.selected};
   const bool needs_importance = p.spec.importance != rlk::ImportanceLevel::kNone || p.spec.drop_by_rollout;
   const bool given[] = {true,         pick(6) != 0, true, p.spec.kl != rlk::KlEstimator::kNone, needs_importance,
                         pick(2) == 0, pick(3) == 0};

@@ -134,7 +134,7 @@ class Reference {
     for (std::int64_t t = 0; t < length(s); ++t) n += counts(s, t);
     return n;
   }
-  float value(const rlk::TokenArray& a, std::int64_t s, std::int64_t t, float otherwise) const {
+  float value(const rlk::PolicyTokens& a, std::int64_t s, std::int64_t t, float otherwise) const {
     if (a.data == nullptr) return otherwise;
     if (a.token_stride == 0) return a.data[s * a.sequence_stride];
     return a.data[p_.sequences.packed() ? begin(s) + t : s * a.sequence_stride + t];

@@ -107,7 +107,7 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
   for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
     Case packed;
     make_case(seed, 6, 700, true, &packed);
-    const rlk::Sequences& q = packed.p.sequences;
+    const rlk::PolicySequences& q = packed.p.sequences;
     if (packed.p.advantage.token_stride == 0 || packed.p.importance.token_stride == 0) continue;
     constexpr std::int64_t kWidth = 1100;
     Case padded;
@@ -128,9 +128,9 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
     }
     padded.p.mask.data = padded.mask.data();
     padded.p.mask.sequence_stride = kWidth;
-    rlk::TokenArray* const arrays[] = {&padded.p.logprob,     &padded.p.old_logprob, &padded.p.advantage,
-                                       &padded.p.ref_logprob, &padded.p.importance,  &padded.p.entropy,
-                                       &padded.p.selected};
+    rlk::PolicyTokens* const arrays[] = {&padded.p.logprob,     &padded.p.old_logprob, &padded.p.advantage,
+                                         &padded.p.ref_logprob, &padded.p.importance,  &padded.p.entropy,
+                                         &padded.p.selected};
     for (int k = 0; k < 7; ++k) {
       if (arrays[k]->data != nullptr) *arrays[k] = {padded.arrays[k].data(), kWidth, 1};
     }

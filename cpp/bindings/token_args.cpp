@@ -53,11 +53,11 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
   tokens_ = read(first_, false);
 }
 
-TokenArray TokenArguments::read(const Array& a, bool per_sequence) const {
+PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
   const TensorView& v = a.view();
   if (v.dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, device());
-  TokenArray array;
+  PolicyTokens array;
   array.data = static_cast<const float*>(v.data);
   if (std::ranges::equal(a.shape(), shape())) {
     array.token_stride = token_stride(a);
@@ -80,16 +80,16 @@ TokenArray TokenArguments::read(const Array& a, bool per_sequence) const {
                      shape_text(a.shape()));
 }
 
-TokenArray TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
-  return object.is_none() ? TokenArray{} : required(object, name, per_sequence);
+PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
+  return object.is_none() ? PolicyTokens{} : required(object, name, per_sequence);
 }
 
-TokenArray TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
+PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
   kept_.emplace_back(object, name, "float32");
   return read(kept_.back(), per_sequence);
 }
 
-TokenMask TokenArguments::mask(nb::handle object) {
+PolicyMask TokenArguments::mask(nb::handle object) {
   constexpr const char* kTypes = "bool, uint8, int32, int64 or float32";
   kept_.emplace_back(object, "mask", kTypes);
   const Array& a = kept_.back();

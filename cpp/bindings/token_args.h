@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ndarray.h"
-#include "rlk/sequences.h"
+#include "rlk/policy_sequences.h"
 
 namespace rlk::bindings {
 
@@ -15,25 +15,25 @@ class TokenArguments {
  public:
   TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens);
 
-  const Sequences& sequences() const { return sequences_; }
+  const PolicySequences& sequences() const { return sequences_; }
   Device device() const { return first_.view().device; }
   std::span<const std::int64_t> shape() const { return first_.shape(); }
-  const TokenArray& first() const { return tokens_; }
+  const PolicyTokens& first() const { return tokens_; }
 
   // An array of the same shape, or, where `per_sequence`, one value a sequence. None gives an array without data.
-  TokenArray optional(nb::handle object, const char* name, bool per_sequence);
-  TokenArray required(nb::handle object, const char* name, bool per_sequence);
-  TokenMask mask(nb::handle object);
+  PolicyTokens optional(nb::handle object, const char* name, bool per_sequence);
+  PolicyTokens required(nb::handle object, const char* name, bool per_sequence);
+  PolicyMask mask(nb::handle object);
   // One float32 element, on the device.
   const float* scalar(nb::handle object, const char* name);
 
  private:
-  TokenArray read(const Array& a, bool per_sequence) const;
+  PolicyTokens read(const Array& a, bool per_sequence) const;
 
   Array first_;
   std::vector<Array> kept_;  // exporters' memory, as long as the call
-  Sequences sequences_;
-  TokenArray tokens_;
+  PolicySequences sequences_;
+  PolicyTokens tokens_;
 };
 
 }  // namespace rlk::bindings

@@ -32,7 +32,7 @@ const PolicyLossLanes& lanes() {
 
 void policy_loss(const PolicyLossParams& p) {
   check_policy_loss(p);
-  const Sequences& q = p.sequences;
+  const PolicySequences& q = p.sequences;
   check_cuts(q);
   const auto sequences = static_cast<std::size_t>(q.num_sequences);
   std::vector<TilePartial<kPolicySums>> partials(

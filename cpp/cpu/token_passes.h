@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 
 // Cuts that a kernel could not follow are an error here, where they can be read.
-inline void check_cuts(const Sequences& q) {
+inline void check_cuts(const PolicySequences& q) {
   if (!q.packed()) return;
   const auto refuse = [&](const std::string& expected, std::int64_t i) {
     throw InvalidArgument("cu_seqlens: expected " + expected + ", got " + std::to_string(cut_of(q, i)) + " at index " +
@@ -29,13 +29,13 @@ inline void check_cuts(const Sequences& q) {
 
 // run(tile, slot) for every tile.
 template <class F>
-void for_each_tile(const Sequences& q, const F& run) {
+void for_each_tile(const PolicySequences& q, const F& run) {
   const std::int64_t slots = workspace_slots(q, kTile);
   parallel_for(slots, 8, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     for (std::int64_t slot = begin; slot < end; ++slot) {
       const std::int64_t s = sequence_of_slot(q, slot, kTile);
-      const Span span = span_of(q, s);
+      const PolicySpan span = span_of(q, s);
       const std::int64_t first = (slot - first_slot(q, s, kTile)) * kTilePositions;
       if (first >= span.length) continue;
       const std::int64_t left = span.length - first;
@@ -45,7 +45,7 @@ void for_each_tile(const Sequences& q, const F& run) {
 }
 
 template <int kSums>
-SequenceSums<kSums> sums_of_sequence(const Sequences& q, const std::vector<TilePartial<kSums>>& partials,
+SequenceSums<kSums> sums_of_sequence(const PolicySequences& q, const std::vector<TilePartial<kSums>>& partials,
                                      std::int64_t s) {
   SequenceSums<kSums> of = {};
   SumTree<kTileLevels> trees[kSums];

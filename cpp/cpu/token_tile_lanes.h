@@ -9,7 +9,7 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 
 // -1 where a token counts, for whole vectors.
-RLK_HD void load_mask(const TokenMask& mask, std::int64_t at, int count, std::int32_t* to) {
+RLK_HD void load_mask(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* to) {
   const auto fill = [&](auto zero) {
     using T = decltype(zero);
     const T* from = static_cast<const T*>(mask.data) + at;
@@ -59,15 +59,15 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
   constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums;
   alignas(64) std::int32_t mask[kTilePositions];
   alignas(64) float terms[kSums][kTilePositions + kLanes];
-  const Sequences& q = Terms::sequences(p);
-  const Span span = {tile.begin, tile.first + tile.count};
-  const TokenMask& m = Terms::mask(p);
+  const PolicySequences& q = Terms::sequences(p);
+  const PolicySpan span = {tile.begin, tile.first + tile.count};
+  const PolicyMask& m = Terms::mask(p);
   const std::int64_t row = q.packed() ? tile.begin : tile.sequence * m.sequence_stride;
   load_mask(m, row + tile.first, tile.count, mask);
   const float* from[kInputs];
   std::int64_t step[kInputs];
   for (int i = 0; i < kInputs; ++i) {
-    const TokenArray a = Terms::input(p, i);
+    const PolicyTokens a = Terms::input(p, i);
     from[i] = a.data == nullptr ? nullptr : a.data + offset_of(a, q, tile.sequence, span) + tile.first * a.token_stride;
     step[i] = a.token_stride;
   }

@@ -13,7 +13,7 @@ constexpr std::int64_t kWarpTokens = 256;  // sequences of at most so many are w
 }  // namespace
 
 PolicyPlan choose_plan(const PolicyLossParams& p, int multiprocessors) {
-  const Sequences& q = p.sequences;
+  const PolicySequences& q = p.sequences;
   const std::int64_t mean = q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
   if (mean <= kWarpTokens) return {kWarpTile};
   int tile = kLeastBlockTile;
@@ -26,7 +26,7 @@ PolicyPlan choose_plan(const PolicyLossParams& p, int multiprocessors) {
 
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) {
   // Whatever the device, and so the plan: slots are most where tiles are least.
-  const Sequences& q = p.sequences;
+  const PolicySequences& q = p.sequences;
   const std::int64_t mean = q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
   return PolicyWorkspace(q, mean <= kWarpTokens ? kWarpTile : kLeastBlockTile, nullptr).bytes +
          static_cast<std::int64_t>(sizeof(PolicyTotalSums)) * q.num_sequences;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kWaveTokens = 128;  // sequences of at most so many are waves
 
-int tile_of(const Sequences& q) {
+int tile_of(const PolicySequences& q) {
   const std::int64_t mean = q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
   return mean <= kWaveTokens ? kWaveTile<TokenGpu>
          : mean <= 4096      ? kLeastBlockTile<TokenGpu>

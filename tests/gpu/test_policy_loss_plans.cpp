@@ -71,8 +71,8 @@ void run_case(policy_test::Case& c) {
     kept.push_back(new OnDevice(data, bytes));
     return kept.back()->data();
   };
-  TokenArray* const arrays[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
-                                &p.importance, &p.entropy,     &p.selected};
+  PolicyTokens* const arrays[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
+                                  &p.importance, &p.entropy,     &p.selected};
   for (int k = 0; k < 7; ++k) {
     if (arrays[k]->data == nullptr) continue;
     arrays[k]->data = static_cast<const float*>(put(c.arrays[k].data(), c.arrays[k].size() * sizeof(float)));

@@ -5,7 +5,7 @@
 
 namespace rlk {
 
-inline void check_sequences(const Sequences& q, const TokenMask& mask, const char* op) {
+inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, const char* op) {
   const auto say = [&](const char* what) { return std::string(op) + ": " + what; };
   RLK_CHECK(q.num_sequences >= 0 && q.num_tokens >= 0, say("sizes are not negative"));
   RLK_CHECK(q.num_sequences < std::int64_t{1} << 31, say("fewer than 2^31 sequences"));

@@ -54,7 +54,7 @@ struct PolicyTotals {
   std::int64_t tokens, sequences;  // sequences that have a token
 };
 
-RLK_HD TokenArray policy_input(const PolicyLossParams& p, int i) {
+RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
   switch (i) {
     case kInputLogprob:
       return p.logprob;
@@ -347,10 +347,10 @@ struct PolicyStatisticsTerms {
   static constexpr int kInputs = 5, kOutputs = 1, kSums = kPolicyStatistics;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
-  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
-  static RLK_HD TokenArray input(const Params& p, int i) {
-    TokenArray a = policy_input(p, i);
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) {
+    PolicyTokens a = policy_input(p, i);
     if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio == 0)) a.data = nullptr;
     return a;
   }
@@ -480,9 +480,9 @@ struct PolicyTokenTerms {
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
-  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
-  static RLK_HD TokenArray input(const Params& p, int i) {
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) {
     if (kClipped && (i == kInputImportance || i == kInputSelected)) return {};
     return policy_input(p, i);
   }

@@ -7,13 +7,13 @@ namespace rlk {
 
 // Of a block's sequences; 2^lanes tiles of each are read at a time, so that a block has 64 >> lanes of them.
 constexpr int kMostGatherLanes = 6;
-inline int gather_lanes(const Sequences& q, int tile) {
+inline int gather_lanes(const PolicySequences& q, int tile) {
   const std::int64_t mean = q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
   int lanes = 0;
   while (lanes < kMostGatherLanes && (std::int64_t{1} << lanes) < tiles_of(mean, tile)) ++lanes;
   return lanes;
 }
-inline std::int64_t gather_blocks(const Sequences& q, int lanes) {
+inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
   const std::int64_t each = std::int64_t{1} << (kMostGatherLanes - lanes);
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
@@ -45,7 +45,7 @@ struct PolicyWorkspace {
   PolicyTotalSums* blocks;             // [gather_blocks]
   std::int64_t bytes;
 
-  PolicyWorkspace(const Sequences& q, int tile, void* memory) {
+  PolicyWorkspace(const PolicySequences& q, int tile, void* memory) {
     auto* at = static_cast<unsigned char*>(memory);
     std::int64_t used = 0;
     const auto take = [&](std::int64_t size) {

@@ -60,7 +60,7 @@ RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
   return m;
 }
 template <class Mask>
-RLK_DEVICE Mask load_mask(const TokenMask& mask, std::int64_t at, int count) {
+RLK_DEVICE Mask load_mask(const PolicyMask& mask, std::int64_t at, int count) {
   switch (mask.dtype) {
     case DType::kInt32:
       return mask_of_elements<Mask>(in_global(static_cast<const std::int32_t*>(mask.data)) + at, count);
@@ -104,21 +104,21 @@ struct WaveTokens {
 // A wave's `steps` times kLanes * kPerLane positions of sequence s from `first` on.
 template <class Gpu, class Terms>
 RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typename Terms::Factors& factors,
-                                  std::int64_t s, const Span& span, std::int64_t first, int steps) {
+                                  std::int64_t s, const PolicySpan& span, std::int64_t first, int steps) {
   using Tokens = typename Gpu::Tokens;
   constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums, kEach = kPerLane<Gpu>;
   constexpr int kStep = Gpu::kLanes * kEach;
   constexpr unsigned kBytes = sizeof(Tokens);
   static_assert(kSums == 8);
-  const Sequences& q = Terms::sequences(p);
+  const PolicySequences& q = Terms::sequences(p);
   const int lane = Gpu::thread() % Gpu::kLanes;
-  const TokenMask& mask = Terms::mask(p);
+  const PolicyMask& mask = Terms::mask(p);
   const std::int64_t row = q.packed() ? span.begin : s * q.num_tokens;
   const std::int64_t mask_row = q.packed() ? span.begin : s * mask.sequence_stride;
   bool aligned = true;  // all arrays of tokens, for this sequence
   RLK_UNROLL
   for (int i = 0; i < kInputs; ++i) {
-    const TokenArray a = Terms::input(p, i);
+    const PolicyTokens a = Terms::input(p, i);
     if (a.token_stride != 0) aligned = aligned && is_aligned(a.data + offset_of(a, q, s, span), kBytes);
   }
   RLK_UNROLL
@@ -138,7 +138,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
     Tokens in[kInputs];
     RLK_UNROLL
     for (int i = 0; i < kInputs; ++i) {
-      const TokenArray a = Terms::input(p, i);
+      const PolicyTokens a = Terms::input(p, i);
       in[i] = broadcast<Tokens>(0.0f);
       if (a.data == nullptr) continue;
       const float* from = in_global(a.data) + offset_of(a, q, s, span);
@@ -218,13 +218,13 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
                             std::int64_t block, WaveResults* of_waves, const F& factors) {
   constexpr int kWaves = kTokenWaves<Gpu>;
   TilePartial<8>* const partials = in_global(all_partials);
-  const Sequences& q = Terms::sequences(p);
+  const PolicySequences& q = Terms::sequences(p);
   const int thread = Gpu::thread(), wave = thread / Gpu::kLanes, lane = thread % Gpu::kLanes;
   const bool of_wave = tile == kWaveTile<Gpu>;
   const std::int64_t slot = of_wave ? block * kWaves + wave : block;
   if (slot >= slots) return;
   const std::int64_t s = sequence_of_slot(q, slot, tile);
-  const Span span = span_of(q, s);
+  const PolicySpan span = span_of(q, s);
   std::int64_t first = (slot - first_slot(q, s, tile)) << tile;
   TilePartial<8>& to = partials[slot];
   if (first >= span.length) {  // a slot that no tile has
@@ -288,7 +288,7 @@ struct GatheredSums {
 
 // Sums of the sequences from block * (64 >> lanes) on, by their place in the block; 2^lanes tiles of each at a time.
 template <class Gpu>
-RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::int64_t block,
+RLK_DEVICE void sums_of_sequences(const PolicySequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {
   const TilePartial<8>* const partials = in_global(all_partials);
   const int leaf = Gpu::thread() / 8, i = Gpu::thread() % 8;

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "rlk/math/ieee.h"
-#include "rlk/sequences.h"
+#include "rlk/policy_sequences.h"
 
 // Before a loop whose indices must be constants.
 #if defined(__CUDACC__) || defined(__HIP__)

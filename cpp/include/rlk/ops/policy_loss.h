@@ -3,7 +3,7 @@
 // and frameworks. Written formulas are fp32, one rounding an operation, in the order shown; exp, expm1, log2 and sigmoid
 // are those of math/. min and max keep their first operand where the second is no improvement, and so a NaN in it.
 //
-// Sequences, sums: rlk/sequences.h. Of a token l = logprob, o = old_logprob (l itself where there is none), A = advantage,
+// PolicySequences, sums: rlk/policy_sequences.h. Of a token l = logprob, o = old_logprob (l itself where there is none), A = advantage,
 // f = ref_logprob, m = rollout_logprob, H = entropy; n the number of a sequence's tokens, sum() over these.
 //
 // Log-ratio  x, and its ratio r = exp(x) with slope r' = r, or 0 where a limit holds:
@@ -50,7 +50,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/sequences.h"
+#include "rlk/policy_sequences.h"
 
 namespace rlk {
 
@@ -118,15 +118,15 @@ enum PolicyMetric : int {
 };
 
 struct PolicyLossParams {
-  Sequences sequences;
-  TokenArray logprob;      // [slots]
-  TokenArray old_logprob;  // [slots], or null
-  TokenArray advantage;    // [slots], or one a sequence
-  TokenArray ref_logprob;  // [slots]; given where kl is not kNone
-  TokenArray importance;   // [slots] rollout_logprob, or of kGiven weights, which may be one a sequence; null: none
-  TokenArray entropy;      // [slots], or null
-  TokenArray selected;     // [slots], or null
-  TokenMask mask;          // [slots]
+  PolicySequences sequences;
+  PolicyTokens logprob;      // [slots]
+  PolicyTokens old_logprob;  // [slots], or null
+  PolicyTokens advantage;    // [slots], or one a sequence
+  PolicyTokens ref_logprob;  // [slots]; given where kl is not kNone
+  PolicyTokens importance;   // [slots] rollout_logprob, or of kGiven weights, which may be one a sequence; null: none
+  PolicyTokens entropy;      // [slots], or null
+  PolicyTokens selected;     // [slots], or null
+  PolicyMask mask;           // [slots]
   PolicySpec spec;
   const float* denominator =
       nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting

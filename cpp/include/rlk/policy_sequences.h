@@ -1,4 +1,4 @@
-// Sequences of tokens, padded or packed, and arrays over their tokens: what the contracts of objectives share.
+// PolicySequences of tokens, padded or packed, and arrays over their tokens: what the contracts of objectives share.
 //
 // Padded: [num_sequences, num_tokens], a row a sequence. Packed: [num_tokens], sequence s in [cu_seqlens[s],
 // cu_seqlens[s + 1]). A position is an index into a row or a sequence, so a packed sequence and the same one in a row,
@@ -24,19 +24,19 @@ RLK_HD T* in_global(T* p) {
 #endif
 }
 
-struct TokenArray {
+struct PolicyTokens {
   const float* data = nullptr;
   std::int64_t sequence_stride = 0;  // elements; of packed sequences only where token_stride is 0
   std::int64_t token_stride = 1;     // 0: one value a sequence
 };
 
-struct TokenMask {
+struct PolicyMask {
   const void* data = nullptr;  // a token counts where its element is not zero
   std::int64_t sequence_stride = 0;
   DType dtype = DType::kBool;  // kBool, kUInt8, kInt32, kInt64, kFloat32
 };
 
-struct Sequences {
+struct PolicySequences {
   const void* cu_seqlens = nullptr;  // [num_sequences + 1], ascending from 0 to num_tokens; null: padded
   DType cu_dtype = DType::kInt32;    // kInt32, kInt64
   std::int64_t num_sequences = 0;
@@ -45,45 +45,45 @@ struct Sequences {
   std::int64_t num_slots() const { return packed() ? num_tokens : num_sequences * num_tokens; }
 };
 
-struct Span {
+struct PolicySpan {
   std::int64_t begin, length;  // of packed arrays; a padded sequence begins at 0 of its row
 };
 
-RLK_HD std::int64_t cut_of(const Sequences& q, std::int64_t i) {
+RLK_HD std::int64_t cut_of(const PolicySequences& q, std::int64_t i) {
   if (q.cu_dtype == DType::kInt64) return in_global(static_cast<const std::int64_t*>(q.cu_seqlens))[i];
   return in_global(static_cast<const std::int32_t*>(q.cu_seqlens))[i];
 }
 // Inside of the arrays whatever the cuts are: on a GPU nobody has looked at them.
-RLK_HD Span span_of(const Sequences& q, std::int64_t s) {
+RLK_HD PolicySpan span_of(const PolicySequences& q, std::int64_t s) {
   if (!q.packed()) return {0, q.num_tokens};
   const auto clamped = [&](std::int64_t i) { return i < 0 ? 0 : i > q.num_tokens ? q.num_tokens : i; };
   const std::int64_t begin = clamped(cut_of(q, s)), end = clamped(cut_of(q, s + 1));
   return {begin, end < begin ? 0 : end - begin};
 }
 // Whether the cuts around sequence s are what they must be.
-RLK_HD bool are_cuts_good(const Sequences& q, std::int64_t s) {
+RLK_HD bool are_cuts_good(const PolicySequences& q, std::int64_t s) {
   const std::int64_t begin = cut_of(q, s), end = cut_of(q, s + 1);
   return begin <= end && (s > 0 || begin == 0) && (s + 1 < q.num_sequences || end == q.num_tokens);
 }
 
 // Offset of a sequence's first element.
-RLK_HD std::int64_t offset_of(const TokenArray& a, const Sequences& q, std::int64_t s, const Span& span) {
+RLK_HD std::int64_t offset_of(const PolicyTokens& a, const PolicySequences& q, std::int64_t s, const PolicySpan& span) {
   return q.packed() && a.token_stride != 0 ? span.begin : s * a.sequence_stride;
 }
 
 // Work is cut into tiles of 2^tile positions of a sequence. Each has a slot of its own in a workspace: of packed
 // sequences floor(begin / 2^tile) + s is the first, which leaves slots unused and needs no sum over the others' lengths.
 RLK_HD std::int64_t tiles_of(std::int64_t length, int tile) { return (length + (std::int64_t{1} << tile) - 1) >> tile; }
-RLK_HD std::int64_t first_slot(const Sequences& q, std::int64_t s, int tile) {
+RLK_HD std::int64_t first_slot(const PolicySequences& q, std::int64_t s, int tile) {
   if (!q.packed()) return s * tiles_of(q.num_tokens, tile);
   return (span_of(q, s).begin >> tile) + s;
 }
-inline std::int64_t workspace_slots(const Sequences& q, int tile) {
+inline std::int64_t workspace_slots(const PolicySequences& q, int tile) {
   if (!q.packed()) return q.num_sequences * tiles_of(q.num_tokens, tile);
   return (q.num_tokens >> tile) + q.num_sequences;
 }
 // The sequence of a slot: the last one that begins no later. Slots are fewer than 2^31.
-RLK_HD std::int64_t sequence_of_slot(const Sequences& q, std::int64_t slot, int tile) {
+RLK_HD std::int64_t sequence_of_slot(const PolicySequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(tiles_of(q.num_tokens, tile));
   }
