@@ -23,6 +23,7 @@
 #include "hip/logprob/logprob_kernels.hip"
 for (const Table* table : {}) {
 #include "hip/pack/pack_kernels.hip"
+#include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
@@ -77,103 +78,32 @@ for (const Table* table : {}) {
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
 #define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
 
-#define RLK_OF_COPIES(name) RLK_OF(name##_vectors), RLK_OF(name##_words), RLK_OF(name##_halves)
-  const Table kEmbedding = {
-      RLK_OF_COPIES(rlk_embedding_forward),
-      RLK_OF_COPIES(rlk_embedding_clear),
-      RLK_OF(rlk_embedding_count_ids),
-      RLK_OF(rlk_embedding_count_keys),
-      RLK_OF(rlk_embedding_begin),
-      RLK_OF(rlk_embedding_scatter_ids),
-      RLK_OF(rlk_embedding_scatter_keys),
-      RLK_OF_FLOATS(rlk_embedding_rows_vectors),
-      RLK_OF_FLOATS(rlk_embedding_rows_elements),
-  };
-  const Table kGae = {RLK_OF(rlk_gae_scan), RLK_OF(rlk_gae_discounted_returns), RLK_OF(rlk_gae_vtrace)};
-  const Table kGroupAdvantage = {
-      RLK_OF(rlk_group_advantage_find_groups), RLK_OF(rlk_group_advantage_place_members),
-      RLK_OF(rlk_group_advantage_batch),       RLK_OF(rlk_group_advantage_ranges),
-      RLK_OF(rlk_group_advantage_ids),
-  };
-  const Table kAttention = {
-      RLK_OF_FLOATS(rlk_attention_forward_narrow), RLK_OF_FLOATS(rlk_attention_forward_wide),
-      RLK_OF_FLOATS(rlk_attention_delta),          RLK_OF_FLOATS(rlk_attention_dq_narrow),
-      RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
-      RLK_OF_FLOATS(rlk_attention_dkv_wide),
-  };
-  const Table kLinear = {
-      RLK_OF_HALVES(rlk_linear_forward_small),
-      RLK_OF_HALVES(rlk_linear_forward_large),
-      RLK_OF_HALVES(rlk_linear_forward_segments_small),
-      RLK_OF_HALVES(rlk_linear_forward_segments_large),
-      RLK_OF_HALVES(rlk_linear_input_grad_small),
-      RLK_OF_HALVES(rlk_linear_input_grad_large),
-      RLK_OF_HALVES(rlk_linear_weight_grad_small),
-      RLK_OF_HALVES(rlk_linear_weight_grad_large),
-      RLK_OF_FLOATS(rlk_linear_bias_grad),
-      RLK_OF_FLOATS(rlk_linear_tree_sum),
-  };
-  const Table kLogprob = {
-      RLK_OF_FLOATS(rlk_logprob_groups), RLK_OF_FLOATS(rlk_logprob_groups_moments),
-      RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
-      RLK_OF(rlk_logprob_merge),
-  };
-  const Table kMaskedWhiten = {
-      RLK_OF(rlk_masked_whiten_sums),     RLK_OF(rlk_masked_whiten_mean),   RLK_OF(rlk_masked_whiten_squares),
-      RLK_OF(rlk_masked_whiten_variance), RLK_OF(rlk_masked_whiten_tokens),
-  };
-  const Table kRmsNorm = {
-      RLK_OF_FLOATS(rlk_rms_norm_forward_wave),
-      RLK_OF_FLOATS(rlk_rms_norm_forward_block),
-      RLK_OF_FLOATS(rlk_rms_norm_forward_wave_elements),
-      RLK_OF_FLOATS(rlk_rms_norm_forward_block_elements),
-      RLK_OF_FLOATS(rlk_rms_norm_dx_wave),
-      RLK_OF_FLOATS(rlk_rms_norm_dx_block),
-      RLK_OF_FLOATS(rlk_rms_norm_dx_wave_elements),
-      RLK_OF_FLOATS(rlk_rms_norm_dx_block_elements),
-      RLK_OF_FLOATS(rlk_rms_norm_chains_vectors),
-      RLK_OF_FLOATS(rlk_rms_norm_chains_elements),
-      RLK_OF_FLOATS(rlk_rms_norm_fold),
-  };
-  const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
-                       RLK_OF_FLOATS(rlk_rope_elements)};
-  const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
-  const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_rank), RLK_OF(rlk_preference_loss_pairs),
-                                 RLK_OF(rlk_preference_loss_unpaired), RLK_OF(rlk_preference_loss_metrics),
-                                 RLK_OF(rlk_preference_loss_backward)};
-  const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum),
-                                  RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
-  const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
-                                    RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
+  for (const Table* table : {}) {
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
       RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
-  const Table kSiluMul = {
-      RLK_OF_ACTIVATIONS(forward, vectors),
-      RLK_OF_ACTIVATIONS(forward, elements),
-      RLK_OF_ACTIVATIONS(backward, vectors),
-      RLK_OF_ACTIVATIONS(backward, elements),
-  };
+    const Table kSiluMul = {
+        RLK_OF_ACTIVATIONS(forward, vectors),
+        RLK_OF_ACTIVATIONS(forward, elements),
+        RLK_OF_ACTIVATIONS(backward, vectors),
+        RLK_OF_ACTIVATIONS(backward, elements),
+    };
 
-  const Kernel* find_kernel(std::string_view name) {
     for (const Table* table :
-         {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kPack,
+         {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kPack, &kPolicyLoss,
           &kPreferenceLoss, &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
-      if (const auto found = table->find(name); found != table->end()) return &found->second;
     }
-    return nullptr;
-  }
 
-  constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
+    constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
 
-  // A module and its functions belong to the device that was current when it was loaded.
-  struct Module {
-    int device;
-  };
-  struct Function {
-    int device;
-    const Kernel* kernel;
-  };
+    // A module and its functions belong to the device that was current when it was loaded.
+    struct Module {
+      int device;
+    };
+    struct Function {
+      int device;
+      const Kernel* kernel;
+    };
 
   }  // namespace
 

@@ -18,6 +18,7 @@ from rl_kernel_native.bench import (  # noqa: E402
     linear,
     logprob,
     measure,
+    policy_loss,
     rms_norm,
     rope,
     sequences,
@@ -169,6 +170,17 @@ def test_every_peer_computes_the_same_attention():
             got = attention._call(peer, which, [o])(0)
             expected = got if expected is None else expected
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_command_for_policy_loss_writes_json(tmp_path, capsys):
+    file = tmp_path / "run.json"
+    arguments = ["policy_loss", "--rows", "4", "--tokens", "64", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(file)]) == 0
+    rows = {(r["pass"], r["peer"]): r for r in json.loads(file.read_text())["results"]}
+    assert {p for p, _ in rows} == set(policy_loss.PASSES)
+    assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in policy_loss.PASSES)
+    assert rows["through backward()", "rk"]["max_error"] < 1e-6
+    assert "policy_loss [4, 64] float32" in capsys.readouterr().out
 
 
 def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):

@@ -47,6 +47,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_rms_norm(m);
   rlk::bindings::bind_pack(m);
   rlk::bindings::bind_preference_loss(m);
+  rlk::bindings::bind_policy_loss(m);
   rlk::bindings::bind_rope(m);
   rlk::bindings::bind_sequence_logprob(m);
   rlk::bindings::bind_shift_labels_packed(m);

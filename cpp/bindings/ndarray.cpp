@@ -66,6 +66,7 @@ constexpr Format kFormats[] = {
     {DType::kFloat32, kDLFloat, 32, "float32"}, {DType::kBFloat16, kDLBfloat, 16, "bfloat16"},
     {DType::kFloat16, kDLFloat, 16, "float16"}, {DType::kInt32, kDLInt, 32, "int32"},
     {DType::kInt64, kDLInt, 64, "int64"},       {DType::kBool, kDLBool, 8, "bool"},
+    {DType::kUInt8, kDLUInt, 8, "uint8"},
 };
 
 [[noreturn]] void raise(PyObject* type, const std::string& message) {

@@ -35,6 +35,10 @@ RLK_DEVICE void wave_barrier() {
 RLK_DEVICE void atomic_or(std::uint32_t* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
+// In global memory, for all blocks.
+RLK_DEVICE void atomic_add(std::int64_t* to, std::int64_t value) {
+  __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 
 // The block's LDS, as many bytes as the launch asks for, aligned to 16.
 extern "C" __attribute__((device)) __attribute__((shared)) __attribute__((aligned(16))) unsigned char rlk_lds[];

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _dispatch, _native, _variants
+from . import _dispatch, _native, _variants, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
@@ -48,6 +48,15 @@ from .ops.logprob import (
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
+from .ops.policy_loss import (
+    PolicyGradients,
+    PolicyLoss,
+    PolicyMetrics,
+    PolicySpec,
+    policy_loss,
+    policy_loss_and_grad,
+    policy_loss_reference,
+)
 from .ops.preference_loss import PreferenceLoss, preference_loss, preference_loss_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
@@ -105,6 +114,10 @@ __all__ = [
     "LogprobStatus",
     "MaskedWhitenResult",
     "Packed",
+    "PolicyGradients",
+    "PolicyLoss",
+    "PolicyMetrics",
+    "PolicySpec",
     "PreferenceLoss",
     "SequenceLogprob",
     "arithmetic",
@@ -144,8 +157,12 @@ __all__ = [
     "pack",
     "pack_reference",
     "patch_model",
+    "policy_loss",
+    "policy_loss_and_grad",
+    "policy_loss_reference",
     "preference_loss",
     "preference_loss_reference",
+    "presets",
     "rms_norm",
     "rms_norm_backward",
     "rms_norm_reference",

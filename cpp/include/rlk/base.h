@@ -19,7 +19,15 @@
 
 namespace rlk {
 
-enum class DType : std::uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool };  // kBool: a byte, 0 or not
+enum class DType : std::uint8_t {  // kBool: a byte, 0 or not
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kInt32,
+  kInt64,
+  kBool,
+  kUInt8
+};
 
 constexpr int size_of(DType t) {
   switch (t) {
@@ -32,6 +40,7 @@ constexpr int size_of(DType t) {
     case DType::kInt64:
       return 8;
     case DType::kBool:
+    case DType::kUInt8:
       return 1;
   }
   return 0;

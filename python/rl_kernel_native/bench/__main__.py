@@ -75,6 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     attention.add_argument("--q-heads", type=_count, default=32)
     attention.add_argument("--kv-heads", type=_count, default=8)
     attention.add_argument("--head-dim", type=_count, default=128)
+    policy_loss = operators.add_parser("policy_loss", help="clipped policy objective with a KL term, and its gradient")
+    policy_loss.add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
+    policy_loss.add_argument("--tokens", type=_count, default=2048, help="of a sequence")
+    policy_loss.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while"
+    )
     rope = operators.add_parser("rope", help="rotary position embedding of queries and keys")
     rope.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
     rope.add_argument("--q-heads", type=_count, default=32)
@@ -109,7 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sequences[-1].add_argument("--rows", type=_count, help="sequences; default 8192 on a GPU, 64 on the CPU")
         sequences[-1].add_argument("--columns", type=_count, default=2048, help="tokens of a sequence")
         sequences[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    for operator in (logprob, linear, rms_norm, embedding, attention, rope, silu_mul, *sequences, *advantages):
+    for operator in (
+        logprob,
+        linear,
+        rms_norm,
+        embedding,
+        attention,
+        policy_loss,
+        rope,
+        silu_mul,
+        *sequences,
+        *advantages,
+    ):
         if operator in advantages:
             operator.set_defaults(dtype="float32")
         else:
@@ -132,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import embedding as bench_embedding
     from . import linear as bench_linear
     from . import logprob as bench_logprob
+    from . import policy_loss as bench_policy_loss
     from . import rms_norm as bench_rms_norm
     from . import rope as bench_rope
     from . import sequences as bench_sequences
@@ -171,6 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.operator in bench_sequences.OPERATORS:
         run = bench_sequences.run(
             options.operator, rows, options.columns, options.dtype, device, seconds=options.seconds,
+            use_compile=not options.no_compile,
+        )  # fmt: skip
+    elif options.operator == "policy_loss":
+        run = bench_policy_loss.run(
+            options.rows or (16 if device == "cpu" else 256), options.tokens, device, seconds=options.seconds,
             use_compile=not options.no_compile,
         )  # fmt: skip
     elif options.operator == "rope":

@@ -1,0 +1,39 @@
+// Arrays over the tokens of padded or packed sequences: each is read from Python, or raises an error that names it, what
+// was expected and what came.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ndarray.h"
+#include "rlk/policy_sequences.h"
+
+namespace rlk::bindings {
+
+// [num_sequences, num_tokens], or [num_tokens] with cu_seqlens, or of one sequence; float32, tokens contiguous.
+class TokenArguments {
+ public:
+  TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens);
+
+  const PolicySequences& sequences() const { return sequences_; }
+  Device device() const { return first_.view().device; }
+  std::span<const std::int64_t> shape() const { return first_.shape(); }
+  const PolicyTokens& first() const { return tokens_; }
+
+  // An array of the same shape, or, where `per_sequence`, one value a sequence. None gives an array without data.
+  PolicyTokens optional(nb::handle object, const char* name, bool per_sequence);
+  PolicyTokens required(nb::handle object, const char* name, bool per_sequence);
+  PolicyMask mask(nb::handle object);
+  // One float32 element, on the device.
+  const float* scalar(nb::handle object, const char* name);
+
+ private:
+  PolicyTokens read(const Array& a, bool per_sequence) const;
+
+  Array first_;
+  std::vector<Array> kept_;  // exporters' memory, as long as the call
+  PolicySequences sequences_;
+  PolicyTokens tokens_;
+};
+
+}  // namespace rlk::bindings

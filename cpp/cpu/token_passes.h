@@ -1,0 +1,63 @@
+// How passes over tokens are spread over threads, and their partial results gathered: what operators over tokens share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "float_environment.h"
+#include "rlk/kernels/token_terms.h"
+#include "thread_pool.h"
+#include "token_tile.h"
+
+namespace rlk::cpu {
+
+// Cuts that a kernel could not follow are an error here, where they can be read.
+inline void check_cuts(const PolicySequences& q) {
+  if (!q.packed()) return;
+  const auto refuse = [&](const std::string& expected, std::int64_t i) {
+    throw InvalidArgument("cu_seqlens: expected " + expected + ", got " + std::to_string(cut_of(q, i)) + " at index " +
+                          std::to_string(i));
+  };
+  if (cut_of(q, 0) != 0) refuse("0 first", 0);
+  for (std::int64_t s = 0; s < q.num_sequences; ++s) {
+    if (cut_of(q, s + 1) < cut_of(q, s)) refuse("ascending offsets", s + 1);
+  }
+  if (cut_of(q, q.num_sequences) != q.num_tokens) {
+    refuse(std::to_string(q.num_tokens) + " (the number of tokens) last", q.num_sequences);
+  }
+}
+
+// run(tile, slot) for every tile.
+template <class F>
+void for_each_tile(const PolicySequences& q, const F& run) {
+  const std::int64_t slots = workspace_slots(q, kTile);
+  parallel_for(slots, 8, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t slot = begin; slot < end; ++slot) {
+      const std::int64_t s = sequence_of_slot(q, slot, kTile);
+      const PolicySpan span = span_of(q, s);
+      const std::int64_t first = (slot - first_slot(q, s, kTile)) * kTilePositions;
+      if (first >= span.length) continue;
+      const std::int64_t left = span.length - first;
+      run(TokenTile{s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions}, slot);
+    }
+  });
+}
+
+template <int kSums>
+SequenceSums<kSums> sums_of_sequence(const PolicySequences& q, const std::vector<TilePartial<kSums>>& partials,
+                                     std::int64_t s) {
+  SequenceSums<kSums> of = {};
+  SumTree<kTileLevels> trees[kSums];
+  const std::int64_t first = first_slot(q, s, kTile), tiles = tiles_of(span_of(q, s).length, kTile);
+  for (std::int64_t slot = first; slot < first + tiles; ++slot) {
+    const TilePartial<kSums>& partial = partials[static_cast<std::size_t>(slot)];
+    for (int i = 0; i < kSums; ++i) trees[i].take(partial.sum[i]);
+    for (int i = 0; i < kTokenCounts; ++i) of.count[i] += partial.count[i];
+    for (int i = 0; i < kTokenMaxima; ++i) of.maximum[i] = maximum_of(of.maximum[i], partial.maximum[i]);
+  }
+  for (int i = 0; i < kSums; ++i) of.sum[i] = trees[i].finish();
+  return of;
+}
+
+}  // namespace rlk::cpu

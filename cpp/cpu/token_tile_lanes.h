@@ -1,0 +1,119 @@
+// A tile's tokens a vector at a time, for operators over tokens: after simd.h, per instruction set.
+#pragma once
+
+#include "simd.h"
+#include "token_tile.h"
+// After simd.h, which decides how the functions of math/ are compiled.
+#include "rlk/kernels/token_terms.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+
+// -1 where a token counts, for whole vectors.
+RLK_HD void load_mask(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* to) {
+  const auto fill = [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = static_cast<const T*>(mask.data) + at;
+    for (int i = 0; i < count; ++i) to[i] = from[i] != zero ? -1 : 0;
+  };
+  switch (mask.dtype) {
+    case DType::kInt32:
+      fill(std::int32_t{0});
+      break;
+    case DType::kInt64:
+      fill(std::int64_t{0});
+      break;
+    case DType::kFloat32:
+      fill(0.0f);
+      break;
+    default:
+      fill(std::uint8_t{0});
+  }
+  for (int i = count; i % kLanes != 0; ++i) to[i] = 0;
+}
+
+RLK_HD Floats load_tokens(const float* from, int count) {
+  if (count >= kLanes) return load_bytes<Floats>(from);
+  alignas(64) float padded[kLanes] = {};
+  std::memcpy(padded, from, static_cast<std::size_t>(count) * sizeof(float));
+  return load_bytes<Floats>(padded);
+}
+RLK_HD void store_tokens(float* to, int count, Floats x) {
+  if (count >= kLanes) return store_bytes(to, x);
+  alignas(64) float padded[kLanes];
+  store_bytes(padded, x);
+  std::memcpy(to, padded, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+// The perfect binary tree over `count` values, a whole number of vectors; they are overwritten.
+RLK_HD float tree_over(float* values, int count) {
+  for (int width = count; width > 1; width = (width + 1) / 2) {
+    if (width % 2 != 0) values[width] = 0.0f;
+    for (int i = 0; i < (width + 1) / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
+  }
+  return count == 0 ? 0.0f : values[0];
+}
+
+template <class Terms>
+RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Factors& factors, const TokenTile& tile,
+                     TilePartial<Terms::kSums>* partial) {
+  constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums;
+  alignas(64) std::int32_t mask[kTilePositions];
+  alignas(64) float terms[kSums][kTilePositions + kLanes];
+  const PolicySequences& q = Terms::sequences(p);
+  const PolicySpan span = {tile.begin, tile.first + tile.count};
+  const PolicyMask& m = Terms::mask(p);
+  const std::int64_t row = q.packed() ? tile.begin : tile.sequence * m.sequence_stride;
+  load_mask(m, row + tile.first, tile.count, mask);
+  const float* from[kInputs];
+  std::int64_t step[kInputs];
+  for (int i = 0; i < kInputs; ++i) {
+    const PolicyTokens a = Terms::input(p, i);
+    from[i] = a.data == nullptr ? nullptr : a.data + offset_of(a, q, tile.sequence, span) + tile.first * a.token_stride;
+    step[i] = a.token_stride;
+  }
+  float* to[kOutputs];
+  for (int i = 0; i < kOutputs; ++i) {
+    float* const out = Terms::output(p, i);
+    to[i] = out == nullptr ? nullptr : out + (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;
+  }
+  std::uint32_t counts[kTokenCounts] = {};
+  const Floats zero = broadcast<Floats>(0.0f);
+  Floats maxima[kTokenMaxima];
+  for (Floats& x : maxima) x = zero;
+  for (int k = 0; k < tile.count; k += kLanes) {
+    const int left = tile.count - k;
+    const Mask taken = {load_bytes<Ints>(mask + k).v};
+    Floats in[kInputs], out[kOutputs];
+    for (int i = 0; i < kInputs; ++i) {
+      in[i] = zero;
+      if (from[i] == nullptr) continue;
+      const Floats x = step[i] == 0 ? broadcast<Floats>(*from[i]) : load_tokens(from[i] + k, left);
+      in[i] = select(taken, x, zero);
+    }
+    TokenSums<Floats, kSums> sums;
+    Terms::token(p, factors, in, taken, out, &sums);
+    for (int i = 0; i < kOutputs; ++i) {
+      if (to[i] != nullptr) store_tokens(to[i] + k, left, out[i]);
+    }
+    for (int i = 0; i < kSums; ++i) store_bytes(terms[i] + k, sums.sum[i]);
+    for (int i = 0; i < kTokenCounts; ++i) {
+      counts[i] += static_cast<std::uint32_t>(__builtin_popcount(lanes_of(sums.count[i])));
+    }
+    for (int i = 0; i < kTokenMaxima; ++i) {
+      const Floats x = sums.maximum[i];
+      maxima[i] = select(is_nan(maxima[i]) | (maxima[i] > x), maxima[i], x);
+    }
+  }
+  const int whole = (tile.count + kLanes - 1) / kLanes * kLanes;
+  for (int i = 0; i < kSums; ++i) partial->sum[i] = tree_over(terms[i], whole);
+  for (int i = 0; i < kTokenCounts; ++i) partial->count[i] = counts[i];
+  for (int i = 0; i < kTokenMaxima; ++i) {
+    alignas(64) float lanes[kLanes];
+    store_bytes(lanes, maxima[i]);
+    float most = 0.0f;
+    for (const float x : lanes) most = maximum_of(most, x);
+    partial->maximum[i] = most;
+  }
+}
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

@@ -1,0 +1,32 @@
+// What of a policy_loss call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+#pragma once
+
+#include "rlk/kernels/policy_terms.h"
+
+namespace rlk {
+
+inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, const char* op) {
+  const auto say = [&](const char* what) { return std::string(op) + ": " + what; };
+  RLK_CHECK(q.num_sequences >= 0 && q.num_tokens >= 0, say("sizes are not negative"));
+  RLK_CHECK(q.num_sequences < std::int64_t{1} << 31, say("fewer than 2^31 sequences"));
+  RLK_CHECK(q.num_tokens < std::int64_t{1} << 33, say("fewer than 2^33 tokens"));
+  RLK_CHECK(q.cu_dtype == DType::kInt32 || q.cu_dtype == DType::kInt64, say("cu_seqlens is int32 or int64"));
+  RLK_CHECK(mask.dtype == DType::kBool || mask.dtype == DType::kUInt8 || mask.dtype == DType::kInt32 ||
+                mask.dtype == DType::kInt64 || mask.dtype == DType::kFloat32,
+            say("mask is bool, uint8, int32, int64 or float32"));
+  RLK_CHECK(mask.data != nullptr || q.num_slots() == 0, say("mask is given"));
+}
+
+inline void check_policy_loss(const PolicyLossParams& p) {
+  check_sequences(p.sequences, p.mask, "policy_loss");
+  if (p.sequences.num_slots() == 0) return;
+  RLK_CHECK(p.logprob.data && p.logprob.token_stride == 1, "policy_loss: logprob is given, one a token");
+  RLK_CHECK(p.old_logprob.token_stride == 1, "policy_loss: old_logprob has one a token");
+  RLK_CHECK(p.advantage.data, "policy_loss: advantage is given");
+  RLK_CHECK(p.ref_logprob.data || p.spec.kl == KlEstimator::kNone, "policy_loss: ref_logprob is given with kl");
+  RLK_CHECK(p.importance.data || !(has_importance(p.spec) || p.spec.gate || (drops(p.spec) && p.spec.drop_by_rollout)),
+            "policy_loss: rollout_logprob is given with importance weights");
+  RLK_CHECK(p.entropy.data || p.d_entropy == nullptr, "policy_loss: entropy is given with d_entropy");
+}
+
+}  // namespace rlk

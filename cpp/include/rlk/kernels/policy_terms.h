@@ -1,0 +1,653 @@
+// The formulas of ops/policy_loss.h that every backend shares.
+#pragma once
+
+#include "rlk/kernels/token_terms.h"
+#include "rlk/math/exp.h"
+#include "rlk/math/expm1.h"
+#include "rlk/math/log2.h"
+#include "rlk/math/sigmoid.h"
+#include "rlk/ops/policy_loss.h"
+
+namespace rlk {
+
+constexpr float kGammaLeast = -0x1.26bb1cp+4f;  // fl(ln 1e-8)
+constexpr float kGammaLimit = 20.0f;
+constexpr float kLeastWeight = 1e-10f;
+
+enum PolicyInput : int {
+  kInputLogprob,
+  kInputOldLogprob,
+  kInputAdvantage,
+  kInputRefLogprob,
+  kInputImportance,
+  kInputEntropy,
+  kInputSelected,
+  kPolicyInputs
+};
+enum PolicySum : int {
+  kSumPolicy,
+  kSumKl,
+  kSumEntropy,
+  kSumPpoKl,
+  kSumRatio,
+  kSumImportance,
+  kSumImportanceSquared,
+  kSumMismatch,
+  kPolicySums
+};
+enum PolicyCount : int { kCountTokens, kCountClipped, kCountDual, kCountLow, kCountHigh, kCountImportance };
+// Of the pass before, where the policy term of a token needs sums over its sequence.
+enum PolicyStatistic : int {
+  kStatLogRatio,
+  kStatMismatch,
+  kStatDrop,
+  kStatPositive,  // advantages times a token's importance weight, by their sign
+  kStatNegative,
+  kStatKl,
+  kStatAdvantage,
+  kStatLogImportance,
+  kPolicyStatistics
+};
+static_assert(static_cast<int>(kPolicySums) == static_cast<int>(kPolicyStatistics));
+
+struct PolicyTotals {
+  std::int64_t tokens, sequences;  // sequences that have a token
+};
+
+RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
+  switch (i) {
+    case kInputLogprob:
+      return p.logprob;
+    case kInputOldLogprob:
+      return p.old_logprob;
+    case kInputAdvantage:
+      return p.advantage;
+    case kInputRefLogprob:
+      return p.ref_logprob;
+    case kInputImportance:
+      return p.importance;
+    case kInputEntropy:
+      return p.entropy;
+    default:
+      return p.selected;
+  }
+}
+
+RLK_HD bool has_importance(const PolicySpec& s) { return s.importance != ImportanceLevel::kNone; }
+RLK_HD bool importance_of_token(const PolicySpec& s) {
+  return s.importance == ImportanceLevel::kToken || s.importance == ImportanceLevel::kGiven;
+}
+RLK_HD bool importance_of_sequence(const PolicySpec& s) {
+  return s.importance == ImportanceLevel::kSequence || s.importance == ImportanceLevel::kGeometric;
+}
+RLK_HD bool drops(const PolicySpec& s) { return s.drop_above < infinity(); }
+// Whether the ratio's gradient reaches tokens through a sum over their sequence.
+RLK_HD bool has_shared_slope(const PolicySpec& s) {
+  return s.level != RatioLevel::kToken && s.straight_through == 0 && s.surrogate != Surrogate::kGeometricClip;
+}
+// Whether a pass before needs logprobs, and whether it needs masks at all.
+RLK_HD bool needs_statistics(const PolicySpec& s) {
+  return s.level != RatioLevel::kToken || importance_of_sequence(s) || s.gate != 0 || drops(s);
+}
+RLK_HD bool counts_denominator(const PolicyLossParams& p) {
+  return p.denominator == nullptr && p.denominator_value == 0.0f &&
+         (p.spec.denominator == DenominatorKind::kTokens ||
+          p.spec.denominator == DenominatorKind::kSequencesWithTokens);
+}
+RLK_HD bool needs_totals(const PolicyLossParams& p) {
+  return counts_denominator(p) || (p.spec.entropy_token_mean != 0 && p.entropy.data != nullptr);
+}
+RLK_HD bool needs_counts(const PolicyLossParams& p) {
+  return needs_statistics(p.spec) || p.spec.sequence_mean != 0 || needs_totals(p);
+}
+
+template <class F>
+RLK_HD F log_of(F x) {
+  return mul_rn(log2(x), broadcast<F>(kLn2));
+}
+
+// ---- importance weights ---------------------------------------------------------------------------------------------
+
+template <class F>
+struct ImportanceWeight {
+  F weight;
+  MaskOf<F> clipped;
+};
+template <class F>
+RLK_HD ImportanceWeight<F> limited_weight(const PolicySpec& s, F e) {
+  const F w = s.importance_mask != 0 ? inside_or(e, s.importance_low, s.importance_high, e, broadcast<F>(0.0f))
+                                     : clamped(e, s.importance_low, s.importance_high);
+  return {w, MaskOf<F>((w < e) | (w > e))};
+}
+template <class F>
+RLK_HD ImportanceWeight<F> importance_of_log(const PolicySpec& s, F d) {
+  return limited_weight(s, exp(clamped(d, -s.importance_limit, s.importance_limit)));
+}
+
+// ---- what is the same for a sequence's tokens -----------------------------------------------------------------------
+
+struct PolicyFactors {
+  std::int64_t tokens = 0;
+  float weight = 0.0f, entropy_weight = 0.0f;  // of tokens, of H
+  float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
+  float gradient = 0.0f;                       // shared P_x
+  float importance = 1.0f;                     // of a sequence
+  std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
+  float advantage = 0.0f;                              // kGeometricClip: mean
+  float gamma_positive = 0.0f, gamma_negative = 0.0f;  // kGamma: w
+};
+
+RLK_HD float denominator_of(const PolicyLossParams& p, const PolicyTotals& totals) {
+  if (p.denominator != nullptr) return *in_global(p.denominator);
+  if (p.denominator_value != 0.0f) return p.denominator_value;
+  switch (p.spec.denominator) {
+    case DenominatorKind::kOne:
+      return 1.0f;
+    case DenominatorKind::kTokens:
+      return static_cast<float>(totals.tokens);
+    case DenominatorKind::kSequences:
+      return static_cast<float>(p.sequences.num_sequences);
+    case DenominatorKind::kSequencesWithTokens:
+      break;
+  }
+  return static_cast<float>(totals.sequences);
+}
+
+RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
+
+// Weights of tokens of a sequence that has `n`.
+RLK_HD void set_weights(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t n, PolicyFactors* f) {
+  const PolicySpec& s = p.spec;
+  float q = quotient_or_zero(s.scale, denominator_of(p, totals));
+  if (s.horizon != 0.0f) q = div_rn(q, s.horizon);
+  if (s.sequence_mean != 0) q = quotient_or_zero(q, static_cast<float>(n));
+  f->weight = q;
+  f->entropy_weight =
+      s.entropy_token_mean != 0 ? quotient_or_zero(s.entropy_scale, static_cast<float>(totals.tokens)) : q;
+}
+
+// ---- the ratio ------------------------------------------------------------------------------------------------------
+
+template <class F>
+struct Ratio {
+  F log_ratio, ratio, slope;
+};
+template <class F>
+RLK_HD Ratio<F> ratio_of(const PolicySpec& s, F raw) {
+  const F x = clamped(raw, s.log_ratio_min, s.log_ratio_max), r = exp(x);
+  return {x, r, inside_or(raw, s.log_ratio_min, s.log_ratio_max, r, broadcast<F>(0.0f))};
+}
+
+// A token's share of a kGeometricClip log-ratio, and whether it is clipped.
+template <class F>
+struct ClippedLogRatio {
+  F value;
+  MaskOf<F> clipped;
+};
+template <class F>
+RLK_HD ClippedLogRatio<F> clipped_log_ratio(const PolicySpec& s, F raw, F advantage) {
+  const F zero = broadcast<F>(0.0f);
+  const auto positive = advantage > zero, negative = advantage < zero;
+  const auto above = positive & (raw > broadcast<F>(s.clip_high)), below = negative & (raw < broadcast<F>(s.clip_low));
+  const F x = select(above, broadcast<F>(s.clip_high), select(below, broadcast<F>(s.clip_low), raw));
+  return {select(advantage == zero, zero, x), MaskOf<F>(above | below)};
+}
+
+// ---- policy terms ---------------------------------------------------------------------------------------------------
+
+template <class F>
+struct PolicyTerm {
+  F value, along_ratio, along_logprob;
+  MaskOf<F> clipped, dual;
+};
+
+template <class F>
+RLK_HD PolicyTerm<F> clipped_ratio_term(const PolicySpec& s, F advantage, F r, F slope) {
+  const F zero = broadcast<F>(0.0f), minus = -advantage;
+  const F p1 = mul_rn(minus, min_of(r, broadcast<F>(s.ratio_cap)));
+  const F p2 = mul_rn(minus, clamped(r, s.clip_low, s.clip_high));
+  const auto clipped = p2 > p1;
+  PolicyTerm<F> t;
+  t.value = select(clipped, p2, p1);
+  const F e1 = select(r > broadcast<F>(s.ratio_cap), zero, slope);
+  const F e2 = inside_or(r, s.clip_low, s.clip_high, slope, zero);
+  const F p3 = mul_rn(minus, broadcast<F>(s.dual_clip));
+  const auto dual = (advantage < zero) & (t.value > p3);
+  t.value = select(dual, p3, t.value);
+  t.along_ratio = mul_rn(minus, select(dual, zero, select(clipped, e2, e1)));
+  t.along_logprob = zero;
+  t.clipped = clipped;
+  t.dual = MaskOf<F>(dual);
+  return t;
+}
+
+template <class F>
+RLK_HD PolicyTerm<F> weighted_term(F advantage, F logprob, F w, MaskOf<F> clipped) {
+  PolicyTerm<F> t;
+  t.along_logprob = mul_rn(-w, advantage);
+  t.value = mul_rn(t.along_logprob, logprob);
+  t.along_ratio = broadcast<F>(0.0f);
+  t.clipped = clipped;
+  t.dual = clipped & (advantage < advantage);
+  return t;
+}
+
+template <class F>
+RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope) {
+  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), four = broadcast<F>(4.0f);
+  const auto positive = advantage > zero;
+  const F tau = select(positive, broadcast<F>(s.tau_positive), broadcast<F>(s.tau_negative));
+  const F gain =
+      select(positive, broadcast<F>(div_rn(4.0f, s.tau_positive)), broadcast<F>(div_rn(4.0f, s.tau_negative)));
+  const F gate = sigmoid(mul_rn(tau, sub_rn(r, one)));
+  const F bump = mul_rn(mul_rn(four, gate), sub_rn(one, gate));
+  PolicyTerm<F> t;
+  t.value = mul_rn(-mul_rn(gate, gain), advantage);
+  t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // an infinite ratio has bump 0
+  t.along_logprob = zero;
+  t.clipped = t.dual = r < r;
+  return t;
+}
+
+template <bool kOfSequence, class F>
+RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F advantage, F logprob, F raw, F r,
+                                 F slope) {
+  const F zero = broadcast<F>(0.0f);
+  const auto never = raw < raw;
+  PolicyTerm<F> t;
+  switch (s.surrogate) {
+    case Surrogate::kRatio:
+      t = clipped_ratio_term(s, advantage, r, slope);
+      break;
+    case Surrogate::kWeighted: {
+      const F w = clamped(r, s.clip_low, s.clip_high);
+      t = weighted_term(advantage, logprob, w, MaskOf<F>((w < r) | (w > r)));
+      break;
+    }
+    case Surrogate::kLogprob:
+      t = weighted_term(advantage, logprob, broadcast<F>(1.0f), MaskOf<F>(never));
+      break;
+    case Surrogate::kSigmoid:
+      t = sigmoid_term(s, advantage, r, slope);
+      break;
+    case Surrogate::kGeometricClip: {
+      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
+      const auto clipped = clipped_log_ratio(s, raw, advantage).clipped;
+      t.value = broadcast<F>(mul_rn(-f.advantage, f.ratio));
+      t.along_ratio = zero;
+      t.along_logprob = select(clipped, zero, t.value);
+      t.clipped = MaskOf<F>(clipped & (advantage > zero));
+      t.dual = MaskOf<F>(clipped & (advantage < zero));
+      break;
+    }
+    case Surrogate::kGamma: {
+      if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
+      const F w = select(advantage >= zero, broadcast<F>(f.gamma_positive), broadcast<F>(f.gamma_negative));
+      t = weighted_term(advantage, logprob, w, MaskOf<F>(never));
+      break;
+    }
+    case Surrogate::kQuadratic: {
+      const F penalty = mul_rn(mul_rn(broadcast<F>(0.5f * s.quadratic), raw), raw);
+      t.value = -sub_rn(mul_rn(logprob, advantage), penalty);
+      t.along_ratio = zero;
+      t.along_logprob = -sub_rn(advantage, mul_rn(broadcast<F>(s.quadratic), raw));
+      t.clipped = t.dual = MaskOf<F>(never);
+      break;
+    }
+  }
+  return t;
+}
+
+// Slope of a ratio's policy term over A, for A of either sign: what a sequence's shared gradient is made of.
+RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
+  const PolicyTerm<float> t =
+      s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
+  return mul_rn(t.along_ratio, sign);  // -A |slope| over A
+}
+
+// ---- KL -------------------------------------------------------------------------------------------------------------
+
+template <class F>
+struct KlTerm {
+  F value, slope;
+};
+// Before any product with the ratio and any limit of the result.
+template <class F>
+RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through) {
+  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
+  const F raw = sub_rn(ref_logprob, logprob), e = clamped(raw, -input_limit, input_limit);
+  KlTerm<F> k;
+  switch (estimator) {
+    case KlEstimator::kK2:
+      k = {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), -e};
+      break;
+    case KlEstimator::kK3: {
+      const F m = expm1(e);
+      k = {sub_rn(m, e), -m};
+      break;
+    }
+    case KlEstimator::kAbs:
+      k = {abs_of(e), select(e > zero, -one, select(e < zero, one, zero))};
+      break;
+    default:
+      k = {-e, one};
+  }
+  k.slope = inside_or(raw, -input_limit, input_limit, k.slope, zero);
+  if (straight_through) k.slope = -raw;
+  return k;
+}
+template <class F>
+RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit) {
+  return {clamped(k.value, -limit, limit), inside_or(k.value, -limit, limit, k.slope, broadcast<F>(0.0f))};
+}
+
+// ---- the pass before ------------------------------------------------------------------------------------------------
+
+struct PolicyStatisticsTerms {
+  static constexpr int kInputs = 5, kOutputs = 1, kSums = kPolicyStatistics;
+  using Params = PolicyLossParams;
+  using Factors = PolicyFactors;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) {
+    PolicyTokens a = policy_input(p, i);
+    if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio == 0)) a.data = nullptr;
+    return a;
+  }
+  static RLK_HD float* output(const Params&, int) { return nullptr; }
+
+  template <class F>
+  static RLK_HD void token(const Params& p, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
+                           TokenSums<F, kSums>* sums) {
+    const PolicySpec& s = p.spec;
+    const F zero = broadcast<F>(0.0f);
+    out[0] = zero;
+    RLK_UNROLL
+    for (F& sum : sums->sum) sum = zero;
+    RLK_UNROLL
+    for (F& m : sums->maximum) m = zero;
+    RLK_UNROLL
+    for (auto& c : sums->count) c = MaskOf<F>(zero > zero);
+    sums->count[kCountTokens] = mask;
+    if (!needs_statistics(s)) return;
+    const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
+    const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
+    const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
+    const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
+    F w = broadcast<F>(1.0f);
+    if (s.importance == ImportanceLevel::kToken) w = importance_of_log(s, d).weight;
+    if (s.importance == ImportanceLevel::kGiven) w = m;
+    F* const sum = sums->sum;
+    sum[kStatLogRatio] = raw;
+    if (s.surrogate == Surrogate::kGeometricClip) sum[kStatLogRatio] = clipped_log_ratio(s, raw, a).value;
+    if (s.surrogate == Surrogate::kGamma) sum[kStatLogRatio] = clamped(raw, -kGammaLimit, kGammaLimit);
+    if (rollout) sum[kStatMismatch] = d;
+    if (drops(s)) sum[kStatDrop] = sub_rn(either(s.drop_by_rollout != 0, m, o), l);
+    const F product = mul_rn(a, w);
+    sum[kStatPositive] = select(a > zero, product, zero);
+    sum[kStatNegative] = select(a < zero, product, zero);
+    if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
+      sum[kStatKl] = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, s.kl_straight_through != 0).value;
+    }
+    sum[kStatAdvantage] = a;
+    if (s.surrogate == Surrogate::kGamma && has_importance(s)) {
+      sum[kStatLogImportance] = clamped(log_of(w), kGammaLeast, kGammaLimit);
+    } else if (s.surrogate == Surrogate::kGeometricClip && has_importance(s)) {
+      sum[kStatLogImportance] = log_of(add_rn(w, broadcast<F>(kLeastWeight)));
+    }
+    RLK_UNROLL
+    for (int i = 0; i < kSums; ++i) sum[i] = select(mask, sum[i], zero);
+  }
+};
+
+RLK_HD float finite_or_zero(float x) { return abs_of(x) < infinity() ? x : 0.0f; }
+
+// What a sequence's sums of the pass before say of its tokens.
+RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const PolicyTotals& totals,
+                                    const SequenceSums<kPolicyStatistics>& of) {
+  const PolicySpec& s = p.spec;
+  PolicyFactors f;
+  const std::int64_t n = of.count[kCountTokens];
+  f.tokens = n;
+  set_weights(p, totals, n, &f);
+  if (!needs_statistics(s) || n == 0) return f;
+  const float tokens = static_cast<float>(n);
+  const float mismatch = of.sum[kStatMismatch], mean_mismatch = div_rn(mismatch, tokens);
+  if (importance_of_sequence(s)) {
+    const ImportanceWeight<float> w =
+        importance_of_log(s, s.importance == ImportanceLevel::kSequence ? mismatch : mean_mismatch);
+    f.importance = w.weight;
+    f.importance_clipped = w.clipped;
+  }
+  if (s.gate != 0) {
+    const float g = exp(mean_mismatch);
+    f.gated = g < s.gate_low || g > s.gate_high;
+  }
+  f.dropped = drops(s) && div_rn(of.sum[kStatDrop], tokens) > s.drop_above;
+  if (s.level == RatioLevel::kToken) return f;
+  float raw = of.sum[kStatLogRatio];
+  if (s.level == RatioLevel::kGeometric) raw = div_rn(raw, tokens);
+  if (s.surrogate == Surrogate::kGamma) {
+    if (has_importance(s)) raw = add_rn(raw, of.sum[kStatLogImportance]);
+    const float x = clamped(raw, kGammaLeast, kGammaLimit), r = exp(x);
+    f.ratio = r;
+    f.gamma_positive =
+        finite_or_zero(exp(sub_rn(add_rn(s.lambda_positive, mul_rn(s.k_positive, x)), mul_rn(s.lambda_positive, r))));
+    f.gamma_negative =
+        finite_or_zero(exp(sub_rn(add_rn(s.lambda_negative, mul_rn(s.k_negative, x)), mul_rn(s.lambda_negative, r))));
+    return f;
+  }
+  const Ratio<float> ratio = ratio_of(s, raw);
+  f.ratio = ratio.ratio;
+  f.slope = ratio.slope;
+  if (s.surrogate == Surrogate::kGeometricClip) {
+    f.advantage = div_rn(of.sum[kStatAdvantage], tokens);
+    if (has_importance(s)) f.importance = exp(div_rn(of.sum[kStatLogImportance], tokens));
+  }
+  if (!has_shared_slope(s)) return f;
+  float gradient = 0.0f;
+  if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
+    // No advantage of a sign has no slope, whatever the ratio.
+    const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
+    const float up = positive == 0.0f ? 0.0f : mul_rn(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
+    const float down = negative == 0.0f ? 0.0f : mul_rn(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
+    gradient = f.gated ? 0.0f : mul_rn(f.importance, add_rn(up, down));
+  }
+  if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
+    gradient = fma_rn(mul_rn(s.kl_coef, of.sum[kStatKl]), f.slope, gradient);
+  }
+  f.gradient = s.level == RatioLevel::kGeometric ? div_rn(gradient, tokens) : gradient;
+  return f;
+}
+
+// ---- the pass over tokens -------------------------------------------------------------------------------------------
+
+// What a pass over tokens must be able to do: the less it is, the less is held in registers.
+enum class PolicyForm {
+  kClipped,   // PPO's clip of a token's ratio, without importance weights and selected tokens
+  kTokens,    // any term of single tokens
+  kSequences  // and sums of the pass before
+};
+RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
+  if (needs_statistics(p.spec)) return PolicyForm::kSequences;
+  const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && p.selected.data == nullptr;
+  return clipped ? PolicyForm::kClipped : PolicyForm::kTokens;
+}
+
+template <PolicyForm kForm>
+struct PolicyTokenTerms {
+  static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
+  static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
+  using Params = PolicyLossParams;
+  using Factors = PolicyFactors;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) {
+    if (kClipped && (i == kInputImportance || i == kInputSelected)) return {};
+    return policy_input(p, i);
+  }
+  static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
+
+  template <class F>
+  static RLK_HD void token(const Params& p, const Factors& f, const F (&in)[kInputs], MaskOf<F> mask,
+                           F (&out)[kOutputs], TokenSums<F, kSums>* sums) {
+    const PolicySpec& s = p.spec;
+    const F zero = broadcast<F>(0.0f);
+    const auto never = MaskOf<F>(zero > zero);
+    const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
+    const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
+    const bool of_token = !kOfSequence || s.level == RatioLevel::kToken;
+    Ratio<F> x = {raw, broadcast<F>(f.ratio), broadcast<F>(f.slope)};
+    if (of_token) x = ratio_of(s, raw);
+    PolicyTerm<F> t;
+    if constexpr (kClipped) {
+      t = clipped_ratio_term(s, a, x.ratio, x.slope);
+    } else {
+      t = policy_term<kOfSequence>(s, f, a, l, raw, x.ratio, x.slope);
+    }
+
+    // Importance.
+    F w = broadcast<F>(kOfSequence ? f.importance : 1.0f);
+    auto w_clipped = either(kOfSequence && f.importance_clipped != 0, mask, never);
+    if (!kClipped && s.importance == ImportanceLevel::kToken) {
+      const ImportanceWeight<F> found = importance_of_log(s, sub_rn(either(s.importance_of_current != 0, l, o), m));
+      w = found.weight;
+      w_clipped = found.clipped;
+    }
+    if (!kClipped && s.importance == ImportanceLevel::kGiven) w = m;
+    if (!kClipped && has_importance(s) && !(kOfSequence && s.surrogate == Surrogate::kGamma)) {
+      const bool of_geometric = kOfSequence && s.surrogate == Surrogate::kGeometricClip;
+      const F factor = of_geometric ? broadcast<F>(f.importance) : w;
+      t.value = mul_rn(t.value, factor);
+      t.along_ratio = mul_rn(t.along_ratio, factor);
+      t.along_logprob = mul_rn(t.along_logprob, factor);
+    }
+    auto none = either(kOfSequence && s.surrogate == Surrogate::kGeometricClip, never, MaskOf<F>(a == zero));
+    if (kOfSequence && f.dropped != 0) none = MaskOf<F>(none | (a < zero));
+    if (kOfSequence && f.gated != 0) none = mask;
+    auto selected = never;
+    if (!kClipped && p.selected.data != nullptr) {
+      selected = MaskOf<F>((in[kInputSelected] < zero) | (in[kInputSelected] > zero));
+      if (s.selected_drops != 0) none = MaskOf<F>(none | selected);
+    }
+    t.value = select(none, zero, t.value);
+    t.along_ratio = select(none, zero, t.along_ratio);
+    t.along_logprob = select(none, zero, t.along_logprob);
+    if (!kClipped && p.selected.data != nullptr && s.selected_drops == 0) {
+      const F c = mul_rn(broadcast<F>(s.selected_kl), w);
+      const F sign = select(raw > zero, c, select(raw < zero, -c, zero));
+      t.value = select(selected, add_rn(t.value, mul_rn(c, abs_of(raw))), t.value);
+      t.along_logprob = select(selected, add_rn(t.along_logprob, sign), t.along_logprob);
+    }
+
+    const bool shared = kOfSequence && has_shared_slope(s);
+    F slope = shared ? add_rn(t.along_logprob, broadcast<F>(f.gradient)) : add_rn(t.along_ratio, t.along_logprob);
+    F kl = zero;
+    if (s.kl != KlEstimator::kNone) {
+      KlTerm<F> k = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, s.kl_straight_through != 0);
+      if (s.kl_times_ratio != 0) {
+        const F of_ratio = shared ? zero : x.slope;
+        k = {mul_rn(k.value, x.ratio), fma_rn(k.value, of_ratio, mul_rn(k.slope, x.ratio))};
+      }
+      k = limited_kl(k, s.kl_limit);
+      kl = k.value;
+      slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
+    }
+    out[0] = canonical(select(mask, mul_rn(broadcast<F>(f.weight), slope), zero));
+    out[1] = select(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)), zero);
+
+    const bool rollout = !kClipped && has_importance(s) && s.importance != ImportanceLevel::kGiven;
+    const F mismatch = rollout ? abs_of(sub_rn(o, m)) : zero;
+    F* const sum = sums->sum;
+    sum[kSumPolicy] = t.value;
+    sum[kSumKl] = kl;
+    sum[kSumEntropy] = in[kInputEntropy];
+    sum[kSumPpoKl] = of_token ? -x.log_ratio : sub_rn(o, l);
+    sum[kSumRatio] = x.ratio;
+    sum[kSumImportance] = w;
+    sum[kSumImportanceSquared] = mul_rn(w, w);
+    sum[kSumMismatch] = mismatch;
+    RLK_UNROLL
+    for (int i = 0; i < kSums; ++i) sum[i] = select(mask, sum[i], zero);
+    sums->maximum[0] = select(mask, x.ratio, zero);
+    sums->maximum[1] = select(mask, mismatch, zero);
+    sums->count[kCountTokens] = mask;
+    sums->count[kCountClipped] = either(!kClipped && s.selected_drops != 0, selected, t.clipped) & mask;
+    sums->count[kCountDual] = mask & t.dual;
+    sums->count[kCountLow] = MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)) & mask;
+    sums->count[kCountHigh] = MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)) & mask;
+    sums->count[kCountImportance] = mask & w_clipped;
+  }
+};
+
+using PolicyLossTerms = PolicyTokenTerms<PolicyForm::kSequences>;
+
+// ---- over sequences -------------------------------------------------------------------------------------------------
+
+// A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
+constexpr int kPolicyTotalSums = kPolicySums + 3;
+enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
+enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kPolicyTotalCounts };
+
+struct PolicyTotalSums {
+  float sum[kPolicyTotalSums];
+  std::int64_t count[kPolicyTotalCounts];
+  float maximum[kTokenMaxima];
+};
+RLK_HD PolicyTotalSums total_of(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t s,
+                                const SequenceSums<kPolicySums>& of) {
+  PolicyTotalSums t;
+  for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
+  for (int i = 0; i < kTokenCounts; ++i) t.count[i] = of.count[i];
+  for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
+  PolicyFactors f;
+  set_weights(p, totals, of.count[kCountTokens], &f);
+  t.sum[kWeightedPolicy] = mul_rn(f.weight, of.sum[kSumPolicy]);
+  t.sum[kWeightedKl] = mul_rn(f.weight, of.sum[kSumKl]);
+  t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
+  t.count[kCountSequences] = of.count[kCountTokens] > 0;
+  t.count[kCountBadCuts] = p.sequences.packed() && !are_cuts_good(p.sequences, s);
+  return t;
+}
+
+RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t) {
+  const PolicySpec& s = p.spec;
+  const float tokens = static_cast<float>(t.count[kCountTokens]);
+  const float policy = t.sum[kWeightedPolicy], kl = t.sum[kWeightedKl], entropy = t.sum[kWeightedEntropy];
+  float loss = policy;
+  if (s.kl != KlEstimator::kNone) loss = fma_rn(s.kl_coef, kl, loss);
+  if (p.entropy.data != nullptr) loss = fma_rn(-s.entropy_coef, entropy, loss);
+  loss = t.count[kCountBadCuts] > 0 ? canonical_nan() : finished_sum(loss);
+  if (p.loss != nullptr) *in_global(p.loss) = loss;
+  if (p.metrics == nullptr) return;
+  const auto mean = [&](float sum) { return quotient_or_zero(sum, tokens); };
+  const auto fraction = [&](int count) { return quotient_or_zero(static_cast<float>(t.count[count]), tokens); };
+  float* const to = in_global(p.metrics);
+  to[kPolicyMetricLoss] = loss;
+  to[kPolicyMetricPolicyLoss] = finished_sum(policy);
+  to[kPolicyMetricKlLoss] = finished_sum(kl);
+  to[kPolicyMetricEntropyLoss] = finished_sum(entropy);
+  to[kPolicyMetricNumTokens] = tokens;
+  to[kPolicyMetricNumSequences] = static_cast<float>(t.count[kCountSequences]);
+  to[kPolicyMetricDenominator] = finished_sum(denominator_of(p, totals));
+  to[kPolicyMetricPolicySum] = finished_sum(t.sum[kSumPolicy]);
+  to[kPolicyMetricKlSum] = finished_sum(t.sum[kSumKl]);
+  to[kPolicyMetricEntropySum] = finished_sum(t.sum[kSumEntropy]);
+  to[kPolicyMetricClipFraction] = fraction(kCountClipped);
+  to[kPolicyMetricClipFractionDual] = fraction(kCountDual);
+  to[kPolicyMetricClipFractionLow] = fraction(kCountLow);
+  to[kPolicyMetricClipFractionHigh] = fraction(kCountHigh);
+  to[kPolicyMetricPpoKl] = finished_sum(mean(t.sum[kSumPpoKl]));
+  to[kPolicyMetricKl] = finished_sum(mean(t.sum[kSumKl]));
+  to[kPolicyMetricEntropy] = finished_sum(mean(t.sum[kSumEntropy]));
+  to[kPolicyMetricRatioMean] = finished_sum(mean(t.sum[kSumRatio]));
+  to[kPolicyMetricRatioMax] = finished_sum(t.maximum[0]);
+  to[kPolicyMetricImportanceMean] = finished_sum(mean(t.sum[kSumImportance]));
+  to[kPolicyMetricImportanceClipFraction] = fraction(kCountImportance);
+  const float w = t.sum[kSumImportance];
+  to[kPolicyMetricImportanceEss] = finished_sum(mean(quotient_or_zero(mul_rn(w, w), t.sum[kSumImportanceSquared])));
+  to[kPolicyMetricMismatchMean] = finished_sum(mean(t.sum[kSumMismatch]));
+  to[kPolicyMetricMismatchMax] = finished_sum(t.maximum[1]);
+}
+
+}  // namespace rlk

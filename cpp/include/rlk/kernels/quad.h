@@ -1,0 +1,121 @@
+// Four neighbouring tokens in the registers of a GPU's lane, with the names of math/ieee.h, so that the formulas of
+// kernels/ and math/ run on them: one uniform branch serves four tokens, whose instructions overlap.
+#pragma once
+
+#include "rlk/math/ieee.h"
+
+namespace rlk {
+
+constexpr int kQuad = 4;
+
+struct QuadMask {
+  bool v[kQuad];
+};
+struct QuadBits {
+  std::int32_t v[kQuad];
+};
+struct Quad {
+  float v[kQuad];
+};
+
+template <class R, class F>
+RLK_HD R quad_of(const F& f) {
+  R r;
+#if defined(__CUDACC__) || defined(__HIP__)
+#pragma unroll
+#endif
+  for (int i = 0; i < kQuad; ++i) r.v[i] = f(i);
+  return r;
+}
+
+template <>
+RLK_HD Quad broadcast<Quad>(float a) {
+  return {{a, a, a, a}};
+}
+
+RLK_HD Quad add_rn(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return add_rn(a.v[i], b.v[i]); });
+}
+RLK_HD Quad sub_rn(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return sub_rn(a.v[i], b.v[i]); });
+}
+RLK_HD Quad mul_rn(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return mul_rn(a.v[i], b.v[i]); });
+}
+RLK_HD Quad div_rn(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return div_rn(a.v[i], b.v[i]); });
+}
+RLK_HD Quad div_in_range(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return div_in_range(a.v[i], b.v[i]); });
+}
+RLK_HD Quad fma_rn(const Quad& a, const Quad& b, const Quad& c) {
+  return quad_of<Quad>([&](int i) { return fma_rn(a.v[i], b.v[i], c.v[i]); });
+}
+RLK_HD Quad abs_of(const Quad& a) {
+  return quad_of<Quad>([&](int i) { return abs_of(a.v[i]); });
+}
+RLK_HD Quad operator-(const Quad& a) {
+  return quad_of<Quad>([&](int i) { return -a.v[i]; });
+}
+
+RLK_HD QuadMask operator<(const Quad& a, const Quad& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] < b.v[i]; });
+}
+RLK_HD QuadMask operator<=(const Quad& a, const Quad& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] <= b.v[i]; });
+}
+RLK_HD QuadMask operator>(const Quad& a, const Quad& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] > b.v[i]; });
+}
+RLK_HD QuadMask operator>=(const Quad& a, const Quad& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] >= b.v[i]; });
+}
+RLK_HD QuadMask operator==(const Quad& a, const Quad& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] == b.v[i]; });
+}
+RLK_HD QuadMask operator&(const QuadMask& a, const QuadMask& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] && b.v[i]; });
+}
+RLK_HD QuadMask operator|(const QuadMask& a, const QuadMask& b) {
+  return quad_of<QuadMask>([&](int i) { return a.v[i] || b.v[i]; });
+}
+RLK_HD QuadMask is_nan(const Quad& a) {
+  return quad_of<QuadMask>([&](int i) { return is_nan(a.v[i]); });
+}
+RLK_HD Quad select(const QuadMask& c, const Quad& yes, const Quad& no) {
+  return quad_of<Quad>([&](int i) { return c.v[i] ? yes.v[i] : no.v[i]; });
+}
+
+RLK_HD QuadBits bits_of(const Quad& a) {
+  return quad_of<QuadBits>([&](int i) { return bits_of(a.v[i]); });
+}
+RLK_HD Quad float_of(const QuadBits& a) {
+  return quad_of<Quad>([&](int i) { return float_of(a.v[i]); });
+}
+// Sums and differences wrap around.
+RLK_HD std::int32_t wrapped_sum(std::int32_t a, std::int32_t b) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
+}
+RLK_HD std::int32_t wrapped_difference(std::int32_t a, std::int32_t b) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) - static_cast<std::uint32_t>(b));
+}
+RLK_HD QuadBits operator+(const QuadBits& a, const QuadBits& b) {
+  return quad_of<QuadBits>([&](int i) { return wrapped_sum(a.v[i], b.v[i]); });
+}
+RLK_HD QuadBits operator-(const QuadBits& a, const QuadBits& b) {
+  return quad_of<QuadBits>([&](int i) { return wrapped_difference(a.v[i], b.v[i]); });
+}
+RLK_HD QuadBits operator+(const QuadBits& a, std::int32_t b) {
+  return quad_of<QuadBits>([&](int i) { return wrapped_sum(a.v[i], b); });
+}
+RLK_HD QuadBits operator-(const QuadBits& a, std::int32_t b) {
+  return quad_of<QuadBits>([&](int i) { return wrapped_difference(a.v[i], b); });
+}
+RLK_HD QuadBits operator<<(const QuadBits& a, int n) {
+  return quad_of<QuadBits>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << n); });
+}
+RLK_HD QuadBits operator>>(const QuadBits& a, int n) {  // arithmetic
+  return quad_of<QuadBits>([&](int i) { return a.v[i] >> n; });
+}
+
+}  // namespace rlk

@@ -1,0 +1,128 @@
+// What backends share of operators over tokens: a tile's partial results, and the small functions that formulas on one
+// token are written with. Templates also run on the vectors of cpp/cpu/simd.h.
+//
+// An operator's terms are a class with, for F float or a vector:
+//   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens
+//   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
+//   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/math/ieee.h"
+#include "rlk/policy_sequences.h"
+
+// Before a loop whose indices must be constants.
+#if defined(__CUDACC__) || defined(__HIP__)
+#define RLK_UNROLL _Pragma("unroll")
+#else
+#define RLK_UNROLL
+#endif
+
+namespace rlk {
+
+template <class F>
+struct MaskType {
+  using Type = decltype(F{} < F{});
+};
+template <class F>
+using MaskOf = typename MaskType<F>::Type;
+
+constexpr int kTokenCounts = 6;
+constexpr int kTokenMaxima = 2;  // of values that are not negative
+
+// A token's share of the sums over its sequence.
+template <class F, int kSums>
+struct TokenSums {
+  F sum[kSums];
+  MaskOf<F> count[kTokenCounts];
+  F maximum[kTokenMaxima];
+};
+
+// Those of a tile.
+template <int kSums>
+struct alignas(16) TilePartial {
+  float sum[kSums];
+  std::uint32_t count[kTokenCounts];
+  float maximum[kTokenMaxima];
+};
+
+// Those of a sequence.
+template <int kSums>
+struct SequenceSums {
+  float sum[kSums];
+  std::int64_t count[kTokenCounts];
+  float maximum[kTokenMaxima];
+};
+
+// One of two by a condition of all tokens. A conditional expression would choose between addresses.
+template <class F>
+RLK_HD F either(bool condition, F yes, F no) {
+  F chosen = no;
+  if (condition) chosen = yes;
+  return chosen;
+}
+template <class F>
+RLK_HD F min_of(F a, F b) {
+  return select(b < a, b, a);
+}
+template <class F>
+RLK_HD F max_of(F a, F b) {
+  return select(b > a, b, a);
+}
+template <class F>
+RLK_HD F clamped(F x, float low, float high) {
+  return min_of(max_of(x, broadcast<F>(low)), broadcast<F>(high));
+}
+// x where it is inside of [low, high], or NaN; else `outside`.
+template <class F>
+RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
+  return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
+}
+template <class F>
+RLK_HD F canonical(F x) {
+  return select(is_nan(x), broadcast<F>(canonical_nan()), x);
+}
+// A sum that leaves: no sign of a zero, one NaN.
+RLK_HD float finished_sum(float x) { return canonical(add_rn(x, 0.0f)); }
+
+RLK_HD float maximum_of(float a, float b) { return is_nan(a) || a > b ? a : b; }
+
+// The tree over an index of values that come in its order: take() each, then finish(). Of a node that is missing +0 would
+// be added, which changes no sum. Indices of kept_ are constants once loops are unrolled, so that it lives in registers.
+template <int kLevels>
+class SumTree {
+ public:
+  RLK_HD void take(float value) {
+    bool carries = true;
+    RLK_UNROLL
+    for (int level = 0; level < kLevels; ++level) {
+      const bool full = (taken_ >> level & 1u) != 0;
+      const float sum = add_rn(kept_[level], value);
+      kept_[level] = carries && !full ? value : kept_[level];
+      value = carries && full ? sum : value;
+      carries = carries && full;
+    }
+    ++taken_;
+  }
+  RLK_HD float finish() const {
+    float sum = 0.0f;
+    bool any = false;
+    RLK_UNROLL
+    for (int level = 0; level < kLevels; ++level) {
+      const bool full = (taken_ >> level & 1u) != 0;
+      const float longer = any ? add_rn(kept_[level], sum) : kept_[level];
+      sum = full ? longer : sum;
+      any = any || full;
+    }
+    return sum;
+  }
+
+ private:
+  std::uint32_t taken_ = 0;
+  float kept_[kLevels] = {};
+};
+constexpr int kTileLevels = 24;      // a sequence has fewer than 2^24 tiles
+constexpr int kSequenceLevels = 31;  // of sequences there are fewer than 2^31
+
+}  // namespace rlk

@@ -1,0 +1,48 @@
+// What passes over tokens (rlk/kernels/token_kernels.h) are written with, on CUDA.
+#pragma once
+
+#include "launch.h"
+#include "rlk/kernels/token_kernels.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+struct TokenGpu {
+  static constexpr int kLanes = 32;
+  using Tokens = Quad;  // one uniform branch serves four, whose instructions overlap
+  template <class Params>
+  static __device__ __forceinline__ const Params& again(const Params& p) {
+    return p;
+  }
+  static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
+  static __device__ __forceinline__ float shuffle_xor(float x, int distance) {
+    return __shfl_xor_sync(0xffffffff, x, distance);
+  }
+  static __device__ __forceinline__ void barrier() { __syncthreads(); }
+  static __device__ __forceinline__ std::uint32_t sum_over_wave(std::uint32_t x) {
+    return __reduce_add_sync(0xffffffff, x);
+  }
+  // In the order of unsigned integers, where a NaN is above all numbers.
+  static __device__ __forceinline__ float max_over_wave(float x) {
+    return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
+  }
+  // Past the L1 cache: what is read here is read once; and what is written is the first to leave L2.
+  static __device__ __forceinline__ Quad load_quad(const float* from) {
+    Quad x;
+    asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3])
+                 : "l"(from));
+    return x;
+  }
+  static __device__ __forceinline__ void store_quad(float* to, const Quad& x) {
+    __stcs(reinterpret_cast<float4*>(to), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+  }
+  static __device__ __forceinline__ Quad load(const float* from) { return load_quad(from); }
+  static __device__ __forceinline__ void store(float* to, const Quad& x) { store_quad(to, x); }
+  static __device__ __forceinline__ void count_on(std::int64_t* to, std::int64_t count) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
+  }
+};
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,53 @@
+// What passes over tokens (rlk/kernels/token_kernels.h) are written with, on HIP.
+#pragma once
+
+#include "hip/common/wave.h"
+#include "rlk/kernels/token_kernels.h"
+
+namespace rlk::hip {
+
+struct TokenGpu {
+  static constexpr int kLanes = kWave;
+  using Tokens = float;  // conditions of four would be more scalar registers than there are
+  // The kernel's first argument, read again: more numbers than scalar registers would be kept over a loop otherwise.
+  template <class Params>
+  static RLK_DEVICE const Params& again([[maybe_unused]] const Params& p) {
+#if defined(__HIP_DEVICE_COMPILE__)
+    auto at = (std::uintptr_t)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(at));
+    return *(const Params*)(const __attribute__((address_space(4))) Params*)at;
+#else
+    return p;
+#endif
+  }
+  static RLK_DEVICE int thread() { return thread_id(); }
+  static RLK_DEVICE float shuffle_xor(float x, int distance) { return hip::shuffle_xor(x, distance); }
+  static RLK_DEVICE void barrier() { block_barrier(); }
+  static RLK_DEVICE std::uint32_t sum_over_wave(std::uint32_t x) {
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      x += static_cast<std::uint32_t>(hip::shuffle_xor(static_cast<std::int32_t>(x), distance));
+    }
+    return x;
+  }
+  static RLK_DEVICE float max_over_wave(float x) {
+    for (int distance = 1; distance < kLanes; distance *= 2) x = maximum_of(x, shuffle_xor(x, distance));
+    return x;
+  }
+  static RLK_DEVICE rlk::Quad load_quad(const float* from) {
+    rlk::Quad x;
+    __builtin_memcpy(&x, __builtin_assume_aligned(from, 16), sizeof x);
+    return x;
+  }
+  static RLK_DEVICE void store_quad(float* to, const rlk::Quad& x) {
+    __builtin_memcpy(__builtin_assume_aligned(to, 16), &x, sizeof x);
+  }
+  static RLK_DEVICE float load(const float* from) { return *from; }
+  static RLK_DEVICE void store(float* to, float x) { *to = x; }
+  static RLK_DEVICE void count_on(std::int64_t* to, std::int64_t count) { atomic_add(to, count); }
+  template <class Shared>
+  static RLK_DEVICE Shared* shared() {
+    return reinterpret_cast<Shared*>(lds());
+  }
+};
+
+}  // namespace rlk::hip

@@ -1,0 +1,254 @@
+"""Policy objectives: arguments, dispatch, results. The contract is cpp/include/rlk/ops/policy_loss.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.policy_loss import policy_loss_reference
+from .policy_spec import PolicySpec
+
+__all__ = [
+    "PolicyGradients",
+    "PolicyLoss",
+    "PolicyMetrics",
+    "PolicySpec",
+    "policy_loss",
+    "policy_loss_and_grad",
+    "policy_loss_reference",
+]
+
+METRICS = (
+    "loss",
+    "policy_loss",
+    "kl_loss",
+    "entropy_loss",
+    "num_tokens",
+    "num_sequences",
+    "denominator",
+    "policy_sum",
+    "kl_sum",
+    "entropy_sum",
+    "clip_fraction",
+    "clip_fraction_dual",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "ppo_kl",
+    "kl",
+    "entropy",
+    "ratio_mean",
+    "ratio_max",
+    "importance_mean",
+    "importance_clip_fraction",
+    "importance_ess",
+    "mismatch_mean",
+    "mismatch_max",
+)
+
+
+class PolicyMetrics:
+    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
+    the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract."""
+
+    names = METRICS
+
+    def __init__(self, vector: Any) -> None:
+        self.vector = vector
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METRICS:
+            return self.vector[METRICS.index(name)]
+        raise AttributeError(f"PolicyMetrics has no {name!r}; it has {', '.join(METRICS)}")
+
+    def asdict(self) -> dict[str, float]:
+        """All of them as Python numbers: waits for the device."""
+        return dict(zip(METRICS, (float(x) for x in self.vector.tolist()), strict=True))
+
+    def __repr__(self) -> str:
+        return f"PolicyMetrics({self.vector!r})"
+
+
+class PolicyLoss(NamedTuple):
+    """``loss``, float32 and differentiable in torch, and its :class:`PolicyMetrics`."""
+
+    loss: Any
+    metrics: PolicyMetrics
+
+
+class PolicyGradients(NamedTuple):
+    """Of :func:`policy_loss_and_grad`; ``d_entropy`` is None without an entropy."""
+
+    loss: Any
+    metrics: PolicyMetrics
+    d_logprob: Any
+    d_entropy: Any
+
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/policy_loss_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import policy_loss_torch
+
+        _torch_path = policy_loss_torch
+    return _torch_path
+
+
+def policy_loss(
+    logprob: Any,
+    old_logprob: Any,
+    advantage: Any,
+    mask: Any,
+    *,
+    spec: PolicySpec,
+    cu_seqlens: Any = None,
+    ref_logprob: Any = None,
+    rollout_logprob: Any = None,
+    importance_weight: Any = None,
+    entropy: Any = None,
+    selected: Any = None,
+    denominator: Any = None,
+) -> PolicyLoss:
+    """A policy-gradient loss over per-token log-probabilities, with its metrics, in one pass that also computes the
+    gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
+
+    All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
+    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.
+    Differentiable (torch) in ``logprob`` and ``entropy``, once; the others are constants.
+
+    Args:
+        logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride. What the trained policy gives.
+        old_logprob: as ``logprob``; of the policy that the ratio is to. None: ``logprob`` itself, a ratio of 1.
+        advantage: as ``logprob``, or ``[num_sequences]``.
+        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0.
+        spec: the objective: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+        ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
+        rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``.
+        importance_weight: as ``logprob``, or ``[num_sequences]``; given exactly where ``spec.importance == "given"``.
+        entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
+        selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``.
+        denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
+            device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
+    Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
+        does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens
+        that do not ascend from 0 to num_tokens; on a GPU the loss is NaN then.
+    Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
+    """
+    operands, value = _operands(
+        logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
+        entropy, selected, denominator,
+    )  # fmt: skip
+    if _dispatch.is_tensor(logprob):
+        loss, vector = _torch().policy_loss(operands, spec, value)
+        return PolicyLoss(loss, PolicyMetrics(vector))
+    result = _call(operands, spec, value, False)
+    return PolicyLoss(result[0], PolicyMetrics(result[1]))
+
+
+def policy_loss_and_grad(
+    logprob: Any,
+    old_logprob: Any,
+    advantage: Any,
+    mask: Any,
+    *,
+    spec: PolicySpec,
+    cu_seqlens: Any = None,
+    ref_logprob: Any = None,
+    rollout_logprob: Any = None,
+    importance_weight: Any = None,
+    entropy: Any = None,
+    selected: Any = None,
+    denominator: Any = None,
+) -> PolicyGradients:
+    """:func:`policy_loss` and its gradients without an autograd, for callers that run backward themselves.
+
+    Args: as :func:`policy_loss`; torch tensors must not require a gradient, or gradients be off.
+    Returns: :class:`PolicyGradients`: the gradients have the shape of ``logprob``, float32; masked slots are 0.
+    Raises: as :func:`policy_loss`.
+    Source: docs/numerics.md, rules 3 and 10.
+    """
+    operands, value = _operands(
+        logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
+        entropy, selected, denominator,
+    )  # fmt: skip
+    if _dispatch.is_tensor(logprob):
+        loss, vector, d_logprob, d_entropy = _torch().policy_loss_and_grad(operands, spec, value)
+    else:
+        loss, vector, d_logprob, d_entropy = _call(operands, spec, value, True)
+    return PolicyGradients(loss, PolicyMetrics(vector), d_logprob, d_entropy)
+
+
+# Operands in the order of the extension.
+NAMES = (
+    "logprob",
+    "old_logprob",
+    "advantage",
+    "mask",
+    "cu_seqlens",
+    "ref_logprob",
+    "rollout_logprob",
+    "entropy",
+    "selected",
+    "denominator",
+)
+
+
+def _operands(
+    logprob: Any, old_logprob: Any, advantage: Any, mask: Any, spec: Any, cu_seqlens: Any, ref_logprob: Any,
+    rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, denominator: Any,
+) -> tuple[tuple[Any, ...], float]:  # fmt: skip
+    """Arrays in the order of NAMES, and the denominator where it is a number, else 0."""
+    if type(spec) is not PolicySpec:
+        raise TypeError(f"spec: expected a PolicySpec, got {type(spec).__name__}")
+    if (ref_logprob is not None) != (spec.kl is not None):
+        _refuse("ref_logprob", ref_logprob, "spec.kl is None", "spec.kl")
+    if (rollout_logprob is not None) != spec.needs_rollout:
+        _refuse(
+            "rollout_logprob", rollout_logprob, "the spec has no use for it", "the spec's importance weights or drop"
+        )
+    given = spec.importance == "given"
+    if (importance_weight is not None) != given:
+        _refuse("importance_weight", importance_weight, 'spec.importance is not "given"', 'spec.importance = "given"')
+    if (selected is not None) != (spec.clip in ("clip_cov", "kl_cov")):
+        _refuse("selected", selected, f'spec.clip is "{spec.clip}"', f'spec.clip = "{spec.clip}"')
+    if entropy is None and spec.entropy_coef != 0:
+        _refuse("entropy", entropy, "", "spec.entropy_coef")
+    value = 0.0
+    if denominator is None:
+        if spec.aggregation == "constant":
+            raise ValueError('denominator: expected a number or an array with spec.aggregation="constant", got None')
+    elif spec.aggregation == "token-sum":
+        raise ValueError('denominator: expected None with spec.aggregation="token-sum", which divides by nothing')
+    elif isinstance(denominator, (int, float)):
+        value = _check.number("denominator", float(denominator) if type(denominator) is int else denominator)
+        if not 0 < value < float("inf"):
+            raise ValueError(f"denominator: expected a finite number > 0, got {denominator!r}")
+        denominator = None
+    weights = importance_weight if given else rollout_logprob
+    arrays = (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, entropy, selected, denominator)
+    return arrays, value
+
+
+def _refuse(name: str, array: Any, unused: str, needed: str) -> None:
+    if array is None:
+        raise ValueError(f"{name}: expected an array, which {needed} needs, got None")
+    raise ValueError(f"{name}: expected None where {unused}, got {type(array).__name__}")
+
+
+def _call(operands: tuple[Any, ...], spec: PolicySpec, value: float, gradients: bool) -> tuple[Any, ...]:
+    """Of frameworks other than torch."""
+    frame = _dispatch.Frame(operands[0], "logprob")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(a, name) for a, name in zip(operands[:9], NAMES, strict=False)]
+    denominator = value if value else frame.export(operands[9], "denominator")
+    result = _C.policy_loss(*arrays, spec.packed, denominator, gradients, gradients, frame.allocate, frame.stream)
+    return tuple(map(frame.result, result))

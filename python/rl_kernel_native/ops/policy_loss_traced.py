@@ -1,0 +1,222 @@
+"""policy_loss as a torch operator: what torch.compile, export, FakeTensor and torch.func see, with its derivative.
+
+Loss and gradients come from one call. There is no second derivative: asking for one is an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._in_graph import apply, callable_in_graph
+from .._native import module as _C
+from .._shapes import dtype_name, is_static
+from .._torch import apply_function, implement, memory, prepare
+from .._transforms import looped
+from .policy_spec import PolicySpec
+
+_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
+# What is not there is an empty tensor.
+_library.define(
+    "policy_loss(Tensor logprob, Tensor? entropy, Tensor? old_logprob, Tensor advantage, Tensor mask, "
+    "Tensor? cu_seqlens, Tensor? ref_logprob, Tensor? importance, Tensor? selected, Tensor? denominator, float[] spec, "
+    "float denominator_value) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_ops = torch.ops.rl_kernel_native
+_METRICS = 24
+_GIVEN = 4.0  # the importance level whose weights may be one a sequence
+_IMPORTANCE_FIELD = 27
+
+
+def _kernel(
+    logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any, ref_logprob: Any,
+    importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    prepare(logprob)
+    operands = (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy, selected)
+    packed = struct.pack(f"{len(spec)}d", *spec)
+    given = denominator_value if denominator_value else memory(denominator)
+    loss, vector, d_logprob, d_entropy = _C.policy_loss(
+        *map(memory, operands), packed, given, True, entropy is not None, None, 0
+    )
+    return loss, vector, d_logprob, logprob.new_empty(0) if d_entropy is None else d_entropy
+
+
+def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
+    return apply("_TransformedPolicyLoss", *arguments)
+
+
+implement(_library, "policy_loss", _kernel, _differentiable)
+
+
+def _check_tokens(tensor: Any, name: str, like: Tensor, sequences: Any = None) -> None:
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tensor.dtype)}")
+    shape = tuple(tensor.shape)
+    if shape == tuple(like.shape):
+        if is_static(tensor) and tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) not in (0, 1):
+            raise ValueError(f"{name}: expected contiguous tokens (stride 1), got stride {tensor.stride(-1)}")
+        return
+    if sequences is not None and shape[:1] == (sequences,) and (len(shape) == 1 or shape[1:] == (1,)):
+        return
+    more = "" if sequences is None else f" or [{sequences}]"
+    also = "" if sequences is None else ", or one a sequence"
+    raise ValueError(
+        f"{name}: expected shape {list(like.shape)}{more} (that of logprob{also}), got {list(tensor.shape)}"
+    )
+
+
+@torch.library.register_fake("rl_kernel_native::policy_loss", lib=_library)
+def _fake(
+    logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any, ref_logprob: Any,
+    importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    if logprob.dtype != torch.float32:
+        raise TypeError(f"logprob: expected dtype float32, got {dtype_name(logprob.dtype)}")
+    packed = cu_seqlens is not None
+    if logprob.dim() != 1 and (packed or logprob.dim() != 2):
+        wanted = "[num_tokens] (with cu_seqlens)" if packed else "[num_sequences, num_tokens] or [num_tokens]"
+        raise ValueError(f"logprob: expected shape {wanted}, got {list(logprob.shape)}")
+    if packed and cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
+    sequences = cu_seqlens.shape[0] - 1 if packed else logprob.shape[0] if logprob.dim() == 2 else 1
+    if mask.dtype not in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32):
+        raise TypeError(f"mask: expected dtype bool, uint8, int32, int64 or float32, got {dtype_name(mask.dtype)}")
+    if tuple(mask.shape) != tuple(logprob.shape):
+        raise ValueError(f"mask: expected shape {list(logprob.shape)} (that of logprob), got {list(mask.shape)}")
+    _check_tokens(old_logprob, "old_logprob", logprob)
+    _check_tokens(advantage, "advantage", logprob, sequences)
+    _check_tokens(ref_logprob, "ref_logprob", logprob)
+    if spec[_IMPORTANCE_FIELD] == _GIVEN:
+        _check_tokens(importance, "importance_weight", logprob, sequences)
+    else:
+        _check_tokens(importance, "rollout_logprob", logprob)
+    _check_tokens(entropy, "entropy", logprob)
+    _check_tokens(selected, "selected", logprob)
+    return (
+        logprob.new_empty(()),
+        logprob.new_empty(_METRICS),
+        logprob.new_empty(logprob.shape),
+        logprob.new_empty(0 if entropy is None else logprob.shape),
+    )
+
+
+def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Tensor, ...]:
+    """loss, metrics, d_logprob, d_entropy (empty without an entropy)."""
+    logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy, selected, denominator = (
+        operands
+    )
+    arguments = (
+        logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
+        list(spec.numbers), value,
+    )  # fmt: skip
+    result: tuple[Tensor, ...] = apply_function(_TracedPolicyLoss, "_TransformedPolicyLoss", *arguments)
+    return result
+
+
+def scaled(d_loss: Tensor, d_logprob: Tensor, d_entropy: Any, logprob: Tensor, entropy: Any) -> tuple[Any, Any]:
+    """The gradients times that of the loss."""
+    found = apply_function(
+        _TracedScaled, "_TransformedScaled", d_loss, d_logprob, d_entropy, logprob, None if entropy is None else entropy
+    )
+    return found[0], None if d_entropy is None else found[1]
+
+
+class _TracedPolicyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any,
+        ref_logprob: Any, importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
+    ) -> Any:  # fmt: skip
+        return _ops.policy_loss(
+            logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
+            spec, denominator_value,
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        logprob, entropy = inputs[:2]
+        _, vector, d_logprob, d_entropy = output
+        ctx.has_entropy = entropy is not None
+        ctx.mark_non_differentiable(vector, d_logprob, d_entropy)
+        ctx.save_for_backward(d_logprob, d_entropy, logprob, entropy)
+        ctx.save_for_forward(d_logprob, d_entropy, logprob, entropy)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
+        nothing = (None,) * 10
+        if d_loss is None:
+            return None, None, *nothing
+        d_logprob, d_entropy, logprob, entropy = ctx.saved_tensors
+        found = scaled(d_loss, d_logprob, d_entropy if ctx.has_entropy else None, logprob, entropy)
+        return found[0], found[1], *nothing
+
+
+@callable_in_graph
+class _TransformedPolicyLoss(_TracedPolicyLoss):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        dims = (*in_dims[:10], None, None)
+        return looped(_TransformedPolicyLoss.apply, info, dims, inputs), (0, 0, 0, 0)
+
+    @staticmethod
+    def jvp(ctx: Any, logprob: Any, entropy: Any, *_: Any) -> Any:
+        d_logprob, d_entropy = ctx.saved_tensors[:2]
+        total = torch.zeros((), dtype=d_logprob.dtype, device=d_logprob.device)
+        for gradient, tangent in ((d_logprob, logprob), (d_entropy, entropy)):
+            if tangent is not None:
+                total = total + (gradient * tangent).sum()
+        return total, None, None, None
+
+
+class _TracedScaled(torch.autograd.Function):
+    """d_loss times the gradients: linear in d_loss, without a derivative along logprob and entropy."""
+
+    @staticmethod
+    def forward(d_loss: Tensor, d_logprob: Tensor, d_entropy: Any, logprob: Tensor, entropy: Any) -> Any:
+        return d_logprob * d_loss, d_logprob.new_empty(0) if d_entropy is None else d_entropy * d_loss
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, d_logprob, d_entropy, _, _ = inputs
+        ctx.has_entropy = d_entropy is not None
+        if not ctx.has_entropy:
+            ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(d_logprob, d_entropy)
+        ctx.save_for_forward(d_logprob, d_entropy)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, of_logprob: Any, of_entropy: Any) -> Any:
+        if any(ctx.needs_input_grad[3:]):
+            raise RuntimeError("policy_loss: a second derivative is wanted, and there is none")
+        d_logprob, d_entropy = ctx.saved_tensors
+        total = None
+        for incoming, gradient in ((of_logprob, d_logprob), (of_entropy if ctx.has_entropy else None, d_entropy)):
+            if incoming is not None:
+                product = (incoming * gradient).sum()
+                total = product if total is None else total + product
+        return total, None, None, None, None
+
+
+@callable_in_graph
+class _TransformedScaled(_TracedScaled):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return looped(_TransformedScaled.apply, info, in_dims, inputs), (0, 0)
+
+    @staticmethod
+    def jvp(ctx: Any, d_loss: Any, d_logprob: Any, d_entropy: Any, logprob: Any, entropy: Any) -> Any:
+        if logprob is not None or entropy is not None:
+            raise RuntimeError("policy_loss: a second derivative is wanted, and there is none")
+        gradient, of_entropy = ctx.saved_tensors
+        first = torch.zeros_like(gradient) if d_loss is None else gradient * d_loss
+        if not ctx.has_entropy:
+            return first, None
+        return first, torch.zeros_like(of_entropy) if d_loss is None else of_entropy * d_loss

@@ -1,0 +1,333 @@
+"""What a policy objective is made of: :class:`PolicySpec`, checked once, then a row of numbers for the extension."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from typing import Any
+
+from .. import _check
+
+INF = math.inf
+
+LEVELS = ("token", "sequence", "geometric")
+CLIPS = ("ppo", "cispo", "none", "sapo", "gmpo", "vespo", "dro", "clip_cov", "kl_cov")
+ESTIMATORS = (None, "k1", "k2", "k3", "abs")
+IMPORTANCE = (None, "token", "sequence", "geometric", "given")
+# name -> (denominator: one, tokens, sequences, sequences with tokens; a mean over each sequence's tokens)
+AGGREGATIONS = {
+    "token-mean": (1, False),
+    "token-sum": (0, False),
+    "seq-mean-token-sum": (3, False),
+    "seq-mean-token-mean": (3, True),
+    "seq-mean-token-sum-norm": (3, False),
+    "constant": (0, False),
+}
+_SURROGATES = {"ppo": 0, "cispo": 1, "none": 2, "sapo": 3, "gmpo": 4, "vespo": 5, "dro": 6, "clip_cov": 0, "kl_cov": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicySpec:
+    """A policy objective: ratio level x clip form x importance correction x KL x entropy x aggregation.
+
+    Formulas: cpp/include/rlk/ops/policy_loss.h; names of papers and frameworks: docs/objectives.md. Ready-made ones:
+    ``rl_kernel_native.presets``. Frozen and hashable; ``dataclasses.replace`` makes another.
+
+    Args:
+        level: what the ratio is of: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, its
+            geometric mean (GSPO).
+        straight_through: a sequence's ratio reaches each token as if it were its own (verl's GSPO); otherwise through
+            the sum or mean, as TRL has it.
+        clip: ``"ppo"``; ``"cispo"``, a clipped ratio as a constant weight of the log-probability; ``"none"``, the
+            log-probability itself (REINFORCE, GPG); ``"sapo"``; ``"gmpo"``; ``"vespo"``; ``"dro"``; ``"clip_cov"``, PPO
+            without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
+            ``|logprob - old_logprob|`` on selected tokens.
+        epsilon_low, epsilon_high: the ratio's range is ``[1 - epsilon_low, 1 + epsilon_high]``; None: no bound. Of
+            ``"gmpo"`` the log-ratio's, ``[-epsilon_low, epsilon_high]``.
+        epsilon_absolute: the range is ``[epsilon_low, epsilon_high]`` itself (TRL's CISPO).
+        dual_clip: the loss of a token with a negative advantage is at most ``-A * dual_clip``; > 1, or None.
+        delta: the ratio itself is at most this before it meets the clipped one (INTELLECT-2); > 0, or None.
+        tau_positive, tau_negative: SAPO's temperatures, > 0.
+        k_positive, lambda_positive, k_negative, lambda_negative: VESPO's, by the advantage's sign.
+        dro_beta: of ``"dro"``; > 0.
+        log_ratio_clamp: a limit of ``|log ratio|``, or ``(lowest, highest)``, None for none; no gradient beyond.
+        kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
+        kl_coef: what the KL term is multiplied by in the loss; any finite number.
+        kl_straight_through: the estimator's value with the gradient of k2.
+        kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
+        kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
+        selected_kl_coef: of ``"kl_cov"``; >= 0.
+        entropy_coef: the entropy's mean times this is taken off the loss.
+        entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``.
+        importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``:
+            ``importance_weight`` of the call is multiplied in as it is.
+        importance_mode: ``"truncate"`` the weight to ``[importance_low, importance_high]`` (TIS), or ``"mask"``: 0
+            outside of it (IcePop, MIS).
+        importance_low, importance_high: None: no bound.
+        importance_clamp: a limit of the weight's ``|log|``, or None.
+        importance_of: ``"old"`` or ``"current"``: whose ratio to the rollout policy it is.
+        gate: ``(low, high)`` of the geometric mean of that ratio, outside of which a sequence has no policy term; or
+            None.
+        drop_above: sequences whose mean of ``log pi_x - logprob`` is more lose the policy terms of tokens with a
+            negative advantage (OPSM); x by ``drop_of``, ``"old"`` or ``"rollout"``. None: off.
+        aggregation: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``, ``"seq-mean-token-mean"``,
+            ``"seq-mean-token-sum-norm"`` (divided by ``horizon`` besides), ``"constant"`` (the sum over the call's
+            ``denominator``).
+        count_empty: means over sequences count those without a token, too.
+        horizon: of ``"seq-mean-token-sum-norm"``; > 0.
+        scale, dp_size: the loss is multiplied by both (ranks whose gradients are averaged need ``dp_size``).
+    Raises: ValueError for a value or a combination without a meaning, saying why; TypeError for a type.
+    Source: docs/objectives.md.
+    """
+
+    level: str = "token"
+    straight_through: bool = False
+    clip: str = "ppo"
+    epsilon_low: float | None = 0.2
+    epsilon_high: float | None = 0.2
+    epsilon_absolute: bool = False
+    dual_clip: float | None = None
+    delta: float | None = None
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    k_positive: float = 2.0
+    lambda_positive: float = 3.0
+    k_negative: float = 3.0
+    lambda_negative: float = 2.0
+    dro_beta: float | None = None
+    log_ratio_clamp: float | tuple[float, float] | None = None
+    kl: str | None = None
+    kl_coef: float = 0.0
+    kl_straight_through: bool = False
+    kl_input_clamp: float | None = None
+    kl_clamp: float | None = None
+    kl_times_ratio: bool = False
+    selected_kl_coef: float = 1.0
+    entropy_coef: float = 0.0
+    entropy_aggregation: str = "loss"
+    entropy_scale: float = 1.0
+    importance: str | None = None
+    importance_mode: str = "truncate"
+    importance_low: float | None = None
+    importance_high: float | None = 2.0
+    importance_clamp: float | None = None
+    importance_of: str = "old"
+    gate: tuple[float, float] | None = None
+    drop_above: float | None = None
+    drop_of: str = "old"
+    aggregation: str = "token-mean"
+    count_empty: bool = False
+    horizon: float | None = None
+    scale: float = 1.0
+    dp_size: int = 1
+
+    def __post_init__(self) -> None:
+        _validate(self)
+        numbers = _numbers(self)
+        object.__setattr__(self, "_numbers", numbers)
+        object.__setattr__(self, "_packed", struct.pack(f"{len(numbers)}d", *numbers))
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The extension's fields in their order."""
+        return self._numbers  # type: ignore[attr-defined]
+
+    @property
+    def packed(self) -> bytes:
+        """:attr:`numbers` as the extension reads them."""
+        return self._packed  # type: ignore[attr-defined]
+
+    @property
+    def needs_ref(self) -> bool:
+        return self.kl is not None
+
+    @property
+    def needs_rollout(self) -> bool:
+        rollout = self.importance not in (None, "given") or self.gate is not None
+        return rollout or (self.drop_above is not None and self.drop_of == "rollout")
+
+
+def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        expected = ", ".join("None" if c is None else f'"{c}"' for c in choices)
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _number(name: str, value: Any, least: float = -INF, open_end: bool = False, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    x = _check.number(name, value) if not isinstance(value, int) or isinstance(value, bool) else float(value)
+    if not math.isfinite(x) or x < least or (open_end and x == least):
+        bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
+        raise ValueError(f"{name}: expected a finite number{bound}{' or None' if optional else ''}, got {value!r}")
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name}: expected two numbers, got {value!r}")
+    low, high = (_check.number(name, float(v) if type(v) is int else v) for v in value)
+    if not low <= high:
+        raise ValueError(f"{name}: expected two numbers in ascending order, got {value!r}")
+    return low, high
+
+
+def _validate(s: PolicySpec) -> None:
+    _one_of("level", s.level, LEVELS)
+    _one_of("clip", s.clip, CLIPS)
+    _one_of("kl", s.kl, ESTIMATORS)
+    _one_of("importance", s.importance, IMPORTANCE)
+    _one_of("importance_mode", s.importance_mode, ("truncate", "mask"))
+    _one_of("importance_of", s.importance_of, ("old", "current"))
+    _one_of("drop_of", s.drop_of, ("old", "rollout"))
+    _one_of("entropy_aggregation", s.entropy_aggregation, ("loss", "token-mean"))
+    _one_of("aggregation", s.aggregation, tuple(AGGREGATIONS))
+    for name in ("epsilon_low", "epsilon_high", "importance_low", "importance_high"):
+        _number(name, getattr(s, name), 0.0, optional=True)
+    for name in ("delta", "dro_beta", "kl_input_clamp", "kl_clamp", "importance_clamp", "horizon"):
+        _number(name, getattr(s, name), 0.0, open_end=True, optional=True)
+    for name in ("tau_positive", "tau_negative"):
+        _number(name, getattr(s, name), 0.0, open_end=True)
+    for name in ("kl_coef", "entropy_coef", "entropy_scale", "scale", "k_positive", "k_negative"):
+        _number(name, getattr(s, name))
+    for name in ("lambda_positive", "lambda_negative", "selected_kl_coef"):
+        _number(name, getattr(s, name), 0.0)
+    _number("dual_clip", s.dual_clip, 1.0, open_end=True, optional=True)
+    _number("drop_above", s.drop_above, optional=True)
+    if isinstance(s.log_ratio_clamp, (tuple, list)):
+        _pair("log_ratio_clamp", s.log_ratio_clamp)
+    else:
+        _number("log_ratio_clamp", s.log_ratio_clamp, 0.0, open_end=True, optional=True)
+    if s.gate is not None:
+        _pair("gate", s.gate)
+    if _check.integer("dp_size", s.dp_size) < 1:
+        raise ValueError(f"dp_size: expected a positive integer, got {s.dp_size}")
+    _validate_combination(s)
+
+
+def _validate_combination(s: PolicySpec) -> None:
+    """What would be silently ignored, or has no meaning, is refused."""
+
+    def refuse(name: str, expected: str, why: str) -> None:
+        raise ValueError(f"{name}: expected {expected}, got {getattr(s, name)!r}: {why}")
+
+    ratio = s.clip in ("ppo", "clip_cov")
+    if ratio and not s.epsilon_absolute and s.epsilon_low is not None and s.epsilon_low > 1:
+        refuse("epsilon_low", "at most 1 for PPO's clip", "a ratio is never below 0, so the lower bound would be none")
+    low, high = _bounds(s)
+    if low > high:
+        refuse("epsilon_high", "a range that is not empty", f"it would be [{low:g}, {high:g}]")
+    if s.dual_clip is not None and not (ratio and s.clip != "clip_cov"):
+        refuse("dual_clip", f'None with clip="{s.clip}"', "it bounds the clipped surrogate of PPO alone")
+    if s.delta is not None and not ratio:
+        refuse("delta", f'None with clip="{s.clip}"', "it caps the unclipped ratio of PPO alone")
+    if s.clip == "kl_cov" and s.level != "token":
+        refuse("level", '"token" with clip="kl_cov"', "tokens are selected, not sequences")
+    if s.clip in ("none", "dro") and s.level != "token" and not s.kl_times_ratio:
+        refuse("level", f'"token" with clip="{s.clip}"', "no ratio enters its loss")
+    if s.clip == "dro" and (s.level != "token" or s.dro_beta is None):
+        refuse("dro_beta", 'a number, and level="token", with clip="dro"', "it is the weight of the squared log-ratio")
+    if s.clip != "dro" and s.dro_beta is not None:
+        refuse("dro_beta", f'None with clip="{s.clip}"', 'only "dro" has a squared log-ratio')
+    if s.clip == "gmpo" and (s.level != "geometric" or s.aggregation != "seq-mean-token-mean" or s.straight_through):
+        raise ValueError(
+            'clip: expected level="geometric", aggregation="seq-mean-token-mean" and no straight_through with "gmpo", '
+            f'got level="{s.level}", aggregation="{s.aggregation}": its loss is one per sequence, of the geometric mean'
+        )
+    if s.clip == "gmpo" and s.importance in ("sequence", "geometric"):
+        refuse("importance", 'None, "token" or "given" with clip="gmpo"', "it takes the weights' geometric mean itself")
+    if s.clip == "gmpo" and s.kl_times_ratio:
+        refuse("kl_times_ratio", 'False with clip="gmpo"', "its ratio is of clipped tokens")
+    if s.clip == "vespo":
+        if s.level != "sequence":
+            refuse("level", '"sequence" with clip="vespo"', "its weight is one per sequence")
+        if s.importance in ("sequence", "geometric"):
+            refuse("importance", 'None, "token" or "given" with clip="vespo"', "the weights go into the sequence's own")
+        if s.kl_times_ratio:
+            refuse("kl_times_ratio", 'False with clip="vespo"', "its ratio has no gradient")
+        if s.log_ratio_clamp is not None:
+            refuse("log_ratio_clamp", 'None with clip="vespo"', "it has limits of its own")
+    if s.straight_through and s.level == "token":
+        refuse("straight_through", 'False with level="token"', "a token's ratio is its own already")
+    if s.kl is None and (s.kl_straight_through or s.kl_times_ratio or s.kl_coef != 0):
+        refuse("kl", "an estimator", "kl_coef, kl_straight_through and kl_times_ratio need one")
+    if s.kl_times_ratio and s.kl_straight_through:
+        refuse("kl_times_ratio", "False with kl_straight_through", "two different corrections of the same gradient")
+    if s.kl_times_ratio and s.kl_clamp is not None and s.level != "token" and not s.straight_through:
+        refuse("kl_clamp", "None with kl_times_ratio and a sequence's ratio", "its gradient would not be a sum's")
+    if s.importance is None and s.importance_low is not None:
+        refuse("importance_low", "None without importance", "there is no weight to bound")
+    if s.importance_low is not None and s.importance_high is not None and s.importance_low > s.importance_high:
+        refuse("importance_low", f"at most importance_high = {s.importance_high}", "the range would be empty")
+    if s.gate is not None and s.importance == "given":
+        refuse("gate", 'None with importance="given"', "a given weight says nothing of the rollout's log-probabilities")
+    if s.drop_above is not None and s.drop_of == "rollout" and s.importance == "given":
+        refuse("drop_of", '"old" with importance="given"', "rollout_logprob is not given then")
+    if (s.horizon is not None) != (s.aggregation == "seq-mean-token-sum-norm"):
+        refuse("horizon", 'a number exactly with aggregation="seq-mean-token-sum-norm"', "nothing else divides by it")
+    if s.count_empty and AGGREGATIONS[s.aggregation][0] != 3:
+        refuse("count_empty", f'False with aggregation="{s.aggregation}"', "it counts no sequences")
+
+
+def _bounds(s: PolicySpec) -> tuple[float, float]:
+    """Of the ratio, of "gmpo" of the log-ratio."""
+    low, high = s.epsilon_low, s.epsilon_high
+    if s.clip == "kl_cov":
+        return -INF, INF
+    if s.epsilon_absolute:
+        return -INF if low is None else low, INF if high is None else high
+    center = 0.0 if s.clip == "gmpo" else 1.0
+    return -INF if low is None else center - low, INF if high is None else center + high
+
+
+def _or_inf(x: float | None) -> float:
+    return INF if x is None else x
+
+
+def _numbers(s: PolicySpec) -> tuple[float, ...]:
+    clamp = s.log_ratio_clamp
+    limits = clamp if isinstance(clamp, (tuple, list)) else (-_or_inf(clamp), _or_inf(clamp))
+    gate = s.gate if s.gate is not None else (0.0, INF)
+    denominator, sequence_mean = AGGREGATIONS[s.aggregation]
+    numbers = (
+        LEVELS.index(s.level),
+        _SURROGATES[s.clip],
+        s.straight_through,
+        *limits,
+        *_bounds(s),
+        _or_inf(s.delta),
+        _or_inf(s.dual_clip),
+        s.tau_positive,
+        s.tau_negative,
+        s.k_positive,
+        s.lambda_positive,
+        s.k_negative,
+        s.lambda_negative,
+        s.dro_beta or 0.0,
+        ESTIMATORS.index(s.kl),
+        s.kl_straight_through,
+        s.kl_times_ratio,
+        s.kl_coef,
+        _or_inf(s.kl_input_clamp),
+        _or_inf(s.kl_clamp),
+        s.selected_kl_coef,
+        s.clip == "clip_cov",
+        s.entropy_coef,
+        s.entropy_scale,
+        s.entropy_aggregation == "token-mean",
+        IMPORTANCE.index(s.importance),
+        s.importance_of == "current",
+        s.importance_mode == "mask",
+        s.gate is not None,
+        -INF if s.importance_low is None else s.importance_low,
+        _or_inf(s.importance_high),
+        _or_inf(s.importance_clamp),
+        *gate,
+        _or_inf(s.drop_above),
+        s.drop_of == "rollout",
+        2 if denominator == 3 and s.count_empty else denominator,
+        sequence_mean,
+        s.horizon or 0.0,
+        s.scale * s.dp_size,
+    )
+    return tuple(float(x) for x in numbers)

@@ -1,0 +1,332 @@
+"""Objectives of RL frameworks by their own configuration names: each function gives a :class:`PolicySpec` that
+reproduces the framework's loss and gradients to float32 rounding. docs/objectives.md has the table, and the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .ops.policy_spec import PolicySpec
+
+__all__ = ["openrlhf", "slime", "trl", "verl", "vime"]
+
+
+def _unknown(name: str, value: Any, choices: tuple[str, ...]) -> ValueError:
+    return ValueError(f"{name}: expected {', '.join(f'{c!r}' for c in choices)}, got {value!r}")
+
+
+def _either(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+_VERL_LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "reinforce")
+_VERL_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def verl(
+    *,
+    loss_mode: str = "vanilla",
+    clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    loss_agg_mode: str = "token-mean",
+    loss_scale_factor: float | None = None,
+    dp_size: int = 1,
+    use_kl_loss: bool = False,
+    kl_loss_coef: float = 0.001,
+    kl_loss_type: str = "low_var_kl",
+    entropy_coeff: float = 0.0,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    ppo_kl_coef: float = 1.0,
+    dro_beta: float | None = None,
+    rollout_is: str | None = None,
+    rollout_is_threshold: float | str = 2.0,
+) -> PolicySpec:
+    """verl's actor loss (verl 0.9.1: verl/trainer/ppo/core_algos.py, rollout_corr_helper.py, workers/utils/losses.py).
+
+    ``batch_num_tokens`` of ``"token-mean"`` and ``global_batch_size`` of the others go to
+    ``policy_loss(denominator=...)``. ``rollout_is``: ``"token"`` or ``"sequence"`` compute the weights here, from
+    ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight`` (batch-normalised
+    ones, too). ``loss_mode="reinforce"`` is bypass mode's, whose weights are of the current policy. clip_cov and kl_cov
+    take the tokens that verl would choose as ``selected``.
+
+    Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.
+    Returns: a :class:`PolicySpec`.
+    Raises: ValueError for a value that verl does not know, or that this library does not serve (``"dppo_tv"``,
+        ``"dppo_kl"``).
+    Source: docs/objectives.md.
+    """
+    if loss_mode not in _VERL_LOSSES:
+        raise _unknown("loss_mode", loss_mode, _VERL_LOSSES)
+    low, high = _either(clip_ratio_low, clip_ratio), _either(clip_ratio_high, clip_ratio)
+    fields: dict[str, Any] = {"aggregation": loss_agg_mode, "dp_size": dp_size, "horizon": loss_scale_factor}
+    if loss_agg_mode != "seq-mean-token-sum-norm":
+        fields["horizon"] = None
+    elif loss_scale_factor is None:
+        raise ValueError('loss_scale_factor: expected a number with "seq-mean-token-sum-norm" (verl takes the width of '
+                         "the padded responses where it has none), got None")  # fmt: skip
+    forced = {"sapo": False, "geo_mean": True}
+    if loss_mode in forced:
+        if loss_agg_mode != "seq-mean-token-mean" and (use_kl_loss or entropy_coeff):
+            raise ValueError(
+                f'loss_agg_mode: expected "seq-mean-token-mean" with loss_mode="{loss_mode}" and a KL or entropy term: '
+                f'the policy term always has it, and one loss has one aggregation, got "{loss_agg_mode}"'
+            )
+        fields |= {"aggregation": "seq-mean-token-mean", "count_empty": forced[loss_mode], "horizon": None}
+        if loss_mode == "geo_mean":
+            fields["dp_size"] = 1  # a plain mean
+    bounds = {"epsilon_low": low, "epsilon_high": high}
+    by_mode: dict[str, dict[str, Any]] = {
+        "vanilla": {"log_ratio_clamp": 20.0, "dual_clip": clip_ratio_c, **bounds},
+        "gspo": {"level": "geometric", "straight_through": True, "log_ratio_clamp": (-float("inf"), 10.0), **bounds},
+        "sapo": {"clip": "sapo", "log_ratio_clamp": 20.0, "tau_positive": tau_pos, "tau_negative": tau_neg},
+        "gpg": {"clip": "none"},
+        "reinforce": {"clip": "none", "importance_of": "current"},
+        "clip_cov": {"clip": "clip_cov", **bounds},
+        "kl_cov": {"clip": "kl_cov", "selected_kl_coef": ppo_kl_coef},
+        "geo_mean": {"clip": "gmpo", "level": "geometric", **bounds},
+        "cispo": {"clip": "cispo", "log_ratio_clamp": 20.0, **bounds},
+        "dro": {"clip": "dro", "dro_beta": dro_beta},
+    }
+    fields |= by_mode[loss_mode]
+    if rollout_is == "given":
+        fields["importance"] = "given"
+    elif rollout_is in ("token", "sequence"):
+        fields |= {"importance": rollout_is, "importance_clamp": 20.0, **_threshold(rollout_is_threshold)}
+    elif rollout_is is not None:
+        raise _unknown("rollout_is", rollout_is, ("token", "sequence", "given"))
+    if use_kl_loss:
+        base = kl_loss_type.removesuffix("+")
+        if base not in _VERL_KL:
+            raise _unknown("kl_loss_type", kl_loss_type, (*_VERL_KL, "k1+", "k3+"))
+        fields |= {"kl": _VERL_KL[base], "kl_coef": kl_loss_coef}
+        fields["kl_straight_through"] = kl_loss_type.endswith("+") and fields["kl"] != "k2"
+        if fields["kl"] == "k3":
+            fields |= {"kl_input_clamp": 20.0, "kl_clamp": 10.0}
+    return PolicySpec(entropy_coef=entropy_coeff, **fields)
+
+
+def _threshold(threshold: float | str) -> dict[str, Any]:
+    """A number truncates, "lower_upper" masks."""
+    parts = str(threshold).split("_")
+    if len(parts) == 1:
+        return {"importance_high": float(threshold)}
+    low, high = map(float, parts)
+    return {"importance_low": low, "importance_high": high, "importance_mode": "mask"}
+
+
+_TRL_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
+_TRL_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+def trl(
+    *,
+    loss_type: str = "dapo",
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+    delta: float | None = None,
+    beta: float = 0.0,
+    importance_sampling_level: str = "token",
+    use_bias_correction_kl: bool = False,
+    off_policy_mask_threshold: float | None = None,
+    sapo_temperature_pos: float = 1.0,
+    sapo_temperature_neg: float = 1.05,
+    vespo_k_pos: float = 2.0,
+    vespo_lambda_pos: float = 3.0,
+    vespo_k_neg: float = 3.0,
+    vespo_lambda_neg: float = 2.0,
+    use_vllm: bool = False,
+    vllm_importance_sampling_correction: bool = True,
+    vllm_importance_sampling_mode: str = "sequence_mask",
+    vllm_importance_sampling_clip_max: float | None = 3.0,
+    vllm_importance_sampling_clip_min: float | None = None,
+    entropy_coef: float = 0.0,
+    max_completion_length: int = 256,
+    gradient_accumulation_steps: int = 1,
+) -> PolicySpec:
+    """TRL's GRPO loss (TRL 1.16: trl/trainer/grpo_trainer.py, ``_compute_loss``).
+
+    ``loss_type`` ``"dapo"``, ``"cispo"`` and ``"vespo"`` divide by what goes to ``policy_loss(denominator=...)``:
+    ``num_items_in_batch.clamp(1) / num_processes``, times ``gradient_accumulation_steps / steps_per_generation`` in
+    training. ``use_vllm`` with the correction reads ``rollout_logprob``; its NaN (tokens that vLLM did not score) count
+    as ``old_logprob`` in TRL and must be replaced by that.
+
+    Args: as TRL's GRPOConfig names them.
+    Returns: a :class:`PolicySpec`.
+    Raises: ValueError for a value that TRL does not know.
+    Source: docs/objectives.md.
+    """
+    if loss_type not in _TRL_LOSSES:
+        raise _unknown("loss_type", loss_type, _TRL_LOSSES)
+    if importance_sampling_level not in ("token", "sequence"):
+        raise _unknown("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
+    high = _either(epsilon_high, epsilon)
+    fields: dict[str, Any] = {"level": "token" if importance_sampling_level == "token" else "geometric"}
+    if loss_type == "cispo":
+        fields |= {"clip": "cispo", "epsilon_low": None, "epsilon_high": high, "epsilon_absolute": True}
+    elif loss_type == "sapo":
+        fields |= {"clip": "sapo", "tau_positive": sapo_temperature_pos, "tau_negative": sapo_temperature_neg}
+    elif loss_type == "vespo":
+        fields |= {
+            "clip": "vespo", "level": "sequence", "k_positive": vespo_k_pos,
+            "lambda_positive": max(vespo_lambda_pos, 1e-4), "k_negative": vespo_k_neg,
+            "lambda_negative": max(vespo_lambda_neg, 1e-4),
+        }  # fmt: skip
+    else:
+        fields |= {"epsilon_low": epsilon, "epsilon_high": high, "delta": delta}
+    if loss_type in ("grpo", "sapo"):
+        fields |= {"aggregation": "seq-mean-token-mean", "count_empty": True}
+    elif loss_type == "dr_grpo":
+        fields |= {
+            "aggregation": "seq-mean-token-sum-norm",
+            "count_empty": True,
+            "horizon": float(max_completion_length),
+        }
+    elif loss_type == "luspo":
+        fields |= {"aggregation": "seq-mean-token-sum", "count_empty": True}
+    else:
+        fields["aggregation"] = "token-mean" if loss_type == "bnpo" else "constant"
+    share = 1.0 / gradient_accumulation_steps
+    if fields["aggregation"] != "constant":
+        fields["scale"] = share
+    if beta != 0:
+        fields |= {"kl": "k3", "kl_coef": beta, "kl_times_ratio": use_bias_correction_kl}
+    if use_vllm and vllm_importance_sampling_correction:
+        if vllm_importance_sampling_mode not in _TRL_MODES:
+            raise _unknown("vllm_importance_sampling_mode", vllm_importance_sampling_mode, _TRL_MODES)
+        level, mode = vllm_importance_sampling_mode.split("_")
+        fields |= {
+            "importance": level, "importance_mode": mode, "importance_low": vllm_importance_sampling_clip_min,
+            "importance_high": vllm_importance_sampling_clip_max,
+        }  # fmt: skip
+    if off_policy_mask_threshold is not None:
+        fields |= {"drop_above": off_policy_mask_threshold, "drop_of": "rollout" if use_vllm else "old"}
+    return PolicySpec(entropy_coef=entropy_coef, entropy_aggregation="token-mean", entropy_scale=share, **fields)
+
+
+def slime(
+    *,
+    advantage_estimator: str = "grpo",
+    eps_clip: float = 0.2,
+    eps_clip_high: float | None = None,
+    eps_clip_c: float | None = None,
+    use_cispo: bool = False,
+    use_kl_loss: bool = False,
+    kl_loss_coef: float = 0.0,
+    kl_loss_type: str = "k1",
+    use_unbiased_kl: bool = False,
+    entropy_coef: float = 0.0,
+    calculate_per_token_loss: bool = False,
+    use_tis: bool = False,
+    tis_clip: float = 2.0,
+    tis_clip_low: float = 0.0,
+    use_icepop: bool = False,
+    use_opsm: bool = False,
+    opsm_delta: float = 1e-4,
+) -> PolicySpec:
+    """slime's policy loss (slime 2026-08: slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
+
+    A loss over samples is divided by ``policy_loss(denominator=global_batch_size)``, one over tokens by the number of
+    tokens. ``advantage_estimator="gspo"`` makes the ratio a sequence's.
+
+    Args: as slime's command line names them; ``use_icepop``: slime's ``icepop_function`` in place of TIS.
+    Returns: a :class:`PolicySpec`.
+    Raises: ValueError for a value that slime does not know.
+    Source: docs/objectives.md.
+    """
+    kinds = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
+    if kl_loss_type not in kinds:
+        raise _unknown("kl_loss_type", kl_loss_type, tuple(kinds))
+    fields: dict[str, Any] = {
+        "level": "geometric" if advantage_estimator == "gspo" else "token",
+        "clip": "cispo" if use_cispo else "ppo",
+        "epsilon_low": eps_clip,
+        "epsilon_high": _either(eps_clip_high, eps_clip),
+        "dual_clip": None if use_cispo else eps_clip_c,
+        "entropy_coef": entropy_coef,
+        "aggregation": "token-mean" if calculate_per_token_loss else "seq-mean-token-mean",
+    }
+    if not calculate_per_token_loss:
+        fields["count_empty"] = True
+    if use_kl_loss:
+        fields |= {"kl": kinds[kl_loss_type], "kl_coef": kl_loss_coef, "kl_times_ratio": use_unbiased_kl}
+        if kl_loss_type == "low_var_kl":
+            fields["kl_clamp"] = 10.0
+    if use_tis or use_icepop:
+        mode = "mask" if use_icepop else "truncate"
+        fields |= {
+            "importance": "token", "importance_mode": mode, "importance_low": tis_clip_low, "importance_high": tis_clip,
+        }  # fmt: skip
+    if use_opsm:
+        fields["drop_above"] = opsm_delta
+    return PolicySpec(**fields)
+
+
+vime = slime
+
+
+def openrlhf(
+    *,
+    policy_loss_type: str = "ppo",
+    clip_eps_low: float = 0.2,
+    clip_eps_high: float = 0.2,
+    dual_clip: float | None = None,
+    token_level_loss: bool = True,
+    is_correction_level: str = "off",
+    is_correction_mode: str = "mask",
+    is_correction_gating: str = "ratio",
+    is_correction_threshold: tuple[float, float] = (0.5, 5.0),
+    use_kl_loss: bool = False,
+    kl_coef: float = 0.0,
+    kl_estimator: str = "k1",
+    entropy_coef: float | None = None,
+    dp_size: int = 1,
+) -> PolicySpec:
+    """OpenRLHF's actor loss (OpenRLHF 0.11.2: openrlhf/models/loss.py, models/utils.py, trainer/ray/ppo_actor.py).
+
+    ``batch_num_tokens`` or ``global_batch_size`` go to ``policy_loss(denominator=...)``. With
+    ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio is to the rollout policy: give that as
+    ``old_logprob``. Its ``unbiased_gradient`` of KL and its gates by a divergence are not served.
+
+    Args: as OpenRLHF names them; ``kl_coef``: its KL controller's value.
+    Returns: a :class:`PolicySpec`.
+    Raises: ValueError for a value that OpenRLHF does not know, or that this library does not serve.
+    Source: docs/objectives.md.
+    """
+    if policy_loss_type not in ("ppo", "gspo"):
+        raise _unknown("policy_loss_type", policy_loss_type, ("ppo", "gspo"))
+    if is_correction_level not in ("off", "token", "seq"):
+        raise _unknown("is_correction_level", is_correction_level, ("off", "token", "seq"))
+    if is_correction_mode not in ("mask", "clip"):
+        raise _unknown("is_correction_mode", is_correction_mode, ("mask", "clip"))
+    if is_correction_gating != "ratio":
+        raise _unknown("is_correction_gating", is_correction_gating, ("ratio",))
+    if kl_estimator not in ("k1", "k2", "k3"):
+        raise _unknown("kl_estimator", kl_estimator, ("k1", "k2", "k3"))
+    gspo = policy_loss_type == "gspo"
+    fields: dict[str, Any] = {
+        "level": "geometric" if gspo else "token",
+        "log_ratio_clamp": None if gspo else 20.0,
+        "epsilon_low": clip_eps_low,
+        "epsilon_high": clip_eps_high,
+        "dual_clip": dual_clip,
+        "aggregation": "token-mean" if token_level_loss and not gspo else "seq-mean-token-mean",
+        "entropy_coef": entropy_coef or 0.0,
+        "dp_size": dp_size,
+    }
+    if is_correction_level != "off" and not gspo:
+        low, high = is_correction_threshold
+        mask = is_correction_mode == "mask"
+        fields["importance"] = "token"
+        if is_correction_level == "seq":
+            fields |= {"importance_high": None, "gate": (low, high)}
+        else:
+            fields |= {
+                "importance_low": low,
+                "importance_high": high,
+                "importance_mode": "mask" if mask else "truncate",
+            }
+    if use_kl_loss:
+        fields |= {"kl": kl_estimator, "kl_coef": kl_coef, "kl_clamp": 10.0}
+    return PolicySpec(**fields)

@@ -1,0 +1,239 @@
+// policy_loss: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
+// RLK_TEST_HIP, on HIP's.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#if RLK_TEST_HIP
+#include "hip/policy_loss/policy_loss.h"
+#else
+#include "cpu/policy_loss.h"
+#endif
+#include "linear_backend.h"
+#include "policy_loss_cases.h"
+#include "policy_loss_reference.h"
+#include "rlk/kernels/policy_terms.h"
+#include "rlk/kernels/quad.h"
+
+namespace policy_test {
+namespace {
+
+using linear_test::for_each_backend;
+
+constexpr float kCanary = -12345.0f;
+#if RLK_TEST_HIP
+constexpr int kShortCases = 6, kLongCases = 1;  // lanes are fibers
+constexpr unsigned kPaddedCases = 8;
+#else
+constexpr int kShortCases = 30, kLongCases = 4;
+constexpr unsigned kPaddedCases = 40;
+#endif
+
+Results run(rlk::PolicyLossParams p) {
+  const auto slots = static_cast<std::size_t>(p.sequences.num_slots());
+  constexpr std::size_t kGuard = 16;
+  Results r;
+  std::vector<float> loss(1 + kGuard, kCanary), metrics(rlk::kPolicyMetrics + kGuard, kCanary);
+  r.d_logprob.assign(slots + kGuard, kCanary);
+  r.d_entropy.assign(slots + kGuard, kCanary);
+  p.loss = loss.data();
+  p.metrics = metrics.data();
+  p.d_logprob = r.d_logprob.data();
+  p.d_entropy = p.entropy.data == nullptr ? nullptr : r.d_entropy.data();
+#if RLK_TEST_HIP
+  std::vector<double> workspace(static_cast<std::size_t>(rlk::hip::policy_loss_workspace_bytes(p)) / 8 + 4, -1.0);
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
+  p.workspace = reinterpret_cast<void*>((address + 15) / 16 * 16);
+  rlk::hip::policy_loss(p, 0, 0);
+#else
+  rlk::cpu::policy_loss(p);
+#endif
+  for (auto* array : {&loss, &metrics, &r.d_logprob, p.d_entropy ? &r.d_entropy : &r.d_logprob}) {
+    for (std::size_t i = array->size() - kGuard; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";
+  }
+  r.loss = loss[0];
+  r.metrics.assign(metrics.begin(), metrics.begin() + rlk::kPolicyMetrics);
+  r.d_logprob.resize(slots);
+  r.d_entropy.resize(slots);
+  return r;
+}
+
+::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
+    return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": wanted " << std::hexfloat
+                                         << want[i] << ", got " << got[i];
+  }
+  return ::testing::AssertionSuccess();
+}
+
+void expect_reference(const Case& c) {
+  const Results want = Reference(c.p).run(), got = run(c.p);
+  EXPECT_TRUE(same_bytes({got.loss}, {want.loss})) << c.text << " loss";
+  EXPECT_TRUE(same_bytes(got.metrics, want.metrics)) << c.text << " metrics";
+  EXPECT_TRUE(same_bytes(got.d_logprob, want.d_logprob)) << c.text << " d_logprob";
+  if (c.p.entropy.data != nullptr) {
+    EXPECT_TRUE(same_bytes(got.d_entropy, want.d_entropy)) << c.text << " d_entropy";
+  }
+}
+
+// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
+constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
+                                       {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
+
+TEST(PolicyLoss, HasTheBytesOfTheContract) {
+  for_each_backend([](const std::string& backend) {
+    unsigned seed = 1;
+    for (const auto& shape : kShapes) {
+      for (const bool packed : {false, true}) {
+        const bool is_long = shape[0] * shape[1] > 2000;
+        for (int i = 0; i < (is_long ? kLongCases : kShortCases); ++i) {
+          Case c;
+          make_case(seed++, shape[0], shape[1], packed, &c);
+          c.text = backend + ", " + c.text;
+          expect_reference(c);
+          if (::testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  });
+}
+
+TEST(PolicyLoss, PaddingChangesNoBit) {
+  for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
+    Case packed;
+    make_case(seed, 6, 700, true, &packed);
+    const rlk::PolicySequences& q = packed.p.sequences;
+    if (packed.p.advantage.token_stride == 0 || packed.p.importance.token_stride == 0) continue;
+    constexpr std::int64_t kWidth = 1100;
+    Case padded;
+    padded.p = packed.p;
+    padded.p.sequences = {nullptr, rlk::DType::kInt32, q.num_sequences, kWidth};
+    const auto bytes = static_cast<std::size_t>(rlk::size_of(packed.p.mask.dtype));
+    padded.mask.assign(static_cast<std::size_t>(q.num_sequences * kWidth) * bytes, 0);
+    for (int k = 0; k < 7; ++k) {
+      padded.arrays[k].assign(static_cast<std::size_t>(q.num_sequences * kWidth), NAN);
+      for (std::int64_t s = 0; s < q.num_sequences; ++s) {
+        for (std::int64_t t = 0; t < packed.cuts64[s + 1] - packed.cuts64[s]; ++t) {
+          const auto from = static_cast<std::size_t>(packed.cuts64[s] + t),
+                     to = static_cast<std::size_t>(s * kWidth + t);
+          padded.arrays[k][to] = packed.arrays[k][from];
+          std::memcpy(&padded.mask[to * bytes], &packed.mask[from * bytes], bytes);
+        }
+      }
+    }
+    padded.p.mask.data = padded.mask.data();
+    padded.p.mask.sequence_stride = kWidth;
+    rlk::PolicyTokens* const arrays[] = {&padded.p.logprob,     &padded.p.old_logprob, &padded.p.advantage,
+                                         &padded.p.ref_logprob, &padded.p.importance,  &padded.p.entropy,
+                                         &padded.p.selected};
+    for (int k = 0; k < 7; ++k) {
+      if (arrays[k]->data != nullptr) *arrays[k] = {padded.arrays[k].data(), kWidth, 1};
+    }
+    const Results a = run(packed.p), b = run(padded.p);
+    EXPECT_TRUE(same_bytes({b.loss}, {a.loss})) << packed.text;
+    EXPECT_TRUE(same_bytes(b.metrics, a.metrics)) << packed.text;
+    for (std::int64_t s = 0; s < q.num_sequences; ++s) {
+      for (std::int64_t t = 0; t < packed.cuts64[s + 1] - packed.cuts64[s]; ++t) {
+        const float x = a.d_logprob[static_cast<std::size_t>(packed.cuts64[s] + t)];
+        const float y = b.d_logprob[static_cast<std::size_t>(s * kWidth + t)];
+        ASSERT_EQ(std::memcmp(&x, &y, 4), 0) << packed.text << " sequence " << s << " token " << t;
+      }
+    }
+  }
+}
+
+TEST(PolicyLoss, GradientsAreScaledAsIfMultiplied) {
+  for (const float factor : {1.0f, 2.5f, 0.0f, -1e30f}) {
+    std::vector<float> a(1037), b(1037);
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = b[i] = static_cast<float>(i) - 500.25f;
+    a[3] = NAN;
+    rlk::ScaleGradientsParams p;
+    p.first = a.data();
+    p.second = b.data() + 1;
+    p.count = static_cast<std::int64_t>(b.size()) - 1;
+    p.factor = &factor;
+    const std::vector<float> before = a, other = b;
+#if RLK_TEST_HIP
+    rlk::hip::scale_gradients(p, 0, 0);
+#else
+    rlk::cpu::scale_gradients(p);
+#endif
+    for (std::size_t i = 0; i + 1 < a.size(); ++i) {
+      if (i != 3) {
+        EXPECT_EQ(a[i], before[i] * factor);
+      }
+      EXPECT_EQ(b[i + 1], other[i + 1] * factor);
+    }
+    EXPECT_EQ(a.back(), before.back());
+    EXPECT_EQ(b.front(), other.front());
+  }
+}
+
+// A lane of CUDA has four tokens at once: each has the bits that it has alone.
+TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
+  using Terms = rlk::PolicyLossTerms;
+  for (unsigned seed = 1; seed < 3000; ++seed) {
+    Case c;
+    make_case(seed, 1, 4, false, &c);
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    rlk::PolicyFactors f;
+    f.weight = normal(random);
+    f.entropy_weight = normal(random);
+    f.ratio = std::fabs(normal(random));
+    f.slope = f.ratio;
+    f.gradient = normal(random);
+    f.importance = std::fabs(normal(random));
+    f.importance_clipped = seed % 3 == 0;
+    f.gated = seed % 7 == 0;
+    f.dropped = seed % 5 == 0;
+    f.advantage = normal(random);
+    f.gamma_positive = f.gamma_negative = std::fabs(normal(random));
+    rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
+    rlk::QuadMask mask;
+    for (int j = 0; j < 4; ++j) {
+      mask.v[j] = random() % 4 != 0;
+      for (int k = 0; k < Terms::kInputs; ++k) in[k].v[j] = mask.v[j] ? c.arrays[k][static_cast<std::size_t>(j)] : 0.0f;
+    }
+    rlk::TokenSums<rlk::Quad, Terms::kSums> sums;
+    Terms::token(c.p, f, in, mask, out, &sums);
+    for (int j = 0; j < 4; ++j) {
+      float one[Terms::kInputs], alone[Terms::kOutputs];
+      for (int k = 0; k < Terms::kInputs; ++k) one[k] = in[k].v[j];
+      rlk::TokenSums<float, Terms::kSums> of_one;
+      Terms::token(c.p, f, one, mask.v[j], alone, &of_one);
+      std::vector<float> got, want;
+      for (int i = 0; i < Terms::kOutputs; ++i) {
+        got.push_back(out[i].v[j]);
+        want.push_back(alone[i]);
+      }
+      for (int i = 0; i < Terms::kSums; ++i) {
+        got.push_back(rlk::canonical(sums.sum[i].v[j]));
+        want.push_back(rlk::canonical(of_one.sum[i]));
+      }
+      for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(sums.count[i].v[j], of_one.count[i]);
+      EXPECT_TRUE(same_bytes(got, want)) << c.text << ", token " << j;
+    }
+  }
+}
+
+#if !RLK_TEST_HIP
+TEST(PolicyLoss, CutsThatDoNotAscendAreRefused) {
+  for (const int wrong : {0, 1, 2}) {
+    Case c;
+    make_case(3, 6, 50, true, &c);
+    if (wrong == 0) c.cuts64[0] = c.cuts32[0] = 1;
+    if (wrong == 1) c.cuts64[2] = c.cuts32[2] = -1;
+    if (wrong == 2) c.cuts64[6] = c.cuts32[6] += 1;
+    EXPECT_THROW(run(c.p), rlk::InvalidArgument);
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace policy_test

@@ -1,0 +1,133 @@
+"""What policy_loss and PolicySpec refuse, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl_kernel_native as rk
+from policy_loss_cases import arrays
+from rl_kernel_native import PolicySpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"level": "batch"}, 'level: expected "token", "sequence", "geometric"'),
+        ({"clip": "trpo"}, "clip: expected"),
+        ({"aggregation": "mean"}, "aggregation: expected"),
+        ({"epsilon_low": -0.1}, "epsilon_low: expected a finite number >= 0 or None"),
+        ({"epsilon_low": 1.5}, "epsilon_low: expected at most 1"),
+        ({"epsilon_high": math.nan}, "epsilon_high: expected a finite number"),
+        ({"dual_clip": 1.0}, "dual_clip: expected a finite number > 1"),
+        ({"delta": 0.0}, "delta: expected a finite number > 0"),
+        ({"tau_positive": 0.0}, "tau_positive: expected a finite number > 0"),
+        ({"log_ratio_clamp": (2.0, 1.0)}, "log_ratio_clamp: expected two numbers in ascending order"),
+        ({"dp_size": 0}, "dp_size: expected a positive integer"),
+        ({"clip": "cispo", "dual_clip": 3.0}, 'dual_clip: expected None with clip="cispo"'),
+        ({"clip": "sapo", "delta": 2.0}, 'delta: expected None with clip="sapo"'),
+        ({"clip": "none", "level": "geometric"}, "no ratio enters its loss"),
+        ({"clip": "dro"}, "dro_beta: expected a number"),
+        ({"dro_beta": 1.0}, 'only "dro" has a squared log-ratio'),
+        ({"clip": "gmpo"}, "its loss is one per sequence"),
+        ({"clip": "vespo"}, "its weight is one per sequence"),
+        ({"clip": "vespo", "level": "sequence", "importance": "sequence"}, "go into the sequence's own"),
+        ({"clip": "kl_cov", "level": "sequence"}, "tokens are selected, not sequences"),
+        ({"straight_through": True}, "a token's ratio is its own already"),
+        ({"kl_coef": 0.1}, "kl: expected an estimator"),
+        ({"kl": "k3", "kl_times_ratio": True, "kl_straight_through": True}, "two different corrections"),
+        ({"importance_low": 0.5}, "there is no weight to bound"),
+        ({"importance": "token", "importance_low": 3.0}, "the range would be empty"),
+        ({"importance": "given", "gate": (0.5, 2.0)}, "a given weight says nothing"),
+        ({"horizon": 8.0}, "nothing else divides by it"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, "horizon: expected a number"),
+        ({"count_empty": True}, "it counts no sequences"),
+        ({"epsilon_absolute": True, "epsilon_low": 2.0, "epsilon_high": 1.0}, "a range that is not empty"),
+    ],
+)
+def test_a_spec_says_why_it_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PolicySpec(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"kl_coef": "0.1"}, {"gate": 3}, {"scale": None}, {"dp_size": 1.5}])
+def test_a_spec_of_other_types_is_a_type_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(fields))}: expected"):
+        PolicySpec(**fields)
+
+
+def test_a_spec_is_a_value() -> None:
+    a = PolicySpec(kl="k3")
+    assert dataclasses.replace(a, kl=None) == PolicySpec()
+    assert hash(a) == hash(PolicySpec(kl="k3"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.kl = None  # type: ignore[misc]
+
+
+def call(**changed: Any) -> Any:
+    a: dict[str, Any] = dict(arrays(3, 8))
+    arguments = {k: a[k] for k in ("logprob", "old_logprob", "advantage", "mask")} | {"spec": PolicySpec()} | changed
+    return rk.policy_loss(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"spec": {}}, TypeError, "spec: expected a PolicySpec, got dict"),
+        ({"logprob": np.zeros((3, 8))}, TypeError, "logprob: expected dtype float32, got float64"),
+        ({"logprob": np.zeros((1, 3, 8), np.float32)}, ValueError, "logprob: expected shape"),
+        ({"old_logprob": np.zeros((3, 7), np.float32)}, ValueError, r"old_logprob: expected shape \[3, 8\]"),
+        ({"advantage": np.zeros(4, np.float32)}, ValueError, r"advantage: expected shape \[3, 8\] or \[3\]"),
+        ({"advantage": np.zeros((3, 8), np.float16)}, TypeError, "advantage: expected dtype float32, got float16"),
+        ({"mask": np.zeros((3, 9), bool)}, ValueError, r"mask: expected shape \[3, 8\]"),
+        ({"mask": np.zeros((3, 8), np.float16)}, TypeError, "mask: expected dtype bool"),
+        ({"mask": None}, TypeError, "mask: expected an array"),
+        ({"logprob": np.zeros((8, 3), np.float32).T}, ValueError, "logprob: expected contiguous tokens"),
+        ({"ref_logprob": np.zeros((3, 8), np.float32)}, ValueError, "ref_logprob: expected None"),
+        ({"rollout_logprob": np.zeros((3, 8), np.float32)}, ValueError, "rollout_logprob: expected None"),
+        ({"importance_weight": np.zeros((3, 8), np.float32)}, ValueError, "importance_weight: expected None"),
+        ({"selected": np.zeros((3, 8), np.float32)}, ValueError, "selected: expected None"),
+        ({"spec": PolicySpec(kl="k1")}, ValueError, "ref_logprob: expected an array"),
+        ({"spec": PolicySpec(importance="token")}, ValueError, "rollout_logprob: expected an array"),
+        ({"spec": PolicySpec(entropy_coef=1.0)}, ValueError, "entropy: expected an array"),
+        ({"spec": PolicySpec(aggregation="constant")}, ValueError, "denominator: expected a number"),
+        ({"spec": PolicySpec(aggregation="token-sum"), "denominator": 3}, ValueError, "denominator: expected None"),
+        ({"denominator": 0}, ValueError, "denominator: expected a finite number > 0"),
+        ({"denominator": np.zeros(2, np.float32)}, ValueError, "denominator: expected one element"),
+        ({"cu_seqlens": np.array([0, 24], np.int32)}, ValueError, r"logprob: expected shape \[num_tokens\]"),
+    ],
+)
+def test_a_call_says_what_is_wrong(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(**changed)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "message"),
+    [
+        ([1, 8, 24], "expected 0 first, got 1 at index 0"),
+        ([0, 9, 8, 24], "expected ascending offsets, got 8 at index 2"),
+        ([0, 8, 23], r"expected 24 \(the number of tokens\) last, got 23"),
+        ([0, 8, 25], "last, got 25"),
+        ([0, -1, 24], "ascending offsets, got -1"),
+    ],
+)
+def test_cuts_are_checked_on_the_cpu(cuts: list[int], message: str) -> None:
+    flat = {k: arrays(3, 8)[k].reshape(-1) for k in ("logprob", "old_logprob", "advantage", "mask")}
+    for dtype in (np.int32, np.int64):
+        with pytest.raises(ValueError, match=message):
+            call(**flat, cu_seqlens=np.array(cuts, dtype))
+    with pytest.raises(TypeError, match="cu_seqlens: expected dtype int32 or int64"):
+        call(**flat, cu_seqlens=np.array(cuts, np.float32))
+
+
+def test_arrays_of_two_devices_are_refused() -> None:
+    a = {k: torch.from_numpy(arrays(3, 8)[k]) for k in ("logprob", "old_logprob", "advantage", "mask")}
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        call(**{**a, "old_logprob": a["old_logprob"].to("meta")})

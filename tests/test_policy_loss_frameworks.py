@@ -1,0 +1,401 @@
+"""Presets: the loss and the gradients of each framework, from its own source where it is installed."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rl_kernel_native as rk
+from policy_loss_cases import arrays
+from rl_kernel_native import presets
+
+B, T = 6, 33
+
+
+def batch(seed: int = 0, advantage_per_sequence: bool = False) -> dict[str, Any]:
+    a: dict[str, Any] = {k: torch.from_numpy(x) for k, x in arrays(B, T, seed).items()}
+    a["mask"][1] = True  # frameworks divide by the tokens of every sequence
+    a["advantage"][2, :] = 0.7
+    if advantage_per_sequence:
+        a["advantage"] = a["advantage"][:, 0].contiguous()
+    return a
+
+
+def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) -> None:
+    """Loss and gradients to float32 rounding of the largest terms."""
+    logprob, entropy = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
+    ours = rk.policy_loss(
+        logprob,
+        more.pop("old_logprob", a["old_logprob"]),
+        a["advantage"],
+        a["mask"],
+        spec=spec,
+        entropy=entropy,
+        **more,
+    )
+    ours.loss.backward()
+    x, h = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
+    loss = theirs(x, h)
+    loss.backward()
+    assert x.grad is not None
+    assert logprob.grad is not None
+    size = max(float(x.grad.abs().sum()), abs(loss.item()))
+    # VESPO's weight is exp(k log w): of an exponent about 50 an ulp is 4e-6.
+    roundings = 10 if spec.clip == "vespo" else 1
+    assert abs(ours.loss.item() - loss.item()) <= 2e-6 * roundings * size
+    assert float((logprob.grad - x.grad).abs().max()) <= 3e-6 * roundings * float(x.grad.abs().max())
+    of_entropy = torch.zeros_like(h) if h.grad is None else h.grad
+    got = torch.zeros_like(h) if entropy.grad is None else entropy.grad
+    assert float((got - of_entropy).abs().max()) <= 1e-6 * max(float(of_entropy.abs().max()), 1e-30)
+
+
+# ---- verl -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def verl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed", exc_type=ImportError)
+
+
+def verl_config(**fields: Any) -> Any:
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    of_loss = {k: fields.pop(k) for k in ("ppo_kl_coef", "dro_beta") if k in fields}
+    policy = PolicyLossConfig(**{k: v for k, v in of_loss.items() if k != "dro_beta"})
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, use_dynamic_bsz=False)
+    for target, values in ((config, fields), (policy, of_loss)):
+        for name, value in values.items():
+            object.__setattr__(target, name, value)
+    object.__setattr__(config, "policy_loss", policy)
+    object.__setattr__(config, "global_batch_info", {})
+    return config
+
+
+VERL = {
+    "vanilla": {},
+    "vanilla, asymmetric": {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5},
+    "gspo": {
+        "loss_mode": "gspo",
+        "clip_ratio_low": 3e-2,
+        "clip_ratio_high": 4e-2,
+        "loss_agg_mode": "seq-mean-token-mean",
+    },
+    "sapo": {"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"},
+    "gpg": {"loss_mode": "gpg"},
+    "geo_mean": {"loss_mode": "geo_mean", "loss_agg_mode": "seq-mean-token-mean"},
+    "cispo": {"loss_mode": "cispo"},
+    "dro": {"loss_mode": "dro", "dro_beta": 0.3},
+    "token-sum": {"loss_agg_mode": "token-sum"},
+    "seq-mean-token-sum": {"loss_agg_mode": "seq-mean-token-sum"},
+    "seq-mean-token-sum-norm": {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 40},
+    "kl and entropy": {"use_kl_loss": True, "kl_loss_coef": 0.05, "entropy_coeff": 0.01},
+    "k3+": {"use_kl_loss": True, "kl_loss_type": "k3+", "kl_loss_coef": 0.05},
+    "k2": {"use_kl_loss": True, "kl_loss_type": "mse", "kl_loss_coef": 0.05},
+    "abs": {"use_kl_loss": True, "kl_loss_type": "abs", "kl_loss_coef": 0.05},
+}
+
+
+@pytest.mark.parametrize("correction", [None, "token", "sequence", "icepop"])
+@pytest.mark.parametrize("name", VERL)
+def test_verl(verl: Any, name: str, correction: str | None) -> None:
+    a, fields = batch(), dict(VERL[name])
+    mode, aggregation = fields.get("loss_mode", "vanilla"), fields.get("loss_agg_mode", "token-mean")
+    info = {"loss_scale_factor": fields["loss_scale_factor"]} if "loss_scale_factor" in fields else {}
+    config = verl_config(**{
+        "clip_ratio": 0.2,
+        **{k: fields[k] for k in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "dro_beta") if k in fields},
+        "tau_pos": 1.0, "tau_neg": 1.05,
+    })  # fmt: skip
+    object.__setattr__(config, "global_batch_info", info)
+    weights, more = None, {}
+    if correction is not None:
+        from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+        threshold = "0.8_1.25" if correction == "icepop" else 1.1
+        level = "token" if correction == "icepop" else correction
+        if mode == "geo_mean":
+            level = "given"
+        fields |= {"rollout_is": level, "rollout_is_threshold": threshold}
+        weights, _ = compute_rollout_correction_weights(
+            a["old_logprob"] - a["rollout_logprob"],
+            a["mask"].float(),
+            "token" if level == "given" else level,
+            threshold,
+        )
+        more = {"importance_weight": weights} if level == "given" else {"rollout_logprob": a["rollout_logprob"]}
+    if fields.get("use_kl_loss"):
+        more["ref_logprob"] = a["ref_logprob"]
+
+    def theirs(x: torch.Tensor, h: torch.Tensor) -> Any:
+        loss, _ = verl.get_policy_loss_fn(mode)(
+            a["old_logprob"], x, a["advantage"], a["mask"].float(), aggregation, config, weights
+        )
+        if fields.get("entropy_coeff"):
+            loss = loss - fields["entropy_coeff"] * verl.agg_loss(h, a["mask"].float(), aggregation, **info)
+        if fields.get("use_kl_loss"):
+            kind = fields.get("kl_loss_type", "low_var_kl")
+            kl = verl.kl_penalty(x, a["ref_logprob"], kind)
+            loss = loss + fields["kl_loss_coef"] * verl.agg_loss(kl, a["mask"].float(), aggregation, **info)
+        return loss
+
+    compare(a, presets.verl(**fields), theirs, **more)
+
+
+def test_verl_with_a_global_batch(verl: Any) -> None:
+    a = batch()
+    config = verl_config(clip_ratio=0.2)
+    for aggregation, info, size in (
+        ("token-mean", {"dp_size": 4, "batch_num_tokens": 777}, 777),
+        ("seq-mean-token-mean", {"dp_size": 4, "global_batch_size": 24}, 24),
+    ):
+        object.__setattr__(config, "global_batch_info", info)
+
+        def theirs(x: torch.Tensor, _: torch.Tensor, mode: str = aggregation) -> Any:
+            arguments = (a["old_logprob"], x, a["advantage"], a["mask"].float(), mode, config)
+            return verl.get_policy_loss_fn("vanilla")(*arguments)[0]
+
+        compare(a, presets.verl(loss_agg_mode=aggregation, dp_size=4), theirs, denominator=size)
+
+
+# ---- TRL ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is not installed", exc_type=ImportError)
+
+
+TRL = {
+    **{kind: {"loss_type": kind} for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")},
+    "cispo, high": {"loss_type": "cispo", "epsilon_high": 1.3},
+    "sequence": {"importance_sampling_level": "sequence"},
+    "sequence grpo": {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.05},
+    "sequence luspo": {"importance_sampling_level": "sequence", "loss_type": "luspo"},
+    "sequence sapo": {"importance_sampling_level": "sequence", "loss_type": "sapo"},
+    "delta": {"delta": 1.4, "epsilon_high": 0.28},
+    "beta": {"beta": 0.04},
+    "unbiased kl": {"beta": 0.04, "use_bias_correction_kl": True},
+    "unbiased kl, sequence": {"beta": 0.04, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+    "off-policy mask": {"off_policy_mask_threshold": 0.01},
+    "entropy": {"entropy_coef": 0.02, "gradient_accumulation_steps": 4},
+    "entropy grpo": {"entropy_coef": 0.02, "gradient_accumulation_steps": 4, "loss_type": "grpo"},
+}
+MODES = [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
+def trl_loss(
+    trl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor, h: torch.Tensor, weights: Any
+) -> Any:
+    """GRPOTrainer._compute_loss of TRL itself, on a trainer that has no more than it reads."""
+    args = SimpleNamespace(
+        use_bias_correction_kl=fields.get("use_bias_correction_kl", False), delta=fields.get("delta"),
+        sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0, steps_per_generation=1,
+    )  # fmt: skip
+    epsilon = fields.get("epsilon", 0.2)
+    accelerator = SimpleNamespace(
+        num_processes=1, gather=lambda t: t, gather_for_metrics=lambda t: t, reduce=lambda t, reduction: t,
+        sync_gradients=False,
+    )  # fmt: skip
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (x, h, None), aux_loss_enabled=False, args=args,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=fields.get("off_policy_mask_threshold"),
+        get_off_policy_mask=trl.GRPOTrainer.get_off_policy_mask, get_gamma_weights=trl.GRPOTrainer.get_gamma_weights,
+        importance_sampling_level=fields.get("importance_sampling_level", "token"), beta=fields.get("beta", 0.0),
+        loss_type=fields.get("loss_type", "dapo"), epsilon_low=epsilon,
+        epsilon_high=fields.get("epsilon_high", epsilon), model=SimpleNamespace(training=True), accelerator=accelerator,
+        use_vllm=weights is not None, vllm_importance_sampling_correction=True, max_completion_length=256,
+        current_gradient_accumulation_steps=fields.get("gradient_accumulation_steps", 1),
+        _entropy_bonus_enabled=fields.get("entropy_coef", 0.0) != 0, entropy_coef=fields.get("entropy_coef", 0.0),
+        use_adaptive_entropy=False, _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
+    )  # fmt: skip
+    ids = torch.zeros(B, T, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids,
+        "completion_mask": a["mask"].long(), "advantages": a["advantage"], "old_per_token_logps": a["old_logprob"],
+        "ref_per_token_logps": a["ref_logprob"], "num_items_in_batch": torch.tensor(150.0),
+    }  # fmt: skip
+    if weights is not None:
+        inputs |= {"importance_sampling_ratio": weights, "sampling_per_token_logps": a["rollout_logprob"]}
+    return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", TRL)
+def test_trl(trl: Any, name: str, mode: str | None) -> None:
+    fields = dict(TRL[name])
+    a = batch(advantage_per_sequence=True)
+    weights, more = None, {}
+    if mode is not None:
+        if fields.get("loss_type") == "vespo" and mode.startswith("sequence"):
+            pytest.skip("TRL refuses VESPO with weights of sequences")
+        low, high = (0.85, 1.2) if mode.startswith("token") else (0.6, 1.9)
+        difference = (a["old_logprob"] - a["rollout_logprob"]) * a["mask"]
+        if mode.startswith("sequence"):
+            difference = difference.sum(-1, keepdim=True)
+        weights = torch.exp(difference)
+        outside = (weights < low) | (weights > high)
+        weights = weights.clamp(low, high) if mode.endswith("truncate") else weights.masked_fill(outside, 0.0)
+        more = {"rollout_logprob": a["rollout_logprob"]}
+        fields |= {
+            "use_vllm": True, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_min": low,
+            "vllm_importance_sampling_clip_max": high,
+        }  # fmt: skip
+    if fields.get("beta"):
+        more["ref_logprob"] = a["ref_logprob"]
+    spec = presets.trl(**fields)
+    if spec.aggregation == "constant":
+        more["denominator"] = 150.0 * fields.get("gradient_accumulation_steps", 1)
+    compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, weights), **more)
+
+
+# ---- OpenRLHF -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def openrlhf() -> Any:
+    """openrlhf/models/loss.py alone: the package imports an engine and a trainer."""
+    import importlib.util
+    import sys
+    from pathlib import Path
+
+    found = importlib.util.find_spec("openrlhf")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("OpenRLHF is not installed")
+    folder = Path(found.submodule_search_locations[0]) / "models"
+    package = type(sys)("openrlhf_models")
+    package.__path__ = []  # type: ignore[attr-defined]
+
+    def masked_mean(x: torch.Tensor, mask: Any, dim: int | None = None) -> torch.Tensor:
+        if mask is None:
+            return x.mean(dim)
+        return (x * mask).sum(dim) / mask.sum(dim)
+
+    utils = type(sys)("openrlhf_models.utils")
+    utils.masked_mean = masked_mean  # type: ignore[attr-defined]
+    sys.modules |= {"openrlhf_models": package, "openrlhf_models.utils": utils}
+    spec = importlib.util.spec_from_file_location("openrlhf_models.loss", folder / "loss.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+OPENRLHF: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "dual clip": {"dual_clip": 1.5, "clip_eps_high": 0.28},
+    "samples": {"token_level_loss": False},
+    "gspo": {"policy_loss_type": "gspo", "clip_eps_low": 0.03, "clip_eps_high": 0.04},
+    "tis": {"is_correction_level": "token", "is_correction_mode": "clip", "is_correction_threshold": (0.9, 1.1)},
+    "icepop": {"is_correction_level": "token", "is_correction_threshold": (0.9, 1.1)},
+    "seq-mask-tis": {"is_correction_level": "seq", "is_correction_threshold": (0.98, 1.01)},
+}
+
+
+@pytest.mark.parametrize("name", OPENRLHF)
+def test_openrlhf(openrlhf: Any, name: str) -> None:
+    a, fields = batch(), OPENRLHF[name]
+    loss = openrlhf.PolicyLoss(**fields)
+    more = {"rollout_logprob": a["rollout_logprob"]} if "is_correction_level" in fields else {}
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
+
+    compare(a, presets.openrlhf(**fields), theirs, **more)
+
+
+# ---- slime: formulas of its source, which is on no package index ----------------------------------------------------
+
+
+def slime_loss(a: dict[str, Any], x: torch.Tensor, h: torch.Tensor, **f: Any) -> torch.Tensor:
+    mask, advantage = a["mask"].float(), a["advantage"]
+    behind = a["old_logprob"] - x
+    if f.get("advantage_estimator") == "gspo":
+        behind = ((behind * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(x)
+    ratio = (-behind).exp()
+    low, high = 1 - f.get("eps_clip", 0.2), 1 + f.get("eps_clip_high", f.get("eps_clip", 0.2))
+    if f.get("use_cispo"):
+        loss = -ratio.clamp(low, high).detach() * advantage * x
+    else:
+        loss = torch.maximum(-ratio * advantage, -ratio.clamp(low, high) * advantage)
+        if "eps_clip_c" in f:
+            loss = torch.where(advantage < 0, torch.min(-f["eps_clip_c"] * advantage, loss), loss)
+    if f.get("use_opsm"):
+        drift = ((a["old_logprob"] - x.detach()) * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        loss = loss * (1 - ((advantage < 0) & (drift > f["opsm_delta"])).float())
+    if f.get("use_tis") or f.get("use_icepop"):
+        w = torch.exp(a["old_logprob"] - a["rollout_logprob"])
+        inside = (w >= f.get("tis_clip_low", 0.0)) & (w <= f["tis_clip"])
+        loss = loss * (w * inside if f.get("use_icepop") else w.clamp(f.get("tis_clip_low", 0.0), f["tis_clip"]))
+
+    def over_samples(values: torch.Tensor) -> torch.Tensor:
+        if f.get("calculate_per_token_loss"):
+            return (values * mask).sum() / mask.sum()
+        return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / B
+
+    total = over_samples(loss) - f.get("entropy_coef", 0.0) * over_samples(h)
+    if f.get("use_kl_loss"):
+        d = a["ref_logprob"] - x
+        kinds = {"k1": -d, "k2": d * d / 2, "k3": d.exp() - 1 - d, "low_var_kl": d.exp() - 1 - d}
+        kl = kinds[f["kl_loss_type"]]
+        if f.get("use_unbiased_kl"):
+            kl = kl * torch.exp(x - a["old_logprob"])
+        if f["kl_loss_type"] == "low_var_kl":
+            kl = kl.clamp(-10, 10)
+        total = total + f["kl_loss_coef"] * over_samples(kl)
+    return total
+
+
+SLIME: dict[str, dict[str, Any]] = {
+    "grpo": {"eps_clip_high": 0.28},
+    "dual clip": {"eps_clip_c": 1.5},
+    "gspo": {"advantage_estimator": "gspo", "eps_clip": 0.05},
+    "cispo": {"use_cispo": True},
+    "tokens": {"calculate_per_token_loss": True, "entropy_coef": 0.01},
+    "tis": {"use_tis": True, "tis_clip": 1.1},
+    "icepop": {"use_icepop": True, "tis_clip": 1.1, "tis_clip_low": 0.9},
+    "opsm": {"use_opsm": True, "opsm_delta": 1e-4},
+    **{
+        f"kl {k}": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": k}
+        for k in ("k1", "k2", "k3", "low_var_kl")
+    },
+    "unbiased kl": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3", "use_unbiased_kl": True},
+}
+
+
+@pytest.mark.parametrize("name", SLIME)
+def test_slime(name: str) -> None:
+    a, fields = batch(), SLIME[name]
+    more = {"rollout_logprob": a["rollout_logprob"]} if "tis_clip" in fields else {}
+    if fields.get("use_kl_loss"):
+        more["ref_logprob"] = a["ref_logprob"]
+    compare(a, presets.slime(**fields), lambda x, h: slime_loss(a, x, h, **fields), **more)
+    assert presets.vime(**fields) == presets.slime(**fields)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: presets.verl(loss_mode="dppo_tv"), "loss_mode: expected"),
+        (lambda: presets.verl(loss_agg_mode="seq-mean-token-sum-norm"), "loss_scale_factor: expected a number"),
+        (lambda: presets.verl(loss_mode="sapo", use_kl_loss=True), "one loss has one aggregation"),
+        (lambda: presets.verl(use_kl_loss=True, kl_loss_type="full"), "kl_loss_type: expected"),
+        (lambda: presets.trl(loss_type="dpo"), "loss_type: expected"),
+        (lambda: presets.trl(use_vllm=True, vllm_importance_sampling_mode="x"), "vllm_importance_sampling_mode"),
+        (lambda: presets.slime(kl_loss_type="k4"), "kl_loss_type: expected"),
+        (lambda: presets.openrlhf(is_correction_gating="tv"), "is_correction_gating: expected"),
+    ],
+)
+def test_what_a_preset_does_not_know_is_an_error(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,183 @@
+"""policy_loss in torch: autograd, torch.compile, torch.func, FakeTensor, saved state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rl_kernel_native as rk
+from policy_loss_cases import arrays
+
+SPEC = rk.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.02, importance="token")
+
+
+def batch(rows: int = 4, columns: int = 21, seed: int = 0) -> dict[str, torch.Tensor]:
+    return {k: torch.from_numpy(x) for k, x in arrays(rows, columns, seed).items()}
+
+
+def loss_of(x: torch.Tensor, h: torch.Tensor, a: dict[str, torch.Tensor], spec: rk.PolicySpec = SPEC) -> Any:
+    return rk.policy_loss(
+        x, a["old_logprob"], a["advantage"], a["mask"], spec=spec, ref_logprob=a["ref_logprob"],
+        rollout_logprob=a["rollout_logprob"], entropy=h,
+    )  # fmt: skip
+
+
+def gradients(a: dict[str, torch.Tensor], factor: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    result = rk.policy_loss_and_grad(
+        a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=SPEC, ref_logprob=a["ref_logprob"],
+        rollout_logprob=a["rollout_logprob"], entropy=a["entropy"],
+    )  # fmt: skip
+    return result.d_logprob * factor, result.d_entropy * factor
+
+
+def leaves(a: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
+
+
+def equal(a: Any, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize("factor", [1.0, -0.5])
+def test_backward_multiplies_by_the_incoming_gradient(factor: float) -> None:
+    a = batch()
+    x, h = leaves(a)
+    (loss_of(x, h, a).loss * factor).backward()
+    want = gradients(a, factor)
+    assert equal(x.grad, want[0])
+    assert equal(h.grad, want[1])
+
+
+def test_a_retained_graph_gives_the_gradients_again() -> None:
+    a = batch()
+    x, h = leaves(a)
+    loss = loss_of(x, h, a).loss
+    loss.backward(retain_graph=True)
+    assert x.grad is not None
+    x.grad.mul_(7)  # what was handed out is the caller's
+    x.grad = None
+    (2 * loss).backward()
+    assert equal(x.grad, gradients(a, 2.0)[0])
+
+
+def test_a_gradient_of_one_operand_alone() -> None:
+    a = batch()
+    x, h = leaves(a)
+    loss_of(x, h.detach(), a).loss.backward()
+    assert equal(x.grad, gradients(a)[0])
+    loss_of(x.detach(), h, a).loss.backward()
+    assert equal(h.grad, gradients(a)[1])
+
+
+def test_through_a_model_the_chain_rule_holds() -> None:
+    a = batch()
+    w = torch.tensor(0.3, requires_grad=True)
+    loss_of(a["logprob"] * w, a["entropy"], a).loss.backward()
+    step = 1e-3
+    with torch.no_grad():
+        up = loss_of(a["logprob"] * (w + step), a["entropy"], a).loss.item()
+        down = loss_of(a["logprob"] * (w - step), a["entropy"], a).loss.item()
+    assert w.grad is not None
+    assert w.grad.item() == pytest.approx((up - down) / (2 * step), rel=2e-2)
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    a = batch()
+    with torch.no_grad():
+        assert not loss_of(*leaves(a), a).loss.requires_grad
+    assert not loss_of(a["logprob"], a["entropy"], a).metrics.vector.requires_grad
+
+
+def test_constants_that_want_a_gradient_are_refused() -> None:
+    a = batch()
+    for name in ("old_logprob", "advantage", "ref_logprob", "rollout_logprob"):
+        with pytest.raises(ValueError, match=f"{name}: requires a gradient"):
+            loss_of(*leaves(a), {**a, name: a[name].clone().requires_grad_()})
+    with pytest.raises(ValueError, match="logprob: requires a gradient"):
+        rk.policy_loss_and_grad(leaves(a)[0], None, a["advantage"], a["mask"], spec=rk.PolicySpec())
+
+
+def test_a_second_derivative_is_an_error() -> None:
+    a = batch()
+    x, h = leaves(a)
+    (first,) = torch.autograd.grad(loss_of(x, h, a).loss, x, create_graph=True)
+    assert equal(first.detach(), gradients(a)[0])
+    with pytest.raises(RuntimeError, match="second derivative"):
+        first.sum().backward()
+
+
+def test_an_operand_changed_in_place_is_refused() -> None:
+    a = batch()
+    x, h = leaves(a)
+    loss = loss_of(x, h, a).loss
+    loss.backward(retain_graph=True)
+    a["old_logprob"].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_compiled_whole_it_has_the_eager_bits() -> None:
+    a = batch()
+
+    def step(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = loss_of(x * 1.0, h, a)
+        return result.loss * 0.5, result.metrics.vector
+
+    x, h = leaves(a)
+    loss, vector = torch.compile(step, fullgraph=True)(x, h)
+    loss.backward()
+    eager = loss_of(a["logprob"], a["entropy"], a)
+    assert equal(vector, eager.metrics.vector)
+    want = gradients(a, 0.5)
+    assert equal(x.grad, want[0])
+    assert equal(h.grad, want[1])
+
+
+def test_the_operator_passes_torchs_own_check() -> None:
+    a = batch()
+    x, h = leaves(a)
+    arguments = (x, h, a["old_logprob"], a["advantage"], a["mask"], None, a["ref_logprob"], a["rollout_logprob"], None,
+                 None, list(SPEC.numbers), 0.0)  # fmt: skip
+    torch.library.opcheck(
+        torch.ops.rl_kernel_native.policy_loss, arguments, test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_functional_gradients_are_those_of_autograd() -> None:
+    a = batch()
+    want = gradients(a)
+    got = torch.func.grad(lambda x: loss_of(x, a["entropy"], a).loss)(a["logprob"])
+    assert equal(got, want[0])
+    tangent = torch.randn_like(a["logprob"])
+    loss, along = torch.func.jvp(lambda x: loss_of(x, a["entropy"], a).loss, (a["logprob"],), (tangent,))
+    assert along.item() == pytest.approx((want[0] * tangent).sum().item(), rel=1e-4)
+    assert equal(loss, loss_of(a["logprob"], a["entropy"], a).loss)
+
+
+def test_a_batch_of_losses_by_vmap() -> None:
+    a = batch()
+    stacked = torch.stack([a["logprob"], a["logprob"] * 0.9])
+
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return loss_of(x, a["entropy"], a).loss
+
+    got, d = torch.vmap(one)(stacked), torch.vmap(torch.func.grad(one))(stacked)
+    for i, x in enumerate(stacked):
+        assert equal(got[i], one(x))
+        assert equal(d[i], gradients({**a, "logprob": x})[0])
+
+
+def test_fake_tensors_say_shapes_and_errors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, mask = torch.zeros(3, 5), torch.ones(3, 5, dtype=torch.bool)
+        result = rk.policy_loss(x, x, torch.zeros(3), mask, spec=rk.PolicySpec())
+        assert result.loss.shape == ()
+        assert result.metrics.vector.shape == (len(rk.PolicyMetrics.names),)
+        with pytest.raises(ValueError, match=r"advantage: expected shape \[3, 5\] or \[3\]"):
+            rk.policy_loss(x, x, torch.zeros(4), mask, spec=rk.PolicySpec())
+        with pytest.raises(TypeError, match="old_logprob: expected dtype float32"):
+            rk.policy_loss(x, x.half(), torch.zeros(3), mask, spec=rk.PolicySpec())
