@@ -342,7 +342,6 @@ OWN_NUMBERS = {
     "test_preference_loss.py": 4,  # finite differences
     "test_linear_engine.py": 2,  # two ways of torch to make a Hessian of the same operator
     "test_rms_norm_engine.py": 2,  # the same
-    "test_silu_mul_engine.py": 2,  # the same
 }
 
 

@@ -49,7 +49,7 @@ def _tables_against_float64(arrays: _selftest._Arrays) -> Iterator[tuple[str, fl
         want = embedding_op.embedding_reference(case.ids, case.weight, dy=case.dy, **case.options)
         exact = np.array_equal(got["y"].astype(np.float64), want["y"], equal_nan=True)
         yield f"y {case.dtype} {list(case.weight.shape)}", 0.0 if exact else np.inf
-        facts = {"expected": want["dweight"], "rows": len(case.ids), "scale": want["dweight_scale"]}
+        facts: dict[str, Any] = {"expected": want["dweight"], "rows": len(case.ids), "scale": want["dweight_scale"]}
         allowed = row("embedding", "dweight").allowed(**facts)
         yield (
             f"dweight {case.dtype} {list(case.weight.shape)}",
