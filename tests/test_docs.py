@@ -1,4 +1,4 @@
-"""The code in README.md and docs/linear.md runs, and does what the text around it says."""
+"""The code in README.md, docs/linear.md and docs/objectives.md runs, and does what the text around it says."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def run_code_of(page: str) -> dict[str, Any]:
 
 def test_the_readme_runs() -> None:
     assert "rk" in run_code_of("README.md")
+
+
+def test_the_page_on_objectives_runs() -> None:
+    names = run_code_of("docs/objectives.md")
+    assert names["logprob"].grad.abs().sum() > 0
+    assert 0 <= float(names["clipped"]) <= 1
 
 
 def test_a_layer_of_the_docs_takes_main_grad() -> None:
