@@ -68,6 +68,7 @@ NOT_CERTIFIED = {
     "group_advantage": "a row is a group: its own tests compare bytes in other batches, orders and forms of groups",
     "masked_whiten": _BATCH,
     "pack": "moves bytes and computes nothing",
+    "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
     "sequence_logprob": _SEQUENCES,
     "shift_labels_packed": "integers: its own tests compare them with the definition, byte for byte",

@@ -15,7 +15,6 @@ from ._arithmetic import arithmetic, current_arithmetic
 from .contract import ROUNDING, row
 from .ops import linear as linear_op
 from .ops import logprob as op
-from .ops import policy_loss as policy_loss_op
 from .ops import rms_norm as rms_norm_op
 from .ops import rope as rope_op
 from .ops import silu_mul as silu_mul_op
@@ -534,63 +533,11 @@ def attention(torch: Any, device: str, capability: tuple[int, int] | None) -> It
     return checks(torch, device, capability)
 
 
-_POLICIES = {
-    "ppo": policy_loss_op.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0),
-    "gspo": policy_loss_op.PolicySpec(level="geometric", aggregation="seq-mean-token-mean", epsilon_low=0.01),
-}
-
-
-def _policies(arrays: _Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, float]]]:
-    """(case, results, results of float64)."""
-    random = np.random.default_rng(6)
-    # One token; odd; several tiles of a sequence.
-    for (name, spec), shape in itertools.product(_POLICIES.items(), ((1, 1), (5, 37), (3, 5000))):
-        logprob = -np.abs(random.normal(0, 1, shape)).astype(np.float32)
-        old, ref = (logprob + random.normal(0, 0.2, shape).astype(np.float32) for _ in range(2))
-        advantage, mask = random.normal(0, 1, shape).astype(np.float32), random.random(shape) < 0.8
-        entropy = np.abs(random.normal(0, 1, shape)).astype(np.float32)
-        more = {"ref_logprob": ref} if spec.needs_ref else {}
-        operands = (logprob, old, advantage, mask)
-        result = policy_loss_op.policy_loss_and_grad(
-            *map(arrays.put, operands),
-            spec=spec,
-            entropy=arrays.put(entropy),
-            **{k: arrays.put(x) for k, x in more.items()},
-        )
-        found = {
-            "loss": arrays.get(result.loss).reshape(1),
-            "metrics": arrays.get(result.metrics.vector),
-            "d_logprob": arrays.get(result.d_logprob),
-        }
-        expected = policy_loss_op.policy_loss_reference(*operands, spec=spec, entropy=entropy, **more)
-        yield f"{name} {list(shape)}", found, expected
-
-
 def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Losses and sums against float64, and on a GPU everything against the CPU."""
-    arrays = _Arrays(torch, device)
+    """In a file of its own, which needs what is above."""
+    from ._selftest_policy import policy_loss as checks
 
-    def float64() -> tuple[bool, str]:
-        shares = []
-        for case, found, expected in _policies(arrays):
-            size = np.abs(found["d_logprob"]).sum() + abs(expected["loss"]) + 1e-6
-            shares.append((abs(float(found["loss"][0]) - float(expected["loss"])) / (1e-6 * size), case))
-        share, case = max(shares)
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
-
-    yield _timed("against float64", float64)
-    if device == "cpu":
-        return
-    cpu = _Arrays(torch, "cpu")
-
-    def bytes_of_cpu() -> tuple[bool, str]:
-        differ = total = 0
-        for (_, here, _), (_, there, _) in zip(_policies(arrays), _policies(cpu), strict=True):
-            differ += sum(_same_bytes(here[name], there[name]) for name in here)
-            total += sum(value.size for value in here.values())
-        return differ == 0, f"{differ} of {total} values differ"
-
-    yield _timed("same bytes as the CPU", bytes_of_cpu)
+    return checks(torch, device, capability)
 
 
 class _Gates(NamedTuple):

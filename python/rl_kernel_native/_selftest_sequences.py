@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _selftest as base
+from .contract import row
 from .ops import pack as pack_op
 from .ops import preference_loss as preference_loss_op
 from .ops import sequence_logprob as sequence_logprob_op
@@ -91,9 +92,9 @@ def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None
         for case in _ragged():
             exists = np.arange(case.mask.shape[1])[None] < case.lengths[:, None]
             want = sequence_logprob_op.sequence_logprob_reference(case.logprob, case.mask & exists)
-            worst = max(
-                worst, base._worst(arrays.get(sums(arrays, case)[0]), want["sum"], 2e-6 * want["scale"] + 1e-30)
-            )
+            terms = case.mask.shape[1]
+            allowed = row("sequence_logprob", "sum").allowed(expected=want["sum"], terms=terms, scale=want["scale"])
+            worst = max(worst, base._worst(arrays.get(sums(arrays, case)[0]), want["sum"], allowed))
         return worst <= 1.0, f"worst error {worst:.2f} of its bound"
 
     yield base._timed("against float64", float64)
@@ -133,8 +134,9 @@ def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None)
             for i, kind in enumerate(kinds):
                 given = sides(case)[: 2 if kind in ("simpo", "orpo") else 4]
                 want = preference_loss_op.preference_loss_reference(*given, kind=kind)["losses"]
-                bound = 2e-5 * (1 + np.abs(want) + np.abs(given[0]).max())
-                worst = max(worst, base._worst(arrays.get(got[3 * i]), want, bound))
+                largest = max(np.abs(x).max(initial=0) for x in (want, *given))
+                allowed = row("preference_loss", "losses").allowed(expected=want, largest=largest)
+                worst = max(worst, base._worst(arrays.get(got[3 * i]), want, allowed))
         return worst <= 1.0, f"worst error {worst:.2f} of its bound"
 
     yield base._timed("against float64", float64)

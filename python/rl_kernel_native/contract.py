@@ -421,6 +421,20 @@ _PREFERENCE_SLOPE = Bound(
     _largest(2e-5), "2e-5 * (expected + max(1, largest))", "products of as many sigmoids and exponentials as there are"
 )
 
+_POLICY_LOSS = Bound(
+    lambda scale: 1e-6 * scale,
+    "1e-6 * scale",
+    "a few roundings of each token's term, and the trees' additions; scale: of gradient and loss together, as terms"
+    " cancel",
+)
+_POLICY_SLOPE = Bound(
+    lambda largest: 5e-6 * largest, "5e-6 * largest", "an exponential and a few products of each token"
+)
+_POLICY_ENTROPY = Bound(lambda largest: 1e-6 * largest, "1e-6 * largest", "a coefficient and a token's share")
+_POLICY_METRICS = Bound(
+    lambda expected: 1e-5 * expected + 1e-4, "1e-5 * expected + 1e-4", "sums of terms of either sign over all tokens"
+)
+
 # ---- composed and whole models --------------------------------------------------------------------------------------
 
 
@@ -467,6 +481,13 @@ def _sequences() -> Iterable[Row]:
     yield Row("sequence_logprob", "count", "forward", bound=_BITWISE, **(summed | {"kind": "integers"}))
     spread = summed | {"kind": "copy", "rounded": True}
     yield Row("sequence_logprob", "d_logprob", "backward", bound=_BITWISE, **spread)
+
+    policy = of | {"kind": "scan", "stem": "policy_loss"}
+    batch = policy | {"keeps": ("layout", "runs")}  # over all sequences
+    yield Row("policy_loss", "loss", "forward", bound=_POLICY_LOSS, **batch)
+    yield Row("policy_loss", "metrics", "forward", bound=_POLICY_METRICS, **batch)
+    yield Row("policy_loss", "d_logprob", "backward", bound=_POLICY_SLOPE, **policy)
+    yield Row("policy_loss", "d_entropy", "backward", bound=_POLICY_ENTROPY, **policy)
 
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):
