@@ -21,7 +21,7 @@
 #include "hip/group_advantage/group_advantage_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
-for (const Table* table : {}) {
+#include "hip/masked_whiten/masked_whiten_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
 #include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
@@ -31,169 +31,245 @@ for (const Table* table : {}) {
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
 
-  namespace {
+namespace {
 
-  namespace emulation = rlk::hip::emulation;
+namespace emulation = rlk::hip::emulation;
 
-  enum Status {
-    kSuccess = 0,
-    kInvalidValue = 1,
-    kNoDevice = 100,
-    kInvalidDevice = 101,
-    kNoBinary = 209,
-    kInvalidHandle = 400,
-    kNotFound = 500,
-    kLaunchFailure = 719
+enum Status {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kNoBinary = 209,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kLaunchFailure = 719
+};
+
+std::string_view setting(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value ? value : otherwise;
+}
+int devices() { return std::atoi(setting("RLK_STANDIN_DEVICES", "2").data()); }
+bool fails(const char* function) { return setting("RLK_STANDIN_FAIL", "") == function; }
+
+thread_local int current = 0;
+thread_local int last_error = kSuccess;
+int returned(int status) {  // every failed call leaves its error, as HIP does
+  if (status != kSuccess) last_error = status;
+  return status;
+}
+
+// Calls a kernel with arguments as hipModuleLaunchKernel gets them: a pointer to each.
+using Kernel = std::function<std::function<void()>(void**)>;
+template <class... Args>
+Kernel kernel_of(void (*kernel)(Args...)) {
+  return [kernel](void** pointers) -> std::function<void()> {
+    return [kernel, arguments = [&]<std::size_t... i>(std::index_sequence<i...>) {
+      return std::tuple<Args...>(*static_cast<Args*>(pointers[i])...);
+    }(std::index_sequence_for<Args...>{})] { std::apply(kernel, arguments); };
   };
+}
 
-  std::string_view setting(const char* name, const char* otherwise) {
-    const char* value = std::getenv(name);
-    return value ? value : otherwise;
-  }
-  int devices() { return std::atoi(setting("RLK_STANDIN_DEVICES", "2").data()); }
-  bool fails(const char* function) { return setting("RLK_STANDIN_FAIL", "") == function; }
-
-  thread_local int current = 0;
-  thread_local int last_error = kSuccess;
-  int returned(int status) {  // every failed call leaves its error, as HIP does
-    if (status != kSuccess) last_error = status;
-    return status;
-  }
-
-  // Calls a kernel with arguments as hipModuleLaunchKernel gets them: a pointer to each.
-  using Kernel = std::function<std::function<void()>(void**)>;
-  template <class... Args>
-  Kernel kernel_of(void (*kernel)(Args...)) {
-    return [kernel](void** pointers) -> std::function<void()> {
-      return [kernel, arguments = [&]<std::size_t... i>(std::index_sequence<i...>) {
-        return std::tuple<Args...>(*static_cast<Args*>(pointers[i])...);
-      }(std::index_sequence_for<Args...>{})] { std::apply(kernel, arguments); };
-    };
-  }
-
-  // The kernels of each operator by their names, most of them for several element types.
-  using Table = std::map<std::string_view, Kernel>;
+// The kernels of each operator by their names, most of them for several element types.
+using Table = std::map<std::string_view, Kernel>;
 #define RLK_OF(name) \
   { #name, kernel_of(&name) }
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
 #define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
 
-  for (const Table* table : {}) {
+#define RLK_OF_COPIES(name) RLK_OF(name##_vectors), RLK_OF(name##_words), RLK_OF(name##_halves)
+const Table kEmbedding = {
+    RLK_OF_COPIES(rlk_embedding_forward),
+    RLK_OF_COPIES(rlk_embedding_clear),
+    RLK_OF(rlk_embedding_count_ids),
+    RLK_OF(rlk_embedding_count_keys),
+    RLK_OF(rlk_embedding_begin),
+    RLK_OF(rlk_embedding_scatter_ids),
+    RLK_OF(rlk_embedding_scatter_keys),
+    RLK_OF_FLOATS(rlk_embedding_rows_vectors),
+    RLK_OF_FLOATS(rlk_embedding_rows_elements),
+};
+const Table kGae = {RLK_OF(rlk_gae_scan), RLK_OF(rlk_gae_discounted_returns), RLK_OF(rlk_gae_vtrace)};
+const Table kGroupAdvantage = {
+    RLK_OF(rlk_group_advantage_find_groups), RLK_OF(rlk_group_advantage_place_members),
+    RLK_OF(rlk_group_advantage_batch),       RLK_OF(rlk_group_advantage_ranges),
+    RLK_OF(rlk_group_advantage_ids),
+};
+const Table kAttention = {
+    RLK_OF_FLOATS(rlk_attention_forward_narrow), RLK_OF_FLOATS(rlk_attention_forward_wide),
+    RLK_OF_FLOATS(rlk_attention_delta),          RLK_OF_FLOATS(rlk_attention_dq_narrow),
+    RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
+    RLK_OF_FLOATS(rlk_attention_dkv_wide),
+};
+const Table kLinear = {
+    RLK_OF_HALVES(rlk_linear_forward_small),
+    RLK_OF_HALVES(rlk_linear_forward_large),
+    RLK_OF_HALVES(rlk_linear_forward_segments_small),
+    RLK_OF_HALVES(rlk_linear_forward_segments_large),
+    RLK_OF_HALVES(rlk_linear_input_grad_small),
+    RLK_OF_HALVES(rlk_linear_input_grad_large),
+    RLK_OF_HALVES(rlk_linear_weight_grad_small),
+    RLK_OF_HALVES(rlk_linear_weight_grad_large),
+    RLK_OF_FLOATS(rlk_linear_bias_grad),
+    RLK_OF_FLOATS(rlk_linear_tree_sum),
+};
+const Table kLogprob = {
+    RLK_OF_FLOATS(rlk_logprob_groups), RLK_OF_FLOATS(rlk_logprob_groups_moments),
+    RLK_OF_FLOATS(rlk_logprob_roots),  RLK_OF_FLOATS(rlk_logprob_backward),
+    RLK_OF(rlk_logprob_merge),
+};
+const Table kMaskedWhiten = {
+    RLK_OF(rlk_masked_whiten_sums),     RLK_OF(rlk_masked_whiten_mean),   RLK_OF(rlk_masked_whiten_squares),
+    RLK_OF(rlk_masked_whiten_variance), RLK_OF(rlk_masked_whiten_tokens),
+};
+const Table kPolicyLoss = {
+    RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
+    RLK_OF(rlk_policy_loss_tokens_clipped),   RLK_OF(rlk_policy_loss_tokens_any),
+    RLK_OF(rlk_policy_loss_tokens_sequences), RLK_OF(rlk_policy_loss_sums),
+    RLK_OF(rlk_policy_loss_results),          RLK_OF(rlk_policy_loss_scale),
+};
+const Table kRmsNorm = {
+    RLK_OF_FLOATS(rlk_rms_norm_forward_wave),
+    RLK_OF_FLOATS(rlk_rms_norm_forward_block),
+    RLK_OF_FLOATS(rlk_rms_norm_forward_wave_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_forward_block_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_wave),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_block),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_wave_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_dx_block_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_chains_vectors),
+    RLK_OF_FLOATS(rlk_rms_norm_chains_elements),
+    RLK_OF_FLOATS(rlk_rms_norm_fold),
+};
+const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
+                     RLK_OF_FLOATS(rlk_rope_elements)};
+const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
+const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_rank), RLK_OF(rlk_preference_loss_pairs),
+                               RLK_OF(rlk_preference_loss_unpaired), RLK_OF(rlk_preference_loss_metrics),
+                               RLK_OF(rlk_preference_loss_backward)};
+const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
+const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
+                                  RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
 #define RLK_OF_ACTIVATIONS(pass, shape)                                                                 \
   RLK_OF_FLOATS(rlk_silu_mul_##pass##_silu_##shape), RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_##shape), \
       RLK_OF_FLOATS(rlk_silu_mul_##pass##_gelu_tanh_##shape)
-    const Table kSiluMul = {
-        RLK_OF_ACTIVATIONS(forward, vectors),
-        RLK_OF_ACTIVATIONS(forward, elements),
-        RLK_OF_ACTIVATIONS(backward, vectors),
-        RLK_OF_ACTIVATIONS(backward, elements),
-    };
+const Table kSiluMul = {
+    RLK_OF_ACTIVATIONS(forward, vectors),
+    RLK_OF_ACTIVATIONS(forward, elements),
+    RLK_OF_ACTIVATIONS(backward, vectors),
+    RLK_OF_ACTIVATIONS(backward, elements),
+};
 
-    for (const Table* table :
-         {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kPack, &kPolicyLoss,
-          &kPreferenceLoss, &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
-    }
+const Kernel* find_kernel(std::string_view name) {
+  for (const Table* table :
+       {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kPack, &kPolicyLoss,
+        &kPreferenceLoss, &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
+    if (const auto found = table->find(name); found != table->end()) return &found->second;
+  }
+  return nullptr;
+}
 
-    constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
+constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
 
-    // A module and its functions belong to the device that was current when it was loaded.
-    struct Module {
-      int device;
-    };
-    struct Function {
-      int device;
-      const Kernel* kernel;
-    };
+// A module and its functions belong to the device that was current when it was loaded.
+struct Module {
+  int device;
+};
+struct Function {
+  int device;
+  const Kernel* kernel;
+};
 
-  }  // namespace
+}  // namespace
 
 #define RLK_EXPORT extern "C" __attribute__((visibility("default")))
 
-  RLK_EXPORT int hipRuntimeGetVersion(int* version) {
-    *version = std::atoi(setting("RLK_STANDIN_VERSION", "60000000").data());
-    return returned(fails("hipRuntimeGetVersion") ? kInvalidValue : kSuccess);
+RLK_EXPORT int hipRuntimeGetVersion(int* version) {
+  *version = std::atoi(setting("RLK_STANDIN_VERSION", "60000000").data());
+  return returned(fails("hipRuntimeGetVersion") ? kInvalidValue : kSuccess);
+}
+RLK_EXPORT int hipGetLastError() {
+  const int status = last_error;
+  last_error = kSuccess;
+  return status;
+}
+RLK_EXPORT int hipGetDeviceCount(int* count) {
+  *count = devices();
+  return returned(fails("hipGetDeviceCount") || *count == 0 ? kNoDevice : kSuccess);
+}
+RLK_EXPORT int hipGetDevice(int* device) {
+  *device = current;
+  return returned(fails("hipGetDevice") ? kNoDevice : kSuccess);
+}
+RLK_EXPORT int hipSetDevice(int device) {
+  if (fails("hipSetDevice") || device < 0 || device >= devices()) return returned(kInvalidDevice);
+  current = device;
+  return kSuccess;
+}
+RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
+  if (fails("hipModuleLoadData")) return returned(kInvalidValue);
+  const std::string_view arch = setting("RLK_STANDIN_ARCH", "gfx942");
+  // A real bundle, with a code object of the device's architecture named in its header.
+  if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return returned(kInvalidValue);
+  constexpr std::size_t kHeaderBytes = 512;
+  if (std::string_view(static_cast<const char*>(image), kHeaderBytes).find(arch) == std::string_view::npos) {
+    return returned(kNoBinary);
   }
-  RLK_EXPORT int hipGetLastError() {
-    const int status = last_error;
-    last_error = kSuccess;
-    return status;
+  static std::deque<Module> modules;  // kept, as their handles are
+  *module = &modules.emplace_back(Module{current});
+  return kSuccess;
+}
+RLK_EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
+  const Kernel* kernel = find_kernel(name);
+  if (fails("hipModuleGetFunction") || !kernel) return returned(kNotFound);
+  static std::deque<Function> functions;
+  *function = &functions.emplace_back(Function{static_cast<Module*>(module)->device, kernel});
+  return kSuccess;
+}
+RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                     unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes, void*,
+                                     void** arguments, void**) {
+  constexpr unsigned kMostLds = 64 << 10, kMostGridY = 65535;
+  const auto& f = *static_cast<const Function*>(function);
+  if (fails("hipModuleLaunchKernel")) return returned(kLaunchFailure);
+  if (f.device != current) return returned(kInvalidHandle);
+  constexpr std::uint64_t kMostThreads = 0xffffffff;  // of a dimension
+  if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
+      block_x % rlk::hip::kWave != 0 || std::uint64_t{grid_x} * block_x > kMostThreads || lds_bytes > kMostLds) {
+    return returned(kInvalidValue);
   }
-  RLK_EXPORT int hipGetDeviceCount(int* count) {
-    *count = devices();
-    return returned(fails("hipGetDeviceCount") || *count == 0 ? kNoDevice : kSuccess);
+  const std::string_view order = setting("RLK_STANDIN_ORDER", "forward");
+  emulation::Launch how;
+  how.blocks_x = static_cast<int>(grid_x);
+  how.blocks_y = static_cast<int>(grid_y);
+  how.threads = static_cast<int>(block_x);
+  how.lds_bytes = lds_bytes;
+  how.order = order == "backward"   ? emulation::Order::kBackward
+              : order == "shuffled" ? emulation::Order::kShuffled
+                                    : emulation::Order::kForward;
+  how.unit = setting("RLK_STANDIN_ARCH", "gfx942") == "gfx90a" ? rlk::MmaUnit::kGfx90a : rlk::MmaUnit::kGfx942;
+  how.host_threads = std::atoi(setting("RLK_STANDIN_THREADS", "2").data());
+  emulation::launch(how, (*f.kernel)(arguments));
+  return kSuccess;
+}
+RLK_EXPORT const char* hipGetErrorString(int status) {
+  switch (status) {
+    case kSuccess:
+      return "no error";
+    case kNoDevice:
+      return "no ROCm-capable device is detected";
+    case kInvalidDevice:
+      return "invalid device ordinal";
+    case kNoBinary:
+      return "no kernel image is available for execution on the device";
+    case kInvalidHandle:
+      return "invalid resource handle";
+    case kNotFound:
+      return "named symbol not found";
+    case kLaunchFailure:
+      return "unspecified launch failure";
+    default:
+      return "invalid argument";
   }
-  RLK_EXPORT int hipGetDevice(int* device) {
-    *device = current;
-    return returned(fails("hipGetDevice") ? kNoDevice : kSuccess);
-  }
-  RLK_EXPORT int hipSetDevice(int device) {
-    if (fails("hipSetDevice") || device < 0 || device >= devices()) return returned(kInvalidDevice);
-    current = device;
-    return kSuccess;
-  }
-  RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
-    if (fails("hipModuleLoadData")) return returned(kInvalidValue);
-    const std::string_view arch = setting("RLK_STANDIN_ARCH", "gfx942");
-    // A real bundle, with a code object of the device's architecture named in its header.
-    if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return returned(kInvalidValue);
-    constexpr std::size_t kHeaderBytes = 512;
-    if (std::string_view(static_cast<const char*>(image), kHeaderBytes).find(arch) == std::string_view::npos) {
-      return returned(kNoBinary);
-    }
-    static std::deque<Module> modules;  // kept, as their handles are
-    *module = &modules.emplace_back(Module{current});
-    return kSuccess;
-  }
-  RLK_EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
-    const Kernel* kernel = find_kernel(name);
-    if (fails("hipModuleGetFunction") || !kernel) return returned(kNotFound);
-    static std::deque<Function> functions;
-    *function = &functions.emplace_back(Function{static_cast<Module*>(module)->device, kernel});
-    return kSuccess;
-  }
-  RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned lds_bytes, void*,
-                                       void** arguments, void**) {
-    constexpr unsigned kMostLds = 64 << 10, kMostGridY = 65535;
-    const auto& f = *static_cast<const Function*>(function);
-    if (fails("hipModuleLaunchKernel")) return returned(kLaunchFailure);
-    if (f.device != current) return returned(kInvalidHandle);
-    constexpr std::uint64_t kMostThreads = 0xffffffff;  // of a dimension
-    if (grid_x == 0 || grid_y == 0 || grid_y > kMostGridY || grid_z != 1 || block_y != 1 || block_z != 1 ||
-        block_x % rlk::hip::kWave != 0 || std::uint64_t{grid_x} * block_x > kMostThreads || lds_bytes > kMostLds) {
-      return returned(kInvalidValue);
-    }
-    const std::string_view order = setting("RLK_STANDIN_ORDER", "forward");
-    emulation::Launch how;
-    how.blocks_x = static_cast<int>(grid_x);
-    how.blocks_y = static_cast<int>(grid_y);
-    how.threads = static_cast<int>(block_x);
-    how.lds_bytes = lds_bytes;
-    how.order = order == "backward"   ? emulation::Order::kBackward
-                : order == "shuffled" ? emulation::Order::kShuffled
-                                      : emulation::Order::kForward;
-    how.unit = setting("RLK_STANDIN_ARCH", "gfx942") == "gfx90a" ? rlk::MmaUnit::kGfx90a : rlk::MmaUnit::kGfx942;
-    how.host_threads = std::atoi(setting("RLK_STANDIN_THREADS", "2").data());
-    emulation::launch(how, (*f.kernel)(arguments));
-    return kSuccess;
-  }
-  RLK_EXPORT const char* hipGetErrorString(int status) {
-    switch (status) {
-      case kSuccess:
-        return "no error";
-      case kNoDevice:
-        return "no ROCm-capable device is detected";
-      case kInvalidDevice:
-        return "invalid device ordinal";
-      case kNoBinary:
-        return "no kernel image is available for execution on the device";
-      case kInvalidHandle:
-        return "invalid resource handle";
-      case kNotFound:
-        return "named symbol not found";
-      case kLaunchFailure:
-        return "unspecified launch failure";
-      default:
-        return "invalid argument";
-    }
-  }
+}
