@@ -197,8 +197,9 @@ TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
     rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
     rlk::QuadMask mask;
     for (int j = 0; j < 4; ++j) {
-      mask.v[j] = random() % 4 != 0;
-      for (int k = 0; k < Terms::kInputs; ++k) in[k].v[j] = mask.v[j] ? c.arrays[k][static_cast<std::size_t>(j)] : 0.0f;
+      mask.v[j] = random() % 4 != 0 ? -1 : 0;
+      for (int k = 0; k < Terms::kInputs; ++k)
+        in[k].v[j] = mask.v[j] != 0 ? c.arrays[k][static_cast<std::size_t>(j)] : 0.0f;
     }
     rlk::TokenSums<rlk::Quad, Terms::kSums> sums;
     Terms::token(c.p, f, in, mask, out, &sums);
@@ -206,7 +207,7 @@ TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
       float one[Terms::kInputs], alone[Terms::kOutputs];
       for (int k = 0; k < Terms::kInputs; ++k) one[k] = in[k].v[j];
       rlk::TokenSums<float, Terms::kSums> of_one;
-      Terms::token(c.p, f, one, mask.v[j], alone, &of_one);
+      Terms::token(c.p, f, one, mask.v[j] != 0, alone, &of_one);
       std::vector<float> got, want;
       for (int i = 0; i < Terms::kOutputs; ++i) {
         got.push_back(out[i].v[j]);
@@ -216,7 +217,7 @@ TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
         got.push_back(rlk::canonical(sums.sum[i].v[j]));
         want.push_back(rlk::canonical(of_one.sum[i]));
       }
-      for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(sums.count[i].v[j], of_one.count[i]);
+      for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(sums.count[i].v[j] != 0, of_one.count[i]);
       EXPECT_TRUE(same_bytes(got, want)) << c.text << ", token " << j;
     }
   }

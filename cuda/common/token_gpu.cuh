@@ -22,9 +22,8 @@ struct TokenGpu {
   static __device__ __forceinline__ std::uint32_t sum_over_wave(std::uint32_t x) {
     return __reduce_add_sync(0xffffffff, x);
   }
-  // In the order of unsigned integers, where a NaN is above all numbers.
-  static __device__ __forceinline__ float max_over_wave(float x) {
-    return __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(x)));
+  static __device__ __forceinline__ std::uint32_t max_over_wave(std::uint32_t x) {
+    return __reduce_max_sync(0xffffffff, x);
   }
   // Past the L1 cache: what is read here is read once; and what is written is the first to leave L2.
   static __device__ __forceinline__ Quad load_quad(const float* from) {

@@ -29,8 +29,11 @@ struct TokenGpu {
     }
     return x;
   }
-  static RLK_DEVICE float max_over_wave(float x) {
-    for (int distance = 1; distance < kLanes; distance *= 2) x = maximum_of(x, shuffle_xor(x, distance));
+  static RLK_DEVICE std::uint32_t max_over_wave(std::uint32_t x) {
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      const auto other = static_cast<std::uint32_t>(hip::shuffle_xor(static_cast<std::int32_t>(x), distance));
+      x = x > other ? x : other;
+    }
     return x;
   }
   static RLK_DEVICE rlk::Quad load_quad(const float* from) {

@@ -567,10 +567,14 @@ struct PolicyTokenTerms {
     sum[kSumImportance] = w;
     sum[kSumImportanceSquared] = mul_rn(w, w);
     sum[kSumMismatch] = mismatch;
-    RLK_UNROLL
-    for (int i = 0; i < kSums; ++i) sum[i] = select(mask, sum[i], zero);
-    sums->maximum[0] = select(mask, x.ratio, zero);
-    sums->maximum[1] = select(mask, mismatch, zero);
+    // Inputs of a masked token are 0, and so are its other terms.
+    sum[kSumPpoKl] = select(mask, sum[kSumPpoKl], zero);
+    sum[kSumRatio] = select(mask, sum[kSumRatio], zero);
+    sum[kSumImportance] = select(mask, sum[kSumImportance], zero);
+    sum[kSumImportanceSquared] = select(mask, sum[kSumImportanceSquared], zero);
+    if (kOfSequence) sum[kSumPolicy] = select(mask, sum[kSumPolicy], zero);  // a sequence's own, of all of its tokens
+    sums->maximum[0] = sum[kSumRatio];
+    sums->maximum[1] = mismatch;
     sums->count[kCountTokens] = mask;
     sums->count[kCountClipped] = either(!kClipped && s.selected_drops != 0, selected, t.clipped) & mask;
     sums->count[kCountDual] = mask & t.dual;

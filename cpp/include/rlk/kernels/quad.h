@@ -9,7 +9,7 @@ namespace rlk {
 constexpr int kQuad = 4;
 
 struct QuadMask {
-  bool v[kQuad];
+  std::int32_t v[kQuad];  // all ones or all zeros
 };
 struct QuadBits {
   std::int32_t v[kQuad];
@@ -59,31 +59,31 @@ RLK_HD Quad operator-(const Quad& a) {
 }
 
 RLK_HD QuadMask operator<(const Quad& a, const Quad& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] < b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] < b.v[i] ? -1 : 0; });
 }
 RLK_HD QuadMask operator<=(const Quad& a, const Quad& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] <= b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] <= b.v[i] ? -1 : 0; });
 }
 RLK_HD QuadMask operator>(const Quad& a, const Quad& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] > b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] > b.v[i] ? -1 : 0; });
 }
 RLK_HD QuadMask operator>=(const Quad& a, const Quad& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] >= b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] >= b.v[i] ? -1 : 0; });
 }
 RLK_HD QuadMask operator==(const Quad& a, const Quad& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] == b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
 }
 RLK_HD QuadMask operator&(const QuadMask& a, const QuadMask& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] && b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] & b.v[i]; });
 }
 RLK_HD QuadMask operator|(const QuadMask& a, const QuadMask& b) {
-  return quad_of<QuadMask>([&](int i) { return a.v[i] || b.v[i]; });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] | b.v[i]; });
 }
 RLK_HD QuadMask is_nan(const Quad& a) {
-  return quad_of<QuadMask>([&](int i) { return is_nan(a.v[i]); });
+  return quad_of<QuadMask>([&](int i) { return a.v[i] != a.v[i] ? -1 : 0; });  // one instruction
 }
 RLK_HD Quad select(const QuadMask& c, const Quad& yes, const Quad& no) {
-  return quad_of<Quad>([&](int i) { return c.v[i] ? yes.v[i] : no.v[i]; });
+  return quad_of<Quad>([&](int i) { return c.v[i] != 0 ? yes.v[i] : no.v[i]; });
 }
 
 RLK_HD QuadBits bits_of(const Quad& a) {

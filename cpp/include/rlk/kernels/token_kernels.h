@@ -5,8 +5,8 @@
 // HBM: every array is read once, by a lane all its tokens at once where addresses allow.
 // sums_of_sequences: the tree over the tiles of a sequence, a block for several sequences.
 //
-// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params; thread(); shuffle_xor, barrier, sum_over_wave (of integers),
-// max_over_wave (of floats that are not negative); load and store of Tokens, and of a Quad, at multiples of their size;
+// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params; thread(); shuffle_xor, barrier, sum_over_wave and
+// max_over_wave; load and store of Tokens, and of a Quad, at multiples of their size;
 // count_on, an atomic addition.
 #pragma once
 
@@ -35,12 +35,12 @@ RLK_HD bool is_aligned(const void* p, unsigned bytes) { return reinterpret_cast<
 RLK_DEVICE float& token_of(float& x, int) { return x; }
 RLK_DEVICE float& token_of(Quad& x, int i) { return x.v[i]; }
 RLK_DEVICE bool& token_of(bool& x, int) { return x; }
-RLK_DEVICE bool& token_of(QuadMask& x, int i) { return x.v[i]; }
+RLK_DEVICE std::int32_t& token_of(QuadMask& x, int i) { return x.v[i]; }
 
 template <class Mask, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
   Mask m;
-  constexpr int kCount = sizeof(Mask) / sizeof(bool);
+  constexpr int kCount = sizeof(Mask) == sizeof(bool) ? 1 : kQuad;
   constexpr unsigned kBytes = sizeof(T) * kCount;
   if (count >= kCount && is_aligned(from, kBytes < 16 ? kBytes : 16)) {
     constexpr int kVectors = kBytes > 16 ? kBytes / 16 : 1, kEach = kCount / kVectors;
@@ -51,11 +51,11 @@ RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
     for (int i = 0; i < kVectors; ++i) {
       const Part part = reinterpret_cast<const Part*>(from)[i];
       RLK_UNROLL
-      for (int j = 0; j < kEach; ++j) token_of(m, i * kEach + j) = part.v[j] != T{0};
+      for (int j = 0; j < kEach; ++j) token_of(m, i * kEach + j) = part.v[j] != T{0} ? -1 : 0;
     }
   } else {
     RLK_UNROLL
-    for (int i = 0; i < kCount; ++i) token_of(m, i) = i < count && from[i] != T{0};
+    for (int i = 0; i < kCount; ++i) token_of(m, i) = i < count && from[i] != T{0} ? -1 : 0;
   }
   return m;
 }
@@ -125,7 +125,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   for (int i = 0; i < kOutputs; ++i) aligned = aligned && is_aligned(Terms::output(p, i) + row, kBytes);
   SumTree<kMostSteps + 1> tree;
   int counts[kTokenCounts] = {};
-  float most[kTokenMaxima] = {};
+  std::uint32_t most[kTokenMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
 #if defined(__CUDACC__) || defined(__HIP__)
 #pragma unroll 1
 #endif
@@ -188,9 +188,12 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
     RLK_UNROLL
     for (int j = 0; j < kEach; ++j) {
       RLK_UNROLL
-      for (int i = 0; i < kTokenCounts; ++i) counts[i] += token_of(sums.count[i], j) ? 1 : 0;
+      for (int i = 0; i < kTokenCounts; ++i) counts[i] += token_of(sums.count[i], j) != 0 ? 1 : 0;
       RLK_UNROLL
-      for (int i = 0; i < kTokenMaxima; ++i) most[i] = maximum_of(most[i], token_of(sums.maximum[i], j));
+      for (int i = 0; i < kTokenMaxima; ++i) {
+        const auto bits = static_cast<std::uint32_t>(bits_of(token_of(sums.maximum[i], j)));
+        most[i] = most[i] > bits ? most[i] : bits;
+      }
     }
   }
   WaveTokens of;
@@ -202,7 +205,8 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
     of.count[i + 1] = both >> 16;
   }
   RLK_UNROLL
-  for (int i = 0; i < kTokenMaxima; ++i) of.maximum[i] = Gpu::max_over_wave(most[i]);
+  for (int i = 0; i < kTokenMaxima; ++i)
+    of.maximum[i] = float_of(static_cast<std::int32_t>(Gpu::max_over_wave(most[i])));
   return of;
 }
 
