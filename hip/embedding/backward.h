@@ -16,7 +16,7 @@ RLK_DEVICE void sum_row(const EmbeddingBackwardParams& p, const EmbeddingKey* ke
   const std::int64_t row = row_of(keys[i]), count = p.columns - column;
   const std::int64_t at = row * p.dweight_stride + column;
   float* waiting = reinterpret_cast<float*>(lds()) + thread_id();
-  const auto slot = [&](int level, int j) -> float& { return waiting[(level * kOctet + j) * kSumThreads]; };
+  const auto slot = [&](int level, int j) -> float& { return waiting[(level * kOctet + j) * kEmbeddingThreads]; };
   Columns total = {};
   if (p.accumulate) {
     total = load_columns<Fp32, kVector>(global_pointer(static_cast<const float*>(p.dweight)) + at, count);
@@ -60,7 +60,7 @@ template <class T, bool kVector>
 RLK_DEVICE void embedding_rows_kernel(const EmbeddingBackwardParams& p, std::int64_t first_block,
                                       const EmbeddingKey* sorted, std::int64_t slices) {
   const std::int64_t block = first_block + block_id_x(), first = block / slices * kWindow;
-  const std::int64_t column = (block % slices * kSumThreads + thread_id()) * kOctet;
+  const std::int64_t column = (block % slices * kEmbeddingThreads + thread_id()) * kOctet;
   if (column >= p.columns) return;
   const auto* keys = global_pointer(sorted);
   std::int64_t before = first == 0 ? -1 : row_of(keys[first - 1]);
@@ -82,7 +82,7 @@ RLK_DEVICE void embedding_clear_kernel(const EmbeddingBackwardParams& p, std::in
     if (p.num_tokens > 0 && global_pointer(w.present)[row] != 0) continue;
     auto* to = global_pointer(
         reinterpret_cast<Unit*>(static_cast<char*>(p.dweight) + row * p.dweight_stride * size_of(p.dweight_dtype)));
-    for (std::int64_t i = thread_id(); i < units; i += kSumThreads) {
+    for (std::int64_t i = thread_id(); i < units; i += kEmbeddingThreads) {
       Unit zero;
       fill(zero, 0);
       to[i] = zero;

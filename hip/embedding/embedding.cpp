@@ -82,13 +82,13 @@ void embedding_backward(const EmbeddingBackwardParams& p, int device, Stream str
     const EmbeddingKey* keys = sort(p, w, device, stream);
     const bool vectors = whole && p.columns % kOctet == 0 && has_vectors(p.dy, p.dy_rows, p.dtype);
     const std::int64_t slices = ceil_div(p.columns, kSliceColumns);
-    launch_blocks(device, stream, {kSumThreads, kSumLds},
+    launch_blocks(device, stream, {kEmbeddingThreads, kEmbeddingLds},
                   std::string("rlk_embedding_rows_") + (vectors ? "vectors" : "elements") + type_suffix(p.dtype),
                   ceil_div(p.num_tokens, kWindow) * slices, p, keys, slices);
   }
   if (p.accumulate) return;
   const char* shape = whole ? "vectors" : size_of(p.dweight_dtype) == 4 ? "words" : "halves";
-  launch_blocks(device, stream, {kSumThreads, 0}, std::string("rlk_embedding_clear_") + shape,
+  launch_blocks(device, stream, {kEmbeddingThreads, 0}, std::string("rlk_embedding_clear_") + shape,
                 ceil_div(p.num_rows, kClearRows), p, w);
 }
 

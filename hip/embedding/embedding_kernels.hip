@@ -6,7 +6,7 @@
   rlk_embedding_forward_##shape(rlk::EmbeddingParams p, std::int64_t first_block, rlk::EmbeddingCopyGrid g) { \
     rlk::hip::embedding_kernel<Unit>(p, first_block, g);                                                      \
   }                                                                                                           \
-  RLK_KERNEL(rlk::hip::kSumThreads)                                                                           \
+  RLK_KERNEL(rlk::hip::kEmbeddingThreads)                                                                     \
   rlk_embedding_clear_##shape(rlk::EmbeddingBackwardParams p, std::int64_t first_block,                       \
                               rlk::hip::EmbeddingWorkspace w) {                                               \
     rlk::hip::embedding_clear_kernel<Unit>(p, first_block, w);                                                \
@@ -26,7 +26,7 @@
     rlk::hip::embedding_scatter_kernel<from_ids>(p, first_block, w, keys, sorted, digit, tiles, is_last);            \
   }
 #define RLK_EMBEDDING_ROWS(type, T, shape, vector)                                               \
-  RLK_KERNEL(rlk::hip::kSumThreads)                                                              \
+  RLK_KERNEL(rlk::hip::kEmbeddingThreads)                                                        \
   rlk_embedding_rows_##shape##_##type(rlk::EmbeddingBackwardParams p, std::int64_t first_block,  \
                                       const rlk::hip::EmbeddingKey* keys, std::int64_t slices) { \
     rlk::hip::embedding_rows_kernel<rlk::hip::T, vector>(p, first_block, keys, slices);          \

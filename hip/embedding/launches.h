@@ -23,10 +23,10 @@ constexpr int kBeginThreads = 256;
 constexpr std::size_t kBeginLds = kBeginThreads * sizeof(std::uint32_t);
 
 // Sums: a block has the rows that begin among so many sorted tokens, eight columns a thread.
-constexpr int kSumThreads = 64;
-constexpr int kSliceColumns = kSumThreads * kOctet;
+constexpr int kEmbeddingThreads = 64;
+constexpr int kSliceColumns = kEmbeddingThreads * kOctet;
 constexpr int kWindow = 16;
-constexpr std::size_t kSumLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
+constexpr std::size_t kEmbeddingLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
 constexpr int kClearRows = 16;  // of a block
 
 // A token as it is sorted: its row above, num_rows where it has none, its index below.
