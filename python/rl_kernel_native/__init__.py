@@ -6,11 +6,10 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from . import _dispatch, _native, _variants, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from .integrations import patch_model, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.gae import (
@@ -83,21 +82,9 @@ from .ops.silu_mul import (
     silu_mul_reference,
 )
 
-if TYPE_CHECKING:
-    from .integrations.patch import patch_model, unpatch_model
-
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
     _dispatch.register_torch_operators()
-
-
-def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is asked for."""
-    if name in ("patch_model", "unpatch_model"):
-        from .integrations import patch
-
-        return getattr(patch, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __version__: str = _native.module.version

@@ -55,64 +55,38 @@ class _Patch:
         return next((name for name, module, own in self.forwards if module.__dict__.get("forward") is not own), None)
 
 
-def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
-    """Swaps this library's operators into a Qwen3 or Llama model of transformers, in place.
-
-    Parameters, buffers and the modules themselves stay as they are: only what their forwards call is replaced, and
-    hooks, adapters, checkpointing and sharding go on working. :func:`unpatch_model` takes it back.
-
-    With all operators a token's logits have the same bits in any batch, at any position of it, with padding on either
-    side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache.
-
-    Args:
-        model: a `LlamaForCausalLM` or `Qwen3ForCausalLM` of transformers, or a module that holds one (a PEFT model).
-        ops: of ``"embedding"``, ``"linear"`` (the head too), ``"rms_norm"``, ``"rope"`` (with cos and sin from tables
-            that are the same on every device), ``"attention"``, ``"silu_mul"`` (or the GELU that the model has); None:
-            all.
-    Returns:
-        How many modules each operator now serves.
-    Raises:
-        TypeError for another model or type of `ops`; ValueError for another name, a model that is patched already, or
-        options of a model that an operator does not compute: attention dropout, rope that depends on the batch, an
-        embedding with a largest norm.
-    Source:
-        docs/numerics.md; the seams are transformers' own: the forwards of modules and the attention interface.
-    """
+def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
+    """What rl_kernel_native.patch_model does."""
     chosen = _chosen(ops)
     bodies = _bodies(model)
     if _RECORD in model.__dict__:
         raise ValueError("model: patched already; call unpatch_model first")
-    patch = _Patch(bodies[0][1] if not hasattr(model, "set_attn_implementation") else model)
+    done = _Patch(bodies[0][1] if not hasattr(model, "set_attn_implementation") else model)
     try:
         for name, module in model.named_modules():
-            _patch_module(patch, name, module, chosen)
+            _patch_module(done, name, module, chosen)
         for name, body in bodies:
-            _patch_body(patch, name, body, chosen)
+            _patch_body(done, name, body, chosen)
         if "attention" in chosen:
             _register_attention()
-            patch.attention_implementation = patch.model.config._attn_implementation
-            patch.model.set_attn_implementation(decoder.ATTENTION_NAME)
+            done.attention_implementation = done.model.config._attn_implementation
+            done.model.set_attn_implementation(decoder.ATTENTION_NAME)
     except BaseException:
-        patch.undo()
+        done.undo()
         raise
-    model.__dict__[_RECORD] = patch
-    return {op: count for op, count in patch.counts.items() if op in chosen}
+    model.__dict__[_RECORD] = done
+    return {op: count for op, count in done.counts.items() if op in chosen}
 
 
-def unpatch_model(model: Any) -> None:
-    """Takes back what :func:`patch_model` did: the model then computes what it did before, bit for bit.
-
-    Args:
-        model: what was given to :func:`patch_model`.
-    Raises: ValueError where the model is not patched, or a forward was wrapped by something else since.
-    """
-    patch: _Patch | None = getattr(model, "__dict__", {}).get(_RECORD)
-    if patch is None:
+def unpatch(model: Any) -> None:
+    """What rl_kernel_native.unpatch_model does."""
+    done: _Patch | None = getattr(model, "__dict__", {}).get(_RECORD)
+    if done is None:
         raise ValueError("model: expected one that patch_model was called with")
-    wrapped = patch.wrapped_since()
+    wrapped = done.wrapped_since()
     if wrapped is not None:
         raise ValueError(f"model: the forward of {wrapped} was wrapped since; undo that first")
-    patch.undo()
+    done.undo()
     del model.__dict__[_RECORD]
 
 
