@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <set>
 #include <vector>
@@ -80,7 +81,8 @@ inline Written reference(const EmbeddingBackwardParams& p) {
     if (found == tokens_of.end() && p.accumulate) continue;
     for (std::int64_t k = 0; k < p.columns; ++k) {
       const std::int64_t at = v * p.dweight_stride + k;
-      float total = p.accumulate ? static_cast<const float*>(p.dweight)[at] : 0.0f;
+      float total = 0.0f;
+      if (p.accumulate) std::memcpy(&total, static_cast<const char*>(p.dweight) + 4 * at, 4);  // at any address
       if (found != tokens_of.end()) {
         std::set<std::int64_t> blocks;
         for (const std::int64_t t : found->second) blocks.insert(t / 8192);

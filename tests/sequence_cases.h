@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -33,7 +34,7 @@ class Bytes {
   std::vector<unsigned char> bytes() { return {data(), data() + size_}; }
   void expect(const std::vector<unsigned char>& want, const std::string& where) {
     std::vector<unsigned char> whole(memory_.size(), kCanary);
-    std::memcpy(whole.data() + begin_, want.data(), want.size());
+    std::copy(want.begin(), want.end(), whole.begin() + static_cast<std::ptrdiff_t>(begin_));
     ASSERT_EQ(want.size(), size_) << where;
     std::size_t i = 0;
     while (i < whole.size() && whole[i] == memory_[i]) ++i;

@@ -276,6 +276,7 @@ TEST_F(SiluMul, InPlace) {
     GatedMulBackwardParams q = c.params<GatedMulBackwardParams>();
     p.gate = q.gate = gate.data();
     p.up = q.up = up.data();
+    q.dy = dy.data();
     p.gate_rows = p.up_rows = p.y_rows = gate.rows();
     q.gate_rows = q.up_rows = q.dy_rows = q.d_gate_rows = q.d_up_rows = gate.rows();
     const Patterns want = reference(p);
