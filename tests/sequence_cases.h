@@ -1,8 +1,8 @@
 // Memory and ragged batches of the tests of operators over sequences.
 #pragma once
 
-#include <cstddef>
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>

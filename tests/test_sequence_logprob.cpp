@@ -77,7 +77,7 @@ void check(const Case& c) {
   const std::int64_t total = c.packed ? offsets.back() + 5 : c.columns, rows = c.packed ? 1 : c.rows;
   const std::int64_t stride = total + c.pad;
   Bytes logprob(rows * stride * bytes, c.shift);
-  Bytes mask(rows * stride * std::max(c.mask_bytes, 1), c.shift * static_cast<std::size_t>(c.mask_bytes) / 4);
+  Bytes mask(rows * stride * std::max(c.mask_bytes, 1), c.shift / 2 * static_cast<std::size_t>(c.mask_bytes));
   std::mt19937 random(c.seed + 7);
   std::normal_distribution<float> normal;
   for (std::int64_t i = 0; i < rows * stride; ++i) {
