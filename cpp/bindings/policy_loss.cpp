@@ -65,7 +65,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.entropy = tokens.optional(entropy, "entropy", false);
   p.selected = tokens.optional(selected, "selected", false);
   if (PyFloat_Check(denominator.ptr())) {
-    p.denominator_value = static_cast<float>(PyFloat_AS_DOUBLE(denominator.ptr()));
+    p.denominator_value = static_cast<float>(PyFloat_AsDouble(denominator.ptr()));
   } else if (!denominator.is_none()) {
     p.denominator = tokens.scalar(denominator, "denominator");
   }
