@@ -10,6 +10,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from rl_kernel_native import _dispatch
 
 torch = pytest.importorskip("torch")
 forward_ad = torch.autograd.forward_ad
@@ -142,10 +143,7 @@ def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -
 
 
 def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
-    import rl_kernel_native.ops.embedding_traced
-    import rl_kernel_native.ops.rms_norm_traced
-    import rl_kernel_native.ops.rope_traced  # noqa: F401
-
+    _dispatch.register_torch_operators()
     ops, as_is = torch.ops.rl_kernel_native, (None, 1, torch.float32, True, 0)
     leaf = W.clone().requires_grad_()
     for ours, theirs in (
