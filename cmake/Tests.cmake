@@ -62,7 +62,9 @@ if(RLK_WITH_HIP)
     string(REPLACE ".cpp" "" target "${name}")
     rlk_add_hip_test(${target} ${name})
   endforeach()
-  target_sources(test_hip_emulation PRIVATE hip/emulation/wave_emulation.cpp)
+  foreach(target IN ITEMS test_hip_emulation test_hip_attention_tiles)  # they launch kernels without the stand-in
+    target_sources(${target} PRIVATE hip/emulation/wave_emulation.cpp)
+  endforeach()
   # The tiles for the GPUs: their matrix instructions must be in the disassembly.
   rlk_compile_hip(tiles "${PROJECT_SOURCE_DIR}/tests/hip_tiles.hip" "v_mfma_f32_32x32x8;v_mfma_f32_16x16x16" tiles_objects)
   add_custom_target(hip_tiles ALL DEPENDS ${tiles_objects})
