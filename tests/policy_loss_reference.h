@@ -12,34 +12,13 @@
 #include "rlk/math/log2.h"
 #include "rlk/math/sigmoid.h"
 #include "rlk/ops/policy_loss.h"
+#include "token_reference.h"
 
 namespace policy_test {
 
 using rlk::DType;
 using rlk::PolicyLossParams;
 using rlk::PolicySpec;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// The sum over leaves [first, first + width), width a power of two; what is missing is +0.
-inline float tree(const std::vector<float>& leaves, std::size_t first, std::size_t width) {
-  if (first >= leaves.size()) return 0.0f;
-  if (width == 1) return leaves[first];
-  return tree(leaves, first, width / 2) + tree(leaves, first + width / 2, width / 2);
-}
-inline float tree(const std::vector<float>& leaves) {
-  std::size_t width = 1;
-  while (width < leaves.size()) width *= 2;
-  return tree(leaves, 0, width);
-}
-
-inline float limited(float x, float low, float high) {
-  if (low > x) x = low;
-  return high < x ? high : x;
-}
-inline bool outside(float x, float low, float high) { return x < low || x > high; }
-inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
-inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }
 
 struct Results {
   float loss = 0.0f;
@@ -118,16 +97,7 @@ class Reference {
   }
   bool counts(std::int64_t s, std::int64_t t) const {
     const std::int64_t i = p_.sequences.packed() ? begin(s) + t : s * p_.mask.sequence_stride + t;
-    switch (p_.mask.dtype) {
-      case DType::kInt32:
-        return static_cast<const std::int32_t*>(p_.mask.data)[i] != 0;
-      case DType::kInt64:
-        return static_cast<const std::int64_t*>(p_.mask.data)[i] != 0;
-      case DType::kFloat32:
-        return static_cast<const float*>(p_.mask.data)[i] != 0.0f;
-      default:
-        return static_cast<const std::uint8_t*>(p_.mask.data)[i] != 0;
-    }
+    return is_set(p_.mask, i);
   }
   std::int64_t count(std::int64_t s) const {
     std::int64_t n = 0;

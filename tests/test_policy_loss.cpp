@@ -62,15 +62,6 @@ Results run(rlk::PolicyLossParams p) {
   return r;
 }
 
-::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
-    return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": wanted " << std::hexfloat
-                                         << want[i] << ", got " << got[i];
-  }
-  return ::testing::AssertionSuccess();
-}
-
 void expect_reference(const Case& c) {
   const Results want = Reference(c.p).run(), got = run(c.p);
   EXPECT_TRUE(same_bytes({got.loss}, {want.loss})) << c.text << " loss";

@@ -1,18 +1,13 @@
-// CPU backend of policy_loss: tiles of sequences are spread over threads; sums over tiles and sequences follow in order.
+// CPU backend of policy_loss.
 #include "policy_loss.h"
-
-#include <algorithm>
-#include <vector>
 
 #include "isa.h"
 #include "policy_loss_lanes.h"
+#include "policy_passes.h"
 #include "rlk/kernels/policy_check.h"
-#include "token_passes.h"
 
 namespace rlk::cpu {
 namespace {
-
-constexpr std::int64_t kTaskSequences = 64;
 
 const PolicyLossLanes& lanes() {
 #if defined(__x86_64__)
@@ -32,47 +27,7 @@ const PolicyLossLanes& lanes() {
 
 void policy_loss(const PolicyLossParams& p) {
   check_policy_loss(p);
-  const PolicySequences& q = p.sequences;
-  check_cuts(q);
-  const auto sequences = static_cast<std::size_t>(q.num_sequences);
-  std::vector<TilePartial<kPolicySums>> partials(
-      q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
-  std::vector<SequenceSums<kPolicyStatistics>> statistics(sequences);
-  PolicyTotals totals = {};
-  if (needs_counts(p)) {
-    if (!partials.empty()) {
-      for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
-        lanes().statistics(p, {}, tile, &partials[static_cast<std::size_t>(slot)]);
-      });
-    }
-    parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
-      const FloatEnvironment environment;
-      for (std::int64_t s = begin; s < end; ++s) {
-        statistics[static_cast<std::size_t>(s)] = sums_of_sequence(q, partials, s);
-      }
-    });
-    for (const auto& of : statistics) {
-      totals.tokens += of.count[kCountTokens];
-      totals.sequences += of.count[kCountTokens] > 0;
-    }
-  }
-  if (!partials.empty()) {
-    for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
-      const PolicyFactors factors = policy_factors(p, totals, statistics[static_cast<std::size_t>(tile.sequence)]);
-      lanes().terms(p, factors, tile, &partials[static_cast<std::size_t>(slot)]);
-    });
-  }
-  const FloatEnvironment environment;
-  PolicyTotalSums sum = {};
-  SumTree<kSequenceLevels> trees[kPolicyTotalSums];
-  for (std::int64_t s = 0; s < q.num_sequences; ++s) {
-    const PolicyTotalSums of = total_of(p, totals, s, sums_of_sequence(q, partials, s));
-    for (int i = 0; i < kPolicyTotalSums; ++i) trees[i].take(of.sum[i]);
-    for (int i = 0; i < kPolicyTotalCounts; ++i) sum.count[i] += of.count[i];
-    for (int i = 0; i < kTokenMaxima; ++i) sum.maximum[i] = maximum_of(sum.maximum[i], of.maximum[i]);
-  }
-  for (int i = 0; i < kPolicyTotalSums; ++i) sum.sum[i] = trees[i].finish();
-  store_results(p, totals, sum);
+  run_policy_passes(p, lanes().statistics, lanes().terms);
 }
 
 void scale_gradients(const ScaleGradientsParams& p) {

@@ -10,6 +10,11 @@ namespace rlk::cpu::RLK_CPU_ISA {
 
 // -1 where a token counts, for whole vectors.
 RLK_HD void load_mask(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* to) {
+  if (mask.data == nullptr) {
+    for (int i = 0; i < count; ++i) to[i] = -1;
+    for (int i = count; i % kLanes != 0; ++i) to[i] = 0;
+    return;
+  }
   const auto fill = [&](auto zero) {
     using T = decltype(zero);
     const T* from = static_cast<const T*>(mask.data) + at;
@@ -53,12 +58,49 @@ RLK_HD float tree_over(float* values, int count) {
   return count == 0 ? 0.0f : values[0];
 }
 
+// What a tile's tokens are summed into: take() each vector, then finish().
+template <int kSums>
+class TileSums {
+ public:
+  RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums) {
+    for (int i = 0; i < kSums; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
+    for (int i = 0; i < kTokenCounts; ++i) {
+      counts_[i] += static_cast<std::uint32_t>(__builtin_popcount(lanes_of(sums.count[i])));
+    }
+    for (int i = 0; i < kTokenMaxima; ++i) {
+      const Floats x = sums.maximum[i];
+      maxima_[i] = select(is_nan(maxima_[i]) | (maxima_[i] > x), maxima_[i], x);
+    }
+  }
+  RLK_HD void finish(int whole, TilePartial<kSums>* partial) {
+    for (int i = 0; i < kSums; ++i) partial->sum[i] = tree_over(terms_[i], whole);
+    for (int i = 0; i < kTokenCounts; ++i) partial->count[i] = counts_[i];
+    for (int i = 0; i < kTokenMaxima; ++i) {
+      alignas(64) float lanes[kLanes];
+      store_bytes(lanes, maxima_[i]);
+      float most = 0.0f;
+      for (const float x : lanes) most = maximum_of(most, x);
+      partial->maximum[i] = most;
+    }
+  }
+
+ private:
+  alignas(64) float terms_[kSums][kTilePositions + kLanes];
+  std::uint32_t counts_[kTokenCounts] = {};
+  Floats maxima_[kTokenMaxima] = {};
+};
+template <>
+class TileSums<0> {
+ public:
+  RLK_HD void take(int, const TokenSums<Floats, 0>&) {}
+  RLK_HD void finish(int, TilePartial<0>*) {}
+};
+
 template <class Terms>
 RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Factors& factors, const TokenTile& tile,
                      TilePartial<Terms::kSums>* partial) {
   constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums;
   alignas(64) std::int32_t mask[kTilePositions];
-  alignas(64) float terms[kSums][kTilePositions + kLanes];
   const PolicySequences& q = Terms::sequences(p);
   const PolicySpan span = {tile.begin, tile.first + tile.count};
   const PolicyMask& m = Terms::mask(p);
@@ -76,10 +118,8 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
     float* const out = Terms::output(p, i);
     to[i] = out == nullptr ? nullptr : out + (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;
   }
-  std::uint32_t counts[kTokenCounts] = {};
   const Floats zero = broadcast<Floats>(0.0f);
-  Floats maxima[kTokenMaxima];
-  for (Floats& x : maxima) x = zero;
+  TileSums<kSums> gathered;
   for (int k = 0; k < tile.count; k += kLanes) {
     const int left = tile.count - k;
     const Mask taken = {load_bytes<Ints>(mask + k).v};
@@ -95,25 +135,9 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
     for (int i = 0; i < kOutputs; ++i) {
       if (to[i] != nullptr) store_tokens(to[i] + k, left, out[i]);
     }
-    for (int i = 0; i < kSums; ++i) store_bytes(terms[i] + k, sums.sum[i]);
-    for (int i = 0; i < kTokenCounts; ++i) {
-      counts[i] += static_cast<std::uint32_t>(__builtin_popcount(lanes_of(sums.count[i])));
-    }
-    for (int i = 0; i < kTokenMaxima; ++i) {
-      const Floats x = sums.maximum[i];
-      maxima[i] = select(is_nan(maxima[i]) | (maxima[i] > x), maxima[i], x);
-    }
+    gathered.take(k, sums);
   }
-  const int whole = (tile.count + kLanes - 1) / kLanes * kLanes;
-  for (int i = 0; i < kSums; ++i) partial->sum[i] = tree_over(terms[i], whole);
-  for (int i = 0; i < kTokenCounts; ++i) partial->count[i] = counts[i];
-  for (int i = 0; i < kTokenMaxima; ++i) {
-    alignas(64) float lanes[kLanes];
-    store_bytes(lanes, maxima[i]);
-    float most = 0.0f;
-    for (const float x : lanes) most = maximum_of(most, x);
-    partial->maximum[i] = most;
-  }
+  gathered.finish((tile.count + kLanes - 1) / kLanes * kLanes, partial);
 }
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

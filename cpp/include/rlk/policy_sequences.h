@@ -24,6 +24,9 @@ RLK_HD T* in_global(T* p) {
 #endif
 }
 
+// What the sum over tokens, or over sequences, is divided by where a caller gives no number.
+enum class DenominatorKind : std::int32_t { kOne, kTokens, kSequences, kSequencesWithTokens };
+
 struct PolicyTokens {
   const float* data = nullptr;
   std::int64_t sequence_stride = 0;  // elements; of packed sequences only where token_stride is 0
@@ -31,7 +34,7 @@ struct PolicyTokens {
 };
 
 struct PolicyMask {
-  const void* data = nullptr;  // a token counts where its element is not zero
+  const void* data = nullptr;  // a token counts where its element is not zero; null: every token does
   std::int64_t sequence_stride = 0;
   DType dtype = DType::kBool;  // kBool, kUInt8, kInt32, kInt64, kFloat32
 };

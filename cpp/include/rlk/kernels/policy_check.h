@@ -14,12 +14,12 @@ inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, co
   RLK_CHECK(mask.dtype == DType::kBool || mask.dtype == DType::kUInt8 || mask.dtype == DType::kInt32 ||
                 mask.dtype == DType::kInt64 || mask.dtype == DType::kFloat32,
             say("mask is bool, uint8, int32, int64 or float32"));
-  RLK_CHECK(mask.data != nullptr || q.num_slots() == 0, say("mask is given"));
 }
 
 inline void check_policy_loss(const PolicyLossParams& p) {
   check_sequences(p.sequences, p.mask, "policy_loss");
   if (p.sequences.num_slots() == 0) return;
+  RLK_CHECK(p.mask.data, "policy_loss: mask is given");
   RLK_CHECK(p.logprob.data && p.logprob.token_stride == 1, "policy_loss: logprob is given, one a token");
   RLK_CHECK(p.old_logprob.token_stride == 1, "policy_loss: old_logprob has one a token");
   RLK_CHECK(p.advantage.data, "policy_loss: advantage is given");

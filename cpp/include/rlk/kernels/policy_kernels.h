@@ -1,10 +1,11 @@
-// policy_loss on a GPU, for every vendor, in up to five kernels, each after the one before it:
+// Losses over tokens on a GPU, for every vendor, in up to five kernels, each after the one before it:
 //   statistics   where tokens need sums over their sequence, or their number: those of each tile
 //   sequences    and of each sequence, with what follows for its tokens; counts over all of them
 //   tokens       the pass over tokens: gradients, and each tile's sums
 //   sums         the tree over tiles and sequences, by blocks of sequences; the results where one is enough
 //   results      the tree over these blocks
-// A loss of single tokens with a denominator takes the last three or two.
+// A loss of single tokens with a denominator takes the last three or two. What an operator gives, by its Params: needs_counts,
+// needs_totals, set_weights, policy_factors, total_of, store_results; and its Statistics and Terms, of token_terms.h.
 #pragma once
 
 #include "rlk/kernels/policy_workspace.h"
@@ -14,17 +15,16 @@ namespace rlk {
 
 static_assert(kMostGatherLanes == kGatherLanes);
 
-template <class Gpu>
-RLK_DEVICE void policy_statistics(const PolicyLossParams& p, const PolicyWorkspace& w, std::int64_t slots, int tile,
-                                  std::int64_t block, WaveResults* shared) {
+template <class Gpu, class Statistics>
+RLK_DEVICE void policy_statistics(const typename Statistics::Params& p, const PolicyWorkspace& w, std::int64_t slots,
+                                  int tile, std::int64_t block, WaveResults* shared) {
   if (block == 0 && Gpu::thread() == 0) *in_global(w.totals) = PolicyTotals{0, 0};
   const PolicyFactors none;
-  token_tiles<Gpu, PolicyStatisticsTerms>(p, w.partials, slots, tile, block, shared,
-                                          [&](std::int64_t) { return none; });
+  token_tiles<Gpu, Statistics>(p, w.partials, slots, tile, block, shared, [&](std::int64_t) { return none; });
 }
 
-template <class Gpu>
-RLK_DEVICE void policy_sequences(const PolicyLossParams& p, const PolicyWorkspace& w, int tile, int lanes,
+template <class Gpu, class Params>
+RLK_DEVICE void policy_sequences(const Params& p, const PolicyWorkspace& w, int tile, int lanes,
                                  std::int64_t block, GatheredSums* shared) {
   sums_of_sequences<Gpu>(p.sequences, tile, lanes, block, w.partials, shared);
   const int group = Gpu::thread(), groups = kGatherLeaves >> lanes;
@@ -37,15 +37,15 @@ RLK_DEVICE void policy_sequences(const PolicyLossParams& p, const PolicyWorkspac
   Gpu::count_on(in_global(&w.totals->sequences), 1);
 }
 
-template <class Gpu, PolicyForm kForm>
-RLK_DEVICE void policy_tokens(const PolicyLossParams& p, const PolicyWorkspace& w, std::int64_t slots, int tile,
+template <class Gpu, class Terms>
+RLK_DEVICE void policy_tokens(const typename Terms::Params& p, const PolicyWorkspace& w, std::int64_t slots, int tile,
                               std::int64_t block, WaveResults* shared) {
   const bool counted = needs_counts(p);
-  token_tiles<Gpu, PolicyTokenTerms<kForm>>(p, w.partials, slots, tile, block, shared, [&](std::int64_t s) {
+  token_tiles<Gpu, Terms>(p, w.partials, slots, tile, block, shared, [&](std::int64_t s) {
     PolicyFactors f;
     PolicyTotals totals = {0, 0};
     if (counted) {
-      if constexpr (kForm == PolicyForm::kSequences) {
+      if constexpr (Terms::kOfSequence) {
         f = in_global(w.factors)[s];
       } else {
         f.tokens = in_global(w.factors)[s].tokens;
@@ -65,8 +65,8 @@ struct PolicySumsShared {
   GatheredSums of;
   PolicyTotalSums sums[kGatherLeaves];
 };
-template <class Gpu>
-RLK_DEVICE void policy_sums(const PolicyLossParams& p, const PolicyWorkspace& w, int tile, int lanes,
+template <class Gpu, class Params>
+RLK_DEVICE void policy_sums(const Params& p, const PolicyWorkspace& w, int tile, int lanes,
                             std::int64_t num_blocks, std::int64_t block, PolicySumsShared* shared) {
   sums_of_sequences<Gpu>(p.sequences, tile, lanes, block, w.partials, &shared->of);
   PolicyTotalSums* const sums = shared->sums;
@@ -107,8 +107,8 @@ struct PolicyResultsShared {
   float node[kTotalRows][kTotalColumns];
   PolicyTotalSums total;
 };
-template <class Gpu>
-RLK_DEVICE void policy_results(const PolicyLossParams& p, const PolicyWorkspace& w, std::int64_t num_blocks,
+template <class Gpu, class Params>
+RLK_DEVICE void policy_results(const Params& p, const PolicyWorkspace& w, std::int64_t num_blocks,
                                PolicyResultsShared* shared) {
   const PolicyTotalSums* const blocks = in_global(w.blocks);
   const int row = Gpu::thread() / kTotalColumns, column = Gpu::thread() % kTotalColumns;

@@ -1,9 +1,10 @@
 // The formulas of ops/policy_loss.h that every backend shares.
 #pragma once
 
+#include "rlk/kernels/kl_terms.h"
 #include "rlk/kernels/token_terms.h"
+#include "rlk/kernels/token_weights.h"
 #include "rlk/math/exp.h"
-#include "rlk/math/expm1.h"
 #include "rlk/math/log2.h"
 #include "rlk/math/sigmoid.h"
 #include "rlk/ops/policy_loss.h"
@@ -50,10 +51,6 @@ enum PolicyStatistic : int {
 };
 static_assert(static_cast<int>(kPolicySums) == static_cast<int>(kPolicyStatistics));
 
-struct PolicyTotals {
-  std::int64_t tokens, sequences;  // sequences that have a token
-};
-
 RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
   switch (i) {
     case kInputLogprob:
@@ -88,11 +85,6 @@ RLK_HD bool has_shared_slope(const PolicySpec& s) {
 // Whether a pass before needs logprobs, and whether it needs masks at all.
 RLK_HD bool needs_statistics(const PolicySpec& s) {
   return s.level != RatioLevel::kToken || importance_of_sequence(s) || s.gate != 0 || drops(s);
-}
-RLK_HD bool counts_denominator(const PolicyLossParams& p) {
-  return p.denominator == nullptr && p.denominator_value == 0.0f &&
-         (p.spec.denominator == DenominatorKind::kTokens ||
-          p.spec.denominator == DenominatorKind::kSequencesWithTokens);
 }
 RLK_HD bool needs_totals(const PolicyLossParams& p) {
   return counts_denominator(p) || (p.spec.entropy_token_mean != 0 && p.entropy.data != nullptr);
@@ -137,33 +129,12 @@ struct PolicyFactors {
   float gamma_positive = 0.0f, gamma_negative = 0.0f;  // kGamma: w
 };
 
-RLK_HD float denominator_of(const PolicyLossParams& p, const PolicyTotals& totals) {
-  if (p.denominator != nullptr) return *in_global(p.denominator);
-  if (p.denominator_value != 0.0f) return p.denominator_value;
-  switch (p.spec.denominator) {
-    case DenominatorKind::kOne:
-      return 1.0f;
-    case DenominatorKind::kTokens:
-      return static_cast<float>(totals.tokens);
-    case DenominatorKind::kSequences:
-      return static_cast<float>(p.sequences.num_sequences);
-    case DenominatorKind::kSequencesWithTokens:
-      break;
-  }
-  return static_cast<float>(totals.sequences);
-}
-
-RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
-
 // Weights of tokens of a sequence that has `n`.
 RLK_HD void set_weights(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t n, PolicyFactors* f) {
   const PolicySpec& s = p.spec;
-  float q = quotient_or_zero(s.scale, denominator_of(p, totals));
-  if (s.horizon != 0.0f) q = div_rn(q, s.horizon);
-  if (s.sequence_mean != 0) q = quotient_or_zero(q, static_cast<float>(n));
-  f->weight = q;
+  f->weight = token_weight(p, totals, n);
   f->entropy_weight =
-      s.entropy_token_mean != 0 ? quotient_or_zero(s.entropy_scale, static_cast<float>(totals.tokens)) : q;
+      s.entropy_token_mean != 0 ? quotient_or_zero(s.entropy_scale, static_cast<float>(totals.tokens)) : f->weight;
 }
 
 // ---- the ratio ------------------------------------------------------------------------------------------------------
@@ -303,42 +274,6 @@ RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope)
   const PolicyTerm<float> t =
       s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
   return mul_rn(t.along_ratio, sign);  // -A |slope| over A
-}
-
-// ---- KL -------------------------------------------------------------------------------------------------------------
-
-template <class F>
-struct KlTerm {
-  F value, slope;
-};
-// Before any product with the ratio and any limit of the result.
-template <class F>
-RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through) {
-  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
-  const F raw = sub_rn(ref_logprob, logprob), e = clamped(raw, -input_limit, input_limit);
-  KlTerm<F> k;
-  switch (estimator) {
-    case KlEstimator::kK2:
-      k = {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), -e};
-      break;
-    case KlEstimator::kK3: {
-      const F m = expm1(e);
-      k = {sub_rn(m, e), -m};
-      break;
-    }
-    case KlEstimator::kAbs:
-      k = {abs_of(e), select(e > zero, -one, select(e < zero, one, zero))};
-      break;
-    default:
-      k = {-e, one};
-  }
-  k.slope = inside_or(raw, -input_limit, input_limit, k.slope, zero);
-  if (straight_through) k.slope = -raw;
-  return k;
-}
-template <class F>
-RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit) {
-  return {clamped(k.value, -limit, limit), inside_or(k.value, -limit, limit, k.slope, broadcast<F>(0.0f))};
 }
 
 // ---- the pass before ------------------------------------------------------------------------------------------------

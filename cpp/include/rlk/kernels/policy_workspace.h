@@ -1,4 +1,4 @@
-// Where a GPU's passes of policy_loss leave what the next one reads.
+// Where a GPU's passes of a loss over tokens leave what the next one reads.
 #pragma once
 
 #include "rlk/kernels/policy_terms.h"
@@ -24,7 +24,8 @@ struct PolicyPasses {
   std::int64_t slots, token_blocks, sequence_blocks;
   int lanes;
 
-  PolicyPasses(const PolicyLossParams& p, int tile, int wave_tile, int waves)
+  template <class Params>
+  PolicyPasses(const Params& p, int tile, int wave_tile, int waves)
       : counts(needs_counts(p)),
         slots(p.sequences.num_slots() == 0 ? 0 : workspace_slots(p.sequences, tile)),
         token_blocks(tile == wave_tile ? (slots + waves - 1) / waves : slots),

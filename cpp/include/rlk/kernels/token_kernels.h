@@ -37,10 +37,12 @@ RLK_DEVICE float& token_of(Quad& x, int i) { return x.v[i]; }
 RLK_DEVICE bool& token_of(bool& x, int) { return x; }
 RLK_DEVICE std::int32_t& token_of(QuadMask& x, int i) { return x.v[i]; }
 
+template <class Mask>
+constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kQuad;
 template <class Mask, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
   Mask m;
-  constexpr int kCount = sizeof(Mask) == sizeof(bool) ? 1 : kQuad;
+  constexpr int kCount = kMaskCount<Mask>;
   constexpr unsigned kBytes = sizeof(T) * kCount;
   if (count >= kCount && is_aligned(from, kBytes < 16 ? kBytes : 16)) {
     constexpr int kVectors = kBytes > 16 ? kBytes / 16 : 1, kEach = kCount / kVectors;
@@ -61,6 +63,12 @@ RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
 }
 template <class Mask>
 RLK_DEVICE Mask load_mask(const PolicyMask& mask, std::int64_t at, int count) {
+  if (mask.data == nullptr) {
+    Mask m;
+    RLK_UNROLL
+    for (int i = 0; i < kMaskCount<Mask>; ++i) token_of(m, i) = i < count ? -1 : 0;
+    return m;
+  }
   switch (mask.dtype) {
     case DType::kInt32:
       return mask_of_elements<Mask>(in_global(static_cast<const std::int32_t*>(mask.data)) + at, count);
@@ -101,6 +109,64 @@ struct WaveTokens {
   float maximum[kTokenMaxima];
 };
 
+// A wave's steps, each of as many tokens as its lanes have: take() each, then finish().
+template <class Gpu, int kSums>
+class WaveSums {
+ public:
+  RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, kSums>* sums) {
+    static_assert(kSums == 8);
+    constexpr int kEach = kPerLane<Gpu>;
+    float of_lane[kSums];
+    RLK_UNROLL
+    for (int i = 0; i < kSums; ++i) {
+      RLK_UNROLL
+      for (int distance = 1; distance < kEach; distance *= 2) {
+        RLK_UNROLL
+        for (int j = 0; j < kEach; j += 2 * distance) {
+          token_of(sums->sum[i], j) = add_rn(token_of(sums->sum[i], j), token_of(sums->sum[i], j + distance));
+        }
+      }
+      of_lane[i] = token_of(sums->sum[i], 0);
+    }
+    tree_.take(scattered_sum<Gpu>(of_lane));
+    RLK_UNROLL
+    for (int j = 0; j < kEach; ++j) {
+      RLK_UNROLL
+      for (int i = 0; i < kTokenCounts; ++i) counts_[i] += token_of(sums->count[i], j) != 0 ? 1 : 0;
+      RLK_UNROLL
+      for (int i = 0; i < kTokenMaxima; ++i) {
+        const auto bits = static_cast<std::uint32_t>(bits_of(token_of(sums->maximum[i], j)));
+        most_[i] = most_[i] > bits ? most_[i] : bits;
+      }
+    }
+  }
+  RLK_DEVICE WaveTokens finish() const {
+    WaveTokens of;
+    of.sum = tree_.finish();
+    RLK_UNROLL
+    for (int i = 0; i < kTokenCounts; i += 2) {  // two at a time: a wave has fewer than 2^16
+      const std::uint32_t both = Gpu::sum_over_wave(static_cast<std::uint32_t>(counts_[i] | counts_[i + 1] << 16));
+      of.count[i] = both & 0xffff;
+      of.count[i + 1] = both >> 16;
+    }
+    RLK_UNROLL
+    for (int i = 0; i < kTokenMaxima; ++i)
+      of.maximum[i] = float_of(static_cast<std::int32_t>(Gpu::max_over_wave(most_[i])));
+    return of;
+  }
+
+ private:
+  SumTree<kMostSteps + 1> tree_;
+  int counts_[kTokenCounts] = {};
+  std::uint32_t most_[kTokenMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
+};
+template <class Gpu>
+class WaveSums<Gpu, 0> {
+ public:
+  RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, 0>*) {}
+  RLK_DEVICE WaveTokens finish() const { return {}; }
+};
+
 // A wave's `steps` times kLanes * kPerLane positions of sequence s from `first` on.
 template <class Gpu, class Terms>
 RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typename Terms::Factors& factors,
@@ -109,7 +175,6 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums, kEach = kPerLane<Gpu>;
   constexpr int kStep = Gpu::kLanes * kEach;
   constexpr unsigned kBytes = sizeof(Tokens);
-  static_assert(kSums == 8);
   const PolicySequences& q = Terms::sequences(p);
   const int lane = Gpu::thread() % Gpu::kLanes;
   const PolicyMask& mask = Terms::mask(p);
@@ -123,9 +188,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   }
   RLK_UNROLL
   for (int i = 0; i < kOutputs; ++i) aligned = aligned && is_aligned(Terms::output(p, i) + row, kBytes);
-  SumTree<kMostSteps + 1> tree;
-  int counts[kTokenCounts] = {};
-  std::uint32_t most[kTokenMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
+  WaveSums<Gpu, kSums> gathered;
 #if defined(__CUDACC__) || defined(__HIP__)
 #pragma unroll 1
 #endif
@@ -172,42 +235,9 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
         }
       }
     }
-    float of_lane[kSums];
-    RLK_UNROLL
-    for (int i = 0; i < kSums; ++i) {
-      RLK_UNROLL
-      for (int distance = 1; distance < kEach; distance *= 2) {
-        RLK_UNROLL
-        for (int j = 0; j < kEach; j += 2 * distance) {
-          token_of(sums.sum[i], j) = add_rn(token_of(sums.sum[i], j), token_of(sums.sum[i], j + distance));
-        }
-      }
-      of_lane[i] = token_of(sums.sum[i], 0);
-    }
-    tree.take(scattered_sum<Gpu>(of_lane));
-    RLK_UNROLL
-    for (int j = 0; j < kEach; ++j) {
-      RLK_UNROLL
-      for (int i = 0; i < kTokenCounts; ++i) counts[i] += token_of(sums.count[i], j) != 0 ? 1 : 0;
-      RLK_UNROLL
-      for (int i = 0; i < kTokenMaxima; ++i) {
-        const auto bits = static_cast<std::uint32_t>(bits_of(token_of(sums.maximum[i], j)));
-        most[i] = most[i] > bits ? most[i] : bits;
-      }
-    }
+    gathered.take(&sums);
   }
-  WaveTokens of;
-  of.sum = tree.finish();
-  RLK_UNROLL
-  for (int i = 0; i < kTokenCounts; i += 2) {  // two at a time: a wave has fewer than 2^16
-    const std::uint32_t both = Gpu::sum_over_wave(static_cast<std::uint32_t>(counts[i] | counts[i + 1] << 16));
-    of.count[i] = both & 0xffff;
-    of.count[i + 1] = both >> 16;
-  }
-  RLK_UNROLL
-  for (int i = 0; i < kTokenMaxima; ++i)
-    of.maximum[i] = float_of(static_cast<std::int32_t>(Gpu::max_over_wave(most[i])));
-  return of;
+  return gathered.finish();
 }
 
 struct WaveResults {
@@ -216,7 +246,8 @@ struct WaveResults {
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
 
-// The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share.
+// The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share. Terms without
+// sums need no partials and no memory of waves.
 template <class Gpu, class Terms, class F>
 RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all_partials, std::int64_t slots, int tile,
                             std::int64_t block, WaveResults* of_waves, const F& factors) {
@@ -230,14 +261,15 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
   const std::int64_t s = sequence_of_slot(q, slot, tile);
   const PolicySpan span = span_of(q, s);
   std::int64_t first = (slot - first_slot(q, s, tile)) << tile;
-  TilePartial<8>& to = partials[slot];
   if (first >= span.length) {  // a slot that no tile has
-    if (of_wave ? lane == 0 : thread == 0) to = TilePartial<8>{};
+    if (Terms::kSums > 0 && (of_wave ? lane == 0 : thread == 0)) partials[slot] = TilePartial<8>{};
     return;
   }
   const int steps = of_wave ? 1 : 1 << (tile - kLeastBlockTile<Gpu>);
   if (!of_wave) first += std::int64_t{wave} * steps * (Gpu::kLanes * kPerLane<Gpu>);
   const WaveTokens of = wave_tokens<Gpu, Terms>(p, factors(s), s, span, first, steps);
+  if constexpr (Terms::kSums == 0) return;
+  TilePartial<8>& to = partials[slot];
   if (of_wave) {
     if (lane < 8) to.sum[sum_index(lane)] = of.sum;
     if (lane == 0) {

@@ -2,7 +2,8 @@
 // token are written with. Templates also run on the vectors of cpp/cpu/simd.h.
 //
 // An operator's terms are a class with, for F float or a vector:
-//   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens
+//   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens; kSums 0: no
+//                                                          sums, counts and maxima
 //   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
 //   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already
 #pragma once
@@ -38,6 +39,8 @@ struct TokenSums {
   MaskOf<F> count[kTokenCounts];
   F maximum[kTokenMaxima];
 };
+template <class F>
+struct TokenSums<F, 0> {};
 
 // Those of a tile.
 template <int kSums>
@@ -46,6 +49,8 @@ struct alignas(16) TilePartial {
   std::uint32_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
+template <>
+struct TilePartial<0> {};
 
 // Those of a sequence.
 template <int kSums>

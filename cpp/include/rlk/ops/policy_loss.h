@@ -50,15 +50,14 @@
 #include <cstdint>
 
 #include "rlk/base.h"
+#include "rlk/ops/kl.h"
 #include "rlk/policy_sequences.h"
 
 namespace rlk {
 
 enum class RatioLevel : std::int32_t { kToken, kSequence, kGeometric };
 enum class Surrogate : std::int32_t { kRatio, kWeighted, kLogprob, kSigmoid, kGeometricClip, kGamma, kQuadratic };
-enum class KlEstimator : std::int32_t { kNone, kK1, kK2, kK3, kAbs };
 enum class ImportanceLevel : std::int32_t { kNone, kToken, kSequence, kGeometric, kGiven };
-enum class DenominatorKind : std::int32_t { kOne, kTokens, kSequences, kSequencesWithTokens };
 
 struct PolicySpec {
   RatioLevel level = RatioLevel::kToken;

@@ -1,0 +1,23 @@
+// Inner loops of value_loss, compiled once per instruction set.
+#include "value_loss_lanes.h"
+
+#include "token_tile_lanes.h"
+// After simd.h, which decides how the functions of math/ are compiled.
+#include "rlk/kernels/value_terms.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+void statistics(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial) {
+  run_tile<ValueStatisticsTerms>(p, factors, tile, static_cast<TilePartial<kPolicyStatistics>*>(partial));
+}
+
+void terms(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial) {
+  run_tile<ValueTokenTerms>(p, factors, tile, static_cast<TilePartial<kPolicySums>*>(partial));
+}
+
+}  // namespace
+
+const ValueLossLanes value_loss_lanes = {statistics, terms};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

@@ -1,0 +1,30 @@
+// The inner loops of value_loss, one copy per instruction set (value_loss_lanes.cpp). Memory has any alignment.
+#pragma once
+
+#include "rlk/ops/value_loss.h"
+#include "token_tile.h"
+
+namespace rlk {
+struct PolicyFactors;
+}
+
+namespace rlk::cpu {
+
+struct ValueLossLanes {
+  void (*statistics)(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
+  void (*terms)(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
+};
+
+namespace baseline {
+extern const ValueLossLanes value_loss_lanes;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const ValueLossLanes value_loss_lanes;
+}
+namespace avx512 {
+extern const ValueLossLanes value_loss_lanes;
+}
+#endif
+
+}  // namespace rlk::cpu

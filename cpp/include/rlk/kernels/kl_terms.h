@@ -1,0 +1,95 @@
+// The formulas of ops/kl.h that every backend shares, and policy_loss has for its KL term.
+#pragma once
+
+#include "rlk/kernels/token_terms.h"
+#include "rlk/math/exp.h"
+#include "rlk/math/expm1.h"
+#include "rlk/ops/kl.h"
+
+namespace rlk {
+
+template <class F>
+struct KlTerm {
+  F value, slope;
+};
+// Before any product with the ratio and any limit of the result.
+template <class F>
+RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through) {
+  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
+  const F raw = sub_rn(ref_logprob, logprob), e = clamped(raw, -input_limit, input_limit);
+  KlTerm<F> k;
+  switch (estimator) {
+    case KlEstimator::kK2:
+      k = {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), -e};
+      break;
+    case KlEstimator::kK3: {
+      const F m = expm1(e);
+      k = {sub_rn(m, e), -m};
+      break;
+    }
+    case KlEstimator::kAbs:
+      k = {abs_of(e), select(e > zero, -one, select(e < zero, one, zero))};
+      break;
+    default:
+      k = {-e, one};
+  }
+  k.slope = inside_or(raw, -input_limit, input_limit, k.slope, zero);
+  if (straight_through) k.slope = -raw;
+  return k;
+}
+template <class F>
+RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit) {
+  return {clamped(k.value, -limit, limit), inside_or(k.value, -limit, limit, k.slope, broadcast<F>(0.0f))};
+}
+
+enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
+enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
+
+// One pass over tokens, without sums: values, or, given what they are multiplied by, gradients.
+struct KlTokenTerms {
+  static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
+  using Params = KlParams;
+  struct Factors {};
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) {
+    switch (i) {
+      case kKlLogprob:
+        return p.logprob;
+      case kKlRefLogprob:
+        return p.ref_logprob;
+      case kKlWeight:
+        return p.weight;
+      default:
+        return p.d_kl;
+    }
+  }
+  static RLK_HD float* output(const Params& p, int i) {
+    return i == kKlValue ? p.kl : i == kKlOfLogprob ? p.d_logprob : p.d_importance_weight;
+  }
+
+  template <class F>
+  static RLK_HD void token(const Params& p, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
+                           TokenSums<F, kSums>*) {
+    const KlSpec& s = p.spec;
+    const F zero = broadcast<F>(0.0f);
+    const KlTerm<F> plain =
+        kl_term(s.estimator, in[kKlLogprob], in[kKlRefLogprob], s.input_limit, s.straight_through != 0);
+    KlTerm<F> k = plain;
+    if (s.weight == KlWeight::kOldLogprob) {
+      const F r = exp(sub_rn(in[kKlLogprob], in[kKlWeight]));
+      k = {mul_rn(k.value, r), fma_rn(k.value, r, mul_rn(k.slope, r))};
+    } else if (s.weight == KlWeight::kImportance) {
+      k = {mul_rn(k.value, in[kKlWeight]), mul_rn(k.slope, in[kKlWeight])};
+    }
+    const F of_weight = inside_or(k.value, -s.limit, s.limit, plain.value, zero);
+    k = limited_kl(k, s.limit);
+    // No zero has a sign, and no NaN a payload.
+    const auto written = [&](F x) { return canonical(select(mask, add_rn(x, zero), zero)); };
+    out[kKlValue] = written(k.value);
+    out[kKlOfLogprob] = written(mul_rn(in[kKlGradient], k.slope));
+    out[kKlOfWeight] = written(mul_rn(in[kKlGradient], of_weight));
+  }
+};
+
+}  // namespace rlk

@@ -1,0 +1,54 @@
+// THE CONTRACT of kl: estimators of KL(policy, reference), a value a token, with gradients. Rules are those of
+// docs/numerics.md. Written formulas are fp32, one rounding an operation, in the order shown; exp and expm1 are those of
+// math/. min and max keep their first operand where the second is no improvement, and so a NaN in it.
+//
+// Of a token l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
+//   e = limited(fl(f - l), input_limit)
+//   k1: K = -e, K_l = 1; k2: K = (e / 2) e, -e; k3: expm1(e) - e, -expm1(e); abs: |e|, -sign(e)
+//   K_l = 0 where the input limit holds; with straight_through K_l = fl(l - f) whatever holds
+// Weight:
+//   kNone          value = K, slope = K_l
+//   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K r, slope = fma(K, r, K_l r): through the ratio, too
+//   kImportance    r = weight, a constant of l: value = K r, slope = K_l r; slope along r: K
+// kl = limited(value, limit); all slopes are 0 where that limit holds, which it does beyond it, not on it.
+// d_logprob = fl(d_kl slope), d_importance_weight = fl(d_kl K).
+// These are the KL term of policy_loss (ops/policy_loss.h), whose kl_times_ratio is kOldLogprob with its own ratio.
+// A token has the same bits at any position, in any batch, at any strides, and on every backend. Outputs of a masked token
+// are +0, and no zero has a sign; NaN results are canonical. Nothing in a masked slot decides a bit.
+// Enqueues on `stream`; neither allocates nor synchronises.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/policy_sequences.h"
+
+namespace rlk {
+
+enum class KlEstimator : std::int32_t { kNone, kK1, kK2, kK3, kAbs };  // kNone: of policy_loss alone
+enum class KlWeight : std::int32_t { kNone, kOldLogprob, kImportance };
+
+struct KlSpec {
+  KlEstimator estimator = KlEstimator::kK1;
+  std::int32_t straight_through = 0;
+  KlWeight weight = KlWeight::kNone;
+  float input_limit = 0.0f, limit = 0.0f;  // Inf: none
+};
+
+// Rows of tokens, padded; packed tokens are one row: nothing is summed.
+struct KlParams {
+  PolicySequences sequences;  // cu_seqlens is null
+  PolicyTokens logprob;       // [slots]
+  PolicyTokens ref_logprob;   // [slots]
+  PolicyTokens weight;        // [slots], null exactly where spec.weight is kNone
+  PolicyTokens d_kl;          // [slots], given for gradients
+  PolicyMask mask;            // [slots], or null: every token counts
+  KlSpec spec;
+  float* kl = nullptr;                   // [slots], contiguous, or null: not wanted; so for all outputs
+  float* d_logprob = nullptr;            // [slots]
+  float* d_importance_weight = nullptr;  // [slots]; of kImportance
+};
+void require_kl_backend(Device device);  // throws Unsupported where this build has none for the device
+void kl(const KlParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,61 @@
+// What second implementations of operators over tokens are written with.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "rlk/math/ieee.h"
+#include "rlk/policy_sequences.h"
+
+namespace policy_test {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// The sum over leaves [first, first + width), width a power of two; what is missing is +0.
+inline float tree(const std::vector<float>& leaves, std::size_t first, std::size_t width) {
+  if (first >= leaves.size()) return 0.0f;
+  if (width == 1) return leaves[first];
+  return tree(leaves, first, width / 2) + tree(leaves, first + width / 2, width / 2);
+}
+inline float tree(const std::vector<float>& leaves) {
+  std::size_t width = 1;
+  while (width < leaves.size()) width *= 2;
+  return tree(leaves, 0, width);
+}
+
+inline float limited(float x, float low, float high) {
+  if (low > x) x = low;
+  return high < x ? high : x;
+}
+inline bool outside(float x, float low, float high) { return x < low || x > high; }
+inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
+inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }
+
+inline bool is_set(const rlk::PolicyMask& mask, std::int64_t i) {
+  switch (mask.dtype) {
+    case rlk::DType::kInt32:
+      return static_cast<const std::int32_t*>(mask.data)[i] != 0;
+    case rlk::DType::kInt64:
+      return static_cast<const std::int64_t*>(mask.data)[i] != 0;
+    case rlk::DType::kFloat32:
+      return static_cast<const float*>(mask.data)[i] != 0.0f;
+    default:
+      return static_cast<const std::uint8_t*>(mask.data)[i] != 0;
+  }
+}
+
+inline ::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
+    return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": wanted " << std::hexfloat
+                                         << want[i] << ", got " << got[i];
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace policy_test
