@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from rl_kernel_native import PolicySpec
 
+# NumPy's names as torch has them: what float64 references are differentiated with.
+TORCH: Any = SimpleNamespace(
+    exp=torch.exp, expm1=torch.expm1, log=torch.log, where=torch.where, abs=torch.abs, minimum=torch.minimum,
+    maximum=torch.maximum, asarray=lambda x: torch.as_tensor(x, dtype=torch.float64),
+    stop=lambda x: x.detach() if isinstance(x, torch.Tensor) else x,
+)  # fmt: skip
 NAMES = ("logprob", "old_logprob", "advantage", "ref_logprob", "rollout_logprob", "entropy", "weight", "selected")
 
 

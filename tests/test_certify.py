@@ -71,6 +71,7 @@ NOT_CERTIFIED = {
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
     "sequence_logprob": _SEQUENCES,
+    "value_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "shift_labels_packed": "integers: its own tests compare them with the definition, byte for byte",
 }
 

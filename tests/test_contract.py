@@ -37,6 +37,7 @@ import silu_mul_cases  # noqa: E402
 from advantage_cases import Batch, whiten_failures  # noqa: E402
 from attention_bounds import attention_failures  # noqa: E402
 from cases import ALL, beyond, torch_logits, torch_targets, truth  # noqa: E402
+from policy_loss_cases import TORCH  # noqa: E402
 from policy_loss_cases import arrays as policy_arrays  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -271,6 +272,38 @@ def of_policy_loss() -> str:
     return "; ".join(found)
 
 
+def of_kl() -> str:
+    a = {k: torch.from_numpy(x) for k, x in policy_arrays(6, 37).items()}
+    ell, weight = a["logprob"].double().requires_grad_(), a["weight"].double().requires_grad_()
+    how: dict[str, Any] = {"estimator": "k3", "mask": a["mask"]}
+    want = rk.kl_reference(ell, a["ref_logprob"], **how, importance_weight=weight, xp=TORCH)
+    slopes = torch.autograd.grad(want.sum(), (ell, weight))
+    more = how | {"importance_weight": a["weight"]}
+    got = rk.kl(a["logprob"], a["ref_logprob"], **more)
+    d = rk.kl_backward(torch.ones_like(got), a["logprob"], a["ref_logprob"], **more)
+    return "; ".join(
+        beyond("kl", name, found, wanted.detach(), largest=float(wanted.detach().abs().max()))
+        for name, found, wanted in zip(
+            ("kl", "d_logprob", "d_importance_weight"), (got, *d), (want, *slopes), strict=True
+        )
+    )
+
+
+def of_value_loss() -> str:
+    v, o, r = (RNG.standard_normal((6, 37)).astype(np.float32) for _ in range(3))
+    got = rk.value_loss_and_grad(v, o, r, clip=0.5)
+    leaf = torch.from_numpy(v).double().requires_grad_()
+    want = rk.value_loss_reference(leaf, o, r, clip=0.5, xp=TORCH)
+    (d_value,) = torch.autograd.grad(want["loss"], leaf)
+    scale = float(d_value.abs().sum() + want["loss"])
+    found = (
+        beyond("value_loss", "loss", got.loss, float(want["loss"]), scale=scale),
+        beyond("value_loss", "metrics", got.metrics.asdict()["loss_sum"], float(want["loss_sum"])),
+        beyond("value_loss", "d_value", got.d_value, d_value, largest=float(d_value.abs().max())),
+    )
+    return "; ".join(found)
+
+
 def of_preference_loss() -> str:
     arrays = [RNG.standard_normal(9).astype(np.float32) for _ in range(4)]
     leaf, *rest = (torch.from_numpy(a) for a in arrays)
@@ -330,6 +363,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "embedding": of_embedding,
     "gae": of_gae,
     "group_advantage": of_group_advantage,
+    "kl": of_kl,
     "linear": of_linear,
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
@@ -341,6 +375,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "sequence_logprob": of_sequence_logprob,
     "shift_labels_packed": of_shift_labels_packed,
     "silu_mul": of_silu_mul,
+    "value_loss": of_value_loss,
 }
 
 
@@ -387,6 +422,7 @@ OWN_NUMBERS = {
     "test_policy_loss.py": 1,  # rule 10's, between splits of a batch
     "test_policy_loss_frameworks.py": 3,  # the frameworks' own float32 results, which are no float64
     "test_preference_loss.py": 4,  # finite differences
+    "test_value_loss.py": 1,  # rule 10's, between splits of a batch
     "test_linear_engine.py": 2,  # two ways of torch to make a Hessian of the same operator
     "test_rms_norm_engine.py": 2,  # the same
 }

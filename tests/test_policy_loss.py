@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,9 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from policy_loss_cases import arrays, keywords, specs
+from policy_loss_cases import TORCH, arrays, keywords, specs
 
 SPECS = specs()
-TORCH: Any = SimpleNamespace(
-    exp=torch.exp, expm1=torch.expm1, log=torch.log, where=torch.where, abs=torch.abs, minimum=torch.minimum,
-    maximum=torch.maximum, asarray=lambda x: torch.as_tensor(x, dtype=torch.float64),
-    stop=lambda x: x.detach() if isinstance(x, torch.Tensor) else x,
-)  # fmt: skip
 
 
 def tensors(a: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_embedding(m);
   rlk::bindings::bind_gae(m);
   rlk::bindings::bind_group_advantage(m);
+  rlk::bindings::bind_kl(m);
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_masked_whiten(m);
@@ -52,4 +53,5 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_sequence_logprob(m);
   rlk::bindings::bind_shift_labels_packed(m);
   rlk::bindings::bind_silu_mul(m);
+  rlk::bindings::bind_value_loss(m);
 }

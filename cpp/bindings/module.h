@@ -7,6 +7,7 @@ void bind_attention(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
 void bind_gae(nanobind::module_& m);
 void bind_group_advantage(nanobind::module_& m);
+void bind_kl(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_masked_whiten(nanobind::module_& m);
@@ -18,4 +19,5 @@ void bind_rope(nanobind::module_& m);
 void bind_sequence_logprob(nanobind::module_& m);
 void bind_shift_labels_packed(nanobind::module_& m);
 void bind_silu_mul(nanobind::module_& m);
+void bind_value_loss(nanobind::module_& m);
 }  // namespace rlk::bindings

@@ -64,11 +64,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.importance = tokens.optional(importance, given ? "importance_weight" : "rollout_logprob", given);
   p.entropy = tokens.optional(entropy, "entropy", false);
   p.selected = tokens.optional(selected, "selected", false);
-  if (PyFloat_Check(denominator.ptr())) {
-    p.denominator_value = static_cast<float>(PyFloat_AsDouble(denominator.ptr()));
-  } else if (!denominator.is_none()) {
-    p.denominator = tokens.scalar(denominator, "denominator");
-  }
+  p.denominator_value = tokens.denominator(denominator, &p.denominator);
   const Caller caller = make_caller(logprob, device, allocate, stream);
   const std::int64_t vector[] = {kPolicyMetrics};
   Caller::Fresh of_loss = caller.empty({}, DType::kFloat32), metrics = caller.empty(vector, DType::kFloat32);

@@ -106,13 +106,18 @@ PolicyMask TokenArguments::mask(nb::handle object) {
   return {v.data, v.ndim == 2 ? v.stride(0) : 0, v.dtype};
 }
 
-const float* TokenArguments::scalar(nb::handle object, const char* name) {
-  kept_.emplace_back(object, name, "float32");
+PolicyMask TokenArguments::optional_mask(nb::handle object) { return object.is_none() ? PolicyMask{} : mask(object); }
+
+float TokenArguments::denominator(nb::handle object, const float** element) {
+  if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
+  if (object.is_none()) return 0.0f;
+  kept_.emplace_back(object, "denominator", "float32");
   const Array& a = kept_.back();
   if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, device());
   if (a.view().num_elements() != 1) value_error(a, "expected one element, got shape " + shape_text(a.shape()));
-  return static_cast<const float*>(a.view().data);
+  *element = static_cast<const float*>(a.view().data);
+  return 0.0f;
 }
 
 }  // namespace rlk::bindings

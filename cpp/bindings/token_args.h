@@ -24,8 +24,9 @@ class TokenArguments {
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence);
   PolicyMask mask(nb::handle object);
-  // One float32 element, on the device.
-  const float* scalar(nb::handle object, const char* name);
+  PolicyMask optional_mask(nb::handle object);  // None: every token counts
+  // A number as it is; of one float32 element on the device its address in `element`, and 0; of None 0.
+  float denominator(nb::handle object, const float** element);
 
  private:
   PolicyTokens read(const Array& a, bool per_sequence) const;

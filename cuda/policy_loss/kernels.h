@@ -3,16 +3,9 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "rlk/kernels/policy_workspace.h"
+#include "../common/token_plan.h"
 
 namespace rlk::cuda {
-
-// 2^tile positions of a sequence are a warp's (7: sequences are short) or a block's. Any serves any call.
-struct PolicyPlan {
-  int tile = 0;
-};
-constexpr PolicyPlan kPolicyPlans[] = {{7}, {10}, {11}, {12}, {13}};
-PolicyPlan choose_plan(const PolicyLossParams& p, int multiprocessors);
 
 void policy_loss_sm80(const PolicyLossParams& p, const PolicyPlan& plan, cudaStream_t stream);
 void policy_loss_sm90(const PolicyLossParams& p, const PolicyPlan& plan, cudaStream_t stream);

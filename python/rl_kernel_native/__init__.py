@@ -27,6 +27,7 @@ from .ops.group_advantage import (
     group_advantage,
     group_advantage_reference,
 )
+from .ops.kl import KlGradients, kl, kl_backward, kl_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -81,6 +82,14 @@ from .ops.silu_mul import (
     silu_mul_backward,
     silu_mul_reference,
 )
+from .ops.value_loss import (
+    ValueGradients,
+    ValueLoss,
+    ValueMetrics,
+    value_loss,
+    value_loss_and_grad,
+    value_loss_reference,
+)
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
@@ -97,6 +106,7 @@ __all__ = [
     "GaeResult",
     "GroupAdvantageResult",
     "GroupAdvantageStatus",
+    "KlGradients",
     "LogprobResult",
     "LogprobStatus",
     "MaskedWhitenResult",
@@ -107,6 +117,9 @@ __all__ = [
     "PolicySpec",
     "PreferenceLoss",
     "SequenceLogprob",
+    "ValueGradients",
+    "ValueLoss",
+    "ValueMetrics",
     "arithmetic",
     "attention",
     "attention_backward",
@@ -126,6 +139,9 @@ __all__ = [
     "gelu_mul_reference",
     "group_advantage",
     "group_advantage_reference",
+    "kl",
+    "kl_backward",
+    "kl_reference",
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
@@ -170,6 +186,9 @@ __all__ = [
     "unpack",
     "unpack_reference",
     "unpatch_model",
+    "value_loss",
+    "value_loss_and_grad",
+    "value_loss_reference",
     "variant",
     "vtrace",
     "vtrace_reference",

@@ -69,6 +69,12 @@ def is_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export reads what runs now: it sees through caches of Python, and says so."""
+    torch = torch_module()
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
 def require_torch() -> None:
     """Before the first torch tensor goes to the extension."""
     torch: Any = torch_module()

@@ -540,6 +540,20 @@ def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> 
     return checks(torch, device, capability)
 
 
+def kl(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """In a file of its own, which needs what is above."""
+    from ._selftest_policy import kl as checks
+
+    return checks(torch, device, capability)
+
+
+def value_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """In a file of its own, which needs what is above."""
+    from ._selftest_policy import value_loss as checks
+
+    return checks(torch, device, capability)
+
+
 class _Gates(NamedTuple):
     """Operands of silu_mul and gelu_mul, float32 arrays with values of ``dtype``, and these functions on them."""
 
@@ -662,6 +676,8 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "pack": sequences.pack,
     "preference_loss": sequences.preference_loss,
     "policy_loss": policy_loss,
+    "kl": kl,
+    "value_loss": value_loss,
     "rope": rope,
     "gae": _advantages("gae"),
     "group_advantage": _advantages("group_advantage"),

@@ -1,21 +1,27 @@
-"""The doctor's self-test of policy_loss."""
+"""The doctor's self-tests of policy_loss, value_loss and kl."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ._selftest import Check, _Arrays, _same_bytes, _timed, _worst
 from .contract import row
+from .ops import kl as kl_op
 from .ops import policy_loss as policy_loss_op
+from .ops import value_loss as value_loss_op
 
 _POLICIES = {
     "ppo": policy_loss_op.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0),
     "gspo": policy_loss_op.PolicySpec(level="geometric", aggregation="seq-mean-token-mean", epsilon_low=0.01),
 }
+_VALUES: tuple[dict[str, Any], ...] = (
+    {"clip": 0.5},
+    {"loss_type": "huber", "huber_delta": 0.5, "aggregation": "seq-mean-token-mean"},
+)
 
 
 def _policies(arrays: _Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, float]]]:
@@ -44,17 +50,60 @@ def _policies(arrays: _Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dic
         yield f"{name} {list(shape)}", found, expected
 
 
-def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Losses and sums against float64, and on a GPU everything against the CPU."""
+# From arrays of a device to (case, results, what they may be off by and are compared with: by name, float64 and bound).
+_Found = Iterator[tuple[str, dict[str, np.ndarray], dict[str, tuple[np.ndarray, Any]]]]
+
+
+def _of_policy_loss(arrays: _Arrays) -> _Found:
+    for case, found, expected in _policies(arrays):
+        want = np.array([float(expected["loss"])])
+        scale = np.abs(found["d_logprob"]).sum() + np.abs(want) + 1e-6  # a batch without tokens has no terms
+        yield case, found, {"loss": (want, row("policy_loss", "loss").allowed(expected=want, scale=scale))}
+
+
+def _of_value_loss(arrays: _Arrays) -> _Found:
+    random = np.random.default_rng(7)
+    for how, shape in itertools.product(_VALUES, ((1, 1), (5, 37), (3, 5000))):
+        value, old, returns = (random.normal(0, 1, shape).astype(np.float32) for _ in range(3))
+        operands = (value, old if "clip" in how else None, returns, random.random(shape) < 0.8)
+        result = value_loss_op.value_loss_and_grad(*(None if a is None else arrays.put(a) for a in operands), **how)
+        found = {
+            "loss": arrays.get(result.loss).reshape(1),
+            "metrics": arrays.get(result.metrics.vector),
+            "d_value": arrays.get(result.d_value),
+        }
+        want = np.array([float(value_loss_op.value_loss_reference(*operands, **how)["loss"])])
+        scale = np.abs(found["d_value"]).sum() + np.abs(want) + 1e-6
+        allowed = row("value_loss", "loss").allowed(expected=want, scale=scale)
+        yield f"{how} {list(shape)}", found, {"loss": (want, allowed)}
+
+
+def _of_kl(arrays: _Arrays) -> _Found:
+    random = np.random.default_rng(8)
+    for estimator, shape in itertools.product(("k1", "k2", "k3", "abs"), ((1, 1), (5, 37), (3, 5000))):
+        logprob = -np.abs(random.normal(0, 1, shape)).astype(np.float32)
+        ref, old = (logprob + random.normal(0, 0.2, shape).astype(np.float32) for _ in range(2))
+        mask = random.random(shape) < 0.8
+        put = [arrays.put(a) for a in (logprob, ref, mask)]
+        how = {"estimator": estimator}
+        value = kl_op.kl(*put, **how, old_logprob=arrays.put(old))
+        d_logprob = kl_op.kl_backward(put[0], *put, **how, old_logprob=arrays.put(old)).d_logprob
+        want = kl_op.kl_reference(logprob, ref, mask, **how, old_logprob=old)
+        allowed = row("kl", "kl").allowed(expected=want, largest=np.abs(want).max() + 1e-6)
+        found = {"kl": arrays.get(value), "d_logprob": arrays.get(d_logprob)}
+        yield f"{estimator} {list(shape)}", found, {"kl": (want, allowed)}
+
+
+def _checks(results: Callable[[_Arrays], _Found], torch: Any, device: str) -> Iterator[Check]:
+    """What has a bound against float64, and on a GPU everything against the CPU."""
     arrays = _Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
-        shares = []
-        for case, found, expected in _policies(arrays):
-            want = np.array([float(expected["loss"])])
-            scale = np.abs(found["d_logprob"]).sum() + np.abs(want) + 1e-6  # a batch without tokens has no terms
-            allowed = row("policy_loss", "loss").allowed(expected=want, scale=scale)
-            shares.append((_worst(found["loss"], want, allowed), case))
+        shares = [
+            (_worst(found[name], want, allowed), case)
+            for case, found, expected in results(arrays)
+            for name, (want, allowed) in expected.items()
+        ]
         share, case = max(shares)
         return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
 
@@ -65,9 +114,24 @@ def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> 
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
-        for (_, here, _), (_, there, _) in zip(_policies(arrays), _policies(cpu), strict=True):
+        for (_, here, _), (_, there, _) in zip(results(arrays), results(cpu), strict=True):
             differ += sum(_same_bytes(here[name], there[name]) for name in here)
             total += sum(value.size for value in here.values())
         return differ == 0, f"{differ} of {total} values differ"
 
     yield _timed("same bytes as the CPU", bytes_of_cpu)
+
+
+def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Losses, gradients and metrics."""
+    return _checks(_of_policy_loss, torch, device)
+
+
+def value_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Losses, gradients and metrics."""
+    return _checks(_of_value_loss, torch, device)
+
+
+def kl(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Values and gradients."""
+    return _checks(_of_kl, torch, device)

@@ -489,6 +489,16 @@ def _sequences() -> Iterable[Row]:
     yield Row("policy_loss", "d_logprob", "backward", bound=_POLICY_SLOPE, **policy)
     yield Row("policy_loss", "d_entropy", "backward", bound=_POLICY_ENTROPY, **policy)
 
+    value = policy | {"stem": "value_loss"}
+    yield Row("value_loss", "loss", "forward", bound=_POLICY_LOSS, **(value | {"keeps": ("layout", "runs")}))
+    yield Row("value_loss", "metrics", "forward", bound=_POLICY_METRICS, **(value | {"keeps": ("layout", "runs")}))
+    yield Row("value_loss", "d_value", "backward", bound=_POLICY_SLOPE, **value)
+
+    tokens = of | {"kind": "elementwise", "stem": "kl", "bound": _POLICY_SLOPE}
+    yield Row("kl", "kl", "forward", **tokens)
+    yield Row("kl", "d_logprob", "backward", **tokens)
+    yield Row("kl", "d_importance_weight", "backward", **tokens)
+
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):
         yield Row("preference_loss", output, "forward", bound=_PREFERENCE, **pairs)

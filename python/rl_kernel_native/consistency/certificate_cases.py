@@ -492,6 +492,28 @@ def _attention(shape: tuple[int, int, int, int], dtype: str, exp: str) -> Iterat
     yield Case("attention", "backward", dtype, shape, ("dq", "dk", "dv"), rows | {"dout": of_q}, backward, exp=exp)
 
 
+def kl(arrays: Arrays, quick: bool) -> Iterator[Case]:
+    for columns in (37, 2048):  # odd; whole vectors
+        row = ((columns,), 0.5)
+        rows: dict[str, tuple[tuple[int, ...] | None, float]] = {"logprob": row, "ref_logprob": row, "weight": row}
+        for options in ({"estimator": "k3"}, {"estimator": "k2", "input_clamp": 0.5, "clamp": 0.1}):
+
+            def forward(arrays: Arrays, a: Mapping[str, Any], options: Any = options) -> Mapping[str, Any]:
+                return {"kl": rk.kl(a["logprob"], a["ref_logprob"], old_logprob=a["weight"], **options)}
+
+            def backward(arrays: Arrays, a: Mapping[str, Any], options: Any = options) -> Mapping[str, Any]:
+                operands = (a["dy"], a["logprob"], a["ref_logprob"])
+                found = rk.kl_backward(*operands, importance_weight=a["weight"], **options)
+                return found._asdict()
+
+            words = _in_words(options)
+            yield Case("kl", "forward", "float32", (columns,), ("kl",), rows, forward, options=words)
+            yield Case(
+                "kl", "backward", "float32", (columns,), ("d_logprob", "d_importance_weight"), rows | {"dy": row},
+                backward, options=words,
+            )  # fmt: skip
+
+
 CASES: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
     "logprob": logprob,
     "linear": linear,
@@ -501,4 +523,5 @@ CASES: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
     "gelu_mul": gelu_mul,
     "embedding": embedding,
     "attention": attention,
+    "kl": kl,
 }

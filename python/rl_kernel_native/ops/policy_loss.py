@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _dispatch
+from .._metrics import Metrics
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
-from .policy_spec import PolicySpec
+from .policy_spec import PolicySpec, checked_denominator
 
 __all__ = [
     "PolicyGradients",
@@ -47,26 +48,11 @@ METRICS = (
 )
 
 
-class PolicyMetrics:
+class PolicyMetrics(Metrics):
     """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
     the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract."""
 
     names = METRICS
-
-    def __init__(self, vector: Any) -> None:
-        self.vector = vector
-
-    def __getattr__(self, name: str) -> Any:
-        if name in METRICS:
-            return self.vector[METRICS.index(name)]
-        raise AttributeError(f"PolicyMetrics has no {name!r}; it has {', '.join(METRICS)}")
-
-    def asdict(self) -> dict[str, float]:
-        """All of them as Python numbers: waits for the device."""
-        return dict(zip(METRICS, (float(x) for x in self.vector.tolist()), strict=True))
-
-    def __repr__(self) -> str:
-        return f"PolicyMetrics({self.vector!r})"
 
 
 class PolicyLoss(NamedTuple):
@@ -222,17 +208,7 @@ def _operands(
         _refuse("selected", selected, f'spec.clip is "{spec.clip}"', f'spec.clip = "{spec.clip}"')
     if entropy is None and spec.entropy_coef != 0:
         _refuse("entropy", entropy, "", "spec.entropy_coef")
-    value = 0.0
-    if denominator is None:
-        if spec.aggregation == "constant":
-            raise ValueError('denominator: expected a number or an array with spec.aggregation="constant", got None')
-    elif spec.aggregation == "token-sum":
-        raise ValueError('denominator: expected None with spec.aggregation="token-sum", which divides by nothing')
-    elif isinstance(denominator, (int, float)):
-        value = _check.number("denominator", float(denominator) if type(denominator) is int else denominator)
-        if not 0 < value < float("inf"):
-            raise ValueError(f"denominator: expected a finite number > 0, got {denominator!r}")
-        denominator = None
+    denominator, value = checked_denominator(denominator, spec.aggregation, "spec.aggregation")
     weights = importance_weight if given else rollout_logprob
     arrays = (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, entropy, selected, denominator)
     return arrays, value

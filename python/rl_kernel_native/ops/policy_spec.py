@@ -148,19 +148,34 @@ class PolicySpec:
         return rollout or (self.drop_above is not None and self.drop_of == "rollout")
 
 
-def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
         expected = ", ".join("None" if c is None else f'"{c}"' for c in choices)
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
-def _number(name: str, value: Any, least: float = -INF, open_end: bool = False, optional: bool = False) -> None:
+def number(name: str, value: Any, least: float = -INF, open_end: bool = False, optional: bool = False) -> None:
     if value is None and optional:
         return
     x = _check.number(name, value) if not isinstance(value, int) or isinstance(value, bool) else float(value)
     if not math.isfinite(x) or x < least or (open_end and x == least):
         bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
         raise ValueError(f"{name}: expected a finite number{bound}{' or None' if optional else ''}, got {value!r}")
+
+
+def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[Any, float]:
+    """The array where it is one, else None; and the number where it is one, else 0. ``name``: of the aggregation."""
+    if denominator is None:
+        if aggregation == "constant":
+            raise ValueError(f'denominator: expected a number or an array with {name}="constant", got None')
+    elif aggregation == "token-sum":
+        raise ValueError(f'denominator: expected None with {name}="token-sum", which divides by nothing')
+    elif isinstance(denominator, (int, float)):
+        value = _check.number("denominator", float(denominator) if type(denominator) is int else denominator)
+        if not 0 < value < INF:
+            raise ValueError(f"denominator: expected a finite number > 0, got {denominator!r}")
+        return None, value
+    return denominator, 0.0
 
 
 def _pair(name: str, value: Any) -> tuple[float, float]:
@@ -173,31 +188,31 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
 
 
 def _validate(s: PolicySpec) -> None:
-    _one_of("level", s.level, LEVELS)
-    _one_of("clip", s.clip, CLIPS)
-    _one_of("kl", s.kl, ESTIMATORS)
-    _one_of("importance", s.importance, IMPORTANCE)
-    _one_of("importance_mode", s.importance_mode, ("truncate", "mask"))
-    _one_of("importance_of", s.importance_of, ("old", "current"))
-    _one_of("drop_of", s.drop_of, ("old", "rollout"))
-    _one_of("entropy_aggregation", s.entropy_aggregation, ("loss", "token-mean"))
-    _one_of("aggregation", s.aggregation, tuple(AGGREGATIONS))
+    one_of("level", s.level, LEVELS)
+    one_of("clip", s.clip, CLIPS)
+    one_of("kl", s.kl, ESTIMATORS)
+    one_of("importance", s.importance, IMPORTANCE)
+    one_of("importance_mode", s.importance_mode, ("truncate", "mask"))
+    one_of("importance_of", s.importance_of, ("old", "current"))
+    one_of("drop_of", s.drop_of, ("old", "rollout"))
+    one_of("entropy_aggregation", s.entropy_aggregation, ("loss", "token-mean"))
+    one_of("aggregation", s.aggregation, tuple(AGGREGATIONS))
     for name in ("epsilon_low", "epsilon_high", "importance_low", "importance_high"):
-        _number(name, getattr(s, name), 0.0, optional=True)
+        number(name, getattr(s, name), 0.0, optional=True)
     for name in ("delta", "dro_beta", "kl_input_clamp", "kl_clamp", "importance_clamp", "horizon"):
-        _number(name, getattr(s, name), 0.0, open_end=True, optional=True)
+        number(name, getattr(s, name), 0.0, open_end=True, optional=True)
     for name in ("tau_positive", "tau_negative"):
-        _number(name, getattr(s, name), 0.0, open_end=True)
+        number(name, getattr(s, name), 0.0, open_end=True)
     for name in ("kl_coef", "entropy_coef", "entropy_scale", "scale", "k_positive", "k_negative"):
-        _number(name, getattr(s, name))
+        number(name, getattr(s, name))
     for name in ("lambda_positive", "lambda_negative", "selected_kl_coef"):
-        _number(name, getattr(s, name), 0.0)
-    _number("dual_clip", s.dual_clip, 1.0, open_end=True, optional=True)
-    _number("drop_above", s.drop_above, optional=True)
+        number(name, getattr(s, name), 0.0)
+    number("dual_clip", s.dual_clip, 1.0, open_end=True, optional=True)
+    number("drop_above", s.drop_above, optional=True)
     if isinstance(s.log_ratio_clamp, (tuple, list)):
         _pair("log_ratio_clamp", s.log_ratio_clamp)
     else:
-        _number("log_ratio_clamp", s.log_ratio_clamp, 0.0, open_end=True, optional=True)
+        number("log_ratio_clamp", s.log_ratio_clamp, 0.0, open_end=True, optional=True)
     if s.gate is not None:
         _pair("gate", s.gate)
     if _check.integer("dp_size", s.dp_size) < 1:
@@ -263,10 +278,25 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("gate", 'None with importance="given"', "a given weight says nothing of the rollout's log-probabilities")
     if s.drop_above is not None and s.drop_of == "rollout" and s.importance == "given":
         refuse("drop_of", '"old" with importance="given"', "rollout_logprob is not given then")
-    if (s.horizon is not None) != (s.aggregation == "seq-mean-token-sum-norm"):
-        refuse("horizon", 'a number exactly with aggregation="seq-mean-token-sum-norm"', "nothing else divides by it")
-    if s.count_empty and AGGREGATIONS[s.aggregation][0] != 3:
-        refuse("count_empty", f'False with aggregation="{s.aggregation}"', "it counts no sequences")
+    check_aggregation(s.aggregation, s.horizon, s.count_empty)
+
+
+def check_aggregation(aggregation: str, horizon: Any, count_empty: bool) -> None:
+    if (horizon is not None) != (aggregation == "seq-mean-token-sum-norm"):
+        raise ValueError(
+            f'horizon: expected a number exactly with aggregation="seq-mean-token-sum-norm", got {horizon!r}: nothing '
+            "else divides by it"
+        )
+    if count_empty and AGGREGATIONS[aggregation][0] != 3:
+        raise ValueError(
+            f'count_empty: expected False with aggregation="{aggregation}", got {count_empty!r}: it counts no sequences'
+        )
+
+
+def denominator_kind(aggregation: str, count_empty: bool) -> int:
+    """The contract's DenominatorKind."""
+    kind = AGGREGATIONS[aggregation][0]
+    return 2 if kind == 3 and count_empty else kind
 
 
 def _bounds(s: PolicySpec) -> tuple[float, float]:
@@ -280,23 +310,22 @@ def _bounds(s: PolicySpec) -> tuple[float, float]:
     return -INF if low is None else center - low, INF if high is None else center + high
 
 
-def _or_inf(x: float | None) -> float:
+def or_inf(x: float | None) -> float:
     return INF if x is None else x
 
 
 def _numbers(s: PolicySpec) -> tuple[float, ...]:
     clamp = s.log_ratio_clamp
-    limits = clamp if isinstance(clamp, (tuple, list)) else (-_or_inf(clamp), _or_inf(clamp))
+    limits = clamp if isinstance(clamp, (tuple, list)) else (-or_inf(clamp), or_inf(clamp))
     gate = s.gate if s.gate is not None else (0.0, INF)
-    denominator, sequence_mean = AGGREGATIONS[s.aggregation]
     numbers = (
         LEVELS.index(s.level),
         _SURROGATES[s.clip],
         s.straight_through,
         *limits,
         *_bounds(s),
-        _or_inf(s.delta),
-        _or_inf(s.dual_clip),
+        or_inf(s.delta),
+        or_inf(s.dual_clip),
         s.tau_positive,
         s.tau_negative,
         s.k_positive,
@@ -308,8 +337,8 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         s.kl_straight_through,
         s.kl_times_ratio,
         s.kl_coef,
-        _or_inf(s.kl_input_clamp),
-        _or_inf(s.kl_clamp),
+        or_inf(s.kl_input_clamp),
+        or_inf(s.kl_clamp),
         s.selected_kl_coef,
         s.clip == "clip_cov",
         s.entropy_coef,
@@ -320,13 +349,13 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         s.importance_mode == "mask",
         s.gate is not None,
         -INF if s.importance_low is None else s.importance_low,
-        _or_inf(s.importance_high),
-        _or_inf(s.importance_clamp),
+        or_inf(s.importance_high),
+        or_inf(s.importance_clamp),
         *gate,
-        _or_inf(s.drop_above),
+        or_inf(s.drop_above),
         s.drop_of == "rollout",
-        2 if denominator == 3 and s.count_empty else denominator,
-        sequence_mean,
+        denominator_kind(s.aggregation, s.count_empty),
+        AGGREGATIONS[s.aggregation][1],
         s.horizon or 0.0,
         s.scale * s.dp_size,
     )

@@ -1,0 +1,13 @@
+// Host entry points of the kl kernel, one per architecture. Plans: token_plan.h. Arguments were checked in kl.cpp.
+#pragma once
+
+#include "../common/launch.h"
+#include "../common/token_plan.h"
+#include "rlk/ops/kl.h"
+
+namespace rlk::cuda {
+
+void kl_sm80(const KlParams& p, const PolicyPlan& plan, cudaStream_t stream);
+void kl_sm90(const KlParams& p, const PolicyPlan& plan, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,28 @@
+// kl: a pass over tokens without sums. One body for every architecture; each gets its own machine code.
+// Bound by HBM: each array is read or written once.
+#pragma once
+
+#include "../common/token_gpu.cuh"
+#include "kernels.h"
+#include "rlk/kernels/kl_terms.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+__global__ void __launch_bounds__(kTokenThreads, 2)
+    kl_kernel(const __grid_constant__ KlParams p, std::int64_t slots, int tile) {
+  token_tiles<TokenGpu, KlTokenTerms>(p, nullptr, slots, tile, blockIdx.x, nullptr,
+                                      [](std::int64_t) { return KlTokenTerms::Factors{}; });
+}
+
+inline void run_kl(const KlParams& p, const PolicyPlan& plan, cudaStream_t stream) {
+  const std::int64_t slots = workspace_slots(p.sequences, plan.tile);
+  constexpr int kWarps = kTokenWaves<TokenGpu>;
+  const std::int64_t blocks = plan.tile == kWaveTile<TokenGpu> ? (slots + kWarps - 1) / kWarps : slots;
+  RLK_CHECK(slots < std::int64_t{1} << 31, "kl: too many tokens for one launch");
+  kl_kernel<<<static_cast<unsigned>(blocks), kTokenThreads, 0, stream>>>(p, slots, plan.tile);
+  check(cudaGetLastError(), "launch of kl");
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,21 @@
+// CUDA backend of value_loss: what would corrupt memory, how work is cut, which architecture's kernels run.
+#include "value_loss.h"
+
+#include "kernels.h"
+#include "rlk/kernels/value_check.h"
+
+namespace rlk::cuda {
+
+std::int64_t value_loss_workspace_bytes(const ValueLossParams& p) { return most_workspace_bytes(p.sequences); }
+
+void value_loss(const ValueLossParams& p, int device, Stream stream) {
+  check_value_loss(p);
+  RLK_CHECK(p.workspace, "value_loss: a workspace is given");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("value_loss: built for compute capability 8.0 and later");
+  const PolicyPlan plan = choose_plan(p.sequences, multiprocessors(device));
+  capability == 90 ? value_loss_sm90(p, plan, to_stream(stream)) : value_loss_sm80(p, plan, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

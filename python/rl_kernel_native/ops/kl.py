@@ -1,0 +1,157 @@
+"""KL estimators: arguments, dispatch, results. The contract is cpp/include/rlk/ops/kl.h."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.kl import kl_reference
+from .policy_spec import ESTIMATORS, number, or_inf
+
+__all__ = ["KlGradients", "kl", "kl_backward", "kl_reference"]
+
+_NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # the contract's KlWeight
+
+
+class KlGradients(NamedTuple):
+    """Of :func:`kl_backward`; ``d_importance_weight`` is None without that weight."""
+
+    d_logprob: Any
+    d_importance_weight: Any
+
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/kl_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import kl_torch
+
+        _torch_path = kl_torch
+    return _torch_path
+
+
+def kl(
+    logprob: Any,
+    ref_logprob: Any,
+    mask: Any = None,
+    *,
+    estimator: str,
+    straight_through: bool = False,
+    input_clamp: float | None = None,
+    clamp: float | None = None,
+    old_logprob: Any = None,
+    importance_weight: Any = None,
+) -> Any:
+    """An estimate of KL(policy, reference) for every token: for KL in the reward, or a loss of one's own.
+
+    With ``e = ref_logprob - logprob`` the estimators are ``-e``, ``e**2 / 2``, ``expm1(e) - e`` and ``abs(e)``. They
+    are the KL term of :func:`policy_loss`, bit for bit. Nothing is summed, so packed tokens, ``[num_tokens]``, need no
+    ``cu_seqlens``; a token has the same bits in any batch, at any position and stride, and on every backend.
+    Differentiable (torch) in ``logprob`` and ``importance_weight``, once; the others are constants, and one that
+    requires a gradient is an error.
+
+    Args:
+        logprob: float32 ``[num_sequences, num_tokens]`` or ``[num_tokens]``; tokens contiguous, rows of any stride.
+        ref_logprob: as ``logprob``.
+        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0;
+            masked slots may hold anything. None: all tokens count.
+        estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
+        straight_through: the estimator's value with the gradient of k2 (verl's ``k1+``, ``k3+``).
+        input_clamp, clamp: limits of ``abs(e)`` and of the result, > 0, or None; beyond them the gradient is 0. verl's
+            ``low_var_kl`` has 20 and 10; OpenRLHF a result's of 10; PolicySpec's are ``kl_input_clamp``, ``kl_clamp``.
+        old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)`` with the gradient
+            through both: with k3 the unbiased form of DeepSeek-V3.2, PolicySpec's ``kl_times_ratio`` of a token.
+        importance_weight: as ``logprob``; the estimator is multiplied by it before it is clamped. The gradient goes
+            where the weight comes from: to this array, if it requires one, and never to ``logprob`` by itself.
+    Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
+        meaning; RuntimeError where no kernel of this build serves the device.
+    Source: docs/numerics.md, rule 3; docs/objectives.md; Schulman 2020, "Approximating KL divergence".
+    """
+    operands, how = _operands(
+        logprob, ref_logprob, mask, estimator, straight_through, input_clamp, clamp, old_logprob, importance_weight
+    )
+    if _dispatch.is_tensor(logprob):
+        return _torch().kl(operands, how)
+    frame, arrays = _exported(operands, how)
+    return frame.result(_C.kl(*arrays, None, *how, False, False, frame.allocate, frame.stream)[0])
+
+
+def kl_backward(
+    d_kl: Any,
+    logprob: Any,
+    ref_logprob: Any,
+    mask: Any = None,
+    *,
+    estimator: str,
+    straight_through: bool = False,
+    input_clamp: float | None = None,
+    clamp: float | None = None,
+    old_logprob: Any = None,
+    importance_weight: Any = None,
+) -> KlGradients:
+    """Gradients of :func:`kl`, for callers that run backward themselves; torch's autograd calls it.
+
+    Args:
+        d_kl: float32, of the shape of ``logprob``; masked slots may hold anything.
+        logprob, ..., importance_weight: as given to :func:`kl`.
+    Returns: :class:`KlGradients`, of the shape of ``logprob``, float32; +0 where masked.
+    Raises: as :func:`kl`.
+    Source: docs/numerics.md, rule 3.
+    """
+    operands, how = _operands(
+        logprob, ref_logprob, mask, estimator, straight_through, input_clamp, clamp, old_logprob, importance_weight
+    )
+    if d_kl is None:
+        raise TypeError("d_kl: expected an array, got NoneType")
+    of_weight = how[2] == _IMPORTANCE
+    if _dispatch.is_tensor(logprob):
+        return KlGradients(*_torch().backward(d_kl, operands, how, True, of_weight))
+    frame, arrays = _exported(operands, how)
+    found = _C.kl(*arrays, frame.export(d_kl, "d_kl"), *how, True, of_weight, frame.allocate, frame.stream)
+    return KlGradients(*map(frame.result, found[1:]))
+
+
+def _exported(operands: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    frame = _dispatch.Frame(operands[0], "logprob")
+    _dispatch.match_torch_threads()
+    names = ("logprob", "ref_logprob", weight_name(how), "mask")
+    return frame, [frame.export(a, name) for a, name in zip(operands, names, strict=True)]
+
+
+def weight_name(how: tuple[Any, ...]) -> str:
+    return "old_logprob" if how[2] == _OLD_LOGPROB else "importance_weight"
+
+
+def _operands(
+    logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
+    old_logprob: Any, importance_weight: Any,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
+    """Arrays in the order of the extension, and its numbers."""
+    if old_logprob is not None and importance_weight is not None:
+        raise ValueError("importance_weight: expected None beside old_logprob, which is where the ratio comes from")
+    if straight_through and old_logprob is not None:
+        raise ValueError(
+            "straight_through: expected False with old_logprob: two different corrections of the same gradient"
+        )
+    kind = _OLD_LOGPROB if old_logprob is not None else _NONE if importance_weight is None else _IMPORTANCE
+    weight = importance_weight if old_logprob is None else old_logprob
+    numbers = _numbers if _dispatch.is_compiling() else _known_numbers
+    return (logprob, ref_logprob, weight, mask), numbers(estimator, bool(straight_through), kind, input_clamp, clamp)
+
+
+def _numbers(estimator: str, straight_through: bool, kind: int, input_clamp: Any, clamp: Any) -> tuple[Any, ...]:
+    _check.one_of("estimator", estimator, ESTIMATORS[1:])
+    number("input_clamp", input_clamp, 0.0, open_end=True, optional=True)
+    number("clamp", clamp, 0.0, open_end=True, optional=True)
+    return ESTIMATORS.index(estimator), straight_through, kind, float(or_inf(input_clamp)), float(or_inf(clamp))
+
+
+_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers)  # checked once

@@ -1,0 +1,54 @@
+"""Shapes and dtypes of arrays over tokens where no memory is at hand, in the words of the extension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._shapes import dtype_name, is_static
+
+_MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
+
+
+def check_first(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
+    """The array that the others are like. Returns: the number of sequences."""
+    if tokens.dtype != torch.float32:
+        raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tokens.dtype)}")
+    packed = cu_seqlens is not None
+    if tokens.dim() != 1 and (packed or tokens.dim() != 2):
+        wanted = "[num_tokens] (with cu_seqlens)" if packed else "[num_sequences, num_tokens] or [num_tokens]"
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(tokens.shape)}")
+    if packed and cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
+    return cu_seqlens.shape[0] - 1 if packed else tokens.shape[0] if tokens.dim() == 2 else 1
+
+
+def check_mask(mask: Any, like: Tensor, whose: str) -> None:
+    if mask is None:
+        return
+    if mask.dtype not in _MASKS:
+        raise TypeError(f"mask: expected dtype bool, uint8, int32, int64 or float32, got {dtype_name(mask.dtype)}")
+    if tuple(mask.shape) != tuple(like.shape):
+        raise ValueError(f"mask: expected shape {list(like.shape)} (that of {whose}), got {list(mask.shape)}")
+
+
+def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: Any = None) -> None:
+    """``sequences``: their number, where the array may have one value each."""
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tensor.dtype)}")
+    shape = tuple(tensor.shape)
+    if shape == tuple(like.shape):
+        if is_static(tensor) and tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) not in (0, 1):
+            raise ValueError(f"{name}: expected contiguous tokens (stride 1), got stride {tensor.stride(-1)}")
+        return
+    if sequences is not None and shape[:1] == (sequences,) and (len(shape) == 1 or shape[1:] == (1,)):
+        return
+    more = "" if sequences is None else f" or [{sequences}]"
+    also = "" if sequences is None else ", or one a sequence"
+    raise ValueError(
+        f"{name}: expected shape {list(like.shape)}{more} (that of {whose}{also}), got {list(tensor.shape)}"
+    )

@@ -1,0 +1,238 @@
+"""The value loss of PPO: arguments, dispatch, results. The contract is cpp/include/rlk/ops/value_loss.h."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._metrics import Metrics
+from .._native import module as _C
+from ..reference.value_loss import value_loss_reference
+from .policy_spec import (
+    AGGREGATIONS,
+    INF,
+    check_aggregation,
+    checked_denominator,
+    denominator_kind,
+    number,
+    one_of,
+    or_inf,
+)
+
+__all__ = [
+    "ValueGradients",
+    "ValueLoss",
+    "ValueMetrics",
+    "value_loss",
+    "value_loss_and_grad",
+    "value_loss_reference",
+]
+
+METRICS = (
+    "loss",
+    "num_tokens",
+    "num_sequences",
+    "denominator",
+    "loss_sum",
+    "value_sum",
+    "return_sum",
+    "error_sum",
+    "error_squared_sum",
+    "return_squared_sum",
+    "clip_fraction",
+    "outside_fraction",
+    "value_mean",
+    "return_mean",
+    "explained_variance",
+)
+
+
+class ValueMetrics(Metrics):
+    """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is an element of it, without a
+    copy to the host; ``metrics.asdict()`` makes one copy of all. Definitions: ValueMetric in the contract. The sums and
+    ``num_tokens`` are what micro-batches and ranks add to have the metrics of the whole."""
+
+    names = METRICS
+
+
+class ValueLoss(NamedTuple):
+    """``loss``, float32 and differentiable in torch, and its :class:`ValueMetrics`."""
+
+    loss: Any
+    metrics: ValueMetrics
+
+
+class ValueGradients(NamedTuple):
+    """Of :func:`value_loss_and_grad`."""
+
+    loss: Any
+    metrics: ValueMetrics
+    d_value: Any
+
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/value_loss_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import value_loss_torch
+
+        _torch_path = value_loss_torch
+    return _torch_path
+
+
+def value_loss(
+    value: Any,
+    old_value: Any,
+    returns: Any,
+    mask: Any = None,
+    *,
+    cu_seqlens: Any = None,
+    clip: float | None = None,
+    loss_type: str = "mse",
+    huber_delta: float = 1.0,
+    aggregation: str = "token-mean",
+    count_empty: bool = False,
+    horizon: float | None = None,
+    scale: float = 1.0,
+    dp_size: int = 1,
+    denominator: Any = None,
+) -> ValueLoss:
+    """The value loss of PPO over tokens, ``max(h(v - R), h(clip(v, v_old - c, v_old + c) - R))`` with
+    ``h(x) = x**2 / 2``, with its metrics, in one pass that also computes the gradient; ``backward()`` only multiplies
+    it, and not even that where the incoming gradient is 1.
+
+    All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
+    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.
+    Differentiable (torch) in ``value``, once; the others are constants. Of two equal errors each has half of the
+    gradient, as ``torch.maximum`` has it; a value on its bound is inside, as ``torch.clamp`` has it.
+
+    Args:
+        value: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride. What the trained critic gives.
+        old_value: as ``value``; of the critic at rollout. Given exactly where ``clip`` is; else None.
+        returns: as ``value``; what the critic is to give, such as those of :func:`gae`.
+        mask: of the shape of ``value``; bool, uint8, int32, int64 or float32. A token counts where it is not 0. None:
+            all tokens count.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+        clip: how far from ``old_value`` a value may go before its error stops to fall; > 0, or None for no clip. verl
+            and OpenRLHF have 0.5, TRL and slime 0.2.
+        loss_type: ``"mse"``, half of the squared error, or ``"huber"``: linear from ``huber_delta`` on, as
+            ``torch.nn.functional.huber_loss``. slime has the whole square: ``scale=2``.
+        huber_delta: > 0; of ``"huber"``.
+        aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
+        denominator: as in :func:`policy_loss`: a number, or one float32 element on the device; None: what this call
+            counts. ``aggregation="constant"`` needs it.
+    Returns: :class:`ValueLoss`. Of no tokens the loss and its gradient are 0.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array without a use;
+        RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not
+        ascend from 0 to num_tokens; on a GPU the loss is NaN then.
+    Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Schulman et al. 2017, arXiv:1707.06347.
+    """
+    operands, how, number_given = _operands(
+        value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
+        scale, dp_size, denominator,
+    )  # fmt: skip
+    if _dispatch.is_tensor(value):
+        loss, vector = _torch().value_loss(operands, how, number_given)
+        return ValueLoss(loss, ValueMetrics(vector))
+    result = _call(operands, how, number_given, False)
+    return ValueLoss(result[0], ValueMetrics(result[1]))
+
+
+def value_loss_and_grad(
+    value: Any,
+    old_value: Any,
+    returns: Any,
+    mask: Any = None,
+    *,
+    cu_seqlens: Any = None,
+    clip: float | None = None,
+    loss_type: str = "mse",
+    huber_delta: float = 1.0,
+    aggregation: str = "token-mean",
+    count_empty: bool = False,
+    horizon: float | None = None,
+    scale: float = 1.0,
+    dp_size: int = 1,
+    denominator: Any = None,
+) -> ValueGradients:
+    """:func:`value_loss` and its gradient without an autograd, for callers that run backward themselves.
+
+    Args: as :func:`value_loss`; torch tensors must not require a gradient, or gradients be off.
+    Returns: :class:`ValueGradients`: the gradient has the shape of ``value``, float32; masked slots are 0.
+    Raises: as :func:`value_loss`.
+    Source: docs/numerics.md, rules 3 and 10.
+    """
+    operands, how, number_given = _operands(
+        value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
+        scale, dp_size, denominator,
+    )  # fmt: skip
+    if _dispatch.is_tensor(value):
+        loss, vector, d_value = _torch().value_loss_and_grad(operands, how, number_given)
+    else:
+        loss, vector, d_value = _call(operands, how, number_given, True)
+    return ValueGradients(loss, ValueMetrics(vector), d_value)
+
+
+# Operands in the order of the extension.
+NAMES = ("value", "old_value", "returns", "mask", "cu_seqlens", "denominator")
+
+
+def _operands(
+    value: Any, old_value: Any, returns: Any, mask: Any, cu_seqlens: Any, clip: Any, loss_type: Any, huber_delta: Any,
+    aggregation: Any, count_empty: Any, horizon: Any, scale: Any, dp_size: Any, denominator: Any,
+) -> tuple[tuple[Any, ...], tuple[Any, ...], float]:  # fmt: skip
+    """Arrays in the order of NAMES, the extension's numbers, and the denominator where it is a number, else 0."""
+    numbers = _numbers if _dispatch.is_compiling() else _known_numbers
+    how = numbers(clip, loss_type, huber_delta, aggregation, bool(count_empty), horizon, scale, dp_size)
+    if clip is None and old_value is not None:
+        raise ValueError(f"old_value: expected None where clip is None, got {type(old_value).__name__}")
+    if clip is not None and old_value is None:
+        raise ValueError("old_value: expected an array, which clip needs, got None")
+    denominator, number_given = checked_denominator(denominator, aggregation, "aggregation")
+    return (value, old_value, returns, mask, cu_seqlens, denominator), how, number_given
+
+
+def _numbers(
+    clip: Any, loss_type: Any, huber_delta: Any, aggregation: Any, count_empty: bool, horizon: Any, scale: Any,
+    dp_size: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Fields of the contract's ValueSpec."""
+    number("clip", clip, 0.0, open_end=True, optional=True)
+    one_of("loss_type", loss_type, ("mse", "huber"))
+    number("huber_delta", huber_delta, 0.0, open_end=True)
+    if loss_type == "mse" and huber_delta != 1.0:
+        raise ValueError(f'huber_delta: expected 1 with loss_type="mse", which has no use for it, got {huber_delta!r}')
+    one_of("aggregation", aggregation, tuple(AGGREGATIONS))
+    number("horizon", horizon, 0.0, open_end=True, optional=True)
+    number("scale", scale)
+    if _check.integer("dp_size", dp_size) < 1:
+        raise ValueError(f"dp_size: expected a positive integer, got {dp_size}")
+    check_aggregation(aggregation, horizon, count_empty)
+    return (
+        float(or_inf(clip)),
+        float(huber_delta) if loss_type == "huber" else INF,
+        denominator_kind(aggregation, count_empty),
+        AGGREGATIONS[aggregation][1],
+        float(horizon or 0.0),
+        float(scale * dp_size),
+    )
+
+
+_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers)  # checked once
+
+
+def _call(operands: tuple[Any, ...], how: tuple[Any, ...], number_given: float, gradient: bool) -> tuple[Any, ...]:
+    """Of frameworks other than torch."""
+    frame = _dispatch.Frame(operands[0], "value")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(a, name) for a, name in zip(operands[:5], NAMES, strict=False)]
+    denominator = number_given if number_given else frame.export(operands[5], "denominator")
+    result = _C.value_loss(*arrays, *how, denominator, gradient, frame.allocate, frame.stream)
+    return tuple(map(frame.result, result))

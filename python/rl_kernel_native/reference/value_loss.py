@@ -1,0 +1,89 @@
+"""float64 reference of the value loss, a sequence at a time, from the formulas alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from .policy_loss import _Numpy
+
+__all__ = ["value_loss_reference"]
+
+
+def value_loss_reference(
+    value: Any,
+    old_value: Any,
+    returns: Any,
+    mask: Any = None,
+    *,
+    cu_seqlens: Any = None,
+    clip: float | None = None,
+    loss_type: str = "mse",
+    huber_delta: float = 1.0,
+    aggregation: str = "token-mean",
+    count_empty: bool = False,
+    horizon: float | None = None,
+    scale: float = 1.0,
+    dp_size: int = 1,
+    denominator: Any = None,
+    xp: Any = None,
+) -> dict[str, Any]:
+    """The loss of :func:`value_loss` and its sums in float64.
+
+    Args:
+        value, ..., denominator: as :func:`value_loss`, anything that becomes an array; denominator a number.
+        xp: a namespace with NumPy's functions; None: NumPy.
+    Returns: ``loss``, ``loss_sum``, ``value_sum``, ``return_sum``, ``error_sum``, ``error_squared_sum``,
+        ``return_squared_sum``, ``num_tokens``, ``num_sequences``, ``denominator``, ``explained_variance``.
+    Raises: nothing of its own.
+    Source: docs/objectives.md.
+    """
+    xp = _Numpy if xp is None else xp
+    shape = tuple(value.shape)
+    keep = np.ones(shape, bool) if mask is None else np.asarray(mask) != 0
+    if cu_seqlens is not None:
+        spans: list[Any] = [slice(int(a), int(b)) for a, b in itertools.pairwise(cu_seqlens)]
+    else:
+        spans = [(i,) for i in range(shape[0])] if len(shape) == 2 else [slice(None)]
+    counts = [int(keep[span].sum()) for span in spans]
+
+    def error(x: Any) -> Any:
+        if loss_type == "mse":
+            return 0.5 * x * x
+        size = xp.abs(x)
+        return xp.where(size <= huber_delta, 0.5 * x * x, huber_delta * (size - 0.5 * huber_delta))
+
+    by_aggregation = {"token-mean": sum(counts), "token-sum": 1, "constant": 1}
+    sequences = len(spans) if count_empty else sum(n > 0 for n in counts)
+    size = float(denominator) if denominator is not None else float(by_aggregation.get(aggregation, sequences))
+    q = 0.0 if size == 0 else scale * dp_size / size / (horizon or 1.0)
+    found: dict[str, Any] = dict.fromkeys(
+        ("loss", "loss_sum", "value_sum", "return_sum", "error_sum", "error_squared_sum", "return_squared_sum"), 0.0
+    )
+    for span, n in zip(spans, counts, strict=True):
+        if n == 0:
+            continue
+        v, r = (xp.asarray(a)[span][keep[span]] for a in (value, returns))
+        loss = error(v - r)
+        if clip is not None:
+            o = xp.asarray(old_value)[span][keep[span]]
+            loss = xp.maximum(loss, error(xp.minimum(xp.maximum(v, o - clip), o + clip) - r))
+        e = r - v
+        shares = {
+            "loss": (q / n if aggregation == "seq-mean-token-mean" else q) * loss.sum(),
+            "loss_sum": loss.sum(), "value_sum": v.sum(), "return_sum": r.sum(), "error_sum": e.sum(),
+            "error_squared_sum": (e * e).sum(), "return_squared_sum": (r * r).sum(),
+        }  # fmt: skip
+        for name, share in shares.items():
+            found[name] = found[name] + share
+    n = max(sum(counts), 1)
+    of_errors, of_returns = (
+        found[f"{name}_squared_sum"] / n - (found[f"{name}_sum"] / n) ** 2 for name in ("error", "return")
+    )
+    explained = 1 - of_errors / of_returns if of_returns > 0 else 0.0
+    return {
+        **found, "num_tokens": sum(counts), "num_sequences": sum(n > 0 for n in counts), "denominator": size,
+        "explained_variance": explained,
+    }  # fmt: skip
