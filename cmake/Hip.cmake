@@ -66,6 +66,7 @@ rlk_bundle_hip(attention "ds_read_b128;global_load_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(embedding "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(gae "ds_bpermute_b32")
 rlk_bundle_hip(group_advantage "ds_bpermute_b32")
+rlk_bundle_hip(kl "global_load_dword;global_store_dword")
 rlk_bundle_hip(linear
   "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
   "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")
@@ -79,6 +80,7 @@ rlk_bundle_hip(sequence_logprob "global_load_dword;ds_bpermute_b32")
 rlk_bundle_hip(rope "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(shift_labels_packed "global_load_dword;global_store_byte")
 rlk_bundle_hip(silu_mul "global_load_dwordx4;global_store_dwordx4")
+rlk_bundle_hip(value_loss "global_load_dword;global_store_dword;ds_bpermute_b32")
 configure_file("${PROJECT_SOURCE_DIR}/hip/common/bundles.S.in" "${PROJECT_BINARY_DIR}/hip/bundles.S" @ONLY)
 set_source_files_properties("${PROJECT_BINARY_DIR}/hip/bundles.S" PROPERTIES OBJECT_DEPENDS "${bundle_files}")
 

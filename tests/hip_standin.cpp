@@ -19,6 +19,7 @@
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
+#include "hip/kl/kl_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
@@ -30,6 +31,7 @@
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
+#include "hip/value_loss/value_loss_kernels.hip"
 
 namespace {
 
@@ -102,6 +104,7 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
     RLK_OF_FLOATS(rlk_attention_dkv_wide),
 };
+const Table kKl = {RLK_OF(rlk_kl_tokens)};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
     RLK_OF_HALVES(rlk_linear_forward_large),
@@ -161,10 +164,15 @@ const Table kSiluMul = {
     RLK_OF_ACTIVATIONS(backward, elements),
 };
 
+const Table kValueLoss = {
+    RLK_OF(rlk_value_loss_statistics), RLK_OF(rlk_value_loss_sequences), RLK_OF(rlk_value_loss_tokens),
+    RLK_OF(rlk_value_loss_sums),       RLK_OF(rlk_value_loss_results),
+};
+
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table :
-       {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kLinear, &kLogprob, &kMaskedWhiten, &kPack, &kPolicyLoss,
-        &kPreferenceLoss, &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul}) {
+  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kKl, &kLinear, &kLogprob,
+                             &kMaskedWhiten, &kPack, &kPolicyLoss, &kPreferenceLoss, &kRmsNorm, &kRope,
+                             &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

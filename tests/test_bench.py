@@ -23,6 +23,7 @@ from rl_kernel_native.bench import (  # noqa: E402
     rope,
     sequences,
     silu_mul,
+    token_terms,
 )
 from rl_kernel_native.contract import ROUNDING, row  # noqa: E402
 
@@ -181,6 +182,19 @@ def test_command_for_policy_loss_writes_json(tmp_path, capsys):
     assert all(rows[p, "rk"]["times_rk"] == 1.0 for p in policy_loss.PASSES)
     assert rows["through backward()", "rk"]["max_error"] < 1e-6
     assert "policy_loss [4, 64] float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", token_terms.OPERATORS)
+def test_command_for_terms_of_tokens_writes_json(operator, tmp_path, capsys):
+    file = tmp_path / "run.json"
+    arguments = [operator, "--rows", "4", "--tokens", "64", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(file)]) == 0
+    rows = {(r["pass"], r["peer"]): r for r in json.loads(file.read_text())["results"]}
+    assert {p for p, _ in rows} == set(token_terms.PASSES)
+    for which in token_terms.PASSES:
+        assert rows[which, "rk"]["times_rk"] == 1.0
+        assert rows[which, "rk"]["max_error"] < 1e-6
+    assert f"{operator} [4, 64] float32" in capsys.readouterr().out
 
 
 def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):

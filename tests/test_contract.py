@@ -295,6 +295,7 @@ def of_value_loss() -> str:
     leaf = torch.from_numpy(v).double().requires_grad_()
     want = rk.value_loss_reference(leaf, o, r, clip=0.5, xp=TORCH)
     (d_value,) = torch.autograd.grad(want["loss"], leaf)
+    want = {k: x.detach() if isinstance(x, torch.Tensor) else x for k, x in want.items()}
     scale = float(d_value.abs().sum() + want["loss"])
     found = (
         beyond("value_loss", "loss", got.loss, float(want["loss"]), scale=scale),

@@ -96,12 +96,8 @@ def test_it_is_the_kl_term_of_policy_loss(name: str) -> None:
 def test_values_in_figures() -> None:
     """At e = ln 2: by hand; verl's low_var_kl and OpenRLHF's limits hold at 10 and not below."""
     ell, f = np.zeros(1, np.float32), np.full(1, math.log(2), np.float32)
-    for estimator, want in {
-        "k1": -math.log(2),
-        "k2": math.log(2) ** 2 / 2,
-        "k3": 1 - math.log(2),
-        "abs": math.log(2),
-    }.items():
+    e = math.log(2)
+    for estimator, want in {"k1": -e, "k2": e**2 / 2, "k3": 1 - e, "abs": e}.items():
         assert not beyond("kl", "kl", rk.kl(ell, f, estimator=estimator), np.array([want]), largest=1.0)
     far = np.array([30.0, -30.0], np.float32)
     zero = np.zeros(2, np.float32)
@@ -199,9 +195,8 @@ def test_autograd_gives_the_gradients_of_kl_backward() -> None:
     (alone,) = torch.autograd.grad(call(a, x.detach(), w, clamp=0.5), w, a["advantage"])
     assert same(alone, want[2])
     call(a, x).sum().backward()  # an expanded gradient
-    assert same(
-        x.grad, rk.kl_backward(torch.ones_like(x), a["logprob"], a["ref_logprob"], a["mask"], estimator="k3")[0]
-    )
+    ones = torch.ones_like(x)
+    assert same(x.grad, rk.kl_backward(ones, a["logprob"], a["ref_logprob"], a["mask"], estimator="k3").d_logprob)
 
 
 def test_the_ratio_as_a_weight_has_the_gradient_through_it() -> None:
@@ -304,7 +299,7 @@ ROW = np.zeros((3, 8), np.float32)
         (
             {"logprob": ROW[None]},
             ValueError,
-            r"logprob: expected shape \[num_sequences, num_tokens\] or \[num_tokens\]",
+            r"logprob: expected shape \[num_sequences, num_tokens\] or",
         ),
         ({"logprob": ROW.T}, ValueError, "logprob: expected contiguous tokens"),
         ({"ref_logprob": ROW[:, :7]}, ValueError, r"ref_logprob: expected shape \[3, 8\]"),

@@ -22,8 +22,8 @@ nb::object kl(nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb:
   p.sequences = tokens.sequences();
   p.logprob = tokens.first();
   p.ref_logprob = tokens.required(ref_logprob, "ref_logprob", false);
-  p.weight = tokens.optional(
-      weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight", false);
+  p.weight =
+      tokens.optional(weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight", false);
   p.mask = tokens.optional_mask(mask);
   p.d_kl = tokens.optional(d_kl, "d_kl", false);
   const Caller caller = make_caller(logprob, device, allocate, stream);

@@ -85,7 +85,7 @@ def _of_kl(arrays: _Arrays) -> _Found:
         ref, old = (logprob + random.normal(0, 0.2, shape).astype(np.float32) for _ in range(2))
         mask = random.random(shape) < 0.8
         put = [arrays.put(a) for a in (logprob, ref, mask)]
-        how = {"estimator": estimator}
+        how: dict[str, Any] = {"estimator": estimator}
         value = kl_op.kl(*put, **how, old_logprob=arrays.put(old))
         d_logprob = kl_op.kl_backward(put[0], *put, **how, old_logprob=arrays.put(old)).d_logprob
         want = kl_op.kl_reference(logprob, ref, mask, **how, old_logprob=old)

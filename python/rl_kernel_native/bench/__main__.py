@@ -81,6 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     policy_loss.add_argument(
         "--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while"
     )
+    token_terms = []
+    for name, text in (
+        ("kl", "estimators of a KL divergence, a value a token"),
+        ("value_loss", "clipped value loss, and its gradient"),
+    ):
+        token_terms.append(operators.add_parser(name, help=text))
+        token_terms[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
+        token_terms[-1].add_argument("--tokens", type=_count, default=2048, help="of a sequence")
+        token_terms[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     rope = operators.add_parser("rope", help="rotary position embedding of queries and keys")
     rope.add_argument("--rows", type=_count, help="tokens; default 8192 on a GPU, 64 on the CPU")
     rope.add_argument("--q-heads", type=_count, default=32)
@@ -126,8 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silu_mul,
         *sequences,
         *advantages,
+        *token_terms,
     ):
-        if operator in advantages:
+        if operator in (*advantages, *token_terms):
             operator.set_defaults(dtype="float32")
         else:
             operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
@@ -154,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import rope as bench_rope
     from . import sequences as bench_sequences
     from . import silu_mul as bench_silu_mul
+    from . import token_terms as bench_token_terms
     from .report import print_table, write_json, write_plot
 
     try:
@@ -195,6 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = bench_policy_loss.run(
             options.rows or (16 if device == "cpu" else 256), options.tokens, device, seconds=options.seconds,
             use_compile=not options.no_compile,
+        )  # fmt: skip
+    elif options.operator in bench_token_terms.OPERATORS:
+        run = bench_token_terms.run(
+            options.operator, options.rows or (16 if device == "cpu" else 256), options.tokens, device,
+            seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)

@@ -24,8 +24,8 @@ RLK_DEVICE void policy_statistics(const typename Statistics::Params& p, const Po
 }
 
 template <class Gpu, class Params>
-RLK_DEVICE void policy_sequences(const Params& p, const PolicyWorkspace& w, int tile, int lanes,
-                                 std::int64_t block, GatheredSums* shared) {
+RLK_DEVICE void policy_sequences(const Params& p, const PolicyWorkspace& w, int tile, int lanes, std::int64_t block,
+                                 GatheredSums* shared) {
   sums_of_sequences<Gpu>(p.sequences, tile, lanes, block, w.partials, shared);
   const int group = Gpu::thread(), groups = kGatherLeaves >> lanes;
   const std::int64_t s = block * groups + group;
@@ -66,8 +66,8 @@ struct PolicySumsShared {
   PolicyTotalSums sums[kGatherLeaves];
 };
 template <class Gpu, class Params>
-RLK_DEVICE void policy_sums(const Params& p, const PolicyWorkspace& w, int tile, int lanes,
-                            std::int64_t num_blocks, std::int64_t block, PolicySumsShared* shared) {
+RLK_DEVICE void policy_sums(const Params& p, const PolicyWorkspace& w, int tile, int lanes, std::int64_t num_blocks,
+                            std::int64_t block, PolicySumsShared* shared) {
   sums_of_sequences<Gpu>(p.sequences, tile, lanes, block, w.partials, &shared->of);
   PolicyTotalSums* const sums = shared->sums;
   const int thread = Gpu::thread(), groups = kGatherLeaves >> lanes;

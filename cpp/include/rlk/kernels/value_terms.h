@@ -88,7 +88,7 @@ struct ValueTokenTerms {
     const F zero = broadcast<F>(0.0f), clip = broadcast<F>(p.spec.clip);
     const F v = in[kInputValue], o = in[kInputOldValue], r = in[kInputReturns];
     const F low = sub_rn(o, clip), high = add_rn(o, clip);
-    const auto below = v < low, above = v > high;
+    const auto below = v<low, above = v> high;
     const F w = select(is_nan(o), o, select(below, low, select(above, high, v)));
     const F x = sub_rn(v, r), of_v = error_of(x, p.spec.huber), of_w = error_of(sub_rn(w, r), p.spec.huber);
     const auto outside = MaskOf<F>(below | above), clipped = MaskOf<F>((of_w > of_v) & outside);

@@ -1,0 +1,93 @@
+// What microbenchmarks of operators over tokens share: memory on the device, rotation of buffers, a row of the report.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "bench/gpu_timer.h"
+#include "bench/normal_data.h"
+#include "cuda/common/launch.h"
+
+namespace rlk::bench {
+
+// A micro-batch; a batch; long sequences; more than the caches hold; short ones; one long.
+constexpr std::pair<std::int64_t, std::int64_t> kTokenShapes[] = {{8, 2048},    {256, 2048}, {64, 16384},
+                                                                  {1024, 8192}, {8192, 200}, {1, 32768}};
+
+class TokenMemory {
+ public:
+  TokenMemory() = default;
+  ~TokenMemory() {
+    for (void* p : kept_) cudaFree(p);
+  }
+  TokenMemory(const TokenMemory&) = delete;
+  TokenMemory& operator=(const TokenMemory&) = delete;
+
+  void* bytes(std::int64_t size) {
+    void* p = nullptr;
+    cuda::check(cudaMalloc(&p, static_cast<std::size_t>(size) + 64), "cudaMalloc");
+    kept_.push_back(p);
+    return p;
+  }
+  float* floats(std::int64_t count) { return static_cast<float*>(bytes(count * 4)); }
+  float* normal(std::int64_t count) {
+    float* const data = floats(count);
+    fill_normal(data, static_cast<std::size_t>(count), DType::kFloat32, 1.0f);
+    return data;
+  }
+
+ private:
+  std::vector<void*> kept_;
+};
+
+// A case of float32 arrays [sequences, tokens]. Calls rotate over buffers that the L2 cache does not hold.
+class TokenBench {
+ public:
+  TokenBench(std::int64_t sequences, std::int64_t tokens, int arrays)
+      : sequences_(sequences), tokens_(tokens), arrays_(arrays) {}
+
+  std::int64_t slots() const { return sequences_ * tokens_; }
+  int buffers() const {
+    constexpr std::int64_t kRotated = std::int64_t{512} << 20;
+    return static_cast<int>(std::clamp<std::int64_t>(kRotated / (4 * slots() * arrays_), 1, 16));
+  }
+  // `moved`: arrays that a call must read or write.
+  template <class Call>
+  void print(const char* name, int moved, const Call& call, double ceiling, int tile, bool chosen) const {
+    const double bytes = 4.0 * static_cast<double>(slots()) * moved;
+    const double us = median_us(call, std::max(buffers(), 8), 15);
+    std::printf("%-16s [%6lld, %6lld] %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  tile 2^%d%s\n", name,
+                static_cast<long long>(sequences_), static_cast<long long>(tokens_), us, bytes / 1e6, bytes / us / 1e6,
+                100 * bytes / (us * 1e-6) / ceiling, tile, chosen ? ", chosen" : "");
+    std::fflush(stdout);
+  }
+
+ private:
+  std::int64_t sequences_, tokens_;
+  int arrays_;
+};
+
+// Arguments and device of a benchmark: its exit status where it cannot run, else 0.
+inline int start_token_bench(int argc, char** argv, const char* name, bool* every_plan, double* ceiling) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--plans") != 0) {
+      std::fprintf(stderr, "usage: %s [--plans]\n", name);
+      return 2;
+    }
+    *every_plan = true;
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
+    std::fprintf(stderr, "no device of compute capability 9.0\n");
+    return 1;
+  }
+  *ceiling = copy_ceiling();
+  std::printf("copy ceiling %.2f TB/s\n", *ceiling / 1e12);
+  return 0;
+}
+
+}  // namespace rlk::bench

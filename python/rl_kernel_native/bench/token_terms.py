@@ -1,0 +1,175 @@
+"""kl and value_loss: the peers and the passes that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+MOST_BUFFERS = 256
+PASSES = ("forward", "through backward()")
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments, float32 ``[sequences, tokens]``: logprob or value, ref_logprob or old_value, and an
+    incoming gradient or returns."""
+
+    first: Tensor
+    second: Tensor
+    third: Tensor
+    mask: Tensor
+
+
+def _kl(o: Operands, x: Tensor) -> Tensor:
+    found: Tensor = rk.kl(x, o.second, o.mask, estimator="k3", input_clamp=20.0, clamp=10.0)
+    return found
+
+
+def _kl_written_out(o: Operands, x: Tensor) -> Tensor:
+    """verl's low_var_kl, as its own source has it, with masked slots at 0."""
+    d = (o.second - x).clamp(-20.0, 20.0)
+    return (d.exp() - d - 1).clamp(-10.0, 10.0) * o.mask
+
+
+def _value_loss(o: Operands, x: Tensor) -> Tensor:
+    found: Tensor = rk.value_loss(x, o.second, o.third, o.mask, clip=0.2).loss
+    return found
+
+
+def _value_loss_written_out(o: Operands, x: Tensor) -> Tensor:
+    """TRL's, with what it logs, as its own source has it."""
+    clipped = torch.clamp(x, o.second - 0.2, o.second + 0.2)
+    plain, other = torch.square(x - o.third), torch.square(clipped - o.third)
+    size = o.mask.sum()
+    with torch.no_grad():
+        for metric in ((other > plain).float(), x, o.third):
+            (metric * o.mask).sum() / size
+    return 0.5 * (torch.max(plain, other) * o.mask).sum() / size
+
+
+class Operator(NamedTuple):
+    """``ours`` and ``written_out``: from operands and the leaf to the result. ``arrays``: how many arrays of tokens a
+    pass must move."""
+
+    ours: Callable[[Operands, Tensor], Tensor]
+    written_out: Callable[[Operands, Tensor], Tensor]
+    arrays: dict[str, int]
+
+
+OPERATORS = {
+    # Read twice: logprob, ref_logprob, mask; besides them the incoming gradient, and two arrays are written.
+    "kl": Operator(_kl, _kl_written_out, {PASSES[0]: 4, PASSES[1]: 9}),
+    # The gradient is written in the forward pass.
+    "value_loss": Operator(_value_loss, _value_loss_written_out, {PASSES[0]: 4, PASSES[1]: 5}),
+}
+
+
+def peers(operator: str, use_compile: bool) -> dict[str, Callable[[Operands, Tensor], Tensor]]:
+    """Ours first."""
+    of = OPERATORS[operator]
+    found = {"rk": of.ours, "torch written out": of.written_out}
+    if use_compile:
+        found["torch.compile"] = torch.compile(of.written_out, dynamic=False)
+    return found
+
+
+def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
+    size = 4 * len(Operands._fields) * sequences * tokens
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(scale: float) -> Tensor:
+        return torch.empty((sequences, tokens), device=device).normal_(0, scale, generator=generator)
+
+    found = []
+    for _ in range(count):
+        first = normal(1.0)
+        found.append(Operands(first, first + normal(0.1), normal(1.0), (normal(1.0) > -1).float()))
+    return found
+
+
+def _call(peer: Callable[[Operands, Tensor], Tensor], which: str, buffers: list[Operands]) -> Call:
+    """The timed call of a peer for a pass. Buffers rotate with the call's number."""
+    n = len(buffers)
+    leaves = [o.first.detach().requires_grad_(which == PASSES[1]) for o in buffers]
+
+    def call(i: int) -> Any:
+        o, leaf = buffers[i % n], leaves[i % n]
+        result = peer(o, leaf)
+        if which == PASSES[0]:
+            return result
+        leaf.grad = None
+        result.backward(o.third if result.dim() else None)
+        return leaf.grad
+
+    return call
+
+
+def _error(peer: Callable[[Operands, Tensor], Tensor], of: Operator, which: str, o: Operands) -> float:
+    """Worst error of a pass against float64, relative to the largest."""
+    got = _call(peer, which, [o])(0).detach()
+    expected = _call(of.written_out, which, [Operands(*(t.double() for t in o))])(0).detach()
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def run(
+    operator: str,
+    sequences: int,
+    tokens: int,
+    device_name: str,
+    *,
+    seconds: float = 2.0,
+    use_compile: bool = True,
+) -> dict[str, Any]:
+    """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what follows."""
+    device, of = torch.device(device_name), OPERATORS[operator]
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(sequences, tokens, device)
+    absent: list[str] = []
+    results = []
+    for which in PASSES:
+        calls: list[tuple[str, Call]] = []
+        errors: list[float] = []
+        for name, peer in peers(operator, use_compile).items():
+            try:
+                errors.append(_error(peer, of, which, buffers[0]))
+            except Exception as problem:  # a peer's own trouble, such as a missing compiler, is not ours
+                absent.append(f"{name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+                continue
+            calls.append((name, _call(peer, which, buffers)))
+        timings = measure([call for _, call in calls], device, seconds)
+        bytes_moved = of.arrays[which] * 4 * sequences * tokens
+        for (name, _), timing, error in zip(calls, timings, errors, strict=True):
+            rate = bytes_moved / (timing.median_ms * 1e-3)
+            results.append(
+                {
+                    "pass": which,
+                    "peer": name,
+                    **timing._asdict(),
+                    "gb_per_s": rate / 1e9,
+                    "share_of_copy": rate / ceiling,
+                    "times_rk": timing.median_ms / timings[0].median_ms,
+                    "max_error": error,
+                }
+            )
+    return {
+        "operator": operator,
+        "shape": f"[{sequences}, {tokens}]",
+        "rows": sequences,
+        "tokens": tokens,
+        "dtype": "float32",
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }

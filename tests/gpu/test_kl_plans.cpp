@@ -1,0 +1,71 @@
+// Every plan of kl has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random calls, rows with and
+// without gaps, with guard bands around every output.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+#include "cpp/cpu/kl.h"
+#include "cuda/kl/kernels.h"
+#include "cuda/kl/kl.h"
+#include "rlk/kernels/kl_check.h"
+#include "tests/gpu/token_plans.h"
+#include "tests/kl_cases.h"
+
+namespace rlk::cuda {
+namespace {
+
+void run_case(kl_test::Case& c, PlanCheck* check_of) {
+  KlParams p = c.p;
+  const std::int64_t slots = p.sequences.num_slots();
+  const int outputs = p.spec.weight == KlWeight::kImportance ? 3 : 2;
+  std::vector<float> want[] = {guarded(slots), guarded(slots), guarded(slots)};
+  float** const to[] = {&p.kl, &p.d_logprob, &p.d_importance_weight};
+  for (int i = 0; i < outputs; ++i) *to[i] = want[i].data();
+  cpu::kl(p);
+
+  DeviceArrays device;
+  PolicyTokens* const arrays[] = {&p.logprob, &p.ref_logprob, &p.weight, &p.d_kl};
+  for (int k = 0; k < kl_test::kArrays; ++k) device.put(c.arrays[k], &arrays[k]->data);
+  if (p.mask.data != nullptr) p.mask.data = device.put(c.mask.data(), c.mask.size());
+  constexpr int kChosen = -1;  // by the entry point, which joins rows without gaps
+  std::vector<PolicyPlan> plans(std::begin(kPolicyPlans), std::end(kPolicyPlans));
+  if (slots == 0) plans.clear();
+  plans.push_back({kChosen});
+  for (const PolicyPlan& plan : plans) {
+    for (const int arch : {90, 80}) {
+      DeviceArrays memory;
+      for (int i = 0; i < outputs; ++i) *to[i] = memory.put_guarded(want[i].size());
+      if (plan.tile == kChosen) {
+        kl(p, 0, 0);
+      } else {
+        arch == 90 ? kl_sm90(p, plan, nullptr) : kl_sm80(p, plan, nullptr);
+      }
+      check(cudaDeviceSynchronize(), "kl");
+      for (int i = 0; i < outputs; ++i) check_of->compare(c.text, plan.tile, arch, i, *to[i], want[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
+
+int main() {
+  using namespace rlk;
+  if (!cuda::has_device()) return cuda::kSkipped;
+  // No row; no token; one; short; a tile of each kind and one more token; many tiles.
+  constexpr std::int64_t kShapes[][2] = {{0, 7},     {3, 0},    {1, 1},     {5, 13},    {70, 3},
+                                         {300, 129}, {9, 256},  {2, 1025},  {33, 2048}, {1, 9000},
+                                         {130, 40},  {4, 8193}, {2, 20000}, {1, 70000}};
+  unsigned seed = 1;
+  cuda::PlanCheck check;
+  for (const auto& shape : kShapes) {
+    for (int i = 0; i < (shape[0] * shape[1] > 30000 ? 6 : 25); ++i) {
+      kl_test::Case c;
+      kl_test::make_case(seed++, shape[0], shape[1], &c);
+      cuda::run_case(c, &check);
+    }
+  }
+  return check.finish();
+}

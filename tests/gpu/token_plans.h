@@ -1,0 +1,86 @@
+// What the tests of plans of operators over tokens share: arrays on the device, guard bands, comparison with the CPU.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cuda/common/launch.h"
+
+namespace rlk::cuda {
+
+constexpr int kSkipped = 77;
+constexpr std::size_t kGuard = 64;
+constexpr float kCanary = -7.0f;
+
+inline bool has_device() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 && compute_capability(0) == 90) return true;
+  std::printf("skipped: no device of compute capability 9.0\n");
+  return false;
+}
+
+inline std::vector<float> guarded(std::int64_t size) {
+  return std::vector<float>(static_cast<std::size_t>(size) + kGuard, kCanary);
+}
+
+// Arrays on the device, as long as this lives.
+class DeviceArrays {
+ public:
+  DeviceArrays() = default;
+  ~DeviceArrays() {
+    for (void* p : kept_) cudaFree(p);
+  }
+  DeviceArrays(const DeviceArrays&) = delete;
+  DeviceArrays& operator=(const DeviceArrays&) = delete;
+
+  void* put(const void* host, std::size_t bytes) {
+    void* data = nullptr;
+    check(cudaMalloc(&data, bytes + 256), "cudaMalloc");
+    kept_.push_back(data);
+    if (bytes > 0) check(cudaMemcpy(data, host, bytes, cudaMemcpyHostToDevice), "copy");
+    return data;
+  }
+  // In place of an array of the host; one that is not there stays so.
+  void put(const std::vector<float>& host, const float** array) {
+    if (*array != nullptr) *array = static_cast<const float*>(put(host.data(), host.size() * sizeof(float)));
+  }
+  float* put_guarded(std::size_t size) {
+    const std::vector<float> canaries(size, kCanary);
+    return static_cast<float*>(put(canaries.data(), size * sizeof(float)));
+  }
+
+ private:
+  std::vector<void*> kept_;
+};
+
+// Counts outputs that differ from the CPU's, guard bands included, and prints the first of them.
+class PlanCheck {
+ public:
+  void compare(const std::string& text, int tile, int arch, int output, const float* device,
+               const std::vector<float>& want) {
+    std::vector<float> got(want.size());
+    check(cudaMemcpy(got.data(), device, got.size() * sizeof(float), cudaMemcpyDeviceToHost), "copy");
+    ++compared_;
+    if (std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) == 0) return;
+    if (++wrong_ >= 20) return;
+    std::size_t at = 0;
+    while (std::memcmp(&got[at], &want[at], sizeof(float)) == 0) ++at;
+    std::printf("%s, tile %d, sm_%d, output %d, element %zu: wanted %a, got %a\n", text.c_str(), tile, arch, output, at,
+                want[at], got[at]);
+  }
+  // The exit status.
+  int finish() const {
+    std::printf("%d of %d outputs differ\n", wrong_, compared_);
+    return wrong_ > 0 || compared_ == 0;
+  }
+
+ private:
+  int wrong_ = 0, compared_ = 0;
+};
+
+}  // namespace rlk::cuda
