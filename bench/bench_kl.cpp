@@ -1,12 +1,8 @@
 // Microbenchmark of the CUDA kernel of kl: one row per case, with the bytes that it must move and their share of the copy
 // ceiling measured in the same run. Usage:
 // bench_kl [--plans]    --plans: every plan, not the chosen one
-#include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <vector>
 
-#include "bench/gpu_timer.h"
 #include "bench/token_bench.h"
 #include "cuda/kl/kernels.h"
 #include "rlk/kernels/kl_check.h"

@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstdio>
+#include <iterator>
 #include <vector>
 
 #include "cpp/cpu/kl.h"

@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <vector>
 
 #include "cpp/cpu/value_loss.h"

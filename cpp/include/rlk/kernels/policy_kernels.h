@@ -4,8 +4,9 @@
 //   tokens       the pass over tokens: gradients, and each tile's sums
 //   sums         the tree over tiles and sequences, by blocks of sequences; the results where one is enough
 //   results      the tree over these blocks
-// A loss of single tokens with a denominator takes the last three or two. What an operator gives, by its Params: needs_counts,
-// needs_totals, set_weights, policy_factors, total_of, store_results; and its Statistics and Terms, of token_terms.h.
+// A loss of single tokens with a denominator takes the last three or two. What an operator gives, by its Params:
+// needs_counts, needs_totals, set_weights, policy_factors, total_of, store_results; and its Statistics and Terms, of
+// token_terms.h.
 #pragma once
 
 #include "rlk/kernels/policy_workspace.h"
