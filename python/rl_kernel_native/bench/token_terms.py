@@ -114,9 +114,9 @@ def _call(peer: Callable[[Operands, Tensor], Tensor], which: str, buffers: list[
 
 def _error(peer: Callable[[Operands, Tensor], Tensor], of: Operator, which: str, o: Operands) -> float:
     """Worst error of a pass against float64, relative to the largest."""
-    got = _call(peer, which, [o])(0).detach()
-    expected = _call(of.written_out, which, [Operands(*(t.double() for t in o))])(0).detach()
-    return float((got - expected).abs().max() / expected.abs().max())
+    got: Any = _call(peer, which, [o])(0)
+    expected: Any = _call(of.written_out, which, [Operands(*(t.double() for t in o))])(0)
+    return float(((got - expected).abs().max() / expected.abs().max()).detach())
 
 
 def run(
