@@ -93,7 +93,7 @@ nb::object shape_and_dtype(nb::handle array, const char* name) {
   const Array a = Array::of_any_dtype(array, name);
   nb::list shape;
   for (const std::int64_t size : a.shape()) shape.append(size);
-  return nb::make_tuple(nb::tuple(shape), a.dtype_name());
+  return nb::make_tuple(nb::tuple(shape), nb::str(a.dtype_name().c_str()));
 }
 
 // The bytes of a token: dimensions from `first` on, which follow one another without gaps.
