@@ -77,7 +77,8 @@ def beyond(operator: str, output: str, got: Any, expected: Any, dtype: str = "fl
     found, expected = float64(got), float64(expected)
     allowed = np.broadcast_to(row(operator, output).allowed(dtype, expected=expected, **facts), expected.shape)
     assert found.shape == expected.shape, (output, found.shape, expected.shape)
-    off = np.where(found == expected, 0.0, np.abs(found - expected))
+    with np.errstate(invalid="ignore"):  # equal infinities
+        off = np.where(found == expected, 0.0, np.abs(found - expected))
     if not found.size or (off <= allowed).all():
         return ""
     i = np.unravel_index(int(np.argmax(np.nan_to_num(off - allowed, nan=np.inf))), off.shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-INT, UINT, FLOAT, BFLOAT, COMPLEX = 0, 1, 2, 4, 5
+INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
 CPU, CUDA, METAL, ROCM = 1, 2, 8, 10
 READ_ONLY = 1
 
@@ -85,7 +85,7 @@ class Exporter:
         a, f = self.array, self.fields
         shape = f.get("shape", a.shape)
         strides = f.get("strides", tuple(s // a.itemsize for s in a.strides))
-        code = {"f": FLOAT, "i": INT, "u": UINT, "c": COMPLEX}.get(a.dtype.kind, FLOAT)
+        code = {"f": FLOAT, "i": INT, "u": UINT, "c": COMPLEX, "b": BOOL}.get(a.dtype.kind, FLOAT)
         dims = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         steps = None if strides is None else (ctypes.c_int64 * max(len(strides), 1))(*strides)
         tensor = Tensor(

@@ -27,6 +27,7 @@ SOURCES = {
     ".json",
     ".py",
     ".pyi",
+    ".safetensors",
     ".toml",
     ".txt",
 }

@@ -72,13 +72,16 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def lane_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours."""
+    """Over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours. Of narrow rows only the
+    lanes that have an octet, to a power of two: the others are +0, and so is what they add."""
     rows, columns = a.shape
-    chunks = max(-(-columns // 2048), 1)
-    padded = [np.zeros((rows, chunks * 2048), np.float32) for _ in range(2)]
+    octets = max(-(-columns // 8), 1)
+    width = min(256, 1 << (octets - 1).bit_length())
+    chunks = -(-octets // width)
+    padded = [np.zeros((rows, chunks * width * 8), np.float32) for _ in range(2)]
     padded[0][:, :columns], padded[1][:, :columns] = a, b
-    x, y = (p.reshape(rows, chunks, 256, 8) for p in padded)
-    lanes = np.zeros((rows, 256), np.float32)
+    x, y = (p.reshape(rows, chunks, width, 8) for p in padded)
+    lanes = np.zeros((rows, width), np.float32)
     for chunk in range(chunks):
         for j in range(8):
             lanes = fma(x[:, chunk, :, j], y[:, chunk, :, j], lanes)

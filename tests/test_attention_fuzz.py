@@ -1,5 +1,5 @@
 """Random calls of attention, always the same ones: a sequence has the same bytes in every form and alone, values are
-those of float64, and a GPU has the bytes of the CPU.
+within the contract's bounds of float64, and a GPU has the bytes of the CPU.
 
 RLK_FUZZ_CASES (300) sets how many. A failure names its case; run `python tests/test_attention_fuzz.py CASE` to see that
 one alone.
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rl_kernel_native as rk
-from cases import differing
+from cases import differing, mode
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its forms with torch")
 
+from attention_bounds import attention_failures  # noqa: E402
 from attention_cases import DTYPES, FORMS, Sequences, alone, each, results  # noqa: E402
 
 SEED = 20_261
@@ -75,11 +75,12 @@ def check_cpu(p: Problem) -> None:
         for name in got:
             found = differing(got[name].contiguous(), want[b][name].contiguous())
             assert not found, f"{p.name}, {name} of sequence {b}: {found}"
+        if p.number % 3:  # float64 takes longer than all forms
+            continue
         s = p.sequences
-        wide = [t[b][None].double().numpy() for t in (s.q, s.k, s.v)]
-        truth = rk.attention_reference(*wide, **p.options)["out"][0]
-        bound = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.15}[s.q[0].dtype]
-        assert np.abs(want[b]["out"].double().numpy() - truth).max() < bound, p.name
+        with mode("cpu", exp):
+            found = attention_failures(s.q[b], s.k[b], s.v[b], s.dout[b], exp=exp, **p.options)
+        assert not found, f"{p.name}, sequence {b}: {found}"
 
 
 def moved(call: Any, put: Any) -> Any:

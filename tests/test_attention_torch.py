@@ -91,29 +91,6 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(s: Sequences, monkeypat
         assert asked == [expected]
 
 
-@pytest.mark.parametrize("kind", ["negative bit", "mode", "expanded", "transposed", "other dtype"])
-def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(kind: str, s: Sequences) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    arrays, lists = s.call("packed")
-    make = {
-        "negative bit": lambda g: torch._neg_view(-g),
-        "mode": lambda g: g,
-        "expanded": lambda g: g[..., :1].expand_as(g),
-        "transposed": lambda g: g.transpose(0, 1).contiguous().transpose(0, 1),
-        "other dtype": lambda g: g,
-    }[kind]
-    leaves = leaves_of(arrays)
-    out = rk.attention(*leaves, **lists)
-    want = torch.autograd.grad(out, leaves, make(arrays[3]).clone().contiguous(), retain_graph=True)
-    if kind == "mode":
-        with FlopCounterMode(display=False):
-            got = torch.autograd.grad(out, leaves, arrays[3])
-    else:
-        got = torch.autograd.grad(out, leaves, make(arrays[3]))
-    assert_same(tuple(t.resolve_neg() for t in got), want)
-
-
 def test_lists_that_change_before_backward_are_noticed(s: Sequences) -> None:
     arrays, lists = s.call("packed")
     leaves = leaves_of(arrays)
@@ -236,19 +213,6 @@ def test_vmap_has_the_bytes_of_a_loop(s: Sequences) -> None:
     packed, offsets = s.call("packed")
     got = torch.func.vmap(lambda q: rk.attention(q, *packed[1:3], **offsets))(torch.stack([packed[0], packed[0] * 2]))
     assert_same(got[1], rk.attention(packed[0] * 2, *packed[1:3], **offsets))
-
-
-def test_batches_of_gradients_have_the_bytes_of_a_loop(s: Sequences) -> None:
-    for form in ("right", "packed"):
-        arrays, lists = s.call(form)
-        leaves = leaves_of(arrays)
-        out = rk.attention(*leaves, **lists)
-        dout = torch.nan_to_num(arrays[3])
-        stack = torch.stack([dout, dout * 2, dout - 1])
-        got = torch.autograd.grad(out, leaves, stack, is_grads_batched=True, retain_graph=True)
-        for i in range(3):
-            want = torch.autograd.grad(out, leaves, stack[i], retain_graph=True)
-            assert_same(tuple(g[i] for g in got), want, form)
 
 
 CALLS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,7 @@ from rl_kernel_native.bench import __main__ as command  # noqa: E402
 from rl_kernel_native.bench import (  # noqa: E402
     advantage,
     attention,
+    comparison,
     embedding,
     linear,
     logprob,
@@ -287,6 +288,20 @@ def test_every_peer_computes_the_same_log_probability():
 def test_an_absent_peer_is_named():
     _, absent = logprob.peers(torch.device("cpu"), torch.bfloat16, use_compile=False)
     assert {line.split(":")[0] for line in absent} == {"liger_kernel", "quack"}
+
+
+def test_a_peer_that_fails_is_named_and_the_others_are_measured():
+    run = comparison.Comparison(torch.device("cpu"), 0.01)
+    run.add("forward", [comparison.Candidate("rk", abs), comparison.Candidate("torch", lambda i: [][i])], 1)
+    assert [row["peer"] for row in run.results] == ["rk"]
+    assert run.absent == ["torch, forward: IndexError: list index out of range"]
+
+
+def test_times_are_told_against_ours_or_not_at_all():
+    run = comparison.Comparison(torch.device("cpu"), 0.01)
+    with pytest.raises(IndexError):
+        run.add("forward", [comparison.Candidate("rk", lambda i: [][i]), comparison.Candidate("torch", abs)], 1)
+    assert run.results == []
 
 
 def test_candidates_are_visited_in_turn():

@@ -349,7 +349,7 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:
         (("--operator", "softmax"), "--operator softmax: want one of logprob, linear"),
         (("--device", "gpu"), "--device gpu: want auto, cpu, cuda or cuda:N"),
         (("--device", "meta"), "--device meta: want auto, cpu, cuda or cuda:N"),
-        (("--arithmetic", "sm_70", "--device", "cpu"), "--arithmetic sm_70: unit: expected one of ieee"),
+        (("--arithmetic", "sm_70", "--device", "cpu"), "--arithmetic sm_70: want one of ieee"),
         (("--out", "no/such/place.json"), "--out no/such/place.json: there is no directory no/such"),
     ],
 )

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch", reason="the digest runs on torch")
 pytest.importorskip("safetensors", reason="the digest's model is a safetensors file")
 
 import rl_kernel_native as rk  # noqa: E402
-from rl_kernel_native.consistency import digest  # noqa: E402
+from rl_kernel_native.consistency import digest, environment  # noqa: E402
+from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -38,6 +39,19 @@ def test_the_cpu_computes_the_recorded_digest(unit: str) -> None:
 def test_the_gpu_computes_the_recorded_digest() -> None:
     found = digest.compute_digest(torch.device("cuda"))
     assert found.agrees, found
+
+
+def test_a_gpu_has_its_own_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with rk.arithmetic("gfx942"), environment.computing_as("sm_90", gpu):
+        assert environment.arithmetic_of(gpu) == "sm_90"
+        assert environment.arithmetic_of(CPU) == "gfx942"
+    with pytest.raises(BadInput, match="--arithmetic ieee: cuda:0 has sm_90; the CPU has any"):
+        environment.computing_as("ieee", gpu)
+    with pytest.raises(BadInput, match="--arithmetic sm_70: want one of ieee, sm_90"):
+        environment.computing_as("sm_70", CPU)
 
 
 def test_digests_of_different_arithmetics_differ() -> None:

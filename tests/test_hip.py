@@ -126,9 +126,10 @@ def merged_shards(problem: fuzz.Problem, shards: int) -> Any:
     return back(rk.logprob_merge(on_device(torch.stack(stats)), temperature=temperature, **ALL))
 
 
-@pytest.mark.parametrize("first", range(0, CASES, CHUNK))
+@pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(first, min(first + CHUNK, CASES)):
+    """A quarter of the cases: each is a forward, its shards and a gradient."""
+    for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         problem = fuzz.make(number)
         want = fuzz.forward(problem, "cpu", "portable")
@@ -143,7 +144,7 @@ def test_cpu_and_hip_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the cases: three kernels of 256 lanes a row take longer here than a log-probability's."""
+    """A quarter of the cases: three kernels of 256 lanes a row take long here."""
     for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         norm = rms_norm_fuzz.make(number)
@@ -155,7 +156,7 @@ def test_cpu_and_hip_norms_have_the_same_bytes(first: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("first", range(0, CASES // 4, CHUNK // 4))
 def test_cpu_and_hip_tables_have_the_same_bytes(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the cases: the sort's ballots take longer here than a log-probability's columns."""
+    """A quarter of the cases: the sort's ballots take long here."""
     for number in range(first, min(first + CHUNK // 4, CASES // 4)):
         monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
         table = embedding_fuzz.make(number)

@@ -1,4 +1,4 @@
-"""linear's backward as torch's engine runs it: what is asked for, gradients of every kind, main_grad, checkpointing."""
+"""linear's backward as torch's engine runs it: what is asked for, main_grad, checkpointing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cases import differing
 from linear_cases import Operands, operands
 
 torch = pytest.importorskip("torch")
-forward_ad = torch.autograd.forward_ad
+
+from engine_cases import Subclass, zeros_for  # noqa: E402
 
 
 @pytest.fixture
@@ -23,14 +24,6 @@ def o(device: str, rng: np.random.Generator) -> Operands:
 
 def leaves_of(o: Operands) -> list[Any]:
     return [t.clone().requires_grad_() for t in o[:3]]
-
-
-def zeros_for(weight: Any) -> Any:
-    return torch.zeros(weight.shape, device=weight.device)
-
-
-class Subclass(torch.Tensor):
-    """With memory, and without a word about dispatch: goes through the dispatcher."""
 
 
 # ---- what the engine asks for ----------------------------------------------------------------------------------------
@@ -125,18 +118,6 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatc
 # ---- gradients of every kind -----------------------------------------------------------------------------------------
 
 
-def test_batches_of_gradients_have_the_bytes_of_a_loop(o: Operands) -> None:
-    batch = torch.stack([o.dy, o.dy * 2, o.dy - 1])
-    leaves = leaves_of(o)
-    y = rk.linear(*leaves)
-    want = [torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in batch]
-    batched = torch.autograd.grad(y, leaves, batch, is_grads_batched=True, retain_graph=True)
-    mapped = torch.func.vmap(lambda dy: torch.autograd.grad(y, leaves, dy, retain_graph=True))(batch)
-    for i in range(len(batch)):
-        for got in (batched, mapped):
-            assert not differing(tuple(g[i] for g in got), want[i])
-
-
 def test_gradcheck_with_batched_gradients_and_a_vectorised_hessian(rng: np.random.Generator) -> None:
     o = operands(rng, (4,), 6, 5, "float32")
     leaves = tuple(t.clone().requires_grad_() for t in o[:3])
@@ -146,102 +127,6 @@ def test_gradcheck_with_batched_gradients_and_a_vectorised_hessian(rng: np.rando
     f = lambda x: rk.linear(x, o.weight).square().sum()  # noqa: E731
     got, want = (torch.autograd.functional.hessian(f, o.x, vectorize=v) for v in (True, False))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_a_tangent_of_the_gradient_is_kept(o: Operands) -> None:
-    leaves = leaves_of(o)
-    y = rk.linear(*leaves)
-    with forward_ad.dual_level():
-        got = torch.autograd.grad(y, leaves, forward_ad.make_dual(o.dy, o.dy * 2))
-        tangents = tuple(forward_ad.unpack_dual(g).tangent for g in got)
-    y = rk.linear(*leaves)
-    assert not differing(tangents, torch.autograd.grad(y, leaves, o.dy * 2))
-
-
-@pytest.mark.parametrize("kind", ["subclass", "negative bit", "mode", "expanded"])
-def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(kind: str, o: Operands) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    make = {
-        "subclass": lambda g: g.as_subclass(Subclass),
-        "negative bit": lambda g: torch._neg_view(-g),
-        "mode": lambda g: g,
-        "expanded": lambda g: g[:, :1].expand_as(g),
-    }[kind]
-    outcomes = []
-    for transform in (lambda g: make(g).as_subclass(torch.Tensor).clone().contiguous(), make):
-        leaves, main_grad = leaves_of(o), zeros_for(o.weight)
-        y = rk.linear(*leaves)
-        z = rk.linear(*leaves, main_grad=main_grad)
-        if kind == "mode" and outcomes:
-            with FlopCounterMode(display=False):
-                first = torch.autograd.grad(y, leaves, transform(o.dy))
-                z.backward(transform(o.dy), inputs=leaves[1:2])
-        else:
-            first = torch.autograd.grad(y, leaves, transform(o.dy))
-            z.backward(transform(o.dy), inputs=leaves[1:2])
-        outcomes.append((*(g.as_subclass(torch.Tensor) for g in first), main_grad))
-        assert main_grad._version == 1
-    assert not differing(*outcomes)
-
-
-def test_a_gradient_from_a_collective_is_waited_for_and_a_dtensor_is_refused(
-    o: Operands, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    dist = pytest.importorskip("torch.distributed")
-    collectives = pytest.importorskip("torch.distributed._functional_collectives")
-    tensor = pytest.importorskip("torch.distributed.tensor")
-    if o.x.is_cuda:
-        pytest.skip("the group is gloo's")
-    file = tmp_path_factory.mktemp("gloo") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
-    try:
-        want = (rk.linear_input_grad(o.dy, o.weight), rk.linear_weight_grad(o.dy, o.x), rk.linear_bias_grad(o.dy))
-        leaves = leaves_of(o)
-        y = rk.linear(*leaves)
-        dy = collectives.all_reduce(o.dy.clone(), "sum", dist.group.WORLD)
-        assert type(dy) is collectives.AsyncCollectiveTensor
-        assert not differing(torch.autograd.grad(y, leaves, dy, retain_graph=True), want)
-        main_grad = zeros_for(o.weight)
-        dy = collectives.all_reduce(o.dy.clone(), "sum", dist.group.WORLD)
-        rk.linear(*leaves, main_grad=main_grad).backward(dy)
-        assert not differing(main_grad.bfloat16(), want[1])
-        mesh = tensor.init_device_mesh("cpu", (1,))
-        dy = tensor.DTensor.from_local(o.dy, mesh, [tensor.Replicate()])
-        with pytest.raises(TypeError, match=r"dy: expected a local tensor, got a DTensor; pass tensor.to_local"):
-            torch.autograd.grad(y, leaves, dy)
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_fake_gradient_gives_fake_gradients(o: Operands) -> None:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-    leaves = leaves_of(o)
-    y = rk.linear(*leaves)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        got = torch.autograd.grad(y, leaves, torch.ones_like(o.dy))
-    assert all(isinstance(g, FakeTensor) and g.shape == leaf.shape for g, leaf in zip(got, leaves, strict=True))
-
-
-def test_what_cannot_be_added_to_main_grad_is_refused(o: Operands) -> None:
-    leaves, main_grad = leaves_of(o), zeros_for(o.weight)
-    leaves[1] = leaves[1] * 1
-    y = rk.linear(*leaves, main_grad=main_grad)
-    batch = torch.stack([o.dy, o.dy])
-    with pytest.raises(ValueError, match="main_grad: a batch of gradients"):
-        torch.autograd.grad(y, leaves[1:2], batch, is_grads_batched=True, retain_graph=True, allow_unused=True)
-    with pytest.raises(ValueError, match="main_grad: a batch of gradients"):
-        torch.func.vmap(lambda g: torch.autograd.grad(y, leaves, g, retain_graph=True, allow_unused=True)[0])(batch)
-    with (
-        forward_ad.dual_level(),
-        pytest.raises(RuntimeError, match="linear_weight_grad_: a derivative is wanted where it would be lost"),
-    ):
-        y.backward(forward_ad.make_dual(o.dy, o.dy), retain_graph=True)
-    with pytest.raises(TypeError, match="dy: expected a dense tensor, got a sparse_coo one"):
-        torch.autograd.grad(rk.linear(leaves[0].sum(0), *leaves[1:]), leaves, o.dy[0].to_sparse())
-    assert not bool(main_grad.any())
-    assert main_grad._version == 0
 
 
 def test_flops_are_counted_forward_and_backward(o: Operands) -> None:

@@ -64,6 +64,36 @@ def test_autograd_has_the_bytes_of_backward(options: dict[str, Any], device: str
         assert_same(torch.autograd.grad(only, q, dq_out)[0], want[0], "no k")
 
 
+def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_kernel_native.ops import rope_torch
+
+    inputs = [leaf * 1 for leaf in leaves(o)]  # about a leaf torch.autograd.grad has no answer
+    outputs = results(o._replace(q=inputs[0], k=inputs[1]))
+    asked: list[Any] = []
+
+    class Recording:
+        def rope(self, *arguments: Any) -> Any:
+            asked.append(tuple(None if t is None else t.shape for t in arguments[:2]))
+            return native.rope(*arguments)
+
+    native = rope_torch._C
+    monkeypatch.setattr(rope_torch, "_C", Recording())
+    shapes = tuple(leaf.shape for leaf in inputs)
+    for wanted, expected in ((inputs, shapes), (inputs[:1], (shapes[0], None)), (inputs[1:], (shapes[1], None))):
+        asked.clear()
+        torch.autograd.grad(outputs, wanted, o[:2], retain_graph=True)
+        torch.autograd.backward(outputs, o[:2], inputs=wanted, retain_graph=True)
+        assert asked == [expected] * 2
+
+
+def test_the_registered_operator_refuses_a_gradient_of_its_constants(o: Operands) -> None:
+    rk.rope(*o[:4], position_ids=o.position_ids)
+    cos = o.cos.clone().requires_grad_()
+    out = torch.ops.rl_kernel_native.rope(o.q, None, cos, o.sin, o.position_ids, False, None, False, None, -2, False)[0]
+    with pytest.raises(ValueError, match=r"cos: is a constant of the rotation and gets no gradient"):
+        torch.autograd.grad(out.float().sum(), cos)
+
+
 def test_gradients_of_any_layout(device: str, rng: np.random.Generator) -> None:
     """Attention gives gradients in its own layout; a sum gives an expanded one."""
     o = operands(rng, (2, 5), (4, 2), 64, "bfloat16", device)

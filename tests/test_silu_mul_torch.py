@@ -251,6 +251,29 @@ def test_second_derivatives_in_half_precision(form: str, o: Operands) -> None:
 # ---- modes of torch -------------------------------------------------------------------------------------------------
 
 
+def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_kernel_native.ops import silu_mul_torch
+
+    # About a leaf torch.autograd.grad has no answer.
+    leaves = [leaf.clone().requires_grad_() * 1 for leaf in (o.gate, o.up)]
+    y = rk.silu_mul(*leaves)
+    given: list[Any] = []
+
+    class Recording:
+        def gated_mul_backward(self, *arguments: Any) -> Any:
+            result = native.gated_mul_backward(*arguments)
+            given.append(tuple(g is not None for g in result))
+            return result
+
+    native = silu_mul_torch._C
+    monkeypatch.setattr(silu_mul_torch, "_C", Recording())
+    for wanted, expected in ((leaves, (True, True)), (leaves[:1], (True, False)), (leaves[1:], (False, True))):
+        given.clear()
+        torch.autograd.grad(y, wanted, o.dy, retain_graph=True)
+        torch.autograd.backward(y, o.dy, inputs=wanted, retain_graph=True)
+        assert given == [expected] * 2
+
+
 def test_no_grad_inference_mode_and_grad_have_the_same_bytes(o: Operands) -> None:
     want = rk.silu_mul(*(t.clone().requires_grad_() for t in o[:2]))
     assert want.requires_grad

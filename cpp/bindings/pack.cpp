@@ -88,6 +88,14 @@ std::string text_of(const std::string& leading, std::span<const std::int64_t> sh
   return "[" + leading + "], got " + shape_text(shape);
 }
 
+// (shape, name of the dtype): exporters need not have attributes of these names.
+nb::object shape_and_dtype(nb::handle array, const char* name) {
+  const Array a = Array::of_any_dtype(array, name);
+  nb::list shape;
+  for (const std::int64_t size : a.shape()) shape.append(size);
+  return nb::make_tuple(nb::tuple(shape), nb::str(a.dtype_name().c_str()));
+}
+
 // The bytes of a token: dimensions from `first` on, which follow one another without gaps.
 std::int64_t token_bytes(const Array& a, int first) {
   const TensorView& v = a.view();
@@ -198,6 +206,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
 void bind_pack(nb::module_& m) {
   define(m, "pack_layout", &layout);
   define(m, "pack", &move);
+  define(m, "shape_and_dtype", &shape_and_dtype);
 }
 
 }  // namespace rlk::bindings

@@ -457,10 +457,11 @@ class _Rotation(NamedTuple):
         return {name: arrays.get(result) for name, result in found.items()}
 
 
-def _rotations(dtypes: tuple[str, ...]) -> Iterator[_Rotation]:
+def _rotations(dtypes: tuple[str, ...], device: str) -> Iterator[_Rotation]:
     random = np.random.default_rng(5)
-    # A pair; odd widths, which take no vector; heads of 128; half of a head; enough for every plan of a GPU.
-    for i, (tokens, heads, dim, rest) in enumerate(((3, 1, 2, 0), (5, 3, 18, 1), (33, 8, 128, 0), (2500, 40, 64, 64))):
+    # A pair; odd widths, which take no vector; heads of 128; half of a head, enough for every thread or plan of a GPU.
+    most = 250 if device == "cpu" else 2500
+    for i, (tokens, heads, dim, rest) in enumerate(((3, 1, 2, 0), (5, 3, 18, 1), (33, 8, 128, 0), (most, 40, 64, 64))):
         for j, dtype in enumerate(dtypes):
             options: dict[str, Any] = {"interleaved": (i + j) % 2 == 0, "partial_dim": dim}
             if (i + j) % 3 == 0:
@@ -475,7 +476,7 @@ def _rotations(dtypes: tuple[str, ...]) -> Iterator[_Rotation]:
 
 def _rotations_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
     """(case, error as a share of its bound in contract.py)."""
-    for case in _rotations(arrays.dtypes):
+    for case in _rotations(arrays.dtypes, arrays.device):
         got = case.results(arrays)
         options = {name: value for name, value in case.options.items() if name != "intermediate"}
         rounding = ROUNDING[case.dtype]
@@ -504,7 +505,7 @@ def rope(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterato
 
     def tokens() -> tuple[bool, str]:
         differ = 0
-        for case in _rotations(arrays.dtypes[-1:]):
+        for case in _rotations(arrays.dtypes[-1:], device):
             whole = case.results(arrays)
             part = case._replace(**{name: getattr(case, name)[1:3] for name in ("q", "k", "position_ids")})
             differ += sum(_same_bytes(a, whole[name][1:3]) for name, a in part.results(arrays).items())
@@ -517,7 +518,7 @@ def rope(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterato
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
-        for case in _rotations(arrays.dtypes):
+        for case in _rotations(arrays.dtypes, arrays.device):
             here, there = case.results(arrays), case.results(cpu)
             differ += sum(_same_bytes(here[name], there[name]) for name in here)
             total += sum(value.size for value in here.values())

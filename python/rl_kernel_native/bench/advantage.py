@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers
+from .measure import Call
 
 MOST_BUFFERS = 64
 GROUP = 8  # answers to a prompt
@@ -74,7 +75,7 @@ def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
 
 def buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
     size = 2 * sequences * tokens * 4
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal() -> Tensor:
@@ -100,46 +101,21 @@ def run(
     """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what is done with
     it."""
     device = torch.device(device_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     rotated = buffers(sequences, tokens, device)
-    absent: list[str] = []
-    calls: list[tuple[str, Call]] = []
-    errors: list[float] = []
     exact = _WRITTEN_OUT[operator](Operands(*(a.double() if a.is_floating_point() else a for a in rotated[0])))
-    for name, function in peers(operator, use_compile):
-        try:
-            error = float((function(rotated[0]).double() - exact).abs().max() / exact.abs().max())
-        except Exception as problem:  # a peer's own trouble, such as a missing compiler, is not ours
-            absent.append(f"{name}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-            continue
-        errors.append(error)
-        calls.append((name, _call(function, rotated)))
-    timings = measure([call for _, call in calls], device, seconds)
-    results = []
-    for (name, _), timing, error in zip(calls, timings, errors, strict=True):
-        rate = bytes_moved(operator, sequences, tokens) / (timing.median_ms * 1e-3)
-        results.append(
-            {
-                "pass": "forward",
-                "peer": name,
-                **timing._asdict(),
-                "gb_per_s": rate / 1e9,
-                "share_of_copy": rate / ceiling,
-                "times_rk": timing.median_ms / timings[0].median_ms,
-                "max_error": error,
-            }
-        )
-    return {
-        "operator": operator,
-        "shape": f"[{sequences}, {tokens}]",
-        "rows": sequences,
-        "tokens": tokens,
-        "dtype": "float32",
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(rotated),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+
+    def error(function: Function) -> float:
+        return float((function(rotated[0]).double() - exact).abs().max() / exact.abs().max())
+
+    comparison.add(
+        "forward",
+        [
+            Candidate(name, _call(function, rotated), partial(error, function))
+            for name, function in peers(operator, use_compile)
+        ],
+        bytes_moved(operator, sequences, tokens),
+    )
+    return comparison.report(
+        operator, f"[{sequences}, {tokens}]", "float32", len(rotated), rows=sequences, tokens=tokens
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .measure import Call
 
 MOST_BUFFERS = 64
 CHECKED_TOKENS = 8  # compared with float64
@@ -45,25 +45,23 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and a sentence for each that cannot."""
-    absent: list[str] = []
     found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))
-    if importlib.util.find_spec("flash_attn") is None:
-        absent.append("flash_attn: not installed")
-    elif device.type != "cuda":
-        absent.append("flash_attn: runs on CUDA only")
-    else:
-        function = importlib.import_module("flash_attn").flash_attn_func
-        found.append(Peer("FlashAttention", lambda q, k, v: function(q, k, v, causal=True)))
-    return found, absent
+    others, absent = cuda_peers(device, {"flash_attn": _flash_attention})
+    return found + others, absent
+
+
+def _flash_attention() -> Peer:
+    function = importlib.import_module("flash_attn").flash_attn_func
+    return Peer("FlashAttention", lambda q, k, v: function(q, k, v, causal=True))
 
 
 def _buffers(
     tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> list[Operands]:
     size = 2 * tokens * sum(heads) * head_dim * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(num_heads: int) -> Tensor:
@@ -109,52 +107,19 @@ def run(
 ) -> dict[str, Any]:
     """Times every peer on one causal sequence; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers = _buffers(tokens, heads, head_dim, dtype, device)
     candidates, absent = peers(device)
-    results = []
+    comparison.absent += absent
     for which in PASSES:
-        calls: list[tuple[Peer, Call]] = []
-        errors: list[float | None] = []
-        for peer in candidates:
-            call = _call(peer, which, buffers)
-            try:
-                error = _error(call, which, buffers[0])
-                call(0)
-            except Exception as problem:
-                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                continue
-            errors.append(error)
-            calls.append((peer, call))
-        timings = measure([call for _, call in calls], device, seconds)
-        operations = PRODUCTS[which] * tokens * tokens * heads[0] * head_dim  # 2 a link, half of the pairs
-        bytes_moved = (2 if which == "forward" else 4) * tokens * sum(heads) * head_dim * dtype.itemsize
-        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "tflops": operations / (timing.median_ms * 1e-3) / 1e12,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "attention",
-        "shape": f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]",
-        "rows": tokens,
-        "heads": list(heads),
-        "head_dim": head_dim,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in candidates]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],
+            (2 if which == "forward" else 4) * tokens * sum(heads) * head_dim * dtype.itemsize,
+            PRODUCTS[which] * tokens * tokens * heads[0] * head_dim,  # 2 a link, half of the pairs
+        )
+    return comparison.report(
+        "attention", f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]", dtype_name, len(buffers),
+        rows=tokens, heads=list(heads), head_dim=head_dim,
+    )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .measure import Call
 
 MOST_BUFFERS = 64
 PASSES = ("forward", "forward + backward")
@@ -38,27 +38,22 @@ class Peer(NamedTuple):
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and a sentence for each that cannot."""
-    absent: list[str] = []
     found = [Peer("rk", rk.embedding), Peer("torch", torch.nn.functional.embedding)]
     if use_compile:
         compiled: Any = torch.compile(torch.nn.functional.embedding, dynamic=False)
         found.append(Peer("torch.compile", compiled))
-    if importlib.util.find_spec("liger_kernel") is None:
-        absent.append("liger_kernel: not installed")
-    elif device.type != "cuda":
-        absent.append("liger_kernel: runs on CUDA only")
-    else:
-        try:
-            function = importlib.import_module("liger_kernel.ops.experimental.embedding").LigerEmbeddingFunction
-            found.append(Peer("Liger", lambda ids, weight: function.apply(weight, ids)))
-        except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
-            absent.append(f"liger_kernel: {type(error).__name__}: {error}")
-    return found, absent
+    others, absent = cuda_peers(device, {"liger_kernel": _liger})
+    return found + others, absent
+
+
+def _liger() -> Peer:
+    function = importlib.import_module("liger_kernel.ops.experimental.embedding").LigerEmbeddingFunction
+    return Peer("Liger", lambda ids, weight: function.apply(weight, ids))
 
 
 def _buffers(tokens: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> list[Operands]:
     size = tokens * columns * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def one() -> Operands:
@@ -115,53 +110,24 @@ def run(
     """Times every peer on ``tokens`` ids of a table ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for
     what is done with it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     weight = _table(rows, columns, dtype, device)
     buffers = _buffers(tokens, rows, columns, dtype, device)
     candidates, absent = peers(device, use_compile)
-    results = []
+    comparison.absent += absent
     for which in PASSES:
-        calls: list[tuple[Peer, Call]] = []
-        errors: list[float] = []
-        for peer in candidates:
-            call = _call(peer, which, weight, buffers)
-            try:
-                errors.append(_error(call, which, weight, buffers[0]))
-            except Exception as problem:
-                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                continue
-            calls.append((peer, call))
-        timings = measure([call for _, call in calls], device, seconds)
         # Rows of the table that tokens share are read once, at least; the gradient is written whole.
         present = sum(int(o.ids.unique().numel()) for o in buffers) / len(buffers)
         elements = (tokens + present) * columns
         if "backward" in which:
             elements += (tokens + rows) * columns
-        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = elements * dtype.itemsize / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "embedding",
-        "shape": f"{tokens} of [{rows}, {columns}]",
-        "rows": tokens,
-        "vocab": rows,
-        "columns": columns,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        calls = [(peer.name, _call(peer, which, weight, buffers)) for peer in candidates]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, weight, buffers[0])) for name, call in calls],
+            elements * dtype.itemsize,
+        )
+    return comparison.report(
+        "embedding", f"{tokens} of [{rows}, {columns}]", dtype_name, len(buffers),
+        rows=tokens, vocab=rows, columns=columns,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 import rl_kernel_native as rk
 
 from .. import _blas
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers
+from .measure import Call
 
 MOST_BUFFERS = 64
 CHECKED_ROWS = 8  # compared with float64
@@ -59,7 +60,7 @@ def peers(device: torch.device) -> list[Peer]:
 def _buffers(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> list[Operands]:
     rows, ins, outs = shape
     size = (rows * ins + outs * ins + rows * outs) * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*sizes: int) -> Tensor:
@@ -99,46 +100,19 @@ def run(shape: tuple[int, int, int], dtype_name: str, device_name: str, *, secon
     """Times every peer on ``(rows, in_features, out_features)``."""
     rows, ins, outs = shape
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers = _buffers(shape, dtype, device)
-    found = peers(device)
-    results = []
     for which in PASSES:
-        calls = [_call(peer, which, buffers) for peer in found]
-        errors = [_error(call, which, buffers[0]) for call in calls]
-        timings = measure(calls, device, seconds)
-        work = 2 * rows * ins * outs * PRODUCTS[which]
-        bytes_moved = (rows * ins + outs * ins + rows * outs) * dtype.itemsize * PRODUCTS[which]
-        for peer, timing, error in zip(found, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "tflops": work / (timing.median_ms * 1e-3) / 1e12,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "linear",
-        "shape": f"[{rows}, {ins}] x [{outs}, {ins}]",
-        "rows": rows,
-        "in_features": ins,
-        "out_features": outs,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": [],
-        "notes": _notes(device),
-    }
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in peers(device)]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],
+            (rows * ins + outs * ins + rows * outs) * dtype.itemsize * PRODUCTS[which],
+            2 * rows * ins * outs * PRODUCTS[which],
+        )
+    sizes = {"rows": rows, "in_features": ins, "out_features": outs}
+    report = comparison.report("linear", f"[{rows}, {ins}] x [{outs}, {ins}]", dtype_name, len(buffers), **sizes)
+    return report | {"notes": _notes(device)}
 
 
 def _notes(device: torch.device) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +11,9 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .measure import Call
 
-# Buffers rotate until together they exceed any cache by far.
-ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "forward + entropy", "forward + backward")
@@ -78,7 +77,7 @@ def _compiled(function: Callable[..., Any]) -> Forward:
 
 def peers(device: torch.device, dtype: torch.dtype, use_compile: bool) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and a sentence for each that cannot."""
-    found, absent = [Peer("rk", *_rk(None))], []
+    found = [Peer("rk", *_rk(None))]
     if device.type == "cuda":
         found.append(Peer("rk, portable exp", *_rk("portable")))
     found.append(Peer("torch log_softmax, fp32", _log_softmax(torch.float32), _log_softmax_entropy))
@@ -87,20 +86,11 @@ def peers(device: torch.device, dtype: torch.dtype, use_compile: bool) -> tuple[
     found.append(Peer("torch gather - logsumexp", _gather_minus_lse))
     if use_compile:
         found.append(Peer("torch.compile", _compiled(_gather_minus_lse), _compiled(_log_softmax_entropy)))
-    for name, make in (("liger_kernel", _liger), ("quack", _quack)):
-        if importlib.util.find_spec(name) is None:
-            absent.append(f"{name}: not installed")
-        elif device.type != "cuda":
-            absent.append(f"{name}: runs on CUDA only")
-        else:
-            try:
-                found += make()
-            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
-                absent.append(f"{name}: {type(error).__name__}: {error}")
-    return found, absent
+    others, absent = cuda_peers(device, {"liger_kernel": _liger, "quack": _quack})
+    return found + others, absent
 
 
-def _liger() -> list[Peer]:
+def _liger() -> Peer:
     from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
 
     def selective(batch: Batch) -> Tensor:
@@ -108,18 +98,18 @@ def _liger() -> list[Peer]:
         return fused_selective_log_softmax(batch.padded.unsqueeze(0), ids, temperature=1.0).squeeze(0)
 
     # Its cross-entropy with a backward writes the gradient over its input, so it cannot run on rotated buffers.
-    return [Peer("Liger selective", selective, has_backward=False)]
+    return Peer("Liger selective", selective, has_backward=False)
 
 
-def _quack() -> list[Peer]:
+def _quack() -> Peer:
     from quack.cross_entropy import cross_entropy
 
-    return [Peer("quack cross-entropy", lambda batch: -cross_entropy(batch.logits, batch.target, reduction="none"))]
+    return Peer("quack cross-entropy", lambda batch: -cross_entropy(batch.logits, batch.target, reduction="none"))
 
 
 def _batches(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) -> list[Batch]:
     size = (rows + 1) * vocab * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
     batches = []
     for _ in range(count):
@@ -165,51 +155,15 @@ def run(
 ) -> dict[str, Any]:
     """Times every peer on ``[rows, vocab]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     batches = _batches(rows, vocab, dtype, device)
     candidates, absent = peers(device, dtype, use_compile)
-    results = []
+    comparison.absent += absent
     for which in PASSES:
-        calls: list[tuple[Peer, Call]] = []
-        errors: list[float | None] = []
-        for peer in candidates:
-            call = _call(peer, which, batches)
-            if call is None:
-                continue
-            try:
-                errors.append(_error(call, which, batches[0]))
-                call(0)
-            except Exception as problem:
-                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                del errors[len(calls) :]
-                continue
-            calls.append((peer, call))
-        timings = measure([call for _, call in calls], device, seconds)
-        bytes_moved = READS_AND_WRITES[which] * rows * vocab * dtype.itemsize
-        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "logprob",
-        "shape": f"[{rows}, {vocab}]",
-        "rows": rows,
-        "vocab": vocab,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(batches),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        calls = [(peer.name, _call(peer, which, batches)) for peer in candidates]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, batches[0])) for name, call in calls if call],
+            READS_AND_WRITES[which] * rows * vocab * dtype.itemsize,
+        )
+    return comparison.report("logprob", f"[{rows}, {vocab}]", dtype_name, len(batches), rows=rows, vocab=vocab)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .measure import Call
 
 EPS = 1e-6
 MOST_BUFFERS = 512
@@ -72,24 +72,15 @@ def _written_out(x: Tensor, weight: Tensor) -> Tensor:
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and a sentence for each that cannot."""
-    found, absent = [Peer("rk", _rk, _rk_with_residual)], []
+    found = [Peer("rk", _rk, _rk_with_residual)]
     found.append(Peer("torch rms_norm", _torch, _after_sum(_torch)))
     found.append(Peer("torch written out", _written_out, _after_sum(_written_out)))
     if use_compile:
         compiled: Any = torch.compile(_written_out, dynamic=False)
         with_sum: Any = torch.compile(_after_sum(_written_out), dynamic=False)
         found.append(Peer("torch.compile", compiled, with_sum))
-    for name, make in (("liger_kernel", _liger), ("quack", _quack)):
-        if importlib.util.find_spec(name) is None:
-            absent.append(f"{name}: not installed")
-        elif device.type != "cuda":
-            absent.append(f"{name}: runs on CUDA only")
-        else:
-            try:
-                found.append(make())
-            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
-                absent.append(f"{name}: {type(error).__name__}: {error}")
-    return found, absent
+    others, absent = cuda_peers(device, {"liger_kernel": _liger, "quack": _quack})
+    return found + others, absent
 
 
 def _liger() -> Peer:
@@ -116,7 +107,7 @@ def _quack() -> Peer:
 
 def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> list[Operands]:
     size = 4 * rows * columns * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*sizes: int) -> Tensor:
@@ -171,49 +162,15 @@ def run(
 ) -> dict[str, Any]:
     """Times every peer on ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers = _buffers(rows, columns, dtype, device)
     candidates, absent = peers(device, use_compile)
-    results = []
+    comparison.absent += absent
     for which in PASSES:
-        calls: list[tuple[Peer, Call]] = []
-        errors: list[float | None] = []
-        for peer in candidates:
-            call = _call(peer, which, buffers)
-            try:
-                error = _error(call, which, buffers[0])
-                call(0)
-            except Exception as problem:
-                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                continue
-            errors.append(error)
-            calls.append((peer, call))
-        timings = measure([call for _, call in calls], device, seconds)
-        bytes_moved = READS_AND_WRITES[which] * rows * columns * dtype.itemsize
-        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "rms_norm",
-        "shape": f"[{rows}, {columns}]",
-        "rows": rows,
-        "columns": columns,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in candidates]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],
+            READS_AND_WRITES[which] * rows * columns * dtype.itemsize,
+        )
+    return comparison.report("rms_norm", f"[{rows}, {columns}]", dtype_name, len(buffers), rows=rows, columns=columns)

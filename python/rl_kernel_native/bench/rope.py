@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .measure import Call
 
 MOST_BUFFERS = 512
 CHECKED_TOKENS = 8  # compared with float64
@@ -65,7 +65,6 @@ def _written_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
 
 def peers(device: torch.device, a: Angles, use_compile: bool) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and a sentence for each that cannot."""
-    absent: list[str] = []
     found = [
         Peer("rk", lambda q, k: rk.rope(q, k, a.cos, a.sin, position_ids=a.position_ids)),
         Peer("rk, input", lambda q, k: rk.rope(q, k, a.wide_cos, a.wide_sin, intermediate="input")),
@@ -74,17 +73,9 @@ def peers(device: torch.device, a: Angles, use_compile: bool) -> tuple[list[Peer
     if use_compile:
         compiled: Any = torch.compile(_written_out, dynamic=False)
         found.append(Peer("torch.compile", lambda q, k: compiled(q, k, a.wide_cos, a.wide_sin)))
-    for name, make in (("liger_kernel", _liger), ("vllm", _vllm), ("flashinfer", _flashinfer)):
-        if importlib.util.find_spec(name) is None:
-            absent.append(f"{name}: not installed")
-        elif device.type != "cuda":
-            absent.append(f"{name}: runs on CUDA only")
-        else:
-            try:
-                found.append(make(a))
-            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
-                absent.append(f"{name}: {type(error).__name__}: {error}")
-    return found, absent
+    makers = {"liger_kernel": _liger, "vllm": _vllm, "flashinfer": _flashinfer}
+    others, absent = cuda_peers(device, {name: partial(make, a) for name, make in makers.items()})
+    return found + others, absent
 
 
 def _liger(a: Angles) -> Peer:
@@ -136,7 +127,7 @@ def _buffers(
     tokens: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> list[Operands]:
     size = 2 * tokens * sum(heads) * head_dim * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(num_heads: int) -> Tensor:
@@ -184,53 +175,20 @@ def run(
     """Times every peer on ``[tokens, heads, head_dim]``; see :mod:`rl_kernel_native.bench.report` for what is done with
     it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers = _buffers(tokens, heads, head_dim, dtype, device)
     a = angles(tokens, head_dim, dtype, device)
     candidates, absent = peers(device, a, use_compile)
-    results = []
+    comparison.absent += absent
     for which in PASSES:
-        calls: list[tuple[Peer, Call]] = []
-        errors: list[float | None] = []
-        for peer in candidates:
-            if "backward" in which and not peer.has_backward:
-                continue
-            call = _call(peer, which, buffers)
-            try:
-                error = _error(call, which, buffers[0], a)
-                call(0)
-            except Exception as problem:
-                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                continue
-            errors.append(error)
-            calls.append((peer, call))
-        timings = measure([call for _, call in calls], device, seconds)
-        bytes_moved = READS_AND_WRITES[which] * tokens * sum(heads) * head_dim * dtype.itemsize
-        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "rope",
-        "shape": f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]",
-        "rows": tokens,
-        "heads": list(heads),
-        "head_dim": head_dim,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        able = [peer for peer in candidates if peer.has_backward or "backward" not in which]
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in able]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, buffers[0], a)) for name, call in calls],
+            READS_AND_WRITES[which] * tokens * sum(heads) * head_dim * dtype.itemsize,
+        )
+    return comparison.report(
+        "rope", f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]", dtype_name, len(buffers),
+        rows=tokens, heads=list(heads), head_dim=head_dim,
+    )  # fmt: skip

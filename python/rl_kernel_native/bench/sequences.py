@@ -11,8 +11,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers
+from .measure import Call
 
 OPERATORS = ("pack", "preference_loss", "sequence_logprob", "shift_labels_packed")
 MOST_BUFFERS = 64
@@ -30,7 +30,7 @@ def _pack(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
     kept = torch.arange(columns, device=device)[None] < lengths[:, None]
     total = int(lengths.sum())
     size = dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, ROTATED_BYTES[device.type] // max(rows * columns * size, 1)))
+    count = count_of_buffers(rows * columns * size, device, MOST_BUFFERS)
     buffers = [torch.randn(rows, columns, device=device).to(dtype) for _ in range(count)]
     packed = rk.pack(buffers[0], lengths=lengths, max_tokens=total)
 
@@ -49,7 +49,7 @@ def _pack(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
 
 def _sums(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
     size = rows * columns * (dtype.itemsize + 1)
-    count = min(MOST_BUFFERS, max(1, ROTATED_BYTES[device.type] // max(size, 1)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     buffers = [
         (-torch.rand(rows, columns, device=device).to(dtype), torch.rand(rows, columns, device=device) < 0.7)
         for _ in range(count)
@@ -102,47 +102,23 @@ def _labels(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
 _MAKERS = {"pack": _pack, "sequence_logprob": _sums, "preference_loss": _losses, "shift_labels_packed": _labels}
 
 
+def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:
+    return lambda i: function(buffers[i % len(buffers)])
+
+
 def run(
     operator: str, rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Times every peer; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers, passes = _MAKERS[operator](rows, columns, dtype, device)
-    results = []
     for which in passes:
         peers = dict(which.peers)
         if which.compiles and use_compile:
             peers["torch.compile"] = torch.compile(peers[which.compiles], dynamic=False)
-        calls: list[Call] = [lambda i, f=f: f(buffers[i % len(buffers)]) for f in peers.values()]  # type: ignore[misc]
-        for call in calls:
-            call(0)
-        timings = measure(calls, device, seconds)
-        for peer, timing in zip(peers, timings, strict=True):
-            rate = which.moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which.name,
-                    "peer": peer,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": None,
-                }
-            )
-    return {
-        "operator": operator,
-        "shape": f"[{rows}, {columns}]",
-        "rows": rows,
-        "columns": columns,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": [],
-    }
+        comparison.add(
+            which.name, [Candidate(name, _call(function, buffers)) for name, function in peers.items()], which.moved
+        )
+    return comparison.report(operator, f"[{rows}, {columns}]", dtype_name, len(buffers), rows=rows, columns=columns)

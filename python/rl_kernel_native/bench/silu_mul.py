@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
+from .measure import Call
 
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
@@ -61,22 +61,13 @@ def _gelu(gate: Tensor, up: Tensor) -> Tensor:
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
     """Ours first, then every peer that can run here; and a sentence for each that cannot."""
-    found, absent = [Peer("rk", rk.silu_mul, rk.silu_mul, rk.gelu_mul)], []
+    found = [Peer("rk", rk.silu_mul, rk.silu_mul, rk.gelu_mul)]
     found.append(Peer("torch", _of_halves(_silu), _silu, _of_halves(_gelu)))
     if use_compile:
         compiled: list[Any] = [torch.compile(f, dynamic=False) for f in (_of_halves(_silu), _silu, _of_halves(_gelu))]
         found.append(Peer("torch.compile", *compiled))
-    for name, make in (("liger_kernel", _liger), ("flashinfer", _flashinfer), ("vllm", _vllm)):
-        if importlib.util.find_spec(name) is None:
-            absent.append(f"{name}: not installed")
-        elif device.type != "cuda":
-            absent.append(f"{name}: runs on CUDA only")
-        else:
-            try:
-                found.append(make())
-            except Exception as error:  # a peer's own trouble, such as a missing compiler, is not ours
-                absent.append(f"{name}: {type(error).__name__}: {error}")
-    return found, absent
+    others, absent = cuda_peers(device, {"liger_kernel": _liger, "flashinfer": _flashinfer, "vllm": _vllm})
+    return found + others, absent
 
 
 def _liger() -> Peer:
@@ -115,7 +106,7 @@ def _vllm() -> Peer:
 
 def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> list[Operands]:
     size = 5 * rows * columns * dtype.itemsize
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(width: int) -> Tensor:
@@ -161,51 +152,15 @@ def run(
 ) -> dict[str, Any]:
     """Times every peer on ``[rows, columns]``; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers = _buffers(rows, columns, dtype, device)
     candidates, absent = peers(device, use_compile)
-    results = []
+    comparison.absent += absent
     for which in PASSES:
-        calls: list[tuple[Peer, Call]] = []
-        errors: list[float | None] = []
-        for peer in candidates:
-            call = _call(peer, which, buffers)
-            if call is None:
-                continue
-            try:
-                error = _error(call, which, buffers[0])
-                call(0)
-            except Exception as problem:
-                absent.append(f"{peer.name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                continue
-            errors.append(error)
-            calls.append((peer, call))
-        timings = measure([call for _, call in calls], device, seconds)
-        bytes_moved = READS_AND_WRITES[which] * rows * columns * dtype.itemsize
-        for (peer, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": peer.name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": "silu_mul",
-        "shape": f"[{rows}, {columns}]",
-        "rows": rows,
-        "columns": columns,
-        "dtype": dtype_name,
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in candidates]
+        comparison.add(
+            which,
+            [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls if call],
+            READS_AND_WRITES[which] * rows * columns * dtype.itemsize,
+        )
+    return comparison.report("silu_mul", f"[{rows}, {columns}]", dtype_name, len(buffers), rows=rows, columns=columns)

@@ -15,6 +15,8 @@ import torch
 
 import rl_kernel_native as rk
 
+from .environment import arithmetic_of
+
 DTYPES = ("bfloat16", "float16", "float32")
 LAYOUTS = ("contiguous", "strided", "misaligned")
 MOST_NEIGHBOURS = 129  # distinct rows around the one that is certified; larger batches repeat them
@@ -71,12 +73,7 @@ class Arrays:
     @property
     def arithmetic(self) -> str:
         """Whose matrix products the device computes."""
-        if self.device.type == "cpu":
-            return rk.current_arithmetic()
-        if torch.version.hip:
-            return str(torch.cuda.get_device_properties(self.device).gcnArchName).split(":")[0]
-        major, minor = torch.cuda.get_device_capability(self.device)
-        return f"sm_{major}{minor}"
+        return arithmetic_of(self.device)
 
     def laid_out(self, values: torch.Tensor, layout: str) -> torch.Tensor:
         """`values` [rows, ...] on the device as a view into memory of NaN (or of -1)."""

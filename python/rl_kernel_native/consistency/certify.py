@@ -12,7 +12,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +24,7 @@ import rl_kernel_native as rk
 from .. import contract
 from .._native import module as native
 from .certificate_cases import CASES, LAYOUTS, MOST_NEIGHBOURS, Arrays, Case, cases
+from .environment import computing_as
 from .errors import BadInput
 from .progress import Progress
 
@@ -151,7 +151,7 @@ def certify(
         if not hasattr(rk, name):
             raise BadInput(f"--operator {name}: this build does not have it")
     arrays = arrays or Arrays(resolve_device(device))
-    with _computing_as(arithmetic, arrays):
+    with computing_as(arithmetic, arrays.device):
         found = [case for case in cases(arrays, quick) if not chosen or case.operator in chosen]
         entries = []
         with (progress or Progress()).task("certify", len(found)) as advance:
@@ -159,17 +159,6 @@ def certify(
                 entries.append(certify_case(case, arrays))
                 advance(1)
         return Certificate(environment_of(arrays) | {"quick": quick}, tuple(entries))
-
-
-def _computing_as(arithmetic: str | None, arrays: Arrays) -> AbstractContextManager[None]:
-    if arithmetic in (None, arrays.arithmetic):
-        return nullcontext()
-    if arrays.device.type != "cpu":
-        raise BadInput(f"--arithmetic {arithmetic}: {arrays.device} has {arrays.arithmetic}; the CPU has any")
-    try:
-        return rk.arithmetic(arithmetic)
-    except ValueError as error:
-        raise BadInput(f"--arithmetic {arithmetic}: {error}") from None
 
 
 def resolve_device(device: str) -> torch.device:

@@ -17,8 +17,7 @@ import torch
 
 import rl_kernel_native as rk
 
-from .._arithmetic import UNITS
-from .errors import BadInput
+from .environment import arithmetic_of, computing_as
 
 DIRECTORY = Path(__file__).parent / "digest"
 MODEL, TEXT, DIGESTS = (DIRECTORY / name for name in ("model.safetensors", "text.json", "digests.json"))
@@ -151,14 +150,6 @@ def _one_by_one(model: DigestModel, ids: list[int], device: torch.device, layout
     return torch.cat([model.logits(tokens[at : at + step], at, cache, None) for at in range(0, len(ids), step)])
 
 
-def arithmetic_of(device: torch.device) -> str:
-    """The arithmetic of a GPU's matrix products."""
-    if torch.version.hip:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
 def compute_digest(device: torch.device, arithmetic: str | None = None) -> Digest:
     """Scores the text in every layout.
 
@@ -168,14 +159,10 @@ def compute_digest(device: torch.device, arithmetic: str | None = None) -> Diges
     Raises:
         BadInput: an arithmetic that is not the GPU's.
     """
-    if arithmetic is not None and arithmetic not in UNITS:
-        raise BadInput(f"--arithmetic {arithmetic}: want one of {', '.join(UNITS)}")
-    if device.type != "cpu" and arithmetic not in (None, arithmetic_of(device)):
-        raise BadInput(f"--arithmetic {arithmetic}: {device} has {arithmetic_of(device)}; the CPU has any")
-    used = arithmetic_of(device) if device.type != "cpu" else arithmetic or rk.current_arithmetic()
-    model = load_digest_model(device, "hardware" if used == "sm_90" else "portable")
     sequences = digest_sequences()
-    with rk.arithmetic(used if device.type == "cpu" else "ieee"):
+    with computing_as(arithmetic, device):
+        used = arithmetic_of(device)
+        model = load_digest_model(device, "hardware" if used == "sm_90" else "portable")
         found = {layout: _bytes(score(model, sequences, device, layout)) for layout in LAYOUTS}
     scored = found[LAYOUTS[0]]
     sha256 = hashlib.sha256(scored).hexdigest()

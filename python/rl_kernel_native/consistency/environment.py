@@ -1,4 +1,4 @@
-"""What a reader needs to repeat a run: versions, hardware and the settings that choose kernels."""
+"""What a reader needs to repeat a run: versions, hardware, arithmetic and the settings that choose kernels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import platform
 import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 
+from .._arithmetic import UNITS, arithmetic, current_arithmetic
 from .._machine import cpu_model
+from .errors import BadInput
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib")
 # These choose other kernels, hence other bits.
@@ -41,6 +44,29 @@ def versions() -> dict[str, Value]:
     found["torch"] = str(torch.__version__)
     found["cuda"] = torch.version.cuda
     return found
+
+
+def arithmetic_of(device: torch.device) -> str:
+    """Whose matrix products a device computes: a GPU its own, the CPU those that `rk.arithmetic` chose."""
+    if device.type == "cpu":
+        return current_arithmetic()
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def computing_as(unit: str | None, device: torch.device) -> AbstractContextManager[None]:
+    """The context of an option --arithmetic; None: the device's as it is. Raises BadInput for one it has not."""
+    if unit is None:
+        return nullcontext()
+    if unit not in UNITS:
+        raise BadInput(f"--arithmetic {unit}: want one of {', '.join(UNITS)}")
+    if device.type == "cpu":
+        return arithmetic(unit)
+    if unit != arithmetic_of(device):
+        raise BadInput(f"--arithmetic {unit}: {device} has {arithmetic_of(device)}; the CPU has any")
+    return nullcontext()
 
 
 def hardware(device: torch.device) -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -102,6 +103,7 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
     return chosen
 
 
+@functools.cache
 def _families() -> dict[str, Any]:
     """transformers' modules of the families served, by name."""
     from transformers.models.llama import modeling_llama
@@ -110,7 +112,8 @@ def _families() -> dict[str, Any]:
     return {"Llama": modeling_llama, "Qwen3": modeling_qwen3}
 
 
-def _classes(role: str) -> Any:
+@functools.cache
+def _classes(role: str) -> tuple[Any, ...]:
     """The class of each family that plays a role: Model, Attention, MLP, RMSNorm ..."""
     return tuple(getattr(module, family + role) for family, module in _families().items())
 

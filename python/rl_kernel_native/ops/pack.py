@@ -68,19 +68,19 @@ def pack(
     arrays, fills = _arrays(tensors, fill_value)
     if (lengths is None) == (mask is None):
         raise ValueError(f"pack: expected lengths or mask, got {'neither' if lengths is None else 'both'}")
-    shape = getattr(arrays[0], "shape", None)
-    if shape is not None and len(shape) < 2:
+    is_torch = _dispatch.is_tensor(arrays[0])
+    frame = None if is_torch else _dispatch.Frame(arrays[0], "tensors")
+    shape = arrays[0].shape if frame is None else _C.shape_and_dtype(frame.export(arrays[0], "tensors"), "tensors")[0]
+    if len(shape) < 2:
         raise ValueError(f"tensors: expected shape [num_sequences, num_tokens, ...], got {list(shape)}")
-    num_tokens = 0 if shape is None else shape[1]
-    capacity = 0 if shape is None else shape[0] * shape[1]
+    num_tokens, capacity = shape[1], shape[0] * shape[1]
     if max_tokens is not None:
         capacity = _check.integer("max_tokens", max_tokens)
         if capacity < 0:
             raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
-    if _dispatch.is_tensor(arrays[0]):
+    if frame is None:
         found, *layout = _torch().pack(arrays, lengths, mask, num_tokens, capacity, fills)
         return Packed(_as_given(tensors, found), *layout)
-    frame = _dispatch.Frame(arrays[0], "tensors")
     _dispatch.match_torch_threads()
     cu_seqlens, positions, status = _C.pack_layout(
         frame.export(lengths, "lengths"), frame.export(mask, "mask"), num_tokens, capacity, frame.allocate, frame.stream
@@ -127,11 +127,12 @@ def _move(
     fills: list[float],
 ) -> list[Any]:  # fmt: skip
     names = ["tensors"] if len(arrays) == 1 else [f"tensors[{i}]" for i in range(len(arrays))]
+    named = list(zip(arrays, names, strict=True))
+    dtypes = [_C.shape_and_dtype(frame.export(a, name), name)[1] for a, name in named]
     found = _C.pack(
-        [frame.export(a, name) for a, name in zip(arrays, names, strict=True)],
-        frame.export(cu_seqlens, "cu_seqlens"), frame.export(positions, "positions"), unpacks, True, num_tokens,
-        capacity, [fill_bits(f, _dtype_name(a)) for f, a in zip(fills, arrays, strict=True)], frame.allocate,
-        frame.stream,
+        [frame.export(a, name) for a, name in named], frame.export(cu_seqlens, "cu_seqlens"),
+        frame.export(positions, "positions"), unpacks, True, num_tokens, capacity,
+        [fill_bits(f, dtype) for f, dtype in zip(fills, dtypes, strict=True)], frame.allocate, frame.stream,
     )  # fmt: skip
     return [frame.result(a) for a in found]
 
@@ -148,10 +149,6 @@ def _arrays(tensors: Any, fill_value: Any) -> tuple[list[Any], list[float]]:
 
 def _as_given(tensors: Any, found: list[Any]) -> Any:
     return found if isinstance(tensors, (list, tuple)) else found[0]
-
-
-def _dtype_name(array: Any) -> str:
-    return str(getattr(array, "dtype", "")).removeprefix("torch.")
 
 
 def fill_bits(value: float, dtype: str) -> int:

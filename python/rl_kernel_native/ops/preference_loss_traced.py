@@ -123,7 +123,7 @@ class _TracedPreferenceLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dlosses: Tensor, *_: Any) -> Any:
-        found = _gradients(ctx, gradient(dlosses, torch.float32))
+        found = _gradients(ctx, gradient(dlosses, torch.float32, "dlosses"))
         return *found, *(None,) * 12
 
 

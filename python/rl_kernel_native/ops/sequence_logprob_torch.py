@@ -61,8 +61,8 @@ class _SequenceLogprob(torch.autograd.Function):
         mask, cu_seqlens = ctx.saved_tensors
         if is_grad_enabled() or not is_direct_gradient(dsum):  # create_graph: a backward that has a backward
             require_tensors(dsum=dsum)
-            return traced.backward(gradient(dsum, torch.float32), mask, cu_seqlens, *ctx.how), None, None, None
-        dsum = gradient(dsum, torch.float32)
+            return traced.backward(gradient(dsum, torch.float32, "dsum"), mask, cu_seqlens, *ctx.how), None, None, None
+        dsum = gradient(dsum, torch.float32, "dsum")
         prepare(dsum)
         return _C.sequence_logprob_backward(dsum, mask, cu_seqlens, *ctx.how, None, 0), None, None, None
 

@@ -126,7 +126,7 @@ class _TracedSequenceLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dsum: Tensor, _count: Any, _status: Any) -> Any:
-        return backward(gradient(dsum, torch.float32), *ctx.saved_tensors, *ctx.how), None, None, None
+        return backward(gradient(dsum, torch.float32, "dsum"), *ctx.saved_tensors, *ctx.how), None, None, None
 
 
 @callable_in_graph

@@ -112,7 +112,12 @@ def attention_facts(
 
     rounding = ROUNDING[dtype]
     common: dict[str, Any] = {"head_dim": dim}
-    rounded = common if dtype == "float32" else common | {"inner": rounding.inner, "inner_least": rounding.least}
+    rounded = common
+    least = 2.0**-126  # the exponentials of rule 3 are +0 below
+    least_ds = least * both.max(initial=0.0)
+    if dtype != "float32":  # probabilities and score gradients are rounded before the products
+        rounded = common | {"inner": rounding.inner}
+        least, least_ds = least + rounding.least, least_ds + rounding.least
     of_query = rounded | {
         "keys": sees.sum(1)[:, None, None], "max_abs_s": by_query(largest), "score_scale": by_query(sizes),
     }  # fmt: skip
@@ -123,23 +128,30 @@ def attention_facts(
     seen = sees.astype(np.float64)
     return {
         "out": of_query
-        | {"scale": np.einsum("bhqk,bkhd->bqhd", p, z), "other_scale": np.einsum("qk,bkhd->bqhd", seen, z)},
+        | {
+            "scale": np.einsum("bhqk,bkhd->bqhd", p, z),
+            "inner_least": least,
+            "other_scale": np.einsum("qk,bkhd->bqhd", seen, z),
+        },
         "lse": common | {"max_abs_s": largest, "score_scale": sizes},
         "dq": of_query
         | {
             "scale": np.einsum("bhqk,bkhd->bqhd", ds, y) * scale,
             "gradient_scale": np.einsum("bhqk,bhq,bkhd->bqhd", p, both, y) * scale,
+            "inner_least": least_ds,
             "other_scale": np.einsum("qk,bkhd->bqhd", seen, y) * scale,
         },
         "dk": of_key
         | {
             "scale": of_keys(np.einsum("bhqk,bqhd->bkhd", ds, x)) * scale,
             "gradient_scale": of_keys(np.einsum("bhqk,bhq,bqhd->bkhd", p, both, x)) * scale,
+            "inner_least": least_ds,
             "other_scale": of_keys(np.einsum("qk,bqhd->bkhd", seen, x)) * scale,
         },
         "dv": of_key
         | {
             "scale": of_keys(np.einsum("bhqk,bqhd->bkhd", p, g)),
+            "inner_least": least,
             "other_scale": of_keys(np.einsum("qk,bqhd->bkhd", seen, g)),
         },
     }

@@ -1,0 +1,234 @@
+"""Every operator's backward as torch's engine runs it: gradients of every kind, and what main_grad cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import rl_kernel_native as rk  # noqa: E402
+from cases import differing  # noqa: E402
+from engine_cases import CASES, Case, Subclass, zeros_for  # noqa: E402
+from rl_kernel_native.contract import row  # noqa: E402
+
+forward_ad = torch.autograd.forward_ad
+WITH_MAIN_GRAD = ("linear", "rms_norm", "embedding")
+UNBATCHED = ("pack", "unpack")
+# logprob's are compared with float64 in test_torch.py; preference_loss has none and says so, test_preference_loss.py.
+WITHOUT_TANGENTS = ("logprob", "preference_loss")
+# Refused by torch or in words of capsules, where the others name the argument and say what to pass.
+BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
+DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "pack", "unpack"), BY_TORCH)
+SPARSE = {
+    "logprob": (TypeError, "(dlogprob|dlse|dentropy): expected a dense array in memory"),
+    "policy_loss": (TypeError, "factor: expected a dense array in memory"),
+    **dict.fromkeys(("pack", "unpack"), (RuntimeError, "unsupported memory format")),
+}
+
+
+@pytest.fixture(params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def case(name: str, device: str, rng: np.random.Generator) -> Case:
+    return CASES[name](rng, device, "bfloat16")
+
+
+def test_every_differentiable_operator_is_here() -> None:
+    ops = Path(rk.__file__).parent / "ops"
+    stems = {path.name.removesuffix("_traced.py") for path in ops.glob("*_traced.py")}
+    assert stems <= {name.split()[0] for name in CASES}
+
+
+def plain(tensors: Any) -> tuple[Any, ...]:
+    return tuple(t.as_subclass(torch.Tensor) for t in tensors)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNBATCHED])
+def test_batches_of_gradients_have_the_bytes_of_a_loop(case: Case) -> None:
+    leaves = case.fresh()
+    outputs = case.outputs(leaves)
+
+    def gradients(*dys: Any, **options: Any) -> tuple[Any, ...]:
+        return torch.autograd.grad(outputs, leaves, dys, retain_graph=True, **options)
+
+    batches = tuple(torch.stack([g, g * 2, g - 1]) for g in case.gradients.values())
+    batched = gradients(*batches, is_grads_batched=True)
+    mapped = torch.func.vmap(gradients)(*batches)
+    for i, dys in enumerate(zip(*batches, strict=True)):
+        want = gradients(*dys)
+        for got in (batched, mapped):
+            assert not differing(tuple(g[i] for g in got), want)
+
+
+@pytest.mark.parametrize("name", UNBATCHED)
+def test_a_batch_of_gradients_is_refused_or_right(case: Case) -> None:
+    leaves = case.fresh()
+    batches = [torch.stack([g, g * 2]) for g in case.gradients.values()]
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for rl_kernel_native::"):
+        torch.autograd.grad(case.outputs(leaves), leaves, batches, is_grads_batched=True)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_TANGENTS])
+def test_a_tangent_of_the_gradient_is_kept(name: str, case: Case, device: str, rng: np.random.Generator) -> None:
+    """The gradient is linear in the incoming one."""
+    if case.tangents:
+        case = CASES[name](rng, device, "float32")  # no rounding of 16 bits hides what torch composed
+    leaves = case.fresh()
+    outputs, dys = case.outputs(leaves), tuple(case.gradients.values())
+    with forward_ad.dual_level():
+        duals = tuple(forward_ad.make_dual(g, g * 2) for g in dys)
+        got = torch.autograd.grad(outputs, leaves, duals, retain_graph=True)
+        tangents = tuple(forward_ad.unpack_dual(g).tangent for g in got)
+    want = torch.autograd.grad(outputs, leaves, tuple(g * 2 for g in dys))
+    if not case.tangents:
+        assert not differing(tangents, want)
+        return
+    for tangent, expected in zip(tangents, want, strict=True):
+        allowed = row(case.tangents, "derivatives").allowed(largest=float(expected.abs().max()))
+        torch.testing.assert_close(tangent, expected, rtol=0, atol=allowed)
+
+
+KINDS: dict[str, Any] = {
+    "subclass": lambda g: g.as_subclass(Subclass),
+    "negative bit": lambda g: torch._neg_view(-g),
+    "mode": lambda g: g,
+    "expanded columns": lambda g: g[..., :1].expand_as(g),
+    "expanded rows": lambda g: g.narrow(max(g.dim() - 2, 0), 0, 1).expand_as(g),
+    "transposed": lambda g: (
+        g.transpose(-3, -2).contiguous().transpose(-3, -2) if g.dim() > 2 else torch.stack([g, g], -1)[..., 0]
+    ),
+    "another dtype": lambda g: g.float() if g.dtype != torch.float32 else g.double(),
+}
+
+
+def every_gradient(case: Case, transform: Any, widen: bool) -> tuple[Any, ...]:
+    """Of all outputs, of each output alone, and through main_grad."""
+    dys = [transform(g) for g in case.gradients.values()]
+    leaves = case.fresh()
+
+    def outputs(**options: Any) -> tuple[Any, ...]:
+        found = case.outputs(leaves, **options)
+        return tuple(y.to(g.dtype) for y, g in zip(found, dys, strict=True)) if widen else found
+
+    found = [*torch.autograd.grad(outputs(), leaves, dys)]
+    for i in range(len(dys) if len(dys) > 1 else 0):
+        found += torch.autograd.grad(outputs()[i], leaves, dys[i], allow_unused=True)
+    if case.accumulated is not None:
+        main_grad = zeros_for(leaves[case.accumulated])
+        torch.autograd.backward(outputs(main_grad=main_grad), dys)
+        assert main_grad._version == 1
+        found += [main_grad, *(leaf.grad for leaf in leaves)]
+    return tuple(t for t in found if t is not None)
+
+
+# A scalar has no columns.
+@pytest.mark.parametrize(
+    ("name", "kind"), [(n, k) for n in CASES for k in KINDS if n != "policy_loss" or not k.startswith("expanded")]
+)
+def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(name: str, kind: str, case: Case) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    make, widen = KINDS[kind], kind == "another dtype"
+    want = every_gradient(case, lambda g: plain([make(g)])[0].clone().contiguous(), widen)
+    if kind == "mode":
+        with FlopCounterMode(display=False) as counter:
+            got = every_gradient(case, make, widen)
+        assert name in ("linear", "attention") or counter.get_total_flops() == 0, "of products alone, as torch counts"
+    else:
+        got = every_gradient(case, make, widen)
+    assert not differing(plain(t.resolve_neg() for t in got), want)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of one rank."""
+    dist = pytest.importorskip("torch.distributed")
+    file = tmp_path_factory.mktemp("gloo") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", ["cpu"])  # the group is gloo's
+def test_a_gradient_from_a_collective_is_waited_for(case: Case, group: Any) -> None:
+    collectives = pytest.importorskip("torch.distributed._functional_collectives")
+
+    def reduced(g: Any) -> Any:
+        found = collectives.all_reduce(g.clone(), "sum", group)
+        assert type(found) is collectives.AsyncCollectiveTensor
+        return found
+
+    want = every_gradient(case, lambda g: g, False)
+    assert not differing(every_gradient(case, reduced, False), want)
+    leaves, dys = case.fresh(), list(case.gradients.values())
+    for i in range(len(dys)):  # one alone: the others are plain
+        mixed = [reduced(g) if j == i else g for j, g in enumerate(dys)]
+        assert not differing(torch.autograd.grad(case.outputs(leaves), leaves, mixed), want[: len(leaves)])
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_gradient_that_is_a_dtensor_is_refused(name: str, case: Case, group: Any) -> None:
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    mesh = tensor.init_device_mesh("cpu", (1,))
+    leaves = case.fresh()
+    outputs = case.outputs(leaves)
+    for refused in case.gradients:
+        dys = [
+            tensor.DTensor.from_local(g, mesh, [tensor.Replicate()]) if argument == refused else g
+            for argument, g in case.gradients.items()
+        ]
+        ours = TypeError, rf"{refused}: expected a local tensor, got a DTensor; pass tensor.to_local"
+        error, words = DTENSORS.get(name, ours)
+        with pytest.raises(error, match=words):
+            torch.autograd.grad(outputs, leaves, dys, retain_graph=True)
+
+
+def test_a_fake_gradient_gives_fake_gradients(case: Case) -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    leaves = case.fresh()
+    outputs = case.outputs(leaves)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        got = torch.autograd.grad(outputs, leaves, [torch.ones_like(g) for g in case.gradients.values()])
+    assert all(isinstance(g, FakeTensor) and g.shape == leaf.shape for g, leaf in zip(got, leaves, strict=True))
+
+
+def test_a_sparse_gradient_is_refused(name: str, case: Case) -> None:
+    leaves = case.fresh()
+    for refused in case.gradients:
+        dys = [g.to_sparse() if argument == refused else g for argument, g in case.gradients.items()]
+        error, words = SPARSE.get(name, (TypeError, f"{refused}: expected a dense tensor, got a sparse_coo one"))
+        with pytest.raises(error, match=words):
+            torch.autograd.grad(case.outputs(leaves), leaves, dys)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("name", WITH_MAIN_GRAD)
+def test_what_cannot_be_added_to_main_grad_is_refused(case: Case) -> None:
+    assert case.accumulated is not None
+    leaves = case.fresh()
+    weight = leaves[case.accumulated] = leaves[case.accumulated] * 1
+    main_grad = zeros_for(weight)
+    y, dy = case.outputs(leaves, main_grad=main_grad)[0], next(iter(case.gradients.values()))
+    batch = torch.stack([dy, dy])
+    with pytest.raises(ValueError, match="main_grad: a batch of gradients"):
+        torch.autograd.grad(y, weight, batch, is_grads_batched=True, retain_graph=True, allow_unused=True)
+    with pytest.raises(ValueError, match="main_grad: a batch of gradients"):
+        torch.func.vmap(lambda g: torch.autograd.grad(y, leaves, g, retain_graph=True, allow_unused=True)[0])(batch)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(RuntimeError, match=f"{case.adds}: a derivative is wanted where it would be lost"),
+    ):
+        y.backward(forward_ad.make_dual(dy, dy), retain_graph=True)
+    with pytest.raises(ValueError, match=r"main_grad: .*without create_graph"):
+        y.backward(dy, create_graph=True)
+    assert not bool(main_grad.any())
+    assert main_grad._version == 0
