@@ -140,6 +140,24 @@ def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
     return Case((a["logprob"], a["entropy"]), call, {"d_loss": torch.tensor(0.75, device=device)})
 
 
+def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    """Of float32 alone."""
+    value, old, returns = (_normal(rng, device, "float32", 4, 21) for _ in range(3))
+    return Case(
+        (value,), lambda v: rk.value_loss(v, old, returns, clip=0.5).loss, {"d_loss": torch.tensor(0.75, device=device)}
+    )
+
+
+def _kl(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    """Of float32 alone."""
+    a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
+
+    def call(logprob: Any, weight: Any) -> Any:
+        return rk.kl(logprob, a["ref_logprob"], a["mask"], estimator="k3", importance_weight=weight)
+
+    return Case((a["logprob"], a["weight"]), call, {"d_kl": a["advantage"]})
+
+
 def _pack(rng: np.random.Generator, device: str, dtype: str) -> Case:
     lengths = torch.tensor([3, 0, 7, 5], device=device)
     return Case(
@@ -175,6 +193,8 @@ CASES: dict[str, Callable[[np.random.Generator, str, str], Case]] = {
     "sequence_logprob": _sequence_logprob,
     "preference_loss": _preference_loss,
     "policy_loss": _policy_loss,
+    "value_loss": _value_loss,
+    "kl": _kl,
     "pack": _pack,
     "unpack": _unpack,
 }

@@ -19,14 +19,15 @@ from rl_kernel_native.contract import row  # noqa: E402
 forward_ad = torch.autograd.forward_ad
 WITH_MAIN_GRAD = ("linear", "rms_norm", "embedding")
 UNBATCHED = ("pack", "unpack")
+SCALARS = ("policy_loss", "value_loss")
 # logprob's are compared with float64 in test_torch.py; preference_loss has none and says so, test_preference_loss.py.
 WITHOUT_TANGENTS = ("logprob", "preference_loss")
 # Refused by torch or in words of capsules, where the others name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
-DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "pack", "unpack"), BY_TORCH)
+DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss", "pack", "unpack"), BY_TORCH)
 SPARSE = {
     "logprob": (TypeError, "(dlogprob|dlse|dentropy): expected a dense array in memory"),
-    "policy_loss": (TypeError, "factor: expected a dense array in memory"),
+    **dict.fromkeys(("policy_loss", "value_loss"), (TypeError, "factor: expected a dense array in memory")),
     **dict.fromkeys(("pack", "unpack"), (RuntimeError, "unsupported memory format")),
 }
 
@@ -131,7 +132,7 @@ def every_gradient(case: Case, transform: Any, widen: bool) -> tuple[Any, ...]:
 
 # A scalar has no columns.
 @pytest.mark.parametrize(
-    ("name", "kind"), [(n, k) for n in CASES for k in KINDS if n != "policy_loss" or not k.startswith("expanded")]
+    ("name", "kind"), [(n, k) for n in CASES for k in KINDS if n not in SCALARS or not k.startswith("expanded")]
 )
 def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(name: str, kind: str, case: Case) -> None:
     from torch.utils.flop_counter import FlopCounterMode

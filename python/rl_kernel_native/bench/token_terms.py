@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .logprob import ROTATED_BYTES
-from .measure import Call, copy_bytes_per_second, device_text, measure
+from .comparison import Candidate, Comparison, count_of_buffers
+from .measure import Call
 
 MOST_BUFFERS = 256
 PASSES = ("forward", "through backward()")
@@ -82,7 +83,7 @@ def peers(operator: str, use_compile: bool) -> dict[str, Callable[[Operands, Ten
 
 def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
     size = 4 * len(Operands._fields) * sequences * tokens
-    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(scale: float) -> Tensor:
@@ -130,46 +131,17 @@ def run(
 ) -> dict[str, Any]:
     """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what follows."""
     device, of = torch.device(device_name), OPERATORS[operator]
-    ceiling = copy_bytes_per_second(device)
+    comparison = Comparison(device, seconds)
     buffers = _buffers(sequences, tokens, device)
-    absent: list[str] = []
-    results = []
     for which in PASSES:
-        calls: list[tuple[str, Call]] = []
-        errors: list[float] = []
-        for name, peer in peers(operator, use_compile).items():
-            try:
-                errors.append(_error(peer, of, which, buffers[0]))
-            except Exception as problem:  # a peer's own trouble, such as a missing compiler, is not ours
-                absent.append(f"{name}, {which}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
-                continue
-            calls.append((name, _call(peer, which, buffers)))
-        timings = measure([call for _, call in calls], device, seconds)
-        bytes_moved = of.arrays[which] * 4 * sequences * tokens
-        for (name, _), timing, error in zip(calls, timings, errors, strict=True):
-            rate = bytes_moved / (timing.median_ms * 1e-3)
-            results.append(
-                {
-                    "pass": which,
-                    "peer": name,
-                    **timing._asdict(),
-                    "gb_per_s": rate / 1e9,
-                    "share_of_copy": rate / ceiling,
-                    "times_rk": timing.median_ms / timings[0].median_ms,
-                    "max_error": error,
-                }
-            )
-    return {
-        "operator": operator,
-        "shape": f"[{sequences}, {tokens}]",
-        "rows": sequences,
-        "tokens": tokens,
-        "dtype": "float32",
-        "device": device_text(device),
-        "threads": torch.get_num_threads() if device.type == "cpu" else None,
-        "buffers": len(buffers),
-        "copy_gb_per_s": ceiling / 1e9,
-        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
-        "results": results,
-        "absent": absent,
-    }
+        comparison.add(
+            which,
+            [
+                Candidate(name, _call(peer, which, buffers), partial(_error, peer, of, which, buffers[0]))
+                for name, peer in peers(operator, use_compile).items()
+            ],
+            of.arrays[which] * 4 * sequences * tokens,
+        )
+    return comparison.report(
+        operator, f"[{sequences}, {tokens}]", "float32", len(buffers), rows=sequences, tokens=tokens
+    )

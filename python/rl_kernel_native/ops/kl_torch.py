@@ -89,6 +89,7 @@ class _Kl(torch.autograd.Function):
         needs = ctx.needs_input_grad[:2]
         operands = ctx.saved_tensors
         if is_grad_enabled() or not is_direct_gradient(d_kl):  # create_graph, which the traced Functions answer
+            require_tensors(d_kl=d_kl)
             found = traced.backward(gradient(d_kl, torch.float32, "d_kl"), *operands, *ctx.how, *needs)
         else:
             prepare(d_kl)
