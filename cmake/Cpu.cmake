@@ -1,5 +1,5 @@
 # The CPU backend: row kernels once per instruction set, chosen at run time.
-set(lanes_flags $<$<CONFIG:Sanitize>:-O2> -fno-math-errno -fno-trapping-math -Wno-psabi)  # -O1 inlines nothing
+set(lanes_flags -fno-math-errno -fno-trapping-math -Wno-psabi)
 set(isa_baseline "")
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c)
