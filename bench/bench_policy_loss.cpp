@@ -85,8 +85,8 @@ void run(const Case& c, double ceiling, bool every_plan) {
     p.workspace = allocate(static_cast<std::size_t>(PolicyWorkspace(p.sequences, 7, nullptr).bytes));
   }
   const double moved = static_cast<double>(bytes) * passes;
-  const cuda::PolicyPlan chosen = cuda::choose_plan(calls[0], cuda::multiprocessors(0));
-  for (const cuda::PolicyPlan& plan : cuda::kPolicyPlans) {
+  const cuda::TokenPlan chosen = cuda::choose_token_plan(calls[0].sequences, cuda::multiprocessors(0));
+  for (const cuda::TokenPlan& plan : cuda::kTokenPlans) {
     if (!every_plan && plan.tile != chosen.tile) continue;
     const double us =
         median_us([&](cudaStream_t s,

@@ -35,8 +35,8 @@ void policy_loss(const PolicyLossParams& p) {
   const PolicySequences& q = p.sequences;
   check_cuts(q);
   const auto sequences = static_cast<std::size_t>(q.num_sequences);
-  std::vector<TilePartial<kPolicySums>> partials(
-      q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
+  std::vector<TilePartial<kPolicySums>> groups[] = {partials_of(q)};
+  auto& partials = groups[0];
   std::vector<SequenceSums<kPolicyStatistics>> statistics(sequences);
   PolicyTotals totals = {};
   if (needs_counts(p)) {
@@ -63,16 +63,7 @@ void policy_loss(const PolicyLossParams& p) {
     });
   }
   const FloatEnvironment environment;
-  PolicyTotalSums sum = {};
-  SumTree<kSequenceLevels> trees[kPolicyTotalSums];
-  for (std::int64_t s = 0; s < q.num_sequences; ++s) {
-    const PolicyTotalSums of = total_of(p, totals, s, sums_of_sequence(q, partials, s));
-    for (int i = 0; i < kPolicyTotalSums; ++i) trees[i].take(of.sum[i]);
-    for (int i = 0; i < kPolicyTotalCounts; ++i) sum.count[i] += of.count[i];
-    for (int i = 0; i < kTokenMaxima; ++i) sum.maximum[i] = maximum_of(sum.maximum[i], of.maximum[i]);
-  }
-  for (int i = 0; i < kPolicyTotalSums; ++i) sum.sum[i] = trees[i].finish();
-  store_results(p, totals, sum);
+  store_results(p, totals, sums_of_batch<PolicyBatch>(p, totals, groups));
 }
 
 void scale_gradients(const ScaleGradientsParams& p) {

@@ -27,6 +27,10 @@ inline void check_cuts(const PolicySequences& q) {
   }
 }
 
+inline std::vector<TilePartial<8>> partials_of(const PolicySequences& q) {
+  return std::vector<TilePartial<8>>(q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
+}
+
 // run(tile, slot) for every tile.
 template <class F>
 void for_each_tile(const PolicySequences& q, const F& run) {
@@ -58,6 +62,25 @@ SequenceSums<kSums> sums_of_sequence(const PolicySequences& q, const std::vector
   }
   for (int i = 0; i < kSums; ++i) of.sum[i] = trees[i].finish();
   return of;
+}
+
+// The batch's, of partials by group.
+template <class Batch>
+TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const typename Batch::Context& context,
+                              const std::vector<TilePartial<8>> (&partials)[Batch::kGroups]) {
+  const PolicySequences& q = Batch::sequences(p);
+  TotalsOf<Batch> total = Batch::missing();
+  SumTree<kSequenceLevels> trees[Batch::kSums];
+  for (std::int64_t s = 0; s < q.num_sequences; ++s) {
+    SequenceSums<8> groups[Batch::kGroups];
+    for (int g = 0; g < Batch::kGroups; ++g) groups[g] = sums_of_sequence(q, partials[g], s);
+    const TotalsOf<Batch> of = Batch::of_sequence(p, context, s, groups);
+    for (int i = 0; i < Batch::kSums; ++i) trees[i].take(of.sum[i]);
+    for (int i = 0; i < Batch::kCounts; ++i) total.count[i] += of.count[i];
+    for (int i = 0; i < Batch::kMaxima; ++i) total.maximum[i] = maximum_of(total.maximum[i], of.maximum[i]);
+  }
+  for (int i = 0; i < Batch::kSums; ++i) total.sum[i] = trees[i].finish();
+  return total;
 }
 
 }  // namespace rlk::cpu

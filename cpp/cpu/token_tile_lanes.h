@@ -15,6 +15,11 @@ RLK_HD void load_mask(const PolicyMask& mask, std::int64_t at, int count, std::i
     const T* from = static_cast<const T*>(mask.data) + at;
     for (int i = 0; i < count; ++i) to[i] = from[i] != zero ? -1 : 0;
   };
+  if (mask.data == nullptr) {
+    for (int i = 0; i < count; ++i) to[i] = -1;
+    for (int i = count; i % kLanes != 0; ++i) to[i] = 0;
+    return;
+  }
   switch (mask.dtype) {
     case DType::kInt32:
       fill(std::int32_t{0});

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kTokenThreads, kForm == PolicyForm::kClipped ?
 
 __global__ void __launch_bounds__(kGatherThreads, 1)
     policy_sums_kernel(const __grid_constant__ PolicyLossParams p, const PolicyWorkspace w, int tile, int lanes) {
-  __shared__ PolicySumsShared shared;
+  __shared__ BatchSumsShared<PolicyBatch> shared;
   wait_for_previous_kernel();
   policy_sums<TokenGpu>(p, w, tile, lanes, gridDim.x, blockIdx.x, &shared);
   allow_next_kernel();
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1)
 __global__ void __launch_bounds__(kGatherThreads)
     policy_results_kernel(const __grid_constant__ PolicyLossParams p, const PolicyWorkspace w,
                           std::int64_t num_blocks) {
-  __shared__ PolicyResultsShared shared;
+  __shared__ BatchResultsShared<PolicyBatch> shared;
   wait_for_previous_kernel();
   policy_results<TokenGpu>(p, w, num_blocks, &shared);
 }
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kTokenThreads)
 
 // The first kernel of a call waits for whatever the stream holds.
 template <bool kOverlap>
-void run_policy_loss(const PolicyLossParams& p, const PolicyPlan& plan, cudaStream_t stream) {
+void run_policy_loss(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream) {
   const PolicyPasses passes(p, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
   const PolicyWorkspace w(p.sequences, plan.tile, p.workspace);
   RLK_CHECK(passes.token_blocks < std::int64_t{1} << 31, "policy_loss: too many tokens for one launch");

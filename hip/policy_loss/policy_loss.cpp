@@ -2,21 +2,12 @@
 #include "policy_loss.h"
 
 #include "hip/common/launch.h"
-#include "hip/common/token_gpu.h"
+#include "hip/common/token_tile.h"
 #include "rlk/kernels/policy_check.h"
 #include "rlk/kernels/policy_kernels.h"
 
 namespace rlk::hip {
 namespace {
-
-constexpr std::int64_t kWaveTokens = 128;  // sequences of at most so many are waves
-
-int tile_of(const PolicySequences& q) {
-  const std::int64_t mean = q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
-  return mean <= kWaveTokens ? kWaveTile<TokenGpu>
-         : mean <= 4096      ? kLeastBlockTile<TokenGpu>
-                             : kMostBlockTile<TokenGpu>;
-}
 
 const char* tokens_kernel(const PolicyLossParams& p) {
   switch (form_of(p)) {
@@ -33,13 +24,13 @@ const char* tokens_kernel(const PolicyLossParams& p) {
 }  // namespace
 
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) {
-  return PolicyWorkspace(p.sequences, tile_of(p.sequences), nullptr).bytes;
+  return PolicyWorkspace(p.sequences, token_tile(p.sequences), nullptr).bytes;
 }
 
 void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   check_policy_loss(p);
   RLK_CHECK(p.workspace, "policy_loss: a workspace is given");
-  const int tile = tile_of(p.sequences);
+  const int tile = token_tile(p.sequences);
   const PolicyPasses passes(p, tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
   const PolicyWorkspace w(p.sequences, tile, p.workspace);
   const Block tokens = {kTokenThreads, sizeof(WaveResults)};
@@ -52,11 +43,11 @@ void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   if (passes.token_blocks > 0) {
     launch_blocks(device, stream, tokens, tokens_kernel(p), passes.token_blocks, p, w, passes.slots, tile);
   }
-  launch_blocks(device, stream, {kGatherThreads, sizeof(PolicySumsShared)}, "rlk_policy_loss_sums",
+  launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<PolicyBatch>)}, "rlk_policy_loss_sums",
                 passes.sequence_blocks, p, w, tile, passes.lanes, passes.sequence_blocks);
   if (passes.sequence_blocks > 1) {
-    launch_blocks(device, stream, {kGatherThreads, sizeof(PolicyResultsShared)}, "rlk_policy_loss_results", 1, p, w,
-                  passes.sequence_blocks);
+    launch_blocks(device, stream, {kGatherThreads, sizeof(BatchResultsShared<PolicyBatch>)}, "rlk_policy_loss_results",
+                  1, p, w, passes.sequence_blocks);
   }
 }
 

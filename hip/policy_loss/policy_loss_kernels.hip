@@ -25,11 +25,11 @@ RLK_POLICY_TOKENS(any, kTokens)
 RLK_POLICY_TOKENS(sequences, kSequences)
 RLK_POLICY_KERNEL(sums, rlk::kGatherThreads), int tile, int lanes, std::int64_t num_blocks) {
   rlk::policy_sums<rlk::hip::TokenGpu>(p, w, tile, lanes, num_blocks, first_block + rlk::hip::block_id_x(),
-                                       RLK_POLICY_SHARED(PolicySumsShared));
+                                       RLK_POLICY_SHARED(BatchSumsShared<rlk::PolicyBatch>));
 }
 RLK_POLICY_KERNEL(results, rlk::kGatherThreads), std::int64_t num_blocks) {
   static_cast<void>(first_block);
-  rlk::policy_results<rlk::hip::TokenGpu>(p, w, num_blocks, RLK_POLICY_SHARED(PolicyResultsShared));
+  rlk::policy_results<rlk::hip::TokenGpu>(p, w, num_blocks, RLK_POLICY_SHARED(BatchResultsShared<rlk::PolicyBatch>));
 }
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_policy_loss_scale(rlk::ScaleGradientsParams p, std::int64_t first_block, std::int64_t blocks) {

@@ -83,7 +83,7 @@ void run_case(policy_test::Case& c) {
                                                                    : put(c.cuts32.data(), c.cuts32.size() * 4);
   }
   const std::vector<unsigned char> garbage(static_cast<std::size_t>(policy_loss_workspace_bytes(p)) + (1 << 20), 0xcd);
-  for (const PolicyPlan& plan : kPolicyPlans) {
+  for (const TokenPlan& plan : kTokenPlans) {
     if (plan.tile == 7 && p.sequences.num_slots() > 200000) continue;  // more slots than the workspace here
     for (const int arch : {90, 80}) {
       const OnDevice workspace(garbage.data(), garbage.size());

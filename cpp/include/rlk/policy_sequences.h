@@ -31,7 +31,7 @@ struct PolicyTokens {
 };
 
 struct PolicyMask {
-  const void* data = nullptr;  // a token counts where its element is not zero
+  const void* data = nullptr;  // a token counts where its element is not zero; null: all do, where a contract allows it
   std::int64_t sequence_stride = 0;
   DType dtype = DType::kBool;  // kBool, kUInt8, kInt32, kInt64, kFloat32
 };

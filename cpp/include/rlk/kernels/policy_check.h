@@ -5,7 +5,7 @@
 
 namespace rlk {
 
-inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, const char* op) {
+inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, const char* op, bool needs_mask = true) {
   const auto say = [&](const char* what) { return std::string(op) + ": " + what; };
   RLK_CHECK(q.num_sequences >= 0 && q.num_tokens >= 0, say("sizes are not negative"));
   RLK_CHECK(q.num_sequences < std::int64_t{1} << 31, say("fewer than 2^31 sequences"));
@@ -14,7 +14,7 @@ inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, co
   RLK_CHECK(mask.dtype == DType::kBool || mask.dtype == DType::kUInt8 || mask.dtype == DType::kInt32 ||
                 mask.dtype == DType::kInt64 || mask.dtype == DType::kFloat32,
             say("mask is bool, uint8, int32, int64 or float32"));
-  RLK_CHECK(mask.data != nullptr || q.num_slots() == 0, say("mask is given"));
+  RLK_CHECK(mask.data != nullptr || !needs_mask || q.num_slots() == 0, say("mask is given"));
 }
 
 inline void check_policy_loss(const PolicyLossParams& p) {

@@ -8,11 +8,9 @@
 #pragma once
 
 #include "rlk/kernels/policy_workspace.h"
-#include "rlk/kernels/token_kernels.h"
+#include "rlk/kernels/token_totals.h"
 
 namespace rlk {
-
-static_assert(kMostGatherLanes == kGatherLanes);
 
 template <class Gpu>
 RLK_DEVICE void policy_statistics(const PolicyLossParams& p, const PolicyWorkspace& w, std::int64_t slots, int tile,
@@ -57,92 +55,20 @@ RLK_DEVICE void policy_tokens(const PolicyLossParams& p, const PolicyWorkspace& 
   });
 }
 
-constexpr int kTotalRows = 32, kTotalColumns = 16;  // of kGatherThreads: a column a sum
-static_assert(kTotalRows * kTotalColumns == kGatherThreads && kPolicyTotalSums <= kTotalColumns);
-static_assert(kPolicyTotalCounts <= kTotalColumns && kTokenMaxima <= kTotalColumns);
-
-struct PolicySumsShared {
-  GatheredSums of;
-  PolicyTotalSums sums[kGatherLeaves];
-};
 template <class Gpu>
 RLK_DEVICE void policy_sums(const PolicyLossParams& p, const PolicyWorkspace& w, int tile, int lanes,
-                            std::int64_t num_blocks, std::int64_t block, PolicySumsShared* shared) {
-  sums_of_sequences<Gpu>(p.sequences, tile, lanes, block, w.partials, &shared->of);
-  PolicyTotalSums* const sums = shared->sums;
-  const int thread = Gpu::thread(), groups = kGatherLeaves >> lanes;
+                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<PolicyBatch>* shared) {
   PolicyTotals totals = {0, 0};
   if (needs_totals(p)) totals = *in_global(w.totals);
-  if (thread < groups) {
-    const std::int64_t s = block * groups + thread;
-    sums[thread] =
-        s < p.sequences.num_sequences ? total_of(p, totals, s, gathered(shared->of, thread)) : PolicyTotalSums{};
-  }
-  const int row = thread / kTotalColumns, column = thread % kTotalColumns;
-  for (int distance = 1; distance < groups; distance *= 2) {
-    Gpu::barrier();
-    const int i = 2 * distance * row;
-    if (i + distance < groups && column < kPolicyTotalSums) {
-      sums[i].sum[column] = add_rn(sums[i].sum[column], sums[i + distance].sum[column]);
-    }
-  }
-  Gpu::barrier();
-  if (row == 0 && column < kPolicyTotalCounts) {
-    for (int i = 1; i < groups; ++i) sums[0].count[column] += sums[i].count[column];
-  } else if (row == 2 && column < kTokenMaxima) {
-    for (int i = 1; i < groups; ++i) {
-      sums[0].maximum[column] = maximum_of(sums[0].maximum[column], sums[i].maximum[column]);
-    }
-  }
-  Gpu::barrier();
-  if (thread != 0) return;
-  if (num_blocks == 1) {
-    store_results(p, totals, sums[0]);
-  } else {
-    in_global(w.blocks)[block] = sums[0];
-  }
+  batch_sums<Gpu, PolicyBatch>(p, totals, {w.partials}, w.blocks, tile, lanes, num_blocks, block, shared);
 }
 
-struct PolicyResultsShared {
-  float node[kTotalRows][kTotalColumns];
-  PolicyTotalSums total;
-};
 template <class Gpu>
 RLK_DEVICE void policy_results(const PolicyLossParams& p, const PolicyWorkspace& w, std::int64_t num_blocks,
-                               PolicyResultsShared* shared) {
-  const PolicyTotalSums* const blocks = in_global(w.blocks);
-  const int row = Gpu::thread() / kTotalColumns, column = Gpu::thread() % kTotalColumns;
-  SumTree<kSequenceLevels> tree;
-#if defined(__CUDACC__) || defined(__HIP__)
-#pragma unroll 1
-#endif
-  for (std::int64_t base = 0; base < num_blocks; base += kTotalRows) {
-    const bool exists = base + row < num_blocks && column < kPolicyTotalSums;
-    shared->node[row][column] = exists ? blocks[base + row].sum[column] : 0.0f;
-    for (int distance = 1; distance < kTotalRows; distance *= 2) {
-      Gpu::barrier();
-      if (row % (2 * distance) == 0) {
-        shared->node[row][column] = add_rn(shared->node[row][column], shared->node[row + distance][column]);
-      }
-    }
-    if (row == 0) tree.take(shared->node[0][column]);
-    Gpu::barrier();
-  }
-  if (row == 0 && column < kPolicyTotalSums) shared->total.sum[column] = tree.finish();
-  if (row == 2 && column < kPolicyTotalCounts) {
-    std::int64_t count = 0;
-    for (std::int64_t i = 0; i < num_blocks; ++i) count += blocks[i].count[column];
-    shared->total.count[column] = count;
-  } else if (row == 4 && column < kTokenMaxima) {
-    float most = 0.0f;
-    for (std::int64_t i = 0; i < num_blocks; ++i) most = maximum_of(most, blocks[i].maximum[column]);
-    shared->total.maximum[column] = most;
-  }
-  Gpu::barrier();
-  if (Gpu::thread() != 0) return;
+                               BatchResultsShared<PolicyBatch>* shared) {
   PolicyTotals totals = {0, 0};
   if (needs_totals(p)) totals = *in_global(w.totals);
-  store_results(p, totals, shared->total);
+  batch_results<Gpu, PolicyBatch>(p, totals, w.blocks, num_blocks, shared);
 }
 
 // Values of `block`, of `blocks`. Nothing is read where the factor is 1.
@@ -150,19 +76,11 @@ template <class Gpu>
 RLK_DEVICE void scale_values(const ScaleGradientsParams& p, std::int64_t block, std::int64_t blocks) {
   const float factor = *in_global(p.factor);
   if (factor == 1.0f) return;
-  const std::int64_t step = blocks * kTokenThreads * kQuad;
-  for (std::int64_t i = (block * kTokenThreads + Gpu::thread()) * kQuad; i < p.count; i += step) {
-    RLK_UNROLL
-    for (int array = 0; array < 2; ++array) {
-      float* const values = in_global(array == 0 ? p.first : p.second);
-      if (values == nullptr) continue;
-      if (i + kQuad <= p.count && is_aligned(values, 16)) {
-        const Quad x = Gpu::load_quad(values + i);
-        Gpu::store_quad(values + i, canonical(mul_rn(x, broadcast<Quad>(factor))));
-      } else {
-        for (std::int64_t j = i; j < p.count && j < i + kQuad; ++j) values[j] = canonical(mul_rn(values[j], factor));
-      }
-    }
+  for (float* const values : {p.first, p.second}) {
+    map_values<Gpu>(values, p.count, block, blocks, [&](const auto& x) {
+      using F = std::decay_t<decltype(x)>;
+      return canonical(mul_rn(x, broadcast<F>(factor)));
+    });
   }
 }
 

@@ -1,6 +1,7 @@
 // The formulas of ops/policy_loss.h that every backend shares.
 #pragma once
 
+#include "rlk/kernels/importance_terms.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
@@ -108,20 +109,8 @@ RLK_HD F log_of(F x) {
 
 // ---- importance weights ---------------------------------------------------------------------------------------------
 
-template <class F>
-struct ImportanceWeight {
-  F weight;
-  MaskOf<F> clipped;
-};
-template <class F>
-RLK_HD ImportanceWeight<F> limited_weight(const PolicySpec& s, F e) {
-  const F w = s.importance_mask != 0 ? inside_or(e, s.importance_low, s.importance_high, e, broadcast<F>(0.0f))
-                                     : clamped(e, s.importance_low, s.importance_high);
-  return {w, MaskOf<F>((w < e) | (w > e))};
-}
-template <class F>
-RLK_HD ImportanceWeight<F> importance_of_log(const PolicySpec& s, F d) {
-  return limited_weight(s, exp(clamped(d, -s.importance_limit, s.importance_limit)));
+RLK_HD ImportanceBounds importance_bounds(const PolicySpec& s) {
+  return {s.importance_low, s.importance_high, s.importance_limit, s.importance_mask != 0};
 }
 
 // ---- what is the same for a sequence's tokens -----------------------------------------------------------------------
@@ -152,8 +141,6 @@ RLK_HD float denominator_of(const PolicyLossParams& p, const PolicyTotals& total
   }
   return static_cast<float>(totals.sequences);
 }
-
-RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
 
 // Weights of tokens of a sequence that has `n`.
 RLK_HD void set_weights(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t n, PolicyFactors* f) {
@@ -375,7 +362,7 @@ struct PolicyStatisticsTerms {
     const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
     const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
     F w = broadcast<F>(1.0f);
-    if (s.importance == ImportanceLevel::kToken) w = importance_of_log(s, d).weight;
+    if (s.importance == ImportanceLevel::kToken) w = importance_of_log(importance_bounds(s), d).weight;
     if (s.importance == ImportanceLevel::kGiven) w = m;
     F* const sum = sums->sum;
     sum[kStatLogRatio] = raw;
@@ -415,7 +402,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const PolicyTotal
   const float mismatch = of.sum[kStatMismatch], mean_mismatch = div_rn(mismatch, tokens);
   if (importance_of_sequence(s)) {
     const ImportanceWeight<float> w =
-        importance_of_log(s, s.importance == ImportanceLevel::kSequence ? mismatch : mean_mismatch);
+        importance_of_log(importance_bounds(s), s.importance == ImportanceLevel::kSequence ? mismatch : mean_mismatch);
     f.importance = w.weight;
     f.importance_clipped = w.clipped;
   }
@@ -510,7 +497,8 @@ struct PolicyTokenTerms {
     F w = broadcast<F>(kOfSequence ? f.importance : 1.0f);
     auto w_clipped = either(kOfSequence && f.importance_clipped != 0, mask, never);
     if (!kClipped && s.importance == ImportanceLevel::kToken) {
-      const ImportanceWeight<F> found = importance_of_log(s, sub_rn(either(s.importance_of_current != 0, l, o), m));
+      const ImportanceWeight<F> found =
+          importance_of_log(importance_bounds(s), sub_rn(either(s.importance_of_current != 0, l, o), m));
       w = found.weight;
       w_clipped = found.clipped;
     }
@@ -593,26 +581,35 @@ constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kPolicyTotalCounts };
 
-struct PolicyTotalSums {
-  float sum[kPolicyTotalSums];
-  std::int64_t count[kPolicyTotalCounts];
-  float maximum[kTokenMaxima];
+using PolicyTotalSums = TotalSums<kPolicyTotalSums, kPolicyTotalCounts, kTokenMaxima>;
+RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t);
+
+struct PolicyBatch {
+  static constexpr int kGroups = 1, kSums = kPolicyTotalSums, kCounts = kPolicyTotalCounts, kMaxima = kTokenMaxima;
+  using Params = PolicyLossParams;
+  using Context = PolicyTotals;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD PolicyTotalSums missing() { return {}; }
+  static RLK_HD PolicyTotalSums of_sequence(const Params& p, const Context& totals, std::int64_t s,
+                                            const SequenceSums<kPolicySums> (&groups)[kGroups]) {
+    const SequenceSums<kPolicySums>& of = groups[0];
+    PolicyTotalSums t;
+    for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
+    for (int i = 0; i < kTokenCounts; ++i) t.count[i] = of.count[i];
+    for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
+    PolicyFactors f;
+    set_weights(p, totals, of.count[kCountTokens], &f);
+    t.sum[kWeightedPolicy] = mul_rn(f.weight, of.sum[kSumPolicy]);
+    t.sum[kWeightedKl] = mul_rn(f.weight, of.sum[kSumKl]);
+    t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
+    t.count[kCountSequences] = of.count[kCountTokens] > 0;
+    t.count[kCountBadCuts] = p.sequences.packed() && !are_cuts_good(p.sequences, s);
+    return t;
+  }
+  static RLK_HD void store(const Params& p, const Context& totals, const PolicyTotalSums& t) {
+    store_results(p, totals, t);
+  }
 };
-RLK_HD PolicyTotalSums total_of(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t s,
-                                const SequenceSums<kPolicySums>& of) {
-  PolicyTotalSums t;
-  for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
-  for (int i = 0; i < kTokenCounts; ++i) t.count[i] = of.count[i];
-  for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
-  PolicyFactors f;
-  set_weights(p, totals, of.count[kCountTokens], &f);
-  t.sum[kWeightedPolicy] = mul_rn(f.weight, of.sum[kSumPolicy]);
-  t.sum[kWeightedKl] = mul_rn(f.weight, of.sum[kSumKl]);
-  t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
-  t.count[kCountSequences] = of.count[kCountTokens] > 0;
-  t.count[kCountBadCuts] = p.sequences.packed() && !are_cuts_good(p.sequences, s);
-  return t;
-}
 
 RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t) {
   const PolicySpec& s = p.spec;

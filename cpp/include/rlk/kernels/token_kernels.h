@@ -61,6 +61,12 @@ RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
 }
 template <class Mask>
 RLK_DEVICE Mask load_mask(const PolicyMask& mask, std::int64_t at, int count) {
+  if (mask.data == nullptr) {
+    Mask m;
+    RLK_UNROLL
+    for (int i = 0; i < (sizeof(Mask) == sizeof(bool) ? 1 : kQuad); ++i) token_of(m, i) = i < count ? -1 : 0;
+    return m;
+  }
   switch (mask.dtype) {
     case DType::kInt32:
       return mask_of_elements<Mask>(in_global(static_cast<const std::int32_t*>(mask.data)) + at, count);

@@ -55,6 +55,20 @@ struct SequenceSums {
   float maximum[kTokenMaxima];
 };
 
+// Those of a batch: sums by the tree over the index of sequences, counts and maxima in any order. An operator's Batch has
+//   kGroups, kSums, kCounts, kMaxima, Params, Context     kGroups: of passes over the same tokens, eight sums each
+//   sequences(p), missing()                               missing: what changes no result
+//   of_sequence(p, context, s, sums)                      of the groups of sequence s
+//   store(p, context, total)                              writes the results
+template <int kSums, int kCounts, int kMaxima>
+struct TotalSums {
+  float sum[kSums];
+  std::int64_t count[kCounts];
+  float maximum[kMaxima];
+};
+template <class Batch>
+using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
+
 // One of two by a condition of all tokens. A conditional expression would choose between addresses.
 template <class F>
 RLK_HD F either(bool condition, F yes, F no) {
@@ -87,6 +101,7 @@ RLK_HD F canonical(F x) {
 RLK_HD float finished_sum(float x) { return canonical(add_rn(x, 0.0f)); }
 
 RLK_HD float maximum_of(float a, float b) { return is_nan(a) || a > b ? a : b; }
+RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
 
 // The tree over an index of values that come in its order: take() each, then finish(). Of a node that is missing +0 would
 // be added, which changes no sum. Indices of kept_ are constants once loops are unrolled, so that it lives in registers.

@@ -1,0 +1,31 @@
+// How passes over tokens are cut on CUDA. Any plan serves any call, with the same bits.
+#pragma once
+
+#include "rlk/kernels/token_workspace.h"
+
+namespace rlk::cuda {
+
+// 2^tile positions of a sequence are a warp's (7: sequences are short) or a block's.
+struct TokenPlan {
+  int tile = 0;
+};
+constexpr TokenPlan kTokenPlans[] = {{7}, {10}, {11}, {12}, {13}};
+constexpr int kWarpTile = 7, kLeastBlockTilePositions = 10, kMostBlockTilePositions = 13;
+constexpr std::int64_t kWarpTokens = 256;  // sequences of at most so many are warps
+
+// Slots are most where tiles are least: what a workspace is sized for, whatever the device.
+inline TokenPlan least_token_plan(const PolicySequences& q) {
+  return {mean_length(q) <= kWarpTokens ? kWarpTile : kLeastBlockTilePositions};
+}
+inline TokenPlan choose_token_plan(const PolicySequences& q, int multiprocessors) {
+  const std::int64_t mean = mean_length(q);
+  if (mean <= kWarpTokens) return {kWarpTile};
+  int tile = kLeastBlockTilePositions;
+  while (tile < kMostBlockTilePositions && (std::int64_t{1} << tile) < mean &&
+         2 * workspace_slots(q, tile + 1) >= std::int64_t{3} * multiprocessors) {
+    ++tile;
+  }
+  return {tile};
+}
+
+}  // namespace rlk::cuda
