@@ -27,6 +27,7 @@ from .ops.group_advantage import (
     group_advantage,
     group_advantage_reference,
 )
+from .ops.importance_weights import ImportanceWeights, importance_weights, importance_weights_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -46,6 +47,7 @@ from .ops.logprob import (
     logprob_reference,
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
+from .ops.mismatch_metrics import MismatchMetrics, mismatch_metrics, mismatch_metrics_reference
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
 from .ops.policy_loss import (
     PolicyGradients,
@@ -97,9 +99,11 @@ __all__ = [
     "GaeResult",
     "GroupAdvantageResult",
     "GroupAdvantageStatus",
+    "ImportanceWeights",
     "LogprobResult",
     "LogprobStatus",
     "MaskedWhitenResult",
+    "MismatchMetrics",
     "Packed",
     "PolicyGradients",
     "PolicyLoss",
@@ -126,6 +130,8 @@ __all__ = [
     "gelu_mul_reference",
     "group_advantage",
     "group_advantage_reference",
+    "importance_weights",
+    "importance_weights_reference",
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
@@ -141,6 +147,8 @@ __all__ = [
     "loss_mask_from_spans_reference",
     "masked_whiten",
     "masked_whiten_reference",
+    "mismatch_metrics",
+    "mismatch_metrics_reference",
     "pack",
     "pack_reference",
     "patch_model",

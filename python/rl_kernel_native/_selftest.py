@@ -652,6 +652,15 @@ def _advantages(name: str) -> Callable[[Any, str, tuple[int, int] | None], Itera
     return self_test
 
 
+def _rollout(name: str) -> Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]:
+    def self_test(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+        from . import _selftest_policy  # which is written with what this module defines
+
+        return _selftest_policy.rollout(name, torch, device)
+
+    return self_test
+
+
 # Name of each operator and its self-test.
 OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     "logprob": logprob,
@@ -662,6 +671,8 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "pack": sequences.pack,
     "preference_loss": sequences.preference_loss,
     "policy_loss": policy_loss,
+    "importance_weights": _rollout("importance_weights"),
+    "mismatch_metrics": _rollout("mismatch_metrics"),
     "rope": rope,
     "gae": _advantages("gae"),
     "group_advantage": _advantages("group_advantage"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
+from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
 from .policy_spec import PolicySpec
@@ -47,26 +48,11 @@ METRICS = (
 )
 
 
-class PolicyMetrics:
+class PolicyMetrics(MetricVector):
     """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
     the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract."""
 
     names = METRICS
-
-    def __init__(self, vector: Any) -> None:
-        self.vector = vector
-
-    def __getattr__(self, name: str) -> Any:
-        if name in METRICS:
-            return self.vector[METRICS.index(name)]
-        raise AttributeError(f"PolicyMetrics has no {name!r}; it has {', '.join(METRICS)}")
-
-    def asdict(self) -> dict[str, float]:
-        """All of them as Python numbers: waits for the device."""
-        return dict(zip(METRICS, (float(x) for x in self.vector.tolist()), strict=True))
-
-    def __repr__(self) -> str:
-        return f"PolicyMetrics({self.vector!r})"
 
 
 class PolicyLoss(NamedTuple):

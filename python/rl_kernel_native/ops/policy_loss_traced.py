@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import dtype_name, is_static
+from .._policy_shapes import check_first, check_mask, check_tokens
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped
 from .policy_spec import PolicySpec
@@ -52,52 +52,22 @@ def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
 implement(_library, "policy_loss", _kernel, _differentiable)
 
 
-def _check_tokens(tensor: Any, name: str, like: Tensor, sequences: Any = None) -> None:
-    if tensor is None:
-        return
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tensor.dtype)}")
-    shape = tuple(tensor.shape)
-    if shape == tuple(like.shape):
-        if is_static(tensor) and tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) not in (0, 1):
-            raise ValueError(f"{name}: expected contiguous tokens (stride 1), got stride {tensor.stride(-1)}")
-        return
-    if sequences is not None and shape[:1] == (sequences,) and (len(shape) == 1 or shape[1:] == (1,)):
-        return
-    more = "" if sequences is None else f" or [{sequences}]"
-    also = "" if sequences is None else ", or one a sequence"
-    raise ValueError(
-        f"{name}: expected shape {list(like.shape)}{more} (that of logprob{also}), got {list(tensor.shape)}"
-    )
-
-
 @torch.library.register_fake("rl_kernel_native::policy_loss", lib=_library)
 def _fake(
     logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any, ref_logprob: Any,
     importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    if logprob.dtype != torch.float32:
-        raise TypeError(f"logprob: expected dtype float32, got {dtype_name(logprob.dtype)}")
-    packed = cu_seqlens is not None
-    if logprob.dim() != 1 and (packed or logprob.dim() != 2):
-        wanted = "[num_tokens] (with cu_seqlens)" if packed else "[num_sequences, num_tokens] or [num_tokens]"
-        raise ValueError(f"logprob: expected shape {wanted}, got {list(logprob.shape)}")
-    if packed and cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
-    sequences = cu_seqlens.shape[0] - 1 if packed else logprob.shape[0] if logprob.dim() == 2 else 1
-    if mask.dtype not in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32):
-        raise TypeError(f"mask: expected dtype bool, uint8, int32, int64 or float32, got {dtype_name(mask.dtype)}")
-    if tuple(mask.shape) != tuple(logprob.shape):
-        raise ValueError(f"mask: expected shape {list(logprob.shape)} (that of logprob), got {list(mask.shape)}")
-    _check_tokens(old_logprob, "old_logprob", logprob)
-    _check_tokens(advantage, "advantage", logprob, sequences)
-    _check_tokens(ref_logprob, "ref_logprob", logprob)
+    sequences = check_first(logprob, "logprob", cu_seqlens)
+    check_mask(mask, logprob, "logprob")
+    check_tokens(old_logprob, "old_logprob", logprob, "logprob")
+    check_tokens(advantage, "advantage", logprob, "logprob", sequences)
+    check_tokens(ref_logprob, "ref_logprob", logprob, "logprob")
     if spec[_IMPORTANCE_FIELD] == _GIVEN:
-        _check_tokens(importance, "importance_weight", logprob, sequences)
+        check_tokens(importance, "importance_weight", logprob, "logprob", sequences)
     else:
-        _check_tokens(importance, "rollout_logprob", logprob)
-    _check_tokens(entropy, "entropy", logprob)
-    _check_tokens(selected, "selected", logprob)
+        check_tokens(importance, "rollout_logprob", logprob, "logprob")
+    check_tokens(entropy, "entropy", logprob, "logprob")
+    check_tokens(selected, "selected", logprob, "logprob")
     return (
         logprob.new_empty(()),
         logprob.new_empty(_METRICS),
