@@ -1,4 +1,4 @@
-"""Batches of a trainer's and an engine's log-probabilities, for the tests of importance_weights and mismatch_metrics."""
+"""Batches of log-probabilities of a trainer and an engine, for the tests of importance_weights and mismatch_metrics."""
 
 from __future__ import annotations
 

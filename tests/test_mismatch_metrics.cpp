@@ -56,6 +56,8 @@ rlk::MismatchMetricsParams params(const Batch& b, float limit) {
   return {b.sequences, b.train, b.rollout, b.token_mask, limit};
 }
 
+constexpr float kEdges[] = {-1.0f, -0.1f, -0.01f, -0.001f, 0.001f, 0.01f, 0.1f, 1.0f};
+
 bool other_bits(float x, float y) { return std::memcmp(&x, &y, 4) != 0 && !(std::isnan(x) && std::isnan(y)); }
 
 std::vector<float> reference(const Batch& b, float limit) {
@@ -83,7 +85,7 @@ std::vector<float> reference(const Batch& b, float limit) {
       nan_distance = nan_distance || std::isnan(d);
       if (std::fabs(d) > most) most = std::fabs(d);
       int bin = 0;
-      while (bin < rlk::kMismatchBins - 1 && d >= rlk::kMismatchEdges[bin]) ++bin;
+      while (bin < rlk::kMismatchBins - 1 && d >= kEdges[bin]) ++bin;
       if (!std::isnan(d)) ++bins[bin];
     }
     tokens += n;

@@ -1,5 +1,5 @@
-"""mismatch_metrics: float64, verl's formulas, the same bits however sequences are presented, bad input, and torch's ways
-to call. The contract's bytes are compared in test_mismatch_metrics.cpp."""
+"""mismatch_metrics: float64, verl's formulas, the same bits however sequences are presented, bad input, and torch's
+ways to call. The contract's bytes are compared in test_mismatch_metrics.cpp."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_compiled_calls_give_the_same_bytes(backend: str, device: str) -> None:
 X = torch.zeros(2, 8)
 BAD = {
     "dtype": (lambda: rk.mismatch_metrics(X.double(), X), TypeError, "logprob_train: expected dtype float32, got"),
-    "other dtype": (lambda: rk.mismatch_metrics(X, X.half()), TypeError, "logprob_rollout: expected dtype float32, got"),
+    "other dtype": (lambda: rk.mismatch_metrics(X, X.half()), TypeError, "logprob_rollout: expected dtype float32"),
     "3-D": (lambda: rk.mismatch_metrics(X[None], X), ValueError, "logprob_train: expected shape [num_sequences, num_"),
     "shape": (lambda: rk.mismatch_metrics(X, X[:1]), ValueError, "logprob_rollout: expected shape [2, 8] (that of"),
     "strided": (lambda: rk.mismatch_metrics(X.T, X.T), ValueError, "logprob_train: expected contiguous tokens (stride"),

@@ -6,10 +6,8 @@
 namespace rlk::cuda {
 
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p) {
-  const PolicySequences& q = p.sequences;
-  // A larger tile may leave fewer sequences to a block, and so more blocks.
-  return ImportanceWorkspace(q, least_token_plan(q).tile, nullptr).bytes +
-         static_cast<std::int64_t>(sizeof(ImportanceTotals)) * q.num_sequences;
+  // Whatever the device, and so the plan: slots and blocks are most where tiles are least.
+  return ImportanceWorkspace(p.sequences, least_token_plan(p.sequences).tile, nullptr).bytes;
 }
 
 void importance_weights(const ImportanceWeightsParams& p, int device, Stream stream) {

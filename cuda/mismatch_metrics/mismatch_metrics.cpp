@@ -6,10 +6,8 @@
 namespace rlk::cuda {
 
 std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p) {
-  const PolicySequences& q = p.sequences;
-  // A larger tile may leave fewer sequences to a block, and so more blocks.
-  return MismatchWorkspace(q, least_token_plan(q).tile, nullptr).bytes +
-         static_cast<std::int64_t>(sizeof(MismatchTotals)) * q.num_sequences;
+  // Whatever the device, and so the plan: slots and blocks are most where tiles are least.
+  return MismatchWorkspace(p.sequences, least_token_plan(p.sequences).tile, nullptr).bytes;
 }
 
 void mismatch_metrics(const MismatchMetricsParams& p, int device, Stream stream) {

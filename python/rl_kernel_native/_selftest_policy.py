@@ -100,12 +100,8 @@ def _rollouts(name: str, arrays: _Arrays) -> Iterator[tuple[str, dict[str, Any],
             found = importance_op.importance_weights(*map(arrays.put, operands), **options)
             want = importance_op.importance_weights_reference(*operands, **options)
             case = f"{options.get('level', 'token')} {list(shape)}"
-            yield (
-                case,
-                {"weights": arrays.get(found.weights), "mask": arrays.get(found.mask)},
-                want,
-                {"terms": shape[1]},
-            )
+            got = {output: arrays.get(array) for output, array in found._asdict().items()}
+            yield case, got, want, {"terms": shape[1]}
 
 
 def rollout(name: str, torch: Any, device: str) -> Iterator[Check]:

@@ -98,6 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advantage.add_argument("--tokens", type=_count, default=1 if name == "group_advantage" else 8192)
         advantage.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
         advantages.append(advantage)
+    rollouts = []
+    for name, text in (
+        ("importance_weights", "weights of a batch's tokens for the engine that sampled it"),
+        ("mismatch_metrics", "how far a trainer and the engine that sampled are apart"),
+    ):
+        rollouts.append(operators.add_parser(name, help=text))
+        rollouts[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
+        rollouts[-1].add_argument("--tokens", type=_count, default=2048, help="of a sequence")
+        rollouts[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     silu_mul = operators.add_parser("silu_mul", help="gated activations, of one array and of two")
     silu_mul.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     silu_mul.add_argument(
@@ -126,8 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silu_mul,
         *sequences,
         *advantages,
+        *rollouts,
     ):
-        if operator in advantages:
+        if operator in (*advantages, *rollouts):
             operator.set_defaults(dtype="float32")
         else:
             operator.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
@@ -151,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import logprob as bench_logprob
     from . import policy_loss as bench_policy_loss
     from . import rms_norm as bench_rms_norm
+    from . import rollout as bench_rollout
     from . import rope as bench_rope
     from . import sequences as bench_sequences
     from . import silu_mul as bench_silu_mul
@@ -195,6 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = bench_policy_loss.run(
             options.rows or (16 if device == "cpu" else 256), options.tokens, device, seconds=options.seconds,
             use_compile=not options.no_compile,
+        )  # fmt: skip
+    elif options.operator in bench_rollout.OPERATORS:
+        run = bench_rollout.run(
+            options.operator, options.rows or (16 if device == "cpu" else 256), options.tokens, device,
+            seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)

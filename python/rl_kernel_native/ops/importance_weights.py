@@ -108,11 +108,10 @@ def spec_of(
     )  # fmt: skip
 
 
-def call_native(
-    logprob: Any, rollout_logprob: Any, mask: Any, cu_seqlens: Any, spec: Any, allocate: Any, stream: int
-) -> Any:
-    packed = struct.pack(f"{len(spec)}d", *spec)
-    return _C.importance_weights(logprob, rollout_logprob, mask, cu_seqlens, packed, allocate, stream)
+def call_native(*arguments: Any) -> Any:
+    """The extension's function, whose spec is packed: arrays, spec, allocate, stream."""
+    *arrays, spec, allocate, stream = arguments
+    return _C.importance_weights(*arrays, struct.pack(f"{len(spec)}d", *spec), allocate, stream)
 
 
 def importance_weights(
@@ -134,8 +133,8 @@ def importance_weights(
     rejection leaves. They have the bits of the weights that :class:`PolicySpec` multiplies by.
 
     Nothing here is differentiated: a weight changes the measure and not the objective, so frameworks detach it;
-    inputs that require a gradient are taken as detached. Weights are not zeroed where a token is rejected: pass ``mask``
-    on, or multiply.
+    inputs that require a gradient are taken as detached. Weights are not zeroed where a token is rejected: pass
+    ``mask`` on, or multiply.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
@@ -151,8 +150,8 @@ def importance_weights(
         lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto and
             the sums of sequences that weights are made of see the ratio without it.
-        rejection: thresholds by criterion, ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or
-            ``k3`` (``seq_max_k1`` is none): of k1, which is MINUS the log ratio, ``(lower, upper)`` in ratios, whose
+        rejection: thresholds by criterion, ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2``
+            or ``k3`` (``seq_max_k1`` is none): of k1, which is MINUS the log ratio, ``(lower, upper)`` in ratios, whose
             logarithms are compared, or ``upper`` alone for ``(1 / upper, upper)``; of k2 and k3 the largest value.
             A token is kept where all allow it. A NaN is not.
         veto: a sequence with a token whose ratio is below is not kept.

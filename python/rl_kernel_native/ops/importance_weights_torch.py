@@ -1,5 +1,5 @@
-"""importance_weights for torch tensors, and as a torch operator: what torch.compile, export and FakeTensor see. It has no
-derivative: inputs are detached."""
+"""importance_weights for torch tensors, and as a torch operator: what torch.compile, export and FakeTensor see. It has
+no derivative: inputs are detached."""
 
 from __future__ import annotations
 

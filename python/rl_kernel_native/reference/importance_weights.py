@@ -39,7 +39,7 @@ def importance_weights_reference(
     elif lower is None:
         lower = 1.0 / upper
     weights, kept = np.zeros(shape).reshape(-1), np.zeros(shape).reshape(-1)
-    mean_of = []
+    mean_of: list[float] = []
     indices = np.arange(weights.size).reshape(shape)
     for x, y, at in sequences_of((logprob, rollout_logprob, indices), mask, cu_seqlens):
         if not x.size:
@@ -63,8 +63,7 @@ def importance_weights_reference(
 
 def _allowed(name: str, threshold: Any, c: Any) -> Any:
     values = {"k1": -c, "k2": c * c / 2, "k3": np.expm1(c) - c}[name[-2:]]
-    reduce = {"token": lambda v: v, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}[name[:-3]]
-    found = reduce(values)
+    found = {"token": values, "seq_sum": values.sum(), "seq_mean": values.mean(), "seq_max": values.max()}[name[:-3]]
     if not name.endswith("k1"):
         return found <= threshold
     low, high = threshold if isinstance(threshold, (tuple, list)) else (1.0 / threshold, threshold)

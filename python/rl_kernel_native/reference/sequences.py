@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ def sequences_of(arrays: tuple[Any, ...], mask: Any, cu_seqlens: Any) -> Iterato
     counts = np.ones(arrays[0].shape, bool) if mask is None else np.asarray(mask) != 0
     if cu_seqlens is not None:
         cuts = np.asarray(cu_seqlens)
-        for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        for begin, end in itertools.pairwise(cuts):
             yield tuple(a[begin:end][counts[begin:end]] for a in arrays)
         return
     for row in range(len(np.atleast_2d(arrays[0]))):

@@ -65,32 +65,10 @@ struct MismatchTerms {
 
   template <class F>
   static RLK_HD MaskOf<F> in_bin(F d, int bin) {
-    const auto above = d >= broadcast<F>(bin == 0 ? -infinity() : edge_of(bin - 1));
+    const auto above = d >= broadcast<F>(bin == 0 ? -infinity() : mismatch_edge(bin - 1));
     if (bin == kMismatchBins - 1) return MaskOf<F>(above);
-    return MaskOf<F>(above & (d < broadcast<F>(edge_of(bin))));
+    return MaskOf<F>(above & (d < broadcast<F>(mismatch_edge(bin))));
   }
-  // The table's values, which device code may not address.
-  static RLK_HD float edge_of(int i) {
-    switch (i) {
-      case 0:
-        return kMismatchEdges[0];
-      case 1:
-        return kMismatchEdges[1];
-      case 2:
-        return kMismatchEdges[2];
-      case 3:
-        return kMismatchEdges[3];
-      case 4:
-        return kMismatchEdges[4];
-      case 5:
-        return kMismatchEdges[5];
-      case 6:
-        return kMismatchEdges[6];
-      default:
-        return kMismatchEdges[7];
-    }
-  }
-
   template <class F>
   static RLK_HD void token(const Params& p, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
                            TokenSums<F, kSums>* sums) {

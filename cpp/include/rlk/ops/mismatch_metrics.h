@@ -14,7 +14,7 @@
 //     V_P = fma(-sum(P), sum(P) / N, sum(P P)), V_Q likewise; 0 where V_P <= 2^-20 sum(P P), or V_Q, which rounding leaves of
 //     a constant
 //   differing_fraction: of tokens whose x and y have other bits (all NaN are one); nonfinite_fraction: whose d is NaN or Inf
-//   histogram: fractions of tokens by d, with the edges of kMismatchEdges; an edge belongs to the bin above it, a NaN to none
+//   histogram: fractions of tokens by d, with the edges mismatch_edge; an edge belongs to the bin above it, a NaN to none
 // Of a sequence a = -(sum(x) / n), b = -(sum(y) / n), g = -(sum(d) / n); their means are over S sequences
 //   ppl_train = mean(exp(a)); ppl_rollout = mean(exp(b)); log_ppl_train = mean(a); log_ppl_rollout = mean(b)
 //   ppl_ratio = mean(exp(g)); log_ppl_diff_mean = mean(g), _abs_mean = mean(|g|), _min, _max
@@ -32,7 +32,17 @@
 namespace rlk {
 
 constexpr int kMismatchBins = 9;
-constexpr float kMismatchEdges[kMismatchBins - 1] = {-1.0f, -0.1f, -0.01f, -0.001f, 0.001f, 0.01f, 0.1f, 1.0f};
+// Of bins i and i + 1: -1, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1. A function, as device code may address no table.
+RLK_HD constexpr float mismatch_edge(int i) {
+  return i == 0   ? -1.0f
+         : i == 1 ? -0.1f
+         : i == 2 ? -0.01f
+         : i == 3 ? -0.001f
+         : i == 4 ? 0.001f
+         : i == 5 ? 0.01f
+         : i == 6 ? 0.1f
+                  : 1.0f;
+}
 
 enum MismatchMetric : int {
   kMismatchNumTokens,

@@ -1,0 +1,139 @@
+"""importance_weights and mismatch_metrics: the peers, the frameworks' formulas in torch, and what is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .logprob import ROTATED_BYTES
+from .measure import Call, copy_bytes_per_second, device_text, measure
+
+OPERATORS = ("importance_weights", "mismatch_metrics")
+MOST_BUFFERS = 256
+BYTES = {
+    "importance_weights": 8 + 8 + 4 + 8,
+    "mismatch_metrics": 8 + 4,
+}  # of a token; a sequence's weight reads it twice
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments, float32 ``[sequences, tokens]``."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor
+
+
+Function = Callable[[Operands], Any]
+
+
+def _mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    return (x * mask).sum(dim) / mask.sum(dim)
+
+
+def weights(o: Operands) -> tuple[Tensor, Tensor]:
+    """verl: sequence weights truncated at 2, sequences of a mean k3 above 0.01 rejected."""
+    d = o.train - o.rollout
+    total = (d * o.mask).sum(-1, keepdim=True)
+    w = (total.clamp(-20, 20).exp().expand_as(d) * o.mask).clamp(max=2.0)
+    safe = d.clamp(-20, 20)
+    keep = _mean(safe.exp() - 1 - safe, o.mask, -1) <= 0.01
+    return w, o.mask * keep[:, None]
+
+
+def metrics(o: Operands) -> Tensor:
+    """What verl logs of a mismatch, without its copies to the host, and the other scalars of mismatch_metrics."""
+    d = o.train - o.rollout
+    rho = d.clamp(-20, 20).exp()
+    train, rollout = _mean(o.train, o.mask, -1), _mean(o.rollout, o.mask, -1)
+    diff, total = rollout - train, (d * o.mask).sum(-1).clamp(-20, 20)
+    p, q = o.train.exp(), o.rollout.exp()
+    p, q = (p - _mean(p, o.mask)) * o.mask, (q - _mean(q, o.mask)) * o.mask
+    bins = torch.bucketize(d, d.new_tensor(rk.MismatchMetrics.histogram_edges), right=True)
+    counts = torch.stack([_mean((bins == i).float(), o.mask) for i in range(9)])
+    scalars = (
+        _mean(d.abs(), o.mask), (d.abs() * o.mask).max(), -_mean(d, o.mask), _mean(d.exp() - d - 1, o.mask),
+        _mean(rho, o.mask), _mean(rho, o.mask) ** 2 / _mean(rho.square(), o.mask), _mean(rho.square(), o.mask) - 1,
+        (2 * total).exp().mean() - 1, (-train).exp().mean(), (-rollout).exp().mean(), -train.mean(), -rollout.mean(),
+        diff.exp().mean(), diff.mean(), diff.abs().mean(), diff.min(), diff.max(),
+        (p * q).sum() / (p.square().sum() * q.square().sum()).sqrt(), _mean((d != 0).float(), o.mask),
+    )  # fmt: skip
+    return torch.cat((torch.stack(scalars), counts))
+
+
+_OURS: dict[str, Function] = {
+    "importance_weights": lambda o: rk.importance_weights(
+        *o, level="sequence", upper=2.0, rejection={"seq_mean_k3": 0.01}
+    ),
+    "mismatch_metrics": lambda o: rk.mismatch_metrics(*o).vector,
+}
+_WRITTEN_OUT: dict[str, Function] = {"importance_weights": weights, "mismatch_metrics": metrics}
+
+
+def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
+    size = 4 * 3 * sequences * tokens
+    count = min(MOST_BUFFERS, max(1, -(-ROTATED_BYTES[device.type] // size)))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(scale: float) -> Tensor:
+        return torch.empty((sequences, tokens), device=device).normal_(0, scale, generator=generator)
+
+    found = []
+    for _ in range(count):
+        train = -normal(1.0).abs()
+        found.append(Operands(train, train + normal(0.02), (normal(1.0) > -1).float()))
+    return found
+
+
+def run(
+    operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
+) -> dict[str, Any]:
+    """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what follows."""
+    device = torch.device(device_name)
+    ceiling = copy_bytes_per_second(device)
+    buffers = _buffers(sequences, tokens, device)
+    peers = [("rk", _OURS[operator]), ("torch written out", _WRITTEN_OUT[operator])]
+    if use_compile:
+        peers.append(("torch.compile", torch.compile(_WRITTEN_OUT[operator], dynamic=False)))
+    absent: list[str] = []
+    calls: list[tuple[str, Call]] = []
+    for name, function in peers:
+        try:
+            function(buffers[0])
+        except Exception as problem:  # a peer's own trouble, such as a missing compiler, is not ours
+            absent.append(f"{name}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
+            continue
+        calls.append((name, lambda i, function=function: function(buffers[i % len(buffers)])))  # type: ignore[misc]
+    timings = measure([call for _, call in calls], device, seconds)
+    results = []
+    for (name, _), timing in zip(calls, timings, strict=True):
+        rate = BYTES[operator] * sequences * tokens / (timing.median_ms * 1e-3)
+        results.append(
+            {
+                "pass": "forward",
+                "peer": name,
+                **timing._asdict(),
+                "gb_per_s": rate / 1e9,
+                "share_of_copy": rate / ceiling,
+                "times_rk": timing.median_ms / timings[0].median_ms,
+            }
+        )
+    return {
+        "operator": operator,
+        "shape": f"[{sequences}, {tokens}]",
+        "rows": sequences,
+        "tokens": tokens,
+        "dtype": "float32",
+        "device": device_text(device),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "buffers": len(buffers),
+        "copy_gb_per_s": ceiling / 1e9,
+        "versions": {"rl_kernel_native": rk.__version__, "variant": rk.variant, "torch": str(torch.__version__)},
+        "results": results,
+        "absent": absent,
+    }
