@@ -31,8 +31,8 @@ using rlk::ImportanceSpec;
 using rlk::RejectionBounds;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 5, kLongCases = 1;  // lanes are fibers
-constexpr unsigned kPaddedCases = 6;
+constexpr int kShortCases = 3, kLongCases = 1;  // lanes are fibers
+constexpr unsigned kPaddedCases = 4;
 #else
 constexpr int kShortCases = 40, kLongCases = 6;
 constexpr unsigned kPaddedCases = 40;

@@ -28,8 +28,8 @@ using policy_test::tree;
 using policy_test::written;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 3, kLongCases = 1;  // lanes are fibers
-constexpr unsigned kPaddedCases = 4;
+constexpr int kShortCases = 2, kLongCases = 1;  // lanes are fibers
+constexpr unsigned kPaddedCases = 3;
 #else
 constexpr int kShortCases = 25, kLongCases = 4;
 constexpr unsigned kPaddedCases = 30;

@@ -90,6 +90,21 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
     return found
 
 
+def _comparable(result: Any) -> Tensor:
+    """Weights; or the metrics that both have, without counts and the share of what is not finite."""
+    if isinstance(result, tuple):
+        weights: Tensor = result[0]
+        return weights
+    found: Tensor = result
+    return torch.cat((found[2:21], found[22:])) if len(found) == len(rk.MismatchMetrics.names) else found
+
+
+def _error(function: Function, operator: str, o: Operands) -> float:
+    """Worst error against float64."""
+    want = _comparable(_WRITTEN_OUT[operator](Operands(*(x.double() for x in o))))
+    return float((_comparable(function(o)) - want).abs().max())
+
+
 def run(
     operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
@@ -102,16 +117,17 @@ def run(
         peers.append(("torch.compile", torch.compile(_WRITTEN_OUT[operator], dynamic=False)))
     absent: list[str] = []
     calls: list[tuple[str, Call]] = []
+    errors: list[float] = []
     for name, function in peers:
         try:
-            function(buffers[0])
+            errors.append(_error(function, operator, buffers[0]))
         except Exception as problem:  # a peer's own trouble, such as a missing compiler, is not ours
             absent.append(f"{name}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
             continue
         calls.append((name, lambda i, function=function: function(buffers[i % len(buffers)])))  # type: ignore[misc]
     timings = measure([call for _, call in calls], device, seconds)
     results = []
-    for (name, _), timing in zip(calls, timings, strict=True):
+    for (name, _), timing, error in zip(calls, timings, errors, strict=True):
         rate = BYTES[operator] * sequences * tokens / (timing.median_ms * 1e-3)
         results.append(
             {
@@ -121,6 +137,7 @@ def run(
                 "gb_per_s": rate / 1e9,
                 "share_of_copy": rate / ceiling,
                 "times_rk": timing.median_ms / timings[0].median_ms,
+                "max_error": error,
             }
         )
     return {
