@@ -10,13 +10,13 @@
 namespace rlk::bench {
 namespace {
 
-void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool counts, double ceiling, bool every_plan) {
+void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool counts, const TokenRun& of) {
   constexpr int kArrays = 5;  // value, old_value, returns and mask are read, d_value is written
   const TokenBench bench(sequences, tokens, kArrays);
   std::vector<ValueLossParams> calls(static_cast<std::size_t>(bench.buffers()));
   TokenMemory memory;
   for (ValueLossParams& p : calls) {
-    p.sequences = {nullptr, DType::kInt32, sequences, tokens};
+    p.sequences = bench.sequences(false, &memory);
     for (PolicyTokens* const a : {&p.value, &p.old_value, &p.returns}) *a = {memory.normal(bench.slots()), tokens, 1};
     p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
     p.spec.clip = 0.2f;
@@ -25,16 +25,9 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool cou
     p.loss = memory.floats(1);
     p.metrics = memory.floats(kValueMetrics);
     p.d_value = memory.floats(bench.slots());
-    p.workspace = memory.bytes(PolicyWorkspace(p.sequences, cuda::kWarpTile, nullptr).bytes);
+    p.workspace = memory.workspace<ValueBatch>(p.sequences);
   }
-  const cuda::PolicyPlan chosen = cuda::choose_plan(calls[0].sequences, cuda::multiprocessors(0));
-  for (const cuda::PolicyPlan& plan : cuda::kPolicyPlans) {
-    if (!every_plan && plan.tile != chosen.tile) continue;
-    const auto call = [&](cudaStream_t s, int i) {
-      cuda::value_loss_sm90(calls[static_cast<std::size_t>(i) % calls.size()], plan, s);
-    };
-    bench.print(name, kArrays + counts, call, ceiling, plan.tile, plan.tile == chosen.tile);
-  }
+  bench.print(name, kArrays + counts, calls, cuda::value_loss_sm90, of);
 }
 
 }  // namespace
@@ -42,12 +35,9 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool cou
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  bool every_plan = false;
-  double ceiling = 0.0;
-  if (const int status = start_token_bench(argc, argv, "bench_value_loss", &every_plan, &ceiling)) return status;
-  for (const auto& [sequences, tokens] : kTokenShapes) {
-    run("clip", sequences, tokens, false, ceiling, every_plan);
-    run("clip, counts", sequences, tokens, true, ceiling, every_plan);
-  }
-  return 0;
+  return bench_tokens(argc, argv, "bench_value_loss",
+                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+                        run("clip", sequences, tokens, false, of);
+                        run("clip, counts", sequences, tokens, true, of);
+                      });
 }

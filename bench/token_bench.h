@@ -11,6 +11,7 @@
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/common/launch.h"
+#include "cuda/common/token_plan.h"
 
 namespace rlk::bench {
 
@@ -33,15 +34,25 @@ class TokenMemory {
     kept_.push_back(p);
     return p;
   }
+  // For any plan.
+  template <class Batch>
+  void* workspace(const PolicySequences& q) {
+    return bytes(TokenWorkspace<Batch>(q, cuda::kWarpTile, nullptr).bytes);
+  }
   float* floats(std::int64_t count) { return static_cast<float*>(bytes(count * 4)); }
-  float* normal(std::int64_t count) {
+  float* normal(std::int64_t count, float deviation = 1.0f) {
     float* const data = floats(count);
-    fill_normal(data, static_cast<std::size_t>(count), DType::kFloat32, 1.0f);
+    fill_normal(data, static_cast<std::size_t>(count), DType::kFloat32, deviation);
     return data;
   }
 
  private:
   std::vector<void*> kept_;
+};
+
+struct TokenRun {
+  bool every_plan = false;
+  double ceiling = 0.0;
 };
 
 // A case of float32 arrays [sequences, tokens]. Calls rotate over buffers that the L2 cache does not hold.
@@ -55,15 +66,32 @@ class TokenBench {
     constexpr std::int64_t kRotated = std::int64_t{512} << 20;
     return static_cast<int>(std::clamp<std::int64_t>(kRotated / (4 * slots() * arrays_), 1, 16));
   }
-  // `moved`: arrays that a call must read or write.
-  template <class Call>
-  void print(const char* name, int moved, const Call& call, double ceiling, int tile, bool chosen) const {
+  // The sequences in memory: padded, or packed.
+  PolicySequences sequences(bool packed, TokenMemory* memory) const {
+    if (!packed) return {nullptr, DType::kInt32, sequences_, tokens_};
+    std::vector<std::int64_t> cuts;
+    for (std::int64_t s = 0; s <= sequences_; ++s) cuts.push_back(s * tokens_);
+    const auto bytes = static_cast<std::int64_t>(cuts.size() * sizeof(cuts[0]));
+    void* const data = memory->bytes(bytes);
+    cuda::check(cudaMemcpy(data, cuts.data(), static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice), "copy");
+    return {data, DType::kInt64, sequences_, slots()};
+  }
+  // A row of run(params, plan, stream) for the plan that is chosen, or for every one; `moved`: arrays that a call must read
+  // or write.
+  template <class Params, class Run>
+  void print(const char* name, int moved, const std::vector<Params>& calls, const Run& run, const TokenRun& of) const {
     const double bytes = 4.0 * static_cast<double>(slots()) * moved;
-    const double us = median_us(call, std::max(buffers(), 8), 15);
-    std::printf("%-16s [%6lld, %6lld] %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  tile 2^%d%s\n", name,
-                static_cast<long long>(sequences_), static_cast<long long>(tokens_), us, bytes / 1e6, bytes / us / 1e6,
-                100 * bytes / (us * 1e-6) / ceiling, tile, chosen ? ", chosen" : "");
-    std::fflush(stdout);
+    const cuda::TokenPlan chosen = cuda::choose_token_plan(calls[0].sequences, cuda::multiprocessors(0));
+    for (const cuda::TokenPlan& plan : cuda::kTokenPlans) {
+      if (!of.every_plan && plan.tile != chosen.tile) continue;
+      const auto call = [&](cudaStream_t s, int i) { run(calls[static_cast<std::size_t>(i) % calls.size()], plan, s); };
+      const double us = median_us(call, std::max(buffers(), 8), 15);
+      std::printf("%-32s [%6lld, %6lld] %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  tile 2^%d%s\n", name,
+                  static_cast<long long>(sequences_), static_cast<long long>(tokens_), us, bytes / 1e6,
+                  bytes / us / 1e6, 100 * bytes / (us * 1e-6) / of.ceiling, plan.tile,
+                  plan.tile == chosen.tile ? ", chosen" : "");
+      std::fflush(stdout);
+    }
   }
 
  private:
@@ -71,22 +99,25 @@ class TokenBench {
   int arrays_;
 };
 
-// Arguments and device of a benchmark: its exit status where it cannot run, else 0.
-inline int start_token_bench(int argc, char** argv, const char* name, bool* every_plan, double* ceiling) {
+// main() of a benchmark: run(sequences, tokens, of) of every shape.
+template <class Run>
+int bench_tokens(int argc, char** argv, const char* name, const Run& run) {
+  TokenRun of;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--plans") != 0) {
-      std::fprintf(stderr, "usage: %s [--plans]\n", name);
+      std::fprintf(stderr, "usage: %s [--plans]    --plans: every plan, not the chosen one\n", name);
       return 2;
     }
-    *every_plan = true;
+    of.every_plan = true;
   }
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
     std::fprintf(stderr, "no device of compute capability 9.0\n");
     return 1;
   }
-  *ceiling = copy_ceiling();
-  std::printf("copy ceiling %.2f TB/s\n", *ceiling / 1e12);
+  of.ceiling = copy_ceiling();
+  std::printf("copy ceiling %.2f TB/s\n", of.ceiling / 1e12);
+  for (const auto& [sequences, tokens] : kTokenShapes) run(sequences, tokens, of);
   return 0;
 }
 

@@ -19,10 +19,12 @@
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
+#include "hip/importance_weights/importance_weights_kernels.hip"
 #include "hip/kl/kl_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
+#include "hip/mismatch_metrics/mismatch_metrics_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
 #include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
@@ -104,6 +106,11 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
     RLK_OF_FLOATS(rlk_attention_dkv_wide),
 };
+const Table kImportanceWeights = {
+    RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
+    RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_sums),
+    RLK_OF(rlk_importance_weights_results),    RLK_OF(rlk_importance_weights_divide),
+};
 const Table kKl = {RLK_OF(rlk_kl_tokens)};
 const Table kLinear = {
     RLK_OF_HALVES(rlk_linear_forward_small),
@@ -125,6 +132,11 @@ const Table kLogprob = {
 const Table kMaskedWhiten = {
     RLK_OF(rlk_masked_whiten_sums),     RLK_OF(rlk_masked_whiten_mean),   RLK_OF(rlk_masked_whiten_squares),
     RLK_OF(rlk_masked_whiten_variance), RLK_OF(rlk_masked_whiten_tokens),
+};
+const Table kMismatchMetrics = {
+    RLK_OF(rlk_mismatch_metrics_tokens),
+    RLK_OF(rlk_mismatch_metrics_sums),
+    RLK_OF(rlk_mismatch_metrics_results),
 };
 const Table kPolicyLoss = {
     RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
@@ -170,9 +182,9 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kKl, &kLinear, &kLogprob,
-                             &kMaskedWhiten, &kPack, &kPolicyLoss, &kPreferenceLoss, &kRmsNorm, &kRope,
-                             &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
+  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kImportanceWeights, &kKl, &kLinear,
+                             &kLogprob, &kMaskedWhiten, &kMismatchMetrics, &kPack, &kPolicyLoss, &kPreferenceLoss,
+                             &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

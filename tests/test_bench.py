@@ -21,6 +21,7 @@ from rl_kernel_native.bench import (  # noqa: E402
     measure,
     policy_loss,
     rms_norm,
+    rollout,
     rope,
     sequences,
     silu_mul,
@@ -196,6 +197,18 @@ def test_command_for_terms_of_tokens_writes_json(operator, tmp_path, capsys):
         assert rows[which, "rk"]["times_rk"] == 1.0
         assert rows[which, "rk"]["max_error"] < 1e-6
     assert f"{operator} [4, 64] float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", rollout.OPERATORS)
+def test_command_for_rollouts_writes_json(operator, tmp_path):
+    file = tmp_path / "run.json"
+    arguments = [operator, "--rows", "4", "--tokens", "64", "--device", "cpu", "--seconds", "0.05", "--no-compile"]
+    assert command.main([*arguments, "--json", str(file)]) == 0
+    rows = {r["peer"]: r for r in json.loads(file.read_text())["results"]}
+    assert rows["rk"]["times_rk"] == 1.0
+    output = {"importance_weights": "weights", "mismatch_metrics": "metrics"}[operator]
+    facts = {"terms": 64} if output == "weights" else {}
+    assert rows["rk"]["max_error"] < row(operator, output).allowed(expected=2.0, **facts)
 
 
 def test_command_for_rope_writes_json_and_a_plot(tmp_path, capsys):

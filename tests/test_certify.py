@@ -66,7 +66,9 @@ _BATCH = "reads the whole batch, so no row of it is fixed"
 NOT_CERTIFIED = {
     "gae": _SEQUENCES,
     "group_advantage": "a row is a group: its own tests compare bytes in other batches, orders and forms of groups",
+    "importance_weights": _SEQUENCES,
     "masked_whiten": _BATCH,
+    "mismatch_metrics": _BATCH,
     "pack": "moves bytes and computes nothing",
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",

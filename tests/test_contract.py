@@ -39,10 +39,19 @@ from attention_bounds import attention_failures  # noqa: E402
 from cases import ALL, beyond, torch_logits, torch_targets, truth  # noqa: E402
 from policy_loss_cases import TORCH  # noqa: E402
 from policy_loss_cases import arrays as policy_arrays  # noqa: E402
+from rollout_cases import rollouts  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 STEMS = sorted(path.stem for path in (ROOT / "cpp" / "include" / "rlk" / "ops").glob("*.h"))
-WITHOUT_GRADIENT = ("gae", "group_advantage", "masked_whiten", "shift_labels_packed")  # constants of a loss; integers
+# Constants of a loss; integers.
+WITHOUT_GRADIENT = (
+    "gae",
+    "group_advantage",
+    "importance_weights",
+    "masked_whiten",
+    "mismatch_metrics",
+    "shift_labels_packed",
+)
 SELF_TESTS = (
     _selftest,
     _selftest_advantages,
@@ -305,6 +314,24 @@ def of_value_loss() -> str:
     return "; ".join(found)
 
 
+def of_importance_weights() -> str:
+    a, options = rollouts(6, 37), {"level": "sequence", "upper": 2.0, "rejection": {"token_k3": 0.05}}
+    got = rk.importance_weights(a["train"], a["rollout"], a["mask"], **options)
+    want = rk.importance_weights_reference(a["train"], a["rollout"], a["mask"], **options)
+    found = (
+        beyond("importance_weights", "weights", got.weights, want["weights"], terms=37),
+        beyond("importance_weights", "mask", got.mask, want["mask"]),
+    )
+    return "; ".join(found)
+
+
+def of_mismatch_metrics() -> str:
+    a = rollouts(6, 37)
+    want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"])
+    got = rk.mismatch_metrics(a["train"], a["rollout"], a["mask"])
+    return beyond("mismatch_metrics", "metrics", got.vector, np.array(list(want.values())))
+
+
 def of_preference_loss() -> str:
     arrays = [RNG.standard_normal(9).astype(np.float32) for _ in range(4)]
     leaf, *rest = (torch.from_numpy(a) for a in arrays)
@@ -364,10 +391,12 @@ CHECKS: dict[str, Callable[[], str]] = {
     "embedding": of_embedding,
     "gae": of_gae,
     "group_advantage": of_group_advantage,
+    "importance_weights": of_importance_weights,
     "kl": of_kl,
     "linear": of_linear,
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
+    "mismatch_metrics": of_mismatch_metrics,
     "pack": of_pack,
     "policy_loss": of_policy_loss,
     "preference_loss": of_preference_loss,

@@ -37,7 +37,10 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     # Exact ones have one check; linear has one of the models of other hardware, too.
-    one = ("kl", "pack", "policy_loss", "preference_loss", "shift_labels_packed", "value_loss")
+    one = (
+        "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
+        "shift_labels_packed", "value_loss",
+    )  # fmt: skip
     checks = {operator: {"linear": 3}.get(operator, 2 - (operator in one)) for operator in _selftest.OPERATORS}
     assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]
     for operator in checks:
@@ -213,6 +216,23 @@ def test_a_wrong_advantage_is_reported(broken, monkeypatch):
     def wrong(*arguments, **options):
         found = right(*arguments, **options)
         return tuple(a * 1.001 for a in found) if isinstance(found, tuple) else found * 1.001
+
+    monkeypatch.setattr(module, broken, wrong)
+    checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}
+    assert checks["against float64"].passed is False
+
+
+@pytest.mark.parametrize("broken", ["importance_weights", "mismatch_metrics"])
+def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
+    """Off by a thousandth, of results of about 1."""
+    module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
+    right = getattr(module, broken)
+
+    def wrong(*arguments, **options):
+        found = right(*arguments, **options)
+        if broken == "mismatch_metrics":
+            return type(found)(found.vector * 1.001)
+        return found._replace(weights=found.weights * 1.001)
 
     monkeypatch.setattr(module, broken, wrong)
     checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}

@@ -41,10 +41,12 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_embedding(m);
   rlk::bindings::bind_gae(m);
   rlk::bindings::bind_group_advantage(m);
+  rlk::bindings::bind_importance_weights(m);
   rlk::bindings::bind_kl(m);
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_masked_whiten(m);
+  rlk::bindings::bind_mismatch_metrics(m);
   rlk::bindings::bind_rms_norm(m);
   rlk::bindings::bind_pack(m);
   rlk::bindings::bind_preference_loss(m);

@@ -28,7 +28,6 @@ const KlLanes& lanes() {
 void kl(const KlParams& p) {
   check_kl(p);
   const KlParams rows = as_one_row(p);
-  if (rows.sequences.num_slots() == 0) return;
   for_each_tile(rows.sequences, [&](const TokenTile& tile, std::int64_t) { lanes().terms(rows, tile); });
 }
 

@@ -3,8 +3,9 @@
 
 #include "isa.h"
 #include "policy_loss_lanes.h"
-#include "policy_passes.h"
 #include "rlk/kernels/policy_check.h"
+#include "rlk/kernels/policy_terms.h"
+#include "token_passes.h"
 
 namespace rlk::cpu {
 namespace {
@@ -27,7 +28,11 @@ const PolicyLossLanes& lanes() {
 
 void policy_loss(const PolicyLossParams& p) {
   check_policy_loss(p);
-  run_policy_passes(p, lanes().statistics, lanes().terms);
+  const auto statistics = [&](const TokenTile& tile, void* partial) { lanes().statistics(p, tile, partial); };
+  const auto terms = [&](const PolicyFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
+    lanes().terms(p, factors, tile, partials[0]);
+  };
+  run_token_passes<PolicyBatch, PolicyLossTerms>(p, statistics, terms);
 }
 
 void scale_gradients(const ScaleGradientsParams& p) {

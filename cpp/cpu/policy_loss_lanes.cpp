@@ -8,12 +8,12 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-void statistics(const PolicyLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial) {
-  run_tile<PolicyStatisticsTerms>(p, factors, tile, static_cast<TilePartial<kPolicyStatistics>*>(partial));
+void statistics(const PolicyLossParams& p, const TokenTile& tile, void* partial) {
+  run_tile<PolicyStatisticsTerms>(p, {}, tile, static_cast<TilePartial<8>*>(partial));
 }
 
 void terms(const PolicyLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial) {
-  run_tile<PolicyLossTerms>(p, factors, tile, static_cast<TilePartial<kPolicySums>*>(partial));
+  run_tile<PolicyLossTerms>(p, factors, tile, static_cast<TilePartial<8>*>(partial));
 }
 
 void scale(float* values, std::int64_t count, float factor) {

@@ -13,7 +13,7 @@ struct PolicyFactors;
 namespace rlk::cpu {
 
 struct PolicyLossLanes {
-  void (*statistics)(const PolicyLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
+  void (*statistics)(const PolicyLossParams& p, const TokenTile& tile, void* partial);
   void (*terms)(const PolicyLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
   void (*scale)(float* values, std::int64_t count, float factor);
 };

@@ -1,7 +1,8 @@
-// How passes over tokens are spread over threads, and their partial results gathered: what operators over tokens share.
+// Passes over tokens: tiles of sequences are spread over threads; sums over tiles and sequences follow in order.
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "float_environment.h"
@@ -27,9 +28,14 @@ inline void check_cuts(const PolicySequences& q) {
   }
 }
 
+inline std::vector<TilePartial<8>> partials_of(const PolicySequences& q) {
+  return std::vector<TilePartial<8>>(q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
+}
+
 // run(tile, slot) for every tile.
 template <class F>
 void for_each_tile(const PolicySequences& q, const F& run) {
+  if (q.num_slots() == 0) return;
   const std::int64_t slots = workspace_slots(q, kTile);
   parallel_for(slots, 8, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
@@ -58,6 +64,66 @@ SequenceSums<kSums> sums_of_sequence(const PolicySequences& q, const std::vector
   }
   for (int i = 0; i < kSums; ++i) of.sum[i] = trees[i].finish();
   return of;
+}
+
+// The batch's, of partials by group.
+template <class Batch>
+TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContext<Batch>& context,
+                              const std::vector<TilePartial<8>> (&partials)[Batch::kGroups]) {
+  const PolicySequences& q = Batch::sequences(p);
+  TotalsOf<Batch> total = Batch::missing();
+  SumTree<kSequenceLevels> trees[Batch::kSums];
+  for (std::int64_t s = 0; s < q.num_sequences; ++s) {
+    SequenceSums<8> groups[Batch::kGroups];
+    for (int g = 0; g < Batch::kGroups; ++g) groups[g] = sums_of_sequence(q, partials[g], s);
+    const TotalsOf<Batch> of = Batch::of_sequence(p, context, s, groups);
+    for (int i = 0; i < Batch::kSums; ++i) trees[i].take(of.sum[i]);
+    for (int i = 0; i < Batch::kCounts; ++i) total.count[i] += of.count[i];
+    for (int i = 0; i < Batch::kMaxima; ++i) total.maximum[i] = maximum_of(total.maximum[i], of.maximum[i]);
+  }
+  for (int i = 0; i < Batch::kSums; ++i) total.sum[i] = trees[i].finish();
+  return total;
+}
+
+// The passes of an operator by its Batch (token_terms.h): statistics(tile, partial) of the one before, terms(factors, tile,
+// partials), of each group, of tokens, whose terms are Terms. Returns what all sequences share.
+template <class Batch, class Terms, class RunStatistics, class RunTerms>
+typename Batch::Shared run_token_passes(const typename Batch::Params& p,
+                                        [[maybe_unused]] const RunStatistics& run_statistics,
+                                        const RunTerms& run_terms) {
+  constexpr std::int64_t kTaskSequences = 64;
+  const PolicySequences& q = Batch::sequences(p);
+  check_cuts(q);
+  std::vector<TilePartial<8>> partials[Batch::kGroups];
+  for (auto& of_group : partials) of_group = partials_of(q);
+  std::vector<typename Batch::Factors> factors(static_cast<std::size_t>(q.num_sequences));
+  typename Batch::Shared shared = {};
+  const TokenContext<Batch> context = {factors.data(), &shared};
+  const bool has_pass_before = Batch::needs_pass_before(p);
+  if constexpr (!std::is_empty_v<typename Batch::Factors>) {
+    if (has_pass_before) {
+      for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
+        run_statistics(tile, &partials[0][static_cast<std::size_t>(slot)]);
+      });
+      parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
+        const FloatEnvironment environment;
+        for (std::int64_t s = begin; s < end; ++s) {
+          factors[static_cast<std::size_t>(s)] = Batch::factors_of(p, s, sums_of_sequence(q, partials[0], s));
+        }
+      });
+      for (const auto& of : factors) {
+        Batch::share(of, &shared, [](std::int64_t* to, std::int64_t count) { *to += count; });
+      }
+    }
+  }
+  for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
+    TilePartial<8>* of_groups[Batch::kGroups];
+    for (int g = 0; g < Batch::kGroups; ++g) of_groups[g] = &partials[g][static_cast<std::size_t>(slot)];
+    run_terms(Batch::template factors<Terms>(p, context, has_pass_before, tile.sequence), tile, of_groups);
+  });
+  const FloatEnvironment environment;
+  if (Batch::needs_sums(p)) Batch::store(p, context, sums_of_batch<Batch>(p, context, partials));
+  return shared;
 }
 
 }  // namespace rlk::cpu

@@ -2,9 +2,9 @@
 #include "value_loss.h"
 
 #include "isa.h"
-#include "policy_passes.h"
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
+#include "token_passes.h"
 #include "value_loss_lanes.h"
 
 namespace rlk::cpu {
@@ -28,7 +28,11 @@ const ValueLossLanes& lanes() {
 
 void value_loss(const ValueLossParams& p) {
   check_value_loss(p);
-  run_policy_passes(p, lanes().statistics, lanes().terms);
+  const auto statistics = [&](const TokenTile& tile, void* partial) { lanes().statistics(p, tile, partial); };
+  const auto terms = [&](const ValueFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
+    lanes().terms(p, factors, tile, partials[0]);
+  };
+  run_token_passes<ValueBatch, ValueTokenTerms>(p, statistics, terms);
 }
 
 }  // namespace rlk::cpu

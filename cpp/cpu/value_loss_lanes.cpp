@@ -8,12 +8,12 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-void statistics(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial) {
-  run_tile<ValueStatisticsTerms>(p, factors, tile, static_cast<TilePartial<kPolicyStatistics>*>(partial));
+void statistics(const ValueLossParams& p, const TokenTile& tile, void* partial) {
+  run_tile<ValueStatisticsTerms>(p, {}, tile, static_cast<TilePartial<8>*>(partial));
 }
 
-void terms(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial) {
-  run_tile<ValueTokenTerms>(p, factors, tile, static_cast<TilePartial<kPolicySums>*>(partial));
+void terms(const ValueLossParams& p, const ValueFactors& factors, const TokenTile& tile, void* partial) {
+  run_tile<ValueTokenTerms>(p, factors, tile, static_cast<TilePartial<8>*>(partial));
 }
 
 }  // namespace

@@ -5,14 +5,14 @@
 #include "token_tile.h"
 
 namespace rlk {
-struct PolicyFactors;
+struct ValueFactors;
 }
 
 namespace rlk::cpu {
 
 struct ValueLossLanes {
-  void (*statistics)(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
-  void (*terms)(const ValueLossParams& p, const PolicyFactors& factors, const TokenTile& tile, void* partial);
+  void (*statistics)(const ValueLossParams& p, const TokenTile& tile, void* partial);
+  void (*terms)(const ValueLossParams& p, const ValueFactors& factors, const TokenTile& tile, void* partial);
 };
 
 namespace baseline {

@@ -1,4 +1,4 @@
-// Host entry points of the kl kernel, one per architecture. Plans: token_plan.h. Arguments were checked in kl.cpp.
+// Host entry points of the kl kernel, one per architecture. Arguments were checked in kl.cpp.
 #pragma once
 
 #include "../common/launch.h"
@@ -7,7 +7,7 @@
 
 namespace rlk::cuda {
 
-void kl_sm80(const KlParams& p, const PolicyPlan& plan, cudaStream_t stream);
-void kl_sm90(const KlParams& p, const PolicyPlan& plan, cudaStream_t stream);
+void kl_sm80(const KlParams& p, const TokenPlan& plan, cudaStream_t stream);
+void kl_sm90(const KlParams& p, const TokenPlan& plan, cudaStream_t stream);
 
 }  // namespace rlk::cuda

@@ -13,7 +13,7 @@ void kl(const KlParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("kl: built for compute capability 8.0 and later");
-  const PolicyPlan plan = choose_plan(rows.sequences, multiprocessors(device));
+  const TokenPlan plan = choose_token_plan(rows.sequences, multiprocessors(device));
   capability == 90 ? kl_sm90(rows, plan, to_stream(stream)) : kl_sm80(rows, plan, to_stream(stream));
 }
 

@@ -15,12 +15,10 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
                                       [](std::int64_t) { return KlTokenTerms::Factors{}; });
 }
 
-inline void run_kl(const KlParams& p, const PolicyPlan& plan, cudaStream_t stream) {
-  const std::int64_t slots = workspace_slots(p.sequences, plan.tile);
-  constexpr int kWarps = kTokenWaves<TokenGpu>;
-  const std::int64_t blocks = plan.tile == kWaveTile<TokenGpu> ? (slots + kWarps - 1) / kWarps : slots;
-  RLK_CHECK(slots < std::int64_t{1} << 31, "kl: too many tokens for one launch");
-  kl_kernel<<<static_cast<unsigned>(blocks), kTokenThreads, 0, stream>>>(p, slots, plan.tile);
+inline void run_kl(const KlParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  const TokenPasses passes(p.sequences, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
+  RLK_CHECK(passes.slots < std::int64_t{1} << 31, "kl: too many tokens for one launch");
+  kl_kernel<<<static_cast<unsigned>(passes.token_blocks), kTokenThreads, 0, stream>>>(p, passes.slots, plan.tile);
   check(cudaGetLastError(), "launch of kl");
 }
 

@@ -1,14 +1,14 @@
-// Host entry points of the policy_loss kernels, one per architecture, and the ways in which each can serve a call. All
-// have the same bits. Arguments were checked in policy_loss.cpp.
+// Host entry points of the policy_loss kernels, one per architecture. Arguments were checked in policy_loss.cpp.
 #pragma once
 
 #include "../common/launch.h"
 #include "../common/token_plan.h"
+#include "rlk/kernels/policy_terms.h"
 
 namespace rlk::cuda {
 
-void policy_loss_sm80(const PolicyLossParams& p, const PolicyPlan& plan, cudaStream_t stream);
-void policy_loss_sm90(const PolicyLossParams& p, const PolicyPlan& plan, cudaStream_t stream);
+void policy_loss_sm80(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);
+void policy_loss_sm90(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);
 void scale_gradients_sm80(const ScaleGradientsParams& p, cudaStream_t stream);
 void scale_gradients_sm90(const ScaleGradientsParams& p, cudaStream_t stream);
 

@@ -1,15 +1,17 @@
-// policy_loss: its forms of the pass over tokens. All other kernels are those of every loss over tokens.
+// policy_loss: its forms of the terms of tokens. All other kernels are those of every pass over tokens.
+// Bound by HBM: the arrays of tokens are read once (twice where a ratio is a sequence's), the gradients written once.
 #pragma once
 
-#include "../common/policy_passes.cuh"
+#include "../common/token_passes.cuh"
 #include "kernels.h"
+#include "rlk/kernels/policy_kernels.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 template <PolicyForm kForm>
-constexpr TokensKernel<PolicyLossParams> kPolicyTokens =
-    policy_tokens_kernel<PolicyTokenTerms<kForm>, kForm == PolicyForm::kClipped ? 2 : 1>;
+constexpr TermsKernel<PolicyBatch> kPolicyTerms =
+    token_terms_kernel<PolicyBatch, kForm == PolicyForm::kClipped ? 2 : 1, PolicyTokenTerms<kForm>>;
 
 __global__ void __launch_bounds__(kTokenThreads)
     scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
@@ -17,23 +19,23 @@ __global__ void __launch_bounds__(kTokenThreads)
 }
 
 template <bool kOverlap>
-void run_policy_loss(const PolicyLossParams& p, const PolicyPlan& plan, cudaStream_t stream) {
-  TokensKernel<PolicyLossParams> tokens = kPolicyTokens<PolicyForm::kSequences>;
+void run_policy_loss(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  TermsKernel<PolicyBatch> terms = kPolicyTerms<PolicyForm::kSequences>;
   switch (form_of(p)) {
     case PolicyForm::kClipped:
-      tokens = kPolicyTokens<PolicyForm::kClipped>;
+      terms = kPolicyTerms<PolicyForm::kClipped>;
       break;
     case PolicyForm::kTokens:
-      tokens = kPolicyTokens<PolicyForm::kTokens>;
+      terms = kPolicyTerms<PolicyForm::kTokens>;
       break;
     case PolicyForm::kSequences:
       break;
   }
-  run_policy_passes<kOverlap, PolicyStatisticsTerms>(p, plan, tokens, stream);
+  run_token_passes<kOverlap, PolicyBatch>(p, plan, terms, stream);
 }
 
 inline void run_scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream) {
-  scale_gradients_kernel<<<static_cast<unsigned>(scale_blocks(p)), kTokenThreads, 0, stream>>>(p);
+  scale_gradients_kernel<<<static_cast<unsigned>(map_blocks(p.count)), kTokenThreads, 0, stream>>>(p);
   check(cudaGetLastError(), "launch of scale_gradients");
 }
 

@@ -6,7 +6,9 @@
 
 namespace rlk::cuda {
 
-std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) { return most_workspace_bytes(p.sequences); }
+std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) {
+  return most_workspace_bytes<PolicyBatch>(p.sequences);
+}
 
 void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   check_policy_loss(p);
@@ -14,7 +16,7 @@ void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("policy_loss: built for compute capability 8.0 and later");
-  const PolicyPlan plan = choose_plan(p.sequences, multiprocessors(device));
+  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
   capability == 90 ? policy_loss_sm90(p, plan, to_stream(stream)) : policy_loss_sm80(p, plan, to_stream(stream));
 }
 

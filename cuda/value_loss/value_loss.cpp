@@ -6,7 +6,9 @@
 
 namespace rlk::cuda {
 
-std::int64_t value_loss_workspace_bytes(const ValueLossParams& p) { return most_workspace_bytes(p.sequences); }
+std::int64_t value_loss_workspace_bytes(const ValueLossParams& p) {
+  return most_workspace_bytes<ValueBatch>(p.sequences);
+}
 
 void value_loss(const ValueLossParams& p, int device, Stream stream) {
   check_value_loss(p);
@@ -14,7 +16,7 @@ void value_loss(const ValueLossParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("value_loss: built for compute capability 8.0 and later");
-  const PolicyPlan plan = choose_plan(p.sequences, multiprocessors(device));
+  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
   capability == 90 ? value_loss_sm90(p, plan, to_stream(stream)) : value_loss_sm80(p, plan, to_stream(stream));
 }
 

@@ -1,10 +1,9 @@
-// value_loss for SM80 and later: the kernels of every loss over tokens.
-#include "../common/policy_passes.cuh"
+// value_loss for SM80 and later: passes over tokens. Bound by HBM: the arrays of tokens are read once, the gradient written once.
+#include "../common/token_passes.cuh"
 #include "kernels.h"
-#include "rlk/kernels/value_terms.h"
 
 namespace rlk::cuda {
-void value_loss_sm80(const ValueLossParams& p, const PolicyPlan& plan, cudaStream_t stream) {
-  run_policy_passes<false, ValueStatisticsTerms>(p, plan, policy_tokens_kernel<ValueTokenTerms, 2>, stream);
+void value_loss_sm80(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  run_token_passes<false, ValueBatch>(p, plan, token_terms_kernel<ValueBatch, 2, ValueTokenTerms>, stream);
 }
 }  // namespace rlk::cuda

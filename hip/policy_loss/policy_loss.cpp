@@ -1,8 +1,9 @@
 // Host side of the HIP backend of policy_loss: what would corrupt memory, which kernels run.
 #include "policy_loss.h"
 
-#include "hip/common/policy_passes.h"
+#include "hip/common/token_passes.h"
 #include "rlk/kernels/policy_check.h"
+#include "rlk/kernels/policy_terms.h"
 
 namespace rlk::hip {
 namespace {
@@ -22,18 +23,18 @@ const char* tokens_kernel(const PolicyLossParams& p) {
 }  // namespace
 
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) {
-  return PolicyWorkspace(p.sequences, token_tile(p.sequences), nullptr).bytes;
+  return token_workspace<PolicyBatch>(p.sequences, nullptr).bytes;
 }
 
 void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   check_policy_loss(p);
   RLK_CHECK(p.workspace, "policy_loss: a workspace is given");
-  run_policy_passes(p, device, stream, "rlk_policy_loss", tokens_kernel(p));
+  run_token_passes<PolicyBatch>(p, device, stream, "rlk_policy_loss", tokens_kernel(p));
 }
 
 void scale_gradients(const ScaleGradientsParams& p, int device, Stream stream) {
   if (p.count == 0) return;
-  const std::int64_t blocks = scale_blocks(p);
+  const std::int64_t blocks = map_blocks(p.count);
   launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_policy_loss_scale", blocks, p, blocks);
 }
 

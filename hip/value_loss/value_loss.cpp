@@ -1,20 +1,20 @@
 // Host side of the HIP backend of value_loss: what would corrupt memory, which kernels run.
 #include "value_loss.h"
 
-#include "hip/common/policy_passes.h"
+#include "hip/common/token_passes.h"
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
 
 namespace rlk::hip {
 
 std::int64_t value_loss_workspace_bytes(const ValueLossParams& p) {
-  return PolicyWorkspace(p.sequences, token_tile(p.sequences), nullptr).bytes;
+  return token_workspace<ValueBatch>(p.sequences, nullptr).bytes;
 }
 
 void value_loss(const ValueLossParams& p, int device, Stream stream) {
   check_value_loss(p);
   RLK_CHECK(p.workspace, "value_loss: a workspace is given");
-  run_policy_passes(p, device, stream, "rlk_value_loss", "rlk_value_loss_tokens");
+  run_token_passes<ValueBatch>(p, device, stream, "rlk_value_loss", "rlk_value_loss_tokens");
 }
 
 }  // namespace rlk::hip

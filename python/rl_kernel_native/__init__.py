@@ -27,6 +27,7 @@ from .ops.group_advantage import (
     group_advantage,
     group_advantage_reference,
 )
+from .ops.importance_weights import ImportanceWeights, importance_weights, importance_weights_reference
 from .ops.kl import KlGradients, kl, kl_backward, kl_reference
 from .ops.linear import (
     linear,
@@ -47,6 +48,7 @@ from .ops.logprob import (
     logprob_reference,
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
+from .ops.mismatch_metrics import MismatchMetrics, mismatch_metrics, mismatch_metrics_reference
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
 from .ops.policy_loss import (
     PolicyGradients,
@@ -106,10 +108,12 @@ __all__ = [
     "GaeResult",
     "GroupAdvantageResult",
     "GroupAdvantageStatus",
+    "ImportanceWeights",
     "KlGradients",
     "LogprobResult",
     "LogprobStatus",
     "MaskedWhitenResult",
+    "MismatchMetrics",
     "Packed",
     "PolicyGradients",
     "PolicyLoss",
@@ -139,6 +143,8 @@ __all__ = [
     "gelu_mul_reference",
     "group_advantage",
     "group_advantage_reference",
+    "importance_weights",
+    "importance_weights_reference",
     "kl",
     "kl_backward",
     "kl_reference",
@@ -157,6 +163,8 @@ __all__ = [
     "loss_mask_from_spans_reference",
     "masked_whiten",
     "masked_whiten_reference",
+    "mismatch_metrics",
+    "mismatch_metrics_reference",
     "pack",
     "pack_reference",
     "patch_model",

@@ -1,12 +1,13 @@
-"""Scalars that a loss gives beside itself."""
+"""Scalars of one call in one vector on its device."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-class Metrics:
-    """Scalars of one call in one float32 vector on its device, by their names."""
+class MetricVector:
+    """float32 ``vector`` whose elements have the ``names`` of the subclass: ``metrics.kl`` is an element of it, without
+    a copy to the host; ``metrics.asdict()`` makes one copy of all."""
 
     names: tuple[str, ...] = ()
 

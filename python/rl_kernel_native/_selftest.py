@@ -534,27 +534,6 @@ def attention(torch: Any, device: str, capability: tuple[int, int] | None) -> It
     return checks(torch, device, capability)
 
 
-def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """In a file of its own, which needs what is above."""
-    from ._selftest_policy import policy_loss as checks
-
-    return checks(torch, device, capability)
-
-
-def kl(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """In a file of its own, which needs what is above."""
-    from ._selftest_policy import kl as checks
-
-    return checks(torch, device, capability)
-
-
-def value_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """In a file of its own, which needs what is above."""
-    from ._selftest_policy import value_loss as checks
-
-    return checks(torch, device, capability)
-
-
 class _Gates(NamedTuple):
     """Operands of silu_mul and gelu_mul, float32 arrays with values of ``dtype``, and these functions on them."""
 
@@ -667,6 +646,15 @@ def _advantages(name: str) -> Callable[[Any, str, tuple[int, int] | None], Itera
     return self_test
 
 
+def _tokens(name: str) -> Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]:
+    def self_test(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+        from . import _selftest_policy  # which is written with what this module defines
+
+        return _selftest_policy.self_test(name, torch, device)
+
+    return self_test
+
+
 # Name of each operator and its self-test.
 OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     "logprob": logprob,
@@ -676,9 +664,11 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "embedding": embedding,
     "pack": sequences.pack,
     "preference_loss": sequences.preference_loss,
-    "policy_loss": policy_loss,
-    "kl": kl,
-    "value_loss": value_loss,
+    "policy_loss": _tokens("policy_loss"),
+    "kl": _tokens("kl"),
+    "value_loss": _tokens("value_loss"),
+    "importance_weights": _tokens("importance_weights"),
+    "mismatch_metrics": _tokens("mismatch_metrics"),
     "rope": rope,
     "gae": _advantages("gae"),
     "group_advantage": _advantages("group_advantage"),

@@ -1,16 +1,18 @@
-"""The doctor's self-tests of policy_loss, value_loss and kl."""
+"""The doctor's self-tests of what is computed of log-probabilities and values of tokens."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ._selftest import Check, _Arrays, _same_bytes, _timed, _worst
 from .contract import row
+from .ops import importance_weights as importance_op
 from .ops import kl as kl_op
+from .ops import mismatch_metrics as mismatch_op
 from .ops import policy_loss as policy_loss_op
 from .ops import value_loss as value_loss_op
 
@@ -94,9 +96,55 @@ def _of_kl(arrays: _Arrays) -> _Found:
         yield f"{estimator} {list(shape)}", found, {"kl": (want, allowed)}
 
 
-def _checks(results: Callable[[_Arrays], _Found], torch: Any, device: str) -> Iterator[Check]:
+_WEIGHTS: tuple[dict[str, Any], ...] = (
+    {"upper": 2.0},
+    {"level": "sequence", "mode": "mask", "upper": 4.0, "rejection": {"token_k1": (0.5, 2.0), "seq_mean_k3": 0.021}},
+    {"level": "geometric", "mode": "clip", "upper": 1.01, "veto": 0.55, "normalize": True},
+)
+_EXACT = np.array(1e-30)
+
+
+def _rollouts() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """logprob, rollout_logprob, mask."""
+    random = np.random.default_rng(8)
+    # One token; odd; several tiles of a sequence.
+    for shape in ((1, 1), (5, 37), (3, 5000)):
+        train = -np.abs(random.normal(0, 1, shape)).astype(np.float32)
+        rollout = train + (random.normal(0, 0.2, shape) * (random.random(shape) < 0.9)).astype(np.float32)
+        yield train, rollout, random.random(shape) < 0.8
+
+
+def _of_importance_weights(arrays: _Arrays) -> _Found:
+    for operands, how in itertools.product(_rollouts(), _WEIGHTS):
+        result = importance_op.importance_weights(*map(arrays.put, operands), **how)
+        want = importance_op.importance_weights_reference(*operands, **how)
+        tokens = operands[0].shape[1]
+        allowed = row("importance_weights", "weights").allowed(expected=np.abs(want["weights"]), terms=tokens)
+        found = {name: arrays.get(array) for name, array in result._asdict().items()}
+        case = f"{how.get('level', 'token')} {list(operands[0].shape)}"
+        yield case, found, {"weights": (want["weights"], allowed), "mask": (want["mask"], _EXACT)}
+
+
+def _of_mismatch_metrics(arrays: _Arrays) -> _Found:
+    for operands in _rollouts():
+        vector = mismatch_op.mismatch_metrics(*map(arrays.put, operands)).vector
+        want = np.array(list(mismatch_op.mismatch_metrics_reference(*operands).values()))
+        allowed = row("mismatch_metrics", "metrics").allowed(expected=np.abs(want))
+        yield f"{list(operands[0].shape)}", {"metrics": arrays.get(vector)}, {"metrics": (want, allowed)}
+
+
+_RESULTS = {
+    "policy_loss": _of_policy_loss,
+    "value_loss": _of_value_loss,
+    "kl": _of_kl,
+    "importance_weights": _of_importance_weights,
+    "mismatch_metrics": _of_mismatch_metrics,
+}
+
+
+def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
     """What has a bound against float64, and on a GPU everything against the CPU."""
-    arrays = _Arrays(torch, device)
+    results, arrays = _RESULTS[name], _Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
         shares = [
@@ -120,18 +168,3 @@ def _checks(results: Callable[[_Arrays], _Found], torch: Any, device: str) -> It
         return differ == 0, f"{differ} of {total} values differ"
 
     yield _timed("same bytes as the CPU", bytes_of_cpu)
-
-
-def policy_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Losses, gradients and metrics."""
-    return _checks(_of_policy_loss, torch, device)
-
-
-def value_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Losses, gradients and metrics."""
-    return _checks(_of_value_loss, torch, device)
-
-
-def kl(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Values and gradients."""
-    return _checks(_of_kl, torch, device)

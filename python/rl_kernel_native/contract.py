@@ -435,6 +435,17 @@ _POLICY_METRICS = Bound(
     lambda expected: 1e-5 * expected + 1e-4, "1e-5 * expected + 1e-4", "sums of terms of either sign over all tokens"
 )
 
+_IMPORTANCE = Bound(
+    lambda expected, terms: (16 + terms) * U * (expected + 1e-6),
+    "(16 + terms) * u * (expected + 1e-6)",
+    "an exponential, and of a sequence's weight the sum of the log-ratios of `terms` tokens, each below 1",
+)
+_MISMATCH = Bound(
+    lambda expected: 1e-5 * expected + 2e-6,
+    "1e-5 * expected + 2e-6",
+    "means of terms of either sign over all tokens, and exponentials of means",
+)
+
 # ---- composed and whole models --------------------------------------------------------------------------------------
 
 
@@ -498,6 +509,11 @@ def _sequences() -> Iterable[Row]:
     yield Row("kl", "kl", "forward", **tokens)
     yield Row("kl", "d_logprob", "backward", **tokens)
     yield Row("kl", "d_importance_weight", "backward", **tokens)
+    weights = of | {"kind": "scan", "stem": "importance_weights"}
+    yield Row("importance_weights", "weights", "forward", bound=_IMPORTANCE, **weights)
+    yield Row("importance_weights", "mask", "forward", bound=_BITWISE, **(weights | {"kind": "integers"}))
+    measured = of | {"kind": "scan", "stem": "mismatch_metrics", "keeps": ("layout", "padding", "packing", "runs")}
+    yield Row("mismatch_metrics", "metrics", "forward", bound=_MISMATCH, **measured)
 
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):

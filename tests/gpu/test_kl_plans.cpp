@@ -30,10 +30,10 @@ void run_case(kl_test::Case& c, PlanCheck* check_of) {
   for (int k = 0; k < kl_test::kArrays; ++k) device.put(c.arrays[k], &arrays[k]->data);
   if (p.mask.data != nullptr) p.mask.data = device.put(c.mask.data(), c.mask.size());
   constexpr int kChosen = -1;  // by the entry point, which joins rows without gaps
-  std::vector<PolicyPlan> plans(std::begin(kPolicyPlans), std::end(kPolicyPlans));
+  std::vector<TokenPlan> plans(std::begin(kTokenPlans), std::end(kTokenPlans));
   if (slots == 0) plans.clear();
   plans.push_back({kChosen});
-  for (const PolicyPlan& plan : plans) {
+  for (const TokenPlan& plan : plans) {
     for (const int arch : {90, 80}) {
       DeviceArrays memory;
       for (int i = 0; i < outputs; ++i) *to[i] = memory.put_guarded(want[i].size());
@@ -54,18 +54,11 @@ void run_case(kl_test::Case& c, PlanCheck* check_of) {
 int main() {
   using namespace rlk;
   if (!cuda::has_device()) return cuda::kSkipped;
-  // No row; no token; one; short; a tile of each kind and one more token; many tiles.
-  constexpr std::int64_t kShapes[][2] = {{0, 7},     {3, 0},    {1, 1},     {5, 13},    {70, 3},
-                                         {300, 129}, {9, 256},  {2, 1025},  {33, 2048}, {1, 9000},
-                                         {130, 40},  {4, 8193}, {2, 20000}, {1, 70000}};
-  unsigned seed = 1;
   cuda::PlanCheck check;
-  for (const auto& shape : kShapes) {
-    for (int i = 0; i < (shape[0] * shape[1] > 30000 ? 6 : 25); ++i) {
-      kl_test::Case c;
-      kl_test::make_case(seed++, shape[0], shape[1], &c);
-      cuda::run_case(c, &check);
-    }
-  }
+  cuda::for_each_plan_case([&](unsigned seed, std::int64_t rows, std::int64_t tokens) {
+    kl_test::Case c;
+    kl_test::make_case(seed, rows, tokens, &c);
+    cuda::run_case(c, &check);
+  });
   return check.finish();
 }

@@ -7,7 +7,6 @@
 
 #include "cpp/cpu/policy_loss.h"
 #include "cuda/policy_loss/kernels.h"
-#include "cuda/policy_loss/policy_loss.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/policy_loss_cases.h"
 
@@ -27,17 +26,11 @@ void run_case(policy_test::Case& c, PlanCheck* check_of) {
   PolicyTokens* const arrays[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
                                   &p.importance, &p.entropy,     &p.selected};
   for (int k = 0; k < 7; ++k) device.put(c.arrays[k], &arrays[k]->data);
-  p.mask.data = device.put(c.mask.data(), c.mask.size());
-  if (p.sequences.packed()) {
-    p.sequences.cu_seqlens = p.sequences.cu_dtype == DType::kInt64 ? device.put(c.cuts64.data(), c.cuts64.size() * 8)
-                                                                   : device.put(c.cuts32.data(), c.cuts32.size() * 4);
-  }
-  const std::vector<unsigned char> garbage(static_cast<std::size_t>(policy_loss_workspace_bytes(p)) + (1 << 20), 0xcd);
-  for (const PolicyPlan& plan : kPolicyPlans) {
-    if (plan.tile == kWarpTile && slots > 200000) continue;  // more slots than the workspace here
+  device.put(c, &p.sequences, &p.mask);
+  for (const TokenPlan& plan : kTokenPlans) {
     for (const int arch : {90, 80}) {
       DeviceArrays memory;
-      p.workspace = memory.put(garbage.data(), garbage.size());
+      p.workspace = memory.workspace<PolicyBatch>(p.sequences, plan);
       for (int i = 0; i < outputs; ++i) *to[i] = memory.put_guarded(want[i].size());
       arch == 90 ? policy_loss_sm90(p, plan, nullptr) : policy_loss_sm80(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "policy_loss");
@@ -52,20 +45,13 @@ void run_case(policy_test::Case& c, PlanCheck* check_of) {
 int main() {
   using namespace rlk;
   if (!cuda::has_device()) return cuda::kSkipped;
-  // No sequence; no token; one; short; more sequences than a block sums; one tile and a token; many tiles.
-  constexpr std::int64_t kShapes[][2] = {{0, 7},     {3, 0},    {1, 1},     {5, 13},    {70, 3},
-                                         {300, 129}, {9, 256},  {2, 1025},  {33, 2048}, {1, 9000},
-                                         {130, 40},  {4, 8193}, {2, 20000}, {1, 70000}};
-  unsigned seed = 1;
   cuda::PlanCheck check;
-  for (const auto& shape : kShapes) {
+  cuda::for_each_plan_case([&](unsigned seed, std::int64_t sequences, std::int64_t longest) {
     for (const bool packed : {false, true}) {
-      for (int i = 0; i < (shape[0] * shape[1] > 30000 ? 6 : 25); ++i) {
-        policy_test::Case c;
-        policy_test::make_case(seed++, shape[0], shape[1], packed, &c);
-        cuda::run_case(c, &check);
-      }
+      policy_test::Case c;
+      policy_test::make_case(2 * seed + packed, sequences, longest, packed, &c);
+      cuda::run_case(c, &check);
     }
-  }
+  });
   return check.finish();
 }

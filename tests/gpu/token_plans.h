@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/common/launch.h"
+#include "cuda/common/token_plan.h"
 
 namespace rlk::cuda {
 
@@ -49,6 +50,21 @@ class DeviceArrays {
   void put(const std::vector<float>& host, const float** array) {
     if (*array != nullptr) *array = static_cast<const float*>(put(host.data(), host.size() * sizeof(float)));
   }
+  // Of a case of the host: cuts and mask.
+  template <class Case>
+  void put(const Case& c, PolicySequences* q, PolicyMask* mask) {
+    if (mask->data != nullptr) mask->data = put(c.mask.data(), c.mask.size());
+    if (!q->packed()) return;
+    q->cu_seqlens = q->cu_dtype == DType::kInt64 ? put(c.cuts64.data(), c.cuts64.size() * sizeof(std::int64_t))
+                                                 : put(c.cuts32.data(), c.cuts32.size() * sizeof(std::int32_t));
+  }
+  // A workspace that holds garbage.
+  template <class Batch>
+  void* workspace(const PolicySequences& q, const TokenPlan& plan) {
+    const auto bytes = static_cast<std::size_t>(TokenWorkspace<Batch>(q, plan.tile, nullptr).bytes);
+    const std::vector<unsigned char> garbage(bytes, 0xcd);
+    return put(garbage.data(), bytes);
+  }
   float* put_guarded(std::size_t size) {
     const std::vector<float> canaries(size, kCanary);
     return static_cast<float*>(put(canaries.data(), size * sizeof(float)));
@@ -57,6 +73,19 @@ class DeviceArrays {
  private:
   std::vector<void*> kept_;
 };
+
+// No sequence; no token; one; short; more sequences than a block sums; one tile and a token; many tiles.
+constexpr std::int64_t kPlanShapes[][2] = {{0, 7},     {3, 0},    {1, 1},     {5, 13},    {70, 3},
+                                           {300, 129}, {9, 256},  {2, 1025},  {33, 2048}, {1, 9000},
+                                           {130, 40},  {4, 8193}, {2, 20000}, {1, 70000}};
+// run(seed, sequences, longest) of each of them, with several seeds.
+template <class Run>
+void for_each_plan_case(const Run& run) {
+  unsigned seed = 1;
+  for (const auto& shape : kPlanShapes) {
+    for (int i = 0; i < (shape[0] * shape[1] > 30000 ? 6 : 25); ++i) run(seed++, shape[0], shape[1]);
+  }
+}
 
 // Counts outputs that differ from the CPU's, guard bands included, and prints the first of them.
 class PlanCheck {

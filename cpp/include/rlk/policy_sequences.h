@@ -68,6 +68,7 @@ RLK_HD bool are_cuts_good(const PolicySequences& q, std::int64_t s) {
   const std::int64_t begin = cut_of(q, s), end = cut_of(q, s + 1);
   return begin <= end && (s > 0 || begin == 0) && (s + 1 < q.num_sequences || end == q.num_tokens);
 }
+RLK_HD bool has_bad_cuts(const PolicySequences& q, std::int64_t s) { return q.packed() && !are_cuts_good(q, s); }
 
 // Offset of a sequence's first element.
 RLK_HD std::int64_t offset_of(const PolicyTokens& a, const PolicySequences& q, std::int64_t s, const PolicySpan& span) {

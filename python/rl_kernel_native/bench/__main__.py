@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in (
         ("kl", "estimators of a KL divergence, a value a token"),
         ("value_loss", "clipped value loss, and its gradient"),
+        ("importance_weights", "weights of a batch's tokens for the engine that sampled it"),
+        ("mismatch_metrics", "how far a trainer and the engine that sampled are apart"),
     ):
         token_terms.append(operators.add_parser(name, help=text))
         token_terms[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
@@ -161,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import logprob as bench_logprob
     from . import policy_loss as bench_policy_loss
     from . import rms_norm as bench_rms_norm
+    from . import rollout as bench_rollout
     from . import rope as bench_rope
     from . import sequences as bench_sequences
     from . import silu_mul as bench_silu_mul
@@ -207,8 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.rows or (16 if device == "cpu" else 256), options.tokens, device, seconds=options.seconds,
             use_compile=not options.no_compile,
         )  # fmt: skip
-    elif options.operator in bench_token_terms.OPERATORS:
-        run = bench_token_terms.run(
+    elif options.operator in (*bench_token_terms.OPERATORS, *bench_rollout.OPERATORS):
+        of_tokens = bench_rollout if options.operator in bench_rollout.OPERATORS else bench_token_terms
+        run = of_tokens.run(
             options.operator, options.rows or (16 if device == "cpu" else 256), options.tokens, device,
             seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip

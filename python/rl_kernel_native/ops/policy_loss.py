@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _dispatch
-from .._metrics import Metrics
+from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
 from .policy_spec import PolicySpec, checked_denominator
@@ -48,7 +48,7 @@ METRICS = (
 )
 
 
-class PolicyMetrics(Metrics):
+class PolicyMetrics(MetricVector):
     """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
     the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract."""
 

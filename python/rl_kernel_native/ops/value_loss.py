@@ -6,7 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
-from .._metrics import Metrics
+from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.value_loss import value_loss_reference
 from .policy_spec import (
@@ -48,7 +48,7 @@ METRICS = (
 )
 
 
-class ValueMetrics(Metrics):
+class ValueMetrics(MetricVector):
     """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is an element of it, without a
     copy to the host; ``metrics.asdict()`` makes one copy of all. Definitions: ValueMetric in the contract. The sums and
     ``num_tokens`` are what micro-batches and ranks add to have the metrics of the whole."""

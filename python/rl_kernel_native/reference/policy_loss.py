@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import numpy as np
+
+from .sequences import spans
 
 __all__ = ["policy_loss_reference"]
 
@@ -153,25 +154,21 @@ def policy_loss_reference(
     xp = _Numpy if xp is None else xp
     keep = np.asarray(mask) != 0
     shape = keep.shape
-    if cu_seqlens is not None:
-        cuts = [int(c) for c in cu_seqlens]
-        spans: list[Any] = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-    else:
-        spans = [(i,) for i in range(shape[0])] if len(shape) == 2 else [slice(None)]
+    rows = spans(shape, cu_seqlens)
     old = logprob if old_logprob is None else old_logprob
 
     def tokens(array: Any, s: int) -> Any:
         """A sequence's tokens that count."""
         if array is None:
             return None
-        a, kept = xp.asarray(array), keep[spans[s]]
+        a, kept = xp.asarray(array), keep[rows[s]]
         if tuple(a.shape) == shape:
-            return a[spans[s]][kept]
+            return a[rows[s]][kept]
         return a.reshape(-1)[s : s + 1][[0] * int(kept.sum())]
 
-    counts = [int(keep[span].sum()) for span in spans]
+    counts = [int(keep[span].sum()) for span in rows]
     by_aggregation = {"token-mean": sum(counts), "token-sum": 1, "constant": 1}
-    sequences = len(spans) if spec.count_empty else sum(n > 0 for n in counts)
+    sequences = len(rows) if spec.count_empty else sum(n > 0 for n in counts)
     size = float(denominator) if denominator is not None else float(by_aggregation.get(spec.aggregation, sequences))
     q = 0.0 if size == 0 else spec.scale * spec.dp_size / size / (spec.horizon or 1.0)
     found: dict[str, Any] = dict.fromkeys(

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 
-
-def spans(shape: tuple[int, ...], cu_seqlens: Any) -> list[tuple[Any, ...]]:
-    """The index of each sequence's tokens in an array of this shape."""
-    if cu_seqlens is None:
-        return [(i,) for i in range(shape[0])]
-    edges = np.asarray(cu_seqlens).tolist()
-    return [(slice(a, b),) for a, b in itertools.pairwise(edges)]
+from .sequences import spans
 
 
 def sequence_logprob_reference(

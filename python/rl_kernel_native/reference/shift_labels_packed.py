@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .sequence_logprob import spans as _rows
+from .sequences import spans as _rows
 
 
 def shift_labels_packed_reference(

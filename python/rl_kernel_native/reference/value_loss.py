@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 
 from .policy_loss import _Numpy
+from .sequences import spans
 
 __all__ = ["value_loss_reference"]
 
@@ -43,11 +43,8 @@ def value_loss_reference(
     xp = _Numpy if xp is None else xp
     shape = tuple(value.shape)
     keep = np.ones(shape, bool) if mask is None else np.asarray(mask) != 0
-    if cu_seqlens is not None:
-        spans: list[Any] = [slice(int(a), int(b)) for a, b in itertools.pairwise(cu_seqlens)]
-    else:
-        spans = [(i,) for i in range(shape[0])] if len(shape) == 2 else [slice(None)]
-    counts = [int(keep[span].sum()) for span in spans]
+    rows = spans(shape, cu_seqlens)
+    counts = [int(keep[span].sum()) for span in rows]
 
     def error(x: Any) -> Any:
         if loss_type == "mse":
@@ -56,13 +53,13 @@ def value_loss_reference(
         return xp.where(size <= huber_delta, 0.5 * x * x, huber_delta * (size - 0.5 * huber_delta))
 
     by_aggregation = {"token-mean": sum(counts), "token-sum": 1, "constant": 1}
-    sequences = len(spans) if count_empty else sum(n > 0 for n in counts)
+    sequences = len(rows) if count_empty else sum(n > 0 for n in counts)
     size = float(denominator) if denominator is not None else float(by_aggregation.get(aggregation, sequences))
     q = 0.0 if size == 0 else scale * dp_size / size / (horizon or 1.0)
     found: dict[str, Any] = dict.fromkeys(
         ("loss", "loss_sum", "value_sum", "return_sum", "error_sum", "error_squared_sum", "return_squared_sum"), 0.0
     )
-    for span, n in zip(spans, counts, strict=True):
+    for span, n in zip(rows, counts, strict=True):
         if n == 0:
             continue
         v, r = (xp.asarray(a)[span][keep[span]] for a in (value, returns))

@@ -1,6 +1,7 @@
 // The formulas of ops/policy_loss.h that every backend shares.
 #pragma once
 
+#include "rlk/kernels/importance_terms.h"
 #include "rlk/kernels/kl_terms.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/kernels/token_weights.h"
@@ -36,7 +37,7 @@ enum PolicySum : int {
   kSumMismatch,
   kPolicySums
 };
-enum PolicyCount : int { kCountTokens, kCountClipped, kCountDual, kCountLow, kCountHigh, kCountImportance };
+enum PolicyCount : int { kCountClipped = kCountTokens + 1, kCountDual, kCountLow, kCountHigh, kCountImportance };
 // Of the pass before, where the policy term of a token needs sums over its sequence.
 enum PolicyStatistic : int {
   kStatLogRatio,
@@ -100,20 +101,8 @@ RLK_HD F log_of(F x) {
 
 // ---- importance weights ---------------------------------------------------------------------------------------------
 
-template <class F>
-struct ImportanceWeight {
-  F weight;
-  MaskOf<F> clipped;
-};
-template <class F>
-RLK_HD ImportanceWeight<F> limited_weight(const PolicySpec& s, F e) {
-  const F w = s.importance_mask != 0 ? inside_or(e, s.importance_low, s.importance_high, e, broadcast<F>(0.0f))
-                                     : clamped(e, s.importance_low, s.importance_high);
-  return {w, MaskOf<F>((w < e) | (w > e))};
-}
-template <class F>
-RLK_HD ImportanceWeight<F> importance_of_log(const PolicySpec& s, F d) {
-  return limited_weight(s, exp(clamped(d, -s.importance_limit, s.importance_limit)));
+RLK_HD ImportanceBounds importance_bounds(const PolicySpec& s) {
+  return {s.importance_low, s.importance_high, s.importance_limit, s.importance_mask != 0};
 }
 
 // ---- what is the same for a sequence's tokens -----------------------------------------------------------------------
@@ -297,12 +286,7 @@ struct PolicyStatisticsTerms {
     const PolicySpec& s = p.spec;
     const F zero = broadcast<F>(0.0f);
     out[0] = zero;
-    RLK_UNROLL
-    for (F& sum : sums->sum) sum = zero;
-    RLK_UNROLL
-    for (F& m : sums->maximum) m = zero;
-    RLK_UNROLL
-    for (auto& c : sums->count) c = MaskOf<F>(zero > zero);
+    clear(sums);
     sums->count[kCountTokens] = mask;
     if (!needs_statistics(s)) return;
     const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
@@ -310,7 +294,7 @@ struct PolicyStatisticsTerms {
     const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
     const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
     F w = broadcast<F>(1.0f);
-    if (s.importance == ImportanceLevel::kToken) w = importance_of_log(s, d).weight;
+    if (s.importance == ImportanceLevel::kToken) w = importance_of_log(importance_bounds(s), d).weight;
     if (s.importance == ImportanceLevel::kGiven) w = m;
     F* const sum = sums->sum;
     sum[kStatLogRatio] = raw;
@@ -337,20 +321,18 @@ struct PolicyStatisticsTerms {
 
 RLK_HD float finite_or_zero(float x) { return abs_of(x) < infinity() ? x : 0.0f; }
 
-// What a sequence's sums of the pass before say of its tokens.
-RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const PolicyTotals& totals,
-                                    const SequenceSums<kPolicyStatistics>& of) {
+// What a sequence's sums of the pass before say of its tokens; weights follow.
+RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSums<kPolicyStatistics>& of) {
   const PolicySpec& s = p.spec;
   PolicyFactors f;
   const std::int64_t n = of.count[kCountTokens];
   f.tokens = n;
-  set_weights(p, totals, n, &f);
   if (!needs_statistics(s) || n == 0) return f;
   const float tokens = static_cast<float>(n);
   const float mismatch = of.sum[kStatMismatch], mean_mismatch = div_rn(mismatch, tokens);
   if (importance_of_sequence(s)) {
     const ImportanceWeight<float> w =
-        importance_of_log(s, s.importance == ImportanceLevel::kSequence ? mismatch : mean_mismatch);
+        importance_of_log(importance_bounds(s), s.importance == ImportanceLevel::kSequence ? mismatch : mean_mismatch);
     f.importance = w.weight;
     f.importance_clipped = w.clipped;
   }
@@ -445,7 +427,8 @@ struct PolicyTokenTerms {
     F w = broadcast<F>(kOfSequence ? f.importance : 1.0f);
     auto w_clipped = either(kOfSequence && f.importance_clipped != 0, mask, never);
     if (!kClipped && s.importance == ImportanceLevel::kToken) {
-      const ImportanceWeight<F> found = importance_of_log(s, sub_rn(either(s.importance_of_current != 0, l, o), m));
+      const ImportanceWeight<F> found =
+          importance_of_log(importance_bounds(s), sub_rn(either(s.importance_of_current != 0, l, o), m));
       w = found.weight;
       w_clipped = found.clipped;
     }
@@ -526,28 +509,7 @@ using PolicyLossTerms = PolicyTokenTerms<PolicyForm::kSequences>;
 // A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
 constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
-enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kPolicyTotalCounts };
-
-struct PolicyTotalSums {
-  float sum[kPolicyTotalSums];
-  std::int64_t count[kPolicyTotalCounts];
-  float maximum[kTokenMaxima];
-};
-RLK_HD PolicyTotalSums total_of(const PolicyLossParams& p, const PolicyTotals& totals, std::int64_t s,
-                                const SequenceSums<kPolicySums>& of) {
-  PolicyTotalSums t;
-  for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
-  for (int i = 0; i < kTokenCounts; ++i) t.count[i] = of.count[i];
-  for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
-  PolicyFactors f;
-  set_weights(p, totals, of.count[kCountTokens], &f);
-  t.sum[kWeightedPolicy] = mul_rn(f.weight, of.sum[kSumPolicy]);
-  t.sum[kWeightedKl] = mul_rn(f.weight, of.sum[kSumKl]);
-  t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
-  t.count[kCountSequences] = of.count[kCountTokens] > 0;
-  t.count[kCountBadCuts] = p.sequences.packed() && !are_cuts_good(p.sequences, s);
-  return t;
-}
+using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kTokenMaxima>;
 
 RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t) {
   const PolicySpec& s = p.spec;
@@ -588,5 +550,32 @@ RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals,
   to[kPolicyMetricMismatchMean] = finished_sum(mean(t.sum[kSumMismatch]));
   to[kPolicyMetricMismatchMax] = finished_sum(t.maximum[1]);
 }
+
+struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
+  static constexpr int kSums = kPolicyTotalSums, kMaxima = kTokenMaxima;
+  using Context = TokenContext<PolicyBatch>;
+  using Statistics = PolicyStatisticsTerms;
+  static RLK_HD Factors factors_of(const Params& p, std::int64_t, const SequenceSums<8>& of) {
+    return policy_factors(p, of);
+  }
+  static RLK_HD PolicyTotalSums missing() { return {}; }
+  static RLK_HD PolicyTotalSums of_sequence(const Params& p, const Context& context, std::int64_t s,
+                                            const SequenceSums<8> (&groups)[kGroups]) {
+    const SequenceSums<8>& of = groups[0];
+    PolicyTotalSums t;
+    for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
+    for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
+    count(p, s, of, &t);
+    PolicyFactors f;
+    set_weights(p, totals_of(p, context), of.count[kCountTokens], &f);
+    t.sum[kWeightedPolicy] = mul_rn(f.weight, of.sum[kSumPolicy]);
+    t.sum[kWeightedKl] = mul_rn(f.weight, of.sum[kSumKl]);
+    t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
+    return t;
+  }
+  static RLK_HD void store(const Params& p, const Context& context, const PolicyTotalSums& t) {
+    store_results(p, totals_of(p, context), t);
+  }
+};
 
 }  // namespace rlk

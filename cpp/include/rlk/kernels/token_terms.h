@@ -41,6 +41,16 @@ struct TokenSums {
 };
 template <class F>
 struct TokenSums<F, 0> {};
+template <class F, int kSums>
+RLK_HD void clear(TokenSums<F, kSums>* sums) {
+  const F zero = broadcast<F>(0.0f);
+  RLK_UNROLL
+  for (F& sum : sums->sum) sum = zero;
+  RLK_UNROLL
+  for (F& m : sums->maximum) m = zero;
+  RLK_UNROLL
+  for (auto& c : sums->count) c = MaskOf<F>(zero > zero);
+}
 
 // Those of a tile.
 template <int kSums>
@@ -59,6 +69,37 @@ struct SequenceSums {
   std::int64_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
+
+// Those of a batch: sums by the tree over the index of sequences, counts and maxima in any order.
+//
+// An operator whose tokens are summed has a Batch:
+//   Params, Factors, Shared                Factors, Shared: what a sequence, and all of them, give their tokens
+//   kGroups, kSums, kCounts, kMaxima       kGroups: of terms over the same tokens, eight sums each
+//   sequences(p)
+//   needs_sums(p)                          whether there are results beside those of tokens
+//   missing()                              totals that change no result
+//   of_sequence(p, context, s, sums)       totals of sequence s, by its sums of each group
+//   store(p, context, total)               writes the results
+//   factors<Terms>(p, context, s)          what the terms of sequence s have in common
+// and, where its tokens need something of their sequence or of all,
+//   Statistics                             the terms of a pass before
+//   needs_pass_before(p)                   whether a call has it
+//   factors_of(p, s, sums)                 Factors by a sequence's sums of this pass
+//   share(factors, shared, add)            add(counter, count) to what all sequences share
+// Without it Factors and Shared are empty.
+template <class Batch>
+struct TokenContext {
+  typename Batch::Factors* factors;  // [num_sequences]
+  typename Batch::Shared* shared;    // [1]
+};
+template <int kSums, int kCounts, int kMaxima>
+struct TotalSums {
+  float sum[kSums];
+  std::int64_t count[kCounts];
+  float maximum[kMaxima];
+};
+template <class Batch>
+using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 
 // One of two by a condition of all tokens. A conditional expression would choose between addresses.
 template <class F>
@@ -92,6 +133,7 @@ RLK_HD F canonical(F x) {
 RLK_HD float finished_sum(float x) { return canonical(add_rn(x, 0.0f)); }
 
 RLK_HD float maximum_of(float a, float b) { return is_nan(a) || a > b ? a : b; }
+RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
 
 // The tree over an index of values that come in its order: take() each, then finish(). Of a node that is missing +0 would
 // be added, which changes no sum. Indices of kept_ are constants once loops are unrolled, so that it lives in registers.

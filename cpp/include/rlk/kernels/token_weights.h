@@ -1,10 +1,10 @@
-// What the terms of a token are multiplied by in a loss: aggregations, which objectives share. Params: spec.denominator,
-// spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value; sequences.
+// What the terms of a token are multiplied by in a loss: aggregations, which objectives share, and what their batches have in
+// common. Params: spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value; sequences.
 #pragma once
 
 #include <cstdint>
 
-#include "rlk/math/ieee.h"
+#include "rlk/kernels/token_terms.h"
 #include "rlk/policy_sequences.h"
 
 namespace rlk {
@@ -36,8 +36,6 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
-
 // Of a token of a sequence that has `n`.
 template <class Params>
 RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int64_t n) {
@@ -46,5 +44,56 @@ RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int6
   if (p.spec.sequence_mean != 0) q = quotient_or_zero(q, static_cast<float>(n));
   return q;
 }
+
+// Of a tile, the first of its counts; and of a batch, behind these.
+enum : int { kCountTokens };
+enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
+
+// Of a Batch whose loss has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors), and whose terms say
+// by kOfSequence whether they need more of a sequence than its number of tokens.
+template <class P, class F>
+struct LossBatch {
+  static constexpr int kGroups = 1, kCounts = kLossCounts;
+  using Params = P;
+  using Factors = F;
+  using Shared = PolicyTotals;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD bool needs_pass_before(const Params& p) { return needs_counts(p); }
+  static RLK_HD bool needs_sums(const Params&) { return true; }
+  template <class Add>
+  static RLK_HD void share(const Factors& f, Shared* shared, const Add& add) {
+    if (f.tokens == 0) return;
+    add(&shared->tokens, f.tokens);
+    add(&shared->sequences, 1);
+  }
+  template <class Terms, class Context>
+  static RLK_HD Factors factors(const Params& p, const Context& context, bool has_pass_before, std::int64_t s) {
+    Factors f;
+    Shared totals = {0, 0};
+    if (has_pass_before) {
+      if constexpr (Terms::kOfSequence) {
+        f = in_global(context.factors)[s];
+      } else {
+        f.tokens = in_global(context.factors)[s].tokens;
+      }
+      totals = *in_global(context.shared);
+    }
+    set_weights(p, totals, f.tokens, &f);
+    return f;
+  }
+  // 0 where no result depends on them.
+  template <class Context>
+  static RLK_HD Shared totals_of(const Params& p, const Context& context) {
+    Shared totals = {0, 0};
+    if (needs_totals(p)) totals = *in_global(context.shared);
+    return totals;
+  }
+  template <class Total>
+  static RLK_HD void count(const Params& p, std::int64_t s, const SequenceSums<8>& of, Total* t) {
+    for (int i = 0; i < kTokenCounts; ++i) t->count[i] = of.count[i];
+    t->count[kCountSequences] = of.count[kCountTokens] > 0;
+    t->count[kCountBadCuts] = has_bad_cuts(p.sequences, s);
+  }
+};
 
 }  // namespace rlk

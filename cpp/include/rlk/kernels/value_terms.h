@@ -1,8 +1,8 @@
-// The formulas of ops/value_loss.h that every backend shares. Passes, partial results and sums over sequences are those of
-// policy_loss.
+// The formulas of ops/value_loss.h that every backend shares.
 #pragma once
 
-#include "rlk/kernels/policy_terms.h"
+#include "rlk/kernels/token_terms.h"
+#include "rlk/kernels/token_weights.h"
 #include "rlk/ops/value_loss.h"
 
 namespace rlk {
@@ -17,38 +17,23 @@ enum ValueSum : int {
   kSumReturnSquared,
   kValueSums
 };
-constexpr int kCountOutside = kCountClipped + 1;
-static_assert(static_cast<int>(kValueSums) <= static_cast<int>(kPolicySums) && kCountOutside < kTokenCounts);
+enum ValueCount : int { kCountValueClipped = kCountTokens + 1, kCountOutside };
 
 RLK_HD bool needs_totals(const ValueLossParams& p) { return counts_denominator(p); }
 RLK_HD bool needs_counts(const ValueLossParams& p) { return p.spec.sequence_mean != 0 || needs_totals(p); }
-RLK_HD void set_weights(const ValueLossParams& p, const PolicyTotals& totals, std::int64_t n, PolicyFactors* f) {
+struct ValueFactors {  // of a sequence
+  std::int64_t tokens = 0;
+  float weight = 0.0f;
+};
+RLK_HD void set_weights(const ValueLossParams& p, const PolicyTotals& totals, std::int64_t n, ValueFactors* f) {
   f->weight = token_weight(p, totals, n);
-}
-RLK_HD PolicyFactors policy_factors(const ValueLossParams& p, const PolicyTotals& totals,
-                                    const SequenceSums<kPolicyStatistics>& of) {
-  PolicyFactors f;
-  f.tokens = of.count[kCountTokens];
-  set_weights(p, totals, f.tokens, &f);
-  return f;
-}
-
-template <class F, int kSums>
-RLK_HD void clear(TokenSums<F, kSums>* sums) {
-  const F zero = broadcast<F>(0.0f);
-  RLK_UNROLL
-  for (F& sum : sums->sum) sum = zero;
-  RLK_UNROLL
-  for (F& m : sums->maximum) m = zero;
-  RLK_UNROLL
-  for (auto& c : sums->count) c = MaskOf<F>(zero > zero);
 }
 
 // The pass before, where weights need numbers of tokens.
 struct ValueStatisticsTerms {
-  static constexpr int kInputs = 1, kOutputs = 1, kSums = kPolicyStatistics;
+  static constexpr int kInputs = 1, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
-  using Factors = PolicyFactors;
+  using Factors = ValueFactors;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params&, int) { return {}; }
@@ -65,9 +50,9 @@ struct ValueStatisticsTerms {
 
 struct ValueTokenTerms {
   static constexpr bool kOfSequence = false;
-  static constexpr int kInputs = kValueInputs, kOutputs = 1, kSums = kPolicySums;
+  static constexpr int kInputs = kValueInputs, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
-  using Factors = PolicyFactors;
+  using Factors = ValueFactors;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
@@ -106,25 +91,18 @@ struct ValueTokenTerms {
     sums->sum[kSumErrorSquared] = mul_rn(error, error);
     sums->sum[kSumReturnSquared] = mul_rn(r, r);
     sums->count[kCountTokens] = mask;
-    sums->count[kCountClipped] = mask & clipped;
+    sums->count[kCountValueClipped] = mask & clipped;
     sums->count[kCountOutside] = mask & outside;
   }
 };
 
-RLK_HD PolicyTotalSums total_of(const ValueLossParams& p, const PolicyTotals& totals, std::int64_t s,
-                                const SequenceSums<kPolicySums>& of) {
-  PolicyTotalSums t = {};
-  for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
-  for (int i = 0; i < kTokenCounts; ++i) t.count[i] = of.count[i];
-  t.sum[kWeightedPolicy] = mul_rn(token_weight(p, totals, of.count[kCountTokens]), of.sum[kSumValueLoss]);
-  t.count[kCountSequences] = of.count[kCountTokens] > 0;
-  t.count[kCountBadCuts] = p.sequences.packed() && !are_cuts_good(p.sequences, s);
-  return t;
-}
+// A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
+constexpr int kWeightedValue = kValueSums;
+using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 1>;
 
-RLK_HD void store_results(const ValueLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t) {
+RLK_HD void store_results(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t) {
   const float tokens = static_cast<float>(t.count[kCountTokens]);
-  const float loss = t.count[kCountBadCuts] > 0 ? canonical_nan() : finished_sum(t.sum[kWeightedPolicy]);
+  const float loss = t.count[kCountBadCuts] > 0 ? canonical_nan() : finished_sum(t.sum[kWeightedValue]);
   if (p.loss != nullptr) *in_global(p.loss) = loss;
   if (p.metrics == nullptr) return;
   const auto mean = [&](float sum) { return quotient_or_zero(sum, tokens); };
@@ -144,12 +122,37 @@ RLK_HD void store_results(const ValueLossParams& p, const PolicyTotals& totals, 
   to[kValueMetricErrorSum] = finished_sum(t.sum[kSumError]);
   to[kValueMetricErrorSquaredSum] = finished_sum(t.sum[kSumErrorSquared]);
   to[kValueMetricReturnSquaredSum] = finished_sum(t.sum[kSumReturnSquared]);
-  to[kValueMetricClipFraction] = mean(static_cast<float>(t.count[kCountClipped]));
+  to[kValueMetricClipFraction] = mean(static_cast<float>(t.count[kCountValueClipped]));
   to[kValueMetricOutsideFraction] = mean(static_cast<float>(t.count[kCountOutside]));
   to[kValueMetricValueMean] = finished_sum(mean(t.sum[kSumValue]));
   to[kValueMetricReturnMean] = finished_sum(mean(t.sum[kSumReturn]));
   to[kValueMetricExplainedVariance] =
       of_returns <= 0.0f ? 0.0f : finished_sum(sub_rn(1.0f, div_rn(of_errors, of_returns)));
 }
+
+struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
+  static constexpr int kSums = kValueSums + 1, kMaxima = 1;
+  using Context = TokenContext<ValueBatch>;
+  using Statistics = ValueStatisticsTerms;
+  static RLK_HD Factors factors_of(const Params&, std::int64_t, const SequenceSums<8>& of) {
+    Factors f;
+    f.tokens = of.count[kCountTokens];
+    return f;
+  }
+  static RLK_HD ValueTotalSums missing() { return {}; }
+  static RLK_HD ValueTotalSums of_sequence(const Params& p, const Context& context, std::int64_t s,
+                                           const SequenceSums<8> (&groups)[kGroups]) {
+    const SequenceSums<8>& of = groups[0];
+    ValueTotalSums t = {};
+    for (int i = 0; i < kValueSums; ++i) t.sum[i] = of.sum[i];
+    count(p, s, of, &t);
+    const float weight = token_weight(p, totals_of(p, context), of.count[kCountTokens]);
+    t.sum[kWeightedValue] = mul_rn(weight, of.sum[kSumValueLoss]);
+    return t;
+  }
+  static RLK_HD void store(const Params& p, const Context& context, const ValueTotalSums& t) {
+    store_results(p, totals_of(p, context), t);
+  }
+};
 
 }  // namespace rlk

@@ -1,0 +1,62 @@
+// Microbenchmark of the CUDA kernels of importance_weights: one row per case, with the bytes that it must move (both arrays and
+// a float32 mask read, twice where something is a sequence's, weights and what is kept written; with normalize the weights
+// read and written again) and their share of the copy ceiling measured in the same run. Usage:
+// bench_importance_weights [--plans]    --plans: every plan, not the chosen one
+#include <string>
+#include <vector>
+
+#include "bench/token_bench.h"
+#include "cuda/importance_weights/kernels.h"
+
+namespace rlk::bench {
+namespace {
+
+struct Case {
+  const char* name;
+  ImportanceLevel level;
+  bool rejects, normalize;
+};
+constexpr Case kCases[] = {{"tokens", ImportanceLevel::kToken, false, false},
+                           {"tokens, normalized", ImportanceLevel::kToken, false, true},
+                           {"sequences", ImportanceLevel::kSequence, false, false},
+                           {"tokens, seq_mean_k3, veto", ImportanceLevel::kToken, true, false}};
+
+void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRun& of) {
+  constexpr int kInputs = 3, kOutputs = 2;  // logprob, rollout_logprob and mask are read
+  const TokenBench bench(sequences, tokens, kInputs + kOutputs);
+  std::vector<ImportanceWeightsParams> calls(static_cast<std::size_t>(bench.buffers()));
+  TokenMemory memory;
+  for (ImportanceWeightsParams& p : calls) {
+    p.sequences = bench.sequences(packed, &memory);
+    for (PolicyTokens* const a : {&p.logprob, &p.rollout_logprob}) *a = {memory.normal(bench.slots(), 0.1f), tokens, 1};
+    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.spec.level = c.level;
+    p.spec.normalize = c.normalize;
+    p.spec.low = -infinity();
+    p.spec.high = 2.0f;
+    p.spec.limit = 20.0f;
+    if (c.rejects) {
+      p.spec.mean.k3 = 0.01f;
+      p.spec.veto_below = -10.0f;
+    }
+    p.weights = memory.floats(bench.slots());
+    p.kept = memory.floats(bench.slots());
+    p.workspace = memory.workspace<ImportanceBatch>(p.sequences);
+  }
+  const int moved = kOutputs + kInputs * (needs_statistics(calls[0].spec) ? 2 : 1) + (c.normalize ? 2 : 0);
+  bench.print((std::string(c.name) + (packed ? ", packed" : "")).c_str(), moved, calls, cuda::importance_weights_sm90,
+              of);
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) {
+  using namespace rlk::bench;
+  return bench_tokens(argc, argv, "bench_importance_weights",
+                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+                        for (const bool packed : {false, true}) {
+                          for (const Case& c : kCases) run(c, sequences, tokens, packed, of);
+                        }
+                      });
+}

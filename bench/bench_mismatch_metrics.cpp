@@ -1,0 +1,39 @@
+// Microbenchmark of the CUDA kernels of mismatch_metrics: one row per case, with the bytes that it must move (both arrays and a
+// float32 mask, once) and their share of the copy ceiling measured in the same run. Usage:
+// bench_mismatch_metrics [--plans]    --plans: every plan, not the chosen one
+#include <vector>
+
+#include "bench/token_bench.h"
+#include "cuda/mismatch_metrics/kernels.h"
+
+namespace rlk::bench {
+namespace {
+
+void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRun& of) {
+  constexpr int kArrays = 3;  // logprob_train, logprob_rollout and mask are read
+  const TokenBench bench(sequences, tokens, kArrays);
+  std::vector<MismatchMetricsParams> calls(static_cast<std::size_t>(bench.buffers()));
+  TokenMemory memory;
+  for (MismatchMetricsParams& p : calls) {
+    p.sequences = bench.sequences(packed, &memory);
+    for (PolicyTokens* const a : {&p.logprob_train, &p.logprob_rollout}) {
+      *a = {memory.normal(bench.slots(), 0.1f), tokens, 1};
+    }
+    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.limit = 20.0f;
+    p.metrics = memory.floats(kMismatchMetrics);
+    p.workspace = memory.workspace<MismatchBatch>(p.sequences);
+  }
+  bench.print(packed ? "packed" : "padded", kArrays, calls, cuda::mismatch_metrics_sm90, of);
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) {
+  using namespace rlk::bench;
+  return bench_tokens(argc, argv, "bench_mismatch_metrics",
+                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+                        for (const bool packed : {false, true}) run(sequences, tokens, packed, of);
+                      });
+}

@@ -1,0 +1,45 @@
+// Python's entry to mismatch_metrics: fields move from checked arguments to the contract's params, the vector comes from the
+// caller.
+#include "rlk/ops/mismatch_metrics.h"
+
+#include "define.h"
+#include "module.h"
+#include "token_args.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask, nb::handle cu_seqlens,
+                double limit, nb::handle allocate, std::uintptr_t stream) {
+  TokenArguments tokens(logprob_train, "logprob_train", cu_seqlens);
+  const Device device = tokens.device();
+  require_mismatch_metrics_backend(device);
+  MismatchMetricsParams p;
+  p.sequences = tokens.sequences();
+  p.logprob_train = tokens.first();
+  p.logprob_rollout = tokens.required(logprob_rollout, "logprob_rollout", false);
+  p.mask = tokens.optional_mask(mask);
+  p.limit = static_cast<float>(limit);
+  const Caller caller = make_caller(logprob_train, device, allocate, stream);
+  const std::int64_t vector[] = {kMismatchMetrics};
+  const Caller::Fresh metrics = caller.empty(vector, DType::kFloat32);
+  p.metrics = static_cast<float*>(metrics.data);
+  Caller::Fresh workspace{nb::none(), nullptr};
+  if (const std::int64_t bytes = mismatch_metrics_workspace_bytes(p, device); bytes > 0) {
+    const std::int64_t shape[] = {(bytes + 3) / 4};
+    workspace = caller.empty(shape, DType::kFloat32);
+    p.workspace = workspace.data;
+  }
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    rlk::mismatch_metrics(p, device, caller.stream);
+  }
+  return metrics.array;
+}
+
+}  // namespace
+
+void bind_mismatch_metrics(nb::module_& m) { define(m, "mismatch_metrics", &call); }
+
+}  // namespace rlk::bindings

@@ -1,0 +1,42 @@
+// CPU backend of importance_weights.
+#include "importance_weights.h"
+
+#include "importance_weights_lanes.h"
+#include "isa.h"
+#include "rlk/kernels/rejection_terms.h"
+#include "token_passes.h"
+
+namespace rlk::cpu {
+namespace {
+
+const ImportanceWeightsLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::importance_weights_lanes;
+    case Isa::kAvx2:
+      return avx2::importance_weights_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::importance_weights_lanes;
+}
+
+}  // namespace
+
+void importance_weights(const ImportanceWeightsParams& p) {
+  check_importance_weights(p);
+  const auto statistics = [&](const TokenTile& tile, void* partial) { lanes().statistics(p, tile, partial); };
+  const auto terms = [&](const ImportanceFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
+    lanes().terms(p, factors, tile, partials[0]);
+  };
+  const auto [divisor] = run_token_passes<ImportanceBatch, ImportanceTokenTerms>(p, statistics, terms);
+  if (p.spec.normalize == 0 || divisor == 1.0f) return;
+  parallel_for(p.sequences.num_slots(), 16384, [&, by = divisor](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    lanes().divide(p.weights + begin, end - begin, by);
+  });
+}
+
+}  // namespace rlk::cpu

@@ -1,0 +1,36 @@
+// CPU backend of mismatch_metrics.
+#include "mismatch_metrics.h"
+
+#include "isa.h"
+#include "mismatch_metrics_lanes.h"
+#include "rlk/kernels/mismatch_terms.h"
+#include "token_passes.h"
+
+namespace rlk::cpu {
+namespace {
+
+const MismatchMetricsLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::mismatch_metrics_lanes;
+    case Isa::kAvx2:
+      return avx2::mismatch_metrics_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::mismatch_metrics_lanes;
+}
+
+}  // namespace
+
+void mismatch_metrics(const MismatchMetricsParams& p) {
+  check_mismatch_metrics(p);
+  const auto terms = [&](const MismatchFactors&, const TokenTile& tile, TilePartial<8>* const* partials) {
+    lanes().terms(p, tile, partials[kMismatchDifferences], partials[kMismatchProbabilities]);
+  };
+  run_token_passes<MismatchBatch, MismatchTerms<kMismatchDifferences>>(p, nullptr, terms);
+}
+
+}  // namespace rlk::cpu

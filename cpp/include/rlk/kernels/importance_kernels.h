@@ -1,0 +1,18 @@
+// What importance_weights has on a GPU, for every vendor, beside the passes of token_passes.h.
+#pragma once
+
+#include "rlk/kernels/rejection_terms.h"
+#include "rlk/kernels/token_passes.h"
+
+namespace rlk {
+
+// With normalize: values of `block`, of `blocks`, by the mean. Nothing is read where the divisor is 1.
+template <class Gpu>
+RLK_DEVICE void importance_divide(const ImportanceWeightsParams& p, const TokenWorkspace<ImportanceBatch>& w,
+                                  std::int64_t count, std::int64_t block, std::int64_t blocks) {
+  const float divisor = in_global(w.shared)->divisor;
+  if (divisor == 1.0f) return;
+  map_values<Gpu>(p.weights, count, block, blocks, [&](const auto& x) { return normalized(x, divisor); });
+}
+
+}  // namespace rlk

@@ -1,0 +1,238 @@
+// The formulas of ops/mismatch_metrics.h that every backend shares, and what of a call would corrupt memory.
+//
+// Twelve sums and twelve counts over tokens are two groups of a tile's eight and six: each reads the tokens, the second from
+// a cache.
+#pragma once
+
+#include "rlk/kernels/policy_check.h"
+#include "rlk/kernels/token_terms.h"
+#include "rlk/math/exp.h"
+#include "rlk/math/expm1.h"
+#include "rlk/ops/mismatch_metrics.h"
+
+namespace rlk {
+
+inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
+  check_sequences(p.sequences, p.mask, "mismatch_metrics");
+  RLK_CHECK(p.metrics != nullptr, "mismatch_metrics: metrics is given");
+  RLK_CHECK(p.limit > 0.0f, "mismatch_metrics: limit is positive");
+  if (p.sequences.num_slots() == 0) return;
+  RLK_CHECK(p.logprob_train.data && p.logprob_train.token_stride == 1, "mismatch_metrics: logprob_train, one a token");
+  RLK_CHECK(p.logprob_rollout.data && p.logprob_rollout.token_stride == 1,
+            "mismatch_metrics: logprob_rollout, one a token");
+}
+
+constexpr float kLeastVariance = 0x1p-20f;  // of the second moment
+
+// Whether x and y have other bits, all NaN being one. Vectors have no comparison of bits: those of a zero, plus those of 1,
+// are the bits of 1 or of -1.
+template <class F>
+RLK_HD MaskOf<F> differ(F x, F y) {
+  constexpr std::int32_t kOne = 0x3f800000;
+  const F zero = broadcast<F>(0.0f);
+  const F of_x = select(x == zero, float_of(bits_of(x) + kOne), zero);
+  const F of_y = select(y == zero, float_of(bits_of(y) + kOne), zero);
+  const auto numbers = (x < y) | (x > y) | (of_x < of_y) | (of_x > of_y);
+  const auto nan_x = is_nan(x), nan_y = is_nan(y);
+  const auto nans = (nan_x & (y == y)) | (nan_y & (x == x));
+  return MaskOf<F>(numbers | nans);
+}
+
+enum : int { kMismatchDifferences, kMismatchProbabilities, kMismatchGroups };
+enum : int {  // of kMismatchDifferences
+  kSumLogRatio,
+  kSumDistance,
+  kSumK3,
+  kSumTrain,
+  kSumRollout,
+  kSumRatioOfTokens,
+  kSumChi2,
+  kDifferenceSums,
+};
+enum : int { kSumP, kSumQ, kSumPp, kSumQq, kSumPq, kProbabilitySums };  // of kMismatchProbabilities
+enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
+constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the others are counted with the probabilities
+static_assert(kMismatchBins - kBinsOfDifferences <= kTokenCounts);
+
+struct MismatchFactors {};
+template <int kGroup>
+struct MismatchTerms {
+  static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
+  using Factors = MismatchFactors;
+  using Params = MismatchMetricsParams;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) { return i == 0 ? p.logprob_train : p.logprob_rollout; }
+  static RLK_HD float* output(const Params&, int) { return nullptr; }
+
+  template <class F>
+  static RLK_HD MaskOf<F> in_bin(F d, int bin) {
+    const auto above = d >= broadcast<F>(bin == 0 ? -infinity() : mismatch_edge(bin - 1));
+    if (bin == kMismatchBins - 1) return MaskOf<F>(above);
+    return MaskOf<F>(above & (d < broadcast<F>(mismatch_edge(bin))));
+  }
+  template <class F>
+  static RLK_HD void token(const Params& p, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
+                           TokenSums<F, kSums>* sums) {
+    const F zero = broadcast<F>(0.0f), x = in[0], y = in[1], d = sub_rn(x, y);
+    F* const sum = sums->sum;
+    out[0] = zero;
+    clear(sums);
+    if constexpr (kGroup == kMismatchDifferences) {
+      const F c = clamped(d, -p.limit, p.limit);
+      sum[kSumLogRatio] = d;
+      sum[kSumDistance] = abs_of(d);
+      sum[kSumK3] = sub_rn(expm1(d), d);
+      sum[kSumTrain] = x;
+      sum[kSumRollout] = y;
+      sum[kSumRatioOfTokens] = select(mask, exp(c), zero);
+      sum[kSumChi2] = expm1(add_rn(c, c));
+      sums->maximum[0] = sum[kSumDistance];
+      const F large = broadcast<F>(infinity());
+      sums->count[kCountOfTokens] = mask;
+      sums->count[kCountDiffering] = mask & differ(x, y);
+      sums->count[kCountNonfinite] = mask & MaskOf<F>(is_nan(d) | (sum[kSumDistance] == large));
+      RLK_UNROLL
+      for (int i = 0; i < kBinsOfDifferences; ++i) sums->count[kFirstBin + i] = mask & in_bin(d, i);
+    } else {
+      const F P = sub_rn(zero, expm1(x)), Q = sub_rn(zero, expm1(y));
+      sum[kSumP] = P;
+      sum[kSumQ] = Q;
+      sum[kSumPp] = mul_rn(P, P);
+      sum[kSumQq] = mul_rn(Q, Q);
+      sum[kSumPq] = mul_rn(P, Q);
+      RLK_UNROLL
+      for (int i = kBinsOfDifferences; i < kMismatchBins; ++i) {
+        sums->count[i - kBinsOfDifferences] = mask & in_bin(d, i);
+      }
+    }
+  }
+};
+
+// Over sequences: the tokens' sums, then those of sequences themselves.
+enum : int {
+  kTotalLogRatio,
+  kTotalDistance,
+  kTotalK3,
+  kTotalRatio,
+  kTotalChi2,
+  kTotalProbabilities,
+  kTotalPplTrain = kTotalProbabilities + kProbabilitySums,
+  kTotalPplRollout,
+  kTotalLogPplTrain,
+  kTotalLogPplRollout,
+  kTotalPplRatio,
+  kTotalDiff,
+  kTotalAbsDiff,
+  kTotalChi2Seq,
+  kMismatchTotals,
+};
+constexpr int kCountOfSequences = kTokenCounts * kMismatchGroups, kCountOfBadCuts = kCountOfSequences + 1;
+enum : int { kMostDistance, kMostDiff, kMostMinusDiff, kMismatchMaxima };
+
+struct MismatchBatch {
+  static constexpr int kGroups = kMismatchGroups, kSums = kMismatchTotals, kCounts = kCountOfBadCuts + 1;
+  static constexpr int kMaxima = kMismatchMaxima;
+  using Params = MismatchMetricsParams;
+  using Factors = MismatchFactors;
+  struct Shared {};
+  using Context = TokenContext<MismatchBatch>;
+  using Total = TotalSums<kSums, kCounts, kMaxima>;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD bool needs_pass_before(const Params&) { return false; }
+  static RLK_HD bool needs_sums(const Params&) { return true; }
+  template <class Terms>
+  static RLK_HD Factors factors(const Params&, const Context&, bool, std::int64_t) {
+    return {};
+  }
+  static RLK_HD Total missing() {
+    Total t = {};
+    t.maximum[kMostDiff] = t.maximum[kMostMinusDiff] = -infinity();
+    return t;
+  }
+  static RLK_HD Total of_sequence(const Params& p, const Context&, std::int64_t s,
+                                  const SequenceSums<8> (&groups)[kGroups]) {
+    const SequenceSums<8>&of = groups[kMismatchDifferences], &of_p = groups[kMismatchProbabilities];
+    Total t = missing();
+    for (int i = 0; i < kTokenCounts; ++i) {
+      t.count[i] = of.count[i];
+      t.count[kTokenCounts + i] = of_p.count[i];
+    }
+    t.count[kCountOfBadCuts] = has_bad_cuts(p.sequences, s);
+    if (of.count[kCountOfTokens] == 0) return t;
+    t.count[kCountOfSequences] = 1;
+    t.sum[kTotalLogRatio] = of.sum[kSumLogRatio];
+    t.sum[kTotalDistance] = of.sum[kSumDistance];
+    t.sum[kTotalK3] = of.sum[kSumK3];
+    t.sum[kTotalRatio] = of.sum[kSumRatioOfTokens];
+    t.sum[kTotalChi2] = of.sum[kSumChi2];
+    for (int i = 0; i < kProbabilitySums; ++i) t.sum[kTotalProbabilities + i] = of_p.sum[i];
+    const float n = static_cast<float>(of.count[kCountOfTokens]);
+    const float a = -div_rn(of.sum[kSumTrain], n), b = -div_rn(of.sum[kSumRollout], n);
+    const float g = -div_rn(of.sum[kSumLogRatio], n), c = clamped(of.sum[kSumLogRatio], -p.limit, p.limit);
+    t.sum[kTotalPplTrain] = exp(a);
+    t.sum[kTotalPplRollout] = exp(b);
+    t.sum[kTotalLogPplTrain] = a;
+    t.sum[kTotalLogPplRollout] = b;
+    t.sum[kTotalPplRatio] = exp(g);
+    t.sum[kTotalDiff] = g;
+    t.sum[kTotalAbsDiff] = abs_of(g);
+    t.sum[kTotalChi2Seq] = expm1(add_rn(c, c));
+    t.maximum[kMostDistance] = of.maximum[0];
+    t.maximum[kMostDiff] = g;
+    t.maximum[kMostMinusDiff] = -g;
+    return t;
+  }
+
+  // Of moments of a and b over `tokens`.
+  static RLK_HD float covariance(float a, float b, float product, float tokens) {
+    return fma_rn(-a, div_rn(b, tokens), product);
+  }
+  static RLK_HD float correlation_of(const float* sum, float tokens) {
+    const float p = covariance(sum[kSumP], sum[kSumP], sum[kSumPp], tokens);
+    const float q = covariance(sum[kSumQ], sum[kSumQ], sum[kSumQq], tokens);
+    if (p <= mul_rn(kLeastVariance, sum[kSumPp]) || q <= mul_rn(kLeastVariance, sum[kSumQq])) return 0.0f;
+    const float both = covariance(sum[kSumP], sum[kSumQ], sum[kSumPq], tokens);
+    return clamped(div_rn(div_rn(both, sqrt_rn(p)), sqrt_rn(q)), -1.0f, 1.0f);
+  }
+
+  static RLK_HD void store(const Params& p, const Context&, const Total& t) {
+    float* const to = in_global(p.metrics);
+    if (t.count[kCountOfBadCuts] > 0) {
+      for (int i = 0; i < kMismatchMetrics; ++i) to[i] = canonical_nan();
+      return;
+    }
+    const float tokens = static_cast<float>(t.count[kCountOfTokens]);
+    const float sequences = static_cast<float>(t.count[kCountOfSequences]);
+    const bool any = t.count[kCountOfTokens] > 0;
+    const auto of_tokens = [&](int i) { return quotient_or_zero(t.sum[i], tokens); };
+    const auto of_sequences = [&](int i) { return quotient_or_zero(t.sum[i], sequences); };
+    const auto fraction = [&](int i) { return quotient_or_zero(static_cast<float>(t.count[i]), tokens); };
+    const float ratio = of_tokens(kTotalRatio), chi2 = of_tokens(kTotalChi2);
+    to[kMismatchNumTokens] = tokens;
+    to[kMismatchNumSequences] = sequences;
+    to[kMismatchDlogpMean] = finished_sum(of_tokens(kTotalDistance));
+    to[kMismatchDlogpMax] = finished_sum(t.maximum[kMostDistance]);
+    to[kMismatchKl] = finished_sum(-of_tokens(kTotalLogRatio));
+    to[kMismatchK3] = finished_sum(of_tokens(kTotalK3));
+    to[kMismatchRatioMean] = finished_sum(ratio);
+    to[kMismatchEss] = finished_sum(quotient_or_zero(mul_rn(ratio, ratio), add_rn(1.0f, chi2)));
+    to[kMismatchChi2Token] = finished_sum(chi2);
+    to[kMismatchChi2Seq] = finished_sum(of_sequences(kTotalChi2Seq));
+    to[kMismatchPplTrain] = finished_sum(of_sequences(kTotalPplTrain));
+    to[kMismatchPplRollout] = finished_sum(of_sequences(kTotalPplRollout));
+    to[kMismatchLogPplTrain] = finished_sum(of_sequences(kTotalLogPplTrain));
+    to[kMismatchLogPplRollout] = finished_sum(of_sequences(kTotalLogPplRollout));
+    to[kMismatchPplRatio] = finished_sum(of_sequences(kTotalPplRatio));
+    to[kMismatchLogPplDiffMean] = finished_sum(of_sequences(kTotalDiff));
+    to[kMismatchLogPplDiffAbsMean] = finished_sum(of_sequences(kTotalAbsDiff));
+    to[kMismatchLogPplDiffMin] = any ? finished_sum(-t.maximum[kMostMinusDiff]) : 0.0f;
+    to[kMismatchLogPplDiffMax] = any ? finished_sum(t.maximum[kMostDiff]) : 0.0f;
+    to[kMismatchCorrelation] = any ? finished_sum(correlation_of(t.sum + kTotalProbabilities, tokens)) : 0.0f;
+    to[kMismatchDifferingFraction] = fraction(kCountDiffering);
+    to[kMismatchNonfiniteFraction] = fraction(kCountNonfinite);
+    for (int i = 0; i < kMismatchBins; ++i) to[kMismatchHistogram + i] = fraction(kFirstBin + i);
+  }
+};
+
+}  // namespace rlk

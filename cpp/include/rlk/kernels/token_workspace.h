@@ -1,0 +1,75 @@
+// How a GPU's passes over tokens are cut into blocks, and where one leaves what the next reads.
+#pragma once
+
+#include <type_traits>
+
+#include "rlk/kernels/token_terms.h"
+
+namespace rlk {
+
+inline std::int64_t mean_length(const PolicySequences& q) {
+  return q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
+}
+// Of a block's sequences; 2^lanes tiles of each are read at a time, so that a block has 64 >> lanes of them.
+constexpr int kMostGatherLanes = 6;
+inline int gather_lanes(const PolicySequences& q, int tile) {
+  const std::int64_t mean = mean_length(q);
+  int lanes = 0;
+  while (lanes < kMostGatherLanes && (std::int64_t{1} << lanes) < tiles_of(mean, tile)) ++lanes;
+  return lanes;
+}
+inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
+  const std::int64_t each = std::int64_t{1} << (kMostGatherLanes - lanes);
+  return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
+}
+
+inline std::int64_t slots_of(const PolicySequences& q, int tile) {
+  return q.num_slots() == 0 ? 0 : workspace_slots(q, tile);
+}
+
+// Blocks of each pass. A wave's tile leaves a block as many as it has waves.
+struct TokenPasses {
+  std::int64_t slots, token_blocks, sequence_blocks;
+  int lanes;
+
+  TokenPasses(const PolicySequences& q, int tile, int wave_tile, int waves)
+      : slots(slots_of(q, tile)),
+        token_blocks(tile == wave_tile ? (slots + waves - 1) / waves : slots),
+        lanes(gather_lanes(q, tile)) {
+    sequence_blocks = gather_blocks(q, lanes);
+  }
+};
+// Of an elementwise pass over `count` values.
+inline std::int64_t map_blocks(std::int64_t count) {
+  constexpr std::int64_t kEach = 1024, kMost = 2048;
+  const std::int64_t blocks = (count + kEach - 1) / kEach;
+  return blocks < kMost ? blocks : kMost;
+}
+
+// Arrays one behind the other, each at a multiple of 16 bytes; of no memory their size alone. Fewer and larger tiles need no
+// more of it.
+template <class Batch>
+struct TokenWorkspace {
+  typename Batch::Shared* shared;            // [1]
+  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: of the pass before, then of tokens
+  typename Batch::Factors* factors;          // [num_sequences]
+  TotalsOf<Batch>* blocks;                   // [gather_blocks]
+  std::int64_t bytes = 0;
+
+  TokenWorkspace(const PolicySequences& q, int tile, void* memory) {
+    take(memory, 1, &shared);
+    for (auto& of_group : partials) take(memory, slots_of(q, tile), &of_group);
+    take(memory, q.num_sequences, &factors);
+    take(memory, gather_blocks(q, gather_lanes(q, tile)), &blocks);
+  }
+  RLK_HD TokenContext<Batch> context() const { return {factors, shared}; }
+
+ private:
+  template <class T>
+  void take(void* memory, std::int64_t count, T** part) {
+    *part = memory == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<unsigned char*>(memory) + bytes);
+    if (!std::is_empty_v<T>) bytes += (count * static_cast<std::int64_t>(sizeof(T)) + 15) / 16 * 16;
+  }
+};
+
+}  // namespace rlk

@@ -1,0 +1,65 @@
+// THE CONTRACT of importance_weights: weights that correct a batch for the engine that sampled it, and which tokens are kept.
+// Rules are those of docs/numerics.md; names of frameworks are in docs/objectives.md. Written formulas are fp32, one rounding
+// an operation, in the order shown; exp and expm1 are those of math/. min and max keep their first operand where the second
+// is no improvement, and so a NaN in it.
+//
+// Sequences, sums: rlk/policy_sequences.h. Of a token d = fl(logprob - rollout_logprob), c = min(max(d, -limit), limit); n the
+// number of a sequence's tokens, sum() over these.
+//   weight     e = exp(z), z limited as c is: kToken d, kSequence sum(d), kGeometric sum(d) / n; w = min(max(e, low), high) or,
+//              with zero_outside, e inside of [low, high] and 0 outside: the weights of PolicySpec, bit for bit
+//   kept       a token that counts, unless a criterion that is given refuses it: k1 = -c, k2 = 0.5 c c, k3 = max(expm1(c) - c, 0)
+//     token    k1 in token.k1, k2 <= token.k2, k3 <= token.k3
+//     sum      of its sequence -sum(c) in sum.k1, sum(k2) <= sum.k2, sum(k3) <= sum.k3
+//     mean     the same of these sums / n
+//     most     the largest k2 <= most.k2, the largest k3 <= most.k3
+//     veto     every d of its sequence >= veto_below
+//   A bound that is not finite gives no criterion; where there is one, a NaN is refused.
+//   normalize  w = fl(w / mean): of tokens where the weight is a token's, else of sequences that have a token; 0 stays 0; not
+//              where mean <= 1e-8. Tokens count here whether they are kept or not.
+// Masked: weight +0, kept 0. NaN weights are canonical. Nothing in a masked slot decides a bit. Weights are not zeroed where
+// a token is not kept: multiply, or take `kept` for the mask of what follows.
+// Same bits for padded and packed sequences, any strides, in any batch (but for normalize), and on every backend. Enqueues on
+// `stream`; neither allocates nor synchronises.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "rlk/base.h"
+#include "rlk/ops/policy_loss.h"
+
+namespace rlk {
+
+// Infinite: none.
+struct RejectionBounds {
+  float k1_low = -std::numeric_limits<float>::infinity(), k1_high = std::numeric_limits<float>::infinity();
+  float k2 = std::numeric_limits<float>::infinity(), k3 = std::numeric_limits<float>::infinity();
+};
+
+struct ImportanceSpec {
+  ImportanceLevel level = ImportanceLevel::kToken;  // kToken, kSequence, kGeometric
+  std::int32_t zero_outside = 0, normalize = 0;
+  float low = 0.0f, high = 0.0f;  // -Inf, Inf: none
+  float limit = 0.0f;             // > 0; Inf: none
+  RejectionBounds token, sum, mean;
+  RejectionBounds most;                                        // k2 and k3
+  float veto_below = -std::numeric_limits<float>::infinity();  // of a log-ratio
+};
+
+struct ImportanceWeightsParams {
+  PolicySequences sequences;
+  PolicyTokens logprob;          // [slots]
+  PolicyTokens rollout_logprob;  // [slots]
+  PolicyMask mask;               // [slots]; null: every token counts
+  ImportanceSpec spec;
+  float* weights = nullptr;   // [slots], contiguous
+  float* kept = nullptr;      // [slots], contiguous: 1 or 0
+  void* workspace = nullptr;  // importance_weights_workspace_bytes(...), 16-byte aligned
+};
+void require_importance_weights_backend(Device device);  // throws Unsupported where this build has none for the device
+std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
+// Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU the sequences beside them have NaN
+// weights, with normalize all have, and slots of no sequence are not written.
+void importance_weights(const ImportanceWeightsParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,123 @@
+// Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. From compute capability 9.0 on each is launched while
+// the one before it runs, and waits for its results. One body for every architecture; each gets its own machine code.
+#pragma once
+
+#include "dependent_launch.cuh"
+#include "rlk/kernels/token_passes.h"
+#include "token_gpu.cuh"
+#include "token_plan.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class Batch>
+__global__ void __launch_bounds__(kTokenThreads, 2)
+    token_statistics_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                            std::int64_t slots, int tile) {
+  __shared__ WaveResults shared;
+  token_statistics<TokenGpu>(p, w, slots, tile, blockIdx.x, &shared);
+  allow_next_kernel();
+}
+
+template <class Batch>
+__global__ void __launch_bounds__(kGatherThreads, 1)
+    token_sequences_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile,
+                           int lanes) {
+  __shared__ GatheredSums shared;
+  wait_for_previous_kernel();
+  token_sequences<TokenGpu>(p, w, tile, lanes, blockIdx.x, &shared);
+  allow_next_kernel();
+}
+
+// Terms: of every group of sums.
+template <class Batch, int kLeastBlocks, class... Terms>
+__global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
+    token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                       std::int64_t slots, int tile) {
+  __shared__ WaveResults shared;
+  wait_for_previous_kernel();
+  token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
+  allow_next_kernel();
+}
+
+template <class Batch>
+__global__ void __launch_bounds__(kGatherThreads, 1)
+    batch_sums_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile,
+                      int lanes) {
+  __shared__ BatchSumsShared<Batch> shared;
+  wait_for_previous_kernel();
+  batch_sums<TokenGpu>(p, w, tile, lanes, gridDim.x, blockIdx.x, &shared);
+  allow_next_kernel();
+}
+
+template <class Batch>
+__global__ void __launch_bounds__(kGatherThreads)
+    batch_results_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                         std::int64_t num_blocks) {
+  __shared__ BatchResultsShared<Batch> shared;
+  wait_for_previous_kernel();
+  batch_results<TokenGpu>(p, w, num_blocks, &shared);
+  allow_next_kernel();
+}
+
+template <class Batch>
+using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
+
+inline TokenPasses token_passes(const PolicySequences& q, const TokenPlan& plan) {
+  const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
+  RLK_CHECK(passes.token_blocks < std::int64_t{1} << 31, "too many tokens for one launch");
+  RLK_CHECK(passes.sequence_blocks < std::int64_t{1} << 31, "too many sequences for one launch");
+  return passes;
+}
+
+// The kernels of one call, one after another. The first waits for whatever the stream holds.
+template <bool kOverlap, class Batch>
+class TokenLaunches {
+ public:
+  TokenLaunches(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream)
+      : p_(p),
+        tile_(plan.tile),
+        stream_(stream),
+        passes_(token_passes(Batch::sequences(p), plan)),
+        w_(Batch::sequences(p), plan.tile, p.workspace) {}
+
+  template <class... Args>
+  void launch(void (*kernel)(typename Batch::Params, TokenWorkspace<Batch>, Args...), std::int64_t blocks, int threads,
+              const Args&... args) {
+    const int count = static_cast<int>(blocks);
+    is_first_ ? launch_dependent<false>(kernel, count, threads, 0, stream_, p_, w_, args...)
+              : launch_dependent<kOverlap>(kernel, count, threads, 0, stream_, p_, w_, args...);
+    is_first_ = false;
+  }
+
+  void run(TermsKernel<Batch> terms) {
+    const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
+    if constexpr (!std::is_empty_v<typename Batch::Factors>) {
+      if (Batch::needs_pass_before(p_)) {
+        launch(token_statistics_kernel<Batch>, token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
+        launch(token_sequences_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
+      }
+    }
+    if (token_blocks > 0) launch(terms, token_blocks, kTokenThreads, slots, tile_);
+    if (!Batch::needs_sums(p_)) return;
+    launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
+    if (sequence_blocks > 1) launch(batch_results_kernel<Batch>, 1, kGatherThreads, sequence_blocks);
+  }
+
+ private:
+  const typename Batch::Params& p_;
+  int tile_;
+  cudaStream_t stream_;
+  TokenPasses passes_;
+  TokenWorkspace<Batch> w_;
+  bool is_first_ = true;
+};
+
+template <bool kOverlap, class Batch>
+void run_token_passes(const typename Batch::Params& p, const TokenPlan& plan, TermsKernel<Batch> terms,
+                      cudaStream_t stream) {
+  TokenLaunches<kOverlap, Batch>(p, plan, stream).run(terms);
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,23 @@
+// CUDA backend of importance_weights: what would corrupt memory, how work is cut, which architecture's kernels run.
+#include "importance_weights.h"
+
+#include "kernels.h"
+
+namespace rlk::cuda {
+
+std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p) {
+  return most_workspace_bytes<ImportanceBatch>(p.sequences);
+}
+
+void importance_weights(const ImportanceWeightsParams& p, int device, Stream stream) {
+  check_importance_weights(p);
+  RLK_CHECK(p.workspace, "importance_weights: a workspace is given");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("importance_weights: built for compute capability 8.0 and later");
+  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
+  capability == 90 ? importance_weights_sm90(p, plan, to_stream(stream))
+                   : importance_weights_sm80(p, plan, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

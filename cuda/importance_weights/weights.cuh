@@ -1,0 +1,30 @@
+// importance_weights: passes over tokens, and with normalize one over weights. One body for every architecture.
+// Bound by HBM: the log-probabilities and the mask are read once, or twice where something is a sequence's, weights and what
+// is kept are written once; with normalize weights are read and written once more.
+#pragma once
+
+#include "../common/token_passes.cuh"
+#include "kernels.h"
+#include "rlk/kernels/importance_kernels.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+__global__ void __launch_bounds__(kTokenThreads)
+    importance_divide_kernel(const __grid_constant__ ImportanceWeightsParams p, const TokenWorkspace<ImportanceBatch> w,
+                             std::int64_t count) {
+  wait_for_previous_kernel();
+  importance_divide<TokenGpu>(p, w, count, blockIdx.x, gridDim.x);
+}
+
+template <bool kOverlap>
+void run_importance_weights(const ImportanceWeightsParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  const std::int64_t count = p.sequences.num_slots();
+  if (count == 0) return;
+  TokenLaunches<kOverlap, ImportanceBatch> launches(p, plan, stream);
+  launches.run(token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms>);
+  if (p.spec.normalize != 0) launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
+}
+
+}  // namespace
+}  // namespace rlk::cuda

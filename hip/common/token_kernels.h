@@ -1,0 +1,38 @@
+// The kernels of passes over tokens by name, of an operator by its Batch:
+//   RLK_TOKEN_STATISTICS(operator, Batch)          a pass before, and what it says of sequences
+//   RLK_TOKEN_TERMS(operator, name, Batch, Terms)  the terms of tokens, of every group of sums
+//   RLK_TOKEN_SUMS(operator, Batch)                the sums of the batch
+#pragma once
+
+#include "hip/common/token_gpu.h"
+#include "rlk/kernels/token_passes.h"
+
+#define RLK_TOKEN_KERNEL(op, name, Batch, threads) \
+  RLK_KERNEL(threads) rlk_##op##_##name(Batch::Params p, std::int64_t first_block, rlk::TokenWorkspace<Batch> w
+#define RLK_TOKEN_SHARED(...) rlk::hip::TokenGpu::shared<__VA_ARGS__>()
+
+#define RLK_TOKEN_STATISTICS(op, Batch)                                                                \
+  RLK_TOKEN_KERNEL(op, statistics, Batch, rlk::kTokenThreads), std::int64_t slots, int tile) {         \
+    rlk::token_statistics<rlk::hip::TokenGpu>(p, w, slots, tile, first_block + rlk::hip::block_id_x(), \
+                                              RLK_TOKEN_SHARED(rlk::WaveResults));                     \
+  }                                                                                                    \
+  RLK_TOKEN_KERNEL(op, sequences, Batch, rlk::kGatherThreads), int tile, int lanes) {                  \
+    rlk::token_sequences<rlk::hip::TokenGpu>(p, w, tile, lanes, first_block + rlk::hip::block_id_x(),  \
+                                             RLK_TOKEN_SHARED(rlk::GatheredSums));                     \
+  }
+
+#define RLK_TOKEN_TERMS(op, name, Batch, ...)                                                                         \
+  RLK_TOKEN_KERNEL(op, name, Batch, rlk::kTokenThreads), std::int64_t slots, int tile) {                              \
+    rlk::token_terms<rlk::hip::TokenGpu, Batch, __VA_ARGS__>(p, w, slots, tile, first_block + rlk::hip::block_id_x(), \
+                                                             RLK_TOKEN_SHARED(rlk::WaveResults));                     \
+  }
+
+#define RLK_TOKEN_SUMS(op, Batch)                                                                               \
+  RLK_TOKEN_KERNEL(op, sums, Batch, rlk::kGatherThreads), int tile, int lanes, std::int64_t num_blocks) {       \
+    rlk::batch_sums<rlk::hip::TokenGpu>(p, w, tile, lanes, num_blocks, first_block + rlk::hip::block_id_x(),    \
+                                        RLK_TOKEN_SHARED(rlk::BatchSumsShared<Batch>));                         \
+  }                                                                                                             \
+  RLK_TOKEN_KERNEL(op, results, Batch, rlk::kGatherThreads), std::int64_t num_blocks) {                         \
+    static_cast<void>(first_block);                                                                             \
+    rlk::batch_results<rlk::hip::TokenGpu>(p, w, num_blocks, RLK_TOKEN_SHARED(rlk::BatchResultsShared<Batch>)); \
+  }

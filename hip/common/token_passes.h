@@ -1,0 +1,49 @@
+// Host side of passes over tokens: the launches of the kernels of rlk/kernels/token_passes.h.
+#pragma once
+
+#include <string>
+
+#include "hip/common/launch.h"
+#include "hip/common/token_tile.h"
+#include "rlk/kernels/token_passes.h"
+
+namespace rlk::hip {
+
+inline TokenPasses token_passes(const PolicySequences& q) {
+  return {q, token_tile(q), kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>};
+}
+template <class Batch>
+TokenWorkspace<Batch> token_workspace(const PolicySequences& q, void* memory) {
+  return {q, token_tile(q), memory};
+}
+
+// Kernels are named `prefix`_statistics, _sequences, _sums and _results; that of the terms has a name of its own.
+template <class Batch>
+void run_token_passes(const typename Batch::Params& p, int device, Stream stream, const std::string& prefix,
+                      const std::string& terms_kernel) {
+  const PolicySequences& q = Batch::sequences(p);
+  const int tile = token_tile(q);
+  const TokenPasses passes = token_passes(q);
+  const TokenWorkspace<Batch> w = token_workspace<Batch>(q, p.workspace);
+  const Block tokens = {kTokenThreads, sizeof(WaveResults)};
+  if constexpr (!std::is_empty_v<typename Batch::Factors>) {
+    if (Batch::needs_pass_before(p)) {
+      launch_blocks(device, stream, tokens, prefix + "_statistics", passes.token_blocks > 0 ? passes.token_blocks : 1,
+                    p, w, passes.slots, tile);
+      launch_blocks(device, stream, {kGatherThreads, sizeof(GatheredSums)}, prefix + "_sequences",
+                    passes.sequence_blocks, p, w, tile, passes.lanes);
+    }
+  }
+  if (passes.token_blocks > 0) {
+    launch_blocks(device, stream, tokens, terms_kernel, passes.token_blocks, p, w, passes.slots, tile);
+  }
+  if (!Batch::needs_sums(p)) return;
+  launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_sums",
+                passes.sequence_blocks, p, w, tile, passes.lanes, passes.sequence_blocks);
+  if (passes.sequence_blocks > 1) {
+    launch_blocks(device, stream, {kGatherThreads, sizeof(BatchResultsShared<Batch>)}, prefix + "_results", 1, p, w,
+                  passes.sequence_blocks);
+  }
+}
+
+}  // namespace rlk::hip

@@ -1,0 +1,24 @@
+// Host side of the HIP backend of importance_weights: what would corrupt memory, which kernels run.
+#include "importance_weights.h"
+
+#include "hip/common/token_passes.h"
+#include "rlk/kernels/rejection_terms.h"
+
+namespace rlk::hip {
+
+std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p) {
+  return token_workspace<ImportanceBatch>(p.sequences, nullptr).bytes;
+}
+
+void importance_weights(const ImportanceWeightsParams& p, int device, Stream stream) {
+  check_importance_weights(p);
+  RLK_CHECK(p.workspace, "importance_weights: a workspace is given");
+  const std::int64_t count = p.sequences.num_slots(), blocks = map_blocks(count);
+  if (count == 0) return;
+  run_token_passes<ImportanceBatch>(p, device, stream, "rlk_importance_weights", "rlk_importance_weights_tokens");
+  if (p.spec.normalize == 0) return;
+  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_importance_weights_divide", blocks, p,
+                token_workspace<ImportanceBatch>(p.sequences, p.workspace), count, blocks);
+}
+
+}  // namespace rlk::hip

@@ -1,0 +1,11 @@
+// The HIP backend of importance_weights, called by the dispatch in cpp/ops.
+#pragma once
+
+#include "rlk/ops/importance_weights.h"
+
+namespace rlk::hip {
+
+std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p);
+void importance_weights(const ImportanceWeightsParams& p, int device, Stream stream);
+
+}  // namespace rlk::hip

@@ -1,0 +1,12 @@
+// The kernels of importance_weights by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
+// emulation.
+#include "hip/common/token_kernels.h"
+#include "rlk/kernels/importance_kernels.h"
+
+RLK_TOKEN_STATISTICS(importance_weights, rlk::ImportanceBatch)
+RLK_TOKEN_TERMS(importance_weights, tokens, rlk::ImportanceBatch, rlk::ImportanceTokenTerms)
+RLK_TOKEN_SUMS(importance_weights, rlk::ImportanceBatch)
+RLK_TOKEN_KERNEL(importance_weights, divide, rlk::ImportanceBatch, rlk::kTokenThreads), std::int64_t count,
+    std::int64_t blocks) {
+  rlk::importance_divide<rlk::hip::TokenGpu>(p, w, count, first_block + rlk::hip::block_id_x(), blocks);
+}

@@ -1,0 +1,19 @@
+// Host side of the HIP backend of mismatch_metrics: what would corrupt memory, which kernels run.
+#include "mismatch_metrics.h"
+
+#include "hip/common/token_passes.h"
+#include "rlk/kernels/mismatch_terms.h"
+
+namespace rlk::hip {
+
+std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p) {
+  return token_workspace<MismatchBatch>(p.sequences, nullptr).bytes;
+}
+
+void mismatch_metrics(const MismatchMetricsParams& p, int device, Stream stream) {
+  check_mismatch_metrics(p);
+  RLK_CHECK(p.workspace, "mismatch_metrics: a workspace is given");
+  run_token_passes<MismatchBatch>(p, device, stream, "rlk_mismatch_metrics", "rlk_mismatch_metrics_tokens");
+}
+
+}  // namespace rlk::hip

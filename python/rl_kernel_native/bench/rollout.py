@@ -1,0 +1,138 @@
+"""importance_weights and mismatch_metrics: the peers, the frameworks' formulas in torch, and what is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+from .comparison import Candidate, Comparison, count_of_buffers
+
+OPERATORS = ("importance_weights", "mismatch_metrics")
+MOST_BUFFERS = 256
+BYTES = {
+    "importance_weights": 8 + 8 + 4 + 8,
+    "mismatch_metrics": 8 + 4,
+}  # of a token; a sequence's weight reads it twice
+
+
+class Operands(NamedTuple):
+    """One buffer's arguments, float32 ``[sequences, tokens]``."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor
+
+
+Function = Callable[[Operands], Any]
+
+
+def _mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    return (x * mask).sum(dim) / mask.sum(dim)
+
+
+def weights(o: Operands) -> tuple[Tensor, Tensor]:
+    """verl: sequence weights truncated at 2, sequences of a mean k3 above 0.01 rejected."""
+    d = o.train - o.rollout
+    total = (d * o.mask).sum(-1, keepdim=True)
+    w = (total.clamp(-20, 20).exp().expand_as(d) * o.mask).clamp(max=2.0)
+    safe = d.clamp(-20, 20)
+    keep = _mean(safe.exp() - 1 - safe, o.mask, -1) <= 0.01
+    return w, o.mask * keep[:, None]
+
+
+def metrics(o: Operands) -> Tensor:
+    """What verl logs of a mismatch, without its copies to the host, and the other scalars of mismatch_metrics."""
+    d = o.train - o.rollout
+    rho = d.clamp(-20, 20).exp()
+    train, rollout = _mean(o.train, o.mask, -1), _mean(o.rollout, o.mask, -1)
+    diff, total = rollout - train, (d * o.mask).sum(-1).clamp(-20, 20)
+    p, q = o.train.exp(), o.rollout.exp()
+    p, q = (p - _mean(p, o.mask)) * o.mask, (q - _mean(q, o.mask)) * o.mask
+    bins = torch.bucketize(d, d.new_tensor(rk.MismatchMetrics.histogram_edges), right=True)
+    counts = torch.stack([_mean((bins == i).float(), o.mask) for i in range(9)])
+    scalars = (
+        _mean(d.abs(), o.mask), (d.abs() * o.mask).max(), -_mean(d, o.mask), _mean(d.exp() - d - 1, o.mask),
+        _mean(rho, o.mask), _mean(rho, o.mask) ** 2 / _mean(rho.square(), o.mask), _mean(rho.square(), o.mask) - 1,
+        (2 * total).exp().mean() - 1, (-train).exp().mean(), (-rollout).exp().mean(), -train.mean(), -rollout.mean(),
+        diff.exp().mean(), diff.mean(), diff.abs().mean(), diff.min(), diff.max(),
+        (p * q).sum() / (p.square().sum() * q.square().sum()).sqrt(), _mean((d != 0).float(), o.mask),
+    )  # fmt: skip
+    return torch.cat((torch.stack(scalars), counts))
+
+
+_OURS: dict[str, Function] = {
+    "importance_weights": lambda o: rk.importance_weights(
+        *o, level="sequence", upper=2.0, rejection={"seq_mean_k3": 0.01}
+    ),
+    "mismatch_metrics": lambda o: rk.mismatch_metrics(*o).vector,
+}
+_WRITTEN_OUT: dict[str, Function] = {"importance_weights": weights, "mismatch_metrics": metrics}
+
+
+def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
+    size = 4 * len(Operands._fields) * sequences * tokens
+    count = count_of_buffers(size, device, MOST_BUFFERS)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(scale: float) -> Tensor:
+        return torch.empty((sequences, tokens), device=device).normal_(0, scale, generator=generator)
+
+    found = []
+    for _ in range(count):
+        train = -normal(1.0).abs()
+        found.append(Operands(train, train + normal(0.02), (normal(1.0) > -1).float()))
+    return found
+
+
+def _comparable(result: Any) -> Tensor:
+    """Weights; or the metrics that both have, without counts and the share of what is not finite."""
+    if isinstance(result, tuple):
+        weights: Tensor = result[0]
+        return weights
+    found: Tensor = result
+    return torch.cat((found[2:21], found[22:])) if len(found) == len(rk.MismatchMetrics.names) else found
+
+
+def peers(operator: str, use_compile: bool) -> dict[str, Function]:
+    """Ours first."""
+    found = {"rk": _OURS[operator], "torch written out": _WRITTEN_OUT[operator]}
+    if use_compile:
+        found["torch.compile"] = torch.compile(_WRITTEN_OUT[operator], dynamic=False)
+    return found
+
+
+def _call(function: Function, buffers: list[Operands], i: int) -> Any:
+    """Buffers rotate with the call's number."""
+    return function(buffers[i % len(buffers)])
+
+
+def _error(function: Function, operator: str, o: Operands) -> float:
+    """Worst error against float64."""
+    want = _comparable(_WRITTEN_OUT[operator](Operands(*(x.double() for x in o))))
+    return float((_comparable(function(o)) - want).abs().max())
+
+
+def run(
+    operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
+) -> dict[str, Any]:
+    """Times every peer on ``[sequences, tokens]``; see :mod:`rl_kernel_native.bench.report` for what follows."""
+    device = torch.device(device_name)
+    comparison = Comparison(device, seconds)
+    buffers = _buffers(sequences, tokens, device)
+    comparison.add(
+        "forward",
+        [
+            Candidate(name, partial(_call, function, buffers), partial(_error, function, operator, buffers[0]))
+            for name, function in peers(operator, use_compile).items()
+        ],
+        BYTES[operator] * sequences * tokens,
+    )
+    return comparison.report(
+        operator, f"[{sequences}, {tokens}]", "float32", len(buffers), rows=sequences, tokens=tokens
+    )

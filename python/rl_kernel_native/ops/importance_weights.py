@@ -1,0 +1,175 @@
+"""Weights that correct a batch for the engine that sampled it: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/importance_weights.h."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.importance_weights import importance_weights_reference
+from .mismatch_metrics import limit_of
+
+__all__ = ["ImportanceWeights", "importance_weights", "importance_weights_reference"]
+
+_LEVELS = {"token": 1, "sequence": 2, "geometric": 3}  # ImportanceLevel
+_MODES = ("truncate", "clip", "mask")
+# Criteria of verl's rollout_rs, by the statistic that they look at; the order is that of the contract's bounds.
+_STATISTICS = ("token", "seq_sum", "seq_mean", "seq_max")
+CRITERIA = tuple(f"{s}_{k}" for s in _STATISTICS for k in ("k1", "k2", "k3") if (s, k) != ("seq_max", "k1"))
+_LARGEST = 3.4028234663852886e38  # of float32
+
+_torch_path: Any = None
+
+
+class ImportanceWeights(NamedTuple):
+    """``weights`` float32, 0 where the mask is; ``mask`` float32, 1 where a token is kept and else 0. Both have the
+    shape of ``logprob``."""
+
+    weights: Any
+    mask: Any
+
+
+def _torch() -> Any:
+    """ops/importance_weights_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import importance_weights_torch
+
+        _torch_path = importance_weights_torch
+    return _torch_path
+
+
+def _positive(name: str, value: Any, or_infinite: bool = False) -> float:
+    x = _check.number(name, value)
+    if not (0 < x <= _LARGEST or (or_infinite and x == math.inf)):
+        raise ValueError(f"{name}: expected a {'' if or_infinite else 'finite '}number > 0 in float32, got {value!r}")
+    return x
+
+
+def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
+    """Of the weight."""
+    high = _positive("upper", upper, or_infinite=True)
+    if mode == "truncate":
+        if lower is not None:
+            raise ValueError(
+                f'lower: expected None with mode="truncate", which bounds weights above alone, got {lower!r}'
+            )
+        return -math.inf, high
+    low = 1.0 / high if lower is None else _check.number("lower", lower)
+    if not 0 <= low <= high:
+        raise ValueError(f"lower: expected a number in [0, upper = {high:g}], got {low!r}")
+    return low, high
+
+
+def _rejection(rejection: Any) -> list[float]:
+    """Bounds by statistic: of k1 the lowest and the highest, of k2 and k3 the highest."""
+    bounds = {s: [-math.inf, math.inf, math.inf, math.inf] for s in _STATISTICS}
+    if rejection is not None and not isinstance(rejection, dict):
+        raise TypeError(f"rejection: expected a dict of thresholds or None, got {type(rejection).__name__}")
+    for name, threshold in (rejection or {}).items():
+        if name not in CRITERIA:
+            raise ValueError(f"rejection: expected of {', '.join(CRITERIA)}, got {name!r}")
+        where, of = f'rejection["{name}"]', bounds[name[:-3]]
+        if not name.endswith("k1"):
+            if isinstance(threshold, (tuple, list)):
+                raise TypeError(f"{where}: expected a number, got {threshold!r}: k2 and k3 have no lower bound")
+            of[int(name[-1])] = _positive(where, threshold)
+            continue
+        if isinstance(threshold, (tuple, list)):
+            if len(threshold) != 2:
+                raise ValueError(f"{where}: expected a number or (lower, upper), got {threshold!r}")
+            low, high = (_positive(where, x) for x in threshold)
+        else:
+            high = _positive(where, threshold)
+            low = 1.0 / high
+        if not low <= high:
+            raise ValueError(f"{where}: expected lower <= upper, got {low:g} and {high:g}")
+        of[:2] = math.log(low), math.log(high)
+    return [x for s in _STATISTICS for x in bounds[s]]
+
+
+def spec_of(
+    level: str, mode: str, upper: Any, lower: Any, log_ratio_clamp: Any, rejection: Any, veto: Any, normalize: Any
+) -> tuple[float, ...]:
+    """ImportanceSpec's fields in their order."""
+    _check.one_of("level", level, tuple(_LEVELS))
+    _check.one_of("mode", mode, _MODES)
+    if not isinstance(normalize, bool):
+        raise TypeError(f"normalize: expected a bool, got {type(normalize).__name__}")
+    low, high = _range(lower, upper, mode)
+    below = -math.inf if veto is None else math.log(_positive("veto", veto))
+    limit = limit_of(log_ratio_clamp)
+    return (
+        float(_LEVELS[level]), float(mode == "mask"), float(normalize), low, high, limit, *_rejection(rejection), below,
+    )  # fmt: skip
+
+
+def call_native(*arguments: Any) -> Any:
+    """The extension's function, whose spec is packed: arrays, spec, allocate, stream."""
+    *arrays, spec, allocate, stream = arguments
+    return _C.importance_weights(*arrays, struct.pack(f"{len(spec)}d", *spec), allocate, stream)
+
+
+def importance_weights(
+    logprob: Any,
+    rollout_logprob: Any,
+    mask: Any = None,
+    *,
+    cu_seqlens: Any = None,
+    level: str = "token",
+    mode: str = "truncate",
+    upper: float,
+    lower: float | None = None,
+    log_ratio_clamp: float | None = 20.0,
+    rejection: dict[str, Any] | None = None,
+    veto: float | None = None,
+    normalize: bool = False,
+) -> ImportanceWeights:
+    """Weights pi / mu of the policy to the engine that sampled, bounded (TIS, MIS, IcePop), and the mask of what
+    rejection leaves. They have the bits of the weights that :class:`PolicySpec` multiplies by.
+
+    Nothing here is differentiated: a weight changes the measure and not the objective, so frameworks detach it;
+    inputs that require a gradient are taken as detached. Weights are not zeroed where a token is rejected: pass
+    ``mask`` on, or multiply.
+
+    Args:
+        logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride. Of the policy: the trainer's, old or current.
+        rollout_logprob: as ``logprob``; of the engine.
+        mask: of that shape; bool, uint8, int32, int64 or float32. A token counts where it is not 0; others may hold
+            anything. None: all count.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+        level: whose ratio: ``"token"``; ``"sequence"``, the product over its tokens; ``"geometric"``, the mean of that.
+        mode: ``"truncate"`` the weight to at most ``upper``; ``"clip"`` it to ``[lower, upper]``; ``"mask"``: 0 outside
+            of that (such a token still counts; to have it rejected use ``rejection``).
+        upper: > 0; inf: no bound.
+        lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
+        log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto and
+            the sums of sequences that weights are made of see the ratio without it.
+        rejection: thresholds by criterion, ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2``
+            or ``k3`` (``seq_max_k1`` is none): of k1, which is MINUS the log ratio, ``(lower, upper)`` in ratios, whose
+            logarithms are compared, or ``upper`` alone for ``(1 / upper, upper)``; of k2 and k3 the largest value.
+            A token is kept where all allow it. A NaN is not.
+        veto: a sequence with a token whose ratio is below is not kept.
+        normalize: weights are divided by their mean over this call: of tokens with ``"token"``, else of sequences that
+            have a token; not where that is at most 1e-8. Rejected tokens count in it.
+    Returns: :class:`ImportanceWeights`.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
+        effect; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens that
+        do not ascend from 0 to num_tokens; on a GPU the weights of the sequences beside are NaN then.
+    Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
+        fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
+    """
+    tensors = {"logprob": logprob, "rollout_logprob": rollout_logprob, "mask": mask, "cu_seqlens": cu_seqlens}
+    spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize)
+    if _dispatch.is_tensor(logprob):
+        return ImportanceWeights(*_torch().call(tensors, spec))
+    frame = _dispatch.Frame(logprob, "logprob")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(array, name) for name, array in tensors.items()]
+    return ImportanceWeights(*map(frame.result, call_native(*arrays, spec, frame.allocate, frame.stream)))

@@ -1,0 +1,120 @@
+"""How far a trainer and the engine that sampled are apart: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/mismatch_metrics.h."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _check, _dispatch
+from .._metrics import MetricVector
+from .._native import module as _C
+from ..reference.mismatch_metrics import mismatch_metrics_reference
+
+__all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
+
+HISTOGRAM_EDGES = (-1.0, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1.0)
+_SCALARS = (
+    "num_tokens",
+    "num_sequences",
+    "dlogp_mean",
+    "dlogp_max",
+    "kl",
+    "k3",
+    "ratio_mean",
+    "ess",
+    "chi2_token",
+    "chi2_seq",
+    "ppl_train",
+    "ppl_rollout",
+    "log_ppl_train",
+    "log_ppl_rollout",
+    "ppl_ratio",
+    "log_ppl_diff_mean",
+    "log_ppl_diff_abs_mean",
+    "log_ppl_diff_min",
+    "log_ppl_diff_max",
+    "correlation",
+    "differing_fraction",
+    "nonfinite_fraction",
+)
+
+
+class MismatchMetrics(MetricVector):
+    """Scalars of one call in one float32 vector on its device: ``metrics.k3`` is an element of it, without a copy to
+    the host; ``metrics.histogram`` is its fractions of tokens by log-ratio, with the edges ``histogram_edges``;
+    ``metrics.asdict()`` makes one copy of all. Definitions: the contract, and docs/objectives.md."""
+
+    names = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
+    histogram_edges = HISTOGRAM_EDGES
+
+    @property
+    def histogram(self) -> Any:
+        return self.vector[len(_SCALARS) :]
+
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/mismatch_metrics_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import mismatch_metrics_torch
+
+        _torch_path = mismatch_metrics_torch
+    return _torch_path
+
+
+def limit_of(log_ratio_clamp: Any) -> float:
+    """The bound of ``|log ratio|`` as the contract takes it."""
+    if log_ratio_clamp is None:
+        return math.inf
+    limit = _check.number("log_ratio_clamp", log_ratio_clamp)
+    if not 0 < limit < math.inf:
+        raise ValueError(f"log_ratio_clamp: expected a finite number > 0 or None, got {log_ratio_clamp!r}")
+    return limit
+
+
+def mismatch_metrics(
+    logprob_train: Any,
+    logprob_rollout: Any,
+    mask: Any = None,
+    *,
+    cu_seqlens: Any = None,
+    log_ratio_clamp: float | None = 20.0,
+) -> MismatchMetrics:
+    """How far the log-probabilities of a trainer and of the engine that sampled are apart, in one vector on the device:
+    nothing waits for the host. The bits do not depend on padding, packing, strides or the backend.
+
+    Nothing here is differentiated: inputs that require a gradient are taken as detached.
+
+    Args:
+        logprob_train: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride.
+        logprob_rollout: as ``logprob_train``; of the engine.
+        mask: of that shape; bool, uint8, int32, int64 or float32. A token counts where it is not 0; others may hold
+            anything. None: all count.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+        log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
+    Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not ascend from 0 to
+        num_tokens; on a GPU all metrics are NaN then.
+    Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper.
+    """
+    tensors = {
+        "logprob_train": logprob_train,
+        "logprob_rollout": logprob_rollout,
+        "mask": mask,
+        "cu_seqlens": cu_seqlens,
+    }
+    limit = limit_of(log_ratio_clamp)
+    if _dispatch.is_tensor(logprob_train):
+        return MismatchMetrics(_torch().call(tensors, (limit,)))
+    frame = _dispatch.Frame(logprob_train, "logprob_train")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(array, name) for name, array in tensors.items()]
+    return MismatchMetrics(frame.result(_C.mismatch_metrics(*arrays, limit, frame.allocate, frame.stream)))

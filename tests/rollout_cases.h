@@ -1,0 +1,100 @@
+// Random batches of log-probabilities of a trainer and of an engine, for the tests of importance_weights and
+// mismatch_metrics on every backend, and slow ways to walk over them.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "policy_loss_cases.h"
+
+namespace rollout_test {
+
+using rlk::PolicySequences;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
+constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
+                                       {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
+
+// Arrays 0 and 4 are the trainer's and the engine's; a third of the tokens are the same in both, some but for a sign of zero.
+struct Batch : policy_test::Case {
+  PolicySequences sequences;
+  rlk::PolicyTokens train, rollout;
+  rlk::PolicyMask token_mask;
+
+  Batch(unsigned seed, std::int64_t count, std::int64_t longest, bool packed) {
+    policy_test::make_case(seed, count, longest, packed, this);
+    std::mt19937 random(seed + 1);
+    for (std::size_t i = 0; i < arrays[0].size(); ++i) {
+      if (random() % 3 == 0) std::memcpy(&arrays[4][i], &arrays[0][i], 4);
+      if (random() % 29 != 0) continue;
+      arrays[0][i] = random() % 2 != 0 ? 0.0f : -0.0f;
+      arrays[4][i] = random() % 2 != 0 ? 0.0f : -0.0f;
+    }
+    sequences = p.sequences;
+    train = {arrays[0].data(), p.mask.sequence_stride, 1};
+    rollout = {arrays[4].data(), p.mask.sequence_stride, 1};
+    token_mask = p.mask;
+    if (seed % 5 == 0 && seed % 4 != 0) token_mask.data = nullptr;
+    text = text.substr(0, text.find(" surrogate"));
+  }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  std::int64_t begin(std::int64_t s) const {
+    return sequences.packed() ? cuts64[static_cast<std::size_t>(s)] : s * p.mask.sequence_stride;
+  }
+  std::int64_t length(std::int64_t s) const {
+    const auto i = static_cast<std::size_t>(s);
+    return sequences.packed() ? cuts64[i + 1] - cuts64[i] : sequences.num_tokens;
+  }
+  // Of an output, whose rows are contiguous.
+  std::size_t slot(std::int64_t s, std::int64_t t) const {
+    return static_cast<std::size_t>((sequences.packed() ? begin(s) : s * sequences.num_tokens) + t);
+  }
+  bool counts(std::int64_t s, std::int64_t t) const {
+    if (token_mask.data == nullptr) return true;
+    const auto i = static_cast<std::size_t>(begin(s) + t);
+    if (token_mask.dtype == rlk::DType::kFloat32) {
+      float x;
+      std::memcpy(&x, &mask[4 * i], 4);
+      return x != 0.0f;
+    }
+    const auto bytes = static_cast<std::size_t>(rlk::size_of(token_mask.dtype));
+    for (std::size_t k = 0; k < bytes; ++k) {
+      if (mask[i * bytes + k] != 0) return true;
+    }
+    return false;
+  }
+  float train_of(std::int64_t s, std::int64_t t) const { return arrays[0][static_cast<std::size_t>(begin(s) + t)]; }
+  float rollout_of(std::int64_t s, std::int64_t t) const { return arrays[4][static_cast<std::size_t>(begin(s) + t)]; }
+};
+
+// The batch's sequences, one row each, with room behind them that holds NaN and does not count.
+struct Padded {
+  std::vector<float> train, rollout;
+  std::vector<unsigned char> mask;
+  PolicySequences sequences;
+  std::int64_t width;
+
+  Padded(const Batch& b, std::int64_t columns) : width(columns) {
+    const auto size = static_cast<std::size_t>(b.sequences.num_sequences * width);
+    train.assign(size, NAN);
+    rollout.assign(size, -NAN);
+    mask.assign(size, 0);
+    sequences = {nullptr, rlk::DType::kInt32, b.sequences.num_sequences, width};
+    for (std::int64_t s = 0; s < sequences.num_sequences; ++s) {
+      for (std::int64_t t = 0; t < b.length(s); ++t) {
+        const auto to = static_cast<std::size_t>(s * width + t);
+        mask[to] = b.counts(s, t);
+        train[to] = b.train_of(s, t);
+        rollout[to] = b.rollout_of(s, t);
+      }
+    }
+  }
+};
+
+}  // namespace rollout_test

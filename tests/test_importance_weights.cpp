@@ -1,0 +1,315 @@
+// importance_weights: byte for byte against a second implementation written from the contract, on the CPU's backend or,
+// with RLK_TEST_HIP, on HIP's; and against the weights that policy_loss multiplies by.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#if RLK_TEST_HIP
+#include "hip/importance_weights/importance_weights.h"
+#else
+#include "cpu/importance_weights.h"
+#include "cpu/policy_loss.h"
+#endif
+#include "linear_backend.h"
+#include "policy_loss_reference.h"
+#include "rlk/kernels/quad.h"
+#include "rlk/kernels/rejection_terms.h"
+#include "rollout_cases.h"
+
+namespace rollout_test {
+namespace {
+
+using linear_test::for_each_backend;
+using policy_test::limited;
+using policy_test::tree;
+using policy_test::written;
+using rlk::ImportanceLevel;
+using rlk::ImportanceSpec;
+using rlk::RejectionBounds;
+
+#if RLK_TEST_HIP
+constexpr int kShortCases = 3, kLongCases = 1;  // lanes are fibers
+constexpr unsigned kPaddedCases = 4;
+#else
+constexpr int kShortCases = 40, kLongCases = 6;
+constexpr unsigned kPaddedCases = 40;
+#endif
+
+struct Results {
+  std::vector<float> weights, kept;
+};
+
+Results run(rlk::ImportanceWeightsParams p) {
+  constexpr float kCanary = -12345.0f;
+  constexpr std::size_t kGuard = 16;
+  const auto slots = static_cast<std::size_t>(p.sequences.num_slots());
+  Results r = {std::vector<float>(slots + kGuard, kCanary), std::vector<float>(slots + kGuard, kCanary)};
+  p.weights = r.weights.data();
+  p.kept = r.kept.data();
+#if RLK_TEST_HIP
+  std::vector<double> workspace(static_cast<std::size_t>(rlk::hip::importance_weights_workspace_bytes(p)) / 8 + 4,
+                                -1.0);
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
+  p.workspace = reinterpret_cast<void*>((address + 15) / 16 * 16);
+  rlk::hip::importance_weights(p, 0, 0);
+#else
+  rlk::cpu::importance_weights(p);
+#endif
+  for (auto* array : {&r.weights, &r.kept}) {
+    for (std::size_t i = slots; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";
+    array->resize(slots);
+  }
+  return r;
+}
+
+// Every criterion alone and together, thresholds that some sequences of the batches meet.
+ImportanceSpec random_spec(unsigned seed) {
+  std::mt19937 random(seed + 7);
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  constexpr ImportanceLevel kLevels[] = {ImportanceLevel::kToken, ImportanceLevel::kSequence,
+                                         ImportanceLevel::kGeometric};
+  ImportanceSpec s;
+  s.level = kLevels[random() % 3];
+  s.zero_outside = one_in(2);
+  s.normalize = one_in(2);
+  s.low = one_in(2) ? -kInf : 0.8f;
+  s.high = one_in(4) ? kInf : 1.3f;
+  s.limit = one_in(3) ? kInf : one_in(2) ? 20.0f : 0.3f;
+  const auto bound = [&](RejectionBounds* b, float scale) {
+    if (one_in(3)) b->k1_low = -0.1f * scale;
+    if (one_in(3)) b->k1_high = 0.2f * scale;
+    if (one_in(4)) b->k2 = 0.05f * scale;
+    if (one_in(4)) b->k3 = 0.04f * scale;
+  };
+  if (one_in(2)) bound(&s.token, 3.0f);
+  if (one_in(3)) bound(&s.sum, 5.0f);
+  if (one_in(3)) bound(&s.mean, 1.0f);
+  if (one_in(4)) s.most.k2 = 0.4f;
+  if (one_in(4)) s.most.k3 = 0.3f;
+  if (one_in(3)) s.veto_below = -0.9f;
+  return s;
+}
+
+bool allowed(const RejectionBounds& b, float k1, float k2, float k3) {
+  if (b.k1_low > -kInf && !(k1 >= b.k1_low)) return false;
+  if (b.k1_high < kInf && !(k1 <= b.k1_high)) return false;
+  if (b.k2 < kInf && !(k2 <= b.k2)) return false;
+  return !(b.k3 < kInf && !(k3 <= b.k3));
+}
+
+float weight_of(const ImportanceSpec& s, float z) {
+  const float e = rlk::exp(limited(z, -s.limit, s.limit));
+  if (s.zero_outside) return e < s.low || e > s.high ? 0.0f : e;
+  return limited(e, s.low, s.high);
+}
+
+Results reference(const Batch& b, const ImportanceSpec& s) {
+  const auto slots = static_cast<std::size_t>(b.sequences.num_slots());
+  Results r = {std::vector<float>(slots, 0.0f), std::vector<float>(slots, 0.0f)};
+  std::vector<float> to_average;
+  std::int64_t tokens = 0, sequences = 0;
+  for (std::int64_t q = 0; q < b.sequences.num_sequences; ++q) {
+    std::vector<float> ds, cs, k2s, k3s;
+    std::int64_t n = 0;
+    float most_k2 = 0.0f, most_k3 = 0.0f;
+    bool any_nan = false, kept = true;
+    for (std::int64_t t = 0; t < b.length(q); ++t) {
+      const bool counts = b.counts(q, t);
+      const float d = counts ? b.train_of(q, t) - b.rollout_of(q, t) : 0.0f, c = limited(d, -s.limit, s.limit);
+      const float k3 = rlk::expm1(c) - c;
+      ds.push_back(d);
+      cs.push_back(c);
+      k2s.push_back(0.5f * c * c);
+      k3s.push_back(k3 < 0.0f ? 0.0f : k3);
+      if (!counts) continue;
+      ++n;
+      any_nan = any_nan || std::isnan(k2s.back()) || std::isnan(k3s.back());
+      most_k2 = std::fmax(most_k2, k2s.back());
+      most_k3 = std::fmax(most_k3, k3s.back());
+      if (s.veto_below > -kInf && !(d >= s.veto_below)) kept = false;
+    }
+    const float of_k3 = any_nan ? NAN : most_k3, of_k2 = any_nan ? NAN : most_k2;
+    if (n == 0) {
+      to_average.push_back(0.0f);
+      continue;
+    }
+    tokens += n;
+    ++sequences;
+    const float count = static_cast<float>(n), k1 = -tree(cs), k2 = tree(k2s), k3 = tree(k3s);
+    kept = kept && allowed(s.sum, k1, k2, k3) && allowed(s.mean, k1 / count, k2 / count, k3 / count);
+    kept = kept && allowed(s.most, 0.0f, of_k2, of_k3);
+    const float of_sequence = weight_of(s, s.level == ImportanceLevel::kSequence ? tree(ds) : tree(ds) / count);
+    std::vector<float> weights;
+    for (std::int64_t t = 0; t < b.length(q); ++t) {
+      const auto i = static_cast<std::size_t>(t);
+      const bool counts = b.counts(q, t);
+      const float w = s.level == ImportanceLevel::kToken ? weight_of(s, ds[i]) : of_sequence;
+      weights.push_back(counts ? w : 0.0f);
+      if (!counts) continue;
+      r.weights[b.slot(q, t)] = written(w);
+      r.kept[b.slot(q, t)] = kept && allowed(s.token, -cs[i], k2s[i], k3s[i]) ? 1.0f : 0.0f;
+    }
+    to_average.push_back(s.level == ImportanceLevel::kToken ? tree(weights) : of_sequence);
+  }
+  if (!s.normalize || sequences == 0) return r;
+  const float mean = tree(to_average) / static_cast<float>(s.level == ImportanceLevel::kToken ? tokens : sequences);
+  if (mean <= 1e-8f) return r;
+  for (float& w : r.weights) w = w == 0.0f ? 0.0f : written(w / mean);
+  return r;
+}
+
+rlk::ImportanceWeightsParams params(const Batch& b, const ImportanceSpec& s) {
+  return {b.sequences, b.train, b.rollout, b.token_mask, s};
+}
+
+::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
+  if (got.size() != want.size()) return ::testing::AssertionFailure() << "sizes";
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
+    return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": wanted " << std::hexfloat
+                                         << want[i] << ", got " << got[i];
+  }
+  return ::testing::AssertionSuccess();
+}
+
+TEST(ImportanceWeights, HaveTheBytesOfTheContract) {
+  for_each_backend([](const std::string& backend) {
+    unsigned seed = 1;
+    std::int64_t kept = 0, refused = 0;
+    for (const auto& shape : kShapes) {
+      for (const bool packed : {false, true}) {
+        for (int i = 0; i < (shape[0] * shape[1] > 2000 ? kLongCases : kShortCases); ++i, ++seed) {
+          const Batch b(seed, shape[0], shape[1], packed);
+          const ImportanceSpec s = random_spec(seed);
+          const Results got = run(params(b, s)), want = reference(b, s);
+          ASSERT_TRUE(same_bytes(got.weights, want.weights)) << backend << ", weights, " << b.text;
+          ASSERT_TRUE(same_bytes(got.kept, want.kept)) << backend << ", kept, " << b.text;
+          for (const float x : want.kept) (x != 0.0f ? kept : refused) += 1;
+        }
+      }
+    }
+    EXPECT_GT(kept, 100);  // else thresholds that no batch meets would hide a criterion
+    EXPECT_GT(refused, 100);
+  });
+}
+
+TEST(ImportanceWeights, PaddingChangesNoBit) {
+  for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
+    const Batch b(seed, 6, 700, true);
+    const Padded padded(b, 1100);
+    const ImportanceSpec s = random_spec(seed);
+    const Results one = run(params(b, s)), other = run({padded.sequences,
+                                                        {padded.train.data(), padded.width, 1},
+                                                        {padded.rollout.data(), padded.width, 1},
+                                                        {padded.mask.data(), padded.width, rlk::DType::kBool},
+                                                        s});
+    Results back = {std::vector<float>(one.weights.size()), std::vector<float>(one.kept.size())};
+    for (std::int64_t q = 0; q < b.sequences.num_sequences; ++q) {
+      for (std::int64_t t = 0; t < padded.width; ++t) {
+        const auto from = static_cast<std::size_t>(q * padded.width + t);
+        if (t < b.length(q)) {
+          back.weights[b.slot(q, t)] = other.weights[from];
+          back.kept[b.slot(q, t)] = other.kept[from];
+        } else {
+          ASSERT_TRUE(other.weights[from] == 0.0f && other.kept[from] == 0.0f) << b.text;
+        }
+      }
+    }
+    EXPECT_TRUE(same_bytes(back.weights, one.weights)) << b.text;
+    EXPECT_TRUE(same_bytes(back.kept, one.kept)) << b.text;
+  }
+}
+
+// A lane of CUDA has four tokens at once: each has the bits that it has alone.
+template <class Terms>
+void expect_four_alike(const typename Terms::Factors& factors, unsigned seed) {
+  const Batch b(seed, 1, 4, false);
+  const rlk::ImportanceWeightsParams p = params(b, random_spec(seed));
+  rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
+  rlk::QuadMask mask;
+  for (int j = 0; j < 4; ++j) {
+    mask.v[j] = b.counts(0, j) ? -1 : 0;
+    in[0].v[j] = mask.v[j] != 0 ? b.train_of(0, j) : 0.0f;
+    in[1].v[j] = mask.v[j] != 0 ? b.rollout_of(0, j) : 0.0f;
+  }
+  rlk::TokenSums<rlk::Quad, 8> four;
+  Terms::token(p, factors, in, mask, out, &four);
+  for (int j = 0; j < 4; ++j) {
+    const float one[] = {in[0].v[j], in[1].v[j]};
+    float of_one[Terms::kOutputs];
+    rlk::TokenSums<float, 8> alone;
+    Terms::token(p, factors, one, mask.v[j] != 0, of_one, &alone);
+    std::vector<float> got, want;
+    for (int i = 0; i < Terms::kOutputs; ++i) {
+      got.push_back(out[i].v[j]);
+      want.push_back(of_one[i]);
+    }
+    for (int i = 0; i < 8; ++i) {
+      got.push_back(rlk::canonical(four.sum[i].v[j]));
+      want.push_back(rlk::canonical(alone.sum[i]));
+    }
+    for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(four.count[i].v[j] != 0, alone.count[i]);
+    EXPECT_TRUE(same_bytes(got, want)) << b.text << ", token " << j;
+  }
+}
+TEST(ImportanceWeights, FourTokensOfALaneHaveTheirOwnBits) {
+  for (unsigned seed = 1; seed < 1000; ++seed) {
+    expect_four_alike<rlk::ImportanceStatisticsTerms>({}, seed);
+    expect_four_alike<rlk::ImportanceTokenTerms>({1.25f, seed % 3 != 0, seed % 7 == 0}, seed);
+  }
+}
+
+#if !RLK_TEST_HIP
+// With A = -1 and the term -A l w of one token, l = 1 or -1, policy_loss's policy_sum of that token is w l.
+TEST(ImportanceWeights, AreThoseOfThePolicyLoss) {
+  for (unsigned seed = 1; seed < 200; ++seed) {
+    const Batch b(seed, 3, 41, false);
+    ImportanceSpec s = random_spec(seed);
+    s.normalize = 0;
+    const Results got = run(params(b, s));
+    rlk::PolicyLossParams p;
+    p.sequences = b.sequences;
+    p.old_logprob = b.train;
+    p.importance = b.rollout;
+    p.mask = b.token_mask.data == nullptr ? b.p.mask : b.token_mask;
+    if (b.token_mask.data == nullptr) continue;  // which policy_loss does not take
+    const auto slots = static_cast<std::size_t>(b.sequences.num_slots());
+    const std::vector<float> minus(slots, -1.0f);
+    p.logprob = {minus.data(), b.sequences.num_tokens, 1};
+    p.advantage = {minus.data(), b.sequences.num_tokens, 1};
+    p.spec.surrogate = rlk::Surrogate::kLogprob;
+    p.spec.log_ratio_min = -kInf;
+    p.spec.log_ratio_max = p.spec.kl_limit = p.spec.kl_input_limit = p.spec.drop_above = kInf;
+    p.spec.importance = s.level;
+    p.spec.importance_mask = s.zero_outside;
+    p.spec.importance_low = s.low;
+    p.spec.importance_high = s.high;
+    p.spec.importance_limit = s.limit;
+    p.spec.denominator = rlk::DenominatorKind::kOne;
+    std::vector<float> slopes(slots), metrics(rlk::kPolicyMetrics);
+    float loss = 0.0f;
+    p.loss = &loss;
+    p.metrics = metrics.data();
+    p.d_logprob = slopes.data();  // -A w
+    rlk::cpu::policy_loss(p);
+    for (float& x : slopes) x = x == 0.0f ? 0.0f : x;
+    EXPECT_TRUE(same_bytes(got.weights, slopes)) << b.text;
+  }
+}
+
+TEST(ImportanceWeights, CutsThatDoNotAscendAreRefused) {
+  for (const int wrong : {0, 1, 2}) {
+    Batch b(3, 6, 50, true);
+    if (wrong == 0) b.cuts64[0] = b.cuts32[0] = 1;
+    if (wrong == 1) b.cuts64[2] = b.cuts32[2] = -1;
+    if (wrong == 2) b.cuts64[6] = b.cuts32[6] += 1;
+    EXPECT_THROW(run(params(b, random_spec(1))), rlk::InvalidArgument);
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace rollout_test
