@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +31,22 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 
 import advantage_cases  # noqa: E402
 import attention_cases  # noqa: E402
+import policy_loss_cases  # noqa: E402
+import rollout_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_attention_fuzz as attention_fuzz  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
+import test_importance_weights as importance_tests  # noqa: E402
+import test_kl as kl_tests  # noqa: E402
+import test_mismatch_metrics as mismatch_tests  # noqa: E402
+import test_policy_loss as policy_tests  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
 import test_silu_mul_fuzz as silu_mul_fuzz  # noqa: E402
+import test_value_loss as value_tests  # noqa: E402
+from rl_kernel_native._metrics import MetricVector  # noqa: E402
 from rl_kernel_native.consistency.certificate_cases import Arrays, cases  # noqa: E402
 from rl_kernel_native.consistency.certify import certify_case, digests  # noqa: E402
 from rms_norm_cases import Operands, results  # noqa: E402
@@ -373,3 +382,48 @@ def test_cpu_and_hip_sequences_have_the_same_bytes(monkeypatch: pytest.MonkeyPat
         got = results(*(on_device(t) for t in (logprob, mask, ids, lengths)))
         found = fuzz.differing(tuple(want), back(tuple(got)))
         assert not found, f"case {number}: {found}"
+
+
+# Of an operator over tokens: arrays of a shape and seed, every way to call it, and the call.
+TOKENS: dict[str, tuple[Callable[..., Any], list[Any], Callable[..., Any]]] = {
+    "policy_loss": (policy_loss_cases.arrays, list(policy_tests.SPECS.values()), policy_tests.run),
+    "value_loss": (value_tests.arrays, list(value_tests.HOW.values()), value_tests.run),
+    "kl": (policy_loss_cases.arrays, list(kl_tests.HOW.values()), kl_tests.run),
+    "importance_weights": (rollout_cases.rollouts, list(importance_tests.OPTIONS), importance_tests.run),
+    "mismatch_metrics": (
+        rollout_cases.rollouts,
+        [20.0, 0.1, None],
+        lambda a, clamp, **more: mismatch_tests.run(a, log_ratio_clamp=clamp, **more),
+    ),
+}
+
+
+def outputs_of(found: Any) -> tuple[Any, ...]:
+    if isinstance(found, MetricVector):
+        return (found.vector,)
+    if isinstance(found, (tuple, list)):
+        return tuple(itertools.chain.from_iterable(map(outputs_of, found)))
+    return () if found is None else (found,)
+
+
+@pytest.mark.parametrize("operator", TOKENS)
+def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way to call it, padded and packed; one shape has more sequences than a block sums, one several tiles."""
+    make, ways, run = TOKENS[operator]
+    for number, (way, packed) in enumerate(itertools.product(ways, (False, True))):
+        if packed and operator == "kl":  # has no sequences
+            continue
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        rows, columns = ((5, 37), (70, 3), (2, 300), (1, 1), (1, 2500))[number % 5]
+        arrays = {k: torch.from_numpy(x) for k, x in make(rows, columns, seed=number).items()}
+        more: dict[str, Any] = {}
+        if packed:
+            arrays = {k: x.reshape(-1) for k, x in arrays.items()}
+            cuts = np.sort(np.random.default_rng(number).integers(0, rows * columns + 1, rows - 1))
+            dtype = (np.int32, np.int64)[number % 2]
+            more["cu_seqlens"] = torch.from_numpy(np.array([0, *cuts, rows * columns], dtype))
+        want = outputs_of(run(arrays, way, **more))
+        there = {k: on_device(x) for k, x in arrays.items()}
+        got = back(outputs_of(run(there, way, **{k: on_device(x) for k, x in more.items()})))
+        found = fuzz.differing(want, got)
+        assert not found, f"{way}, [{rows}, {columns}]{' packed' * packed}: {found}"
