@@ -8,16 +8,13 @@
 #include <vector>
 
 #include "policy_loss_cases.h"
+#include "token_lanes.h"
 
 namespace rollout_test {
 
+using policy_test::kInf;
+using policy_test::kShapes;
 using rlk::PolicySequences;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
-constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
-                                       {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
 
 // Arrays 0 and 4 are the trainer's and the engine's; a third of the tokens are the same in both, some but for a sign of zero.
 struct Batch : policy_test::Case {
@@ -55,19 +52,12 @@ struct Batch : policy_test::Case {
   std::size_t slot(std::int64_t s, std::int64_t t) const {
     return static_cast<std::size_t>((sequences.packed() ? begin(s) : s * sequences.num_tokens) + t);
   }
-  bool counts(std::int64_t s, std::int64_t t) const {
-    if (token_mask.data == nullptr) return true;
-    const auto i = static_cast<std::size_t>(begin(s) + t);
-    if (token_mask.dtype == rlk::DType::kFloat32) {
-      float x;
-      std::memcpy(&x, &mask[4 * i], 4);
-      return x != 0.0f;
-    }
-    const auto bytes = static_cast<std::size_t>(rlk::size_of(token_mask.dtype));
-    for (std::size_t k = 0; k < bytes; ++k) {
-      if (mask[i * bytes + k] != 0) return true;
-    }
-    return false;
+  bool counts(std::int64_t s, std::int64_t t) const { return policy_test::is_set(token_mask, begin(s) + t); }
+  // Terms over the trainer's and the engine's, of the first four tokens.
+  template <class Terms>
+  void expect_four_alike(const typename Terms::Params& params, const typename Terms::Factors& factors) const {
+    const bool of[4] = {counts(0, 0), counts(0, 1), counts(0, 2), counts(0, 3)};
+    policy_test::expect_four_alike<Terms>(params, factors, {arrays[0].data(), arrays[4].data()}, of, text);
   }
   float train_of(std::int64_t s, std::int64_t t) const { return arrays[0][static_cast<std::size_t>(begin(s) + t)]; }
   float rollout_of(std::int64_t s, std::int64_t t) const { return arrays[4][static_cast<std::size_t>(begin(s) + t)]; }

@@ -14,8 +14,6 @@
 #include "cpu/policy_loss.h"
 #endif
 #include "linear_backend.h"
-#include "policy_loss_reference.h"
-#include "rlk/kernels/quad.h"
 #include "rlk/kernels/rejection_terms.h"
 #include "rollout_cases.h"
 
@@ -24,6 +22,7 @@ namespace {
 
 using linear_test::for_each_backend;
 using policy_test::limited;
+using policy_test::same_bytes;
 using policy_test::tree;
 using policy_test::written;
 using rlk::ImportanceLevel;
@@ -50,10 +49,8 @@ Results run(rlk::ImportanceWeightsParams p) {
   p.weights = r.weights.data();
   p.kept = r.kept.data();
 #if RLK_TEST_HIP
-  std::vector<double> workspace(static_cast<std::size_t>(rlk::hip::importance_weights_workspace_bytes(p)) / 8 + 4,
-                                -1.0);
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
-  p.workspace = reinterpret_cast<void*>((address + 15) / 16 * 16);
+  policy_test::Workspace workspace(rlk::hip::importance_weights_workspace_bytes(p));
+  p.workspace = workspace.data();
   rlk::hip::importance_weights(p, 0, 0);
 #else
   rlk::cpu::importance_weights(p);
@@ -165,16 +162,6 @@ rlk::ImportanceWeightsParams params(const Batch& b, const ImportanceSpec& s) {
   return {b.sequences, b.train, b.rollout, b.token_mask, s};
 }
 
-::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
-  if (got.size() != want.size()) return ::testing::AssertionFailure() << "sizes";
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
-    return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": wanted " << std::hexfloat
-                                         << want[i] << ", got " << got[i];
-  }
-  return ::testing::AssertionSuccess();
-}
-
 TEST(ImportanceWeights, HaveTheBytesOfTheContract) {
   for_each_backend([](const std::string& backend) {
     unsigned seed = 1;
@@ -223,42 +210,12 @@ TEST(ImportanceWeights, PaddingChangesNoBit) {
   }
 }
 
-// A lane of CUDA has four tokens at once: each has the bits that it has alone.
-template <class Terms>
-void expect_four_alike(const typename Terms::Factors& factors, unsigned seed) {
-  const Batch b(seed, 1, 4, false);
-  const rlk::ImportanceWeightsParams p = params(b, random_spec(seed));
-  rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
-  rlk::QuadMask mask;
-  for (int j = 0; j < 4; ++j) {
-    mask.v[j] = b.counts(0, j) ? -1 : 0;
-    in[0].v[j] = mask.v[j] != 0 ? b.train_of(0, j) : 0.0f;
-    in[1].v[j] = mask.v[j] != 0 ? b.rollout_of(0, j) : 0.0f;
-  }
-  rlk::TokenSums<rlk::Quad, 8> four;
-  Terms::token(p, factors, in, mask, out, &four);
-  for (int j = 0; j < 4; ++j) {
-    const float one[] = {in[0].v[j], in[1].v[j]};
-    float of_one[Terms::kOutputs];
-    rlk::TokenSums<float, 8> alone;
-    Terms::token(p, factors, one, mask.v[j] != 0, of_one, &alone);
-    std::vector<float> got, want;
-    for (int i = 0; i < Terms::kOutputs; ++i) {
-      got.push_back(out[i].v[j]);
-      want.push_back(of_one[i]);
-    }
-    for (int i = 0; i < 8; ++i) {
-      got.push_back(rlk::canonical(four.sum[i].v[j]));
-      want.push_back(rlk::canonical(alone.sum[i]));
-    }
-    for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(four.count[i].v[j] != 0, alone.count[i]);
-    EXPECT_TRUE(same_bytes(got, want)) << b.text << ", token " << j;
-  }
-}
 TEST(ImportanceWeights, FourTokensOfALaneHaveTheirOwnBits) {
   for (unsigned seed = 1; seed < 1000; ++seed) {
-    expect_four_alike<rlk::ImportanceStatisticsTerms>({}, seed);
-    expect_four_alike<rlk::ImportanceTokenTerms>({1.25f, seed % 3 != 0, seed % 7 == 0}, seed);
+    const Batch b(seed, 1, 4, false);
+    const rlk::ImportanceWeightsParams p = params(b, random_spec(seed));
+    b.expect_four_alike<rlk::ImportanceStatisticsTerms>(p, {});
+    b.expect_four_alike<rlk::ImportanceTokenTerms>(p, {1.25f, seed % 3 != 0, seed % 7 == 0});
   }
 }
 

@@ -16,8 +16,10 @@
 #endif
 #include "kl_cases.h"
 #include "linear_backend.h"
+#include "rlk/kernels/kl_terms.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
+#include "token_lanes.h"
 #include "token_reference.h"
 
 namespace kl_test {
@@ -68,7 +70,7 @@ Results reference(const rlk::KlParams& p) {
   for (std::int64_t i = 0; i < p.sequences.num_slots(); ++i) {
     const std::int64_t row = i / p.sequences.num_tokens, column = i % p.sequences.num_tokens;
     const auto at = [&](const rlk::PolicyTokens& a) { return a.data[row * a.sequence_stride + column]; };
-    if (p.mask.data != nullptr && !policy_test::is_set(p.mask, row * p.mask.sequence_stride + column)) continue;
+    if (!policy_test::is_set(p.mask, row * p.mask.sequence_stride + column)) continue;
     const float l = at(p.logprob), f = at(p.ref_logprob), raw = f - l;
     const float e = policy_test::limited(raw, -s.input_limit, s.input_limit);
     float value = 0.0f, slope = 0.0f;
@@ -144,6 +146,17 @@ TEST(Kl, AMaskThatIsNotThereMasksNothing) {
   const Results without = run(c.p);
   c.p.mask.data = ones.data();
   EXPECT_TRUE(same_bytes(without.kl, run(c.p).kl));
+}
+
+TEST(Kl, FourTokensOfALaneHaveTheirOwnBits) {
+  for (unsigned seed = 1; seed < 1000; ++seed) {
+    Case c;
+    make_case(seed, 1, 4, &c);
+    const bool counts[4] = {true, seed % 2 != 0, seed % 3 != 0, true};
+    std::vector<const float*> arrays;
+    for (const auto& array : c.arrays) arrays.push_back(array.data());
+    policy_test::expect_four_alike<rlk::KlTokenTerms>(c.p, {}, arrays, counts, c.text);
+  }
 }
 
 #if !RLK_TEST_HIP

@@ -13,9 +13,7 @@
 #include "cpu/mismatch_metrics.h"
 #endif
 #include "linear_backend.h"
-#include "policy_loss_reference.h"
 #include "rlk/kernels/mismatch_terms.h"
-#include "rlk/kernels/quad.h"
 #include "rollout_cases.h"
 
 namespace rollout_test {
@@ -24,6 +22,7 @@ namespace {
 using linear_test::for_each_backend;
 using policy_test::limited;
 using policy_test::over;
+using policy_test::same_bytes;
 using policy_test::tree;
 using policy_test::written;
 
@@ -41,9 +40,8 @@ std::vector<float> run(rlk::MismatchMetricsParams p) {
   std::vector<float> metrics(rlk::kMismatchMetrics + kGuard, kCanary);
   p.metrics = metrics.data();
 #if RLK_TEST_HIP
-  std::vector<double> workspace(static_cast<std::size_t>(rlk::hip::mismatch_metrics_workspace_bytes(p)) / 8 + 4, -1.0);
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
-  p.workspace = reinterpret_cast<void*>((address + 15) / 16 * 16);
+  policy_test::Workspace workspace(rlk::hip::mismatch_metrics_workspace_bytes(p));
+  p.workspace = workspace.data();
   rlk::hip::mismatch_metrics(p, 0, 0);
 #else
   rlk::cpu::mismatch_metrics(p);
@@ -148,15 +146,6 @@ std::vector<float> reference(const Batch& b, float limit) {
   return m;
 }
 
-::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
-    return ::testing::AssertionFailure() << "metric " << i << ": wanted " << std::hexfloat << want[i] << ", got "
-                                         << got[i];
-  }
-  return ::testing::AssertionSuccess();
-}
-
 TEST(MismatchMetrics, HasTheBytesOfTheContract) {
   for_each_backend([](const std::string& backend) {
     unsigned seed = 1;
@@ -185,40 +174,13 @@ TEST(MismatchMetrics, PaddingChangesNoBit) {
   }
 }
 
-// A lane of CUDA has four tokens at once: each has the bits that it has alone.
-template <int kGroup>
-void expect_four_alike() {
-  using Terms = rlk::MismatchTerms<kGroup>;
+TEST(MismatchMetrics, FourTokensOfALaneHaveTheirOwnBits) {
   for (unsigned seed = 1; seed < 500; ++seed) {
     const Batch b(seed, 1, 4, false);
     const rlk::MismatchMetricsParams p = params(b, 20.0f);
-    rlk::Quad in[2], out[1];
-    rlk::QuadMask mask;
-    for (int j = 0; j < 4; ++j) {
-      mask.v[j] = b.counts(0, j) ? -1 : 0;
-      in[0].v[j] = mask.v[j] != 0 ? b.train_of(0, j) : 0.0f;
-      in[1].v[j] = mask.v[j] != 0 ? b.rollout_of(0, j) : 0.0f;
-    }
-    rlk::TokenSums<rlk::Quad, 8> four;
-    Terms::token(p, {}, in, mask, out, &four);
-    for (int j = 0; j < 4; ++j) {
-      const float one[] = {in[0].v[j], in[1].v[j]};
-      float none[1];
-      rlk::TokenSums<float, 8> alone;
-      Terms::token(p, {}, one, mask.v[j] != 0, none, &alone);
-      std::vector<float> got, want;
-      for (int i = 0; i < 8; ++i) {
-        got.push_back(rlk::canonical(four.sum[i].v[j]));
-        want.push_back(rlk::canonical(alone.sum[i]));
-      }
-      for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(four.count[i].v[j] != 0, alone.count[i]);
-      EXPECT_TRUE(same_bytes(got, want)) << b.text << ", token " << j;
-    }
+    b.expect_four_alike<rlk::MismatchTerms<rlk::kMismatchDifferences>>(p, {});
+    b.expect_four_alike<rlk::MismatchTerms<rlk::kMismatchProbabilities>>(p, {});
   }
-}
-TEST(MismatchMetrics, FourTokensOfALaneHaveTheirOwnBits) {
-  expect_four_alike<rlk::kMismatchDifferences>();
-  expect_four_alike<rlk::kMismatchProbabilities>();
 }
 
 #if !RLK_TEST_HIP

@@ -17,7 +17,7 @@
 #include "policy_loss_cases.h"
 #include "policy_loss_reference.h"
 #include "rlk/kernels/policy_terms.h"
-#include "rlk/kernels/quad.h"
+#include "token_lanes.h"
 
 namespace policy_test {
 namespace {
@@ -45,9 +45,8 @@ Results run(rlk::PolicyLossParams p) {
   p.d_logprob = r.d_logprob.data();
   p.d_entropy = p.entropy.data == nullptr ? nullptr : r.d_entropy.data();
 #if RLK_TEST_HIP
-  std::vector<double> workspace(static_cast<std::size_t>(rlk::hip::policy_loss_workspace_bytes(p)) / 8 + 4, -1.0);
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
-  p.workspace = reinterpret_cast<void*>((address + 15) / 16 * 16);
+  policy_test::Workspace workspace(rlk::hip::policy_loss_workspace_bytes(p));
+  p.workspace = workspace.data();
   rlk::hip::policy_loss(p, 0, 0);
 #else
   rlk::cpu::policy_loss(p);
@@ -71,10 +70,6 @@ void expect_reference(const Case& c) {
     EXPECT_TRUE(same_bytes(got.d_entropy, want.d_entropy)) << c.text << " d_entropy";
   }
 }
-
-// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
-constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
-                                       {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
 
 TEST(PolicyLoss, HasTheBytesOfTheContract) {
   for_each_backend([](const std::string& backend) {
@@ -185,32 +180,11 @@ TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
     f.dropped = seed % 5 == 0;
     f.advantage = normal(random);
     f.gamma_positive = f.gamma_negative = std::fabs(normal(random));
-    rlk::Quad in[Terms::kInputs], out[Terms::kOutputs];
-    rlk::QuadMask mask;
-    for (int j = 0; j < 4; ++j) {
-      mask.v[j] = random() % 4 != 0 ? -1 : 0;
-      for (int k = 0; k < Terms::kInputs; ++k)
-        in[k].v[j] = mask.v[j] != 0 ? c.arrays[k][static_cast<std::size_t>(j)] : 0.0f;
-    }
-    rlk::TokenSums<rlk::Quad, Terms::kSums> sums;
-    Terms::token(c.p, f, in, mask, out, &sums);
-    for (int j = 0; j < 4; ++j) {
-      float one[Terms::kInputs], alone[Terms::kOutputs];
-      for (int k = 0; k < Terms::kInputs; ++k) one[k] = in[k].v[j];
-      rlk::TokenSums<float, Terms::kSums> of_one;
-      Terms::token(c.p, f, one, mask.v[j] != 0, alone, &of_one);
-      std::vector<float> got, want;
-      for (int i = 0; i < Terms::kOutputs; ++i) {
-        got.push_back(out[i].v[j]);
-        want.push_back(alone[i]);
-      }
-      for (int i = 0; i < Terms::kSums; ++i) {
-        got.push_back(rlk::canonical(sums.sum[i].v[j]));
-        want.push_back(rlk::canonical(of_one.sum[i]));
-      }
-      for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(sums.count[i].v[j] != 0, of_one.count[i]);
-      EXPECT_TRUE(same_bytes(got, want)) << c.text << ", token " << j;
-    }
+    std::vector<const float*> arrays;
+    for (const auto& array : c.arrays) arrays.push_back(array.data());
+    bool counts[4];
+    for (bool& x : counts) x = random() % 4 != 0;
+    expect_four_alike<Terms>(c.p, f, arrays, counts, c.text);
   }
 }
 

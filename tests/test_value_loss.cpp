@@ -13,6 +13,8 @@
 #include "cpu/value_loss.h"
 #endif
 #include "linear_backend.h"
+#include "rlk/kernels/value_terms.h"
+#include "token_lanes.h"
 #include "token_reference.h"
 #include "value_loss_cases.h"
 
@@ -21,6 +23,7 @@ namespace {
 
 using linear_test::for_each_backend;
 using policy_test::kInf;
+using policy_test::kShapes;
 using policy_test::over;
 using policy_test::same_bytes;
 using policy_test::tree;
@@ -51,9 +54,8 @@ Results run(rlk::ValueLossParams p) {
   p.metrics = r.metrics.data();
   p.d_value = r.d_value.data();
 #if RLK_TEST_HIP
-  std::vector<double> workspace(static_cast<std::size_t>(rlk::hip::value_loss_workspace_bytes(p)) / 8 + 4, -1.0);
-  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
-  p.workspace = reinterpret_cast<void*>((address + 15) / 16 * 16);
+  policy_test::Workspace workspace(rlk::hip::value_loss_workspace_bytes(p));
+  p.workspace = workspace.data();
   rlk::hip::value_loss(p, 0, 0);
 #else
   rlk::cpu::value_loss(p);
@@ -79,7 +81,7 @@ Results reference(const rlk::ValueLossParams& p) {
     return (q.packed() ? cut(i) : i * stride) + t;
   };
   const auto counts = [&](std::int64_t i, std::int64_t t) {
-    return p.mask.data == nullptr || policy_test::is_set(p.mask, place(i, t, p.mask.sequence_stride));
+    return policy_test::is_set(p.mask, place(i, t, p.mask.sequence_stride));
   };
   std::vector<std::int64_t> number(static_cast<std::size_t>(q.num_sequences));
   std::int64_t tokens = 0, nonempty = 0;
@@ -150,10 +152,6 @@ Results reference(const rlk::ValueLossParams& p) {
   }
   return r;
 }
-
-// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
-constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
-                                       {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
 
 TEST(ValueLoss, HasTheBytesOfTheContract) {
   for_each_backend([](const std::string& backend) {
@@ -230,6 +228,16 @@ TEST(ValueLoss, TiesAreTorchsMaximumAndBoundsItsClamp) {
   EXPECT_TRUE(same_bytes(got.d_value, {want, want + 5}));
   EXPECT_EQ(got.metrics[rlk::kValueMetricClipFraction], 0.2f);
   EXPECT_EQ(got.metrics[rlk::kValueMetricOutsideFraction], 0.6f);
+}
+
+TEST(ValueLoss, FourTokensOfALaneHaveTheirOwnBits) {
+  for (unsigned seed = 1; seed < 1000; ++seed) {
+    Case c;
+    make_case(seed, 1, 4, false, &c);
+    const bool counts[4] = {true, seed % 2 != 0, seed % 3 != 0, true};
+    const std::vector<const float*> arrays = {c.arrays[0].data(), c.arrays[1].data(), c.arrays[2].data()};
+    policy_test::expect_four_alike<rlk::ValueTokenTerms>(c.p, {4, 0.75f}, arrays, counts, c.text);
+  }
 }
 
 #if !RLK_TEST_HIP

@@ -16,6 +16,10 @@ namespace policy_test {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
+// No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
+constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
+                                       {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
+
 // The sum over leaves [first, first + width), width a power of two; what is missing is +0.
 inline float tree(const std::vector<float>& leaves, std::size_t first, std::size_t width) {
   if (first >= leaves.size()) return 0.0f;
@@ -37,6 +41,7 @@ inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
 inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }
 
 inline bool is_set(const rlk::PolicyMask& mask, std::int64_t i) {
+  if (mask.data == nullptr) return true;
   switch (mask.dtype) {
     case rlk::DType::kInt32:
       return static_cast<const std::int32_t*>(mask.data)[i] != 0;
@@ -49,7 +54,21 @@ inline bool is_set(const rlk::PolicyMask& mask, std::int64_t i) {
   }
 }
 
+// A workspace of a GPU's kernels, which holds NaN.
+class Workspace {
+ public:
+  explicit Workspace(std::int64_t bytes) : memory_(static_cast<std::size_t>(bytes / 16 + 2), Part{NAN, NAN}) {}
+  void* data() { return memory_.data(); }
+
+ private:
+  struct alignas(16) Part {
+    double v[2];
+  };
+  std::vector<Part> memory_;
+};
+
 inline ::testing::AssertionResult same_bytes(const std::vector<float>& got, const std::vector<float>& want) {
+  if (got.size() != want.size()) return ::testing::AssertionFailure() << got.size() << " of " << want.size();
   for (std::size_t i = 0; i < want.size(); ++i) {
     if (std::memcmp(&got[i], &want[i], 4) == 0) continue;
     return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": wanted " << std::hexfloat
