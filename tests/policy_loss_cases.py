@@ -1,4 +1,4 @@
-"""Arrays and specs for the tests of policy_loss."""
+"""Arrays and specs for the tests of policy_loss, and what tests of other operators over tokens share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ TORCH: Any = SimpleNamespace(
     stop=lambda x: x.detach() if isinstance(x, torch.Tensor) else x,
 )  # fmt: skip
 NAMES = ("logprob", "old_logprob", "advantage", "ref_logprob", "rollout_logprob", "entropy", "weight", "selected")
+
+
+def tensors(a: dict[str, np.ndarray], device: str = "cpu") -> dict[str, Any]:
+    return {name: torch.from_numpy(x.copy()).to(device) for name, x in a.items()}
+
+
+def same(got: Any, want: Any) -> bool:
+    return np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
 def arrays(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[str, np.ndarray]:

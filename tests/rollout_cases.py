@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 LENGTHS = [300, 0, 17, 256, 131]
@@ -35,7 +33,3 @@ def ragged() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     a["mask"] &= np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     packed = {k: np.concatenate([x[:n] for x, n in zip(v, LENGTHS, strict=True)]) for k, v in a.items()}
     return a, packed, np.concatenate([[0], np.cumsum(LENGTHS)])
-
-
-def same(got: Any, want: Any) -> bool:
-    return np.asarray(got).tobytes() == np.asarray(want).tobytes()

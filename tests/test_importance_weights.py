@@ -13,7 +13,8 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from rollout_cases import LENGTHS, ragged, rollouts, same, wild
+from policy_loss_cases import same, tensors
+from rollout_cases import LENGTHS, ragged, rollouts, wild
 
 # Every level, mode and criterion; thresholds that some sequences of these batches meet and others do not.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -46,10 +47,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def run(a: dict[str, Any], name: str, **more: Any) -> rk.ImportanceWeights:
     return rk.importance_weights(a["train"], a["rollout"], a["mask"], **OPTIONS[name], **more)
-
-
-def tensors(a: dict[str, np.ndarray], device: str = "cpu") -> dict[str, torch.Tensor]:
-    return {k: torch.from_numpy(x.copy()).to(device) for k, x in a.items()}
 
 
 def assert_same(got: Any, want: Any) -> None:

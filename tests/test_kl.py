@@ -11,7 +11,7 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from policy_loss_cases import TORCH, arrays
+from policy_loss_cases import TORCH, arrays, same, tensors
 
 ESTIMATORS = ("k1", "k2", "k3", "abs")
 HOW: dict[str, dict[str, Any]] = {}
@@ -27,20 +27,12 @@ def with_arrays(how: dict[str, Any], a: dict[str, Any]) -> dict[str, Any]:
     return {k: a.get(v, v) if isinstance(v, str) else v for k, v in how.items()}
 
 
-def tensors(a: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: torch.from_numpy(x.copy()) for name, x in a.items()}
-
-
 def run(a: dict[str, Any], how: dict[str, Any]) -> list[Any]:
     """The value and every gradient there is, for an incoming gradient of the advantages."""
     more = with_arrays(how, a)
     operands = (a["logprob"], a["ref_logprob"], a["mask"])
     found = rk.kl_backward(a["advantage"], *operands, **more)
     return [x for x in (rk.kl(*operands, **more), *found) if x is not None]
-
-
-def same(got: Any, want: Any) -> bool:
-    return np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
 def all_same(got: list[Any], want: list[Any]) -> bool:

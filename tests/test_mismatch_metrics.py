@@ -12,15 +12,12 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from rollout_cases import ragged, rollouts, same, wild
+from policy_loss_cases import same, tensors
+from rollout_cases import ragged, rollouts, wild
 
 
 def run(a: dict[str, Any], **more: Any) -> rk.MismatchMetrics:
     return rk.mismatch_metrics(a["train"], a["rollout"], a["mask"], **more)
-
-
-def tensors(a: dict[str, np.ndarray], device: str = "cpu") -> dict[str, torch.Tensor]:
-    return {k: torch.from_numpy(x.copy()).to(device) for k, x in a.items()}
 
 
 def near(got: rk.MismatchMetrics, want: dict[str, float]) -> str:

@@ -11,23 +11,15 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from policy_loss_cases import TORCH, arrays, keywords, specs
+from policy_loss_cases import TORCH, arrays, keywords, same, specs, tensors
 
 SPECS = specs()
-
-
-def tensors(a: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: torch.from_numpy(x.copy()) for name, x in a.items()}
 
 
 def run(a: dict[str, Any], spec: rk.PolicySpec, **more: Any) -> rk.PolicyGradients:
     return rk.policy_loss_and_grad(
         a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=spec, **{**keywords(spec, a), **more}
     )
-
-
-def same(got: Any, want: Any) -> bool:
-    return np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
 @pytest.mark.parametrize("name", SPECS)

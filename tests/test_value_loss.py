@@ -12,7 +12,7 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from policy_loss_cases import TORCH
+from policy_loss_cases import TORCH, same, tensors
 
 MEAN = {"aggregation": "seq-mean-token-mean"}
 HOW: dict[str, dict[str, Any]] = {
@@ -39,10 +39,6 @@ def arrays(rows: int, columns: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"value": value, "old_value": value + 0.5 * moved, "returns": value + error, "mask": mask}
 
 
-def tensors(a: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: torch.from_numpy(x.copy()) for name, x in a.items()}
-
-
 def operands(a: dict[str, Any], how: dict[str, Any]) -> tuple[Any, ...]:
     return a["value"], a["old_value"] if "clip" in how else None, a["returns"], a["mask"]
 
@@ -53,10 +49,6 @@ def run(a: dict[str, Any], how: dict[str, Any], **more: Any) -> rk.ValueGradient
 
 def loss_of(x: torch.Tensor, a: dict[str, Any], how: dict[str, Any]) -> rk.ValueLoss:
     return rk.value_loss(*operands({**a, "value": x}, how), **how)
-
-
-def same(got: Any, want: Any) -> bool:
-    return np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
 @pytest.mark.parametrize("name", HOW)
