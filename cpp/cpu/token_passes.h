@@ -85,8 +85,8 @@ TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContex
   return total;
 }
 
-// The passes of an operator by its Batch (token_terms.h): statistics(tile, partial) of the one before, terms(factors, tile,
-// partials), of each group, of tokens, whose terms are Terms. Returns what all sequences share.
+// The passes of an operator by its Batch (token_terms.h): run_statistics(tile, partial) of the one before,
+// run_terms(factors, tile, partials of each group) of tokens, whose terms are Terms. Returns what all sequences share.
 template <class Batch, class Terms, class RunStatistics, class RunTerms>
 typename Batch::Shared run_token_passes(const typename Batch::Params& p,
                                         [[maybe_unused]] const RunStatistics& run_statistics,

@@ -1,11 +1,11 @@
-// Passes over tokens on a GPU, for every vendor, of an operator by its Batch (token_terms.h), each after the one before it:
+// Passes over tokens on a GPU, for every vendor, of an operator by its Batch (token_terms.h), each after the one before:
 //   statistics   where tokens need something of their sequence, or numbers of tokens: the sums of each tile
 //   sequences    and of each sequence, with what follows for its tokens; counts over all of them
 //   tokens       the terms of tokens: what they give, and each tile's sums
 //   sums         the tree over tiles and sequences, by blocks of sequences; the results where one is enough
 //   results      the tree over these blocks
-// Tokens that need nothing of their sequence take the last three or two; without sums there is `tokens` alone. And elementwise
-// passes.
+// Tokens that need nothing of their sequence take the last three or two; without sums there is `tokens` alone.
+// map_values: an elementwise pass.
 #pragma once
 
 #include <type_traits>

@@ -76,15 +76,15 @@ struct SequenceSums {
 //   Params, Factors, Shared                Factors, Shared: what a sequence, and all of them, give their tokens
 //   kGroups, kSums, kCounts, kMaxima       kGroups: of terms over the same tokens, eight sums each
 //   sequences(p)
+//   needs_pass_before(p)                   whether tokens need something of their sequence, or of all
 //   needs_sums(p)                          whether there are results beside those of tokens
 //   missing()                              totals that change no result
 //   of_sequence(p, context, s, sums)       totals of sequence s, by its sums of each group
 //   store(p, context, total)               writes the results
-//   factors<Terms>(p, context, s)          what the terms of sequence s have in common
-// and, where its tokens need something of their sequence or of all,
-//   Statistics                             the terms of a pass before
-//   needs_pass_before(p)                   whether a call has it
-//   factors_of(p, s, sums)                 Factors by a sequence's sums of this pass
+//   factors<Terms>(p, context, has_pass_before, s)   what the tokens of sequence s share
+// and for the pass before
+//   Statistics                             its terms
+//   factors_of(p, s, sums)                 Factors by a sequence's sums of it
 //   share(factors, shared, add)            add(counter, count) to what all sequences share
 // Without it Factors and Shared are empty.
 template <class Batch>

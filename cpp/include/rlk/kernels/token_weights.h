@@ -1,5 +1,6 @@
-// What the terms of a token are multiplied by in a loss: aggregations, which objectives share, and what their batches have in
-// common. Params: spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value; sequences.
+// What the terms of a token are multiplied by in a loss: aggregations, which objectives share, and what their batches
+// have in common. Params: spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator,
+// denominator_value; sequences.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +50,8 @@ RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int6
 enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
 
-// Of a Batch whose loss has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors), and whose terms say
-// by kOfSequence whether they need more of a sequence than its number of tokens.
+// Of the Batch of a loss that has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors), and whose
+// terms say by kOfSequence whether they need more of a sequence than its number of tokens.
 template <class P, class F>
 struct LossBatch {
   static constexpr int kGroups = 1, kCounts = kLossCounts;

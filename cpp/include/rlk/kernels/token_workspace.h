@@ -46,8 +46,7 @@ inline std::int64_t map_blocks(std::int64_t count) {
   return blocks < kMost ? blocks : kMost;
 }
 
-// Arrays one behind the other, each at a multiple of 16 bytes; of no memory their size alone. Fewer and larger tiles need no
-// more of it.
+// Arrays one behind the other, each at a multiple of 16 bytes; of no memory their size alone. Larger tiles need no more.
 template <class Batch>
 struct TokenWorkspace {
   typename Batch::Shared* shared;            // [1]
