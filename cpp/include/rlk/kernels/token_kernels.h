@@ -1,13 +1,13 @@
-// Passes over tokens on a GPU, for every vendor: a lane has four neighbouring positions, or one; sums go up the tree over positions by an exchange that leaves each lane one of them, so that eight sums cost nine
-// or ten shuffles.
+// Passes over tokens on a GPU, for every vendor: a lane has four neighbouring positions, or one; sums go up the tree over
+// positions by an exchange that leaves each lane one of them, so that eight sums cost nine or ten shuffles.
 //
 // token_tiles: a tile is the positions of a wave, or 2^tile >= 1024 of a block, whose waves have stretches of it. Bound by
 // HBM: every array is read once, by a lane all its tokens at once where addresses allow.
 // sums_of_sequences: the tree over the tiles of a sequence, a block for several sequences.
 //
-// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params; thread(); shuffle_xor, barrier, sum_over_wave and
-// max_over_wave; load and store of Tokens, and of a Quad, at multiples of their size;
-// count_on, an atomic addition.
+// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params; thread();
+// shuffle_xor, barrier, sum_over_wave and max_over_wave; load and store of Tokens, and of a Quad, at multiples of their
+// size; count_on, an atomic addition.
 #pragma once
 
 #include "rlk/kernels/quad.h"

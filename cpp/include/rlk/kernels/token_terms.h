@@ -71,7 +71,15 @@ struct SequenceSums {
 };
 
 // Those of a batch: sums by the tree over the index of sequences, counts and maxima in any order.
-//
+template <int kSums, int kCounts, int kMaxima>
+struct TotalSums {
+  float sum[kSums];
+  std::int64_t count[kCounts];
+  float maximum[kMaxima];
+};
+template <class Batch>
+using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
+
 // An operator whose tokens are summed has a Batch:
 //   Params, Factors, Shared                Factors, Shared: what a sequence, and all of them, give their tokens
 //   kGroups, kSums, kCounts, kMaxima       kGroups: of terms over the same tokens, eight sums each
@@ -92,14 +100,6 @@ struct TokenContext {
   typename Batch::Factors* factors;  // [num_sequences]
   typename Batch::Shared* shared;    // [1]
 };
-template <int kSums, int kCounts, int kMaxima>
-struct TotalSums {
-  float sum[kSums];
-  std::int64_t count[kCounts];
-  float maximum[kMaxima];
-};
-template <class Batch>
-using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 
 // One of two by a condition of all tokens. A conditional expression would choose between addresses.
 template <class F>
