@@ -162,14 +162,15 @@ def failures(
     )
     if o.residual is not None:
         want["new_residual"] = _wide(o.x) + _wide(o.residual)
-    inner = ROUNDING[str(o.x.dtype).removeprefix("torch.")].inner if round_before_weight else 0.0
+    rounding = ROUNDING[str(o.x.dtype).removeprefix("torch.")]
+    inner = {"inner": rounding.inner, "inner_least": rounding.least} if round_before_weight else {}
     rows = int(np.prod(h.shape[:-1]))
     facts: dict[str, dict[str, Any]] = {
-        "y": {"columns": columns, "inner": inner},
+        "y": {"columns": columns, "other_scale": want["y_other_scale"], **inner},
         "new_residual": {},
         "rstd": {"columns": columns},
         "dx": {"columns": columns},
-        "dweight": {"columns": columns, "rows": rows, "inner": inner},
+        "dweight": {"columns": columns, "rows": rows, "other_scale": want["dweight_other_scale"], **inner},
     }
     wrong = []
     for name, of in facts.items():

@@ -316,10 +316,13 @@ def test_cpu_and_cuda_have_the_same_bytes(name: str) -> None:
 def test_a_gpu_says_nan_beside_bad_cuts(name: str) -> None:
     a = {k: x.reshape(-1) for k, x in tensors(rollouts(4, 50, masked=0.0), "cuda").items()}
     a["mask"][:] = True
-    found = run(a, name, cu_seqlens=torch.tensor([0, 60, 50, 200], dtype=torch.int32, device="cuda"))
-    assert bool(found.weights[60:200].isnan().all())
-    assert not bool(found.mask[60:200].any())
-    assert bool(found.weights.isnan().all()) == ("normalized" in name)
+    cuts = torch.tensor([0, 40, 100, 90, 160, 200], dtype=torch.int32, device="cuda")
+    found = run(a, name, cu_seqlens=cuts)
+    in_doubt = torch.zeros(200, dtype=torch.bool, device="cuda")
+    in_doubt[40:160] = True  # whatever begins or ends at 100 or 90
+    assert bool(found.weights[in_doubt].isnan().all())
+    assert not bool(found.mask[in_doubt].any())
+    assert bool(found.weights[~in_doubt].isnan().all()) == ("normalized" in name)
 
 
 @pytest.mark.gpu

@@ -382,12 +382,19 @@ def _norms_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
             d_new_residual=case.d_new_residual,
         )  # fmt: skip
         rows, columns = case.x.shape
-        inner = ROUNDING[case.dtype].inner if case.options.get("round_before_weight") else 0.0
+        inner: dict[str, Any] = {}
+        if case.options.get("round_before_weight"):
+            inner = {"inner": ROUNDING[case.dtype].inner, "inner_least": ROUNDING[case.dtype].least}
         facts: dict[str, dict[str, Any]] = {
-            "y": {"inner": inner},
+            "y": {"other_scale": expected["y_other_scale"], **inner},
             "rstd": {},
             "dx": {"scale": expected["dx_scale"]},
-            "dweight": {"rows": rows, "scale": expected["dweight_scale"], "inner": inner},
+            "dweight": {
+                "rows": rows,
+                "scale": expected["dweight_scale"],
+                "other_scale": expected["dweight_other_scale"],
+                **inner,
+            },
         }
         for name, of in facts.items():
             dtype = case.dtype if name in ("y", "dx") else "float32"

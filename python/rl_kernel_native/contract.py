@@ -276,11 +276,15 @@ _GROUPS = Bound(
     "chains of 64 tokens, a tree of seven levels, one addition a block of 8192",
 )
 
+_LEAST = "inner_least * other_scale"  # of an intermediate that is rounded to a subnormal
+
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 _NORM_Y = Bound(
-    lambda columns, expected, inner=0.0: ((columns / 512 + 14) * U + inner) * expected,
-    "((columns / 512 + 14) * u + inner) * expected",
+    lambda columns, expected, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        ((columns / 512 + 14) * U + inner) * expected + inner_least * other_scale
+    ),
+    f"((columns / 512 + 14) * u + inner) * expected + {_LEAST}",
     "half the error of the mean, whose chains have columns / 256 terms and eight levels; five more roundings",
 )
 _RSTD = Bound(
@@ -294,8 +298,10 @@ _NORM_DX = Bound(
     "two sums over the row, relative to the same sums of absolute values, and the roundings between them",
 )
 _NORM_DWEIGHT = Bound(
-    lambda rows, columns, scale, inner=0.0: ((87 + rows / 8192 + columns / 256) * U + inner) * scale,
-    "((87 + rows / 8192 + columns / 256) * u + inner) * scale",
+    lambda rows, columns, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
+        ((87 + rows / 8192 + columns / 256) * U + inner) * scale + inner_least * other_scale
+    ),
+    f"((87 + rows / 8192 + columns / 256) * u + inner) * scale + {_LEAST}",
     "chains of 64 tokens, a tree of seven levels, one addition a block; the error of each normalised value",
 )
 _ONE_SUM = Bound(lambda expected: U * expected, "u * expected", "one addition in float32")
@@ -336,7 +342,6 @@ def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> 
 
 
 _P = "(2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * u * score_scale + (keys / 128 + 40) * u)"
-_LEAST = "inner_least * other_scale"
 _ATTENTION_OUT = Bound(
     lambda keys, head_dim, max_abs_s, score_scale, scale, inner=0.0, inner_least=0.0, other_scale=0.0: (
         (_probability(keys, head_dim, max_abs_s, score_scale) + (keys + 8) * U + inner) * scale

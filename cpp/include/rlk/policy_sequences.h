@@ -63,10 +63,13 @@ RLK_HD PolicySpan span_of(const PolicySequences& q, std::int64_t s) {
   const std::int64_t begin = clamped(cut_of(q, s)), end = clamped(cut_of(q, s + 1));
   return {begin, end < begin ? 0 : end - begin};
 }
-// Whether the cuts around sequence s are what they must be.
+// Whether the cuts around sequence s are what they must be, those beside them included: of two that do not ascend nobody
+// knows which is wrong, so that every sequence that begins or ends at one of them is in doubt.
 RLK_HD bool are_cuts_good(const PolicySequences& q, std::int64_t s) {
   const std::int64_t begin = cut_of(q, s), end = cut_of(q, s + 1);
-  return begin <= end && (s > 0 || begin == 0) && (s + 1 < q.num_sequences || end == q.num_tokens);
+  const bool begins = s > 0 ? cut_of(q, s - 1) <= begin : begin == 0;
+  const bool ends = s + 1 < q.num_sequences ? end <= cut_of(q, s + 2) : end == q.num_tokens;
+  return 0 <= begin && begin <= end && end <= q.num_tokens && begins && ends;
 }
 RLK_HD bool has_bad_cuts(const PolicySequences& q, std::int64_t s) { return q.packed() && !are_cuts_good(q, s); }
 

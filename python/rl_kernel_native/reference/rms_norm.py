@@ -25,14 +25,15 @@ def rms_norm_reference(
         x, residual: ``[..., K]``; weight: ``[K]`` or None; dy, d_new_residual: ``[..., K]``; NumPy arrays (or what
             ``numpy.asarray`` takes) in any float dtype.
     Returns: ``y``, ``new_residual`` and ``rstd``, and with ``dy`` also ``dx`` and ``dweight``, float64; for these two
-        ``<name>_scale``, the same sum over absolute values, which the error bounds scale with.
+        ``<name>_scale``, the same sum over absolute values, and for ``y`` and ``dweight`` ``<name>_other_scale``, the
+        magnitudes that normalised values are multiplied by: what the error bounds scale with.
     """
     h = _wide(x) if residual is None else _wide(x) + _wide(residual)
     columns = h.shape[-1]
     w = np.ones(columns) if weight is None else _wide(weight) + weight_offset
     rstd = 1 / np.sqrt((h * h).sum(-1, keepdims=True) / max(columns, 1) + eps)
     xhat = h * rstd
-    out = {"y": xhat * w, "new_residual": h, "rstd": rstd[..., 0]}
+    out = {"y": xhat * w, "y_other_scale": np.abs(w), "new_residual": h, "rstd": rstd[..., 0]}
     if dy is not None:
         g = _wide(dy) * w
         c = (g * xhat).sum(-1, keepdims=True) / max(columns, 1)
@@ -42,6 +43,7 @@ def rms_norm_reference(
         out["dx_scale"] = rstd * (np.abs(g) + np.abs(xhat) * size) + np.abs(e)
         products = (_wide(dy) * xhat).reshape(-1, columns)
         out["dweight"], out["dweight_scale"] = products.sum(0), np.abs(products).sum(0)
+        out["dweight_other_scale"] = np.abs(_wide(dy)).reshape(-1, columns).sum(0)
     return out
 
 

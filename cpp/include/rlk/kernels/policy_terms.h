@@ -387,7 +387,8 @@ enum class PolicyForm {
 };
 RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
   if (needs_statistics(p.spec)) return PolicyForm::kSequences;
-  const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && p.selected.data == nullptr;
+  const bool no_selection = p.selected.data == nullptr && p.spec.selected_drops == 0;
+  const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && no_selection;
   return clipped ? PolicyForm::kClipped : PolicyForm::kTokens;
 }
 
