@@ -19,11 +19,26 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-template <class T>
-__device__ __forceinline__ Octet<T> load_octet_once(const typename T::Storage* from) {
+// L2's policy for what nobody reads again: it is the first to leave.
+__device__ __forceinline__ std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint4 load_once(const void* from, std::uint64_t policy) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from), "l"(policy));
+  return v;
+}
+
+// Policy: none, or evict_first_policy().
+template <class T, class... Policy>
+__device__ __forceinline__ Octet<T> load_octet_once(const typename T::Storage* from, Policy... policy) {
   Octet<T> x;
 #pragma unroll
-  for (int i = 0; i < Octet<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns);
+  for (int i = 0; i < Octet<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns, policy...);
   return x;
 }
 template <class T>

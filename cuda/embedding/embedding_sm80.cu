@@ -3,6 +3,6 @@
 
 namespace rlk::cuda {
 void embedding_sm80(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream) {
-  run_embedding(p, plan, stream);
+  run_embedding<false>(p, plan, stream);
 }
 }  // namespace rlk::cuda

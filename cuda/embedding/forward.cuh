@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "../common/dependent_launch.cuh"
 #include "../common/octet.cuh"
 #include "kernels.h"
 #include "rlk/kernels/embedding_copy.h"
@@ -40,6 +41,8 @@ __global__ void __launch_bounds__(kCopyThreads)
     embedding_kernel(const __grid_constant__ EmbeddingParams p, const __grid_constant__ EmbeddingCopyGrid g,
                      std::int64_t first_block) {
   const EmbeddingCopyPlace place(g, first_block + blockIdx.x, threadIdx.x, kCopyThreads, kCount);
+  allow_next_kernel();
+  wait_for_previous_kernel();
   if (place.token >= p.num_tokens) return;
   const std::int64_t id = embedding_id(p, place.token), row = embedding_row(p, id);
   const int bytes = size_of(p.dtype);
@@ -65,26 +68,26 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-template <class Unit, int kCount>
+template <bool kOverlap, class Unit, int kCount>
 void run_copy(const EmbeddingParams& p, cudaStream_t stream) {
   const EmbeddingCopyGrid g = embedding_copy_grid(p, sizeof(Unit), kCount, kCopyThreads);
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   for (std::int64_t first = 0; first < g.blocks; first += kMostBlocks) {
-    const unsigned count = static_cast<unsigned>(std::min(kMostBlocks, g.blocks - first));
-    embedding_kernel<Unit, kCount><<<count, kCopyThreads, 0, stream>>>(p, g, first);
-    check(cudaGetLastError(), "launch of embedding");
+    const int count = static_cast<int>(std::min(kMostBlocks, g.blocks - first));
+    launch_dependent<kOverlap>(embedding_kernel<Unit, kCount>, count, kCopyThreads, 0, stream, p, g, first);
   }
 }
 
-inline void run_embedding(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream) {
+template <bool kOverlap>
+void run_embedding(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream) {
   if (plan.vectors == 4) {
-    run_copy<uint4, 4>(p, stream);
+    run_copy<kOverlap, uint4, 4>(p, stream);
   } else if (plan.vectors == 1) {
-    run_copy<uint4, 1>(p, stream);
+    run_copy<kOverlap, uint4, 1>(p, stream);
   } else if (p.dtype == DType::kFloat32) {
-    run_copy<std::uint32_t, 4>(p, stream);
+    run_copy<kOverlap, std::uint32_t, 4>(p, stream);
   } else {
-    run_copy<std::uint16_t, 4>(p, stream);
+    run_copy<kOverlap, std::uint16_t, 4>(p, stream);
   }
 }
 

@@ -386,10 +386,15 @@ void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
   using Shape = GroupShape<T, kThreads, kOctets>;
   constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets>;
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
-  RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
+  const int most = allow_shared_memory<kKernel>();
+  RLK_CHECK(most >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
   const unsigned blocks =
       checked_blocks((rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups, "rms_norm");
-  launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kBlock, kBytes, stream, p);
+  // Blocks that begin while the kernel before them ends go where there is room first: two on some multiprocessors, none
+  // on others. With more than half of the memory each has a multiprocessor of its own.
+  const bool alone = static_cast<int>(blocks) <= multiprocessors(current_device());
+  launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kBlock,
+                             alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
 }
 
 template <bool kOverlap>

@@ -35,12 +35,13 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const int octets = row < p.num_rows ? static_cast<int>(p.columns) / kOctet : 0;
   Octet<T> h[kOctets]{}, w[kOctets];
   const Storage* x = static_cast<const Storage*>(p.x) + p.x_rows.offset(row);
+  const std::uint64_t policy = evict_first_policy();
   allow_next_kernel();
   wait_for_previous_kernel();
 #pragma unroll
   for (int i = 0; i < kOctets; ++i) {
     const int octet = thread + i * kThreads;
-    if (octet < octets) h[i] = load_octet_once<T>(x + octet * kOctet);
+    if (octet < octets) h[i] = load_octet_once<T>(x + octet * kOctet, policy);
   }
   const bool early_weight = p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr;
   if (p.residual != nullptr) {
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
       const int octet = thread + i * kThreads;
-      if (octet < octets) more[i] = load_octet_once<T>(residual + octet * kOctet);
+      if (octet < octets) more[i] = load_octet_once<T>(residual + octet * kOctet, policy);
     }
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {

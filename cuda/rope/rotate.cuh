@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "../common/dependent_launch.cuh"
 #include "../common/element_dtype.cuh"
 #include "../common/octet.cuh"
 #include "kernels.h"
@@ -185,6 +186,8 @@ template <class T, int kHeads, bool kPerPair>
 __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, kPerPair>))
     rope_octets_kernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopeGrid g) {
   const RopePlace at(p, g, blockIdx.x, threadIdx.x);
+  allow_next_kernel();
+  wait_for_previous_kernel();
   if (!at.exists) return;
   const int heads = static_cast<int>(p.q.num_heads + p.k.num_heads), lanes = static_cast<int>(g.lanes);
 #pragma unroll 1
@@ -221,6 +224,8 @@ template <class T>
 __global__ void __launch_bounds__(kRopeThreads)
     rope_elements_kernel(const __grid_constant__ RopeParams p, const __grid_constant__ RopeGrid g) {
   const RopePlace at(p, g, blockIdx.x, threadIdx.x);
+  allow_next_kernel();
+  wait_for_previous_kernel();
   if (!at.exists) return;
   const typename T::Storage* x = head_in<T>(p, at, at.lane);
   typename T::Storage* y = head_out<T>(p, at, at.lane);
@@ -255,14 +260,17 @@ __global__ void __launch_bounds__(kRopeThreads)
   }
 }
 
-inline void run_rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream) {
+template <bool kOverlap>
+void run_rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream) {
   for (std::int64_t first = 0; first < p.num_tokens;) {
     RopeGrid g;
     first += rope_grid(p, plan.heads > 0, std::max(plan.heads, 1), kRopeThreads, first, &g);
-    const unsigned blocks = static_cast<unsigned>(rope_blocks(g));
+    const int blocks = static_cast<int>(rope_blocks(g));
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
-      const auto launch = [&](auto* kernel) { kernel<<<blocks, kRopeThreads, 0, stream>>>(p, g); };
+      const auto launch = [&](auto* kernel) {
+        launch_dependent<kOverlap>(kernel, blocks, kRopeThreads, 0, stream, p, g);
+      };
       const bool per_pair = p.width < p.rotary_dim;
       if (plan.heads == 0) {
         launch(rope_elements_kernel<T>);
@@ -274,7 +282,6 @@ inline void run_rope(const RopeParams& p, const RopePlan& plan, cudaStream_t str
         per_pair ? launch(rope_octets_kernel<T, 4, true>) : launch(rope_octets_kernel<T, 4, false>);
       }
     });
-    check(cudaGetLastError(), "launch of rope");
   }
 }
 
