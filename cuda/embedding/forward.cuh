@@ -80,8 +80,8 @@ void run_copy(const EmbeddingParams& p, cudaStream_t stream) {
 
 template <bool kOverlap>
 void run_embedding(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream) {
-  if (plan.vectors == 4) {
-    run_copy<kOverlap, uint4, 4>(p, stream);
+  if (plan.vectors == 2) {
+    run_copy<kOverlap, uint4, 2>(p, stream);
   } else if (plan.vectors == 1) {
     run_copy<kOverlap, uint4, 1>(p, stream);
   } else if (p.dtype == DType::kFloat32) {

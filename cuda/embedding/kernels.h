@@ -11,7 +11,7 @@ namespace rlk::cuda {
 struct EmbeddingPlan {
   int vectors = 0;
 };
-constexpr EmbeddingPlan kEmbeddingPlans[] = {{4}, {1}, {0}};
+constexpr EmbeddingPlan kEmbeddingPlans[] = {{2}, {1}, {0}};
 bool serves(const EmbeddingPlan& plan, const EmbeddingParams& p);
 EmbeddingPlan choose_plan(const EmbeddingParams& p, int multiprocessors);
 
