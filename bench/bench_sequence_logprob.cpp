@@ -50,8 +50,8 @@ void run(const Case& c, double ceiling) {
     const bool is_chosen = plan.warps == chosen.warps;
     const double us = median_us(
         [&](cudaStream_t stream, int call) { cuda::sequence_logprob_sm90(params(call), plan, stream); }, count, 15);
-    print_row("sum " + shape + ", warps " + std::to_string(plan.warps) + (is_chosen ? " (chosen)" : ""),
-              us, moved, ceiling);
+    print_row("sum " + shape + ", warps " + std::to_string(plan.warps) + (is_chosen ? " (chosen)" : ""), us, moved,
+              ceiling);
   }
   const double us = median_us(
       [&](cudaStream_t stream, int call) {

@@ -27,9 +27,9 @@ __device__ __forceinline__ std::int64_t warp_of_grid() {
 __global__ void __launch_bounds__(kOrderThreads)
     order_ids_kernel(const __grid_constant__ GroupAdvantageParams p, bool first) {
   __shared__ OrderShared shared;
-  order_run<PlainMemory>([&](std::int64_t i) { return group_id(p, i); },
-                         static_cast<std::int32_t>(p.num_sequences), static_cast<std::int32_t>(blockIdx.x),
-                         static_cast<int>(threadIdx.x), shared, order_memory(p, first), [] { __syncthreads(); });
+  order_run<PlainMemory>([&](std::int64_t i) { return group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
+                         static_cast<std::int32_t>(blockIdx.x), static_cast<int>(threadIdx.x), shared,
+                         order_memory(p, first), [] { __syncthreads(); });
 }
 __global__ void __launch_bounds__(kGroupThreads)
     merge_ids_kernel(const __grid_constant__ GroupAdvantageParams p, std::int32_t run, bool from_first) {

@@ -17,9 +17,10 @@ constexpr int kPositionWarps = kPositionThreads / 32;
 constexpr int kPositionTokens = 4;  // of a thread, a warp's width apart
 constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 
+template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads)
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g) {
-  pack_block<PlainMemory>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
+  pack_block<PlainMemory, kAllFlat>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
 __global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const __grid_constant__ PackLayoutParams p) {
@@ -70,7 +71,8 @@ __global__ void __launch_bounds__(kPackScanThreads) pack_scan_kernel(const __gri
 }
 
 inline void run_pack(const PackParams& p, const PackGrid& g, cudaStream_t stream) {
-  pack_kernel<<<g.blocks, kPackThreads, 0, stream>>>(p, g);
+  auto* kernel = g.all_flat ? pack_kernel<true> : pack_kernel<false>;
+  kernel<<<g.blocks, kPackThreads, 0, stream>>>(p, g);
   check(cudaGetLastError(), "launch of pack");
 }
 

@@ -65,7 +65,8 @@ __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob
 template <class T>
 __global__ void __launch_bounds__(kSequenceMostThreads)
     sequence_logprob_kernel(const __grid_constant__ SequenceLogprobParams p, int warps) {
-  __shared__ float chunks_of_warps[2][kSequenceMostThreads / 32];  // two, so that a round need not wait for the one before
+  __shared__ float chunks_of_warps[2]
+                                  [kSequenceMostThreads / 32];  // two, so that a round need not wait for the one before
   __shared__ long long counts_of_warps[kSequenceMostThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int member = warps == 1 ? 0 : warp;

@@ -35,7 +35,8 @@ struct TurnGroup {
 
 template <class Id>
 __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id* all_ids, int warps) {
-  __shared__ std::uint8_t open_of_warps[2][kTurnWarps];  // 2: nothing happens; two, so that no tile waits for the one before
+  __shared__ std::uint8_t
+      open_of_warps[2][kTurnWarps];  // 2: nothing happens; two, so that no tile waits for the one before
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int member = warps == 1 ? 0 : warp;
   const std::int64_t sequence = warps == 1 ? std::int64_t{blockIdx.x} * kTurnWarps + warp : blockIdx.x;
@@ -70,7 +71,8 @@ __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id*
       for (int k = 0; k < kTurnGroups; ++k) {
         const TurnGroup last = mine.of(k);
         const bool opens = (last.opens >> lane & 1) != 0 && ends_at<PlainMemory>(p, p.begin, first, at + 32 * k);
-        const bool closes = !opens && (last.closes >> lane & 1) != 0 && ends_at<PlainMemory>(p, p.end, first, at + 32 * k);
+        const bool closes =
+            !opens && (last.closes >> lane & 1) != 0 && ends_at<PlainMemory>(p, p.end, first, at + 32 * k);
         const TurnGroup group = {__ballot_sync(0xffffffffu, opens), __ballot_sync(0xffffffffu, closes)};
         if (lane == k) mine = group;
       }
@@ -87,6 +89,14 @@ __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id*
         const std::uint8_t after = open_of_warps[which][w];
         carried = after == 2 ? carried : after == 1;
       }
+    }
+    if (p.include_end &&
+        !__any_sync(0xffffffffu, (mine.opens | mine.closes) != 0)) {  // nothing happens, as in most places
+#pragma unroll
+      for (int k = 0; k < kTurnGroups; ++k) {
+        if (at + 32 * k < span.length) mask[at + 32 * k] = open ? 1 : 0;
+      }
+      continue;
     }
 #pragma unroll 1
     for (int k = 0; k < kTurnGroups; ++k) {
@@ -128,8 +138,8 @@ inline void run(const ToolMaskParams& p, cudaStream_t stream) {
   // Of packed sequences the host does not know the lengths: their mean stands for them.
   const std::int64_t length = p.cu_seqlens.data != nullptr ? p.num_tokens / p.num_sequences : p.num_tokens;
   const int warps = length <= 32 * kTurnGroups ? 1 : kTurnWarps, sequences = kTurnWarps / warps;
-  tool_mask_kernel<<<static_cast<unsigned>((p.num_sequences + sequences - 1) / sequences), 32 * kTurnWarps, 0, stream>>>(
-      p, warps);
+  tool_mask_kernel<<<static_cast<unsigned>((p.num_sequences + sequences - 1) / sequences), 32 * kTurnWarps, 0,
+                     stream>>>(p, warps);
   check(cudaGetLastError(), "launch of tool_mask");
 }
 

@@ -35,6 +35,7 @@ struct PackShare {
 struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
+  bool all_flat = true;
   std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
   std::int64_t tail = 0;  // packed tokens from here on may be filled; negative: from the last offset on
 };
@@ -62,18 +63,21 @@ inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows
   std::int64_t most = 1, blocks = 0;  // most: units, or bytes of a run
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
-    most = std::max(most, is_run(p, a) ? a.token_bytes : a.token_bytes >> pack_log2_unit(a, p.num_sequences, p.num_tokens));
+    most = std::max(most,
+                    is_run(p, a) ? a.token_bytes : a.token_bytes >> pack_log2_unit(a, p.num_sequences, p.num_tokens));
   }
   const std::int64_t tokens = rows ? std::min(p.num_tokens - first, std::max<std::int64_t>((1 << 30) / most, 1)) : 0;
   g->first_token = static_cast<std::int32_t>(first);
   g->num_tokens = static_cast<std::int32_t>(tokens);
   g->tail = p.covered ? -1 : 0;
+  g->all_flat = true;
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
     PackShare& s = g->shares[i];
     s.log2_unit = pack_log2_unit(a, p.num_sequences, p.num_tokens);
     s.units = static_cast<std::uint32_t>(a.token_bytes >> s.log2_unit);
     s.flat = is_run(p, a);
+    g->all_flat = g->all_flat && s.flat;
     s.first_block = static_cast<std::uint32_t>(blocks);
     s.row_blocks = 0;
     if (s.units == 0) continue;
@@ -238,18 +242,19 @@ RLK_HD void run(const PackParams& p, const PackGrid& g, const PackArray& a, cons
 
 }  // namespace pack_detail
 
-// What a block of a launch does.
-template <class Memory>
+// What a block of a launch does. kAllFlat: of one whose arrays are all flat, which takes fewer registers.
+template <class Memory, bool kAllFlat = false>
 RLK_HD void pack_block(const PackParams& p, const PackGrid& g, std::uint32_t block, int thread) {
   int i = 0;
   while (i + 1 < p.num_arrays && block >= g.shares[i + 1].first_block) ++i;
   const PackArray& a = p.arrays[i];
   const PackShare& s = g.shares[i];
   block -= s.first_block;
-  if (s.flat) {
+  if (kAllFlat || s.flat) {
     if (block < s.row_blocks) return pack_detail::copy_flat_row<Memory>(p, g, a, s, block, thread);
     return pack_detail::fill_flat_tail<Memory>(p, g, a, block - s.row_blocks, thread);
   }
+  if constexpr (kAllFlat) return;
   switch (s.log2_unit) {
     case 0:
       return pack_detail::run<std::uint8_t, Memory>(p, g, a, s, block, thread);

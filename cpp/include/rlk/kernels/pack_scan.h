@@ -14,20 +14,25 @@ constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 
 struct PackScanShared {
   struct alignas(16) {
-    std::int32_t of[kPackScanLengths];
-  } lengths[kPackScanThreads];  // then the offsets behind them
-  std::int64_t sums[2][kPackScanThreads];
+    std::int32_t of[kPackScanLengths + 4];  // 4: neighbouring threads' lie in other banks
+  } lengths[kPackScanThreads];              // then the offsets behind them
+  std::uint32_t sums[2][kPackScanThreads];
   std::int32_t status;
 };
 
 namespace pack_detail {
+
+constexpr std::uint32_t kMostPackSum = std::uint32_t{1} << 31;  // more than any capacity: what is more is this
+RLK_HD std::uint32_t pack_sum(std::uint32_t a, std::uint32_t b) { return a > kMostPackSum - b ? kMostPackSum : a + b; }
 
 // length(i): of row i.
 template <class Memory, class Length, class Barrier>
 RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& shared, const Length& length,
                          const Barrier& barrier) {
   std::int32_t* cu_seqlens = Memory::global(p.cu_seqlens);
-  std::int32_t* lengths = shared.lengths[0].of;
+  const auto slot = [&](int i) -> std::int32_t& {
+    return shared.lengths[i / kPackScanLengths].of[i % kPackScanLengths];
+  };
   std::int64_t ahead[kPackScanLengths];
   const auto read = [&](std::int64_t tile) {
     RLK_UNROLL
@@ -38,7 +43,8 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     }
   };
   if (thread == 0) shared.status = 0;
-  std::int64_t before = 0;
+  const auto capacity = static_cast<std::uint32_t>(p.capacity);
+  std::uint32_t before = 0;
   if (p.num_sequences > 0) read(0);
   barrier();
   RLK_UNROLL_NOT
@@ -47,42 +53,45 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     for (int k = 0; k < kPackScanLengths; ++k) {
       const std::int64_t clamped = ahead[k] < 0 ? 0 : ahead[k] > p.num_tokens ? p.num_tokens : ahead[k];
       if (clamped != ahead[k]) shared.status = kPackBadLength;
-      lengths[k * kPackScanThreads + thread] = static_cast<std::int32_t>(clamped);
+      slot(k * kPackScanThreads + thread) = static_cast<std::int32_t>(clamped);
     }
     if (tile + kPackScanTile < p.num_sequences) read(tile + kPackScanTile);
     barrier();
-    auto mine = shared.lengths[thread];
-    std::int64_t of_thread = 0;
+    std::int32_t mine[kPackScanLengths];
     RLK_UNROLL
-    for (int k = 0; k < kPackScanLengths; ++k) of_thread += mine.of[k];
+    for (int k = 0; k < kPackScanLengths; ++k) mine[k] = shared.lengths[thread].of[k];
+    std::uint32_t of_thread = 0;
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) {
+      of_thread = pack_sum(of_thread, static_cast<std::uint32_t>(mine[k]));
+    }
     shared.sums[0][thread] = of_thread;
     barrier();
     int from = 0;
     RLK_UNROLL_NOT  // conditions of all steps would be more scalar registers than there are
-    for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
-      const std::int64_t more = thread >= distance ? shared.sums[from][thread - distance] : 0;
-      shared.sums[from ^ 1][thread] = shared.sums[from][thread] + more;
+        for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
+      const std::uint32_t more = thread >= distance ? shared.sums[from][thread - distance] : 0;
+      shared.sums[from ^ 1][thread] = pack_sum(shared.sums[from][thread], more);
       barrier();
     }
-    std::int64_t sum = before + shared.sums[from][thread] - of_thread;
-    before += shared.sums[from][kPackScanThreads - 1];
+    std::uint32_t sum = thread == 0 ? before : pack_sum(before, shared.sums[from][thread - 1]);
+    before = pack_sum(before, shared.sums[from][kPackScanThreads - 1]);
     RLK_UNROLL
     for (int k = 0; k < kPackScanLengths; ++k) {
-      sum += mine.of[k];
-      mine.of[k] = static_cast<std::int32_t>(sum < p.capacity ? sum : p.capacity);
+      sum = pack_sum(sum, static_cast<std::uint32_t>(mine[k]));
+      shared.lengths[thread].of[k] = static_cast<std::int32_t>(sum < capacity ? sum : capacity);
     }
-    shared.lengths[thread] = mine;
     barrier();
     RLK_UNROLL
     for (int k = 0; k < kPackScanLengths; ++k) {
       const std::int64_t i = tile + k * kPackScanThreads + thread;
-      if (i < p.num_sequences) cu_seqlens[i + 1] = lengths[k * kPackScanThreads + thread];
+      if (i < p.num_sequences) cu_seqlens[i + 1] = slot(k * kPackScanThreads + thread);
     }
-    // The next tile's first write goes to elements that this thread alone has just read.
+    // The next tile's lengths go where this thread alone has just read.
   }
   if (thread != 0) return;
   cu_seqlens[0] = 0;
-  *Memory::global(p.status) = shared.status | (before > p.capacity ? kPackOverflow : 0);
+  *Memory::global(p.status) = shared.status | (before > capacity ? kPackOverflow : 0);
 }
 
 }  // namespace pack_detail
