@@ -13,6 +13,7 @@ namespace {  // one copy per architecture
 
 constexpr int kGroupThreads = 128;
 constexpr int kBatchThreads = 1024;
+constexpr std::int64_t kSmallBatch = 16384;  // half of these threads do
 
 struct GroupBlock : WarpBlock {
   MemberCounts* shared_counts;
@@ -29,14 +30,14 @@ __global__ void __launch_bounds__(kOrderThreads)
   __shared__ OrderShared shared;
   order_run<PlainMemory>([&](std::int64_t i) { return group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
                          static_cast<std::int32_t>(blockIdx.x), static_cast<int>(threadIdx.x), shared,
-                         order_memory(p, first), [] { __syncthreads(); });
+                         order_memory(p, first), [] { __syncthreads(); }, [] { __syncwarp(); });
 }
 __global__ void __launch_bounds__(kGroupThreads)
     merge_ids_kernel(const __grid_constant__ GroupAdvantageParams p, std::int32_t run, bool from_first) {
   const std::int64_t at = std::int64_t{blockIdx.x} * kGroupThreads + threadIdx.x;
   if (at < p.num_sequences) merge_ids(p, run, from_first, static_cast<std::int32_t>(at));
 }
-__global__ void __launch_bounds__(kBatchThreads) batch_kernel(const __grid_constant__ GroupAdvantageParams p) {
+__global__ void __launch_bounds__(kBatchThreads, 1) batch_kernel(const __grid_constant__ GroupAdvantageParams p) {
   __shared__ float sums[kBlockChunks * kBatchThreads / 32];
   __shared__ __align__(8) unsigned char counts[sizeof(MemberCounts) * kBatchThreads / 32];
   const GroupBlock block = {{Warp(), sums}, reinterpret_cast<MemberCounts*>(counts)};
@@ -60,7 +61,10 @@ inline void run_group_advantage(const GroupAdvantageParams& p, cudaStream_t stre
       merge_ids_kernel<<<blocks((p.num_sequences + 31) / 32), kGroupThreads, 0, stream>>>(p, run, from_first);
     });
   }
-  if (reads_batch(p)) batch_kernel<<<1, kBatchThreads, 0, stream>>>(p);
+  if (reads_batch(p)) {
+    const int threads = p.num_sequences > kSmallBatch ? kBatchThreads : kBatchThreads / 2;
+    batch_kernel<<<1, threads, 0, stream>>>(p);
+  }
   const std::int64_t groups = num_groups_of_teams(p);
   auto* kernel = p.group_ids != nullptr ? groups_kernel<true> : groups_kernel<false>;
   if (groups > 0) kernel<<<blocks(groups), kGroupThreads, 0, stream>>>(p, groups);

@@ -2,11 +2,10 @@
 // rlk/kernels/preference_pair.h, shared with the CPU and HIP.
 //
 // preference_pairs_kernel: a thread a pair; where losses are sorted, their keys are put in order before it
-// (rlk/kernels/merge_order.h). preference_metrics_kernel: a block a metric, a warp a chunk of 2,048 pairs, after it.
+// (rlk/kernels/merge_order.h). preference_metrics_kernel: a block a metric, 256 threads a chunk of 2,048 pairs, after it.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
-#include "../common/sequence_chunk.cuh"
 #include "kernels.h"
 #include "rlk/ops/sequence_logprob.h"
 
@@ -20,8 +19,9 @@ constexpr int kMetricThreads = 1024;
 __global__ void __launch_bounds__(kOrderThreads)
     preference_order_kernel(const __grid_constant__ PreferenceLossParams p, bool first) {
   __shared__ OrderShared shared;
-  preference_order_run<PlainMemory>(p, {blockIdx.x, gridDim.x / 2}, first, static_cast<int>(threadIdx.x), shared,
-                                    [] { __syncthreads(); });
+  preference_order_run<PlainMemory>(
+      p, {blockIdx.x, gridDim.x / 2}, first, static_cast<int>(threadIdx.x), shared, [] { __syncthreads(); },
+      [] { __syncwarp(); });
 }
 __global__ void __launch_bounds__(kPairThreads)
     preference_merge_kernel(const __grid_constant__ PreferenceLossParams p, std::int32_t run, bool from_first) {
@@ -37,34 +37,39 @@ __global__ void __launch_bounds__(kPairThreads)
   preference_item<PlainMemory>(p, i);
 }
 
-// By the warps of a block; thread 0 gets it.
+// By a block, 256 threads a chunk, each with a lane of it; thread 0 gets it.
 __device__ __forceinline__ float sum_of_metric(const PreferenceLossParams& p, int metric) {
-  __shared__ float chunks[kMetricThreads / 32];
-  constexpr int kTogether = 2 * kChunkWarpLanes;  // pairs of a thread whose loads are under way together
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kChunks = kMetricThreads / kSequenceLanes, kWarps = kSequenceLanes / 32;
+  constexpr int kSteps = kSequenceChunk / kSequenceLanes;
+  __shared__ float warps[kChunks][kWarps];
+  const int chunk = static_cast<int>(threadIdx.x) / kSequenceLanes,
+            lane = static_cast<int>(threadIdx.x) % kSequenceLanes;
   const std::int64_t num = preference_metric_items(p, metric);
   float sum = 0.0f;
 #pragma unroll 1
-  for (std::int64_t round = 0; round < num; round += kMetricThreads / 32 * kSequenceChunk) {
-    const std::int64_t first = round + warp * kSequenceChunk, left = num - first;
-    float lanes[kChunkWarpLanes] = {};
-#pragma unroll 1
-    for (int i = lane; i < kSequenceChunk && i < left; i += 32 * kTogether) {
-      float x[kTogether];
+  for (std::int64_t round = 0; round < num; round += kChunks * kSequenceChunk) {
+    const std::int64_t first = round + chunk * kSequenceChunk + lane;
+    float x[kSteps], node = 0.0f;
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        x[k] = i + 32 * k < left ? preference_metric_item<PlainMemory>(p, metric, first + i + 32 * k) : 0.0f;
-      }
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) lanes[k % kChunkWarpLanes] = add_rn(lanes[k % kChunkWarpLanes], x[k]);
+    for (int k = 0; k < kSteps; ++k) {
+      const std::int64_t i = first + k * kSequenceLanes;
+      x[k] = i < num ? preference_metric_item<PlainMemory>(p, metric, i) : 0.0f;
     }
-    __syncwarp();
-    const float chunk = sum_of_chunk_lanes(lanes);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) node = add_rn(node, x[k]);
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      node = add_rn(node, __shfl_xor_sync(0xffffffffu, node, distance));
+    }
     __syncthreads();
-    if (lane == 0) chunks[warp] = chunk;
+    if (lane % 32 == 0) warps[chunk][lane / 32] = node;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kMetricThreads / 32; ++w) sum = add_rn(sum, chunks[w]);  // +0 of missing ones: no bit changes
+    for (int c = 0; c < kChunks; ++c) {  // +0 of missing ones changes no bit
+      const float(&w)[kWarps] = warps[c];
+      sum = add_rn(
+          sum, add_rn(add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3])), add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7]))));
+    }
   }
   return sum;
 }

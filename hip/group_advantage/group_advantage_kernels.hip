@@ -14,11 +14,11 @@ RLK_GROUP_KERNEL(ids, run_ids)
 
 RLK_KERNEL(rlk::kOrderThreads)
 rlk_group_advantage_order_ids(rlk::GroupAdvantageParams p, std::int64_t first_block, bool first) {
-  rlk::order_run<rlk::hip::GlobalMemory>([&](std::int64_t i) { return rlk::group_id(p, i); },
-                                         static_cast<std::int32_t>(p.num_sequences),
-                                         static_cast<std::int32_t>(first_block + rlk::hip::block_id_x()),
-                                         rlk::hip::thread_id(), *reinterpret_cast<rlk::OrderShared*>(rlk::hip::lds()),
-                                         rlk::order_memory(p, first), [] { rlk::hip::block_barrier(); });
+  rlk::order_run<rlk::hip::GlobalMemory>(
+      [&](std::int64_t i) { return rlk::group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
+      static_cast<std::int32_t>(first_block + rlk::hip::block_id_x()), rlk::hip::thread_id(),
+      *reinterpret_cast<rlk::OrderShared*>(rlk::hip::lds()), rlk::order_memory(p, first),
+      [] { rlk::hip::block_barrier(); }, [] { rlk::hip::block_barrier(); });
 }
 RLK_KERNEL(rlk::hip::kGroupAdvantageThreads)
 rlk_group_advantage_merge_ids(rlk::GroupAdvantageParams p, std::int64_t first_block, std::int32_t run,

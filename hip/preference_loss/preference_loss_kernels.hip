@@ -13,7 +13,8 @@ RLK_KERNEL(rlk::kOrderThreads)
 rlk_preference_loss_order(rlk::PreferenceLossParams p, std::int64_t first_block, std::int64_t runs, bool first) {
   rlk::preference_order_run<rlk::hip::GlobalMemory>(
       p, {first_block + rlk::hip::block_id_x(), runs}, first, rlk::hip::thread_id(),
-      *reinterpret_cast<rlk::OrderShared*>(rlk::hip::lds()), [] { rlk::hip::block_barrier(); });
+      *reinterpret_cast<rlk::OrderShared*>(rlk::hip::lds()), [] { rlk::hip::block_barrier(); },
+      [] { rlk::hip::block_barrier(); });
 }
 RLK_KERNEL(rlk::hip::kPairThreads)
 rlk_preference_loss_merge(rlk::PreferenceLossParams p, std::int64_t first_block, std::int64_t blocks, std::int32_t run,

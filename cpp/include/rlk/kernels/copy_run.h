@@ -10,7 +10,7 @@
 
 namespace rlk {
 
-constexpr int kRunVectors = 8;  // of a thread, whose loads are under way together
+constexpr int kRunVectors = 4;  // of a thread, whose loads are under way together
 
 struct alignas(16) Vector16 {
   std::uint32_t words[4];

@@ -115,9 +115,7 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   c = all_of_team(team, c);
   if (team.lane() == 0) block.counts()[block.number()] = c;
   block.barrier();
-  c = MemberCounts();
-#pragma unroll 1
-  for (int t = 0; t < block.teams(); ++t) c.add(block.counts()[t]);
+  c = all_of_team(team, team.lane() < block.teams() ? block.counts()[team.lane()] : MemberCounts());
   GroupStatistics g;
   if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
     const float total = sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), reward(i)); });

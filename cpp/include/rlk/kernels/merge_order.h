@@ -34,10 +34,10 @@ void for_each_merge(std::int64_t num, const F& merge) {
   }
 }
 
-// A run of `num` indices by a block, by a bitonic network. key(index).
-template <class Memory, class Key, class Barrier>
+// A run of `num` indices by a block, by a bitonic network. key(index); barrier() of the block, warp_barrier() of 32 threads.
+template <class Memory, class Key, class Barrier, class WarpBarrier>
 RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int thread, OrderShared& shared,
-                      std::int32_t* order, const Barrier& barrier) {
+                      std::int32_t* order, const Barrier& barrier, const WarpBarrier& warp_barrier) {
   const std::int32_t first = run * kOrderRun, left = num - first < kOrderRun ? num - first : kOrderRun;
   RLK_UNROLL
   for (int k = thread; k < kOrderRun; k += kOrderThreads) {
@@ -60,9 +60,11 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
         shared.indices[a] = j;
         shared.indices[b] = i;
       }
-      barrier();
+      // Of 2 * 32 neighbours or fewer the same warp has the pairs.
+      stride > 32 || (stride == 1 && size >= 64) ? barrier() : warp_barrier();
     }
   }
+  barrier();
   for (int k = thread; k < left; k += kOrderThreads) Memory::global(order)[first + k] = shared.indices[k];
 }
 

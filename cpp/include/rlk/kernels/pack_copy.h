@@ -18,7 +18,7 @@
 
 namespace rlk {
 
-constexpr int kPackLog2Threads = 8;  // of a block
+constexpr int kPackLog2Threads = 7;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // of a thread
 constexpr int kPackTogether = 4;  // of these, whose loads are under way together

@@ -38,8 +38,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     RLK_UNROLL
     for (int k = 0; k < kPackScanLengths; ++k) {
       const std::int64_t i = tile + k * kPackScanThreads + thread, last = p.num_sequences - 1;
-      const std::int64_t any = length(i < last ? i : last);  // without a branch: loads are under way together
-      ahead[k] = i <= last ? any : 0;
+      ahead[k] = length(i < last ? i : last);  // without a branch and unused yet: loads are under way together
     }
   };
   if (thread == 0) shared.status = 0;
@@ -51,6 +50,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
   for (std::int64_t tile = 0; tile < p.num_sequences; tile += kPackScanTile) {
     RLK_UNROLL
     for (int k = 0; k < kPackScanLengths; ++k) {
+      if (tile + k * kPackScanThreads + thread >= p.num_sequences) ahead[k] = 0;
       const std::int64_t clamped = ahead[k] < 0 ? 0 : ahead[k] > p.num_tokens ? p.num_tokens : ahead[k];
       if (clamped != ahead[k]) shared.status = kPackBadLength;
       slot(k * kPackScanThreads + thread) = static_cast<std::int32_t>(clamped);

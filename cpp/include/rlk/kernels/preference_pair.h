@@ -270,12 +270,12 @@ struct PreferenceHalf {
       : which(block_of_both < blocks_of_one ? 0 : 1),
         block(static_cast<std::int32_t>(which == 0 ? block_of_both : block_of_both - blocks_of_one)) {}
 };
-template <class Memory, class Barrier>
+template <class Memory, class Barrier, class WarpBarrier>
 RLK_HD void preference_order_run(const PreferenceLossParams& p, const PreferenceHalf& half, bool first, int thread,
-                                 OrderShared& shared, const Barrier& barrier) {
+                                 OrderShared& shared, const Barrier& barrier, const WarpBarrier& warp_barrier) {
   order_run<Memory>([&](std::int64_t i) { return preference_order_key<Memory>(p, half.which, i); },
                     static_cast<std::int32_t>(p.chosen.num), half.block, thread, shared,
-                    preference_indices(p, half.which, first), barrier);
+                    preference_indices(p, half.which, first), barrier, warp_barrier);
 }
 template <class Memory>
 RLK_HD void preference_merge(const PreferenceLossParams& p, int which, std::int32_t at, std::int32_t run,

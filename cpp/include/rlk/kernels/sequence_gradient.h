@@ -28,79 +28,60 @@ inline GradientGrid gradient_grid(const SequenceLogprobBackwardParams& p) {
   return g;
 }
 
-namespace gradient_detail {
-
-template <class Memory, class F>
-RLK_HD void of_row(const SequenceLogprobBackwardParams& p, const RowPlace& at, const F& f) {
-  const float gradient = Memory::global(p.dsum)[at.row * p.dsum_stride];
-  const auto columns = static_cast<int>(p.num_tokens);
-  with_flag_bytes(p.mask, [&](auto bytes) {
-    const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, at.row * p.mask.row_stride + at.first);
-    typename decltype(flags)::Flag flag[kTileTokens];
-    RLK_UNROLL
-    for (int k = 0; k < kTileTokens; ++k) {
-      flag[k] = 0;
-      if (at.first + k * at.step < columns) flag[k] = flags.load(k * at.step);
-    }
-    RLK_UNROLL
-    for (int k = 0; k < kTileTokens; ++k) {
-      const int t = at.first + k * at.step;
-      if (t < columns) f(at.row * p.num_tokens + t, flags.counts(flag[k]) ? gradient : 0.0f);
-    }
-  });
-}
-
-// Of the tokens of a tile that belong to sequences.
-template <class Index, class Memory>
-RLK_HD void gradients_of_tile(const SequenceLogprobBackwardParams& p, const SequenceRange& range, std::int64_t first,
-                              float (&gradient)[kTileTokens]) {
-  Index tokens[kTileTokens], begin[kTileTokens], end[kTileTokens];
-  std::int32_t sequence[kTileTokens];
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) tokens[k] = static_cast<Index>(first) + k * kTileThreads;
-  sequences_of<Memory>(p.cu_seqlens, range, p.num_tokens, tokens, begin, end, sequence);
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) {
-    gradient[k] = 0.0f;
-    if (sequence[k] >= 0) gradient[k] = Memory::global(p.dsum)[sequence[k] * p.dsum_stride];
-  }
-}
-
-template <class Memory, class Barrier, class F>
-RLK_HD void of_tile(const SequenceLogprobBackwardParams& p, std::int64_t block, int thread, std::int64_t* shared,
-                    const Barrier& barrier, const F& f) {
-  const std::int64_t first = block * kTokenTile, left = p.num_tokens - first;
-  const std::int64_t last = first + (left < kTokenTile ? left : kTokenTile) - 1, mine = first + thread;
-  with_flag_bytes(p.mask, [&](auto bytes) {
-    const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, mine);
-    typename decltype(flags)::Flag flag[kTileTokens];  // under way during the search
-    RLK_UNROLL
-    for (int k = 0; k < kTileTokens; ++k) {
-      flag[k] = 0;
-      if (mine + k * kTileThreads <= last) flag[k] = flags.load(k * kTileThreads);
-    }
-    const SequenceRange range =
-        range_of_tile<Memory>(p.cu_seqlens, p.num_sequences, first, last, thread, shared, barrier);
-    float gradient[kTileTokens];
-    tile_is_narrow(p.cu_seqlens, last) ? gradients_of_tile<std::int32_t, Memory>(p, range, mine, gradient)
-                                       : gradients_of_tile<std::int64_t, Memory>(p, range, mine, gradient);
-    RLK_UNROLL
-    for (int k = 0; k < kTileTokens; ++k) {
-      const std::int64_t t = mine + k * kTileThreads;
-      if (t <= last) f(t, flags.counts(flag[k]) ? gradient[k] : 0.0f);
-    }
-  });
-}
-
-}  // namespace gradient_detail
-
 // f(index of the token in d_logprob, value) for the tokens of a thread. `shared`: [2] that the block shares.
 template <class Memory, class Barrier, class F>
 RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const GradientGrid& g, std::int64_t block,
                               int thread, std::int64_t* shared, const Barrier& barrier, const F& f) {
-  if (p.cu_seqlens.data != nullptr) return gradient_detail::of_tile<Memory>(p, block, thread, shared, barrier, f);
-  const RowPlace at = place_in_rows(g.split, kTileTokens, static_cast<std::uint32_t>(block), thread);
-  if (at.row < p.num_sequences) gradient_detail::of_row<Memory>(p, at, f);
+  const float* dsum = Memory::global(p.dsum);
+  if (p.cu_seqlens.data == nullptr) {
+    const RowPlace at = place_in_rows(g.split, kTileTokens, static_cast<std::uint32_t>(block), thread);
+    if (at.row >= p.num_sequences) return;
+    const float gradient = dsum[at.row * p.dsum_stride];
+    const auto columns = static_cast<int>(p.num_tokens);
+    with_flag_bytes(p.mask, [&](auto bytes) {
+      const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, at.row * p.mask.row_stride + at.first);
+      typename decltype(flags)::Flag flag[kTileTokens];
+      RLK_UNROLL
+      for (int k = 0; k < kTileTokens; ++k) {
+        flag[k] = 0;
+        if (at.first + k * at.step < columns) flag[k] = flags.load(k * at.step);
+      }
+      RLK_UNROLL
+      for (int k = 0; k < kTileTokens; ++k) {
+        const int t = at.first + k * at.step;
+        if (t < columns) f(at.row * p.num_tokens + t, flags.counts(flag[k]) ? gradient : 0.0f);
+      }
+    });
+    return;
+  }
+  const std::int64_t first = block * kTokenTile;
+  const std::int64_t left = p.num_tokens - first, last = first + (left < kTokenTile ? left : kTokenTile) - 1;
+  const SequenceRange range =
+      range_of_tile<Memory>(p.cu_seqlens, p.num_sequences, first, last, thread, shared, barrier);
+  std::int64_t tokens[kTileTokens], begin[kTileTokens], length[kTileTokens];
+  std::int32_t sequence[kTileTokens];
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) tokens[k] = first + k * kTileThreads + thread;
+  sequences_of<Memory>(p.cu_seqlens, range, p.num_tokens, tokens, begin, length, sequence);
+  float gradient[kTileTokens];
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) {
+    gradient[k] = 0.0f;
+    if (sequence[k] >= 0) gradient[k] = dsum[sequence[k] * p.dsum_stride];
+  }
+  with_flag_bytes(p.mask, [&](auto bytes) {
+    const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, tokens[0]);
+    typename decltype(flags)::Flag flag[kTileTokens];
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      flag[k] = 0;
+      if (tokens[k] <= last) flag[k] = flags.load(k * kTileThreads);
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      if (tokens[k] <= last) f(tokens[k], flags.counts(flag[k]) ? gradient[k] : 0.0f);
+    }
+  });
 }
 
 }  // namespace rlk

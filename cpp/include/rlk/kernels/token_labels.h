@@ -1,6 +1,8 @@
 // Labels and masks of single tokens, for the CPU, CUDA and HIP.
 #pragma once
 
+#include <type_traits>
+
 #include "rlk/kernels/token_tile.h"
 #include "rlk/ops/shift_labels_packed.h"
 
@@ -61,57 +63,25 @@ RLK_HD void write_label(const ShiftLabelsParams& p, std::int64_t local) {
   }
 }
 
-namespace label_detail {
-
-// Of local tokens mine, mine + kTileThreads, ...: those of the labels at `from`, -1 for none.
-template <class Id, class Memory>
-RLK_HD void load_labels(const ShiftLabelsParams& p, const std::int64_t (&from)[kTileTokens], Id (&label)[kTileTokens]) {
-  const Id* ids = Memory::global(static_cast<const Id*>(p.ids));
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) {
-    label[k] = static_cast<Id>(p.ignore_index);
-    if (from[k] >= 0 && from[k] < p.num_tokens) label[k] = ids[from[k]];
-  }
-}
-
-// Where labels come from, or -1.
-template <class Index, class Memory>
-RLK_HD void label_sources(const ShiftLabelsParams& p, const LabelCut& cut, const SequenceRange& range,
-                          std::int64_t mine, std::int64_t (&from)[kTileTokens]) {
-  Index tokens[kTileTokens], begin[kTileTokens], end[kTileTokens];
-  std::int32_t sequence[kTileTokens];
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) tokens[k] = static_cast<Index>(cut.searched(mine + k * kTileThreads));
-  sequences_of<Memory>(p.cu_seqlens, range, p.num_tokens, tokens, begin, end, sequence);
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) {
-    if (sequence[k] < 0) {
-      from[k] = -1;
-    } else if (cut.zigzag) {
-      from[k] = label_source(p, cut, mine + k * kTileThreads, begin[k], std::int64_t{end[k]} - begin[k]);
-    } else if (tokens[k] + 1 >= end[k]) {
-      from[k] = -1;
-    }
-  }
-}
-
-template <class Id, class Memory, class Barrier>
-RLK_HD void write_tile(const ShiftLabelsParams& p, std::int64_t block, int thread, std::int64_t* shared,
-                       const Barrier& barrier) {
+// What a block of a GPU does: a tile of local tokens. `shared`: [2] that the block shares.
+template <class Memory, class Barrier>
+RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, int thread, std::int64_t* shared,
+                               const Barrier& barrier) {
   const LabelCut cut(p);
-  const std::int64_t num = p.num_tokens / p.cp_size, first = block * kTokenTile, mine = first + thread;
+  const std::int64_t num = p.num_tokens / p.cp_size, first = block * kTokenTile;
   const std::int64_t last = first + (num - first < kTokenTile ? num - first : kTokenTile) - 1;
-  std::int64_t from[kTileTokens];
-  Id label[kTileTokens];
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) from[k] = cut.searched(mine + k * kTileThreads) + 1;
-  if (!cut.zigzag) load_labels<Id, Memory>(p, from, label);  // under way during the search
   const SequenceRange range = range_of_tile<Memory>(p.cu_seqlens, p.num_sequences, cut.searched(first),
                                                     cut.searched(last), thread, shared, barrier);
-  tile_is_narrow(p.cu_seqlens, cut.searched(last + kTokenTile))
-      ? label_sources<std::int32_t, Memory>(p, cut, range, mine, from)
-      : label_sources<std::int64_t, Memory>(p, cut, range, mine, from);
-  if (cut.zigzag) load_labels<Id, Memory>(p, from, label);
+  std::int64_t from[kTileTokens], begin[kTileTokens], length[kTileTokens];
+  std::int32_t sequence[kTileTokens];
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) from[k] = cut.searched(first + k * kTileThreads + thread);
+  sequences_of<Memory>(p.cu_seqlens, range, p.num_tokens, from, begin, length, sequence);
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) {
+    const std::int64_t local = first + k * kTileThreads + thread;
+    from[k] = sequence[k] < 0 || local > last ? -1 : label_source(p, cut, local, begin[k], length[k]);
+  }
   with_flag_bytes(p.mask, [&](auto bytes) {
     const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, 0);
     typename decltype(flags)::Flag flag[kTileTokens];
@@ -121,23 +91,28 @@ RLK_HD void write_tile(const ShiftLabelsParams& p, std::int64_t block, int threa
       if (from[k] >= 0) flag[k] = flags.load(from[k]);
     }
     RLK_UNROLL
-    for (int k = 0; k < kTileTokens; ++k) label[k] = flags.counts(flag[k]) ? label[k] : static_cast<Id>(p.ignore_index);
+    for (int k = 0; k < kTileTokens; ++k) from[k] = flags.counts(flag[k]) ? from[k] : -1;
   });
-  Id* labels = Memory::global(static_cast<Id*>(p.labels));
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) {
-    if (mine + k * kTileThreads <= last) labels[mine + k * kTileThreads] = label[k];
+  const auto write = [&](const auto* all_ids, auto* all_labels) {
+    using Id = std::remove_pointer_t<decltype(all_labels)>;
+    const auto* ids = Memory::global(all_ids);
+    auto* labels = Memory::global(all_labels) + first + thread;
+    Id label[kTileTokens];
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      label[k] = static_cast<Id>(p.ignore_index);
+      if (from[k] >= 0) label[k] = ids[from[k]];
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      if (first + k * kTileThreads + thread <= last) labels[k * kTileThreads] = label[k];
+    }
+  };
+  if (p.dtype == DType::kInt64) {
+    write(static_cast<const std::int64_t*>(p.ids), static_cast<std::int64_t*>(p.labels));
+  } else {
+    write(static_cast<const std::int32_t*>(p.ids), static_cast<std::int32_t*>(p.labels));
   }
-}
-
-}  // namespace label_detail
-
-// What a block of a GPU does: a tile of local tokens. `shared`: [2] that the block shares.
-template <class Memory, class Barrier>
-RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, int thread, std::int64_t* shared,
-                               const Barrier& barrier) {
-  p.dtype == DType::kInt64 ? label_detail::write_tile<std::int64_t, Memory>(p, block, thread, shared, barrier)
-                           : label_detail::write_tile<std::int32_t, Memory>(p, block, thread, shared, barrier);
 }
 
 // `index` of the mask: of padded rows sequence * num_tokens + position; packed: its sequence is in the range.

@@ -41,41 +41,36 @@ RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences,
   return {found, after > found ? after : found + 1};
 }
 
-// Whether a tile's tokens and offsets are searched as 32-bit numbers.
-RLK_HD bool tile_is_narrow(const Offsets& o, std::int64_t last) {
-  return o.dtype == DType::kInt32 && last < 0x7fffffff - kTokenTile;
-}
-
-// Of each of these tokens the sequence in the range and its offsets; -1 where it is no good one or has not the token. All
-// search in step.
-template <class Memory, class Index>
+// Of each of these tokens the sequence in the range, or -1 where it is no good one or has not the token. All search in step.
+template <class Memory>
 RLK_HD void sequences_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
-                         const Index (&tokens)[kTileTokens], Index (&begin)[kTileTokens], Index (&end)[kTileTokens],
-                         std::int32_t (&sequence)[kTileTokens]) {
-  const auto at = [&](std::int32_t i) -> Index {
-    if constexpr (sizeof(Index) == 4) {
-      return Memory::global(static_cast<const Index*>(o.data))[i];
-    } else {
-      return offset_at<Memory>(o, i);
+                         const std::int64_t (&tokens)[kTileTokens], std::int64_t (&begin)[kTileTokens],
+                         std::int64_t (&length)[kTileTokens], std::int32_t (&sequence)[kTileTokens]) {
+  const auto search = [&](const auto* offsets) {
+    const auto* at = Memory::global(offsets);
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) sequence[k] = static_cast<std::int32_t>(range.low);
+    RLK_UNROLL_NOT
+    for (auto left = static_cast<std::int32_t>(range.high - range.low); left > 1; left -= left / 2) {
+      RLK_UNROLL
+      for (int k = 0; k < kTileTokens; ++k) {
+        sequence[k] += at[sequence[k] + left / 2] <= tokens[k] ? left / 2 : 0;
+      }
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      const bool any = range.high > range.low;
+      begin[k] = any ? std::int64_t{at[sequence[k]]} : 0;
+      const std::int64_t end = any ? std::int64_t{at[sequence[k] + 1]} : 0;
+      length[k] = end - begin[k];
+      const bool good = begin[k] >= 0 && begin[k] <= end && end <= num_tokens && (sequence[k] != 0 || begin[k] == 0);
+      if (!good || tokens[k] < begin[k] || tokens[k] >= end) sequence[k] = -1;
     }
   };
-  const auto low = static_cast<std::int32_t>(range.low), num = static_cast<std::int32_t>(range.high - range.low);
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) sequence[k] = low;
-  RLK_UNROLL_NOT
-  for (std::int32_t left = num; left > 1; left -= left / 2) {
-    RLK_UNROLL
-    for (int k = 0; k < kTileTokens; ++k) sequence[k] += at(sequence[k] + left / 2) <= tokens[k] ? left / 2 : 0;
-  }
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) {
-    begin[k] = num > 0 ? at(sequence[k]) : 0;
-    end[k] = num > 0 ? at(sequence[k] + 1) : 0;
-  }
-  RLK_UNROLL
-  for (int k = 0; k < kTileTokens; ++k) {
-    const bool good = begin[k] >= 0 && end[k] <= num_tokens && (sequence[k] != 0 || begin[k] == 0);
-    if (!good || tokens[k] < begin[k] || tokens[k] >= end[k]) sequence[k] = -1;  // then begin <= end, too
+  if (o.dtype == DType::kInt64) {
+    search(static_cast<const std::int64_t*>(o.data));
+  } else {
+    search(static_cast<const std::int32_t*>(o.data));
   }
 }
 
