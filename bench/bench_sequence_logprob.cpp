@@ -47,13 +47,11 @@ void run(const Case& c, double ceiling) {
   const double moved = static_cast<double>(tokens) * (4 + c.mask_bytes);
   const cuda::SequencePlan chosen = cuda::choose_plan(params(0));
   for (const cuda::SequencePlan& plan : cuda::kSequencePlans) {
-    if (!cuda::serves(plan, params(0))) continue;
-    const bool is_chosen = plan.width == chosen.width && plan.groups == chosen.groups;
+    const bool is_chosen = plan.warps == chosen.warps;
     const double us = median_us(
         [&](cudaStream_t stream, int call) { cuda::sequence_logprob_sm90(params(call), plan, stream); }, count, 15);
-    print_row("sum " + shape + ", plan " + std::to_string(plan.width) + "x" + std::to_string(plan.groups) +
-                  (is_chosen ? " (chosen)" : ""),
-              us, moved, ceiling);
+    print_row("sum " + shape + ", warps " + std::to_string(plan.warps) + (is_chosen ? " (chosen)" : ""), us, moved,
+              ceiling);
   }
   const double us = median_us(
       [&](cudaStream_t stream, int call) {

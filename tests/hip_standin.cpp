@@ -96,9 +96,8 @@ const Table kEmbedding = {
 };
 const Table kGae = {RLK_OF(rlk_gae_scan), RLK_OF(rlk_gae_discounted_returns), RLK_OF(rlk_gae_vtrace)};
 const Table kGroupAdvantage = {
-    RLK_OF(rlk_group_advantage_find_groups), RLK_OF(rlk_group_advantage_place_members),
-    RLK_OF(rlk_group_advantage_batch),       RLK_OF(rlk_group_advantage_ranges),
-    RLK_OF(rlk_group_advantage_ids),
+    RLK_OF(rlk_group_advantage_order_ids), RLK_OF(rlk_group_advantage_merge_ids), RLK_OF(rlk_group_advantage_batch),
+    RLK_OF(rlk_group_advantage_ranges),    RLK_OF(rlk_group_advantage_ids),
 };
 const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_forward_narrow), RLK_OF_FLOATS(rlk_attention_forward_wide),
@@ -160,9 +159,9 @@ const Table kRmsNorm = {
 const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
                      RLK_OF_FLOATS(rlk_rope_elements)};
 const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
-const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_rank), RLK_OF(rlk_preference_loss_pairs),
-                               RLK_OF(rlk_preference_loss_unpaired), RLK_OF(rlk_preference_loss_metrics),
-                               RLK_OF(rlk_preference_loss_backward)};
+const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_preference_loss_merge),
+                               RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
+                               RLK_OF(rlk_preference_loss_metrics), RLK_OF(rlk_preference_loss_backward)};
 const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
 const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
                                   RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};

@@ -56,7 +56,7 @@ void loss_mask_from_spans(const SpanMaskParams& p) {
     }
   }
   const std::int64_t items = p.cu_seqlens.data != nullptr ? p.num_tokens : p.num_sequences * p.num_tokens;
-  for_tokens(items, [&](std::int64_t i) { write_span_flag<PlainMemory>(p, i); });
+  for_tokens(items, [&](std::int64_t i) { write_span_flag<PlainMemory>(p, {0, p.num_sequences}, i); });
 }
 
 void tool_mask(const ToolMaskParams& p) {

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
 template <bool kSquares>
 __global__ void __launch_bounds__(kWhitenBatchThreads)
     whiten_batch_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  __shared__ float sums[kWhitenBatchThreads / 32], least_of[kWhitenBatchThreads / 32],
+  __shared__ float sums[kBlockChunks * kWhitenBatchThreads / 32], least_of[kWhitenBatchThreads / 32],
       largest_of[kWhitenBatchThreads / 32];
   __shared__ std::int64_t counts_of[kWhitenBatchThreads / 32];
   const WhitenMemory memory(p);

@@ -3,7 +3,7 @@
 //
 // pack_kernel: any number of arrays up to eight in one launch.
 // pack_positions_kernel: a block a row of the mask, 1,024 tokens at a time by ballots; leaves the row's length in
-// cu_seqlens. pack_scan_kernel: one block, in place.
+// cu_seqlens. pack_scan_kernel: one block.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
@@ -17,9 +17,10 @@ constexpr int kPositionWarps = kPositionThreads / 32;
 constexpr int kPositionTokens = 4;  // of a thread, a warp's width apart
 constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 
+template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads)
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g) {
-  pack_block<PlainMemory>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
+  pack_block<PlainMemory, kAllFlat>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
 __global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const __grid_constant__ PackLayoutParams p) {
@@ -65,28 +66,13 @@ __global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const 
 }
 
 __global__ void __launch_bounds__(kPackScanThreads) pack_scan_kernel(const __grid_constant__ PackLayoutParams p) {
-  __shared__ std::int64_t sums[2][kPackScanThreads];
-  __shared__ int status;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) status = 0;
-  const PackRun run = pack_run<PlainMemory>(p, thread);
-  sums[0][thread] = run.sum;
-  __syncthreads();
-  if (run.status != 0) atomicOr(&status, run.status);
-  int from = 0;
-  for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
-    sums[from ^ 1][thread] = sums[from][thread] + (thread >= distance ? sums[from][thread - distance] : 0);
-    __syncthreads();
-  }
-  pack_write_run<PlainMemory>(p, run, sums[from][thread] - run.sum);
-  if (thread == 0) {
-    p.cu_seqlens[0] = 0;
-    *p.status = status | (sums[from][kPackScanThreads - 1] > p.capacity ? kPackOverflow : 0);
-  }
+  __shared__ PackScanShared shared;
+  pack_scan_block<PlainMemory>(p, static_cast<int>(threadIdx.x), shared, [] { __syncthreads(); });
 }
 
 inline void run_pack(const PackParams& p, const PackGrid& g, cudaStream_t stream) {
-  pack_kernel<<<g.blocks, kPackThreads, 0, stream>>>(p, g);
+  auto* kernel = g.all_flat ? pack_kernel<true> : pack_kernel<false>;
+  kernel<<<g.blocks, kPackThreads, 0, stream>>>(p, g);
   check(cudaGetLastError(), "launch of pack");
 }
 

@@ -3,21 +3,18 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "rlk/kernels/row_split.h"
 #include "rlk/ops/sequence_logprob.h"
 
 namespace rlk::cuda {
 
-constexpr int kSequenceGroup = 64;         // threads of a chunk
 constexpr int kSequenceMostThreads = 512;  // of a block
+constexpr int kSequencesOfBlock = 4;       // where a sequence is a warp's
 
-// A block has a sequence, `groups` of its chunks at a time. width: neighbouring tokens of a thread; four where rows and
-// their masks begin at vectors.
+// How many warps share a sequence: one, or all of a block.
 struct SequencePlan {
-  int width = 1, groups = 1;
+  int warps = 1;
 };
-constexpr SequencePlan kSequencePlans[] = {{4, 1}, {4, 4}, {4, 8}, {1, 1}, {1, 4}, {1, 8}};
-bool serves(const SequencePlan& plan, const SequenceLogprobParams& p);
+constexpr SequencePlan kSequencePlans[] = {{1}, {2}, {4}, {8}, {16}};
 SequencePlan choose_plan(const SequenceLogprobParams& p);
 
 void sequence_logprob_sm80(const SequenceLogprobParams& p, const SequencePlan& plan, cudaStream_t stream);

@@ -2,6 +2,7 @@
 #include "sequence_logprob.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels.h"
 #include "rlk/kernels/sequence_logprob_check.h"
@@ -15,27 +16,16 @@ int checked_capability(int device) {
   return capability;
 }
 
-bool aligned(const void* data, std::int64_t row_stride, std::int64_t num_rows, int element_bytes) {
-  const int bytes = std::min(4 * element_bytes, 16);
-  return reinterpret_cast<std::uintptr_t>(data) % static_cast<unsigned>(bytes) == 0 &&
-         (num_rows <= 1 || row_stride * element_bytes % bytes == 0);
-}
-
 }  // namespace
 
-bool serves(const SequencePlan& plan, const SequenceLogprobParams& p) {
-  if (plan.width == 1) return true;
-  return p.cu_seqlens.data == nullptr && aligned(p.logprob, p.logprob_stride, p.num_sequences, size_of(p.dtype)) &&
-         (p.mask.data == nullptr || aligned(p.mask.data, p.mask.row_stride, p.num_sequences, p.mask.bytes));
-}
-
 SequencePlan choose_plan(const SequenceLogprobParams& p) {
-  SequencePlan plan;
-  plan.width = serves({4, 1}, p) ? 4 : 1;
+  // Of packed sequences the host does not know the lengths: their mean stands for them.
   const bool packed = p.cu_seqlens.data != nullptr;
   const std::int64_t length = packed ? p.num_tokens / std::max<std::int64_t>(p.num_sequences, 1) : p.num_tokens;
-  plan.groups = length <= 4 * kSequenceChunk ? 1 : length <= 16 * kSequenceChunk ? 4 : 8;
-  return plan;
+  for (const SequencePlan& plan : kSequencePlans) {
+    if (plan.warps * kSequenceChunk >= length) return plan;
+  }
+  return std::end(kSequencePlans)[-1];
 }
 
 void sequence_logprob(const SequenceLogprobParams& p, int device, Stream stream) {

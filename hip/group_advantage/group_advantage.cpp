@@ -16,8 +16,12 @@ void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
     launch_blocks(device, stream, {kGroupAdvantageThreads, 0}, name, ceil_div(waves, kGroupsOfBlock), p, waves);
   };
   if (p.group_ids != nullptr) {
-    launch("rlk_group_advantage_find_groups", p.num_sequences);
-    launch("rlk_group_advantage_place_members", p.num_sequences);
+    launch_blocks(device, stream, {kOrderThreads, sizeof(OrderShared)}, "rlk_group_advantage_order_ids",
+                  order_runs(p.num_sequences), p, order_begins_first(p.num_sequences));
+    for_each_merge(p.num_sequences, [&](std::int32_t run, bool from_first) {
+      launch_blocks(device, stream, {kGroupAdvantageThreads, 0}, "rlk_group_advantage_merge_ids",
+                    ceil_div(p.num_sequences, kGroupAdvantageThreads), p, run, from_first);
+    });
   }
   if (reads_batch(p)) {
     launch_blocks(device, stream, {kGroupBatchThreads, kGroupBatchLdsBytes}, "rlk_group_advantage_batch", 1, p,

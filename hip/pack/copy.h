@@ -35,25 +35,7 @@ RLK_DEVICE void pack_positions_kernel(const PackLayoutParams& p, std::int64_t fi
 }
 
 RLK_DEVICE void pack_scan_kernel(const PackLayoutParams& p) {
-  auto* sums = reinterpret_cast<std::int64_t*>(lds());  // [2][kPackScanThreads]
-  auto* status = reinterpret_cast<std::uint32_t*>(sums + 2 * kPackScanThreads);
-  const int thread = thread_id();
-  if (thread == 0) *status = 0;
-  const PackRun run = pack_run<GlobalMemory>(p, thread);
-  sums[thread] = run.sum;
-  block_barrier();
-  if (run.status != 0) atomic_or(status, static_cast<std::uint32_t>(run.status));
-  int from = 0;
-  for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= kPackScanThreads) {
-    const std::int64_t more = thread >= distance ? sums[from + thread - distance] : 0;
-    sums[(from ^ kPackScanThreads) + thread] = sums[from + thread] + more;
-    block_barrier();
-  }
-  pack_write_run<GlobalMemory>(p, run, sums[from + thread] - run.sum);
-  if (thread != 0) return;
-  global_pointer(p.cu_seqlens)[0] = 0;
-  const bool overflows = sums[from + kPackScanThreads - 1] > p.capacity;
-  *global_pointer(p.status) = static_cast<std::int32_t>(*status) | (overflows ? kPackOverflow : 0);
+  pack_scan_block<GlobalMemory>(p, thread_id(), *reinterpret_cast<PackScanShared*>(lds()), [] { block_barrier(); });
 }
 
 }  // namespace rlk::hip

@@ -10,6 +10,6 @@ namespace rlk::hip {
 
 constexpr int kPositionThreads = 256;  // of a row of the mask: four waves
 constexpr std::size_t kPositionLds = 2 * (kPositionThreads / 64) * sizeof(std::int32_t);
-constexpr std::size_t kScanLds = 2 * kPackScanThreads * sizeof(std::int64_t) + sizeof(std::uint32_t);
+constexpr std::size_t kScanLds = sizeof(PackScanShared);
 
 }  // namespace rlk::hip

@@ -12,7 +12,13 @@ void preference_loss(const PreferenceLossParams& p, int device, Stream stream) {
   const std::int64_t losses = preference_losses(p);
   const bool pairs = p.kind != Preference::kKto;
   if (p.sort != PreferenceSort::kNone && losses > 0) {
-    launch_blocks(device, stream, {kPairThreads, 0}, "rlk_preference_loss_rank", ceil_div(2 * losses, kPairThreads), p);
+    const std::int64_t runs = order_runs(losses), blocks = ceil_div(losses, kPairThreads);
+    launch_blocks(device, stream, {kOrderThreads, sizeof(OrderShared)}, "rlk_preference_loss_order", 2 * runs, p, runs,
+                  order_begins_first(losses));
+    for_each_merge(losses, [&](std::int32_t run, bool from_first) {
+      launch_blocks(device, stream, {kPairThreads, 0}, "rlk_preference_loss_merge", 2 * blocks, p, blocks, run,
+                    from_first);
+    });
   }
   launch_blocks(device, stream, {kPairThreads, 0}, pairs ? "rlk_preference_loss_pairs" : "rlk_preference_loss_unpaired",
                 ceil_div(losses, kPairThreads), p);

@@ -21,7 +21,7 @@ void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, int devic
   const bool packed = p.cu_seqlens.data != nullptr;
   if (p.num_tokens == 0 || (!packed && p.num_sequences == 0)) return;
   const GradientGrid g = gradient_grid(p);
-  launch_blocks(device, stream, {kGradientThreads, 0},
+  launch_blocks(device, stream, {kGradientThreads, kGradientLds},
                 std::string("rlk_sequence_logprob_backward") + type_suffix(p.dtype), g.blocks, p, g);
 }
 

@@ -67,8 +67,9 @@ template <class T>
 RLK_DEVICE void sequence_logprob_backward_kernel(const SequenceLogprobBackwardParams& p, const GradientGrid& g,
                                                  std::int64_t first_block) {
   auto* to = global_pointer(static_cast<typename T::Storage*>(p.d_logprob));
-  sequence_gradient<GlobalMemory>(p, g, static_cast<std::uint32_t>(first_block + block_id_x()), thread_id(),
-                                  [to](std::int64_t i, float value) { to[i] = T::store(value); });
+  sequence_gradient<GlobalMemory>(
+      p, g, first_block + block_id_x(), thread_id(), reinterpret_cast<std::int64_t*>(lds()), [] { block_barrier(); },
+      [to](std::int64_t i, float value) { to[i] = T::store(value); });
 }
 
 }  // namespace rlk::hip

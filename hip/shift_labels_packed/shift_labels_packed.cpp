@@ -8,15 +8,14 @@ namespace rlk::hip {
 
 void shift_labels_packed(const ShiftLabelsParams& p, int device, Stream stream) {
   check_shift_labels(p);
-  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_shift_labels_packed_labels",
-                ceil_div(p.num_tokens / p.cp_size, kTokenThreads), p);
+  launch_blocks(device, stream, {kTileThreads, kTileLds}, "rlk_shift_labels_packed_labels",
+                tiles_of(p.num_tokens / p.cp_size), p);
 }
 
 void loss_mask_from_spans(const SpanMaskParams& p, int device, Stream stream) {
   check_span_mask(p);
   const std::int64_t items = p.cu_seqlens.data != nullptr ? p.num_tokens : p.num_sequences * p.num_tokens;
-  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_shift_labels_packed_spans", ceil_div(items, kTokenThreads), p,
-                items);
+  launch_blocks(device, stream, {kTileThreads, kTileLds}, "rlk_shift_labels_packed_spans", tiles_of(items), p);
 }
 
 void tool_mask(const ToolMaskParams& p, int device, Stream stream) {

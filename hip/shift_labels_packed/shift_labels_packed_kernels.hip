@@ -3,25 +3,21 @@
 #include "hip/common/wave.h"
 #include "hip/shift_labels_packed/launches.h"
 
-namespace rlk::hip {
-RLK_DEVICE std::int64_t token_index(std::int64_t first_block) {
-  return (first_block + block_id_x()) * kTokenThreads + thread_id();
-}
-}  // namespace rlk::hip
-
-RLK_KERNEL(rlk::hip::kTokenThreads)
+RLK_KERNEL(rlk::kTileThreads)
 rlk_shift_labels_packed_labels(rlk::ShiftLabelsParams p, std::int64_t first_block) {
-  const std::int64_t i = rlk::hip::token_index(first_block);
-  if (i < p.num_tokens / p.cp_size) rlk::write_label<rlk::hip::GlobalMemory>(p, i);
+  rlk::shift_labels_block<rlk::hip::GlobalMemory>(p, first_block + rlk::hip::block_id_x(), rlk::hip::thread_id(),
+                                                  reinterpret_cast<std::int64_t*>(rlk::hip::lds()),
+                                                  [] { rlk::hip::block_barrier(); });
 }
-RLK_KERNEL(rlk::hip::kTokenThreads)
-rlk_shift_labels_packed_spans(rlk::SpanMaskParams p, std::int64_t first_block, std::int64_t items) {
-  const std::int64_t i = rlk::hip::token_index(first_block);
-  if (i < items) rlk::write_span_flag<rlk::hip::GlobalMemory>(p, i);
+RLK_KERNEL(rlk::kTileThreads)
+rlk_shift_labels_packed_spans(rlk::SpanMaskParams p, std::int64_t first_block) {
+  rlk::span_mask_block<rlk::hip::GlobalMemory>(p, first_block + rlk::hip::block_id_x(), rlk::hip::thread_id(),
+                                               reinterpret_cast<std::int64_t*>(rlk::hip::lds()),
+                                               [] { rlk::hip::block_barrier(); });
 }
 RLK_KERNEL(rlk::hip::kTokenThreads)
 rlk_shift_labels_packed_rest(rlk::ToolMaskParams p, std::int64_t first_block) {
-  const std::int64_t i = rlk::hip::token_index(first_block);
+  const std::int64_t i = (first_block + rlk::hip::block_id_x()) * rlk::hip::kTokenThreads + rlk::hip::thread_id();
   if (i < p.num_tokens) rlk::hip::global_pointer(p.mask)[i] = 0;
 }
 RLK_KERNEL(rlk::kTurnThreads)

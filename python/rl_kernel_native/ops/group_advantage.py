@@ -118,8 +118,7 @@ def group_advantage(
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
-        group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order. On a GPU this
-            takes a time quadratic in ``num_sequences``.
+        group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order.
         group_size: a number: groups follow one another. Of these three exactly one is given, but none for remax and
             reinforce_pp, which know no groups.
         kind: of the table.

@@ -3,6 +3,7 @@
 
 #include "rlk/kernels/group_advantage_check.h"
 #include "rlk/kernels/group_advantage_row.h"
+#include "rlk/kernels/merge_order.h"
 #include "rlk/kernels/team_sum.h"
 
 namespace rlk {
@@ -99,15 +100,22 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   const auto reward = [&](std::int32_t i) { return p.rewards[i * p.reward_stride]; };
   const auto sum = [&](const auto& f) { return sum_of_block(block, num, f); };
   MemberCounts c;
-  for (std::int32_t i = block.number() * kTeamLanes + team.lane(); i < num; i += block.teams() * kTeamLanes) {
-    c.add(counts_of(p, reward(i), i));
+  constexpr int kTogether = 8;  // rewards whose loads are under way together
+  const std::int32_t step = block.teams() * kTeamLanes;
+#pragma unroll 1
+  for (std::int32_t i = block.number() * kTeamLanes + team.lane(); i < num; i += kTogether * step) {
+    float s[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) s[k] = i + k * step < num ? reward(i + k * step) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (i + k * step < num) c.add(counts_of(p, s[k], i + k * step));
+    }
   }
   c = all_of_team(team, c);
   if (team.lane() == 0) block.counts()[block.number()] = c;
   block.barrier();
-  c = MemberCounts();
-#pragma unroll 1
-  for (int t = 0; t < block.teams(); ++t) c.add(block.counts()[t]);
+  c = all_of_team(team, team.lane() < block.teams() ? block.counts()[team.lane()] : MemberCounts());
   GroupStatistics g;
   if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
     const float total = sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), reward(i)); });
@@ -120,62 +128,25 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   *to = {g.std, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1))};
 }
 
-// Members of groups that ids give, in memory: of sequence i the first of its group, its place in it, how many there are;
-// groups one after another, each where `first` of its first member says.
-struct MemberOrder {
-  std::int32_t *head, *place, *count, *first, *order;  // [num_sequences] each
-  RLK_HD MemberOrder(void* workspace, std::int64_t num)
-      : head(static_cast<std::int32_t*>(workspace)),
-        place(head + num),
-        count(place + num),
-        first(count + num),
-        order(first + num) {}
-};
+// Members of groups that ids give: the sequences in the order of their ids, twice, as kernels/merge_order.h wants it. In the
+// second array it is at the end.
 constexpr std::int64_t kBatchStatisticsBytes = 8;
-RLK_HD void* order_memory(const GroupAdvantageParams& p) {
-  return static_cast<unsigned char*>(p.workspace) + kBatchStatisticsBytes;
+RLK_HD std::int32_t* order_memory(const GroupAdvantageParams& p, bool first) {
+  auto* memory = static_cast<unsigned char*>(p.workspace) + kBatchStatisticsBytes;
+  return reinterpret_cast<std::int32_t*>(memory) + (first ? 0 : p.num_sequences);
 }
 inline std::int64_t workspace_bytes_of_teams(const GroupAdvantageParams& p) {
-  if (p.group_ids != nullptr) return kBatchStatisticsBytes + p.num_sequences * 5 * 4;
+  if (p.group_ids != nullptr) return kBatchStatisticsBytes + p.num_sequences * 2 * 4;
   return reads_batch(p) ? kBatchStatisticsBytes : 0;
 }
 
-template <class Team>
-RLK_DEVICE void find_group(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
-  const std::int64_t num = p.num_sequences, id = load_index(p.group_ids, p.index_dtype, i);
-  std::int32_t head = 0x7fffffff, before = 0, count = 0;
-  for (std::int64_t j = team.lane(); j < num; j += kTeamLanes) {
-    if (load_index(p.group_ids, p.index_dtype, j) != id) continue;
-    if (j < head) head = static_cast<std::int32_t>(j);
-    if (j < i) ++before;
-    ++count;
-  }
-#pragma unroll
-  for (int h = 1; h < kTeamLanes; h *= 2) {
-    const std::int32_t other = team.shuffle_xor(head, h);
-    head = other < head ? other : head;
-    before += team.shuffle_xor(before, h);
-    count += team.shuffle_xor(count, h);
-  }
-  if (team.lane() != 0 || !team.writes()) return;
-  const MemberOrder o(order_memory(p), num);
-  o.head[i] = head;
-  o.place[i] = before;
-  o.count[i] = count;
+RLK_DEVICE std::int64_t group_id(const GroupAdvantageParams& p, std::int64_t i) {
+  return load_index(p.group_ids, p.index_dtype, i);
 }
-
-// After all find_group.
-template <class Team>
-RLK_DEVICE void place_member(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
-  const MemberOrder o(order_memory(p), p.num_sequences);
-  const std::int32_t head = o.head[i];
-  std::int32_t before = 0;
-  for (std::int64_t j = team.lane(); j < p.num_sequences; j += kTeamLanes) before += o.head[j] < head ? 1 : 0;
-#pragma unroll
-  for (int h = 1; h < kTeamLanes; h *= 2) before += team.shuffle_xor(before, h);
-  if (team.lane() != 0 || !team.writes()) return;
-  o.first[i] = before;
-  o.order[before + o.place[i]] = static_cast<std::int32_t>(i);
+// One pass of merging for the index at place `at`.
+RLK_DEVICE void merge_ids(const GroupAdvantageParams& p, std::int32_t run, bool from_first, std::int32_t at) {
+  merge_index<PlainMemory>([&](std::int64_t i) { return group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
+                           run, at, order_memory(p, from_first), order_memory(p, !from_first));
 }
 
 // Group `i` of offsets or of a size.
@@ -188,13 +159,25 @@ RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::
                       [=](std::int32_t m) { return std::int64_t{begin + m}; });
 }
 
-// The group of sequence `i`, whose first member's team does the work.
+// The group whose first member is the one at place `at` of the order, if one begins there.
 template <class Team>
-RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
-  const MemberOrder o(order_memory(p), p.num_sequences);
-  if (o.place[i] != 0) return;
-  const std::int32_t begin = o.first[i];
-  advantages_of_group(team, p, o.count[i], [&](std::int32_t m) { return std::int64_t{o.order[begin + m]}; });
+RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::int64_t at) {
+  const std::int32_t* order = order_memory(p, false);
+  const auto id_at = [&](std::int64_t k) { return group_id(p, order[k]); };
+  const std::int64_t id = id_at(at);
+  if (at > 0 && id_at(at - 1) == id) return;
+  std::int32_t num = 0, run = kTeamLanes;
+#pragma unroll 1
+  for (; run == kTeamLanes; num += run) {  // members follow one another: up to the first lane that finds another id
+    const std::int64_t k = at + num + team.lane();
+    run = k < p.num_sequences && id_at(k) == id ? kTeamLanes : team.lane();
+#pragma unroll
+    for (int h = 1; h < kTeamLanes; h *= 2) {
+      const std::int32_t other = team.shuffle_xor(run, h);
+      run = other < run ? other : run;
+    }
+  }
+  advantages_of_group(team, p, num, [&](std::int32_t m) { return std::int64_t{order[at + m]}; });
 }
 inline std::int64_t num_groups_of_teams(const GroupAdvantageParams& p) {
   return p.group_ids != nullptr       ? p.num_sequences

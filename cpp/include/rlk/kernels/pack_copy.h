@@ -1,24 +1,28 @@
-// How a GPU's threads share out the bytes of a pack call, and the copy itself, for CUDA and HIP. A token's bytes are units:
-// the largest of 1, 2, 4, 8, 16 bytes that every address is a multiple of.
+// How a GPU's threads share out the bytes of a pack call, and the copy itself, for CUDA and HIP.
 //
 // Blocks go over padded rows, since these are what the host knows the number of: a block finds its row by a division, the
 // row's place among the packed ones by two offsets, and needs no search. Of a row past its sequence's end it has nothing to
 // copy. More blocks go over the packed array: of these, what lies past the last sequence is filled.
+//
+// Where tokens follow one another on both sides a row is a run of bytes (kernels/copy_run.h). Elsewhere a token's bytes are
+// units: the largest of 1, 2, 4, 8, 16 bytes that every address is a multiple of.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "rlk/kernels/copy_run.h"
 #include "rlk/kernels/row_split.h"
 #include "rlk/kernels/sequences.h"
 #include "rlk/ops/pack.h"
 
 namespace rlk {
 
-constexpr int kPackLog2Threads = 8;  // of a block
+constexpr int kPackLog2Threads = 7;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // of a thread
-constexpr int kPackTogether = 4;  // whose loads are under way together where tokens do not follow one another
+constexpr int kPackTogether = 4;  // of these, whose loads are under way together
+constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * kRunVectors;  // of a block that fills a run
 
 struct PackShare {
   RowSplit split;
@@ -26,11 +30,12 @@ struct PackShare {
   std::uint32_t row_blocks = 0;   // of rows; then those of the packed array
   std::uint32_t first_block = 0;  // of the launch
   std::int32_t log2_unit = 0;
-  bool flat = false;  // tokens follow one another on either side
+  bool flat = false;  // tokens follow one another on both sides
 };
 struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
+  bool all_flat = true;
   std::int32_t first_token = 0, num_tokens = 0;  // of each padded row, in this launch
   std::int64_t tail = 0;  // packed tokens from here on may be filled; negative: from the last offset on
 };
@@ -46,34 +51,44 @@ inline int pack_log2_unit(const PackArray& a, std::int64_t num_sequences, std::i
   return log2;
 }
 
+// Whether a padded row's tokens follow one another on both sides.
+inline bool is_run(const PackParams& p, const PackArray& a) {
+  return p.positions == nullptr && (a.token_stride == a.token_bytes || p.num_tokens <= 1) &&
+         a.packed_stride == a.token_bytes && a.token_bytes <= kMostRunBytes;
+}
+
 // The launch for tokens from `first` on of every row, and, where `tail` says so, the packed array. Gives the first token
 // of the next launch.
 inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows, bool tail, PackGrid* g) {
-  std::int64_t most = 1, blocks = 0;
+  std::int64_t most = 1, blocks = 0;  // most: units, or bytes of a run
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
-    most = std::max(most, a.token_bytes >> pack_log2_unit(a, p.num_sequences, p.num_tokens));
+    most = std::max(most,
+                    is_run(p, a) ? a.token_bytes : a.token_bytes >> pack_log2_unit(a, p.num_sequences, p.num_tokens));
   }
   const std::int64_t tokens = rows ? std::min(p.num_tokens - first, std::max<std::int64_t>((1 << 30) / most, 1)) : 0;
   g->first_token = static_cast<std::int32_t>(first);
   g->num_tokens = static_cast<std::int32_t>(tokens);
   g->tail = p.covered ? -1 : 0;
+  g->all_flat = true;
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
     PackShare& s = g->shares[i];
     s.log2_unit = pack_log2_unit(a, p.num_sequences, p.num_tokens);
     s.units = static_cast<std::uint32_t>(a.token_bytes >> s.log2_unit);
-    s.flat = (a.token_stride == a.token_bytes || p.num_tokens <= 1) && a.packed_stride == a.token_bytes;
+    s.flat = is_run(p, a);
+    g->all_flat = g->all_flat && s.flat;
     s.first_block = static_cast<std::uint32_t>(blocks);
     s.row_blocks = 0;
     if (s.units == 0) continue;
     if (tokens > 0 && p.num_sequences > 0) {
-      s.split = split_rows(tokens * s.units, kPackUnits, kPackLog2Threads);
+      s.split = s.flat ? split_rows((tokens * a.token_bytes + 15) / 16, kRunVectors, kPackLog2Threads)
+                       : split_rows(tokens * s.units, kPackUnits, kPackLog2Threads);
       s.row_blocks = static_cast<std::uint32_t>(blocks_of(s.split, p.num_sequences));
       blocks += blocks_of(s.split, p.num_sequences);
     }
-    const std::int64_t of_block = kPackThreads * kPackUnits;
-    if (tail) blocks += (p.capacity * s.units + of_block - 1) / of_block;
+    const std::int64_t of_block = s.flat ? kPackTailBytes : kPackThreads * kPackUnits;
+    if (tail) blocks += (p.capacity * (s.flat ? a.token_bytes : s.units) + of_block - 1) / of_block;
     RLK_CHECK(blocks < std::int64_t{1} << 31, "pack: too many rows for one launch");
   }
   g->blocks = static_cast<std::uint32_t>(blocks);
@@ -99,38 +114,45 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
 
 namespace pack_detail {
 
-struct alignas(16) Unit16 {
-  std::uint64_t low, high;
-};
-
 // An element divides a unit, or is zero: so every unit is the same.
 template <class Unit>
 RLK_HD Unit fill_unit(std::uint64_t fill) {
   if constexpr (sizeof(Unit) == 16) {
-    return {fill, fill};
+    return filled_vector(fill);
   } else {
     return static_cast<Unit>(fill);
   }
 }
 
-// A block's part of a row: unit `item` of the launch's tokens is that of bytes item * sizeof(Unit) on either side.
-template <class Unit, class Memory>
-RLK_HD void copy_flat(bool unpacks, std::uint64_t fill, unsigned char* padded, unsigned char* packed,
-                      std::int64_t existing, std::uint32_t items, std::uint32_t first, std::uint32_t step) {
-  const auto* source = Memory::global(reinterpret_cast<const Unit*>(unpacks ? packed : padded)) + first;
-  auto* destination = Memory::global(reinterpret_cast<Unit*>(unpacks ? padded : packed)) + first;
-  Unit values[kPackUnits];
-  RLK_UNROLL
-  for (int k = 0; k < kPackUnits; ++k) {
-    const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
-    values[k] = fill_unit<Unit>(fill);
-    if (std::int64_t{first} + offset < existing) values[k] = source[offset];
+// A block's part of a row that is a run of bytes on both sides.
+template <class Memory>
+RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s,
+                          std::uint32_t block, int thread) {
+  const RowPlace at = place_in_rows(s.split, kRunVectors, block, thread);
+  if (at.row >= p.num_sequences) return;
+  const Span span = span_of<Memory>(p.cu_seqlens, p.capacity, at.row);
+  const std::int64_t size = a.token_bytes, left = span.length - g.first_token;
+  const std::int64_t before = (span.begin + g.first_token) * size;  // of the packed array
+  const auto within = [](std::int64_t x) {
+    return static_cast<std::int32_t>(x < 0 ? 0 : x > kMostRunBytes ? kMostRunBytes : x);
+  };
+  const auto row = static_cast<std::int32_t>(g.num_tokens * size);
+  const std::int32_t copied = left < g.num_tokens ? within(left * size) : row;
+  ByteRun run;
+  run.from = static_cast<unsigned char*>(a.padded) + at.row * a.sequence_stride + g.first_token * size;
+  run.to = static_cast<unsigned char*>(a.packed) + before;
+  run.after = row;
+  run.copied = run.end = copied;
+  run.fill = a.fill;
+  if (p.unpacks) {
+    run.to = static_cast<unsigned char*>(a.padded) + at.row * a.sequence_stride + g.first_token * size;
+    run.from = static_cast<unsigned char*>(a.packed) + before;
+    run.before = within(before);
+    run.after = within(p.capacity * size - before);
+    run.end = row;
   }
-  RLK_UNROLL
-  for (int k = 0; k < kPackUnits; ++k) {
-    const std::uint32_t offset = static_cast<std::uint32_t>(k) * step;
-    if (std::int64_t{first} + offset < existing || (unpacks && first + offset < items)) destination[offset] = values[k];
-  }
+  const std::uint32_t chunk = block % s.split.chunks;
+  copy_run<Memory>(run, at.first, at.step, chunk == 0, chunk + 1 == s.split.chunks);
 }
 
 template <class Unit, class Memory>
@@ -143,16 +165,10 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   auto* packed = static_cast<unsigned char*>(a.packed) + span.begin * a.packed_stride;
   const std::uint32_t items = static_cast<std::uint32_t>(g.num_tokens) * s.units;
   const auto first = static_cast<std::uint32_t>(at.first), step = static_cast<std::uint32_t>(at.step);
-  if (s.flat && p.positions == nullptr) {
-    const std::int64_t left = span.length - g.first_token;
-    const std::int64_t existing = left < 0 ? 0 : left * s.units;
-    return copy_flat<Unit, Memory>(p.unpacks, a.fill, padded, packed + g.first_token * a.packed_stride,
-                                   existing < items ? existing : items, items, first, step);
-  }
   const std::int64_t first_position = at.row * p.num_tokens + g.first_token;
   const unsigned char* source = p.unpacks ? packed : padded;
   unsigned char* destination = p.unpacks ? padded : packed;
-  RLK_UNROLL
+  RLK_UNROLL_NOT
   for (int begin = 0; begin < kPackUnits; begin += kPackTogether) {
     Unit values[kPackTogether];
     std::int64_t to[kPackTogether];  // bytes; below 0: nothing is written
@@ -180,17 +196,33 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   }
 }
 
+// The first packed token that no sequence has.
+template <class Memory>
+RLK_HD std::int64_t tail_of(const PackParams& p, const PackGrid& g) {
+  if (g.tail >= 0) return g.tail;
+  const std::int64_t begin = p.num_sequences == 0 ? 0 : offset_at<Memory>(p.cu_seqlens, p.num_sequences);
+  return begin < 0 ? 0 : begin;
+}
+
+template <class Memory>
+RLK_HD void fill_flat_tail(const PackParams& p, const PackGrid& g, const PackArray& a, std::uint32_t block,
+                           int thread) {
+  const std::int64_t tail = tail_of<Memory>(p, g) * a.token_bytes, size = p.capacity * a.token_bytes;
+  const std::int64_t first = block * kPackTailBytes, begin = first < tail ? tail : first;
+  const std::int64_t end = first + kPackTailBytes < size ? first + kPackTailBytes : size;
+  if (begin >= end) return;
+  auto* to = static_cast<unsigned char*>(a.packed) + begin;
+  const ByteRun run = {to, to, 0, 0, 0, static_cast<std::int32_t>(end - begin), a.fill};
+  copy_run<Memory>(run, thread, kPackThreads, true, true);
+}
+
 template <class Unit, class Memory>
 RLK_HD void fill_tail(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s,
                       std::uint32_t block, int thread) {
-  std::int64_t begin = g.tail;
-  if (begin < 0) {
-    begin = p.num_sequences == 0 ? 0 : offset_at<Memory>(p.cu_seqlens, p.num_sequences);
-    begin = begin < 0 ? 0 : begin;
-  }
+  const std::int64_t begin = tail_of<Memory>(p, g);
   const std::int64_t first = std::int64_t{block} * (kPackThreads * kPackUnits) + thread;
   if (std::int64_t{block} * (kPackThreads * kPackUnits) + kPackThreads * kPackUnits <= begin * s.units) return;
-  RLK_UNROLL
+  RLK_UNROLL_NOT
   for (int k = 0; k < kPackUnits; ++k) {
     const std::int64_t item = first + k * kPackThreads;
     if (item < begin * s.units || item >= p.capacity * s.units) continue;
@@ -210,14 +242,19 @@ RLK_HD void run(const PackParams& p, const PackGrid& g, const PackArray& a, cons
 
 }  // namespace pack_detail
 
-// What a block of a launch does.
-template <class Memory>
+// What a block of a launch does. kAllFlat: of one whose arrays are all flat, which takes fewer registers.
+template <class Memory, bool kAllFlat = false>
 RLK_HD void pack_block(const PackParams& p, const PackGrid& g, std::uint32_t block, int thread) {
   int i = 0;
   while (i + 1 < p.num_arrays && block >= g.shares[i + 1].first_block) ++i;
   const PackArray& a = p.arrays[i];
   const PackShare& s = g.shares[i];
   block -= s.first_block;
+  if (kAllFlat || s.flat) {
+    if (block < s.row_blocks) return pack_detail::copy_flat_row<Memory>(p, g, a, s, block, thread);
+    return pack_detail::fill_flat_tail<Memory>(p, g, a, block - s.row_blocks, thread);
+  }
+  if constexpr (kAllFlat) return;
   switch (s.log2_unit) {
     case 0:
       return pack_detail::run<std::uint8_t, Memory>(p, g, a, s, block, thread);
@@ -228,7 +265,7 @@ RLK_HD void pack_block(const PackParams& p, const PackGrid& g, std::uint32_t blo
     case 3:
       return pack_detail::run<std::uint64_t, Memory>(p, g, a, s, block, thread);
     default:
-      return pack_detail::run<pack_detail::Unit16, Memory>(p, g, a, s, block, thread);
+      return pack_detail::run<Vector16, Memory>(p, g, a, s, block, thread);
   }
 }
 

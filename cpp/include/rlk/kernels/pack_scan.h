@@ -1,5 +1,5 @@
-// The prefix sum of pack_layout as one block of a GPU does it, for CUDA and HIP: a thread adds a run of lengths, the block
-// scans the runs' sums, each thread goes over its run again.
+// The prefix sum of pack_layout as one block of a GPU does it, for CUDA and HIP: a tile of lengths at a time, of which the
+// next one is read ahead. Memory is read and written by neighbouring threads side by side; a thread adds neighbouring lengths.
 #pragma once
 
 #include <cstdint>
@@ -8,43 +8,108 @@
 
 namespace rlk {
 
-constexpr int kPackScanThreads = 1024;
+constexpr int kPackScanThreads = 512;
+constexpr int kPackScanLengths = 16;  // of a thread in a tile
+constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 
-// Lengths of rows: the caller's, or what the pass over the mask left in cu_seqlens.
-struct PackRun {
-  std::int64_t first, last;  // of a thread
-  std::int64_t sum = 0;
-  std::int32_t status = 0;
+struct PackScanShared {
+  struct alignas(16) {
+    std::int32_t of[kPackScanLengths + 4];  // 4: neighbouring threads' lie in other banks
+  } lengths[kPackScanThreads];              // then the offsets behind them
+  std::uint32_t sums[2][kPackScanThreads];
+  std::int32_t status;
 };
-template <class Memory>
-RLK_HD std::int64_t pack_length(const PackLayoutParams& p, std::int64_t i) {
-  if (p.mask.data != nullptr) return Memory::global(p.cu_seqlens)[i + 1];
-  if (p.lengths_dtype == DType::kInt64) return Memory::global(static_cast<const std::int64_t*>(p.lengths))[i];
-  return Memory::global(static_cast<const std::int32_t*>(p.lengths))[i];
-}
-RLK_HD std::int64_t pack_clamped(const PackLayoutParams& p, std::int64_t length) {
-  return length < 0 ? 0 : length > p.num_tokens ? p.num_tokens : length;
-}
-template <class Memory>
-RLK_HD PackRun pack_run(const PackLayoutParams& p, int thread) {
-  const std::int64_t of_thread = (p.num_sequences + kPackScanThreads - 1) / kPackScanThreads;
-  PackRun run{};
-  run.first = thread * of_thread;
-  run.last = run.first + of_thread < p.num_sequences ? run.first + of_thread : p.num_sequences;
-  for (std::int64_t i = run.first; i < run.last; ++i) {
-    const std::int64_t length = pack_length<Memory>(p, i), clamped = pack_clamped(p, length);
-    run.sum += clamped;
-    if (length != clamped) run.status |= kPackBadLength;
-  }
-  return run;
-}
-// `before`: the sum of the threads before this one.
-template <class Memory>
-RLK_HD void pack_write_run(const PackLayoutParams& p, const PackRun& run, std::int64_t before) {
+
+namespace pack_detail {
+
+constexpr std::uint32_t kMostPackSum = std::uint32_t{1} << 31;  // more than any capacity: what is more is this
+RLK_HD std::uint32_t pack_sum(std::uint32_t a, std::uint32_t b) { return a > kMostPackSum - b ? kMostPackSum : a + b; }
+
+// length(i): of row i.
+template <class Memory, class Length, class Barrier>
+RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& shared, const Length& length,
+                         const Barrier& barrier) {
   std::int32_t* cu_seqlens = Memory::global(p.cu_seqlens);
-  for (std::int64_t i = run.first; i < run.last; ++i) {
-    before += pack_clamped(p, pack_length<Memory>(p, i));  // read before it is overwritten
-    cu_seqlens[i + 1] = static_cast<std::int32_t>(before < p.capacity ? before : p.capacity);
+  const auto slot = [&](int i) -> std::int32_t& {
+    return shared.lengths[i / kPackScanLengths].of[i % kPackScanLengths];
+  };
+  std::int64_t ahead[kPackScanLengths];
+  const auto read = [&](std::int64_t tile) {
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) {
+      const std::int64_t i = tile + k * kPackScanThreads + thread, last = p.num_sequences - 1;
+      ahead[k] = length(i < last ? i : last);  // without a branch and unused yet: loads are under way together
+    }
+  };
+  if (thread == 0) shared.status = 0;
+  const auto capacity = static_cast<std::uint32_t>(p.capacity);
+  std::uint32_t before = 0;
+  if (p.num_sequences > 0) read(0);
+  barrier();
+  RLK_UNROLL_NOT
+  for (std::int64_t tile = 0; tile < p.num_sequences; tile += kPackScanTile) {
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) {
+      if (tile + k * kPackScanThreads + thread >= p.num_sequences) ahead[k] = 0;
+      const std::int64_t clamped = ahead[k] < 0 ? 0 : ahead[k] > p.num_tokens ? p.num_tokens : ahead[k];
+      if (clamped != ahead[k]) shared.status = kPackBadLength;
+      slot(k * kPackScanThreads + thread) = static_cast<std::int32_t>(clamped);
+    }
+    if (tile + kPackScanTile < p.num_sequences) read(tile + kPackScanTile);
+    barrier();
+    std::int32_t mine[kPackScanLengths];
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) mine[k] = shared.lengths[thread].of[k];
+    std::uint32_t of_thread = 0;
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) {
+      of_thread = pack_sum(of_thread, static_cast<std::uint32_t>(mine[k]));
+    }
+    shared.sums[0][thread] = of_thread;
+    barrier();
+    int from = 0;
+    RLK_UNROLL_NOT  // conditions of all steps would be more scalar registers than there are
+        for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
+      const std::uint32_t more = thread >= distance ? shared.sums[from][thread - distance] : 0;
+      shared.sums[from ^ 1][thread] = pack_sum(shared.sums[from][thread], more);
+      barrier();
+    }
+    std::uint32_t sum = thread == 0 ? before : pack_sum(before, shared.sums[from][thread - 1]);
+    before = pack_sum(before, shared.sums[from][kPackScanThreads - 1]);
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) {
+      sum = pack_sum(sum, static_cast<std::uint32_t>(mine[k]));
+      shared.lengths[thread].of[k] = static_cast<std::int32_t>(sum < capacity ? sum : capacity);
+    }
+    barrier();
+    RLK_UNROLL
+    for (int k = 0; k < kPackScanLengths; ++k) {
+      const std::int64_t i = tile + k * kPackScanThreads + thread;
+      if (i < p.num_sequences) cu_seqlens[i + 1] = slot(k * kPackScanThreads + thread);
+    }
+    // The next tile's lengths go where this thread alone has just read.
+  }
+  if (thread != 0) return;
+  cu_seqlens[0] = 0;
+  *Memory::global(p.status) = shared.status | (before > capacity ? kPackOverflow : 0);
+}
+
+}  // namespace pack_detail
+
+// The lengths are the caller's, or what the pass over the mask left in cu_seqlens. barrier(): of the block.
+template <class Memory, class Barrier>
+RLK_HD void pack_scan_block(const PackLayoutParams& p, int thread, PackScanShared& shared, const Barrier& barrier) {
+  const auto scan = [&](const auto* lengths) {
+    const auto* from = Memory::global(lengths);
+    pack_detail::scan_lengths<Memory>(
+        p, thread, shared, [from](std::int64_t i) { return std::int64_t{from[i]}; }, barrier);
+  };
+  if (p.mask.data != nullptr) {
+    scan(p.cu_seqlens + 1);
+  } else if (p.lengths_dtype == DType::kInt64) {
+    scan(static_cast<const std::int64_t*>(p.lengths));
+  } else {
+    scan(static_cast<const std::int32_t*>(p.lengths));
   }
 }
 

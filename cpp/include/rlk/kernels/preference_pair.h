@@ -1,6 +1,7 @@
 // The formulas of preference_loss for one pair, for the CPU, CUDA and HIP.
 #pragma once
 
+#include "rlk/kernels/merge_order.h"
 #include "rlk/kernels/sequences.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
@@ -249,18 +250,47 @@ RLK_HD bool preference_before(float a, std::int64_t i, float b, std::int64_t j) 
   if (is_nan(a) || is_nan(b)) return is_nan(a) && is_nan(b) ? i < j : is_nan(b);
   return a < b || (a == b && i < j);
 }
-// By counting: a GPU's thread for each of the 2 num keys.
+// On a GPU keys are put in order by kernels/merge_order.h, as integers: equal where floats are, NaN last.
 template <class Memory>
-RLK_HD void preference_rank(const PreferenceLossParams& p, std::int64_t item) {
-  const int which = item < p.chosen.num ? 0 : 1;
-  const std::int64_t i = which == 0 ? item : item - p.chosen.num;
+RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int which, std::int64_t i) {
   const float key = preference_key<Memory>(p, which, i);
-  std::int32_t rank = 0;
-  for (std::int64_t j = 0; j < p.chosen.num; ++j) {
-    rank += preference_before(preference_key<Memory>(p, which, j), j, key, i);
+  if (is_nan(key)) return std::int64_t{1} << 40;
+  const auto bits = static_cast<std::int32_t>(bits_of(key) & 0x7fffffffu);
+  return key < 0.0f ? -std::int64_t{bits} : bits;
+}
+// Two arrays of [2, num] indices, of which the second one gets the order. The first one then gets the ranks.
+RLK_HD std::int32_t* preference_indices(const PreferenceLossParams& p, int which, bool first) {
+  return (first ? p.ranks : p.order) + which * p.chosen.num;
+}
+// Which sides' keys, and which run or block of them, a block of a launch over both has.
+struct PreferenceHalf {
+  int which;
+  std::int32_t block;
+  RLK_HD PreferenceHalf(std::int64_t block_of_both, std::int64_t blocks_of_one)
+      : which(block_of_both < blocks_of_one ? 0 : 1),
+        block(static_cast<std::int32_t>(which == 0 ? block_of_both : block_of_both - blocks_of_one)) {}
+};
+template <class Memory, class Barrier, class WarpBarrier>
+RLK_HD void preference_order_run(const PreferenceLossParams& p, const PreferenceHalf& half, bool first, int thread,
+                                 OrderShared& shared, const Barrier& barrier, const WarpBarrier& warp_barrier) {
+  order_run<Memory>([&](std::int64_t i) { return preference_order_key<Memory>(p, half.which, i); },
+                    static_cast<std::int32_t>(p.chosen.num), half.block, thread, shared,
+                    preference_indices(p, half.which, first), barrier, warp_barrier);
+}
+template <class Memory>
+RLK_HD void preference_merge(const PreferenceLossParams& p, int which, std::int32_t at, std::int32_t run,
+                             bool from_first) {
+  merge_index<Memory>([&](std::int64_t i) { return preference_order_key<Memory>(p, which, i); },
+                      static_cast<std::int32_t>(p.chosen.num), run, at, preference_indices(p, which, from_first),
+                      preference_indices(p, which, !from_first));
+}
+// Behind the order: the ranks of what is at place i of either side.
+template <class Memory>
+RLK_HD void preference_ranks(const PreferenceLossParams& p, std::int64_t i) {
+  for (int which = 0; which < 2; ++which) {
+    const std::int64_t first = which * p.chosen.num;
+    Memory::global(p.ranks)[first + Memory::global(p.order)[first + i]] = static_cast<std::int32_t>(i);
   }
-  Memory::global(p.ranks)[item] = rank;
-  Memory::global(p.order)[which * p.chosen.num + rank] = static_cast<std::int32_t>(i);
 }
 
 // Metrics: what is added at position i, and how many positions there are.
@@ -277,14 +307,15 @@ RLK_HD float preference_metric_item(const PreferenceLossParams& p, int metric, s
   const float w = Memory::global(p.chosen.reward)[i], l = Memory::global(p.rejected.reward)[i];
   return metric == 3 ? sub_rn(w, l) : w > l ? 1.0f : 0.0f;
 }
+RLK_HD float preference_mean(const PreferenceLossParams& p, int metric, float sum) {
+  const std::int64_t num = preference_metric_items(p, metric);
+  return num == 0 ? 0.0f : div_rn(sum, static_cast<float>(num));
+}
 // From the five sums.
 template <class Memory>
 RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums) {
   float means[kPreferenceMetrics];
-  for (int m = 0; m < kPreferenceMetrics; ++m) {
-    const std::int64_t num = preference_metric_items(p, m);
-    means[m] = num == 0 ? 0.0f : div_rn(sums[m], static_cast<float>(num));
-  }
+  for (int m = 0; m < kPreferenceMetrics; ++m) means[m] = preference_mean(p, m, sums[m]);
   if (p.kind == Preference::kKto) {
     means[3] = sub_rn(means[1], means[2]);
     means[4] = canonical_nan();

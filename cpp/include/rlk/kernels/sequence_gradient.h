@@ -1,67 +1,87 @@
 // The gradient of sequence_logprob as a GPU's threads share it out, for CUDA and HIP: every token is written by itself.
-// Padded rows are the rows of a RowSplit; a packed array is cut into rows of kGradientRow tokens.
+// Padded rows are the rows of a RowSplit; a packed array is cut into the tiles of kernels/token_tile.h.
 #pragma once
 
 #include "rlk/kernels/row_split.h"
+#include "rlk/kernels/token_tile.h"
 #include "rlk/ops/sequence_logprob.h"
 
 namespace rlk {
 
 constexpr int kGradientLog2Threads = 8;
 constexpr int kGradientThreads = 1 << kGradientLog2Threads;
-constexpr int kGradientTokens = 8;  // of a thread
-constexpr std::int64_t kGradientRow = std::int64_t{1} << 20;
+static_assert(kGradientThreads == kTileThreads);
 
 struct GradientGrid {
-  RowSplit split;
-  std::int64_t rows, columns, blocks;
+  RowSplit split;  // of padded rows
+  std::int64_t blocks;
 };
 inline GradientGrid gradient_grid(const SequenceLogprobBackwardParams& p) {
   GradientGrid g;
-  const bool packed = p.cu_seqlens.data != nullptr;
-  g.columns = packed && p.num_tokens > kGradientRow ? kGradientRow : p.num_tokens;
-  g.rows = packed ? (p.num_tokens + g.columns - 1) / g.columns : p.num_sequences;
-  RLK_CHECK(g.columns < std::int64_t{1} << 30, "sequence_logprob: fewer than 2^30 tokens in a row");
-  g.split = split_rows(g.columns, kGradientTokens, kGradientLog2Threads);
-  g.blocks = blocks_of(g.split, g.rows);
+  if (p.cu_seqlens.data != nullptr) {
+    g.blocks = tiles_of(p.num_tokens);
+    return g;
+  }
+  RLK_CHECK(p.num_tokens < std::int64_t{1} << 30, "sequence_logprob: fewer than 2^30 tokens in a row");
+  g.split = split_rows(p.num_tokens, kTileTokens, kGradientLog2Threads);
+  g.blocks = blocks_of(g.split, p.num_sequences);
   return g;
 }
 
-// f(index of the token in d_logprob, value) for the tokens of a thread.
-template <class Memory, class F>
-RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const GradientGrid& g, std::uint32_t block,
-                              int thread, const F& f) {
-  const RowPlace at = place_in_rows(g.split, kGradientTokens, block, thread);
-  if (at.row >= g.rows) return;
+// f(index of the token in d_logprob, value) for the tokens of a thread. `shared`: [2] that the block shares.
+template <class Memory, class Barrier, class F>
+RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const GradientGrid& g, std::int64_t block,
+                              int thread, std::int64_t* shared, const Barrier& barrier, const F& f) {
   const float* dsum = Memory::global(p.dsum);
   if (p.cu_seqlens.data == nullptr) {
+    const RowPlace at = place_in_rows(g.split, kTileTokens, static_cast<std::uint32_t>(block), thread);
+    if (at.row >= p.num_sequences) return;
     const float gradient = dsum[at.row * p.dsum_stride];
-    bool kept[kGradientTokens];
-    RLK_UNROLL
-    for (int k = 0; k < kGradientTokens; ++k) {
-      const std::int64_t t = at.first + k * at.step;
-      kept[k] = t < g.columns && counts<Memory>(p.mask, at.row * p.mask.row_stride + t);
-    }
-    RLK_UNROLL
-    for (int k = 0; k < kGradientTokens; ++k) {
-      const std::int64_t t = at.first + k * at.step;
-      if (t < g.columns) f(at.row * g.columns + t, kept[k] ? gradient : 0.0f);
-    }
+    const auto columns = static_cast<int>(p.num_tokens);
+    with_flag_bytes(p.mask, [&](auto bytes) {
+      const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, at.row * p.mask.row_stride + at.first);
+      typename decltype(flags)::Flag flag[kTileTokens];
+      RLK_UNROLL
+      for (int k = 0; k < kTileTokens; ++k) {
+        flag[k] = 0;
+        if (at.first + k * at.step < columns) flag[k] = flags.load(k * at.step);
+      }
+      RLK_UNROLL
+      for (int k = 0; k < kTileTokens; ++k) {
+        const int t = at.first + k * at.step;
+        if (t < columns) f(at.row * p.num_tokens + t, flags.counts(flag[k]) ? gradient : 0.0f);
+      }
+    });
     return;
   }
-  std::int64_t sequence = -1;
-  Span span{0, 0, true};
-  RLK_UNROLL_NOT
-  for (int k = 0; k < kGradientTokens; ++k) {
-    const std::int64_t t = at.row * g.columns + at.first + k * at.step;
-    if (at.first + k * at.step >= g.columns || t >= p.num_tokens) break;
-    if (sequence < 0 || t >= span.begin + span.length) {
-      sequence = sequence_of<Memory>(p.cu_seqlens, p.num_sequences, p.num_tokens, t);
-      if (sequence >= 0) span = span_of<Memory>(p.cu_seqlens, p.num_tokens, sequence);
-    }
-    const bool kept = sequence >= 0 && counts<Memory>(p.mask, t);
-    f(t, kept ? dsum[sequence * p.dsum_stride] : 0.0f);
+  const std::int64_t first = block * kTokenTile;
+  const std::int64_t left = p.num_tokens - first, last = first + (left < kTokenTile ? left : kTokenTile) - 1;
+  const SequenceRange range =
+      range_of_tile<Memory>(p.cu_seqlens, p.num_sequences, first, last, thread, shared, barrier);
+  std::int64_t tokens[kTileTokens], begin[kTileTokens], length[kTileTokens];
+  std::int32_t sequence[kTileTokens];
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) tokens[k] = first + k * kTileThreads + thread;
+  sequences_of<Memory>(p.cu_seqlens, range, p.num_tokens, tokens, begin, length, sequence);
+  float gradient[kTileTokens];
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) {
+    gradient[k] = 0.0f;
+    if (sequence[k] >= 0) gradient[k] = dsum[sequence[k] * p.dsum_stride];
   }
+  with_flag_bytes(p.mask, [&](auto bytes) {
+    const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, tokens[0]);
+    typename decltype(flags)::Flag flag[kTileTokens];
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      flag[k] = 0;
+      if (tokens[k] <= last) flag[k] = flags.load(k * kTileThreads);
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      if (tokens[k] <= last) f(tokens[k], flags.counts(flag[k]) ? gradient[k] : 0.0f);
+    }
+  });
 }
 
 }  // namespace rlk

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "rlk/base.h"
 
@@ -29,7 +30,9 @@ struct TokenFlags {
   bool is_float = false;
 
   // The bits of an element that make it count.
-  RLK_HD std::uint64_t bits() const { return ~std::uint64_t{0} >> (64 - 8 * bytes + (is_float ? 1 : 0)); }
+  RLK_HD std::uint64_t bits() const {
+    return bytes == 0 ? 1 : ~std::uint64_t{0} >> (64 - 8 * bytes + (is_float ? 1 : 0));
+  }
 };
 
 struct Offsets {
@@ -65,35 +68,65 @@ RLK_HD Span span_of(const Offsets& o, std::int64_t num_tokens, std::int64_t sequ
   return {good ? begin : 0, good ? end - begin : 0, good};
 }
 
-// The sequence of a packed token, or -1 where no good one has it. Of offsets that do not ascend it may be any that has it.
+// Sequences [low, high).
+struct SequenceRange {
+  std::int64_t low = 0, high = 0;
+};
+
+// Which of them has a packed token, or -1 where no good one does. Of offsets that do not ascend it may be any that has it.
 template <class Memory = PlainMemory>
-RLK_HD std::int64_t sequence_of(const Offsets& o, std::int64_t num_sequences, std::int64_t num_tokens,
+RLK_HD std::int64_t sequence_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
                                 std::int64_t token) {
-  std::int64_t low = 0, high = num_sequences;
+  std::int64_t low = range.low, high = range.high;
   while (high - low > 1) {
     const std::int64_t middle = low + (high - low) / 2;
     const bool before = offset_at<Memory>(o, middle) <= token;
     low = before ? middle : low;
     high = before ? high : middle;
   }
-  if (num_sequences == 0) return -1;
+  if (range.high <= range.low) return -1;
   const Span span = span_of<Memory>(o, num_tokens, low);
   return token >= span.begin && token < span.begin + span.length ? low : -1;
 }
 
-template <class Memory = PlainMemory>
-RLK_HD bool counts(const TokenFlags& m, std::int64_t i) {
+// Flags of kBytes, 0 for none, from one on: without branches, so that the loads of several tokens are under way together.
+template <int kBytes, class Memory = PlainMemory>
+struct FlagsFrom {
+  using Flag = std::conditional_t<
+      kBytes == 8, std::uint64_t,
+      std::conditional_t<kBytes == 4, std::uint32_t, std::conditional_t<kBytes == 2, std::uint16_t, std::uint8_t>>>;
+  const Flag* flags;
+  Flag bits;
+  RLK_HD FlagsFrom(const TokenFlags& m, std::int64_t first)
+      : flags(static_cast<const Flag*>(m.data) + (kBytes == 0 ? 0 : first)), bits(static_cast<Flag>(m.bits())) {}
+  RLK_HD Flag load(std::int64_t i) const { return kBytes == 0 ? Flag{1} : Memory::global(flags)[i]; }
+  RLK_HD bool counts(Flag flag) const { return kBytes < 2 ? flag != 0 : (flag & bits) != 0; }
+};
+// f(std::integral_constant<int, bytes of a flag>).
+template <class F>
+RLK_HD void with_flag_bytes(const TokenFlags& m, const F& f) {
   switch (m.bytes) {
     case 1:
-      return Memory::global(static_cast<const std::uint8_t*>(m.data))[i] != 0;
+      return f(std::integral_constant<int, 1>{});
     case 2:
-      return (Memory::global(static_cast<const std::uint16_t*>(m.data))[i] & m.bits()) != 0;
+      return f(std::integral_constant<int, 2>{});
     case 4:
-      return (Memory::global(static_cast<const std::uint32_t*>(m.data))[i] & m.bits()) != 0;
+      return f(std::integral_constant<int, 4>{});
     case 8:
-      return (Memory::global(static_cast<const std::uint64_t*>(m.data))[i] & m.bits()) != 0;
+      return f(std::integral_constant<int, 8>{});
+    default:
+      return f(std::integral_constant<int, 0>{});
   }
-  return true;
+}
+
+template <class Memory = PlainMemory>
+RLK_HD bool counts(const TokenFlags& m, std::int64_t i) {
+  bool counted = true;
+  with_flag_bytes(m, [&](auto bytes) {
+    const FlagsFrom<decltype(bytes)::value, Memory> flags(m, i);
+    counted = flags.counts(flags.load(0));
+  });
+  return counted;
 }
 
 // For backends: what would corrupt memory.

@@ -1,6 +1,6 @@
 // Sums in chunks of 128 by teams of 32 lanes, shared by CUDA and HIP. A Team gives lane(), shuffle_xor of float and int, and
 // writes(): whether this lane's stores are its own (a wave of 64 does a team's work twice). A Block gives a Team, its number in
-// the block, how many there are, barrier(), and sums(): a float for each team that lanes share.
+// the block, how many there are, barrier(), and sums(): kBlockChunks floats for each team that lanes share.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -42,19 +42,32 @@ RLK_DEVICE float sum_of_team(const Team& team, Int num, const F& f) {
   return total;
 }
 
-// Chunks side by side; every lane of the block gets the sum.
+// Chunks side by side, kBlockChunks of a team at a time; every lane of the block gets the sum. What is missing in the last
+// round adds +0, which changes no bit.
+constexpr int kBlockChunks = 4;
 template <class Block, class Int, class F>
 RLK_DEVICE float sum_of_block(const Block& block, Int num, const F& f) {
-  const Int step = block.teams() * kTeamChunk;
+  constexpr int kTogether = 4 * kBlockChunks;  // sums read together; teams come in fours
+  const Int chunks = block.teams() * kBlockChunks;
   float total = 0.0f;
 #pragma unroll 1
-  for (Int first = 0; first < num; first += step) {
-    const float of_chunk = sum_of_chunk(block.team(), first + block.number() * kTeamChunk, num, f);
+  for (Int first = 0; first < num; first += chunks * kTeamChunk) {
+    float of_chunk[kBlockChunks];
+#pragma unroll
+    for (int c = 0; c < kBlockChunks; ++c) {
+      of_chunk[c] = sum_of_chunk(block.team(), first + (c * block.teams() + block.number()) * kTeamChunk, num, f);
+    }
     block.barrier();
-    if (block.team().lane() == 0) block.sums()[block.number()] = of_chunk;
+#pragma unroll
+    for (int c = 0; c < kBlockChunks; ++c) {
+      if (block.team().lane() == c) block.sums()[c * block.teams() + block.number()] = of_chunk[c];
+    }
     block.barrier();
 #pragma unroll 1
-    for (int t = 0; t < block.teams() && first + t * kTeamChunk < num; ++t) total = add_rn(total, block.sums()[t]);
+    for (Int t = 0; t < chunks && first + t * kTeamChunk < num; t += kTogether) {
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) total = add_rn(total, block.sums()[t + c]);
+    }
   }
   return total;
 }

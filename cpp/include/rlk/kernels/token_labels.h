@@ -1,6 +1,9 @@
 // Labels and masks of single tokens, for the CPU, CUDA and HIP.
 #pragma once
 
+#include <type_traits>
+
+#include "rlk/kernels/token_tile.h"
 #include "rlk/ops/shift_labels_packed.h"
 
 namespace rlk {
@@ -11,27 +14,48 @@ RLK_HD std::int64_t integer_at(const void* data, DType dtype, std::int64_t i) {
   return Memory::global(static_cast<const std::int32_t*>(data))[i];
 }
 
-template <class Memory>
-RLK_HD std::int64_t label_of(const ShiftLabelsParams& p, std::int64_t local) {
-  const bool zigzag = p.zigzag && p.cp_size > 1;
-  const std::int64_t parts = p.cp_size, t_of_cut = p.cp_rank * (p.num_tokens / parts) + local;
-  const std::int64_t searched = zigzag ? local * parts : t_of_cut;
-  const std::int64_t sequence = sequence_of<Memory>(p.cu_seqlens, p.num_sequences, p.num_tokens, searched);
-  if (sequence < 0) return p.ignore_index;
-  const Span span = span_of<Memory>(p.cu_seqlens, p.num_tokens, sequence);
-  std::int64_t t = t_of_cut;
-  if (zigzag) {
-    if (span.begin % (2 * parts) != 0 || span.length % (2 * parts) != 0) return p.ignore_index;
-    const std::int64_t chunk = span.length / (2 * parts), at = local - span.begin / parts;
-    const bool second = at >= chunk;
-    t = span.begin + (second ? 2 * parts - 1 - p.cp_rank : p.cp_rank) * chunk + (second ? at - chunk : at);
-  }
-  if (t + 1 >= span.begin + span.length || !counts<Memory>(p.mask, t + 1)) return p.ignore_index;
-  return integer_at<Memory>(p.ids, p.dtype, t + 1);
+// Of numbers that are not negative: in 32 bits where they have no more.
+RLK_HD std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return a / b;
 }
+
+// The packed token by which the sequence of a local one is found, and whether the ranks share out each sequence.
+struct LabelCut {
+  std::int64_t first, step;
+  bool zigzag;
+  RLK_HD explicit LabelCut(const ShiftLabelsParams& p) : zigzag(p.zigzag && p.cp_size > 1) {
+    first = zigzag ? 0 : p.cp_rank * (p.num_tokens / p.cp_size);
+    step = zigzag ? p.cp_size : 1;
+  }
+  RLK_HD std::int64_t searched(std::int64_t local) const { return first + step * local; }
+};
+// The packed token whose id a local token's label is, of a sequence that has the searched token; -1 for none.
+RLK_HD std::int64_t label_source(const ShiftLabelsParams& p, const LabelCut& cut, std::int64_t local,
+                                 std::int64_t begin, std::int64_t length) {
+  std::int64_t t = cut.searched(local);
+  if (cut.zigzag) {
+    const std::int64_t parts = p.cp_size, chunk = quotient(length, 2 * parts), before = quotient(begin, 2 * parts);
+    if (2 * parts * before != begin || 2 * parts * chunk != length) return -1;
+    const std::int64_t at = local - 2 * before;
+    const bool second = at >= chunk;
+    t = begin + (second ? 2 * parts - 1 - p.cp_rank : p.cp_rank) * chunk + (second ? at - chunk : at);
+  }
+  return t + 1 < begin + length ? t + 1 : -1;
+}
+
 template <class Memory>
 RLK_HD void write_label(const ShiftLabelsParams& p, std::int64_t local) {
-  const std::int64_t label = label_of<Memory>(p, local);
+  const LabelCut cut(p);
+  const std::int64_t searched = cut.searched(local);
+  const std::int64_t sequence = sequence_of<Memory>(p.cu_seqlens, {0, p.num_sequences}, p.num_tokens, searched);
+  std::int64_t from = -1;
+  if (sequence >= 0) {
+    const Span span = span_of<Memory>(p.cu_seqlens, p.num_tokens, sequence);
+    from = label_source(p, cut, local, span.begin, span.length);
+  }
+  std::int64_t label = p.ignore_index;
+  if (from >= 0 && counts<Memory>(p.mask, from)) label = integer_at<Memory>(p.ids, p.dtype, from);
   if (p.dtype == DType::kInt64) {
     Memory::global(static_cast<std::int64_t*>(p.labels))[local] = label;
   } else {
@@ -39,15 +63,67 @@ RLK_HD void write_label(const ShiftLabelsParams& p, std::int64_t local) {
   }
 }
 
-// `index` of the mask: of padded rows sequence * num_tokens + position.
+// What a block of a GPU does: a tile of local tokens. `shared`: [2] that the block shares.
+template <class Memory, class Barrier>
+RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, int thread, std::int64_t* shared,
+                               const Barrier& barrier) {
+  const LabelCut cut(p);
+  const std::int64_t num = p.num_tokens / p.cp_size, first = block * kTokenTile;
+  const std::int64_t last = first + (num - first < kTokenTile ? num - first : kTokenTile) - 1;
+  const SequenceRange range = range_of_tile<Memory>(p.cu_seqlens, p.num_sequences, cut.searched(first),
+                                                    cut.searched(last), thread, shared, barrier);
+  std::int64_t from[kTileTokens], begin[kTileTokens], length[kTileTokens];
+  std::int32_t sequence[kTileTokens];
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) from[k] = cut.searched(first + k * kTileThreads + thread);
+  sequences_of<Memory>(p.cu_seqlens, range, p.num_tokens, from, begin, length, sequence);
+  RLK_UNROLL
+  for (int k = 0; k < kTileTokens; ++k) {
+    const std::int64_t local = first + k * kTileThreads + thread;
+    from[k] = sequence[k] < 0 || local > last ? -1 : label_source(p, cut, local, begin[k], length[k]);
+  }
+  with_flag_bytes(p.mask, [&](auto bytes) {
+    const FlagsFrom<decltype(bytes)::value, Memory> flags(p.mask, 0);
+    typename decltype(flags)::Flag flag[kTileTokens];
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      flag[k] = 0;
+      if (from[k] >= 0) flag[k] = flags.load(from[k]);
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) from[k] = flags.counts(flag[k]) ? from[k] : -1;
+  });
+  const auto write = [&](const auto* all_ids, auto* all_labels) {
+    using Id = std::remove_pointer_t<decltype(all_labels)>;
+    const auto* ids = Memory::global(all_ids);
+    auto* labels = Memory::global(all_labels) + first + thread;
+    Id label[kTileTokens];
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      label[k] = static_cast<Id>(p.ignore_index);
+      if (from[k] >= 0) label[k] = ids[from[k]];
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      if (first + k * kTileThreads + thread <= last) labels[k * kTileThreads] = label[k];
+    }
+  };
+  if (p.dtype == DType::kInt64) {
+    write(static_cast<const std::int64_t*>(p.ids), static_cast<std::int64_t*>(p.labels));
+  } else {
+    write(static_cast<const std::int32_t*>(p.ids), static_cast<std::int32_t*>(p.labels));
+  }
+}
+
+// `index` of the mask: of padded rows sequence * num_tokens + position; packed: its sequence is in the range.
 template <class Memory>
-RLK_HD void write_span_flag(const SpanMaskParams& p, std::int64_t index) {
+RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range, std::int64_t index) {
   std::int64_t sequence, position;
   if (p.cu_seqlens.data == nullptr) {
     sequence = index / p.num_tokens;
     position = index - sequence * p.num_tokens;
   } else {
-    sequence = sequence_of<Memory>(p.cu_seqlens, p.num_sequences, p.num_tokens, index);
+    sequence = sequence_of<Memory>(p.cu_seqlens, range, p.num_tokens, index);
     position = sequence < 0 ? 0 : index - span_of<Memory>(p.cu_seqlens, p.num_tokens, sequence).begin;
   }
   bool kept = false;
@@ -59,6 +135,18 @@ RLK_HD void write_span_flag(const SpanMaskParams& p, std::int64_t index) {
     }
   }
   Memory::global(p.mask)[index] = kept ? 1 : 0;
+}
+
+// What a block of a GPU does: a tile of the mask.
+template <class Memory, class Barrier>
+RLK_HD void span_mask_block(const SpanMaskParams& p, std::int64_t block, int thread, std::int64_t* shared,
+                            const Barrier& barrier) {
+  const bool packed = p.cu_seqlens.data != nullptr;
+  const std::int64_t num = packed ? p.num_tokens : p.num_sequences * p.num_tokens, first = block * kTokenTile;
+  const std::int64_t last = first + (num - first < kTokenTile ? num - first : kTokenTile) - 1;
+  SequenceRange range;
+  if (packed) range = range_of_tile<Memory>(p.cu_seqlens, p.num_sequences, first, last, thread, shared, barrier);
+  for (std::int64_t i = first + thread; i <= last; i += kTileThreads) write_span_flag<Memory>(p, range, i);
 }
 
 // Whether a marker's last id is at position `at` of a sequence whose ids begin at `first`.
@@ -76,15 +164,19 @@ RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std:
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;
   return ends_at<Memory>(p, p.end, first, at) ? 2 * (at + 1) : 0;
 }
-// `before`: the largest event before the position.
+// Whether a position of an open turn is the model's.
 template <class Memory>
-RLK_HD bool turn_flag(const ToolMaskParams& p, std::int64_t before, std::int64_t first, std::int64_t length,
-                      std::int64_t at) {
-  if ((before & 1) == 0) return false;
+RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64_t length, std::int64_t at) {
   for (int k = 0; k < p.end.length && !p.include_end; ++k) {
     if (at + k < length && ends_at<Memory>(p, p.end, first, at + k)) return false;
   }
   return true;
+}
+// `before`: the largest event before the position.
+template <class Memory>
+RLK_HD bool turn_flag(const ToolMaskParams& p, std::int64_t before, std::int64_t first, std::int64_t length,
+                      std::int64_t at) {
+  return (before & 1) != 0 && turn_goes_on<Memory>(p, first, length, at);
 }
 
 // A block of a GPU has a sequence, a tile of positions at a time. `events`: [2 * kTurnThreads] that the block shares.

@@ -25,8 +25,7 @@
 // A NaN that counts makes the advantages of its group NaN, and of the batch where that scales. NaN outputs are canonical.
 // An advantage has the same bits wherever its group stands in the batch and on every backend, but for scale kBatch and
 // by_nonzero, which read the batch.
-// Groups are given by offsets, by one size, or by ids: sequences of equal ids are a group, in any order; on a GPU ids cost a
-// time quadratic in num_sequences. The CPU throws InvalidArgument for offsets out of order before it writes anything; a GPU
+// Groups are given by offsets, by one size, or by ids: sequences of equal ids are a group, in any order. The CPU throws InvalidArgument for offsets out of order before it writes anything; a GPU
 // takes them as sequences.h says of cu_seqlens.
 // Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore.
 #pragma once

@@ -1,0 +1,77 @@
+// The sequences of packed tokens that follow one another, for GPUs: a block searches together for those of its first and of
+// its last token; each token then searches between these alone, which for long sequences is no search.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/kernels/sequences.h"
+
+namespace rlk {
+
+constexpr int kTileThreads = 256;
+constexpr int kTileTokens = 8;  // of a thread, kTileThreads apart
+constexpr int kTokenTile = kTileThreads * kTileTokens;
+
+inline std::int64_t tiles_of(std::int64_t num_tokens) { return (num_tokens + kTokenTile - 1) / kTokenTile; }
+
+// That all tokens in [first, last] are of, where offsets ascend. `shared`: [2] that the block shares. Half of the threads look
+// for either end, at places that cut what is left in equal parts: of these one at least is right, whatever the offsets are.
+template <class Memory, class Barrier>
+RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences, std::int64_t first, std::int64_t last,
+                                   int thread, std::int64_t* shared, const Barrier& barrier) {
+  if (num_sequences <= 1) return {0, num_sequences};
+  constexpr int kParts = kTileThreads / 2;
+  const int end = thread / kParts, part = thread % kParts;
+  const std::int64_t token = end == 0 ? first : last;
+  std::int64_t low = 0, left = num_sequences;
+  while (left > 1) {
+    const std::int64_t step = (left + kParts - 1) / kParts, from = low + part * step, to = from + step;
+    const std::int64_t stop = low + left < num_sequences ? low + left : num_sequences;
+    if (from < stop && (part == 0 || offset_at<Memory>(o, from) <= token) &&
+        (to >= stop || offset_at<Memory>(o, to) > token)) {
+      shared[end] = from;
+    }
+    barrier();
+    low = shared[end];
+    left = step;
+    if (left <= 1) break;
+    barrier();
+  }
+  const std::int64_t found = shared[0], after = shared[1] + 1;
+  return {found, after > found ? after : found + 1};
+}
+
+// Of each of these tokens the sequence in the range, or -1 where it is no good one or has not the token. All search in step.
+template <class Memory>
+RLK_HD void sequences_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
+                         const std::int64_t (&tokens)[kTileTokens], std::int64_t (&begin)[kTileTokens],
+                         std::int64_t (&length)[kTileTokens], std::int32_t (&sequence)[kTileTokens]) {
+  const auto search = [&](const auto* offsets) {
+    const auto* at = Memory::global(offsets);
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) sequence[k] = static_cast<std::int32_t>(range.low);
+    RLK_UNROLL_NOT
+    for (auto left = static_cast<std::int32_t>(range.high - range.low); left > 1; left -= left / 2) {
+      RLK_UNROLL
+      for (int k = 0; k < kTileTokens; ++k) {
+        sequence[k] += at[sequence[k] + left / 2] <= tokens[k] ? left / 2 : 0;
+      }
+    }
+    RLK_UNROLL
+    for (int k = 0; k < kTileTokens; ++k) {
+      const bool any = range.high > range.low;
+      begin[k] = any ? std::int64_t{at[sequence[k]]} : 0;
+      const std::int64_t end = any ? std::int64_t{at[sequence[k] + 1]} : 0;
+      length[k] = end - begin[k];
+      const bool good = begin[k] >= 0 && begin[k] <= end && end <= num_tokens && (sequence[k] != 0 || begin[k] == 0);
+      if (!good || tokens[k] < begin[k] || tokens[k] >= end) sequence[k] = -1;
+    }
+  };
+  if (o.dtype == DType::kInt64) {
+    search(static_cast<const std::int64_t*>(o.data));
+  } else {
+    search(static_cast<const std::int32_t*>(o.data));
+  }
+}
+
+}  // namespace rlk
