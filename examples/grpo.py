@@ -214,12 +214,11 @@ class Judge(Watched):
 
         slope = slope_at(0.0)
         moved = [(slope_at(shift) - slope).abs() for shift in (-exact.logprob_allowed, exact.logprob_allowed)]
-        slope_allowed = torch.maximum(*moved) + slope.abs() * exact.slope_allowed
-        slope_allowed += row("policy_loss", "d_logprob").allowed(largest=slope.abs().max())
-        slope_allowed *= inputs["completion_mask"]
+        slope_allowed = torch.maximum(*moved) + row("policy_loss", "d_logprob").allowed(largest=slope.abs().max())
         # The gradient is a sum of sequences' gradients, which cancel; what they are off by does not.
-        sequences = zip(slope_allowed, exact.logprob, strict=True)
-        gradient_allowed = sum(float(gradient_of((of_token * x).sum()).norm()) for of_token, x in sequences)
+        slope_allowed *= inputs["completion_mask"]
+        sequences = zip(exact.gradient_allowed(slope, slope_allowed), exact.z, strict=True)
+        gradient_allowed = sum(float(gradient_of((off * z).sum()).norm()) for off, z in sequences)
         total = float(slope.abs().sum())
         return Judged(
             step=self.state.global_step + 1,
@@ -243,13 +242,28 @@ class Judge(Watched):
 
 @dataclass
 class Exact:
-    """Log-probabilities and entropies in float64, and how far others may be off: a log-probability, and relatively what
-    it gives to the hidden state."""
+    """In float64: logits [B, T, V], log-probabilities and entropies [B, T]; and how far a logit or log-probability of
+    the operators may be off them."""
 
+    z: torch.Tensor
     logprob: torch.Tensor
     entropy: torch.Tensor
+    target: torch.Tensor
+    logit_allowed: float
     logprob_allowed: float
-    slope_allowed: float
+    dtype: str
+
+    def gradient_allowed(self, slope: torch.Tensor, slope_allowed: torch.Tensor) -> torch.Tensor:
+        """How far the loss's gradient in the logits may be off, [B, T, V], given its slopes in log-probabilities."""
+        z, given = self.z.detach(), slope.abs()[..., None]
+        p = z.softmax(-1)
+        is_target = torch.nn.functional.one_hot(self.target, z.shape[-1])
+        exact = given * (is_target - p).abs()
+        of_logprob = row("logprob", "dlogits").allowed(
+            self.dtype, expected=exact, max_abs_z=float(z.abs().max()), p=p, log_p=0.0, spread=0.0, given=given,
+            given_entropy=0.0, given_target=given * is_target,
+        )  # fmt: skip
+        return of_logprob + 2 * self.logit_allowed * p * given + slope_allowed[..., None] * (is_target - p).abs()
 
 
 def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exact:
@@ -268,16 +282,14 @@ def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exa
     largest = float(z.detach().abs().max())
     terms = float((hidden.detach().abs() @ weight.detach().abs().T).max())
     of_logit = row("linear", "y").allowed(name, unit=unit, terms=hidden.shape[-1], scale=terms, expected=largest)
-    of_slope = row("logprob", "dlogits").allowed(
-        name, expected=1.0, max_abs_z=largest, p=1.0, log_p=0.0, spread=0.0, given=1.0, given_entropy=0.0,
-        given_target=1.0,
-    )  # fmt: skip
-    of_product = row("linear", "dx").allowed(name, unit=unit, expected=1.0, scale=1.0, terms=weight.shape[0])
     return Exact(
+        z=z,
         logprob=logprobs.gather(-1, inputs["completion_ids"][..., None])[..., 0],
         entropy=-(logprobs.exp() * logprobs).sum(-1),
+        target=inputs["completion_ids"],
+        logit_allowed=float(of_logit),
         logprob_allowed=float(row("logprob", "logprob").allowed(max_abs_z=largest) + 2 * of_logit),
-        slope_allowed=float(of_slope + of_product + 2 * of_logit),
+        dtype=name,
     )
 
 
@@ -356,9 +368,8 @@ def show_runs(runs: list[Run], device: str) -> None:
     console.print(times)
 
 
-def show_agreement(stock: Run, ours: Run) -> bool:
+def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
     """The table of judged steps, and what both runs did by themselves. Returns: whether all is within the contract."""
-    judged = stock.judged
     table = Table(title="the same batch and weights, against head and loss in float64")
     off = ("stock off by", "rk off by", "allowed")
     for name in ("step", "loss", *off, "|gradient|", *off):
@@ -387,11 +398,10 @@ def show_agreement(stock: Run, ours: Run) -> bool:
     return agreeing == len(judged)
 
 
-def plot(runs: list[Run], device: str, path: Path) -> None:
+def plot(runs: list[Run], judged: list[Judged], device: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    judged = next((run.judged for run in runs if run.judged), [])
     figure, axes = plt.subplots(1, 3 if judged else 2, figsize=(14 if judged else 9, 3.6), layout="constrained")
     for run, style in zip(runs, ("-", "--"), strict=False):
         axes[0].plot(list(run.rewards), list(run.rewards.values()), style, label=run.ops)
@@ -450,13 +460,11 @@ def main(
     """Trains a tiny Qwen3 to repeat a letter, by GRPO."""
     torch.set_num_threads(threads)
     options: dict[str, Any] = {"loss_type": loss_type, "steps": steps, "device": device.value, "seed": seed}
-    if not compare:
-        runs = [train(ops.value, **options)]
-    else:
-        runs = [train("stock", judge=True, **options), train("rk", **options)]
+    judged = train("stock", judge=True, **options).judged if compare else []  # apart: judging takes the caches
+    runs = [train(each, **options) for each in (OPERATORS if compare else [ops.value])]
     show_runs(runs, device.value)
-    agrees = show_agreement(*runs) if compare else True
-    plot(runs, device.value, plot_path)
+    agrees = show_agreement(judged, *runs) if compare else True
+    plot(runs, judged, device.value, plot_path)
     raise typer.Exit(0 if agrees else 1)
 
 
