@@ -1,14 +1,22 @@
 """This library's operators inside of models and frameworks of others. Imports operators, never the other way round.
 
-What needs torch is imported with the first call.
+What needs torch is imported with the first call, `integrations.trl` with its first use.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["patch_model", "unpatch_model"]
+__all__ = ["patch_model", "trl", "unpatch_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """`rl_kernel_native.integrations.trl` without an import of its own: the module needs torch."""
+    if name != "trl":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.trl")
 
 
 def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:

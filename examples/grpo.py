@@ -1,0 +1,472 @@
+"""GRPO in one file: TRL's GRPOTrainer, with its own log-probabilities and loss or with this library's.
+
+A tiny Qwen3 with random weights learns to repeat the letter that it is given: "b>" wants "bbbbbb". The reward is the
+share of right letters. Model, tokenizer and prompts are made here, so nothing is downloaded.
+
+    pip install ".[trl]"                      # in a clone; torch first, see README.md
+    python examples/grpo.py --ops rk          # this library's log-probabilities and loss
+    python examples/grpo.py --ops stock       # TRL's
+    python examples/grpo.py --compare         # both, and whether they agree, step for step
+
+examples/README.md says what --compare compares, and shows a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+import torch
+import typer
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+import rl_kernel_native as rk
+from rl_kernel_native.contract import row
+
+LETTERS = "abcd"
+LENGTH = 6  # letters of an answer
+GROUP = 16  # answers to a prompt
+PARTS = ("rollout", "ratio/KL", "logprob", "loss", "backward", "update")
+
+console = Console()
+
+
+# ---- model, tokenizer, reward ---------------------------------------------------------------------------------------
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for every character."""
+    ids = {token: i for i, token in enumerate(["<pad>", "<eos>", ">", *LETTERS])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()  # no spaces between them
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+def save_model(tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int) -> None:
+    """A Qwen3 of one layer with random weights; a folder, since TRL loads the reference model from where it was."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """The share of the answer that repeats the prompt's letter: 1 at best."""
+    return [answer.count(prompt[0]) / LENGTH for prompt, answer in zip(prompts, completions, strict=True)]
+
+
+# ---- where the time goes --------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds of parts of a run; a part inside of another does not count for the outer one."""
+
+    def __init__(self, device: str) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._device = device
+        self._open: list[str] = []
+        self._since = 0.0
+
+    def _lap(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    def start(self, part: str) -> None:
+        self._lap()
+        self._open.append(part)
+
+    def stop(self) -> None:
+        self._lap()
+        self._open.pop()
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self.start(name)
+        try:
+            yield
+        finally:
+            self.stop()
+
+
+class Watched(GRPOTrainer):
+    """TRL's trainer with a clock. It calls TRL's methods, and so whatever `enabled()` put in their place."""
+
+    clock: Clock
+
+    def _prepare_inputs(self, *args: Any) -> Any:
+        with self.clock.part("rollout"):  # generate() and rewards
+            return super()._prepare_inputs(*args)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **options: Any) -> Any:
+        # Without a gradient: of the old and the reference policy, which ratio and KL are to.
+        with self.clock.part("logprob" if torch.is_grad_enabled() else "ratio/KL"):
+            return super()._get_per_token_logps_and_entropies(*args, **options)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        with self.clock.part("loss"):
+            return super()._compute_loss(model, inputs)
+
+    def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
+        with self.clock.part("backward"):  # what the parts above leave of a step
+            return super().training_step(*args, **options)
+
+
+class Recorder(TrainerCallback):
+    """Logs of every step, and the time of the optimizer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.steps: list[dict[str, float]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.clock.start("update")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self.clock.stop()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in logs:
+            self.steps.append({"step": state.global_step, **logs})
+
+
+# ---- both on the same batch, against float64 ------------------------------------------------------------------------
+
+
+@dataclass
+class Judged:
+    """A step's loss and gradient: the float64 value, how far both are off it, and how far this library may be."""
+
+    step: int
+    loss: float
+    loss_off: dict[str, float]
+    loss_allowed: float
+    gradient: float
+    gradient_off: dict[str, float]
+    gradient_allowed: float
+
+    @property
+    def share(self) -> float:
+        """Of what is allowed, how much this library uses."""
+        return max(self.loss_off["rk"] / self.loss_allowed, self.gradient_off["rk"] / self.gradient_allowed)
+
+    @property
+    def agrees(self) -> bool:
+        return self.share <= 1
+
+
+class Judge(Watched):
+    """Trains as TRL does, and judges every step before it is taken."""
+
+    judged: list[Judged]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        metrics, clock = self._metrics, self.clock
+        self._metrics = {"train": defaultdict(list)}
+        self.clock = Clock("cpu")  # nothing of this is TRL's time
+        clock.start("judging")
+        self.judged.append(self._judge(model, inputs))
+        clock.stop()
+        self._metrics, self.clock = metrics, clock
+        return super()._compute_loss(model, inputs)
+
+    def _judge(self, model: Any, inputs: dict[str, Any]) -> Judged:
+        parameters = list(model.parameters())
+
+        def gradient_of(loss: torch.Tensor) -> torch.Tensor:
+            found = torch.autograd.grad(loss, parameters, retain_graph=True)
+            return torch.cat([g.flatten().double() for g in found])
+
+        loss, gradient = {}, {}
+        for ops, context in OPERATORS.items():
+            with context():
+                value = super()._compute_loss(model, inputs)
+            loss[ops], gradient[ops] = value.item(), gradient_of(value)
+        exact = _in_float64(self, model, inputs)
+        value = self._loss_of(exact.logprob, exact.entropy, inputs)
+        exact_gradient = gradient_of(value)
+
+        # The loss's slope in a log-probability, and how far that moves with the log-probability: over a clip, too.
+        def slope_at(shift: float) -> torch.Tensor:
+            logprob = (exact.logprob.detach() + shift).requires_grad_()
+            return torch.autograd.grad(self._loss_of(logprob, exact.entropy.detach(), inputs), logprob)[0]
+
+        slope = slope_at(0.0)
+        moved = [(slope_at(shift) - slope).abs() for shift in (-exact.logprob_allowed, exact.logprob_allowed)]
+        slope_allowed = torch.maximum(*moved) + row("policy_loss", "d_logprob").allowed(largest=slope.abs().max())
+        # The gradient is a sum of sequences' gradients, which cancel; what they are off by does not.
+        slope_allowed *= inputs["completion_mask"]
+        sequences = zip(exact.gradient_allowed(slope, slope_allowed), exact.z, strict=True)
+        gradient_allowed = sum(float(gradient_of((off * z).sum()).norm()) for off, z in sequences)
+        total = float(slope.abs().sum())
+        return Judged(
+            step=self.state.global_step + 1,
+            loss=value.item(),
+            loss_off={ops: abs(x - value.item()) for ops, x in loss.items()},
+            loss_allowed=row("policy_loss", "loss").allowed(scale=total + abs(value.item()))
+            + total * exact.logprob_allowed,
+            gradient=float(exact_gradient.norm()),
+            gradient_off={ops: float((g - exact_gradient).norm()) for ops, g in gradient.items()},
+            gradient_allowed=gradient_allowed,
+        )
+
+    def _loss_of(self, logprob: torch.Tensor, entropy: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss of these log-probabilities."""
+        self._get_per_token_logps_and_entropies = lambda *_, **__: (logprob, entropy, None)
+        try:
+            return super()._compute_loss(self.model, inputs)
+        finally:
+            del self._get_per_token_logps_and_entropies
+
+
+@dataclass
+class Exact:
+    """In float64: logits [B, T, V], log-probabilities and entropies [B, T]; and how far a logit or log-probability of
+    the operators may be off them."""
+
+    z: torch.Tensor
+    logprob: torch.Tensor
+    entropy: torch.Tensor
+    target: torch.Tensor
+    logit_allowed: float
+    logprob_allowed: float
+    dtype: str
+
+    def gradient_allowed(self, slope: torch.Tensor, slope_allowed: torch.Tensor) -> torch.Tensor:
+        """How far the loss's gradient in the logits may be off, [B, T, V], given its slopes in log-probabilities."""
+        z, given = self.z.detach(), slope.abs()[..., None]
+        p = z.softmax(-1)
+        is_target = torch.nn.functional.one_hot(self.target, z.shape[-1])
+        exact = given * (is_target - p).abs()
+        of_logprob = row("logprob", "dlogits").allowed(
+            self.dtype, expected=exact, max_abs_z=float(z.abs().max()), p=p, log_p=0.0, spread=0.0, given=given,
+            given_entropy=0.0, given_target=given * is_target,
+        )  # fmt: skip
+        return of_logprob + 2 * self.logit_allowed * p * given + slope_allowed[..., None] * (is_target - p).abs()
+
+
+def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exact:
+    """By a head in float64, from the hidden states and weights in the dtype that the other heads read."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    with trainer.accelerator.autocast():
+        hidden = model.model(input_ids=ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+    dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
+    hidden = hidden[:, -inputs["completion_ids"].size(1) - 1 : -1].to(dtype).double()
+    weight = model.lm_head.weight.to(dtype).double()
+    z = hidden @ weight.T / trainer.temperature
+    logprobs = z.log_softmax(-1)
+
+    name, unit = str(dtype).removeprefix("torch."), "ieee" if z.device.type == "cpu" else "sm_90"
+    largest = float(z.detach().abs().max())
+    terms = float((hidden.detach().abs() @ weight.detach().abs().T).max())
+    of_logit = row("linear", "y").allowed(name, unit=unit, terms=hidden.shape[-1], scale=terms, expected=largest)
+    return Exact(
+        z=z,
+        logprob=logprobs.gather(-1, inputs["completion_ids"][..., None])[..., 0],
+        entropy=-(logprobs.exp() * logprobs).sum(-1),
+        target=inputs["completion_ids"],
+        logit_allowed=float(of_logit),
+        logprob_allowed=float(row("logprob", "logprob").allowed(max_abs_z=largest) + 2 * of_logit),
+        dtype=name,
+    )
+
+
+# ---- a run ----------------------------------------------------------------------------------------------------------
+
+OPERATORS: dict[str, Callable[[], Any]] = {
+    "stock": contextlib.nullcontext,
+    "rk": lambda: rk.integrations.trl.enabled(),
+}
+
+
+@dataclass
+class Run:
+    """What a training left behind."""
+
+    ops: str
+    steps: list[dict[str, float]]
+    seconds: dict[str, float]
+    judged: list[Judged] = field(default_factory=list)
+
+    @property
+    def rewards(self) -> dict[int, float]:
+        """By step; one rollout serves two of them."""
+        return {int(s["step"]): s["reward"] for s in self.steps if "reward" in s}
+
+
+def train(ops: str, *, loss_type: str, steps: int, device: str, seed: int, judge: bool = False) -> Run:
+    """A whole run from the seed's weights."""
+    clock = Clock(device)
+    recorder = Recorder(clock)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # TRL's, of names that transformers renames
+        tokenizer = make_tokenizer()
+        save_model(tokenizer, Path(folder), seed)
+        # adam_epsilon: where a gradient is 0 but for rounding, Adam with 1e-8 takes a whole step in a direction of
+        # noise, and two runs part.
+        trainer = (Judge if judge else Watched)(
+            model=Qwen3ForCausalLM.from_pretrained(folder),
+            reward_funcs=reward,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_dict({"prompt": [f"{letter}>" for letter in LETTERS]}),
+            callbacks=[recorder],
+            args=GRPOConfig(
+                output_dir=folder, max_steps=steps, seed=seed, use_cpu=device == "cpu", bf16=device == "cuda",
+                loss_type=loss_type, epsilon_high=5.0 if loss_type == "cispo" else None, beta=0.01, num_iterations=2,
+                per_device_train_batch_size=len(LETTERS) * GROUP, num_generations=GROUP, max_completion_length=LENGTH,
+                learning_rate=1e-2, adam_epsilon=1e-4, lr_scheduler_type="constant", gradient_checkpointing=False,
+                logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+            ),
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.clock, trainer.judged = clock, []
+        with OPERATORS[ops]():
+            trainer.train()
+    return Run(ops, recorder.steps, dict(clock.seconds), trainer.judged)
+
+
+# ---- tables and plot ------------------------------------------------------------------------------------------------
+
+
+def show_runs(runs: list[Run], device: str) -> None:
+    rewards = Table(title="reward: share of right letters")
+    rewards.add_column("step", justify="right")
+    for run in runs:
+        rewards.add_column(run.ops, justify="right")
+    at = sorted(runs[0].rewards)
+    for step in sorted({*at[:: max(1, len(at) // 10)], at[-1]}):
+        rewards.add_row(str(step), *(f"{run.rewards[step]:.4f}" for run in runs))
+    console.print(rewards)
+    times = Table(title=f"milliseconds a step, mean of {len(runs[0].steps)}, on {device_name(device)}")
+    times.add_column("part")
+    for run in runs:
+        times.add_column(run.ops, justify="right")
+    for part in PARTS:
+        times.add_row(part, *(f"{1e3 * run.seconds[part] / len(run.steps):.2f}" for run in runs))
+    console.print(times)
+
+
+def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
+    """The table of judged steps, and what both runs did by themselves. Returns: whether all is within the contract."""
+    table = Table(title="the same batch and weights, against head and loss in float64")
+    off = ("stock off by", "rk off by", "allowed")
+    for name in ("step", "loss", *off, "|gradient|", *off):
+        table.add_column(name, justify="right", no_wrap=True)
+    worst = max(judged, key=lambda j: j.share)
+    shown = {id(j): j for j in (*judged[:: max(1, len(judged) // 10)], worst, judged[-1])}
+    for j in sorted(shown.values(), key=lambda j: j.step):
+        table.add_row(
+            f"{'worst: ' if j is worst else ''}{j.step}",
+            f"{j.loss:.6f}", f"{j.loss_off['stock']:.1e}", f"{j.loss_off['rk']:.1e}", f"{j.loss_allowed:.1e}",
+            f"{j.gradient:.4f}", f"{j.gradient_off['stock']:.1e}", f"{j.gradient_off['rk']:.1e}",
+            f"{j.gradient_allowed:.1e}", style=None if j.agrees else "red",
+        )  # fmt: skip
+    console.print(table)
+    agreeing = sum(j.agrees for j in judged)
+    console.print(f"within the contract: {agreeing} of {len(judged)} steps")
+    same = sum(stock.rewards[step] == ours.rewards[step] for step in stock.rewards)
+    apart = {
+        name: max(abs(a[name] - b[name]) for a, b in zip(stock.steps, ours.steps, strict=True))
+        for name in ("loss", "grad_norm")
+    }
+    console.print(
+        f"the two runs, each on its own: equal rewards in {same} of {len(stock.rewards)} rollouts; losses at most "
+        f"{apart['loss']:.1e} apart, gradient norms {apart['grad_norm']:.1e}"
+    )
+    return agreeing == len(judged)
+
+
+def plot(runs: list[Run], judged: list[Judged], device: str, path: Path) -> None:
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3 if judged else 2, figsize=(14 if judged else 9, 3.6), layout="constrained")
+    for run, style in zip(runs, ("-", "--"), strict=False):
+        axes[0].plot(list(run.rewards), list(run.rewards.values()), style, label=run.ops)
+    axes[0].set(xlabel="step", ylabel="share of right letters", title="reward", ylim=(0, 1.02))
+    axes[0].legend()
+    for i, run in enumerate(runs):
+        bottom = 0.0
+        for color, part in enumerate(PARTS):
+            height = 1e3 * run.seconds[part] / len(run.steps)
+            axes[1].bar(run.ops, height, bottom=bottom, color=f"C{color}", label=part if i == 0 else None)
+            bottom += height
+    axes[1].set(ylabel="ms a step", title=f"time, {device_name(device)}")
+    axes[1].legend(fontsize="small")
+    if judged:
+        at = [j.step for j in judged]
+        axes[2].plot(at, [j.gradient_allowed / j.gradient for j in judged], "k:", label="allowed")
+        for ops in OPERATORS:
+            axes[2].plot(at, [j.gradient_off[ops] / j.gradient for j in judged], label=ops)
+        axes[2].set(xlabel="step", yscale="log", title="gradient: error against float64, relative")
+        axes[2].legend()
+    figure.savefig(path, dpi=120)
+    console.print(f"plot: {path}")
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"the CPU, threads: {torch.get_num_threads()}"
+
+
+# ---- command line ---------------------------------------------------------------------------------------------------
+
+
+class Ops(str, Enum):
+    stock = "stock"
+    rk = "rk"
+
+
+class Device(str, Enum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def main(
+    ops: Annotated[Ops, typer.Option(help="Whose log-probabilities and loss: TRL's or this library's.")] = Ops.rk,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Both, judged step for step; status 1 if one is off.")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 60,
+    loss_type: Annotated[str, typer.Option(help="GRPOConfig's loss_type.")] = "dapo",
+    device: Annotated[Device, typer.Option(help="cuda trains in bfloat16 by autocast, cpu in float32.")] = Device.cpu,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; a model this small gains nothing from more.")] = 1,
+    seed: int = 0,
+    plot_path: Annotated[Path, typer.Option("--plot", help="Where the plot goes.")] = Path("grpo.png"),
+) -> None:
+    """Trains a tiny Qwen3 to repeat a letter, by GRPO."""
+    torch.set_num_threads(threads)
+    options: dict[str, Any] = {"loss_type": loss_type, "steps": steps, "device": device.value, "seed": seed}
+    judged = train("stock", judge=True, **options).judged if compare else []  # apart: judging takes the caches
+    runs = [train(each, **options) for each in (OPERATORS if compare else [ops.value])]
+    show_runs(runs, device.value)
+    agrees = show_agreement(judged, *runs) if compare else True
+    plot(runs, judged, device.value, plot_path)
+    raise typer.Exit(0 if agrees else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

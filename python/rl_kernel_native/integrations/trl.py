@@ -1,0 +1,426 @@
+"""TRL's GRPOTrainer on this library's operators: the chunked log-probabilities of its LM head, and its loss.
+
+:func:`enabled` puts both in place and takes them back. The trainer, its configuration and its logs stay TRL's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+import rl_kernel_native as rk
+
+__all__ = ["SUPPORTED", "enabled"]
+
+SUPPORTED = "1.16"  # major.minor: both seams are private names, which any other release may change
+_INSTALL = f"pip install 'trl=={SUPPORTED}.*'"
+
+# Logits of as many tokens exist at a time. Blocks of 8192 are those of the weight's gradient (rule 9 of
+# docs/numerics.md), so that its bits are those of one call.
+_TOKENS = 8192
+
+
+def _modules() -> tuple[Any, Any]:
+    """TRL's modules that are patched: (trl.trainer.utils, trl.trainer.grpo_trainer).
+
+    Raises: ModuleNotFoundError without TRL; ImportError for a version that is not SUPPORTED, or lacks a seam.
+    """
+    try:
+        import trl
+    except ModuleNotFoundError as error:
+        if error.name != "trl":
+            raise
+        message = f"trl: expected version {SUPPORTED}, found none installed; {_INSTALL}"
+        raise ModuleNotFoundError(message, name="trl") from None
+    if trl.__version__.split(".")[:2] != SUPPORTED.split("."):
+        message = f"trl: expected version {SUPPORTED}, found {trl.__version__}; {_INSTALL}"
+        raise ImportError(message, name="trl")
+    from trl.trainer import grpo_trainer, utils
+
+    return utils, grpo_trainer
+
+
+def _patches() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, what to put there)."""
+    utils, grpo_trainer = _modules()
+    patches = [
+        (utils, "_ChunkedLogProbFunction", ChunkedLogprob),
+        (grpo_trainer.GRPOTrainer, "_compute_loss", compute_loss),
+    ]
+    for owner, name, _ in patches:
+        if name not in vars(owner):
+            where = f"{owner.__name__}.{name}"
+            raise ImportError(f"trl: expected {where}, which this installation lacks; {_INSTALL}", name="trl")
+    return patches
+
+
+_lock = threading.Lock()
+_depth = 0  # contexts that are open, in all threads
+_originals: list[tuple[Any, str, Any]] = []
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Within the context TRL's trainers compute log-probabilities by ``linear`` and ``logprob``, and GRPOTrainer its
+    loss by ``policy_loss``; afterwards, and after an exception, TRL is what it was.
+
+    ::
+
+        with rk.integrations.trl.enabled():
+            trainer.train()
+
+    Replaces ``trl.trainer.utils._ChunkedLogProbFunction``, which every trainer with a fused LM head calls, and
+    ``GRPOTrainer._compute_loss``, in the whole process and for trainers that exist already. A subclass with a
+    ``_compute_loss`` of its own keeps that. Contexts may be nested and overlap: the last one to close restores.
+
+    All of GRPOConfig's ``loss_type`` are served, with KL, vLLM's importance correction, off-policy and entropy masks,
+    the entropy bonus and MoE's auxiliary loss; metrics go to TRL's logs under TRL's names. Log-probabilities have the
+    same bits for any micro-batch, given the same hidden states; :func:`rl_kernel_native.patch_model` gives those to
+    models in one dtype. On CUDA ``linear`` multiplies bfloat16 and float16: train with ``bf16=True`` or ``fp16=True``,
+    without ``cast_lm_head_to_fp32``.
+
+    Raises:
+        ModuleNotFoundError where TRL is not installed, ImportError for a version other than ``SUPPORTED``; both say
+        what was found and what to install. Within: what ``linear``, ``logprob`` and ``policy_loss`` raise.
+    Source:
+        TRL 1.16.0: trl/kernels/chunked_logprob.py, trl/trainer/grpo_trainer.py; docs/objectives.md.
+    """
+    global _depth
+    with _lock:
+        if _depth == 0:
+            patches = _patches()
+            _originals[:] = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
+            for owner, name, value in patches:
+                setattr(owner, name, value)
+        _depth += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0:
+                for owner, name, original in _originals:
+                    setattr(owner, name, original)
+                _originals.clear()
+
+
+# ---- log-probabilities ----------------------------------------------------------------------------------------------
+
+
+class ChunkedLogprob(torch.autograd.Function):
+    """``logprob(linear(hidden, weight, bias), targets)`` in blocks of tokens, whose logits backward computes again.
+
+    Arguments and results are those of TRL's ChunkedLogProbFunction; its ``chunk_size``, of the vocabulary, has no use
+    here: a sum over a whole row has one order.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        chunk_size: int,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
+    ) -> tuple[torch.Tensor | None, ...]:
+        """hidden [N, H], weight [V, H], bias [V], targets [N] to (log_probs, entropy, log_sum_sq_probs, mean_logits,
+        is_top1), each [N], None where `outputs` does not name it."""
+        ctx.set_materialize_grads(False)
+        kind = hidden.device.type
+        ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        ctx.options = {"temperature": temperature, "softcap": softcap, "logit_scale": logit_scale}
+        ctx.unit = rk.current_arithmetic()
+        operands = _cast(ctx.dtype, hidden, weight, bias)
+        results = [_score(operands, targets, rows, ctx.options, outputs) for rows in _blocks(len(hidden))]
+        columns = zip(*results, strict=True)
+        logprobs, lse, entropy, *metrics = (None if column[0] is None else torch.cat(column) for column in columns)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
+        ctx.mark_non_differentiable(*(x for x in metrics if x is not None))
+        return logprobs, entropy, *metrics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_logprobs: Any, d_entropy: Any, *_: Any) -> tuple[Any, ...]:
+        from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wants_hidden else None
+        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # ZeRO-3 shards them between the passes
+            x, w, b = _cast(ctx.dtype, hidden, weight, bias)
+            d_weight = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if wants_weight else None
+            d_bias = torch.zeros(len(w), dtype=torch.float32, device=w.device) if wants_bias else None
+            for rows in _blocks(len(hidden)):
+                logits = rk.linear(x[rows], w, b)
+                d_logits = rk.logprob_backward(
+                    logits,
+                    targets[rows],
+                    lse[rows],
+                    dlogprob=None if d_logprobs is None else d_logprobs[rows],
+                    dentropy=None if d_entropy is None else d_entropy[rows],
+                    entropy=None if d_entropy is None else entropy[rows],
+                    out=logits,
+                    **ctx.options,
+                )
+                if d_hidden is not None:
+                    d_hidden[rows] = rk.linear_input_grad(d_logits, w)
+                if d_weight is not None:
+                    rk.linear_weight_grad(d_logits, x[rows], main_grad=d_weight)
+                if d_bias is not None:
+                    d_bias += rk.linear_bias_grad(d_logits, out_dtype=torch.float32)
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        d_bias = None if d_bias is None else d_bias.to(bias.dtype)
+        return d_hidden, d_weight, d_bias, *(None,) * 6
+
+
+def _blocks(num_tokens: int) -> list[slice]:
+    """At least one, so that no token has the outputs of none."""
+    return [slice(i, i + _TOKENS) for i in range(0, max(num_tokens, 1), _TOKENS)]
+
+
+def _cast(dtype: torch.dtype, *tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    return tuple(None if x is None else x.detach().to(dtype) for x in tensors)
+
+
+def _score(
+    operands: tuple[Any, ...], targets: torch.Tensor, rows: slice, options: dict[str, Any], outputs: tuple[str, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """(log_probs, lse, entropy, log_sum_sq_probs, mean_logits, is_top1) of a block of tokens."""
+    hidden, weight, bias = operands
+    target = targets[rows]
+    logits = rk.linear(hidden[rows], weight, bias)
+    found = rk.logprob(
+        logits,
+        target,
+        return_lse=True,
+        return_entropy="entropy" in outputs,
+        return_sum_p_sq="log_sum_sq_probs" in outputs,
+        **options,
+    )
+    log_sum_sq = None if found.sum_p_sq is None else found.sum_p_sq.log()
+    mean = top = None
+    if "mean_logits" in outputs:
+        z = logits.float() * options["logit_scale"]
+        cap = options["softcap"]
+        z = z if cap is None else cap * torch.tanh(z / cap)
+        mean = (z / options["temperature"]).mean(-1)
+    if "is_top1" in outputs:  # of equal logits the first is the prediction
+        of_target = logits.gather(-1, target[:, None])
+        before = torch.arange(logits.shape[-1], device=logits.device) < target[:, None]
+        top = ((logits < of_target) | ((logits == of_target) & ~before)).all(-1)
+    return found.logprob, found.lse, found.entropy, log_sum_sq, mean, top
+
+
+# ---- loss -----------------------------------------------------------------------------------------------------------
+
+_OF_MODEL = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
+
+def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """GRPOTrainer._compute_loss: the same loss, gradients and metrics, by ``policy_loss`` and ``presets.trl``.
+
+    What chooses tokens (off-policy and entropy masks) are TRL's own methods. The policy term is linear in the
+    advantage, so a token that they drop has an advantage of 0.
+    """
+    prompt_ids, completion_ids = inputs["prompt_ids"], inputs["completion_ids"]
+    mask = inputs["completion_mask"]
+    logprob, entropy, aux_loss = self._get_per_token_logps_and_entropies(
+        model,
+        torch.cat([prompt_ids, completion_ids], dim=1),
+        torch.cat([inputs["prompt_mask"], mask], dim=1),
+        completion_ids.size(1),
+        compute_entropy=True,
+        compute_aux_loss=self.aux_loss_enabled,
+        **{name: inputs.get(name) for name in _OF_MODEL},
+    )
+    if "tool_mask" in inputs:
+        mask = mask * inputs["tool_mask"]
+    old = inputs.get("old_per_token_logps")
+    ratio_to = logprob.detach() if old is None else old
+    advantages = inputs["advantages"]
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1)
+    acting = advantages
+    if self.off_policy_mask_threshold is not None:
+        acting = acting * self.get_off_policy_mask(
+            advantages=advantages,
+            per_token_logps=logprob,
+            sampling_per_token_logps=inputs.get("sampling_per_token_logps", ratio_to),
+            mask=mask,
+            off_policy_threshold=self.off_policy_mask_threshold,
+        )
+    entropy_mask = None
+    if self.top_entropy_quantile < 1.0:
+        entropy_mask = self.get_high_entropy_mask(entropy, mask, 1 - self.top_entropy_quantile)
+        acting = acting * entropy_mask
+
+    mode = "train" if self.model.training else "eval"
+    spec = _spec(self, mode)
+    rollout = None
+    if spec.needs_rollout:  # a token that vLLM did not score is not corrected
+        rollout = torch.where(inputs["sampling_per_token_logps"].isnan(), ratio_to, inputs["sampling_per_token_logps"])
+    result = rk.policy_loss(
+        logprob,
+        old,
+        acting.squeeze(1) if acting.size(1) == 1 else acting,
+        mask,
+        spec=spec,
+        ref_logprob=inputs["ref_per_token_logps"] if self.beta != 0.0 else None,
+        rollout_logprob=rollout,
+        entropy=_bonus(entropy, mask, entropy_mask) if spec.entropy_coef else None,
+        denominator=_denominator(self, inputs, mode) if spec.aggregation == "constant" else None,
+    )
+    loss = result.loss
+
+    logs = self._metrics[mode]
+    if self._entropy_bonus_enabled:
+        policy = result.metrics.loss + spec.entropy_coef * result.metrics.entropy_loss
+        policy = policy / spec.scale  # TRL logs it without the share of the accumulation
+        logs["policy_loss"].append(self.accelerator.gather(policy).nanmean().item())
+        _adapt_entropy_coef(self, mode, entropy, mask if entropy_mask is None else mask * entropy_mask)
+    if self.aux_loss_enabled:
+        steps = self.current_gradient_accumulation_steps if mode == "train" else 1.0
+        loss = loss + self.router_aux_loss_coef * aux_loss / steps
+        logs["aux_loss"].append(self.accelerator.gather_for_metrics(aux_loss).mean().item())
+    if self.beta != 0.0:
+        logs["kl"].append(_mean_over_ranks(self, result.metrics.kl_sum, result.metrics.num_tokens))
+    logs["entropy"].append(_mean_over_ranks(self, (entropy.detach() * mask).sum(), mask.sum()))
+    _log_ratios(self, logs, logprob.detach() - ratio_to, advantages, mask, inputs)
+    return loss
+
+
+def _spec(self: Any, mode: str) -> rk.PolicySpec:
+    """The objective that the trainer is configured for, now: an adaptive entropy coefficient changes by steps."""
+    args = self.args
+    coef = 0.0
+    if self._entropy_bonus_enabled:
+        low = not self.use_adaptive_entropy or self._last_world_entropy <= args.entropy_target
+        coef = self.entropy_coef if low else 0.0
+    return rk.presets.trl(
+        loss_type=self.loss_type,
+        epsilon=self.epsilon_low,
+        epsilon_high=self.epsilon_high,
+        delta=args.delta,
+        beta=self.beta,
+        importance_sampling_level=self.importance_sampling_level,
+        use_bias_correction_kl=args.use_bias_correction_kl,
+        sapo_temperature_pos=args.sapo_temperature_pos,
+        sapo_temperature_neg=args.sapo_temperature_neg,
+        vespo_k_pos=args.vespo_k_pos,
+        vespo_lambda_pos=args.vespo_lambda_pos,
+        vespo_k_neg=args.vespo_k_neg,
+        vespo_lambda_neg=args.vespo_lambda_neg,
+        use_vllm=self.use_vllm,
+        vllm_importance_sampling_correction=self.vllm_importance_sampling_correction,
+        vllm_importance_sampling_mode=self.vllm_importance_sampling_mode,
+        vllm_importance_sampling_clip_max=self.vllm_importance_sampling_clip_max,
+        vllm_importance_sampling_clip_min=self.vllm_importance_sampling_clip_min,
+        entropy_coef=coef,
+        max_completion_length=self.max_completion_length,
+        gradient_accumulation_steps=self.current_gradient_accumulation_steps if mode == "train" else 1,
+    )
+
+
+def _denominator(self: Any, inputs: dict[str, Any], mode: str) -> torch.Tensor:
+    """Tokens of one accumulation window on one rank, of the tokens of the generation batch over all ranks."""
+    tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+    if mode == "train":
+        tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+    return tokens
+
+
+def _bonus(entropy: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
+    """What has the mean over `mask` that the entropy has over its chosen tokens."""
+    if chosen is None:
+        return entropy
+    return entropy * (chosen * (mask.sum() / (mask * chosen).sum().clamp(min=1.0)))
+
+
+def _adapt_entropy_coef(self: Any, mode: str, entropy: torch.Tensor, mask: torch.Tensor) -> None:
+    """TRL's controller: after an optimizer step's last micro-batch the coefficient moves against the mean entropy."""
+    if mode != "train":
+        return
+    if self.use_adaptive_entropy:
+        window = torch.stack([(entropy * mask).sum(), mask.sum()]).detach()
+        self._entropy_window_stats = (
+            window if self._entropy_window_stats is None else self._entropy_window_stats + window
+        )
+        if self.accelerator.sync_gradients:
+            total, count = self.accelerator.reduce(self._entropy_window_stats, reduction="sum")
+            mean = (total / count.clamp(min=1.0)).item()
+            step = self.args.entropy_coef_delta if mean <= self.args.entropy_target else -self.args.entropy_coef_delta
+            self.entropy_coef = max(
+                min(self.entropy_coef + step, self.args.entropy_coef_max), self.args.entropy_coef_min
+            )
+            self._last_world_entropy = mean
+            self._entropy_window_stats = None
+    if self.accelerator.sync_gradients:
+        self._metrics[mode]["entropy_coef"].append(self.entropy_coef)
+
+
+def _mean_over_ranks(self: Any, total: torch.Tensor, count: torch.Tensor) -> float:
+    totals = self.accelerator.reduce(torch.stack([total.float(), count.float()]), reduction="sum")
+    return (totals[0] / totals[1].clamp(min=1.0)).item()
+
+
+def _log_ratios(
+    self: Any, logs: Any, log_ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]
+) -> None:
+    """Shares of clipped tokens, or with importance_sampling_level="sequence" of sequences, under TRL's names."""
+    from trl.trainer.utils import nanmax, nanmin
+
+    if self.loss_type == "vespo":
+        weights = self.get_gamma_weights(
+            advantages=advantages,
+            log_ratio_per_token=log_ratio,
+            mask=mask,
+            importance_sampling_ratio=inputs.get("importance_sampling_ratio"),
+            k_pos=self.args.vespo_k_pos,
+            lambda_pos=self.args.vespo_lambda_pos,
+            k_neg=self.args.vespo_k_neg,
+            lambda_neg=self.args.vespo_lambda_neg,
+        )
+        logs["vespo/phi_seq_mean"].append(_mean_over_ranks(self, weights.sum(), mask.new_tensor(weights.size(0))))
+        return
+    if self.loss_type == "sapo":
+        return
+    if self.importance_sampling_level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+    ratio = log_ratio.exp()
+
+    def counts(clipped: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clipped and all, of each sequence."""
+        counted = mask if clipped.size(1) > 1 else torch.ones_like(mask[:, :1])
+        return (clipped * counted).sum(-1), counted.sum(-1)
+
+    def mean(clipped: torch.Tensor) -> float:
+        found, total = counts(clipped)
+        return _mean_over_ranks(self, found.sum(), total.sum())
+
+    def of_sequences(clipped: torch.Tensor) -> torch.Tensor:
+        found, total = counts(clipped)
+        return self.accelerator.gather(found / total)
+
+    if self.loss_type == "cispo":
+        logs["cispo_clip_ratio"].append(mean((ratio > self.epsilon_high) & (advantages > 0)))
+        return
+    if self.args.delta is not None:
+        ratio = ratio.clamp(max=self.args.delta)
+    low = (ratio < 1 - self.epsilon_low) & (advantages < 0)
+    high = (ratio > 1 + self.epsilon_high) & (advantages > 0)
+    for name, clipped in (("low", low), ("high", high), ("region", low | high)):
+        logs[f"clip_ratio/{name}_mean"].append(mean(clipped))
+    logs["clip_ratio/low_min"].append(nanmin(of_sequences(low)).item())
+    logs["clip_ratio/high_max"].append(nanmax(of_sequences(high)).item())
