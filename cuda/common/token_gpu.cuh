@@ -9,6 +9,7 @@ namespace {  // one copy per architecture
 
 struct TokenGpu {
   static constexpr int kLanes = 32;
+  static constexpr bool kReadsAgain = false;
   using Tokens = Quad;  // one uniform branch serves four, whose instructions overlap
   template <class Params>
   static __device__ __forceinline__ const Params& again(const Params& p) {
@@ -36,6 +37,7 @@ struct TokenGpu {
   static __device__ __forceinline__ void store_quad(float* to, const Quad& x) {
     __stcs(reinterpret_cast<float4*>(to), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
   }
+  static __device__ __forceinline__ std::uintptr_t of_lane(std::uintptr_t address) { return address; }
   static __device__ __forceinline__ Quad load(const float* from) { return load_quad(from); }
   static __device__ __forceinline__ void store(float* to, const Quad& x) { store_quad(to, x); }
   static __device__ __forceinline__ void count_on(std::int64_t* to, std::int64_t count) {

@@ -2,6 +2,7 @@
 // the one before it runs, and waits for its results. One body for every architecture; each gets its own machine code.
 #pragma once
 
+#include "claim.cuh"
 #include "dependent_launch.cuh"
 #include "rlk/kernels/token_passes.h"
 #include "token_gpu.cuh"
@@ -36,28 +37,36 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
                        std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
   wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
   allow_next_kernel();
+}
+
+// Whether this block is the last of its launch to come here: what all blocks wrote is then visible to all of its threads.
+__device__ __forceinline__ bool is_last_block(std::uint32_t* finished, bool* shared) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) *shared = fetch_increment(finished) + 1 == gridDim.x;
+  __syncthreads();
+  __threadfence();
+  return *shared;
 }
 
 template <class Batch>
 __global__ void __launch_bounds__(kGatherThreads, 1)
     batch_sums_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile,
                       int lanes) {
-  __shared__ BatchSumsShared<Batch> shared;
+  __shared__ struct {
+    BatchSumsShared<Batch> of;
+    bool is_last;
+  } shared;
   wait_for_previous_kernel();
-  batch_sums<TokenGpu>(p, w, tile, lanes, gridDim.x, blockIdx.x, &shared);
-  allow_next_kernel();
-}
-
-template <class Batch>
-__global__ void __launch_bounds__(kGatherThreads)
-    batch_results_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
-                         std::int64_t num_blocks) {
-  __shared__ BatchResultsShared<Batch> shared;
-  wait_for_previous_kernel();
-  batch_results<TokenGpu>(p, w, num_blocks, &shared);
-  allow_next_kernel();
+  batch_sums<TokenGpu>(p, w, tile, lanes, gridDim.x, blockIdx.x, &shared.of);
+  if (gridDim.x > 1) {
+    if (!is_last_block(w.finished, &shared.is_last)) return;
+    batch_results<TokenGpu>(w, static_cast<int>(gridDim.x), &shared.of.total);
+  }
+  if (threadIdx.x == 0) Batch::store(p, w.context(), shared.of.total);
 }
 
 template <class Batch>
@@ -98,10 +107,9 @@ class TokenLaunches {
         launch(token_sequences_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
       }
     }
-    if (token_blocks > 0) launch(terms, token_blocks, kTokenThreads, slots, tile_);
-    if (!Batch::needs_sums(p_)) return;
-    launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
-    if (sequence_blocks > 1) launch(batch_results_kernel<Batch>, 1, kGatherThreads, sequence_blocks);
+    const bool sums = Batch::needs_sums(p_);
+    if (token_blocks > 0 || sums) launch(terms, token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
+    if (sums) launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
   }
 
  private:

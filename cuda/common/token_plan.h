@@ -17,7 +17,8 @@ inline TokenPlan choose_token_plan(const PolicySequences& q, int multiprocessors
   const std::int64_t mean = mean_length(q);
   if (mean <= kWarpTokens) return {kWarpTile};
   int tile = kLeastPlanTile;
-  while (tile < kMostPlanTile && (std::int64_t{1} << tile) < mean &&
+  // A tile that a sequence overflows by little is not worth one of twice the size, half empty.
+  while (tile < kMostPlanTile && (std::int64_t{17} << tile) / 16 < mean &&
          2 * workspace_slots(q, tile + 1) >= std::int64_t{3} * multiprocessors) {
     ++tile;
   }

@@ -22,7 +22,7 @@ void run_importance_weights(const ImportanceWeightsParams& p, const TokenPlan& p
   const std::int64_t count = p.sequences.num_slots();
   if (count == 0) return;
   TokenLaunches<kOverlap, ImportanceBatch> launches(p, plan, stream);
-  launches.run(token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms>);
+  launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms>);
   if (p.spec.normalize != 0) launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
 }
 

@@ -4,6 +4,6 @@
 
 namespace rlk::cuda {
 void value_loss_sm90(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream) {
-  run_token_passes<true, ValueBatch>(p, plan, token_terms_kernel<ValueBatch, 2, ValueTokenTerms>, stream);
+  run_token_passes<true, ValueBatch>(p, plan, token_terms_kernel<ValueBatch, 3, ValueTokenTerms>, stream);
 }
 }  // namespace rlk::cuda

@@ -8,6 +8,7 @@ namespace rlk::hip {
 
 struct TokenGpu {
   static constexpr int kLanes = kWave;
+  static constexpr bool kReadsAgain = true;
   using Tokens = float;  // conditions of four would be more scalar registers than there are
   // The kernel's first argument, read again: more numbers than scalar registers would be kept over a loop otherwise.
   template <class Params>
@@ -43,6 +44,12 @@ struct TokenGpu {
   }
   static RLK_DEVICE void store_quad(float* to, const rlk::Quad& x) {
     __builtin_memcpy(__builtin_assume_aligned(to, 16), &x, sizeof x);
+  }
+  static RLK_DEVICE std::uintptr_t of_lane(std::uintptr_t address) {
+#if defined(__HIP_DEVICE_COMPILE__)
+    asm volatile("" : "+v"(address));
+#endif
+    return address;
   }
   static RLK_DEVICE float load(const float* from) { return *from; }
   static RLK_DEVICE void store(float* to, float x) { *to = x; }

@@ -27,12 +27,15 @@
                                                              RLK_TOKEN_SHARED(rlk::WaveResults));                     \
   }
 
-#define RLK_TOKEN_SUMS(op, Batch)                                                                               \
-  RLK_TOKEN_KERNEL(op, sums, Batch, rlk::kGatherThreads), int tile, int lanes, std::int64_t num_blocks) {       \
-    rlk::batch_sums<rlk::hip::TokenGpu>(p, w, tile, lanes, num_blocks, first_block + rlk::hip::block_id_x(),    \
-                                        RLK_TOKEN_SHARED(rlk::BatchSumsShared<Batch>));                         \
-  }                                                                                                             \
-  RLK_TOKEN_KERNEL(op, results, Batch, rlk::kGatherThreads), std::int64_t num_blocks) {                         \
-    static_cast<void>(first_block);                                                                             \
-    rlk::batch_results<rlk::hip::TokenGpu>(p, w, num_blocks, RLK_TOKEN_SHARED(rlk::BatchResultsShared<Batch>)); \
+#define RLK_TOKEN_SUMS(op, Batch)                                                                                     \
+  RLK_TOKEN_KERNEL(op, sums, Batch, rlk::kGatherThreads), int tile, int lanes, std::int64_t num_blocks) {             \
+    auto* const shared = RLK_TOKEN_SHARED(rlk::BatchSumsShared<Batch>);                                               \
+    rlk::batch_sums<rlk::hip::TokenGpu>(p, w, tile, lanes, num_blocks, first_block + rlk::hip::block_id_x(), shared); \
+    if (rlk::hip::thread_id() == 0 && num_blocks == 1) Batch::store(p, w.context(), shared->total);                   \
+  }                                                                                                                   \
+  RLK_TOKEN_KERNEL(op, results, Batch, rlk::kGatherThreads), std::int64_t num_blocks) {                               \
+    static_cast<void>(first_block);                                                                                   \
+    auto* const total = RLK_TOKEN_SHARED(rlk::TotalsOf<Batch>);                                                       \
+    rlk::batch_results<rlk::hip::TokenGpu>(w, static_cast<int>(num_blocks), total);                                   \
+    if (rlk::hip::thread_id() == 0) Batch::store(p, w.context(), *total);                                             \
   }

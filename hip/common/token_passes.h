@@ -41,7 +41,7 @@ void run_token_passes(const typename Batch::Params& p, int device, Stream stream
   launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_sums",
                 passes.sequence_blocks, p, w, tile, passes.lanes, passes.sequence_blocks);
   if (passes.sequence_blocks > 1) {
-    launch_blocks(device, stream, {kGatherThreads, sizeof(BatchResultsShared<Batch>)}, prefix + "_results", 1, p, w,
+    launch_blocks(device, stream, {kGatherThreads, sizeof(TotalsOf<Batch>)}, prefix + "_results", 1, p, w,
                   passes.sequence_blocks);
   }
 }

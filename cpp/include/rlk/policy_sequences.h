@@ -14,11 +14,13 @@
 
 namespace rlk {
 
-// The same pointer; a HIP compiler then knows that it is not one into LDS.
+// The same pointer, known not to be one into a block's own memory.
 template <class T>
 RLK_HD T* in_global(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
   return (T*)(__attribute__((address_space(1))) T*)p;
+#elif defined(__CUDA_ARCH__)
+  return static_cast<T*>(__cvta_global_to_generic(__cvta_generic_to_global(p)));
 #else
   return p;
 #endif

@@ -23,7 +23,12 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
       k = {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), -e};
       break;
     case KlEstimator::kK3: {
-      const F m = expm1(e);
+      F m;
+      if (input_limit <= 20.0f) {
+        m = expm1_in_range(e);
+      } else {
+        m = expm1(e);
+      }
       k = {sub_rn(m, e), -m};
       break;
     }
@@ -46,7 +51,7 @@ enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInput
 enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 
 // One pass over tokens, without sums: values, or, given what they are multiplied by, gradients.
-struct KlTokenTerms {
+struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
   using Params = KlParams;
   struct Factors {};
@@ -85,7 +90,7 @@ struct KlTokenTerms {
     const F of_weight = inside_or(k.value, -s.limit, s.limit, plain.value, zero);
     k = limited_kl(k, s.limit);
     // No zero has a sign, and no NaN a payload.
-    const auto written = [&](F x) { return canonical(select(mask, add_rn(x, zero), zero)); };
+    const auto written = [&](F x) { return canonical(where(mask, add_rn(x, zero))); };
     out[kKlValue] = written(k.value);
     out[kKlOfLogprob] = written(mul_rn(in[kKlGradient], k.slope));
     out[kKlOfWeight] = written(mul_rn(in[kKlGradient], of_weight));

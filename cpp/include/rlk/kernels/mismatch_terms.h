@@ -56,7 +56,7 @@ static_assert(kMismatchBins - kBinsOfDifferences <= kTokenCounts);
 
 struct MismatchFactors {};
 template <int kGroup>
-struct MismatchTerms {
+struct MismatchTerms : EverySum {
   static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
   using Factors = MismatchFactors;
   using Params = MismatchMetricsParams;
@@ -85,15 +85,15 @@ struct MismatchTerms {
       sum[kSumK3] = sub_rn(expm1(d), d);
       sum[kSumTrain] = x;
       sum[kSumRollout] = y;
-      sum[kSumRatioOfTokens] = select(mask, exp(c), zero);
+      sum[kSumRatioOfTokens] = where(mask, exp(c));
       sum[kSumChi2] = expm1(add_rn(c, c));
       sums->maximum[0] = sum[kSumDistance];
       const F large = broadcast<F>(infinity());
-      sums->count[kCountOfTokens] = mask;
-      sums->count[kCountDiffering] = mask & differ(x, y);
-      sums->count[kCountNonfinite] = mask & MaskOf<F>(is_nan(d) | (sum[kSumDistance] == large));
+      sums->count[kCountOfTokens] = counted<F>(mask);
+      sums->count[kCountDiffering] = counted<F>(mask & differ(x, y));
+      sums->count[kCountNonfinite] = counted<F>(mask & MaskOf<F>(is_nan(d) | (sum[kSumDistance] == large)));
       RLK_UNROLL
-      for (int i = 0; i < kBinsOfDifferences; ++i) sums->count[kFirstBin + i] = mask & in_bin(d, i);
+      for (int i = 0; i < kBinsOfDifferences; ++i) sums->count[kFirstBin + i] = counted<F>(mask & in_bin(d, i));
     } else {
       const F P = sub_rn(zero, expm1(x)), Q = sub_rn(zero, expm1(y));
       sum[kSumP] = P;
@@ -103,7 +103,7 @@ struct MismatchTerms {
       sum[kSumPq] = mul_rn(P, Q);
       RLK_UNROLL
       for (int i = kBinsOfDifferences; i < kMismatchBins; ++i) {
-        sums->count[i - kBinsOfDifferences] = mask & in_bin(d, i);
+        sums->count[i - kBinsOfDifferences] = counted<F>(mask & in_bin(d, i));
       }
     }
   }

@@ -29,9 +29,9 @@ enum PolicyInput : int {
 enum PolicySum : int {
   kSumPolicy,
   kSumKl,
-  kSumEntropy,
   kSumPpoKl,
   kSumRatio,
+  kSumEntropy,
   kSumImportance,
   kSumImportanceSquared,
   kSumMismatch,
@@ -56,8 +56,11 @@ RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
   switch (i) {
     case kInputLogprob:
       return p.logprob;
-    case kInputOldLogprob:
-      return p.old_logprob;
+    case kInputOldLogprob: {  // without one the ratio is 1
+      PolicyTokens a = p.logprob;
+      if (p.old_logprob.data != nullptr) a = p.old_logprob;
+      return a;
+    }
     case kInputAdvantage:
       return p.advantage;
     case kInputRefLogprob:
@@ -134,7 +137,13 @@ struct Ratio {
 };
 template <class F>
 RLK_HD Ratio<F> ratio_of(const PolicySpec& s, F raw) {
-  const F x = clamped(raw, s.log_ratio_min, s.log_ratio_max), r = exp(x);
+  const F x = clamped(raw, s.log_ratio_min, s.log_ratio_max);
+  F r;
+  if (s.log_ratio_min >= kExpSmallest && s.log_ratio_max < kExpOverflow) {
+    r = exp_in_range(x);
+  } else {
+    r = exp(x);
+  }
   return {x, r, inside_or(raw, s.log_ratio_min, s.log_ratio_max, r, broadcast<F>(0.0f))};
 }
 
@@ -267,7 +276,7 @@ RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope)
 
 // ---- the pass before ------------------------------------------------------------------------------------------------
 
-struct PolicyStatisticsTerms {
+struct PolicyStatisticsTerms : EverySum {
   static constexpr int kInputs = 5, kOutputs = 1, kSums = kPolicyStatistics;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
@@ -287,9 +296,9 @@ struct PolicyStatisticsTerms {
     const F zero = broadcast<F>(0.0f);
     out[0] = zero;
     clear(sums);
-    sums->count[kCountTokens] = mask;
+    sums->count[kCountTokens] = counted<F>(mask);
     if (!needs_statistics(s)) return;
-    const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
+    const F l = in[kInputLogprob], o = in[kInputOldLogprob];
     const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
     const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
     const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
@@ -387,13 +396,13 @@ enum class PolicyForm {
 };
 RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
   if (needs_statistics(p.spec)) return PolicyForm::kSequences;
-  const bool no_selection = p.selected.data == nullptr && p.spec.selected_drops == 0;
-  const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && no_selection;
+  const bool selects = p.selected.data != nullptr || p.spec.selected_drops != 0;
+  const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && !selects;
   return clipped ? PolicyForm::kClipped : PolicyForm::kTokens;
 }
 
 template <PolicyForm kForm>
-struct PolicyTokenTerms {
+struct PolicyTokenTerms : EverySum {
   static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   using Params = PolicyLossParams;
@@ -405,6 +414,11 @@ struct PolicyTokenTerms {
     return policy_input(p, i);
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
+  // Without importance weights their sums are the number of tokens, exactly; what is left of the upper ones is the entropy.
+  static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
+  static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
+    return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;
+  }
 
   template <class F>
   static RLK_HD void token(const Params& p, const Factors& f, const F (&in)[kInputs], MaskOf<F> mask,
@@ -412,7 +426,7 @@ struct PolicyTokenTerms {
     const PolicySpec& s = p.spec;
     const F zero = broadcast<F>(0.0f);
     const auto never = MaskOf<F>(zero > zero);
-    const F l = in[kInputLogprob], o = either(p.old_logprob.data == nullptr, l, in[kInputOldLogprob]);
+    const F l = in[kInputLogprob], o = in[kInputOldLogprob];
     const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
     const bool of_token = !kOfSequence || s.level == RatioLevel::kToken;
     Ratio<F> x = {raw, broadcast<F>(f.ratio), broadcast<F>(f.slope)};
@@ -459,6 +473,21 @@ struct PolicyTokenTerms {
       t.along_logprob = select(selected, add_rn(t.along_logprob, sign), t.along_logprob);
     }
 
+    // Here, that no condition is kept until the end.
+    sums->count[kCountTokens] = counted<F>(mask);
+    sums->count[kCountLow] =
+        counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // a masked advantage is 0
+    sums->count[kCountHigh] = counted<F>(MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)));
+    if constexpr (kClipped) {  // of a ratio of 1 and an advantage of 0 neither holds
+      sums->count[kCountClipped] = counted<F>(t.clipped);
+      sums->count[kCountDual] = counted<F>(t.dual);
+      sums->count[kCountImportance] = counted<F>(never);
+    } else {
+      sums->count[kCountClipped] = counted<F>(either(s.selected_drops != 0, selected, t.clipped) & mask);
+      sums->count[kCountDual] = counted<F>(mask & t.dual);
+      sums->count[kCountImportance] = counted<F>(mask & w_clipped);
+    }
+
     const bool shared = kOfSequence && has_shared_slope(s);
     F slope = shared ? add_rn(t.along_logprob, broadcast<F>(f.gradient)) : add_rn(t.along_ratio, t.along_logprob);
     F kl = zero;
@@ -472,8 +501,8 @@ struct PolicyTokenTerms {
       kl = k.value;
       slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
     }
-    out[0] = canonical(select(mask, mul_rn(broadcast<F>(f.weight), slope), zero));
-    out[1] = select(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)), zero);
+    out[0] = canonical(where(mask, mul_rn(broadcast<F>(f.weight), slope)));
+    out[1] = where(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)));
 
     const bool rollout = !kClipped && has_importance(s) && s.importance != ImportanceLevel::kGiven;
     const F mismatch = rollout ? abs_of(sub_rn(o, m)) : zero;
@@ -487,19 +516,13 @@ struct PolicyTokenTerms {
     sum[kSumImportanceSquared] = mul_rn(w, w);
     sum[kSumMismatch] = mismatch;
     // Inputs of a masked token are 0, and so are its other terms.
-    sum[kSumPpoKl] = select(mask, sum[kSumPpoKl], zero);
-    sum[kSumRatio] = select(mask, sum[kSumRatio], zero);
-    sum[kSumImportance] = select(mask, sum[kSumImportance], zero);
-    sum[kSumImportanceSquared] = select(mask, sum[kSumImportanceSquared], zero);
-    if (kOfSequence) sum[kSumPolicy] = select(mask, sum[kSumPolicy], zero);  // a sequence's own, of all of its tokens
+    if (!kClipped) sum[kSumPpoKl] = where(mask, sum[kSumPpoKl]);
+    sum[kSumRatio] = where(mask, sum[kSumRatio]);
+    sum[kSumImportance] = where(mask, sum[kSumImportance]);
+    sum[kSumImportanceSquared] = where(mask, sum[kSumImportanceSquared]);
+    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // a sequence's own, of all of its tokens
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
-    sums->count[kCountTokens] = mask;
-    sums->count[kCountClipped] = either(!kClipped && s.selected_drops != 0, selected, t.clipped) & mask;
-    sums->count[kCountDual] = mask & t.dual;
-    sums->count[kCountLow] = MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)) & mask;
-    sums->count[kCountHigh] = MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)) & mask;
-    sums->count[kCountImportance] = mask & w_clipped;
   }
 };
 

@@ -79,12 +79,37 @@ RLK_HD QuadMask operator&(const QuadMask& a, const QuadMask& b) {
 RLK_HD QuadMask operator|(const QuadMask& a, const QuadMask& b) {
   return quad_of<QuadMask>([&](int i) { return a.v[i] | b.v[i]; });
 }
+// x where a token counts: one instruction, which needs no predicate.
+RLK_HD Quad where(const QuadMask& mask, const Quad& x) {
+  return quad_of<Quad>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });
+}
 RLK_HD QuadMask is_nan(const Quad& a) {
   return quad_of<QuadMask>([&](int i) { return a.v[i] != a.v[i] ? -1 : 0; });  // one instruction
 }
 RLK_HD Quad select(const QuadMask& c, const Quad& yes, const Quad& no) {
   return quad_of<Quad>([&](int i) { return c.v[i] != 0 ? yes.v[i] : no.v[i]; });
 }
+
+// In place of the templates of token_terms.h: one instruction, where a comparison and a choice are two. The sign of a zero
+// differs where a bound is a zero of the other sign, which no caller's result shows.
+#if defined(__CUDA_ARCH__)
+RLK_HD float min_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+RLK_HD float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+RLK_HD Quad min_of(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return min_or_nan(a.v[i], b.v[i]); });
+}
+RLK_HD Quad max_of(const Quad& a, const Quad& b) {
+  return quad_of<Quad>([&](int i) { return max_or_nan(a.v[i], b.v[i]); });
+}
+#endif
 
 RLK_HD QuadBits bits_of(const Quad& a) {
   return quad_of<QuadBits>([&](int i) { return bits_of(a.v[i]); });

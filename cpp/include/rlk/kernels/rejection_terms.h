@@ -64,7 +64,7 @@ struct ImportanceFactors {
 enum : int { kStatOfRatio, kStatOfLimited, kStatK2, kStatK3 };
 enum : int { kStatTokens, kStatAboveVeto };
 
-struct ImportanceStatisticsTerms {
+struct ImportanceStatisticsTerms : EverySum {
   static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
   struct Factors {};
   using Params = ImportanceWeightsParams;
@@ -84,8 +84,8 @@ struct ImportanceStatisticsTerms {
     sums->sum[kStatOfLimited] = c;
     sums->sum[kStatK2] = k.k2;
     sums->sum[kStatK3] = k.k3;
-    sums->count[kStatTokens] = mask;
-    sums->count[kStatAboveVeto] = MaskOf<F>(mask & (d >= broadcast<F>(p.spec.veto_below)));
+    sums->count[kStatTokens] = counted<F>(mask);
+    sums->count[kStatAboveVeto] = counted<F>(MaskOf<F>(mask & (d >= broadcast<F>(p.spec.veto_below))));
     sums->maximum[0] = k.k2;
     sums->maximum[1] = k.k3;
   }
@@ -111,7 +111,7 @@ RLK_HD ImportanceFactors importance_factors(const ImportanceWeightsParams& p, st
   return f;
 }
 
-struct ImportanceTokenTerms {
+struct ImportanceTokenTerms : LowerSums {
   static constexpr int kInputs = 2, kOutputs = 2, kSums = 8;
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
@@ -131,11 +131,11 @@ struct ImportanceTokenTerms {
     w = either(f.broken != 0, broadcast<F>(canonical_nan()), w);
     auto kept = either(f.kept != 0 && f.broken == 0, mask, never);
     if (rejects(s.token)) kept = inside(s.token, divergence_of(clamped(d, -s.limit, s.limit)), kept);
-    out[0] = canonical(select(mask, w, zero));
+    out[0] = canonical(where(mask, w));
     out[1] = select(kept, one, zero);
     clear(sums);
-    sums->sum[0] = select(mask, w, zero);
-    sums->count[kStatTokens] = mask;
+    sums->sum[0] = where(mask, w);
+    sums->count[kStatTokens] = counted<F>(mask);
   }
 };
 

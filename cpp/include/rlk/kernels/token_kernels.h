@@ -1,14 +1,16 @@
 // Passes over tokens on a GPU, for every vendor: a lane has four neighbouring positions, or one; sums go up the tree over
-// positions by an exchange that leaves each lane one of them, so that eight sums cost nine or ten shuffles.
+// positions by an exchange that leaves each lane one of them, so that four sums cost six shuffles.
 //
 // token_tiles: a tile is the positions of a wave, or 2^tile >= 1024 of a block, whose waves have stretches of it. Bound by
 // HBM: every array is read once, by a lane all its tokens at once where addresses allow.
 // sums_of_sequences: the tree over the tiles of a sequence, a block for several sequences.
 //
-// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params; thread();
+// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params, and kReadsAgain where that is not for nothing; thread();
 // shuffle_xor, barrier, sum_over_wave and max_over_wave; load and store of Tokens, and of a Quad, at multiples of their
-// size; count_on, an atomic addition.
+// size; of_lane, of an address that is not to be in scalar registers; count_on, an atomic addition.
 #pragma once
+
+#include <type_traits>
 
 #include "rlk/kernels/quad.h"
 #include "rlk/kernels/token_terms.h"
@@ -16,6 +18,19 @@
 namespace rlk {
 
 constexpr int kTokenThreads = 256;
+
+// In vector registers: of masks a wave of HIP's has not so many scalar ones.
+template <>
+struct CountType<float> {
+  using Type = int;
+  static RLK_HD int of(bool mask) { return mask ? 1 : 0; }
+};
+template <>
+struct CountType<Quad> {
+  using Type = int;
+  static RLK_HD int of(const QuadMask& mask) { return -(mask.v[0] + mask.v[1] + mask.v[2] + mask.v[3]); }
+};
+
 constexpr int kMostSteps = 3;  // of a block's tile: 2^3
 constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
 template <class Gpu>
@@ -39,12 +54,29 @@ RLK_DEVICE std::int32_t& token_of(QuadMask& x, int i) { return x.v[i]; }
 
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kQuad;
-template <class Mask, class T>
+// All ones where a token counts. The compiler does not see through it: from a comparison of which it knew it would keep
+// predicates, of which there are seven.
+template <class T>
+RLK_DEVICE std::int32_t ones_unless_zero(T x) {
+#if defined(__CUDA_ARCH__)
+  std::int32_t ones;
+  if constexpr (std::is_same_v<T, float>) {
+    asm("set.neu.u32.f32 %0, %1, 0f00000000;" : "=r"(ones) : "f"(x));
+  } else {
+    asm("set.ne.u32.s32 %0, %1, 0;" : "=r"(ones) : "r"(static_cast<std::int32_t>(sizeof(T) == 8 ? x | x >> 32 : x)));
+  }
+  return ones;
+#else
+  return x != T{0} ? -1 : 0;
+#endif
+}
+// The mask of a lane's tokens: with kWhole all of them, at a multiple of their size or of 16 bytes.
+template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
   Mask m;
   constexpr int kCount = kMaskCount<Mask>;
   constexpr unsigned kBytes = sizeof(T) * kCount;
-  if (count >= kCount && is_aligned(from, kBytes < 16 ? kBytes : 16)) {
+  if constexpr (kWhole) {
     constexpr int kVectors = kBytes > 16 ? kBytes / 16 : 1, kEach = kCount / kVectors;
     struct alignas(kEach * sizeof(T)) Part {
       T v[kEach];
@@ -53,16 +85,16 @@ RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
     for (int i = 0; i < kVectors; ++i) {
       const Part part = reinterpret_cast<const Part*>(from)[i];
       RLK_UNROLL
-      for (int j = 0; j < kEach; ++j) token_of(m, i * kEach + j) = part.v[j] != T{0} ? -1 : 0;
+      for (int j = 0; j < kEach; ++j) token_of(m, i * kEach + j) = ones_unless_zero(part.v[j]);
     }
   } else {
     RLK_UNROLL
-    for (int i = 0; i < kCount; ++i) token_of(m, i) = i < count && from[i] != T{0} ? -1 : 0;
+    for (int i = 0; i < kCount; ++i) token_of(m, i) = i < count ? ones_unless_zero(from[i]) : 0;
   }
   return m;
 }
-template <class Mask>
-RLK_DEVICE Mask load_mask(const PolicyMask& mask, std::int64_t at, int count) {
+template <class Mask, bool kWhole>
+RLK_DEVICE Mask load_mask(const PolicyMask& mask, const unsigned char* at, int count) {
   if (mask.data == nullptr) {
     Mask m;
     RLK_UNROLL
@@ -71,20 +103,20 @@ RLK_DEVICE Mask load_mask(const PolicyMask& mask, std::int64_t at, int count) {
   }
   switch (mask.dtype) {
     case DType::kInt32:
-      return mask_of_elements<Mask>(in_global(static_cast<const std::int32_t*>(mask.data)) + at, count);
+      return mask_of_elements<Mask, kWhole>(reinterpret_cast<const std::int32_t*>(at), count);
     case DType::kInt64:
-      return mask_of_elements<Mask>(in_global(static_cast<const std::int64_t*>(mask.data)) + at, count);
+      return mask_of_elements<Mask, kWhole>(reinterpret_cast<const std::int64_t*>(at), count);
     case DType::kFloat32:
-      return mask_of_elements<Mask>(in_global(static_cast<const float*>(mask.data)) + at, count);
+      return mask_of_elements<Mask, kWhole>(reinterpret_cast<const float*>(at), count);
     default:
-      return mask_of_elements<Mask>(in_global(static_cast<const std::uint8_t*>(mask.data)) + at, count);
+      return mask_of_elements<Mask, kWhole>(at, count);
   }
 }
 
-// Of eight sums over a wave's lanes a lane gets the one of this index.
-RLK_HD int sum_index(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane >> 2 & 1); }
+// Of four sums over a wave's lanes a lane gets the one of this index.
+RLK_HD int sum_index(int lane) { return (lane & 1) << 1 | (lane >> 1 & 1); }
 template <class Gpu, int kDistance, int kHalf>
-RLK_DEVICE void exchange(float (&x)[8]) {
+RLK_DEVICE void exchange(float (&x)[kLowerSums]) {
   const bool upper = (Gpu::thread() & kDistance) != 0;
   RLK_UNROLL
   for (int i = 0; i < kHalf; ++i) {
@@ -93,18 +125,17 @@ RLK_DEVICE void exchange(float (&x)[8]) {
   }
 }
 template <class Gpu>
-RLK_DEVICE float scattered_sum(float (&x)[8]) {
-  exchange<Gpu, 1, 4>(x);
-  exchange<Gpu, 2, 2>(x);
-  exchange<Gpu, 4, 1>(x);
+RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
+  exchange<Gpu, 1, 2>(x);
+  exchange<Gpu, 2, 1>(x);
   RLK_UNROLL
-  for (int distance = 8; distance < Gpu::kLanes; distance *= 2) x[0] = add_rn(x[0], Gpu::shuffle_xor(x[0], distance));
+  for (int distance = 4; distance < Gpu::kLanes; distance *= 2) x[0] = add_rn(x[0], Gpu::shuffle_xor(x[0], distance));
   return x[0];
 }
 
 // What a wave has of its stretch: this lane's sum, and all counts and maxima.
 struct WaveTokens {
-  float sum;
+  float sum[2];  // of the lower four, of the upper four
   std::uint32_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
@@ -113,26 +144,15 @@ struct WaveTokens {
 template <class Gpu, int kSums>
 class WaveSums {
  public:
-  RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, kSums>* sums) {
-    static_assert(kSums == 8);
+  RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, kSums>* sums, bool upper) {
+    static_assert(kSums == 2 * kLowerSums);
     constexpr int kEach = kPerLane<Gpu>;
-    float of_lane[kSums];
+    lower_.take(sum_of(sums->sum));
+    if (upper) upper_.take(sum_of(sums->sum + kLowerSums));
     RLK_UNROLL
-    for (int i = 0; i < kSums; ++i) {
-      RLK_UNROLL
-      for (int distance = 1; distance < kEach; distance *= 2) {
-        RLK_UNROLL
-        for (int j = 0; j < kEach; j += 2 * distance) {
-          token_of(sums->sum[i], j) = add_rn(token_of(sums->sum[i], j), token_of(sums->sum[i], j + distance));
-        }
-      }
-      of_lane[i] = token_of(sums->sum[i], 0);
-    }
-    tree_.take(scattered_sum<Gpu>(of_lane));
+    for (int i = 0; i < kTokenCounts; ++i) counts_[i] += static_cast<int>(sums->count[i]);
     RLK_UNROLL
     for (int j = 0; j < kEach; ++j) {
-      RLK_UNROLL
-      for (int i = 0; i < kTokenCounts; ++i) counts_[i] += token_of(sums->count[i], j) != 0 ? 1 : 0;
       RLK_UNROLL
       for (int i = 0; i < kTokenMaxima; ++i) {
         const auto bits = static_cast<std::uint32_t>(bits_of(token_of(sums->maximum[i], j)));
@@ -142,7 +162,8 @@ class WaveSums {
   }
   RLK_DEVICE WaveTokens finish() const {
     WaveTokens of;
-    of.sum = tree_.finish();
+    of.sum[0] = lower_.finish();
+    of.sum[1] = upper_.finish();
     RLK_UNROLL
     for (int i = 0; i < kTokenCounts; i += 2) {  // two at a time: a wave has fewer than 2^16
       const std::uint32_t both = Gpu::sum_over_wave(static_cast<std::uint32_t>(counts_[i] | counts_[i + 1] << 16));
@@ -156,16 +177,88 @@ class WaveSums {
   }
 
  private:
-  SumTree<kMostSteps + 1> tree_;
+  // Of four sums of a step this lane's.
+  static RLK_DEVICE float sum_of(typename Gpu::Tokens* sum) {
+    constexpr int kEach = kPerLane<Gpu>;
+    float of_lane[kLowerSums];
+    RLK_UNROLL
+    for (int i = 0; i < kLowerSums; ++i) {
+      RLK_UNROLL
+      for (int distance = 1; distance < kEach; distance *= 2) {
+        RLK_UNROLL
+        for (int j = 0; j < kEach; j += 2 * distance) {
+          token_of(sum[i], j) = add_rn(token_of(sum[i], j), token_of(sum[i], j + distance));
+        }
+      }
+      of_lane[i] = token_of(sum[i], 0);
+    }
+    return scattered_sum<Gpu>(of_lane);
+  }
+
+  SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
   std::uint32_t most_[kTokenMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
 };
 template <class Gpu>
 class WaveSums<Gpu, 0> {
  public:
-  RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, 0>*) {}
+  RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, 0>*, bool) {}
   RLK_DEVICE WaveTokens finish() const { return {}; }
 };
+
+// Where this lane begins in each array. Addresses: of pointers a HIP compiler would not know that they are not into LDS.
+template <class Gpu, class Terms>
+struct LaneArrays {
+  using Params = typename Terms::Params;
+  std::uintptr_t input[Terms::kInputs], mask, output[Terms::kOutputs];
+  int mask_bytes;                              // of an element
+  unsigned given = 0, shared = 0, wanted = 0;  // a bit an input that is there, that has one value; an output that is
+
+  // Either is kept over a wave's steps, or read again where scalar registers are fewer than conditions.
+  RLK_DEVICE bool is_given(const Params& p, int i) const {
+    return Gpu::kReadsAgain ? Terms::input(p, i).data != nullptr : (given >> i & 1) != 0;
+  }
+  RLK_DEVICE bool is_shared(const Params& p, int i) const {
+    return Gpu::kReadsAgain ? Terms::input(p, i).token_stride == 0 : (shared >> i & 1) != 0;
+  }
+  RLK_DEVICE bool is_wanted(const Params& p, int i) const {
+    return Gpu::kReadsAgain ? Terms::output(p, i) != nullptr : (wanted >> i & 1) != 0;
+  }
+};
+template <class T>
+RLK_DEVICE T* at_address(std::uintptr_t address) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  return (T*)(__attribute__((address_space(1))) T*)address;
+#else
+  return in_global(reinterpret_cast<T*>(address));
+#endif
+}
+// kWhole: all of a wave's tokens are there, and their arrays are aligned. Loads alone, so that all are under way before the
+// first is waited for.
+template <class Gpu, class Terms, bool kWhole>
+RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params& p, const LaneArrays<Gpu, Terms>& at,
+                                                    int offset, int count, typename Gpu::Tokens (&in)[Terms::kInputs]) {
+  using Tokens = typename Gpu::Tokens;
+  RLK_UNROLL
+  for (int i = 0; i < Terms::kInputs; ++i) {
+    in[i] = broadcast<Tokens>(0.0f);
+    if (!at.is_given(p, i)) continue;
+    const float* const from = at_address<const float>(at.input[i]);
+    if (at.is_shared(p, i)) {
+      in[i] = broadcast<Tokens>(*from);
+    } else if constexpr (kWhole) {
+      in[i] = Gpu::load(from + offset);
+    } else {
+      RLK_UNROLL
+      for (int j = 0; j < kPerLane<Gpu>; ++j) {
+        if (j < count) token_of(in[i], j) = from[offset + j];
+      }
+    }
+  }
+  const PolicyMask& mask = Terms::mask(p);
+  const auto* const from = at_address<const unsigned char>(at.mask);
+  return load_mask<MaskOf<Tokens>, kWhole>(mask, from + offset * at.mask_bytes, count);
+}
 
 // A wave's `steps` times kLanes * kPerLane positions of sequence s from `first` on.
 template <class Gpu, class Terms>
@@ -178,66 +271,85 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   const PolicySequences& q = Terms::sequences(p);
   const int lane = Gpu::thread() % Gpu::kLanes;
   const PolicyMask& mask = Terms::mask(p);
-  const std::int64_t row = q.packed() ? span.begin : s * q.num_tokens;
-  const std::int64_t mask_row = q.packed() ? span.begin : s * mask.sequence_stride;
+  const std::int64_t position = first + lane * kEach;
+  const std::int64_t to = (q.packed() ? span.begin : s * q.num_tokens) + position;
+  const std::int64_t mask_at = (q.packed() ? span.begin : s * mask.sequence_stride) + position;
   bool aligned = true;  // all arrays of tokens, for this sequence
+  LaneArrays<Gpu, Terms> at;
   RLK_UNROLL
   for (int i = 0; i < kInputs; ++i) {
     const PolicyTokens a = Terms::input(p, i);
-    if (a.token_stride != 0) aligned = aligned && is_aligned(a.data + offset_of(a, q, s, span), kBytes);
+    const bool shared = a.token_stride == 0;
+    at.input[i] = reinterpret_cast<std::uintptr_t>(a.data) + (offset_of(a, q, s, span) + (shared ? 0 : position)) * 4;
+    if (a.data == nullptr) continue;
+    at.given |= 1u << i;
+    if (shared) at.shared |= 1u << i;
+    aligned = aligned && (shared || at.input[i] % kBytes == 0);
+  }
+  at.mask_bytes = size_of(mask.dtype);
+  at.mask = reinterpret_cast<std::uintptr_t>(mask.data) + mask_at * at.mask_bytes;
+  const int mask_vector = at.mask_bytes * kEach;
+  aligned = aligned && (at.mask & ((mask_vector < 16 ? mask_vector : 16) - 1)) == 0;
+  RLK_UNROLL
+  for (int i = 0; i < kOutputs; ++i) {
+    float* const data = Terms::output(p, i);
+    at.output[i] = reinterpret_cast<std::uintptr_t>(data) + to * 4;
+    if (data == nullptr) continue;
+    at.wanted |= 1u << i;
+    aligned = aligned && at.output[i] % kBytes == 0;
   }
   RLK_UNROLL
-  for (int i = 0; i < kOutputs; ++i) aligned = aligned && is_aligned(Terms::output(p, i) + row, kBytes);
+  for (int i = 0; i < kInputs; ++i) at.input[i] = Gpu::of_lane(at.input[i]);
+  RLK_UNROLL
+  for (int i = 0; i < kOutputs; ++i) at.output[i] = Gpu::of_lane(at.output[i]);
+  at.mask = Gpu::of_lane(at.mask);
+  // Steps that have a token, and those of them whose lanes all have theirs at multiples of their size.
+  const std::int64_t rest = span.length - first;
+  const int left = rest < steps * kStep ? static_cast<int>(rest) : steps * kStep;
+  const int last = (left + kStep - 1) / kStep, whole_steps = aligned ? left / kStep : 0;
   WaveSums<Gpu, kSums> gathered;
-#if defined(__CUDACC__) || defined(__HIP__)
-#pragma unroll 1
-#endif
-  for (int step = 0; step < steps; ++step) {
+  RLK_ROLL
+  for (int step = 0; step < last; ++step) {
     const typename Terms::Params& now = Gpu::again(p);
-    const std::int64_t begin = first + step * kStep, position = begin + lane * kEach, left = span.length - position;
-    const int count = left < 0 ? 0 : left < kEach ? static_cast<int>(left) : kEach;
-    const bool whole = aligned && begin + kStep <= span.length;  // of all lanes
-    // All loads are under way before the first is waited for.
+    const int offset = step * kStep;
+    const bool whole = step < whole_steps;
     Tokens in[kInputs];
+    MaskOf<Tokens> taken;
+    int count = kEach;
+    if (whole) {
+      taken = load_inputs<Gpu, Terms, true>(now, at, offset, kEach, in);
+    } else {
+      count = left - (offset + lane * kEach);
+      count = count < 0 ? 0 : count < kEach ? count : kEach;
+      taken = load_inputs<Gpu, Terms, false>(now, at, offset, count, in);
+    }
     RLK_UNROLL
     for (int i = 0; i < kInputs; ++i) {
-      const PolicyTokens a = Terms::input(p, i);
-      in[i] = broadcast<Tokens>(0.0f);
-      if (a.data == nullptr) continue;
-      const float* from = in_global(a.data) + offset_of(a, q, s, span);
-      if (a.token_stride == 0) {
-        in[i] = broadcast<Tokens>(*from);
-      } else if (whole) {
-        in[i] = Gpu::load(from + position);
-      } else {
-        RLK_UNROLL
-        for (int j = 0; j < kEach; ++j) {
-          if (j < count) token_of(in[i], j) = from[position + j];
-        }
-      }
+      if (at.is_given(now, i)) in[i] = where(taken, in[i]);
     }
-    const MaskOf<Tokens> taken = load_mask<MaskOf<Tokens>>(Terms::mask(now), mask_row + position, count);
-    RLK_UNROLL
-    for (int i = 0; i < kInputs; ++i) in[i] = select(taken, in[i], broadcast<Tokens>(0.0f));
     Tokens out[kOutputs];
     TokenSums<Tokens, kSums> sums;
     Terms::token(now, factors, in, taken, out, &sums);
     RLK_UNROLL
     for (int i = 0; i < kOutputs; ++i) {
-      float* const to = in_global(Terms::output(p, i));
-      if (to == nullptr) continue;
+      if (!at.is_wanted(now, i)) continue;
+      float* const of = at_address<float>(at.output[i]) + offset;
       if (whole) {
-        Gpu::store(to + row + position, out[i]);
+        Gpu::store(of, out[i]);
       } else {
         RLK_UNROLL
         for (int j = 0; j < kEach; ++j) {
-          if (j < count) to[row + position + j] = token_of(out[i], j);
+          if (j < count) of[j] = token_of(out[i], j);
         }
       }
     }
-    gathered.take(&sums);
+    gathered.take(&sums, Terms::sums_upper(now));
   }
-  return gathered.finish();
+  WaveTokens of = gathered.finish();
+  if constexpr (kSums > 0) {
+    if (!Terms::sums_upper(p)) of.sum[1] = Terms::upper_sum(kLowerSums + sum_index(lane), of.count[0]);
+  }
+  return of;
 }
 
 struct WaveResults {
@@ -245,6 +357,23 @@ struct WaveResults {
   std::uint32_t count[kMostTokenWaves][kTokenCounts];
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
+
+// sequence_of_slot by a wave, whose lanes look at as many cuts at a time.
+template <class Gpu>
+RLK_DEVICE std::int64_t find_sequence(const PolicySequences& q, std::int64_t slot, int tile) {
+  if (!q.packed()) return sequence_of_slot(q, slot, tile);
+  const int lane = Gpu::thread() % Gpu::kLanes;
+  std::int64_t low = 0, high = q.num_sequences;  // first_slot(low) <= slot < first_slot(high)
+  while (high - low > 1) {
+    const auto each = static_cast<std::int64_t>(static_cast<std::uint32_t>(high - low + Gpu::kLanes) /
+                                                static_cast<std::uint32_t>(Gpu::kLanes + 1));
+    const std::int64_t looked_at = low + (lane + 1) * each;
+    const bool begun = looked_at < high && first_slot(q, looked_at, tile) <= slot;
+    low += Gpu::sum_over_wave(begun ? 1u : 0u) * each;
+    high = high < low + each ? high : low + each;
+  }
+  return low;
+}
 
 // The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share. Terms without
 // sums need no partials and no memory of waves.
@@ -258,7 +387,7 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
   const bool of_wave = tile == kWaveTile<Gpu>;
   const std::int64_t slot = of_wave ? block * kWaves + wave : block;
   if (slot >= slots) return;
-  const std::int64_t s = sequence_of_slot(q, slot, tile);
+  const std::int64_t s = find_sequence<Gpu>(q, slot, tile);
   const PolicySpan span = span_of(q, s);
   std::int64_t first = (slot - first_slot(q, s, tile)) << tile;
   if (first >= span.length) {  // a slot that no tile has
@@ -271,7 +400,10 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
   if constexpr (Terms::kSums == 0) return;
   TilePartial<8>& to = partials[slot];
   if (of_wave) {
-    if (lane < 8) to.sum[sum_index(lane)] = of.sum;
+    if (lane < kLowerSums) {
+      to.sum[sum_index(lane)] = of.sum[0];
+      to.sum[kLowerSums + sum_index(lane)] = of.sum[1];
+    }
     if (lane == 0) {
       RLK_UNROLL
       for (int i = 0; i < kTokenCounts; ++i) to.count[i] = of.count[i];
@@ -280,7 +412,10 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
     }
     return;
   }
-  if (lane < 8) of_waves->sum[wave][sum_index(lane)] = of.sum;
+  if (lane < kLowerSums) {
+    of_waves->sum[wave][sum_index(lane)] = of.sum[0];
+    of_waves->sum[wave][kLowerSums + sum_index(lane)] = of.sum[1];
+  }
   if (lane == 0) {
     RLK_UNROLL
     for (int i = 0; i < kTokenCounts; ++i) of_waves->count[wave][i] = of.count[i];
@@ -313,72 +448,102 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
 
 constexpr int kGatherLanes = 6, kGatherLeaves = 1 << kGatherLanes;  // tiles that a block reads at a time
 constexpr int kGatherThreads = kGatherLeaves * 8;
+constexpr int kMostGatherWaves = kGatherThreads / 32;
+template <class Gpu>
+constexpr int kGatherWaves = kGatherThreads / Gpu::kLanes;
 
 struct GatheredSums {
-  float node[kGatherLeaves][8];
-  std::int64_t tiles[kGatherLeaves];
+  float node[kMostGatherWaves][8];
+  std::int64_t node_count[kMostGatherWaves][kTokenCounts];
+  float node_maximum[kMostGatherWaves][kTokenMaxima];
+  std::uint32_t rounds[kMostGatherWaves];
   float sum[kGatherLeaves][8];
   std::int64_t count[kGatherLeaves][kTokenCounts];
   float maximum[kGatherLeaves][kTokenMaxima];
 };
 
-// Sums of the sequences from block * (64 >> lanes) on, by their place in the block; 2^lanes tiles of each at a time.
+template <class Gpu>
+RLK_DEVICE std::int64_t shuffle_xor(std::int64_t x, int distance) {
+  const auto half = [&](std::int64_t bits) {
+    const float other = Gpu::shuffle_xor(float_of(static_cast<std::int32_t>(bits)), distance);
+    return static_cast<std::int64_t>(static_cast<std::uint32_t>(bits_of(other)));
+  };
+  return half(x >> 32) << 32 | half(x);
+}
+
+// Sums of the sequences from block * (64 >> lanes) on, by their place in the block; 2^lanes tiles of each at a time, a tile
+// by eight threads. Nodes of a wave go up the tree by shuffles; where a sequence has several waves, by way of `of`.
 template <class Gpu>
 RLK_DEVICE void sums_of_sequences(const PolicySequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {
+  constexpr int kWaves = kGatherWaves<Gpu>, kWaveLeaves = Gpu::kLanes / 8;
   const TilePartial<8>* const partials = in_global(all_partials);
-  const int leaf = Gpu::thread() / 8, i = Gpu::thread() % 8;
+  const int leaf = Gpu::thread() / 8, i = Gpu::thread() % 8, wave = Gpu::thread() / Gpu::kLanes;
   const int lane = leaf & ((1 << lanes) - 1), group = leaf >> lanes, groups = kGatherLeaves >> lanes;
+  const int in_wave = 1 << lanes < kWaveLeaves ? 1 << lanes : kWaveLeaves, waves = (1 << lanes) / in_wave;
+  const int first_wave = wave & ~(waves - 1);  // of the sequence
   const std::int64_t s = block * groups + group;
   std::int64_t first = 0, tiles = 0;
   if (s < q.num_sequences) {
     first = first_slot(q, s, tile);
     tiles = tiles_of(span_of(q, s).length, tile);
   }
-  if (i == 0 && lane == 0) of->tiles[group] = tiles;
-  Gpu::barrier();
-  std::int64_t longest = 0;
-  for (int g = 0; g < groups; ++g) longest = longest > of->tiles[g] ? longest : of->tiles[g];
+  std::uint32_t rounds = Gpu::max_over_wave(static_cast<std::uint32_t>((tiles + (1 << lanes) - 1) >> lanes));
+  if (waves > 1) {
+    of->rounds[wave] = rounds;
+    Gpu::barrier();
+    RLK_UNROLL
+    for (int w = 0; w < kWaves; ++w) rounds = rounds > of->rounds[w] ? rounds : of->rounds[w];
+  }
   SumTree<kTileLevels> tree;
   std::int64_t count = 0;
-  float most = 0.0f;
-#if defined(__CUDACC__) || defined(__HIP__)
-#pragma unroll 1
-#endif
-  for (std::int64_t base = 0; base < longest; base += std::int64_t{1} << lanes) {
-    const std::int64_t at = base + lane;
-    float x = 0.0f;
+  float most = 0.0f, x = 0.0f;
+  RLK_ROLL
+  for (std::uint32_t round = 0; round < rounds; ++round) {
+    const std::int64_t base = static_cast<std::int64_t>(round) << lanes, at = base + lane;
+    x = 0.0f;
     if (at < tiles) {
       const TilePartial<8>& partial = partials[first + at];
       x = partial.sum[i];
       if (i < kTokenCounts) count += partial.count[i];
       if (i < kTokenMaxima) most = maximum_of(most, partial.maximum[i]);
     }
-    of->node[leaf][i] = x;
-    for (int distance = 1; distance < 1 << lanes; distance *= 2) {
+    for (int distance = 1; distance < in_wave; distance *= 2) x = add_rn(x, Gpu::shuffle_xor(x, 8 * distance));
+    if (waves > 1) {
+      of->node[wave][i] = x;
       Gpu::barrier();
-      if (lane % (2 * distance) == 0) of->node[leaf][i] = add_rn(of->node[leaf][i], of->node[leaf + distance][i]);
+      float node[kWaves];
+      RLK_UNROLL
+      for (int w = 0; w < kWaves; ++w) node[w] = w < waves ? of->node[first_wave + w][i] : 0.0f;
+      RLK_UNROLL
+      for (int distance = 1; distance < kWaves; distance *= 2) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; w += 2 * distance) node[w] = add_rn(node[w], node[w + distance]);
+      }
+      x = node[0];
+      Gpu::barrier();
     }
-    if (lane == 0 && base < tiles) tree.take(of->node[leaf][i]);
+    if (rounds > 1 && base < tiles) tree.take(x);
+  }
+  if (rounds > 1) x = tree.finish();
+  for (int distance = 1; distance < in_wave; distance *= 2) {
+    count += shuffle_xor<Gpu>(count, 8 * distance);
+    most = maximum_of(most, Gpu::shuffle_xor(most, 8 * distance));
+  }
+  if (waves > 1) {
+    if (i < kTokenCounts) of->node_count[wave][i] = count;
+    if (i < kTokenMaxima) of->node_maximum[wave][i] = most;
     Gpu::barrier();
-  }
-  // Counts and maxima of a sequence's lanes; its sums are its first lane's.
-  if (i < kTokenCounts) of->count[leaf][i] = count;
-  if (i < kTokenMaxima) of->maximum[leaf][i] = most;
-  Gpu::barrier();
-  std::int64_t total = 0;
-  float largest = 0.0f;
-  if (lane == 0) {
-    for (int l = 0; l < 1 << lanes; ++l) {
-      if (i < kTokenCounts) total += of->count[leaf + l][i];
-      if (i < kTokenMaxima) largest = maximum_of(largest, of->maximum[leaf + l][i]);
+    count = 0;
+    for (int w = 0; w < waves; ++w) {
+      if (i < kTokenCounts) count += of->node_count[first_wave + w][i];
+      if (i < kTokenMaxima) most = maximum_of(most, of->node_maximum[first_wave + w][i]);
     }
   }
-  Gpu::barrier();
   if (lane == 0) {
-    of->sum[group][i] = tree.finish();
-    if (i < kTokenCounts) of->count[group][i] = total;
-    if (i < kTokenMaxima) of->maximum[group][i] = largest;
+    of->sum[group][i] = x;
+    if (i < kTokenCounts) of->count[group][i] = count;
+    if (i < kTokenMaxima) of->maximum[group][i] = most;
   }
   Gpu::barrier();
 }

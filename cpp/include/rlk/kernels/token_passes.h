@@ -3,7 +3,7 @@
 //   sequences    and of each sequence, with what follows for its tokens; counts over all of them
 //   tokens       the terms of tokens: what they give, and each tile's sums
 //   sums         the tree over tiles and sequences, by blocks of sequences; the results where one is enough
-//   results      the tree over these blocks
+//   results      the tree over these blocks: by whoever knows that they are there
 // Tokens that need nothing of their sequence take the last three or two; without sums there is `tokens` alone.
 // map_values: an elementwise pass.
 #pragma once
@@ -60,23 +60,66 @@ RLK_DEVICE void token_terms(const typename Batch::Params& p, const TokenWorkspac
   token_groups<Gpu, Batch, 0, Terms...>(p, w, slots, tile, block, shared);
 }
 
-// Of kGatherThreads: a column a sum.
-template <class Batch>
-constexpr int kTotalColumns = Batch::kSums <= 16 ? 16 : 32;
-template <class Batch>
-constexpr int kTotalRows = kGatherThreads / kTotalColumns<Batch>;
+// Totals over `count` of them to `*to`: sums by the tree over their index, a column by a wave. kMany: more than kTotals.
+constexpr int kTotals = 128;
+template <class Gpu, class Batch, bool kMany>
+RLK_DEVICE void sum_totals(const TotalsOf<Batch>* from, int count, TotalsOf<Batch>* to) {
+  constexpr int kLanes = Gpu::kLanes, kAhead = kTotals / kLanes;  // loads that are under way together
+  constexpr int kCounts = Batch::kSums, kMaxima = Batch::kSums + Batch::kCounts, kColumns = kMaxima + Batch::kMaxima;
+  const int wave = Gpu::thread() / kLanes, lane = Gpu::thread() % kLanes;
+  RLK_ROLL
+  for (int column = wave; column < kColumns; column += kGatherWaves<Gpu>) {
+    if (column < kCounts) {
+      SumTree<kMany ? kSequenceLevels : 1> tree;
+      float x[kAhead];
+      RLK_ROLL
+      for (int base = 0; base < count; base += kTotals) {
+        RLK_UNROLL
+        for (int k = 0; k < kAhead; ++k) {
+          const int i = base + k * kLanes + lane;
+          x[k] = i < count ? from[i].sum[column] : 0.0f;
+        }
+        RLK_UNROLL
+        for (int distance = 1; distance < kLanes; distance *= 2) {
+          RLK_UNROLL
+          for (int k = 0; k < kAhead; ++k) x[k] = add_rn(x[k], Gpu::shuffle_xor(x[k], distance));
+        }
+        RLK_UNROLL
+        for (int distance = 1; distance < kAhead; distance *= 2) {
+          RLK_UNROLL
+          for (int k = 0; k < kAhead; k += 2 * distance) x[k] = add_rn(x[k], x[k + distance]);
+        }
+        tree.take(x[0]);
+      }
+      if (lane == 0) to->sum[column] = tree.finish();
+    } else if (column < kMaxima) {
+      std::int64_t total = 0;
+      RLK_ROLL
+      for (int i = lane; i < count; i += kLanes) total += from[i].count[column - kCounts];
+      RLK_ROLL
+      for (int distance = 1; distance < kLanes; distance *= 2) total += shuffle_xor<Gpu>(total, distance);
+      if (lane == 0) to->count[column - kCounts] = total;
+    } else {
+      float most = from[0].maximum[column - kMaxima];
+      RLK_ROLL
+      for (int i = lane; i < count; i += kLanes) most = maximum_of(most, from[i].maximum[column - kMaxima]);
+      RLK_ROLL
+      for (int distance = 1; distance < kLanes; distance *= 2)
+        most = maximum_of(most, Gpu::shuffle_xor(most, distance));
+      if (lane == 0) to->maximum[column - kMaxima] = most;
+    }
+  }
+}
 
 template <class Batch>
 struct BatchSumsShared {
   GatheredSums of[Batch::kGroups];
-  TotalsOf<Batch> sums[kGatherLeaves];
+  TotalsOf<Batch> sums[kGatherLeaves], total;
 };
-// Of the sequences of `block`; with one block the results, else into blocks[block].
+// Totals of the sequences of `block`, in shared->total; where there are more blocks, in blocks[block] too.
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {
-  constexpr int kColumns = kTotalColumns<Batch>, kRows = kTotalRows<Batch>;
-  static_assert(Batch::kSums <= kColumns && Batch::kCounts <= kColumns && Batch::kMaxima <= kColumns);
   const PolicySequences& q = Batch::sequences(p);
   RLK_UNROLL
   for (int g = 0; g < Batch::kGroups; ++g) {
@@ -95,69 +138,17 @@ RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace
       sums[thread] = Batch::missing();
     }
   }
-  const int row = thread / kColumns, column = thread % kColumns;
-  for (int distance = 1; distance < groups; distance *= 2) {
-    Gpu::barrier();
-    for (int i = 2 * distance * row; i + distance < groups; i += 2 * distance * kRows) {
-      if (column < Batch::kSums) sums[i].sum[column] = add_rn(sums[i].sum[column], sums[i + distance].sum[column]);
-    }
-  }
   Gpu::barrier();
-  if (row == 0 && column < Batch::kCounts) {
-    for (int i = 1; i < groups; ++i) sums[0].count[column] += sums[i].count[column];
-  } else if (row == 2 && column < Batch::kMaxima) {
-    for (int i = 1; i < groups; ++i) {
-      sums[0].maximum[column] = maximum_of(sums[0].maximum[column], sums[i].maximum[column]);
-    }
-  }
+  static_assert(kGatherLeaves <= kTotals);
+  sum_totals<Gpu, Batch, false>(sums, groups, &shared->total);
   Gpu::barrier();
-  if (thread != 0) return;
-  if (num_blocks == 1) {
-    Batch::store(p, w.context(), sums[0]);
-  } else {
-    in_global(w.blocks)[block] = sums[0];
-  }
+  if (thread == 0 && num_blocks > 1) in_global(w.blocks)[block] = shared->total;
 }
-
-template <class Batch>
-struct BatchResultsShared {
-  float node[kTotalRows<Batch>][kTotalColumns<Batch>];
-  TotalsOf<Batch> total;
-};
+// And over all blocks.
 template <class Gpu, class Batch>
-RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t num_blocks,
-                              BatchResultsShared<Batch>* shared) {
-  constexpr int kColumns = kTotalColumns<Batch>, kRows = kTotalRows<Batch>;
-  const TotalsOf<Batch>* const blocks = in_global(w.blocks);
-  const int row = Gpu::thread() / kColumns, column = Gpu::thread() % kColumns;
-  SumTree<kSequenceLevels> tree;
-#if defined(__CUDACC__) || defined(__HIP__)
-#pragma unroll 1
-#endif
-  for (std::int64_t base = 0; base < num_blocks; base += kRows) {
-    const bool exists = base + row < num_blocks && column < Batch::kSums;
-    shared->node[row][column] = exists ? blocks[base + row].sum[column] : 0.0f;
-    for (int distance = 1; distance < kRows; distance *= 2) {
-      Gpu::barrier();
-      if (row % (2 * distance) == 0) {
-        shared->node[row][column] = add_rn(shared->node[row][column], shared->node[row + distance][column]);
-      }
-    }
-    if (row == 0) tree.take(shared->node[0][column]);
-    Gpu::barrier();
-  }
-  if (row == 0 && column < Batch::kSums) shared->total.sum[column] = tree.finish();
-  if (row == 2 && column < Batch::kCounts) {
-    std::int64_t count = 0;
-    for (std::int64_t i = 0; i < num_blocks; ++i) count += blocks[i].count[column];
-    shared->total.count[column] = count;
-  } else if (row == 4 && column < Batch::kMaxima) {
-    float most = blocks[0].maximum[column];
-    for (std::int64_t i = 1; i < num_blocks; ++i) most = maximum_of(most, blocks[i].maximum[column]);
-    shared->total.maximum[column] = most;
-  }
+RLK_DEVICE void batch_results(const TokenWorkspace<Batch>& w, int num_blocks, TotalsOf<Batch>* total) {
+  sum_totals<Gpu, Batch, true>(in_global(w.blocks), num_blocks, total);
   Gpu::barrier();
-  if (Gpu::thread() == 0) Batch::store(p, w.context(), shared->total);
 }
 
 // values[i] = f(values[i]), [count], the share of `block` of `blocks`; null: nothing.

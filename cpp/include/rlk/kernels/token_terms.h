@@ -4,6 +4,7 @@
 // An operator's terms are a class with, for F float or a vector:
 //   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens; kSums 0: no
 //                                                          sums, counts and maxima
+//   sums_upper(p), upper_sum(i, tokens)                    EverySum, LowerSums
 //   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
 //   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already
 #pragma once
@@ -13,11 +14,13 @@
 #include "rlk/math/ieee.h"
 #include "rlk/policy_sequences.h"
 
-// Before a loop whose indices must be constants.
+// Before a loop whose indices must be constants; before one whose body is to be there once.
 #if defined(__CUDACC__) || defined(__HIP__)
 #define RLK_UNROLL _Pragma("unroll")
+#define RLK_ROLL _Pragma("unroll 1")
 #else
 #define RLK_UNROLL
+#define RLK_ROLL
 #endif
 
 namespace rlk {
@@ -32,11 +35,22 @@ using MaskOf = typename MaskType<F>::Type;
 constexpr int kTokenCounts = 6;
 constexpr int kTokenMaxima = 2;  // of values that are not negative
 
+// What a token's share of a count is kept as: of several tokens of a lane their number, so that no mask is.
+template <class F>
+struct CountType {
+  using Type = MaskOf<F>;
+  static RLK_HD Type of(MaskOf<F> mask) { return mask; }
+};
+template <class F>
+RLK_HD typename CountType<F>::Type counted(MaskOf<F> mask) {
+  return CountType<F>::of(mask);
+}
+
 // A token's share of the sums over its sequence.
 template <class F, int kSums>
 struct TokenSums {
   F sum[kSums];
-  MaskOf<F> count[kTokenCounts];
+  typename CountType<F>::Type count[kTokenCounts];
   F maximum[kTokenMaxima];
 };
 template <class F>
@@ -49,8 +63,26 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   RLK_UNROLL
   for (F& m : sums->maximum) m = zero;
   RLK_UNROLL
-  for (auto& c : sums->count) c = MaskOf<F>(zero > zero);
+  for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
+
+// Of terms all of whose sums are over their tokens: base of theirs. Others say of which params this holds, and what the
+// last four are otherwise by the tile's number of tokens.
+constexpr int kLowerSums = 4;
+struct EverySum {
+  template <class Params>
+  static RLK_HD bool sums_upper(const Params&) {
+    return true;
+  }
+  static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
+};
+// Of terms whose last four sums are 0.
+struct LowerSums : EverySum {
+  template <class Params>
+  static RLK_HD bool sums_upper(const Params&) {
+    return false;
+  }
+};
 
 // Those of a tile.
 template <int kSums>
@@ -101,6 +133,11 @@ struct TokenContext {
   typename Batch::Shared* shared;    // [1]
 };
 
+// x where a token counts, else +0.
+template <class F>
+RLK_HD F where(MaskOf<F> mask, F x) {
+  return select(mask, x, broadcast<F>(0.0f));
+}
 // One of two by a condition of all tokens. A conditional expression would choose between addresses.
 template <class F>
 RLK_HD F either(bool condition, F yes, F no) {
@@ -141,14 +178,18 @@ template <int kLevels>
 class SumTree {
  public:
   RLK_HD void take(float value) {
-    bool carries = true;
-    RLK_UNROLL
-    for (int level = 0; level < kLevels; ++level) {
-      const bool full = (taken_ >> level & 1u) != 0;
-      const float sum = add_rn(kept_[level], value);
-      kept_[level] = carries && !full ? value : kept_[level];
-      value = carries && full ? sum : value;
-      carries = carries && full;
+    if constexpr (kLevels <= 4) {  // of many levels each branch would move all of them
+      place<0>(value);
+    } else {
+      bool carries = true;
+      RLK_UNROLL
+      for (int level = 0; level < kLevels; ++level) {
+        const bool full = (taken_ >> level & 1u) != 0;
+        const float sum = add_rn(kept_[level], value);
+        kept_[level] = carries && !full ? value : kept_[level];
+        value = carries && full ? sum : value;
+        carries = carries && full;
+      }
     }
     ++taken_;
   }
@@ -166,6 +207,17 @@ class SumTree {
   }
 
  private:
+  template <int kLevel>
+  RLK_HD void place(float value) {
+    if constexpr (kLevel < kLevels) {
+      if ((taken_ >> kLevel & 1u) == 0) {
+        kept_[kLevel] = value;
+      } else {
+        place<kLevel + 1>(add_rn(kept_[kLevel], value));
+      }
+    }
+  }
+
   std::uint32_t taken_ = 0;
   float kept_[kLevels] = {};
 };

@@ -53,6 +53,7 @@ struct TokenWorkspace {
   TilePartial<8>* partials[Batch::kGroups];  // [slots] each: of the pass before, then of tokens
   typename Batch::Factors* factors;          // [num_sequences]
   TotalsOf<Batch>* blocks;                   // [gather_blocks]
+  std::uint32_t* finished;                   // [1]: of them, how many are there; the pass over tokens makes it 0
   std::int64_t bytes = 0;
 
   TokenWorkspace(const PolicySequences& q, int tile, void* memory) {
@@ -60,6 +61,7 @@ struct TokenWorkspace {
     for (auto& of_group : partials) take(memory, slots_of(q, tile), &of_group);
     take(memory, q.num_sequences, &factors);
     take(memory, gather_blocks(q, gather_lanes(q, tile)), &blocks);
+    take(memory, 1, &finished);
   }
   RLK_HD TokenContext<Batch> context() const { return {factors, shared}; }
 

@@ -30,7 +30,7 @@ RLK_HD void set_weights(const ValueLossParams& p, const PolicyTotals& totals, st
 }
 
 // The pass before, where weights need numbers of tokens.
-struct ValueStatisticsTerms {
+struct ValueStatisticsTerms : LowerSums {
   static constexpr int kInputs = 1, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
   using Factors = ValueFactors;
@@ -44,11 +44,11 @@ struct ValueStatisticsTerms {
                            TokenSums<F, kSums>* sums) {
     out[0] = broadcast<F>(0.0f);
     clear(sums);
-    sums->count[kCountTokens] = mask;
+    sums->count[kCountTokens] = counted<F>(mask);
   }
 };
 
-struct ValueTokenTerms {
+struct ValueTokenTerms : EverySum {
   static constexpr bool kOfSequence = false;
   static constexpr int kInputs = kValueInputs, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
@@ -81,7 +81,7 @@ struct ValueTokenTerms {
     F slope = select(MaskOf<F>(outside & (of_w == of_v)), mul_rn(broadcast<F>(0.5f), whole), whole);
     slope = select(is_nan(of_w), of_w, select(clipped, zero, slope));
     const F error = sub_rn(r, v);
-    out[0] = canonical(select(mask, mul_rn(broadcast<F>(f.weight), slope), zero));
+    out[0] = canonical(where(mask, mul_rn(broadcast<F>(f.weight), slope)));
 
     clear(sums);  // inputs of a masked token are 0, and so are its terms
     sums->sum[kSumValueLoss] = select(MaskOf<F>(clipped | is_nan(of_w)), of_w, of_v);
@@ -90,9 +90,9 @@ struct ValueTokenTerms {
     sums->sum[kSumError] = error;
     sums->sum[kSumErrorSquared] = mul_rn(error, error);
     sums->sum[kSumReturnSquared] = mul_rn(r, r);
-    sums->count[kCountTokens] = mask;
-    sums->count[kCountValueClipped] = mask & clipped;
-    sums->count[kCountOutside] = mask & outside;
+    sums->count[kCountTokens] = counted<F>(mask);
+    sums->count[kCountValueClipped] = counted<F>(mask & clipped);
+    sums->count[kCountOutside] = counted<F>(mask & outside);
   }
 };
 

@@ -3,6 +3,7 @@
 //   function          valid for                      worst error over all fp32 inputs
 //   exp               every x                        1.014 ulp, at 0x1.7f599ap+4
 //   exp_normal        [kExpSmallest, kExpOverflow)   as exp; 12 instructions
+//   exp_in_range      as exp_normal, NaN         as exp; 13 instructions
 //   exp_nonpositive   x <= 0                         as exp; without the tests that x <= 0 does not need
 //
 // A result below 2^-126 (x < -0x1.5d589ep+6) is flushed to +0 by definition; x > 0x1.62e42ep+6 gives +Inf; NaN gives
@@ -47,6 +48,16 @@ RLK_HD F exp(F x) {
   y = select(large_enough, y, broadcast<F>(0.0f));
   y = select(small_enough, y, broadcast<F>(infinity()));
   return select(is_nan(x), broadcast<F>(canonical_nan()), y);
+}
+
+// e^x for x in [kExpSmallest, kExpOverflow), or NaN, whose result is a NaN.
+template <class F>
+RLK_HD F exp_in_range(F x) {
+#if defined(__CUDA_ARCH__)
+  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // of NaN exp_normal is anything; the sum with 0 x is not
+#else
+  return exp(x);
+#endif
 }
 
 }  // namespace rlk
