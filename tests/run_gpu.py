@@ -2,12 +2,14 @@
 
 --ctest-dir DIR   a build with CUDA, whose ctest tests of label gpu (or gpu_* binaries) run, too
 --fuzz N          N fuzz cases in place of 2,000; with 20,000 also the 200 at full vocabularies
+--workers N       N processes (pytest-xdist), but for tests marked `alone`, which follow one after another
 anything else     goes to pytest (a run with a selection says so in the log)
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +26,7 @@ from typing import Any
 from gpu_log import LOG, ROOT, tree_hashes
 
 SKIPPED_EXIT = 77  # of a C++ test that has nothing to run on
+NONE_COLLECTED = 5  # of pytest
 
 
 def gpu() -> dict[str, str]:
@@ -56,11 +59,13 @@ def versions() -> dict[str, Any]:
     }
 
 
-def run_pytest(arguments: list[str], environment: dict[str, str]) -> tuple[dict[str, int], list[str], list[str]]:
-    """(counts, failures, reasons of skips) of `pytest -m gpu`."""
+def run_pytest(
+    selected: str, arguments: list[str], environment: dict[str, str]
+) -> tuple[dict[str, int], list[str], list[str]]:
+    """(counts, failures, reasons of skips) of `pytest -m selected`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--durations=10", f"--junit-xml={report}"]
+        command = [sys.executable, "-m", "pytest", "-m", selected, "-q", "--durations=10", f"--junit-xml={report}"]
         command += ["-p", "no:cacheprovider", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment)
         if not report.is_file():
@@ -80,10 +85,21 @@ def run_pytest(arguments: list[str], environment: dict[str, str]) -> tuple[dict[
             skips.add(skip.get("message") or "")
         else:
             counts["passed"] += 1
-    if done.returncode not in (0, 1) or not cases:
+    if done.returncode not in (0, 1, NONE_COLLECTED):
         counts["failed"] += 1
         failures.append(f"pytest ended with status {done.returncode} after {len(cases)} tests")
     return counts, failures, sorted(skips)
+
+
+def run_tests(
+    workers: int, arguments: list[str], environment: dict[str, str]
+) -> tuple[dict[str, int], list[str], list[str]]:
+    """As :func:`run_pytest`, of all GPU tests."""
+    if workers <= 1:
+        return run_pytest("gpu", arguments, environment)
+    many = run_pytest("gpu and not alone", ["-n", str(workers), *arguments], environment)
+    alone = run_pytest("gpu and alone", arguments, environment)
+    return {k: many[0][k] + alone[0][k] for k in many[0]}, many[1] + alone[1], sorted({*many[2], *alone[2]})
 
 
 def run_binaries(folder: Path) -> tuple[dict[str, int], list[str]]:
@@ -120,7 +136,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ctest-dir", type=Path)
     parser.add_argument("--fuzz", type=int)
+    parser.add_argument("--workers", type=int, default=1)
     options, rest = parser.parse_known_args()
+    if options.workers > 1 and importlib.util.find_spec("xdist") is None:
+        parser.error(f"--workers: got {options.workers}, but pytest-xdist is not installed: pip install pytest-xdist")
     environment = dict(os.environ)
     python_path = environment.get("PYTHONPATH", "")
     source_tree = str(ROOT / "python")
@@ -133,12 +152,16 @@ def main() -> int:
             environment["RLK_FUZZ_FULL"] = "1"
     trees = tree_hashes()  # before the run: what changes under it is not what ran
     start = time.time()
-    counts, failures, skips = run_pytest(rest, environment)
+    counts, failures, skips = run_tests(options.workers, rest, environment)
+    if not any(counts.values()):
+        counts["failed"] += 1
+        failures.append("no GPU test was collected")
     if options.ctest_dir:
         more, bad = run_binaries(options.ctest_dir.resolve())
         counts = {k: counts[k] + more[k] for k in counts}
         failures += bad
     shown = ["tests/run_gpu.py", *(f"--fuzz {options.fuzz}" for _ in [0] if options.fuzz)]
+    shown += [f"--workers {options.workers}"] if options.workers > 1 else []
     shown += ["--ctest-dir ..."] if options.ctest_dir else []
     record = {
         **gpu(),

@@ -245,6 +245,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
     assert memory() - before < 8 << 20
 
 
+@pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As logprob's: on a GPU 6 us without autograd (one array more) and 25 us with it, or a launch and an allocation
     and 5 us, where these alone take that long. On a CPU the work itself is in it: only printed."""

@@ -434,6 +434,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
     assert memory() - before < 8 << 20
 
 
+@pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As rms_norm's, with two outputs and five arrays: on a GPU 10 us without autograd and 30 us with it, or a launch
     and two allocations and 7 us, where these alone take that long. On a CPU the work itself is in it: only printed."""

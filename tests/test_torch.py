@@ -496,6 +496,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 # ---- host cost ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU 5 us without autograd and 25 us with it, or, where a launch and an allocation alone take 5 us, 4 us more
     than they do on this host, and 5 times that. On a CPU the work itself is in it: only printed."""
