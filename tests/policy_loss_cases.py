@@ -54,6 +54,20 @@ def arrays(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[
     return result
 
 
+def assert_packed_has_the_bits_of_padded(run: Any, a: dict[str, np.ndarray], gradient: str) -> None:
+    """``run(arrays, **options)`` of five sequences, one of them without a slot, and of the same one behind the other."""
+    columns = a["mask"].shape[1]
+    lengths = [columns, 0, 17, 256, 131]
+    padded = run({**a, "mask": a["mask"] & (np.arange(columns) < np.array(lengths)[:, None])})
+    flat = {k: np.concatenate([x[:n] for x, n in zip(v, lengths, strict=True)]) for k, v in a.items()}
+    cuts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    packed = run(flat, cu_seqlens=cuts)
+    assert same(packed.loss, padded.loss)
+    assert same(packed.metrics.vector, padded.metrics.vector)
+    for s, n in enumerate(lengths):
+        assert same(getattr(packed, gradient)[cuts[s] : cuts[s + 1]], getattr(padded, gradient)[s, :n])
+
+
 def keywords(spec: PolicySpec, a: dict[str, Any]) -> dict[str, Any]:
     """The optional arrays that a spec needs."""
     wanted = {

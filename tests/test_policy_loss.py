@@ -11,7 +11,7 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from policy_loss_cases import TORCH, arrays, keywords, same, specs, tensors
+from policy_loss_cases import TORCH, arrays, assert_packed_has_the_bits_of_padded, keywords, same, specs, tensors
 
 SPECS = specs()
 
@@ -48,17 +48,10 @@ def test_loss_and_gradients_are_those_of_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_packed_has_the_bits_of_padded(name: str) -> None:
-    spec, a = SPECS[name], arrays(5, 300, seed=1)
-    lengths = [300, 0, 17, 256, 131]
-    mask = a["mask"] & (np.arange(300) < np.array(lengths)[:, None])
-    padded = run({**a, "mask": mask}, spec)
-    packed_arrays = {k: np.concatenate([x[:n] for x, n in zip(v, lengths, strict=True)]) for k, v in a.items()}
-    cuts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    packed = run(packed_arrays, spec, cu_seqlens=cuts)
-    assert same(packed.loss, padded.loss)
-    assert same(packed.metrics.vector, padded.metrics.vector)
-    for s, n in enumerate(lengths):
-        assert same(packed.d_logprob[cuts[s] : cuts[s + 1]], padded.d_logprob[s, :n])
+    def of_spec(a: dict[str, np.ndarray], **more: Any) -> Any:
+        return run(a, SPECS[name], **more)
+
+    assert_packed_has_the_bits_of_padded(of_spec, arrays(5, 300, seed=1), "d_logprob")
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -12,7 +12,7 @@ import torch
 
 import rl_kernel_native as rk
 from cases import beyond
-from policy_loss_cases import TORCH, same, tensors
+from policy_loss_cases import TORCH, assert_packed_has_the_bits_of_padded, same, tensors
 
 MEAN = {"aggregation": "seq-mean-token-mean"}
 HOW: dict[str, dict[str, Any]] = {
@@ -120,17 +120,10 @@ def test_huber_is_torchs() -> None:
 
 @pytest.mark.parametrize("name", HOW)
 def test_packed_has_the_bits_of_padded(name: str) -> None:
-    how, a = HOW[name], arrays(5, 300, seed=1)
-    lengths = [300, 0, 17, 256, 131]
-    a["mask"] &= np.arange(300) < np.array(lengths)[:, None]
-    padded = run(a, how)
-    packed_arrays = {k: np.concatenate([x[:n] for x, n in zip(v, lengths, strict=True)]) for k, v in a.items()}
-    cuts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    packed = run(packed_arrays, how, cu_seqlens=cuts)
-    assert same(packed.loss, padded.loss)
-    assert same(packed.metrics.vector, padded.metrics.vector)
-    for s, n in enumerate(lengths):
-        assert same(packed.d_value[cuts[s] : cuts[s + 1]], padded.d_value[s, :n])
+    def as_named(a: dict[str, np.ndarray], **more: Any) -> Any:
+        return run(a, HOW[name], **more)
+
+    assert_packed_has_the_bits_of_padded(as_named, arrays(5, 300, seed=1), "d_value")
 
 
 @pytest.mark.parametrize("name", HOW)

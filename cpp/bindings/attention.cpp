@@ -18,11 +18,6 @@ namespace rlk::bindings {
 namespace {
 
 constexpr const char* kFloats = "float32, bfloat16 or float16";
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
-
-[[noreturn]] void value_error(const std::string& name, const std::string& message) {
-  throw nb::value_error((name + ": " + message).c_str());
-}
 
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
@@ -90,8 +85,8 @@ class Call {
     if (v.dtype != DType::kInt32) dtype_error(a, "int32");
     require_device(a, device());
     if (v.ndim != 1 || (size >= 0 && v.shape[0] != size)) {
-      value_error(name, "expected shape [" + (size < 0 ? std::string("num_sequences + 1") : std::to_string(size)) +
-                            "] (" + what + "), got " + shape_text(a.shape()));
+      argument_error(name, "expected shape [" + (size < 0 ? std::string("num_sequences + 1") : std::to_string(size)) +
+                               "] (" + what + "), got " + shape_text(a.shape()));
     }
     require_columns(a);
     // An empty list's pointer may be null, which would mean that there is none.
@@ -101,7 +96,7 @@ class Call {
 
   const std::int32_t* offsets(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t size) {
     const std::int32_t* data = list(holder, given, name, size, "offsets: the sequences and 1");
-    if ((*holder)->view().shape[0] == 0) value_error(name, "expected at least one offset, got shape [0]");
+    if ((*holder)->view().shape[0] == 0) argument_error(name, "expected at least one offset, got shape [0]");
     return data;
   }
 
@@ -109,7 +104,7 @@ class Call {
     const TensorView& v = q_.view();
     const bool packed = !cu_seqlens_q.is_none();
     if (v.ndim != (packed ? 3 : 4)) {
-      value_error(
+      argument_error(
           "q", packed ? "expected shape [tokens, heads, head_dim] beside cu_seqlens_q, got " + shape_text(q_.shape())
                       : "expected shape [batch, tokens, heads, head_dim], or packed [tokens, heads, head_dim] beside "
                         "cu_seqlens_q, got " +
@@ -118,8 +113,8 @@ class Call {
     require_columns(q_);
     input_.head_dim = v.shape[v.ndim - 1];
     if (input_.head_dim < 8 || input_.head_dim > kMaxHeadDim || input_.head_dim % 8 != 0) {
-      value_error("q", "expected a last dimension (head_dim) that is a multiple of 8 in [8, " +
-                           std::to_string(kMaxHeadDim) + "], got shape " + shape_text(q_.shape()));
+      argument_error("q", "expected a last dimension (head_dim) that is a multiple of 8 in [8, " +
+                              std::to_string(kMaxHeadDim) + "], got shape " + shape_text(q_.shape()));
     }
     input_.num_q_heads = v.shape[v.ndim - 2];
     input_.q_tokens = v.shape[v.ndim - 3];
@@ -136,15 +131,15 @@ class Call {
     const TensorView& v = k_.view();
     const bool packed = !o.cu_seqlens_k.is_none(), paged = !o.block_table.is_none();
     if (paged && packed)
-      value_error("cu_seqlens_k", "expected None beside block_table, whose pages have no offsets, got a list");
+      argument_error("cu_seqlens_k", "expected None beside block_table, whose pages have no offsets, got a list");
     if (!o.leftpad_k.is_none() && (packed || paged)) {
-      value_error("leftpad_k", std::string("expected None beside ") + (packed ? "cu_seqlens_k" : "block_table") +
-                                   ": it is for k of shape [batch, tokens, heads, head_dim], got a list");
+      argument_error("leftpad_k", std::string("expected None beside ") + (packed ? "cu_seqlens_k" : "block_table") +
+                                      ": it is for k of shape [batch, tokens, heads, head_dim], got a list");
     }
     if (paged && o.seqused_k.is_none())
-      value_error("seqused_k", "expected the keys in use of each sequence beside block_table, got None");
+      argument_error("seqused_k", "expected the keys in use of each sequence beside block_table, got None");
     if (v.ndim != (packed ? 3 : 4)) {
-      value_error(
+      argument_error(
           "k",
           std::string("expected shape ") +
               (packed  ? "[tokens, heads, head_dim] beside cu_seqlens_k"
@@ -155,15 +150,15 @@ class Call {
     require_columns(k_);
     input_.num_kv_heads = v.shape[v.ndim - 2];
     if (v.shape[v.ndim - 1] != input_.head_dim) {
-      value_error("k", "expected a last dimension of " + std::to_string(input_.head_dim) + " (that of q), got shape " +
-                           shape_text(k_.shape()));
+      argument_error("k", "expected a last dimension of " + std::to_string(input_.head_dim) +
+                              " (that of q), got shape " + shape_text(k_.shape()));
     }
     if (input_.num_kv_heads < 1 || input_.num_q_heads % input_.num_kv_heads != 0) {
-      value_error("k", "expected a number of heads that divides q's " + std::to_string(input_.num_q_heads) +
-                           ", got shape " + shape_text(k_.shape()));
+      argument_error("k", "expected a number of heads that divides q's " + std::to_string(input_.num_q_heads) +
+                              ", got shape " + shape_text(k_.shape()));
     }
     if (!std::ranges::equal(v_.shape(), k_.shape())) {
-      value_error("v", "expected shape " + shape_text(k_.shape()) + " (that of k), got " + shape_text(v_.shape()));
+      argument_error("v", "expected shape " + shape_text(k_.shape()) + " (that of k), got " + shape_text(v_.shape()));
     }
     require_columns(v_);
     input_.k = heads(k_);
@@ -177,8 +172,8 @@ class Call {
     } else {
       input_.k_tokens = v.shape[1];
       if (v.shape[0] != b) {
-        value_error("k", "expected a first dimension of " + std::to_string(b) + " (the sequences of q), got shape " +
-                             shape_text(k_.shape()));
+        argument_error("k", "expected a first dimension of " + std::to_string(b) + " (the sequences of q), got shape " +
+                                shape_text(k_.shape()));
       }
     }
   }
@@ -189,14 +184,14 @@ class Call {
     if (t.dtype != DType::kInt32) dtype_error(*table_, "int32");
     require_device(*table_, device());
     if (t.ndim != 2 || t.shape[0] != input_.num_sequences) {
-      value_error("block_table", "expected shape [" + std::to_string(input_.num_sequences) +
-                                     ", max_pages] (the sequences of q), got " + shape_text(table_->shape()));
+      argument_error("block_table", "expected shape [" + std::to_string(input_.num_sequences) +
+                                        ", max_pages] (the sequences of q), got " + shape_text(table_->shape()));
     }
     require_columns(*table_);
     input_.num_pages = k_.view().shape[0];
     input_.page_size = k_.view().shape[1];
     if (input_.page_size < 1)
-      value_error("k", "expected pages of at least one key, got shape " + shape_text(k_.shape()));
+      argument_error("k", "expected pages of at least one key, got shape " + shape_text(k_.shape()));
     input_.max_pages = t.shape[1];
     input_.k_tokens = input_.page_size * input_.max_pages;
     input_.table_stride = t.stride(0);
@@ -210,10 +205,10 @@ class Call {
       throw nb::type_error(("window_size: expected None or an integer, got " + kind_of(window)).c_str());
     }
     const Py_ssize_t size = PyNumber_AsSsize_t(window.ptr(), nullptr);  // clipped
-    if (size < 1) value_error("window_size", "expected None or a number of keys >= 1, got " + std::to_string(size));
+    if (size < 1) argument_error("window_size", "expected None or a number of keys >= 1, got " + std::to_string(size));
     if (!input_.causal)
-      value_error("window_size",
-                  "expected None beside causal=False: the window ends at the query, got " + std::to_string(size));
+      argument_error("window_size",
+                     "expected None beside causal=False: the window ends at the query, got " + std::to_string(size));
     input_.window_size = std::min<std::int64_t>(size, std::int64_t{1} << 32);
   }
 
@@ -230,7 +225,8 @@ class Call {
     input_.softmax_scale = static_cast<float>(x);
     const float c = attention_scale(input_.softmax_scale);
     if (!(c >= 0x1p-126f) || !std::isfinite(c)) {
-      value_error("softmax_scale", "expected None or a finite number > 0 (fp32, not subnormal), got " + number_text(x));
+      argument_error("softmax_scale",
+                     "expected None or a finite number > 0 (fp32, not subnormal), got " + number_text(x));
     }
   }
 
@@ -288,15 +284,15 @@ nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens
 
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
   if (std::ranges::equal(a.shape(), shape)) return;
-  value_error(a.name(),
-              "expected shape " + shape_text(shape) + " (that of " + like + "), got " + shape_text(a.shape()));
+  argument_error(a.name(),
+                 "expected shape " + shape_text(shape) + " (that of " + like + "), got " + shape_text(a.shape()));
 }
 
 const float* read_rows(const Array& a, const Call& call) {
   if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, call.device());
   check_shape(a, call.lse_shape(), "lse");
-  if (!a.view().is_contiguous()) value_error(a.name(), std::string("expected a contiguous array") + kCopyHint);
+  if (!a.view().is_contiguous()) argument_error(a.name(), std::string("expected a contiguous array") + kCopyHint);
   return static_cast<const float*>(a.view().data);
 }
 

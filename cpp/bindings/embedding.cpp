@@ -17,13 +17,9 @@
 namespace rlk::bindings {
 namespace {
 
-[[noreturn]] void value_error(const std::string& name, const std::string& message) {
-  throw nb::value_error((name + ": " + message).c_str());
-}
-
 std::int64_t read_size(nb::handle value, const char* name) {
   const std::int64_t size = read_integer(value, name, "an integer");
-  if (size < 0) value_error(name, "expected an integer >= 0, got " + std::to_string(size));
+  if (size < 0) argument_error(name, "expected an integer >= 0, got " + std::to_string(size));
   return size;
 }
 
@@ -35,16 +31,16 @@ Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
   require_device(ids, device);
   const auto rows = row_layout(v, v.ndim);
   if (!rows) {
-    value_error("ids", "expected dimensions that collapse to at most two strides, got shape " +
-                           shape_text(ids.shape()) +
-                           "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch");
+    argument_error("ids", "expected dimensions that collapse to at most two strides, got shape " +
+                              shape_text(ids.shape()) +
+                              "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch");
   }
   to->ids = v.data;
   to->id_rows = *rows;
   to->id_dtype = v.dtype;
   to->num_tokens = v.num_elements();
   if (to->num_tokens >= std::int64_t{1} << 32) {
-    value_error("ids", "expected fewer than 2^32 ids, got " + std::to_string(to->num_tokens));
+    argument_error("ids", "expected fewer than 2^32 ids, got " + std::to_string(to->num_tokens));
   }
   return ids;
 }
@@ -53,22 +49,22 @@ Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
 std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
                              EmbeddingTokens* to) {
   if (to->num_rows >= std::numeric_limits<std::int32_t>::max()) {
-    value_error(table, "expected fewer than 2^31 - 1 rows, got " + std::to_string(to->num_rows));
+    argument_error(table, "expected fewer than 2^31 - 1 rows, got " + std::to_string(to->num_rows));
   }
   to->vocab_start = read_size(vocab_start, "vocab_start");
   if (to->vocab_start > std::numeric_limits<std::int64_t>::max() - to->num_rows) {
-    value_error("vocab_start", "expected vocab_start + rows in 64 bits, got " + std::to_string(to->vocab_start));
+    argument_error("vocab_start", "expected vocab_start + rows in 64 bits, got " + std::to_string(to->vocab_start));
   }
   to->vocab_size = vocab_size.is_none() ? to->vocab_start + to->num_rows : read_size(vocab_size, "vocab_size");
   if (to->vocab_start > to->vocab_size) {
-    value_error("vocab_start", "expected an id in [0, " + std::to_string(to->vocab_size) + "] (vocab_size), got " +
-                                   std::to_string(to->vocab_start));
+    argument_error("vocab_start", "expected an id in [0, " + std::to_string(to->vocab_size) + "] (vocab_size), got " +
+                                      std::to_string(to->vocab_start));
   }
   if (padding_idx.is_none()) return -1;
   const std::int64_t id = read_integer(padding_idx, "padding_idx", "an integer or None");
   if (id < 0 || id >= to->vocab_size) {
-    value_error("padding_idx", "expected None or an id in [0, " + std::to_string(to->vocab_size) +
-                                   ") (vocab_size), got " + std::to_string(id));
+    argument_error("padding_idx", "expected None or an id in [0, " + std::to_string(to->vocab_size) +
+                                      ") (vocab_size), got " + std::to_string(id));
   }
   return id;
 }
@@ -77,7 +73,7 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
                    nb::handle padding_idx, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument table(weight, "weight");
   const TensorView& w = table.view();
-  if (w.ndim != 2) value_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
+  if (w.ndim != 2) argument_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
   require_embedding_backend(w.device);
   EmbeddingParams p;
   const Array tokens = read_ids(ids, w.device, &p);
@@ -118,8 +114,8 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   EmbeddingBackwardParams p;
   const Array tokens = read_ids(ids, device, &p);
   if (!std::ranges::equal(tokens.shape(), g.leading())) {
-    value_error("ids", "expected shape " + shape_text(g.leading()) + " (the leading dimensions of dy), got " +
-                           shape_text(tokens.shape()));
+    argument_error("ids", "expected shape " + shape_text(g.leading()) + " (the leading dimensions of dy), got " +
+                              shape_text(tokens.shape()));
   }
   p.num_rows = read_size(num_rows, "num_rows");
   p.columns = g.columns;

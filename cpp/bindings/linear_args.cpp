@@ -11,13 +11,8 @@
 namespace rlk::bindings {
 namespace {
 
-[[noreturn]] void value_error(const Array& a, const std::string& message) {
-  throw nb::value_error((std::string(a.name()) + ": " + message).c_str());
-}
-
 constexpr const char* kFloats = "float32, bfloat16 or float16";
 // Where a copy mends the layout of an argument.
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
 std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape()); }
 
@@ -26,14 +21,14 @@ std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape());
 void require_columns(const Array& a) {
   const TensorView& v = a.view();
   if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1 && v.num_elements() > 0) {
-    value_error(a, "expected a contiguous last dimension (stride 1), got stride " +
-                       std::to_string(v.stride(v.ndim - 1)) + kCopyHint);
+    argument_error(a, "expected a contiguous last dimension (stride 1), got stride " +
+                          std::to_string(v.stride(v.ndim - 1)) + kCopyHint);
   }
 }
 
 void require_device(const Array& a, Device device) {
   if (!(a.view().device == device)) {
-    value_error(a, "expected device " + name_of(device) + ", got " + name_of(a.view().device));
+    argument_error(a, "expected device " + name_of(device) + ", got " + name_of(a.view().device));
   }
 }
 
@@ -47,17 +42,17 @@ RowsArgument::RowsArgument(nb::handle object, const char* name) : array(object, 
   if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
     dtype_error(array, kFloats);
   }
-  if (v.ndim < 1) value_error(array, "expected shape [..., features], got []");
+  if (v.ndim < 1) argument_error(array, "expected shape [..., features], got []");
   columns = v.shape[v.ndim - 1];
   for (std::int64_t s : leading()) num_rows *= s;
   if (num_rows >= std::int64_t{1} << 32) {
-    value_error(array, "expected fewer than 2^32 rows, got " + std::to_string(num_rows));
+    argument_error(array, "expected fewer than 2^32 rows, got " + std::to_string(num_rows));
   }
   require_columns(array);
   const auto layout = row_layout(v, v.ndim - 1);
   if (!layout) {
-    value_error(array, "expected leading dimensions that collapse to at most two strides, got shape " +
-                           shape_text(array.shape()) + kCopyHint);
+    argument_error(array, "expected leading dimensions that collapse to at most two strides, got shape " +
+                              shape_text(array.shape()) + kCopyHint);
   }
   rows = *layout;
 }
@@ -74,8 +69,8 @@ WeightArgument::WeightArgument(nb::handle object, const char* name, const RowsAr
   const TensorView& v = view();
   if (v.ndim != 2 || v.shape[dimension] != like.columns) {
     const std::string n = std::to_string(like.columns);
-    value_error(array, "expected shape " + (dimension == 1 ? "[out_features, " + n : "[" + n + ", in_features") +
-                           "] (" + n + " is the last dimension of " + like.array.name() + ")" + got_shape(array));
+    argument_error(array, "expected shape " + (dimension == 1 ? "[out_features, " + n : "[" + n + ", in_features") +
+                              "] (" + n + " is the last dimension of " + like.array.name() + ")" + got_shape(array));
   }
   require_columns(array);
   out_features = v.shape[0];
@@ -150,9 +145,9 @@ void check_same(const Array& a, const Array& like) {
 void check_leading(const RowsArgument& a, const RowsArgument& like) {
   if (std::ranges::equal(a.leading(), like.leading())) return;
   const std::string leading = shape_text(like.leading());
-  value_error(a.array, "expected shape [" +
-                           (leading == "[]" ? "features]" : leading.substr(1, leading.size() - 2) + ", features]") +
-                           " (the leading dimensions of " + like.array.name() + ")" + got_shape(a.array));
+  argument_error(a.array, "expected shape [" +
+                              (leading == "[]" ? "features]" : leading.substr(1, leading.size() - 2) + ", features]") +
+                              " (the leading dimensions of " + like.array.name() + ")" + got_shape(a.array));
 }
 
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like) {
@@ -162,40 +157,40 @@ void check_bias(const Array& bias, std::int64_t columns, Device device, DType dt
   }
   require_device(bias, device);
   if (v.ndim != 1 || v.shape[0] != columns) {
-    value_error(bias, "expected shape [" + std::to_string(columns) + "] (out_features)" + got_shape(bias));
+    argument_error(bias, "expected shape [" + std::to_string(columns) + "] (out_features)" + got_shape(bias));
   }
   require_columns(bias);
 }
 
 void check_part(const Array& part, const Array& first) {
   if (!std::ranges::equal(part.shape(), first.shape())) {
-    value_error(part,
-                "expected shape " + shape_text(first.shape()) + " (that of " + first.name() + ")" + got_shape(part));
+    argument_error(part,
+                   "expected shape " + shape_text(first.shape()) + " (that of " + first.name() + ")" + got_shape(part));
   }
   const TensorView& v = part.view();
   if (v.is_contiguous()) return;
   std::vector<std::int64_t> strides;
   for (std::int32_t i = 0; i < v.ndim; ++i) strides.push_back(v.stride(i));
-  value_error(part, "expected a contiguous array, got shape " + shape_text(part.shape()) + " with strides " +
-                        shape_text(strides) + kCopyHint);
+  argument_error(part, "expected a contiguous array, got shape " + shape_text(part.shape()) + " with strides " +
+                           shape_text(strides) + kCopyHint);
 }
 
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device, const char* what) {
   const TensorView& v = out.view();
   require_device(out, device);
   if (v.ndim != 2 || v.shape[0] != rows || v.shape[1] != columns) {
-    value_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "] (" + what + ")" +
-                         got_shape(out));
+    argument_error(out, "expected shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "] (" + what +
+                            ")" + got_shape(out));
   }
   if (v.read_only) throw nb::buffer_error((std::string(out.name()) + ": is read-only").c_str());
-  if (overlaps_itself(v)) value_error(out, "expected strides that do not overlap");
+  if (overlaps_itself(v)) argument_error(out, "expected strides that do not overlap");
   require_columns(out);
   return v.stride(0);
 }
 
 void check_apart(const Array& out, const Array& input) {
   if (ranges_overlap(out.view(), input.view())) {
-    value_error(out, std::string("may share memory with ") + input.name() + ": their addresses overlap");
+    argument_error(out, std::string("may share memory with ") + input.name() + ": their addresses overlap");
   }
 }
 

@@ -10,9 +10,6 @@ namespace {
 [[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
-// Where a copy mends the layout of an argument.
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
-
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
 double read_number(nb::handle h, const char* name) {

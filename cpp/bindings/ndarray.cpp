@@ -153,6 +153,10 @@ void release_legacy(void* p) {
 
 }  // namespace
 
+void argument_error(const std::string& name, const std::string& message) {
+  throw nb::value_error((name + ": " + message).c_str());
+}
+
 const char* name_of(DType dtype) {
   for (const Format& f : kFormats) {
     if (f.dtype == dtype) return f.name;

@@ -78,6 +78,14 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 // Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
 nb::object bfloat16_capsule(nb::object capsule);
 
+// A ValueError that names the argument.
+[[noreturn]] void argument_error(const std::string& name, const std::string& message);
+[[noreturn]] inline void argument_error(const Array& a, const std::string& message) {
+  argument_error(a.name(), message);
+}
+// Where a copy mends the layout of an argument.
+constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
+
 const char* name_of(DType dtype);
 std::string name_of(Device device);
 std::string kind_of(nb::handle object);

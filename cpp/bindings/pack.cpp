@@ -19,7 +19,6 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 constexpr std::int64_t kMost = std::int64_t{1} << 31;
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
 Device device_of(const Array& a) {
   require_pack_backend(a.view().device);

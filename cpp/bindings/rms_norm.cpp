@@ -17,10 +17,6 @@
 namespace rlk::bindings {
 namespace {
 
-[[noreturn]] void value_error(const char* name, const std::string& message) {
-  throw nb::value_error((std::string(name) + ": " + message).c_str());
-}
-
 // A Python number as float32.
 float read_number(nb::handle value, const char* name) {
   const double x = PyBool_Check(value.ptr()) ? -1.0 : PyFloat_AsDouble(value.ptr());
@@ -34,7 +30,7 @@ float read_number(nb::handle value, const char* name) {
 float read_eps(nb::handle value) {
   const float eps = read_number(value, "eps");
   if (!(eps > 0.0f) || !std::isfinite(eps)) {
-    value_error("eps", std::string("expected a finite number > 0 in float32, got ") + nb::str(value).c_str());
+    argument_error("eps", std::string("expected a finite number > 0 in float32, got ") + nb::str(value).c_str());
   }
   return eps;
 }
@@ -43,22 +39,22 @@ float read_eps(nb::handle value) {
 void check_like(const RowsArgument& a, const RowsArgument& like) {
   check_same(a.array, like.array);
   if (std::ranges::equal(a.array.shape(), like.array.shape())) return;
-  value_error(a.array.name(), "expected shape " + shape_text(like.array.shape()) + " (that of " + like.array.name() +
-                                  "), got " + shape_text(a.array.shape()));
+  argument_error(a.array.name(), "expected shape " + shape_text(like.array.shape()) + " (that of " + like.array.name() +
+                                     "), got " + shape_text(a.array.shape()));
 }
 
 // [columns], contiguous, on the device of `like`.
 void check_vector(const Array& a, const RowsArgument& like) {
   const TensorView& v = a.view();
   if (!(v.device == like.view().device)) {
-    value_error(a.name(), "expected device " + name_of(like.view().device) + ", got " + name_of(v.device));
+    argument_error(a.name(), "expected device " + name_of(like.view().device) + ", got " + name_of(v.device));
   }
   if (v.ndim != 1 || v.shape[0] != like.columns) {
-    value_error(a.name(), "expected shape [" + std::to_string(like.columns) + "] (the last dimension of " +
-                              like.array.name() + "), got " + shape_text(a.shape()));
+    argument_error(a.name(), "expected shape [" + std::to_string(like.columns) + "] (the last dimension of " +
+                                 like.array.name() + "), got " + shape_text(a.shape()));
   }
   if (v.shape[0] > 1 && v.stride(0) != 1) {
-    value_error(a.name(), "expected contiguous elements (stride 1), got stride " + std::to_string(v.stride(0)));
+    argument_error(a.name(), "expected contiguous elements (stride 1), got stride " + std::to_string(v.stride(0)));
   }
 }
 
@@ -70,10 +66,10 @@ struct Weight {
   Weight(nb::handle weight, nb::handle weight_offset, const RowsArgument& like)
       : offset(read_number(weight_offset, "weight_offset")) {
     if (!std::isfinite(offset)) {
-      value_error("weight_offset", std::string("expected a finite number, got ") + nb::str(weight_offset).c_str());
+      argument_error("weight_offset", std::string("expected a finite number, got ") + nb::str(weight_offset).c_str());
     }
     if (weight.is_none()) {
-      if (offset != 0.0f) value_error("weight_offset", "expected 0 where weight is None");
+      if (offset != 0.0f) argument_error("weight_offset", "expected 0 where weight is None");
       return;
     }
     array.emplace(weight, "weight", "float32 or that of x");
@@ -190,10 +186,11 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
     given_rstd.emplace(rstd, "rstd", "float32");
     const TensorView& v = given_rstd->view();
     if (v.dtype != DType::kFloat32) dtype_error(*given_rstd, "float32");
-    if (!(v.device == device)) value_error("rstd", "expected device " + name_of(device) + ", got " + name_of(v.device));
+    if (!(v.device == device))
+      argument_error("rstd", "expected device " + name_of(device) + ", got " + name_of(v.device));
     if (!std::ranges::equal(given_rstd->shape(), g.leading()) || !v.is_contiguous()) {
-      value_error("rstd", "expected a contiguous array of shape " + shape_text(g.leading()) +
-                              " (the leading dimensions of dy), got " + shape_text(given_rstd->shape()));
+      argument_error("rstd", "expected a contiguous array of shape " + shape_text(g.leading()) +
+                                 " (the leading dimensions of dy), got " + shape_text(given_rstd->shape()));
     }
     p.rstd = static_cast<const float*>(v.data);
   }

@@ -16,12 +16,6 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
-
-[[noreturn]] void value_error(const std::string& name, const std::string& message) {
-  throw nb::value_error((name + ": " + message).c_str());
-}
-
 // [..., num_heads, ..., head_dim] by the axis of the heads; what is left are tokens.
 struct HeadsArgument {
   HeadsArgument(nb::handle object, const char* name, nb::handle head_axis)
@@ -30,12 +24,12 @@ struct HeadsArgument {
     if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
       dtype_error(array, "float32, bfloat16 or float16");
     }
-    if (v.ndim < 2) value_error(name, "expected shape [..., num_heads, head_dim], got " + shape_text(array.shape()));
+    if (v.ndim < 2) argument_error(name, "expected shape [..., num_heads, head_dim], got " + shape_text(array.shape()));
     const std::int64_t given = read_integer(head_axis, "head_axis", "an integer");
     axis = static_cast<int>(given < 0 ? given + v.ndim : given);
     if (given < -v.ndim || given >= v.ndim || axis == v.ndim - 1) {
-      value_error("head_axis", "expected an axis of " + std::string(name) + " before its last, in [0, " +
-                                   std::to_string(v.ndim - 1) + ") or negative, got " + std::to_string(given));
+      argument_error("head_axis", "expected an axis of " + std::string(name) + " before its last, in [0, " +
+                                      std::to_string(v.ndim - 1) + ") or negative, got " + std::to_string(given));
     }
     require_columns(array);
     TensorView out;  // contiguous
@@ -109,13 +103,13 @@ class Tokens {
 std::int64_t read_rotary_dim(nb::handle partial_dim, const HeadsArgument& q) {
   if (partial_dim.is_none()) {
     if (q.head_dim % 2 == 0) return q.head_dim;
-    value_error(q.array.name(),
-                "expected an even last dimension, or a partial_dim, got shape " + shape_text(q.array.shape()));
+    argument_error(q.array.name(),
+                   "expected an even last dimension, or a partial_dim, got shape " + shape_text(q.array.shape()));
   }
   const std::int64_t dim = read_integer(partial_dim, "partial_dim", "an integer or None");
   if (dim < 2 || dim % 2 != 0 || dim > q.head_dim) {
-    value_error("partial_dim", "expected an even number in [2, " + std::to_string(q.head_dim) +
-                                   "] (the last dimension of " + q.array.name() + "), got " + std::to_string(dim));
+    argument_error("partial_dim", "expected an even number in [2, " + std::to_string(q.head_dim) +
+                                      "] (the last dimension of " + q.array.name() + "), got " + std::to_string(dim));
   }
   return dim;
 }
@@ -138,7 +132,7 @@ void read_sections(nb::handle sections, RopeParams* p) {
     sum += size;
   }
   if (!right || sum != p->rotary_dim / 2) {
-    value_error("mrope_sections", expected + ", got " + nb::repr(sections).c_str());
+    argument_error("mrope_sections", expected + ", got " + nb::repr(sections).c_str());
   }
   p->num_sections = 3;
 }
@@ -166,9 +160,9 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, cons
     Sizes expected = q.tokens;
     if (first) expected.insert(expected.begin(), num_sections);
     std::string text = last.empty() ? shape_text(expected) : text_of(expected, last);
-    value_error(a.name(), "expected shape " + text + " (the dimensions of " + q.array.name() +
-                              " but for head_axis and the last, each of which may be 1" +
-                              (first ? ", after one of the sections" : "") + "), got " + shape_text(a.shape()));
+    argument_error(a.name(), "expected shape " + text + " (the dimensions of " + q.array.name() +
+                                 " but for head_axis and the last, each of which may be 1" +
+                                 (first ? ", after one of the sections" : "") + "), got " + shape_text(a.shape()));
   }
   *section_stride = first ? v.stride(0) : 0;
   return strides;
@@ -184,7 +178,7 @@ Array read_angles(nb::handle object, const char* name, const HeadsArgument& q) {
                        : std::string("float32 or ") + name_of(of_q) + " (that of " + q.array.name() + ")");
   }
   require_device(a, q.array.view().device);
-  if (a.view().ndim == 0) value_error(name, "expected a last dimension of angles, got shape []");
+  if (a.view().ndim == 0) argument_error(name, "expected a last dimension of angles, got shape []");
   require_columns(a);
   return a;
 }
@@ -212,8 +206,8 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
       for (int i = 0; i < static_cast<int>(expected.size()); ++i) {
         text += (i ? ", " : "") + (i == q.axis ? std::string("num_kv_heads") : std::to_string(expected[i]));
       }
-      value_error(k->array.name(), "expected shape " + text + "] (that of " + q.array.name() +
-                                       " but for the heads), got " + shape_text(k->array.shape()));
+      argument_error(k->array.name(), "expected shape " + text + "] (that of " + q.array.name() +
+                                          " but for the heads), got " + shape_text(k->array.shape()));
     }
   }
   p.rotary_dim = read_rotary_dim(partial_dim, q);
@@ -225,11 +219,12 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
   p.width = cos.view().shape[cos.view().ndim - 1];
   const std::string widths = std::to_string(p.rotary_dim) + " or " + std::to_string(p.rotary_dim / 2);
   if (p.width != p.rotary_dim && p.width != p.rotary_dim / 2) {
-    value_error("cos", "expected a last dimension of " + widths + " (the rotated columns or their pairs), got shape " +
-                           shape_text(cos.shape()));
+    argument_error("cos", "expected a last dimension of " + widths +
+                              " (the rotated columns or their pairs), got shape " + shape_text(cos.shape()));
   }
   if (!std::ranges::equal(cos.shape(), sin.shape())) {
-    value_error("sin", "expected shape " + shape_text(cos.shape()) + " (that of cos), got " + shape_text(sin.shape()));
+    argument_error("sin",
+                   "expected shape " + shape_text(cos.shape()) + " (that of cos), got " + shape_text(sin.shape()));
   }
   p.cos.data = cos.view().data;
   p.sin.data = sin.view().data;
@@ -241,8 +236,8 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
     if (ids->view().dtype != DType::kInt32 && ids->view().dtype != DType::kInt64) dtype_error(*ids, "int32 or int64");
     require_device(*ids, device);
     if (cos.view().ndim != 2) {
-      value_error("cos", "expected a table [max_position, " + widths + "] beside position_ids, got shape " +
-                             shape_text(cos.shape()));
+      argument_error("cos", "expected a table [max_position, " + widths + "] beside position_ids, got shape " +
+                                shape_text(cos.shape()));
     }
     tokens.add(read_tokens(*ids, q, p.num_sections, "", &p.id_section_stride), &p.id_tokens);
     p.position_ids = ids->view().data;
@@ -268,10 +263,10 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
   nb::object q_out = place(&q, &p.q), k_out = nb::none();
   if (k) k_out = place(&*k, &p.k);
   if (!tokens.merge(&p)) {
-    value_error(q.array.name(), "expected dimensions of tokens that merge, in it, in " +
-                                    std::string(transposed ? "dk_out" : "k") +
-                                    ", cos, sin and position_ids alike, to at most two strides, got shape " +
-                                    shape_text(q.array.shape()) + kCopyHint);
+    argument_error(q.array.name(), "expected dimensions of tokens that merge, in it, in " +
+                                       std::string(transposed ? "dk_out" : "k") +
+                                       ", cos, sin and position_ids alike, to at most two strides, got shape " +
+                                       shape_text(q.array.shape()) + kCopyHint);
   }
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter

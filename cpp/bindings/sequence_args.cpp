@@ -6,11 +6,7 @@
 #include "sequences_args.h"
 
 namespace rlk::bindings {
-namespace {
-
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
-
-}  // namespace
+namespace {}  // namespace
 
 std::int64_t row_stride(const Array& a) { return a.view().ndim < 2 ? 0 : a.view().stride(0); }
 

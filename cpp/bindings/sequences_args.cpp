@@ -7,8 +7,6 @@
 namespace rlk::bindings {
 namespace {
 
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
-
 std::string names_of(std::initializer_list<DType> dtypes) {
   std::string text;
   std::size_t i = 0;
@@ -24,10 +22,6 @@ void require_float32(const Array& a) {
 }
 
 }  // namespace
-
-void argument_error(const char* name, const std::string& message) {
-  throw nb::value_error((std::string(name) + ": " + message).c_str());
-}
 
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected) {
   const double x = PyBool_Check(value.ptr()) ? -1.0 : PyFloat_AsDouble(value.ptr());

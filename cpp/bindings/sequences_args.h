@@ -70,7 +70,6 @@ class VectorArgument {
 // Offsets, int32 or int64, contiguous, at least one.
 Array read_offsets(nb::handle object, const char* name, Device device);
 
-[[noreturn]] void argument_error(const char* name, const std::string& message);  // a ValueError
 // A Python number as a float32 in [low, high].
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);
 

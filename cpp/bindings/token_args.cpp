@@ -8,12 +8,6 @@
 namespace rlk::bindings {
 namespace {
 
-constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
-
-[[noreturn]] void value_error(const Array& a, const std::string& message) {
-  throw nb::value_error((std::string(a.name()) + ": " + message).c_str());
-}
-
 // Stride of tokens: that of the last dimension, where it matters.
 std::int64_t token_stride(const Array& a) {
   const TensorView& v = a.view();
@@ -28,10 +22,10 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
   if (v.dtype != DType::kFloat32) dtype_error(first_, "float32");
   const bool packed = !cu_seqlens.is_none();
   if (v.ndim != 1 && (packed || v.ndim != 2)) {
-    value_error(first_,
-                std::string("expected shape ") +
-                    (packed ? "[num_tokens] (with cu_seqlens)" : "[num_sequences, num_tokens] or [num_tokens]") +
-                    ", got " + shape_text(first_.shape()));
+    argument_error(first_,
+                   std::string("expected shape ") +
+                       (packed ? "[num_tokens] (with cu_seqlens)" : "[num_sequences, num_tokens] or [num_tokens]") +
+                       ", got " + shape_text(first_.shape()));
   }
   sequences_.num_tokens = v.shape[v.ndim - 1];
   sequences_.num_sequences = v.ndim == 2 ? v.shape[0] : 1;
@@ -41,15 +35,15 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
     if (c.dtype != DType::kInt32 && c.dtype != DType::kInt64) dtype_error(cuts, "int32 or int64");
     require_device(cuts, v.device);
     if (c.ndim != 1 || c.shape[0] < 1 || (c.shape[0] > 1 && c.stride(0) != 1)) {
-      value_error(cuts, "expected shape [num_sequences + 1], contiguous, got " + shape_text(cuts.shape()));
+      argument_error(cuts, "expected shape [num_sequences + 1], contiguous, got " + shape_text(cuts.shape()));
     }
     sequences_.cu_seqlens = c.data;
     sequences_.cu_dtype = c.dtype;
     sequences_.num_sequences = c.shape[0] - 1;
     kept_.push_back(std::move(cuts));
   }
-  if (sequences_.num_sequences >= std::int64_t{1} << 31) value_error(first_, "expected fewer than 2^31 sequences");
-  if (sequences_.num_tokens >= std::int64_t{1} << 33) value_error(first_, "expected fewer than 2^33 tokens");
+  if (sequences_.num_sequences >= std::int64_t{1} << 31) argument_error(first_, "expected fewer than 2^31 sequences");
+  if (sequences_.num_tokens >= std::int64_t{1} << 33) argument_error(first_, "expected fewer than 2^33 tokens");
   tokens_ = read(first_, false);
 }
 
@@ -64,7 +58,7 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     array.sequence_stride = v.ndim == 2 ? v.stride(0) : 0;
     if (per_sequence && array.token_stride == 0 && !sequences_.packed()) return array;  // expanded
     if (array.token_stride != 1) {
-      value_error(
+      argument_error(
           a, "expected contiguous tokens (stride 1), got stride " + std::to_string(array.token_stride) + kCopyHint);
     }
     return array;
@@ -75,9 +69,9 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     array.sequence_stride = v.stride(0);
     return array;
   }
-  value_error(a, "expected shape " + shape_text(shape()) + (per_sequence ? " or [" + std::to_string(n) + "]" : "") +
-                     " (that of " + first_.name() + (per_sequence ? ", or one a sequence" : "") + "), got " +
-                     shape_text(a.shape()));
+  argument_error(a, "expected shape " + shape_text(shape()) + (per_sequence ? " or [" + std::to_string(n) + "]" : "") +
+                        " (that of " + first_.name() + (per_sequence ? ", or one a sequence" : "") + "), got " +
+                        shape_text(a.shape()));
 }
 
 PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
@@ -97,11 +91,12 @@ PolicyMask TokenArguments::mask(nb::handle object) {
   if (v.dtype == DType::kBFloat16 || v.dtype == DType::kFloat16) dtype_error(a, kTypes);
   require_device(a, device());
   if (!std::ranges::equal(a.shape(), shape())) {
-    value_error(
+    argument_error(
         a, "expected shape " + shape_text(shape()) + " (that of " + first_.name() + "), got " + shape_text(a.shape()));
   }
   if (token_stride(a) != 1) {
-    value_error(a, "expected contiguous tokens (stride 1), got stride " + std::to_string(token_stride(a)) + kCopyHint);
+    argument_error(a,
+                   "expected contiguous tokens (stride 1), got stride " + std::to_string(token_stride(a)) + kCopyHint);
   }
   return {v.data, v.ndim == 2 ? v.stride(0) : 0, v.dtype};
 }
@@ -115,7 +110,7 @@ float TokenArguments::denominator(nb::handle object, const float** element) {
   const Array& a = kept_.back();
   if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, device());
-  if (a.view().num_elements() != 1) value_error(a, "expected one element, got shape " + shape_text(a.shape()));
+  if (a.view().num_elements() != 1) argument_error(a, "expected one element, got shape " + shape_text(a.shape()));
   *element = static_cast<const float*>(a.view().data);
   return 0.0f;
 }

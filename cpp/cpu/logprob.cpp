@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "logprob_lanes.h"
 #include "rlk/kernels/logprob_check.h"
+#include "rlk/load_index.h"
 #include "rlk/math/exp2.h"
 #include "rlk/math/expm1.h"
 #include "rlk/math/half.h"
@@ -36,10 +37,6 @@ const LogprobLanes& lanes() {
   }
 #endif
   return baseline::logprob_lanes;
-}
-
-std::int64_t load_index(const void* ids, DType dtype, std::int64_t i) {
-  return dtype == DType::kInt64 ? static_cast<const std::int64_t*>(ids)[i] : static_cast<const std::int32_t*>(ids)[i];
 }
 
 float load_logit(const unsigned char* logits, DType dtype, std::int64_t column) {
