@@ -55,7 +55,7 @@ def arrays(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[
 
 
 def assert_packed_has_the_bits_of_padded(run: Any, a: dict[str, np.ndarray], gradient: str) -> None:
-    """``run(arrays, **options)`` of five sequences, one of them without a slot, and of the same one behind the other."""
+    """``run(arrays, **options)`` of five sequences, one of them without a slot, padded and one behind the other."""
     columns = a["mask"].shape[1]
     lengths = [columns, 0, 17, 256, 131]
     padded = run({**a, "mask": a["mask"] & (np.arange(columns) < np.array(lengths)[:, None])})
