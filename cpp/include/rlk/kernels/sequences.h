@@ -10,15 +10,7 @@
 #include <type_traits>
 
 #include "rlk/base.h"
-
-// In code that runs on a GPU and is compiled for hosts, too.
-#if defined(__CUDACC__) || defined(__HIP__)
-#define RLK_UNROLL _Pragma("unroll")
-#define RLK_UNROLL_NOT _Pragma("unroll 1")
-#else
-#define RLK_UNROLL
-#define RLK_UNROLL_NOT
-#endif
+#include "rlk/unroll.h"
 
 namespace rlk {
 

@@ -308,7 +308,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   const int left = rest < steps * kStep ? static_cast<int>(rest) : steps * kStep;
   const int last = (left + kStep - 1) / kStep, whole_steps = aligned ? left / kStep : 0;
   WaveSums<Gpu, kSums> gathered;
-  RLK_ROLL
+  RLK_UNROLL_NOT
   for (int step = 0; step < last; ++step) {
     const typename Terms::Params& now = Gpu::again(p);
     const int offset = step * kStep;
@@ -498,7 +498,7 @@ RLK_DEVICE void sums_of_sequences(const PolicySequences& q, int tile, int lanes,
   SumTree<kTileLevels> tree;
   std::int64_t count = 0;
   float most = 0.0f, x = 0.0f;
-  RLK_ROLL
+  RLK_UNROLL_NOT
   for (std::uint32_t round = 0; round < rounds; ++round) {
     const std::int64_t base = static_cast<std::int64_t>(round) << lanes, at = base + lane;
     x = 0.0f;

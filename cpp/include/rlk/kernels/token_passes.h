@@ -67,12 +67,12 @@ RLK_DEVICE void sum_totals(const TotalsOf<Batch>* from, int count, TotalsOf<Batc
   constexpr int kLanes = Gpu::kLanes, kAhead = kTotals / kLanes;  // loads that are under way together
   constexpr int kCounts = Batch::kSums, kMaxima = Batch::kSums + Batch::kCounts, kColumns = kMaxima + Batch::kMaxima;
   const int wave = Gpu::thread() / kLanes, lane = Gpu::thread() % kLanes;
-  RLK_ROLL
+  RLK_UNROLL_NOT
   for (int column = wave; column < kColumns; column += kGatherWaves<Gpu>) {
     if (column < kCounts) {
       SumTree<kMany ? kSequenceLevels : 1> tree;
       float x[kAhead];
-      RLK_ROLL
+      RLK_UNROLL_NOT
       for (int base = 0; base < count; base += kTotals) {
         RLK_UNROLL
         for (int k = 0; k < kAhead; ++k) {
@@ -94,16 +94,16 @@ RLK_DEVICE void sum_totals(const TotalsOf<Batch>* from, int count, TotalsOf<Batc
       if (lane == 0) to->sum[column] = tree.finish();
     } else if (column < kMaxima) {
       std::int64_t total = 0;
-      RLK_ROLL
+      RLK_UNROLL_NOT
       for (int i = lane; i < count; i += kLanes) total += from[i].count[column - kCounts];
-      RLK_ROLL
+      RLK_UNROLL_NOT
       for (int distance = 1; distance < kLanes; distance *= 2) total += shuffle_xor<Gpu>(total, distance);
       if (lane == 0) to->count[column - kCounts] = total;
     } else {
       float most = from[0].maximum[column - kMaxima];
-      RLK_ROLL
+      RLK_UNROLL_NOT
       for (int i = lane; i < count; i += kLanes) most = maximum_of(most, from[i].maximum[column - kMaxima]);
-      RLK_ROLL
+      RLK_UNROLL_NOT
       for (int distance = 1; distance < kLanes; distance *= 2)
         most = maximum_of(most, Gpu::shuffle_xor(most, distance));
       if (lane == 0) to->maximum[column - kMaxima] = most;

@@ -13,15 +13,7 @@
 
 #include "rlk/math/ieee.h"
 #include "rlk/policy_sequences.h"
-
-// Before a loop whose indices must be constants; before one whose body is to be there once.
-#if defined(__CUDACC__) || defined(__HIP__)
-#define RLK_UNROLL _Pragma("unroll")
-#define RLK_ROLL _Pragma("unroll 1")
-#else
-#define RLK_UNROLL
-#define RLK_ROLL
-#endif
+#include "rlk/unroll.h"
 
 namespace rlk {
 
