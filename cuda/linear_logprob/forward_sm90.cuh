@@ -1,6 +1,6 @@
 // Fused head on compute capability 9.0: hidden @ weight^T by TMA and wgmma, and of its accumulators the leaf statistics of
-// logprob; no logits in memory. Two warpgroups of 64 rows share the weights' tile. The second follows the first by
-// kLagSteps stages, so that one multiplies while the other takes its statistics. Bound by the tensor cores.
+// logprob; no logits in memory. Two warpgroups of 64 rows share the weights' tile. Bound by the tensor cores, and by the
+// power that they draw.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -12,8 +12,6 @@
 #include "rlk/load_index.h"
 
 namespace rlk::cuda {
-
-constexpr int kLagSteps = 2;
 
 template <int kM>
 struct HeadTile {
@@ -27,7 +25,7 @@ struct HeadTile {
   static constexpr int kStageBytes = kBoxBytes;
   static constexpr int kNodeLevels = 3;  // of pairs of tiles in a strip
   static constexpr int kNodeBytes = kNodeLevels * kBM * 16;
-  static constexpr int kFixedBytes = 1024 + kNodeBytes + 2 * kMaxStages * 8 + 16;
+  static constexpr int kFixedBytes = 1024 + kNodeBytes + 2 * kMaxStages * 8;
 };
 
 struct HeadLaunch {
@@ -84,14 +82,12 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   auto* const kept = reinterpret_cast<float4*>(shared + (base - shared_address(shared)) + g.stages * Tile::kStageBytes);
   const std::uint32_t full = base + g.stages * Tile::kStageBytes + Tile::kNodeBytes, empty = full + kMaxStages * 8;
-  const std::uint32_t lead = empty + kMaxStages * 8;
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4;
 
   if (threadIdx.x < g.stages) {
     mbarrier_init(full + threadIdx.x * 8, 1);
     mbarrier_init(empty + threadIdx.x * 8, Tile::kWarpgroups * 4);
   }
-  if (threadIdx.x == 0) mbarrier_init(lead, 4);
   if (threadIdx.x < 32) mbarrier_init_fence();
   allow_next_kernel();
   __syncthreads();
@@ -123,8 +119,6 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   const auto release = [&](int stage) {
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
   };
-  int lead_phase = 0;
-  const int lag = min(kLagSteps, g.k_steps) - 1;
   for (int index = blockIdx.x; index < work_items; index += gridDim.x) {
     const HeadWork work = head_work(g.grid, index);
     const int in_block = warp * 16 + lane / 4, row = work.row_block * kM + in_block;  // and row + 8
@@ -143,13 +137,7 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
 #pragma unroll 1
     for (int tile = 0; tile < work.tiles; ++tile, column += kHeadTileColumns) {
       float d[Tile::kBN / 2];
-      if (Tile::kWarpgroups > 1 && warpgroup == 1) {
-        mbarrier_wait_block(lead, lead_phase);
-        lead_phase ^= 1;
-      }
-      ring.template multiply<T>(d, g.k_steps, warpgroup, release, [&](int k) {
-        if (Tile::kWarpgroups > 1 && warpgroup == 0 && k == lag && lane == 0) mbarrier_arrive(lead);
-      });
+      ring.template multiply<T>(d, g.k_steps, warpgroup, release, [](int) {});
       drop_columns(d, last - column, lane);
       const auto logit = [&](float x, int j) { return head_logit<kLogits>(g, x, column + j + lane % 4 * 2, last); };
       bool here = false;
