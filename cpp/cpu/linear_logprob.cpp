@@ -175,7 +175,7 @@ void hidden_gradient(const LinearLogprobBackwardParams& p) {
     q.num_rows = rows;
     q.in_features = head.in_features;
     q.out_features = p.num_columns;
-    q.dtype = head.dtype;
+    q.dtype = q.dx_dtype = head.dtype;
     q.arithmetic = head.arithmetic;
     linear_input_grad(q);
     for (std::int64_t i = 0; i < rows; ++i) {

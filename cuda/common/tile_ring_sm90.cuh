@@ -34,16 +34,15 @@ struct TileRing {
     at.advance(stages);
   }
 
-  // Sums of `steps` stages, from +0, of 64 rows of A. release(stage) tells the loader that a stage was read; after(k)
+  // Sums of `steps` stages, from +0 or, where kContinues, from what is in them, of 64 rows of A. release(stage) tells the loader that a stage was read; after(k)
   // follows step k.
-  template <class T, class Release, class After>
+  template <class T, bool kContinues = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
     constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
     float d[Tile::kBN / 2];  // of its own: wgmma's accumulators must not be touched while any of them is in flight
     int previous = 0;
-#pragma unroll 1
-    for (int k = 0; k < steps; ++k) {
+    const auto step_of = [&](int k) {
       mbarrier_wait_block(full + at.stage * 8, at.phase);
       const std::uint32_t tile_a = base + at.stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
       const std::uint64_t desc_a = tile_descriptor<kAMnMajor>(tile_a + warpgroup * 64 * 128, 64 * 128);
@@ -54,7 +53,7 @@ struct TileRing {
         const int box = step / (kBoxK / 16) * (Tile::kBoxBytes >> 4), in_box = step % (kBoxK / 16);
         wgmma<T, Tile::kBN, kAMnMajor, kBMnMajor>(d, desc_a + (box + in_box * kDescriptorStep<kAMnMajor>),
                                                   desc_b + (box + in_box * kDescriptorStep<kBMnMajor>),
-                                                  k > 0 || step > 0);
+                                                  kContinues || k > 0 || step > 0);
       }
       wgmma_commit();
       wgmma_wait<1>();  // the stage before this one has been read
@@ -62,7 +61,20 @@ struct TileRing {
       previous = at.stage;
       at.advance(stages);
       after(k);
+    };
+    int k = 0;
+    if constexpr (kContinues) {
+      // The first step by itself: in the loop, where wgmmas are in flight, ptxas would see what was loaded as another
+      // definition of their accumulators, and serialise all of them (C7515).
+#pragma unroll
+      for (int i = 0; i < Tile::kBN / 2; ++i) {
+        d[i] = sum[i];
+        asm volatile("" : "+f"(d[i])::"memory");
+      }
+      step_of(k++);
     }
+#pragma unroll 1
+    for (; k < steps; ++k) step_of(k);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < Tile::kBN / 2; ++i) {

@@ -115,11 +115,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if constexpr (Tile::kTransposed) {
           store_columns<kBN>(g, d, my_staging, at.b, at.a + warp * 16, lane);
         } else {
-          store_rows<kBN>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk, lane);
+          store_rows<kBN, Tile::kCombine != Combine::kContinue>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk,
+                                                                lane);
         }
       };
       float d[kFragment];
-      if constexpr (Tile::kCombine == Combine::kAdd) {
+      if constexpr (Tile::kCombine == Combine::kContinue) {
+        load_start<kBN>(g, d, at.a + warp * 16, at.b, lane);
+        ring.template multiply<T, true>(d, g.k_steps, warpgroup, release, [](int) {});
+        store(d, true);
+      } else if constexpr (Tile::kCombine == Combine::kAdd) {
         for (int chunk = 0; chunk < g.chunks; ++chunk) {
           multiply(d, min(g.chunk_steps, g.k_steps - chunk * g.chunk_steps));
           store(d, chunk == 0);
