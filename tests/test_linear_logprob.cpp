@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cpp/cpu/linear.h"
-#include "cpp/cpu/linear_logprob.h"
 #include "cpp/cpu/logprob.h"
 #include "rlk/math/half.h"
 #include "rlk/ops/linear_logprob.h"
@@ -29,8 +28,31 @@ std::vector<std::uint16_t> bf16(std::size_t size, float scale, unsigned seed) {
   for (auto& v : values) v = bf16_rn(normal(random));
   return values;
 }
+constexpr Device kCpu{DeviceType::kCpu, 0};
+
 bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The least workspace, some between, the most, and the operator's own.
+template <class Params, class F>
+void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {
+  ASSERT_LE(range.least, range.most);
+  std::vector<unsigned char> memory(static_cast<std::size_t>(range.most) + 256);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory.data());
+  void* const aligned = memory.data() + (256 - first % 256) % 256;
+  for (const std::int64_t part : {0, 1, 7, 16}) {
+    p->workspace = aligned;
+    p->workspace_bytes = range.least + (range.most - range.least) * part / 16;
+    SCOPED_TRACE(p->workspace_bytes);
+    f();
+  }
+  p->workspace = nullptr;
+  f();
+  p->workspace = aligned;
+  p->workspace_bytes = range.least - 1;
+  EXPECT_THROW(f(), InvalidArgument);
+  p->workspace = nullptr;
 }
 
 class LinearLogprob : public testing::TestWithParam<Case> {};
@@ -87,8 +109,11 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   p.head = {hidden.data(),           weight.data(), c.bias ? bias.data() : nullptr,
             {c.rows, 0, c.features}, c.features,    c.features};
   p.logprob = got[0].data(), p.lse = got[1].data(), p.entropy = got[2].data(), p.sum_p_sq = got[3].data();
-  cpu::linear_logprob(p);
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(same(got[i], want[i])) << i;
+  with_workspaces(linear_logprob_workspace(p, kCpu), &p, [&] {
+    for (auto& v : got) std::fill(v.begin(), v.end(), -7.0f);
+    linear_logprob(p, kCpu, 0);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(same(got[i], want[i])) << i;
+  });
 
   // Gradients of float32 logits rounded to bf16, as products of them.
   std::vector<float> wide(rows * columns), dlogprob(rows), dentropy(rows);
@@ -138,10 +163,21 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
   b.dhidden = got_dx.data(), b.dweight = got_dw.data(), b.dbias = got_db.data();
   b.dhidden_rows = {c.rows, 0, c.features};
   b.dweight_stride = c.features;
-  cpu::linear_logprob_backward(b);
-  EXPECT_EQ(got_dx, want_dx);
-  EXPECT_TRUE(same(got_dw, want_dw));
-  EXPECT_TRUE(same(got_db, want_db));
+  with_workspaces(linear_logprob_backward_workspace(b, kCpu), &b, [&] {
+    linear_logprob_backward(b, kCpu, 0);
+    EXPECT_EQ(got_dx, want_dx);
+    EXPECT_TRUE(same(got_dw, want_dw));
+    EXPECT_TRUE(same(got_db, want_db));
+  });
+  // Of 16 bits: rounded once, however many blocks of tokens.
+  std::vector<std::uint16_t> narrow(want_dw.size());
+  b.dweight = narrow.data();
+  b.dweight_dtype = DType::kBFloat16;
+  with_workspaces(linear_logprob_backward_workspace(b, kCpu), &b, [&] {
+    std::fill(narrow.begin(), narrow.end(), std::uint16_t{1});
+    linear_logprob_backward(b, kCpu, 0);
+    for (std::size_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], bf16_rn(want_dw[i])) << i;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprob,

@@ -1,11 +1,10 @@
-// CPU backend of ops/linear_logprob.h: the bit oracle. Returns when the work is done.
+// What linear_logprob needs on the CPU beside linear and logprob. Returns when the work is done.
 #pragma once
 
-#include "rlk/ops/linear_logprob.h"
+#include "rlk/kernels/scored_rows.h"
 
 namespace rlk::cpu {
 
-void linear_logprob(const LinearLogprobParams& p);
-void linear_logprob_backward(const LinearLogprobBackwardParams& p);
+void scored_rows(const ScoredRowsParams& p);
 
 }  // namespace rlk::cpu
