@@ -71,6 +71,7 @@ rlk_bundle_hip(kl "global_load_dword;global_store_dword")
 rlk_bundle_hip(linear
   "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
   "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")
+rlk_bundle_hip(linear_logprob "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
 rlk_bundle_hip(masked_whiten "ds_bpermute_b32")
 rlk_bundle_hip(mismatch_metrics "global_load_dword;ds_bpermute_b32")

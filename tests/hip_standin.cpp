@@ -22,6 +22,7 @@
 #include "hip/importance_weights/importance_weights_kernels.hip"
 #include "hip/kl/kl_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
+#include "hip/linear_logprob/linear_logprob_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
 #include "hip/mismatch_metrics/mismatch_metrics_kernels.hip"
@@ -105,6 +106,7 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
     RLK_OF_FLOATS(rlk_attention_dkv_wide),
 };
+const Table kLinearLogprob = {RLK_OF(rlk_linear_logprob_rows_vectors), RLK_OF(rlk_linear_logprob_rows_halves)};
 const Table kImportanceWeights = {
     RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
     RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_sums),
@@ -181,9 +183,11 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kImportanceWeights, &kKl, &kLinear,
-                             &kLogprob, &kMaskedWhiten, &kMismatchMetrics, &kPack, &kPolicyLoss, &kPreferenceLoss,
-                             &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
+  for (const Table* table :
+       {&kAttention,  &kEmbedding,      &kGae,     &kGroupAdvantage, &kImportanceWeights, &kKl,
+        &kLinear,     &kLinearLogprob,  &kLogprob, &kMaskedWhiten,   &kMismatchMetrics,   &kPack,
+        &kPolicyLoss, &kPreferenceLoss, &kRmsNorm, &kRope,           &kSequenceLogprob,   &kShiftLabelsPacked,
+        &kSiluMul,    &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

@@ -20,7 +20,8 @@ struct HeadTile {
   static constexpr int kBoxes = 1, kStageK = kBoxK;
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
-  static constexpr int kRegisters = (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads
+  static constexpr int kRegisters =
+      (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxBytes;
   static constexpr int kNodeLevels = 3;  // of pairs of tiles in a strip
@@ -74,9 +75,10 @@ __device__ __forceinline__ void drop_columns(float (&d)[kFragment], int columns,
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
 __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
-    linear_logprob_sm90_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_last_x,
-                               const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_last_w,
-                               const __grid_constant__ HeadLaunch g) {
+    linear_logprob_sm90_kernel(const __grid_constant__ CUtensorMap map_x,
+                               const __grid_constant__ CUtensorMap map_last_x,
+                               const __grid_constant__ CUtensorMap map_w,
+                               const __grid_constant__ CUtensorMap map_last_w, const __grid_constant__ HeadLaunch g) {
   using Tile = HeadTile<kM>;
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight][nodes][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
@@ -142,7 +144,8 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
       const auto logit = [&](float x, int j) { return head_logit<kLogits>(g, x, column + j + lane % 4 * 2, last); };
       bool here = false;
 #pragma unroll
-      for (int h = 0; h < 2; ++h) here = here || (target[h] >= column && target[h] < min(column + kHeadTileColumns, last));
+      for (int h = 0; h < 2; ++h)
+        here = here || (target[h] >= column && target[h] < min(column + kHeadTileColumns, last));
       if (__any_sync(kQuadLanes, here)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {

@@ -76,8 +76,8 @@ void run_head(const LinearLogprobParams& p, cudaStream_t stream) {
     g.last_columns = std::max(g.last_columns, (columns % kHeadTileColumns + 7) / 8 * 8);
   }
   const auto map = [&](const void* data, std::int64_t rows, std::int64_t stride, int box_rows) {
-    return tensor_map(data, p.head.dtype, rows, p.head.in_features, rows > 1 ? stride : (p.head.in_features + 7) / 8 * 8,
-                      box_rows);
+    return tensor_map(data, p.head.dtype, rows, p.head.in_features,
+                      rows > 1 ? stride : (p.head.in_features + 7) / 8 * 8, box_rows);
   };
   const CUtensorMap x = map(p.head.hidden, p.num_rows, p.head.hidden_rows.inner_stride, kM);
   const CUtensorMap last_x =
