@@ -44,6 +44,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_importance_weights(m);
   rlk::bindings::bind_kl(m);
   rlk::bindings::bind_linear(m);
+  rlk::bindings::bind_linear_logprob(m);
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_masked_whiten(m);
   rlk::bindings::bind_mismatch_metrics(m);

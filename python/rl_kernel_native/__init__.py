@@ -38,6 +38,7 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
+from .ops.linear_logprob import linear_logprob
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -151,6 +152,7 @@ __all__ = [
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
+    "linear_logprob",
     "linear_partial",
     "linear_reference",
     "linear_weight_grad",
