@@ -425,6 +425,11 @@ void require_linear_logprob_backend(Device device) { require_backend("linear_log
 
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device) {
   if (p.num_rows == 0) return {};
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda && cuda::fuses_linear_logprob(p, device.index)) {
+    return cuda::fused_linear_logprob_workspace(p, device.index);
+  }
+#endif
   return {ForwardPieces(p, 1, device).bytes, ForwardPieces(p, p.num_rows, device).bytes};
 }
 
@@ -437,6 +442,11 @@ void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) 
   if (device.type == DeviceType::kCpu && p.workspace == nullptr)
     own = own_workspace(&q, linear_logprob_workspace(p, device));
   require_workspace(q.workspace, q.workspace_bytes, linear_logprob_workspace(p, device).least);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda && cuda::fuses_linear_logprob(q, device.index)) {
+    return cuda::fused_linear_logprob(q, device.index, stream);
+  }
+#endif
   forward_by_rows(q, device, stream);
 }
 

@@ -1,47 +1,16 @@
 // How a call of linear_logprob becomes launches on compute capability 9.0. One form of the logits a translation unit.
 #pragma once
 
+#include <type_traits>
+
 #include "../common/alignment.h"
 #include "../common/kernel_memory.h"
 #include "../common/tensor_map.h"
 #include "forward_sm90.cuh"
+#include "head_plan.h"
 #include "roots.cuh"
 
 namespace rlk::cuda {
-
-constexpr std::int64_t kMostHeadRows = std::int64_t{1} << 30;
-constexpr int kGroupRows = 2048;  // whose hidden states stay in L2 while the weights pass by
-
-inline HeadGrid head_grid(const LogprobInput& p, int block_rows, int blocks) {
-  const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
-  RLK_CHECK(parts.count > 0, "linear_logprob: the columns are a whole, aligned group of parts of the vocabulary");
-  HeadGrid grid{};
-  grid.num_parts = parts.count;
-  for (int i = 0; i < grid.num_parts; ++i) {
-    const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
-    const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
-    grid.part_first[i] = static_cast<int>(std::min(first, last) - p.vocab_start);
-    grid.part_last[i] = static_cast<int>(last - p.vocab_start);
-    const int columns = grid.part_last[i] - grid.part_first[i];
-    grid.strips_per_part = std::max(grid.strips_per_part, (columns + kStripColumns - 1) / kStripColumns);
-  }
-  grid.row_blocks = static_cast<int>((p.num_rows + block_rows - 1) / block_rows);
-  grid.group_rows = kGroupRows / block_rows;
-  plan_head_items(&grid, blocks);
-  return grid;
-}
-
-// Workspace: target_z, nodes of strips, nodes of tiles, each from a multiple of 16 bytes on.
-struct HeadWorkspace {
-  std::int64_t nodes, tile_nodes, bytes;
-};
-inline HeadWorkspace head_workspace(const HeadGrid& grid, std::int64_t rows, int block_rows) {
-  const std::int64_t padded = std::int64_t{grid.row_blocks} * block_rows;
-  const std::int64_t nodes = (rows * 4 + 15) / 16 * 16;
-  const std::int64_t strips = grid.whole_items > 0 ? std::int64_t{grid.num_parts} * grid.strips_per_part * padded : 0;
-  const std::int64_t tiles = std::int64_t{grid.items - grid.whole_items} * kStripTiles * block_rows;
-  return {nodes, nodes + strips * 16, nodes + (strips + tiles) * 16};
-}
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
 void run_head(const LinearLogprobParams& p, cudaStream_t stream) {
@@ -93,6 +62,39 @@ void run_head(const LinearLogprobParams& p, cudaStream_t stream) {
   const HeadNodes nodes{g.grid, g.nodes, g.tile_nodes, g.target_z, g.padded_rows, kM};
   launch_dependent<true>(linear_logprob_roots_kernel<kMoments>, (g.rows + kRootWarps - 1) / kRootWarps,
                          kRootWarps * kWarp, 0, stream, static_cast<const LogprobParams&>(p), nodes);
+}
+
+template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
+void run_rows(const LinearLogprobParams& p, cudaStream_t stream) {
+  p.num_rows <= 64 ? run_head<T, kExp, kMoments, kLogits, 64>(p, stream)
+                   : run_head<T, kExp, kMoments, kLogits, 128>(p, stream);
+}
+
+// The forms that are built: the portable exponential and transformed logits are rarer than worth kernels of their own.
+template <class T>
+void run_heads(const LinearLogprobParams& p, cudaStream_t stream) {
+  const bool moments = p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
+  const auto run = [&](auto exp, auto logits) {
+    constexpr Exp kExp = decltype(exp)::value;
+    constexpr HeadLogits kLogits = decltype(logits)::value;
+    moments ? run_rows<T, kExp, true, kLogits>(p, stream) : run_rows<T, kExp, false, kLogits>(p, stream);
+  };
+  using Hardware = std::integral_constant<Exp, Exp::kHardware>;
+  using Portable = std::integral_constant<Exp, Exp::kPortable>;
+  using Plain = std::integral_constant<HeadLogits, HeadLogits::kPlain>;
+  using Rounded = std::integral_constant<HeadLogits, HeadLogits::kRounded>;
+  using General = std::integral_constant<HeadLogits, HeadLogits::kGeneral>;
+  const bool untouched = p.head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f;
+  if (p.exp == Exp::kPortable) {
+    run(Portable{}, General{});
+  } else if (untouched && p.dtype == DType::kFloat32) {
+    run(Hardware{}, Plain{});
+  } else if (untouched && p.dtype == DType::kBFloat16) {
+    if constexpr (std::is_same_v<T, Bf16>) return run(Hardware{}, Rounded{});
+    run(Hardware{}, General{});
+  } else {
+    run(Hardware{}, General{});
+  }
 }
 
 }  // namespace rlk::cuda
