@@ -35,7 +35,9 @@ def head(request: pytest.FixtureRequest, device: str) -> tuple[Any, Any, Any, An
     return *(t.to(device, request.param) for t in (hidden, weight, bias)), target.to(device)
 
 
-def composed(hidden: Any, weight: Any, target: Any, *, bias: Any = None, logits_dtype: Any = "float32", **o: Any) -> Any:
+def composed(
+    hidden: Any, weight: Any, target: Any, *, bias: Any = None, logits_dtype: Any = "float32", **o: Any
+) -> Any:
     return rk.logprob(rk.linear(hidden, weight, bias, out_dtype=logits_dtype), target, **o)
 
 
@@ -163,3 +165,15 @@ def test_bad_arguments_are_named(case: str) -> None:
     changed, error, text = BAD[case]
     with pytest.raises(error, match=text):
         rk.linear_logprob(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_is_near_float64(head: tuple[Any, ...], options: str) -> None:
+    """docs/numerics.md, "What equal means": from hidden states at most 1e-4 * max(1, max |z| / 4)."""
+    hidden, weight, bias, target = head
+    got = rk.linear_logprob(hidden, weight, target, bias=bias, return_entropy=True, **OPTIONS[options])
+    arrays = [t.cpu().double().numpy() for t in (hidden, weight, bias)]
+    want = rk.linear_logprob_reference(*arrays[:2], target.cpu().numpy(), bias=arrays[2], **OPTIONS[options])
+    bound = 1e-4 * np.maximum(1, want["max_abs_z"] / 4)
+    assert (abs(got.logprob.cpu().numpy() - want["logprob"]) <= bound).all()
+    assert (abs(got.entropy.cpu().numpy() - want["entropy"]) <= 2 * bound).all()

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "head_grid.h"
+#include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
 
@@ -38,6 +39,14 @@ inline HeadWorkspace head_workspace(const HeadGrid& grid, std::int64_t rows, int
   const std::int64_t strips = grid.whole_items > 0 ? std::int64_t{grid.num_parts} * grid.strips_per_part * padded : 0;
   const std::int64_t tiles = std::int64_t{grid.items - grid.whole_items} * kStripTiles * block_rows;
   return {nodes, nodes + strips * 16, nodes + (strips + tiles) * 16};
+}
+
+// Whether logits are what they are before anything is done to them, but for rounding.
+inline bool has_bare_logits(const LinearLogprobParams& p) {
+  return p.head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f;
+}
+inline bool has_moments(const LinearLogprobParams& p) {
+  return p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
 }
 
 inline int head_block_rows(std::int64_t rows) { return rows <= 64 ? 64 : 128; }

@@ -35,6 +35,7 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
   const Head& head = p.head;
   const RowLayout weight_rows{std::max<std::int64_t>(p.num_columns, 1), 0, head.weight_stride};
   return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
+         (p.exp == Exp::kHardware || !has_moments(p) || (has_bare_logits(p) && p.dtype == DType::kFloat32)) &&
          p.kept_offsets == nullptr && p.num_rows > 0 && head.in_features > 0 &&
          p.num_columns < (std::int64_t{1} << 30) && head.hidden_rows.inner >= p.num_rows &&
          rows_begin_at_16_bytes(head.hidden, head.hidden_rows, p.num_rows, 2) &&

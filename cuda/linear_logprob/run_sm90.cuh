@@ -70,31 +70,29 @@ void run_rows(const LinearLogprobParams& p, cudaStream_t stream) {
                    : run_head<T, kExp, kMoments, kLogits, 128>(p, stream);
 }
 
-// The forms that are built: the portable exponential and transformed logits are rarer than worth kernels of their own.
+// The forms that are built. Registers have no room for the portable exponential beside moments and transformed logits:
+// fuses_linear_logprob refuses these.
 template <class T>
 void run_heads(const LinearLogprobParams& p, cudaStream_t stream) {
-  const bool moments = p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
-  const auto run = [&](auto exp, auto logits) {
-    constexpr Exp kExp = decltype(exp)::value;
-    constexpr HeadLogits kLogits = decltype(logits)::value;
-    moments ? run_rows<T, kExp, true, kLogits>(p, stream) : run_rows<T, kExp, false, kLogits>(p, stream);
-  };
-  using Hardware = std::integral_constant<Exp, Exp::kHardware>;
-  using Portable = std::integral_constant<Exp, Exp::kPortable>;
   using Plain = std::integral_constant<HeadLogits, HeadLogits::kPlain>;
   using Rounded = std::integral_constant<HeadLogits, HeadLogits::kRounded>;
   using General = std::integral_constant<HeadLogits, HeadLogits::kGeneral>;
-  const bool untouched = p.head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f;
+  const auto hardware = [&](auto logits) {
+    constexpr HeadLogits kLogits = decltype(logits)::value;
+    has_moments(p) ? run_rows<T, Exp::kHardware, true, kLogits>(p, stream)
+                   : run_rows<T, Exp::kHardware, false, kLogits>(p, stream);
+  };
+  const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   if (p.exp == Exp::kPortable) {
-    run(Portable{}, General{});
-  } else if (untouched && p.dtype == DType::kFloat32) {
-    run(Hardware{}, Plain{});
-  } else if (untouched && p.dtype == DType::kBFloat16) {
-    if constexpr (std::is_same_v<T, Bf16>) return run(Hardware{}, Rounded{});
-    run(Hardware{}, General{});
-  } else {
-    run(Hardware{}, General{});
+    if (has_moments(p)) return run_rows<T, Exp::kPortable, true, HeadLogits::kPlain>(p, stream);
+    return plain ? run_rows<T, Exp::kPortable, false, HeadLogits::kPlain>(p, stream)
+                 : run_rows<T, Exp::kPortable, false, HeadLogits::kGeneral>(p, stream);
   }
+  if (plain) return hardware(Plain{});
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (has_bare_logits(p)) return hardware(Rounded{});
+  }
+  hardware(General{});
 }
 
 }  // namespace rlk::cuda

@@ -38,7 +38,7 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
-from .ops.linear_logprob import linear_logprob
+from .ops.linear_logprob import linear_logprob, linear_logprob_reference
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -153,6 +153,7 @@ __all__ = [
     "linear_bias_grad",
     "linear_input_grad",
     "linear_logprob",
+    "linear_logprob_reference",
     "linear_partial",
     "linear_reference",
     "linear_weight_grad",

@@ -8,10 +8,11 @@ from typing import Any
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
+from ..reference.linear_logprob import linear_logprob_reference
 from .linear import _code
 from .logprob import ENTROPY, LOGPROB, LSE, STATUS, SUM_P_SQ, _exported, _native_results, _selected
 
-__all__ = ["linear_logprob"]
+__all__ = ["linear_logprob", "linear_logprob_reference"]
 
 _torch_path: Any = None
 
@@ -80,9 +81,7 @@ def linear_logprob(
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     kept_ids, kept_offsets = _check.kept_arrays(kept)
-    wanted = (
-        LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
-    )
+    wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
     verify = check or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)

@@ -27,7 +27,7 @@ def linear_logprob(
     if not is_direct(hidden, weight, bias, target, temperature, kept_ids, kept_offsets):
         require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
         raise RuntimeError(
-            "linear_logprob: torch.compile, torch.func and dispatch modes are not supported; call logprob of linear there"
+            "linear_logprob: torch.compile, torch.func and dispatch modes are not supported; there call logprob of linear"
         )
     if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
         raise ValueError("temperature: has no gradient here; pass temperature.detach()")
