@@ -177,3 +177,36 @@ def test_is_near_float64(head: tuple[Any, ...], options: str) -> None:
     bound = 1e-4 * np.maximum(1, want["max_abs_z"] / 4)
     assert (abs(got.logprob.cpu().numpy() - want["logprob"]) <= bound).all()
     assert (abs(got.entropy.cpu().numpy() - want["entropy"]) <= 2 * bound).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) -> None:
+    hidden, weight, bias, target = head
+
+    def step(x: Any, w: Any, b: Any) -> Any:
+        result = rk.linear_logprob(x, w, target, bias=b, return_entropy=True, **OPTIONS["everything"])
+        return result.logprob, result.entropy
+
+    torch.compiler.reset()
+    outcomes = []
+    for function in (step, torch.compile(step, fullgraph=True, backend=backend)):
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+        outputs = function(*leaves)
+        (outputs[0].sum() - 0.1 * outputs[1].sum()).backward()
+        outcomes.append((*outputs, *(t.grad for t in leaves)))
+    assert not differing(*outcomes)
+
+
+def test_func_grad_has_the_bytes_of_backward(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+    rk.linear_logprob(*leaves, target).sum().backward()
+    found = torch.func.grad(lambda x, w: rk.linear_logprob(x, w, target).sum(), argnums=(0, 1))(hidden, weight)
+    assert not differing(found, tuple(t.grad for t in leaves))
+
+
+def test_a_second_derivative_is_an_error(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    x = hidden.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="has no backward"):
+        torch.autograd.grad(rk.linear_logprob(x, weight, target).sum(), x, create_graph=True)

@@ -53,7 +53,7 @@ def linear_logprob(
     main_grad: Any = None,
     workspace_bytes: int = 512 << 20,
 ) -> Any:
-    """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with no more than some
+    """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with at most some
     rows of the logits in memory.
 
     A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight`` and

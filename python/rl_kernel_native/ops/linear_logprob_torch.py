@@ -1,4 +1,8 @@
-"""linear_logprob for torch tensors: eager calls and eager autograd."""
+"""linear_logprob for torch tensors.
+
+An eager call goes straight to the extension; with a gradient wanted, through one autograd.Function. Whatever traces or
+transforms goes through linear_logprob_traced.py.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,20 @@ import torch
 from torch import Tensor
 
 from .. import _main_grad, _torch
-from .._arithmetic import product_unit, resolve_exp
+from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
-from .._torch import is_direct, is_direct_gradient, is_grad_enabled, prepare, require_tensors, wants_grad
+from .._torch import (
+    is_compiling,
+    is_direct,
+    is_direct_gradient,
+    is_grad_enabled,
+    prepare,
+    require_tensors,
+    wants_grad,
+)
+from . import linear_logprob_traced as traced
+from .logprob_torch import _selected
 
 __all__ = ["linear_logprob"]
 
@@ -24,14 +38,12 @@ def linear_logprob(
 ) -> Any:  # fmt: skip
     hidden, weight, bias = head
     temperature, *_, kept_ids, kept_offsets = arguments
-    if not is_direct(hidden, weight, bias, target, temperature, kept_ids, kept_offsets):
-        require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
-        raise RuntimeError(
-            "linear_logprob: torch.compile, torch.func and dispatch modes are not supported; there call logprob of linear"
-        )
+    direct = is_direct(hidden, weight, bias, target, temperature, kept_ids, kept_offsets)
     if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
         raise ValueError("temperature: has no gradient here; pass temperature.detach()")
-    mode = resolve_exp(exp, _torch.device_type(hidden, "hidden"))
+    compiling = not direct and is_compiling()
+    mode = unresolved_exp(exp) if compiling else resolve_exp(exp, _torch.device_type(hidden, "hidden"))
+    unit = AS_CALLED if compiling else product_unit()
     if main_grad is not None:
         if not weight_grad:
             raise ValueError("main_grad: weight_grad is False, so nothing would be added to it")
@@ -39,12 +51,20 @@ def linear_logprob(
         _main_grad.check(main_grad, weight)
     if isinstance(target, Tensor):
         target = target.contiguous()
-    how = (mode, logits, workspace_bytes, product_unit())
     if not weight_grad and isinstance(weight, Tensor):
         weight = weight.detach()
+    if not direct:
+        require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
+        if main_grad is not None:
+            raise ValueError("main_grad: not under torch.compile, torch.func or a dispatch mode")
+        outputs = traced.linear_logprob(
+            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, returns
+        )
+        return _selected(outputs, returns)
+    how = (mode, logits, workspace_bytes, unit)
     if wants_grad(hidden, weight, bias):
         outputs = _LinearLogprob.apply(hidden, weight, bias, target, arguments, how, returns, main_grad)
-        return outputs[0] if returns == 1 else tuple(o if returns >> i & 1 else None for i, o in enumerate(outputs))
+        return _selected(outputs, returns)
     prepare(hidden)
     return _forward(hidden, weight, bias, target, arguments, how, returns)
 
