@@ -47,7 +47,7 @@ def is_direct(*tensors: Any) -> bool:
     """Whether a call may skip the dispatcher. What is no tensor is for the extension to refuse."""
     if not is_untraced():
         return False
-    for t in tensors:  # plain loops: a generator costs as much as the questions that it asks
+    for t in tensors:  # noqa: SIM110 - a generator costs as much as the questions that it asks
         if t is not None and isinstance(t, Tensor) and not is_plain(t):
             return False
     return True
@@ -60,7 +60,7 @@ def is_direct_gradient(dy: Tensor) -> bool:
 
 def wants_grad(*tensors: Any) -> bool:
     if is_grad_enabled():
-        for t in tensors:
+        for t in tensors:  # noqa: SIM110
             if t is not None and isinstance(t, Tensor) and t.requires_grad:
                 return True
     return False
