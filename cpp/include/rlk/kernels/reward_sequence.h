@@ -1,0 +1,181 @@
+// What scatter_rewards adds to the tokens of a sequence, after the pass over tokens: a wave for each sequence on a GPU, which
+// is one lane on the CPU. A token is always the same lane's, so that what its spans add comes in their order.
+//
+// Gpu: as of token_kernels.h.
+#pragma once
+
+#include "rlk/kernels/reward_terms.h"
+#include "rlk/kernels/token_kernels.h"
+
+namespace rlk {
+
+struct GlobalMemory {
+  template <class T>
+  static RLK_HD T* global(T* p) {
+    return in_global(p);
+  }
+};
+
+template <class Gpu>
+class RewardSequence {
+ public:
+  RLK_DEVICE RewardSequence(const ScatterRewardsParams& p, std::int64_t s)
+      : p_(p),
+        s_(s),
+        span_(span_of(p.sequences, s)),
+        flags_{p.mask.data, 0, p.mask.data == nullptr ? 0 : size_of(p.mask.dtype), p.mask.dtype == DType::kFloat32},
+        mask_at_(p.sequences.packed() ? span_.begin : s * p.mask.sequence_stride),
+        to_(p.sequences.packed() ? span_.begin : s * p.sequences.num_tokens),
+        lane_(Gpu::thread() % Gpu::kLanes) {}
+
+  RLK_DEVICE void run(const TilePartial<8>* partials, int tile) {
+    if (has_bad_cuts(p_.sequences, s_)) {
+      if (lane_ == 0) in_global(p_.lengths)[s_] = 0;
+      return;
+    }
+    find_last(in_global(partials) + first_slot(p_.sequences, s_, tile), tile);
+    if (lane_ == 0) in_global(p_.lengths)[s_] = length_;
+    if (length_ == 0) return;
+    if (p_.combined != nullptr) lagrange_ = lagrange_of(p_);
+    float reward = sequence_reward(p_, s_, length_);
+    if (!add_spans()) reward = canonical_nan();
+    const float cost = p_.cost.data == nullptr ? 0.0f : in_global(p_.cost.data)[s_ * p_.cost.sequence_stride];
+    if (is_mine(last_)) add(last_, reward, finished_reward(cost));
+  }
+
+ private:
+  static constexpr int kLanes = Gpu::kLanes, kAhead = 8;  // positions of a lane whose loads are under way together
+  static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
+
+  RLK_DEVICE bool is_mine(std::int64_t position) const { return position % kLanes == lane_; }
+
+  RLK_DEVICE void find_last(const TilePartial<8>* partials, int tile) {
+    const std::int64_t tiles = tiles_of(span_.length, tile);
+    std::int64_t length = 0, last = -1;
+    for (std::int64_t i = lane_; i < tiles; i += kLanes) {
+      const std::uint32_t count = partials[i].count[0];
+      length += count;
+      if (count == 0) continue;
+      const std::int64_t window = (i << tile) >> kWindow << kWindow;
+      last = window + static_cast<std::int64_t>(partials[i].maximum[0]) - 1;
+    }
+    length_ = sum_over_wave(length);
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      const std::int64_t other = shuffle_xor<Gpu>(last, distance);
+      last = last > other ? last : other;
+    }
+    last_ = last;
+  }
+  static RLK_DEVICE std::int64_t sum_over_wave(std::int64_t x) {
+    for (int distance = 1; distance < kLanes; distance *= 2) x += shuffle_xor<Gpu>(x, distance);
+    return x;
+  }
+
+  // Of this lane's tokens of a chunk a bit for each that counts and is in [begin, end): bit k is position
+  // chunk * kChunk + k * kLanes + lane.
+  RLK_DEVICE std::uint32_t counted_of(std::int64_t chunk, std::int64_t begin, std::int64_t end) const {
+    std::uint32_t found = 0;
+    with_flag_bytes(flags_, [&](auto bytes) {
+      const FlagsFrom<decltype(bytes)::value, GlobalMemory> flags(flags_, mask_at_);
+      typename decltype(flags)::Flag flag[kAhead];
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const std::int64_t at = chunk * kChunk + k * kLanes + lane_;
+        flag[k] = 0;
+        if (at >= begin && at < end) flag[k] = flags.load(at);
+      }
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) found |= (flags.counts(flag[k]) ? 1u : 0u) << k;
+    });
+    return found;
+  }
+  // The last, or first, token that counts in [begin, end), or -1.
+  RLK_DEVICE std::int64_t find(std::int64_t begin, std::int64_t end, bool last) const {
+    if (begin >= end) return -1;
+    const std::int64_t low = begin / kChunk, high = (end - 1) / kChunk;
+    RLK_UNROLL_NOT
+    for (std::int64_t i = 0; i <= high - low; ++i) {
+      const std::int64_t chunk = last ? high - i : low + i;
+      const std::uint32_t found = counted_of(chunk, begin, end);
+      std::uint32_t most = 0;  // one more than how far from the far end of the chunk the nearest is
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);
+        const std::uint32_t far = last ? at + 1 : static_cast<std::uint32_t>(kChunk) - at;
+        if ((found >> k & 1u) != 0) most = most > far ? most : far;
+      }
+      most = Gpu::max_over_wave(most);
+      if (most != 0) return chunk * kChunk + (last ? most - 1 : kChunk - most);
+    }
+    return -1;
+  }
+  // f(position) of this lane's tokens that count in [begin, end).
+  template <class F>
+  RLK_DEVICE void for_counted(std::int64_t begin, std::int64_t end, const F& f) const {
+    if (begin >= end) return;
+    RLK_UNROLL_NOT
+    for (std::int64_t chunk = begin / kChunk; chunk <= (end - 1) / kChunk; ++chunk) {
+      const std::uint32_t found = counted_of(chunk, begin, end);
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        if ((found >> k & 1u) != 0) f(chunk * kChunk + k * kLanes + lane_);
+      }
+    }
+  }
+
+  RLK_DEVICE void add(std::int64_t position, float reward, float cost) const {
+    float* const to = in_global(p_.to_tokens) + to_ + position;
+    const float x = finished_reward(add_rn(*to, reward));
+    *to = x;
+    if (p_.costs != nullptr) in_global(p_.costs)[to_ + position] = cost;
+    if (p_.combined != nullptr) {
+      in_global(p_.combined)[to_ + position] = combined_reward(p_.spec, x, cost, lagrange_);
+    }
+  }
+
+  // Whether all were spans.
+  RLK_DEVICE bool add_spans() const {
+    if (p_.span_offsets.data == nullptr) return true;
+    const Span spans = span_of<GlobalMemory>(p_.span_offsets, p_.num_spans, s_);
+    const bool ends = s_ + 1 < p_.sequences.num_sequences || spans.begin + spans.length == p_.num_spans;
+    if (!spans.good || !ends) return false;
+    RLK_UNROLL_NOT
+    for (std::int64_t i = spans.begin; i < spans.begin + spans.length; ++i) {
+      const std::int64_t begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
+      const std::int64_t end = offset_at<GlobalMemory>(p_.spans, 2 * i + 1);
+      if (begin < 0 || begin > end || end > span_.length) return false;
+      add_span(begin, end, in_global(p_.span_rewards)[i]);
+    }
+    return true;
+  }
+  RLK_DEVICE void add_span(std::int64_t begin, std::int64_t end, float reward) const {
+    if (p_.spec.place != SpanPlace::kSpread) {
+      const std::int64_t at = find(begin, end, p_.spec.place == SpanPlace::kLast);
+      if (at >= 0 && is_mine(at)) add(at, reward, 0.0f);
+      return;
+    }
+    std::int64_t count = 0;
+    for_counted(begin, end, [&](std::int64_t) { ++count; });
+    count = sum_over_wave(count);
+    const float share = div_rn(reward, static_cast<float>(count));
+    for_counted(begin, end, [&](std::int64_t at) { add(at, share, 0.0f); });
+  }
+
+  const ScatterRewardsParams& p_;
+  std::int64_t s_;
+  PolicySpan span_;
+  TokenFlags flags_;
+  std::int64_t mask_at_, to_, length_ = 0, last_ = -1;
+  int lane_;
+  float lagrange_ = 0.0f;
+};
+
+// `block` of the pass, a wave a sequence.
+template <class Gpu>
+RLK_DEVICE void reward_sequences(const ScatterRewardsParams& p, const TilePartial<8>* partials, int tile,
+                                 std::int64_t block) {
+  const std::int64_t s = block * kTokenWaves<Gpu> + Gpu::thread() / Gpu::kLanes;
+  if (s < p.sequences.num_sequences) RewardSequence<Gpu>(p, s).run(partials, tile);
+}
+
+}  // namespace rlk
