@@ -6,6 +6,7 @@
 
 #include "rlk/kernels/reward_terms.h"
 #include "rlk/kernels/token_kernels.h"
+#include "rlk/kernels/token_workspace.h"
 
 namespace rlk {
 
@@ -44,7 +45,7 @@ class RewardSequence {
   }
 
  private:
-  static constexpr int kLanes = Gpu::kLanes, kAhead = 8;  // positions of a lane whose loads are under way together
+  static constexpr int kLanes = Gpu::kLanes, kAhead = 4;  // positions of a lane whose loads are under way together
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
   RLK_DEVICE bool is_mine(std::int64_t position) const { return position % kLanes == lane_; }
@@ -65,6 +66,9 @@ class RewardSequence {
       last = last > other ? last : other;
     }
     last_ = last;
+    // Of cuts that do not ascend a tile of this sequence may be nobody's, and what it should have left anything.
+    const bool sound = last_ >= 0 && last_ < span_.length && length_ > 0 && length_ <= span_.length;
+    if (!sound) length_ = 0;
   }
   static RLK_DEVICE std::int64_t sum_over_wave(std::int64_t x) {
     for (int distance = 1; distance < kLanes; distance *= 2) x += shuffle_xor<Gpu>(x, distance);
@@ -89,38 +93,19 @@ class RewardSequence {
     });
     return found;
   }
-  // The last, or first, token that counts in [begin, end), or -1.
-  RLK_DEVICE std::int64_t find(std::int64_t begin, std::int64_t end, bool last) const {
-    if (begin >= end) return -1;
-    const std::int64_t low = begin / kChunk, high = (end - 1) / kChunk;
-    RLK_UNROLL_NOT
-    for (std::int64_t i = 0; i <= high - low; ++i) {
-      const std::int64_t chunk = last ? high - i : low + i;
-      const std::uint32_t found = counted_of(chunk, begin, end);
-      std::uint32_t most = 0;  // one more than how far from the far end of the chunk the nearest is
-      RLK_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);
-        const std::uint32_t far = last ? at + 1 : static_cast<std::uint32_t>(kChunk) - at;
-        if ((found >> k & 1u) != 0) most = most > far ? most : far;
-      }
-      most = Gpu::max_over_wave(most);
-      if (most != 0) return chunk * kChunk + (last ? most - 1 : kChunk - most);
+  // Of the chunk's tokens that all lanes found this lane's bit of the last, or of the first; 0 where it is another's.
+  RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
+    std::uint32_t most = 0;  // one more than how far from the other end of the chunk it is
+    RLK_UNROLL
+    for (int k = 0; k < kAhead; ++k) {
+      const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);
+      const std::uint32_t far = last ? at + 1 : static_cast<std::uint32_t>(kChunk) - at;
+      if ((found >> k & 1u) != 0) most = most > far ? most : far;
     }
-    return -1;
-  }
-  // f(position) of this lane's tokens that count in [begin, end).
-  template <class F>
-  RLK_DEVICE void for_counted(std::int64_t begin, std::int64_t end, const F& f) const {
-    if (begin >= end) return;
-    RLK_UNROLL_NOT
-    for (std::int64_t chunk = begin / kChunk; chunk <= (end - 1) / kChunk; ++chunk) {
-      const std::uint32_t found = counted_of(chunk, begin, end);
-      RLK_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        if ((found >> k & 1u) != 0) f(chunk * kChunk + k * kLanes + lane_);
-      }
-    }
+    most = Gpu::max_over_wave(most);
+    *any = most != 0;
+    const std::uint32_t at = last ? most - 1 : static_cast<std::uint32_t>(kChunk) - most;
+    return most != 0 && at % kLanes == static_cast<std::uint32_t>(lane_) ? 1u << at / kLanes : 0u;
   }
 
   RLK_DEVICE void add(std::int64_t position, float reward, float cost) const {
@@ -148,17 +133,33 @@ class RewardSequence {
     }
     return true;
   }
+  // What is spread is so in a second round, after one that counts.
   RLK_DEVICE void add_span(std::int64_t begin, std::int64_t end, float reward) const {
-    if (p_.spec.place != SpanPlace::kSpread) {
-      const std::int64_t at = find(begin, end, p_.spec.place == SpanPlace::kLast);
-      if (at >= 0 && is_mine(at)) add(at, reward, 0.0f);
-      return;
-    }
+    if (begin >= end) return;
+    const bool spreads = p_.spec.place == SpanPlace::kSpread, last = p_.spec.place == SpanPlace::kLast;
+    const std::int64_t low = begin / kChunk, chunks = (end - 1) / kChunk - low + 1;
     std::int64_t count = 0;
-    for_counted(begin, end, [&](std::int64_t) { ++count; });
-    count = sum_over_wave(count);
-    const float share = div_rn(reward, static_cast<float>(count));
-    for_counted(begin, end, [&](std::int64_t at) { add(at, share, 0.0f); });
+    RLK_UNROLL_NOT
+    for (int round = spreads ? 0 : 1; round < 2; ++round) {
+      RLK_UNROLL_NOT
+      for (std::int64_t i = 0; i < chunks; ++i) {
+        const std::int64_t chunk = low + (last ? chunks - 1 - i : i);
+        std::uint32_t found = counted_of(chunk, begin, end);
+        if (round == 0) {
+          RLK_UNROLL
+          for (int k = 0; k < kAhead; ++k) count += found >> k & 1u;
+          continue;
+        }
+        bool done = false;
+        if (!spreads) found = nearest(found, last, &done);
+        RLK_UNROLL
+        for (int k = 0; k < kAhead; ++k) {
+          if ((found >> k & 1u) != 0) add(chunk * kChunk + k * kLanes + lane_, reward, 0.0f);
+        }
+        if (done) return;
+      }
+      if (round == 0) reward = div_rn(reward, static_cast<float>(sum_over_wave(count)));
+    }
   }
 
   const ScatterRewardsParams& p_;
@@ -170,7 +171,20 @@ class RewardSequence {
   float lagrange_ = 0.0f;
 };
 
-// `block` of the pass, a wave a sequence.
+// Blocks of the pass over sequences, a wave a sequence; and what the pass over tokens leaves it, by its tile.
+template <class Gpu>
+std::int64_t reward_blocks(const PolicySequences& q) {
+  return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;
+}
+inline std::int64_t reward_workspace_bytes(const PolicySequences& q, int tile) {
+  return slots_of(q, tile) * static_cast<std::int64_t>(sizeof(TilePartial<8>));
+}
+template <class Gpu>
+RLK_DEVICE void reward_tokens(const ScatterRewardsParams& p, TilePartial<8>* partials, std::int64_t slots, int tile,
+                              std::int64_t block, WaveResults* shared) {
+  token_tiles<Gpu, RewardTokenTerms>(p, partials, slots, tile, block, shared,
+                                     [&](std::int64_t s) { return RewardTokenTerms::factors(p, s); });
+}
 template <class Gpu>
 RLK_DEVICE void reward_sequences(const ScatterRewardsParams& p, const TilePartial<8>* partials, int tile,
                                  std::int64_t block) {
