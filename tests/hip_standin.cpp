@@ -183,9 +183,26 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kImportanceWeights, &kKl, &kLinear,
-                             &kLogprob, &kMaskedWhiten, &kMismatchMetrics, &kPack, &kPolicyLoss, &kPreferenceLoss,
-                             &kRmsNorm, &kRope, &kScatterRewards, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
+  for (const Table* table : {&kAttention,
+                             &kEmbedding,
+                             &kGae,
+                             &kGroupAdvantage,
+                             &kImportanceWeights,
+                             &kKl,
+                             &kLinear,
+                             &kLogprob,
+                             &kMaskedWhiten,
+                             &kMismatchMetrics,
+                             &kPack,
+                             &kPolicyLoss,
+                             &kPreferenceLoss,
+                             &kRmsNorm,
+                             &kRope,
+                             &kScatterRewards,
+                             &kSequenceLogprob,
+                             &kShiftLabelsPacked,
+                             &kSiluMul,
+                             &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

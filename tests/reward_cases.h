@@ -85,8 +85,8 @@ struct Case : rollout_test::Batch {
     lagrange = std::fabs(normal(random));
     call.lagrange_value = 0.75f;
     if (pick(2)) call.lagrange = &lagrange;
-    text += " kl " + std::to_string(static_cast<int>(spec.kl)) + " place " +
-            std::to_string(static_cast<int>(spec.place));
+    text +=
+        " kl " + std::to_string(static_cast<int>(spec.kl)) + " place " + std::to_string(static_cast<int>(spec.place));
   }
 };
 

@@ -116,8 +116,8 @@ Results reference(const Case& c) {
     float reward = p.rewards.data == nullptr ? 0.0f : p.rewards.data[q * p.rewards.sequence_stride];
     reward = reward - s.length_penalty * static_cast<float>(n);
     if (s.overlong_penalty > 0.0f && n > s.overlong_begin) {
-      reward = reward + static_cast<float>(s.overlong_begin - n) / static_cast<float>(s.overlong_buffer) *
-                            s.overlong_penalty;
+      reward = reward +
+               static_cast<float>(s.overlong_begin - n) / static_cast<float>(s.overlong_buffer) * s.overlong_penalty;
     }
     r.rewards[c.slot(q, tokens.back())] += reward;
     if (p.cost.data != nullptr) {

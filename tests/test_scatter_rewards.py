@@ -61,7 +61,7 @@ def test_fuzzed_batches_lie_near_float64(
 
 
 def test_rewards_and_kl_are_verls_openrlhfs_and_trls() -> None:
-    """verl's apply_kl_penalty, OpenRLHF's compute_reward and TRL's PPOTrainer, whose masks end where a response does."""
+    """verl's apply_kl_penalty, OpenRLHF's compute_reward, TRL's PPOTrainer: their masks end where a response does."""
     a = tensors(batch(6, 40, seed=4))
     length = torch.tensor([40, 1, 7, 39, 20, 33])
     mask, beta = torch.arange(40) < length[:, None], 0.05
@@ -283,8 +283,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "mask": ({"mask": M.double()}, TypeError, "mask: expected"),
     "no mask": ({"mask": None}, TypeError, "mask: expected"),
     "half mask": ({"mask": M.half()}, TypeError, "mask: expected dtype bool, uint8, int32, int64 or float32, got"),
-    "mask of three": ({"mask": M[None]}, ValueError, "mask: expected shape [num_sequences, num_tokens] or [num_tokens]"),
-    "strided mask": ({"mask": M.T.contiguous().T}, ValueError, "mask: expected contiguous tokens (stride 1), got stride"),
+    "mask of three": ({"mask": M[None]}, ValueError, "mask: expected shape [num_sequences, num_tokens] or ["),
+    "strided mask": ({"mask": M.T.contiguous().T}, ValueError, "mask: expected contiguous tokens (stride 1), got"),
     "rewards": ({"rewards": R.double()}, TypeError, "rewards: expected dtype float32, got float64"),
     "rewards of tokens": ({"rewards": X}, ValueError, "rewards: expected shape [2] (one a sequence), got [2, 8]"),
     "cost": ({"cost": R[:1]}, ValueError, "cost: expected shape [2] (one a sequence), got [1]"),
@@ -297,12 +297,12 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "clamp": (KL | {"kl_clamp": 0.0}, ValueError, "kl_clamp: expected a finite number > 0 or None, got 0.0"),
     "length_penalty": ({"length_penalty": math.nan}, ValueError, "length_penalty: expected a finite number >= 0"),
     "overlong": ({"overlong": 5}, TypeError, "overlong: expected None or (max_length, buffer, penalty), got 5"),
-    "buffer": ({"overlong": (5, 6, 1.0)}, ValueError, "overlong: expected 0 < buffer <= max_length < 2^33, got 5 and 6"),
+    "buffer": ({"overlong": (5, 6, 1.0)}, ValueError, "overlong: expected 0 < buffer <= max_length < 2^33, got 5"),
     "overlong penalty": ({"overlong": (5, 1, -1.0)}, ValueError, "overlong: expected a finite number >= 0, got -1.0"),
     "place": ({"place": "middle"}, ValueError, 'place: expected "last", "first", "spread", got'),
     "spans alone": ({"spans": SPANS["spans"]}, ValueError, "span_offsets: expected an array with spans, got None"),
     "spans": (SPANS | {"spans": torch.zeros(2, 3).long()}, ValueError, "spans: expected a contiguous array of shape"),
-    "span dtype": (SPANS | {"spans": torch.zeros(2, 2)}, TypeError, "spans: expected dtype int32 or int64, got float32"),
+    "span dtype": (SPANS | {"spans": torch.zeros(2, 2)}, TypeError, "spans: expected dtype int32 or int64, got"),
     "span_offsets": (
         SPANS | {"span_offsets": torch.tensor([0, 2])}, ValueError,
         "span_offsets: expected shape [3] (num_sequences + 1), got [2]",

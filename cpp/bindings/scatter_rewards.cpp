@@ -24,15 +24,9 @@ RewardSpec read_spec(nb::handle packed) {
   if (size != kFields * static_cast<Py_ssize_t>(sizeof(double))) throw nb::value_error("spec: expected 10 doubles");
   double v[kFields];
   std::memcpy(v, bytes, sizeof v);
-  return {static_cast<KlEstimator>(v[0]),
-          static_cast<float>(v[1]),
-          static_cast<float>(v[2]),
-          static_cast<float>(v[3]),
-          static_cast<float>(v[4]),
-          static_cast<float>(v[5]),
-          static_cast<std::int64_t>(v[6]),
-          static_cast<std::int64_t>(v[7]),
-          static_cast<SpanPlace>(v[8]),
+  return {static_cast<KlEstimator>(v[0]),  static_cast<float>(v[1]),        static_cast<float>(v[2]),
+          static_cast<float>(v[3]),        static_cast<float>(v[4]),        static_cast<float>(v[5]),
+          static_cast<std::int64_t>(v[6]), static_cast<std::int64_t>(v[7]), static_cast<SpanPlace>(v[8]),
           static_cast<std::int32_t>(v[9])};
 }
 

@@ -49,9 +49,8 @@ void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, c
     launch_dependent<false>(reward_tokens_kernel, token_blocks, kTokenThreads, 0, stream, p, passes.slots, plan.tile);
   }
   const int blocks = static_cast<int>(reward_blocks<TokenGpu>(q));
-  token_blocks > 0
-      ? launch_dependent<kOverlap>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile)
-      : launch_dependent<false>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile);
+  token_blocks > 0 ? launch_dependent<kOverlap>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile)
+                   : launch_dependent<false>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile);
 }
 
 }  // namespace

@@ -8,8 +8,7 @@ namespace rlk::cuda {
 
 std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p) {
   // Slots are most where tiles are least.
-  return reward_workspace_bytes(p.sequences,
-                                mean_length(p.sequences) <= kWarpTokens ? kWarpTile : kLeastPlanTile);
+  return reward_workspace_bytes(p.sequences, mean_length(p.sequences) <= kWarpTokens ? kWarpTile : kLeastPlanTile);
 }
 
 void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {

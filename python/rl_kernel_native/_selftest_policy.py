@@ -144,15 +144,24 @@ def _of_scatter_rewards(arrays: _Arrays) -> _Found:
             "spans": np.array([[0, columns], [columns // 3, columns // 2]] * rows, np.int64),
             "span_offsets": 2 * np.arange(rows + 1), "span_rewards": of_spans, "lagrange": np.array(0.3, np.float32),
         }  # fmt: skip
-        how: dict[str, Any] = {"place": place, "kl_coef": 0.1, "kl_estimator": "k3", "overlong": (columns, columns, 1.0)}
+        how: dict[str, Any] = {
+            "place": place,
+            "kl_coef": 0.1,
+            "kl_estimator": "k3",
+            "overlong": (columns, columns, 1.0),
+        }
         result = scatter_op.scatter_rewards(**{k: arrays.put(x) for k, x in operands.items()}, **how)
         want = scatter_op.scatter_rewards_reference(**operands, **how)
         found = {name: arrays.get(array) for name, array in result._asdict().items()}
         largest = {k: {"largest": np.abs(want[k]).max() + 8.0} for k in ("rewards", "combined")}
-        yield f"{place} {[rows, columns]}", found, {
-            k: (x, np.maximum(row("scatter_rewards", k).allowed(expected=np.abs(x), **largest.get(k, {})), _EXACT))
-            for k, x in want.items()
-        }
+        yield (
+            f"{place} {[rows, columns]}",
+            found,
+            {
+                k: (x, np.maximum(row("scatter_rewards", k).allowed(expected=np.abs(x), **largest.get(k, {})), _EXACT))
+                for k, x in want.items()
+            },
+        )
 
 
 _RESULTS = {

@@ -448,8 +448,8 @@ _IMPORTANCE = Bound(
 _REWARD = Bound(
     lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,
     "8 * u * (expected + largest) + 1e-6 * largest",
-    "a token's KL, whose exponential and products are off by 1e-6 of it, a product, the rewards of a few spans and one of "
-    "its sequence with two penalties, none larger",
+    "a token's KL, whose exponential and products are off by 1e-6 of it, rewards of spans, and one of its sequence "
+    "with two penalties; none larger",
 )
 _MISMATCH = Bound(
     lambda expected: 1e-5 * expected + 2e-6,

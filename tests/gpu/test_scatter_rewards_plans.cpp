@@ -45,7 +45,7 @@ void run_case(const reward_test::Case& c, PlanCheck* check_of) {
   const std::int64_t slots = c.sequences.num_slots();
   // Lengths are compared as the halves of their bytes.
   std::vector<float> want[] = {guarded(slots), guarded(slots), guarded(slots), guarded(2 * c.sequences.num_sequences)};
-  const auto put = [](ScatterRewardsParams* p, float* const (&to)[4]) {
+  const auto put = [](ScatterRewardsParams* p, float* const(&to)[4]) {
     p->to_tokens = to[0];
     p->costs = to[1];
     p->combined = to[2];

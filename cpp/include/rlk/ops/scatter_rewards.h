@@ -64,11 +64,11 @@ struct ScatterRewardsParams {
   const float* lagrange = nullptr;  // one element on the device, or null: lagrange_value
   float lagrange_value = 0.0f;
   RewardSpec spec;
-  float* to_tokens = nullptr;  // [slots], contiguous: rewards
-  float* costs = nullptr;              // [slots], contiguous, or null: not wanted
-  float* combined = nullptr;           // [slots], contiguous, or null: not wanted
-  std::int64_t* lengths = nullptr;     // [num_sequences]
-  void* workspace = nullptr;           // scatter_rewards_workspace_bytes(...), 16-byte aligned
+  float* to_tokens = nullptr;       // [slots], contiguous: rewards
+  float* costs = nullptr;           // [slots], contiguous, or null: not wanted
+  float* combined = nullptr;        // [slots], contiguous, or null: not wanted
+  std::int64_t* lengths = nullptr;  // [num_sequences]
+  void* workspace = nullptr;        // scatter_rewards_workspace_bytes(...), 16-byte aligned
 };
 void require_scatter_rewards_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p, Device device);
