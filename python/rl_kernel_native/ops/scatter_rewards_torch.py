@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._constants import call_constant, check_offsets, check_vector
+from .._shapes import dtype_name
 from .._torch import implement, memory, prepare
 from .scatter_rewards import call_native
 from .token_shapes import check_first_mask, check_tokens
@@ -52,7 +53,7 @@ def _fake(
             check_vector(vector, name, (torch.float32,), num, "one a sequence")
     if spans is not None:
         if spans.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"spans: expected dtype int32 or int64, got {spans.dtype}")
+            raise TypeError(f"spans: expected dtype int32 or int64, got {dtype_name(spans.dtype)}")
         if spans.dim() != 2 or spans.shape[1] != 2:
             raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
         check_offsets(span_offsets, "span_offsets")

@@ -19,6 +19,7 @@ inline void check_scatter_rewards(const ScatterRewardsParams& p) {
   RLK_CHECK(p.num_spans >= 0 && (p.span_offsets.data || p.num_spans == 0),
             "scatter_rewards: span_offsets are given with spans");
   RLK_CHECK(p.num_spans == 0 || (p.spans.data && p.span_rewards), "scatter_rewards: spans have rewards");
+  RLK_CHECK(p.lengths || p.sequences.num_sequences == 0, "scatter_rewards: lengths are given");
   if (p.sequences.num_slots() == 0) return;
   RLK_CHECK(p.to_tokens, "scatter_rewards: an output is given");
   if (s.kl == KlEstimator::kNone) return;
@@ -97,21 +98,21 @@ struct RewardTokenTerms : NoSums {
     }
     clear(sums);
     sums->count[0] = counted<F>(mask);
-    sums->maximum[0] = where(mask, places(position, zero));
+    sums->maximum[0] = where(mask, places<F>(position));
   }
 
  private:
   // One more than where each token is, from the window's begin on.
   template <class F>
-  static RLK_HD F places(std::int64_t position, F) {
+  static RLK_HD F places(std::int64_t position) {
     constexpr int kCount = sizeof(F) / sizeof(float);
     const int first = static_cast<int>(position & ((1 << kWindow) - 1)) + 1;
-    float place[kCount];
+    float next[kCount];
     RLK_UNROLL
-    for (int i = 0; i < kCount; ++i) place[i] = static_cast<float>(first + i);
-    F of;
-    __builtin_memcpy(&of, place, sizeof of);
-    return of;
+    for (int i = 0; i < kCount; ++i) next[i] = static_cast<float>(i);
+    F from_first;
+    __builtin_memcpy(&from_first, next, sizeof from_first);
+    return add_rn(broadcast<F>(static_cast<float>(first)), from_first);
   }
 };
 
