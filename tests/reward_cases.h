@@ -1,6 +1,7 @@
 // Random calls of scatter_rewards that reach every combination of a spec, for the tests of every backend.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -34,8 +35,21 @@ struct Case : rollout_test::Batch {
       for (std::int64_t s = 0; s < count; ++s) (*array)[static_cast<std::size_t>(s * step)] = value();
     }
     span_offsets64.push_back(0);
+    const bool turns = pick(2) == 0;  // one behind the other, often more than a wave has lanes
     for (std::int64_t s = 0; s < count; ++s) {
       const auto length = static_cast<unsigned long>(this->length(s));
+      std::int64_t at = 0;
+      for (int i = turns ? pick(100) : 0; i > 0; --i) {
+        const std::int64_t begin = std::min(at + pick(2) * pick(3), this->length(s));
+        at = std::min(begin + pick(9), this->length(s));
+        for (int far = 0; far < 3 && at > begin && at < this->length(s) && !counts(s, at - 1); ++far) --at;
+        spans64.insert(spans64.end(), {begin, at});
+        span_rewards.push_back(value());
+      }
+      if (turns && pick(4) != 0) {
+        span_offsets64.push_back(static_cast<std::int64_t>(span_rewards.size()));
+        continue;
+      }
       for (int i = pick(6); i > 0; --i) {
         auto begin = static_cast<std::int64_t>(random() % (length + 1));
         auto end = static_cast<std::int64_t>(random() % (length + 1));

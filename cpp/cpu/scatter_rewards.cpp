@@ -30,6 +30,7 @@ struct Alone {
   using Tokens = float;
   static int thread() { return 0; }
   static float shuffle_xor(float x, int) { return x; }
+  static void wave_barrier() {}
   static std::uint32_t max_over_wave(std::uint32_t x) { return x; }
 };
 

@@ -1,7 +1,8 @@
 // What scatter_rewards adds to the tokens of a sequence, after the pass over tokens: a wave for each sequence on a GPU, which
-// is one lane on the CPU. A token is always the same lane's, so that what its spans add comes in their order.
+// is one lane on the CPU. Spans that may have a token in common come one after another, and a token is then always the same
+// lane's, so that what they add comes in their order.
 //
-// Gpu: as of token_kernels.h.
+// Gpu: as of token_kernels.h, and wave_barrier(), before which a lane's writes are, for the others of its wave after it.
 #pragma once
 
 #include "rlk/kernels/reward_terms.h"
@@ -124,13 +125,38 @@ class RewardSequence {
     const Span spans = span_of<GlobalMemory>(p_.span_offsets, p_.num_spans, s_);
     const bool ends = s_ + 1 < p_.sequences.num_sequences || spans.begin + spans.length == p_.num_spans;
     if (!spans.good || !ends) return false;
+    const std::int64_t stop = spans.begin + spans.length;
     RLK_UNROLL_NOT
-    for (std::int64_t i = spans.begin; i < spans.begin + spans.length; ++i) {
-      const std::int64_t begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
-      const std::int64_t end = offset_at<GlobalMemory>(p_.spans, 2 * i + 1);
-      if (begin < 0 || begin > end || end > span_.length) return false;
-      add_span(begin, end, in_global(p_.span_rewards)[i]);
+    for (std::int64_t first = spans.begin; first < stop; first += kLanes) {
+      const std::int64_t after = first + kLanes < stop ? first + kLanes : stop;
+      const bool done = p_.spec.place != SpanPlace::kSpread && add_turns(first, after);
+      RLK_UNROLL_NOT
+      for (std::int64_t i = done ? after : first; i < after; ++i) {
+        const std::int64_t begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
+        const std::int64_t end = offset_at<GlobalMemory>(p_.spans, 2 * i + 1);
+        if (begin < 0 || begin > end || end > span_.length) return false;
+        add_span(begin, end, in_global(p_.span_rewards)[i]);
+      }
+      Gpu::wave_barrier();  // what a lane added to, another may add to next
     }
+    return true;
+  }
+  // Spans that lie one behind the other, as turns do, and whose own last or first token counts: no two have the same one, so
+  // each is a lane's and all are added at once. If one of them is another kind of span, none is added.
+  RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
+    const std::int64_t i = first + lane_;
+    std::int64_t begin = 0, end = 0;
+    bool is_turn = true;
+    if (i < after) {
+      begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
+      end = offset_at<GlobalMemory>(p_.spans, 2 * i + 1);
+      const std::int64_t before = i > first ? offset_at<GlobalMemory>(p_.spans, 2 * i - 1) : 0;
+      is_turn = before <= begin && begin <= end && end <= span_.length;
+    }
+    const std::int64_t at = p_.spec.place == SpanPlace::kLast ? end - 1 : begin;
+    if (is_turn && begin < end) is_turn = counts<GlobalMemory>(flags_, mask_at_ + at);
+    if (Gpu::max_over_wave(is_turn ? 0 : 1) != 0) return false;
+    if (begin < end) add(at, in_global(p_.span_rewards)[i], 0.0f);
     return true;
   }
   // What is spread is so in a second round, after one that counts.
