@@ -28,6 +28,7 @@ const ScatterRewardsLanes& lanes() {
 struct Alone {
   static constexpr int kLanes = 1;
   using Tokens = float;
+  static const ScatterRewardsParams& again(const ScatterRewardsParams& p) { return p; }
   static int thread() { return 0; }
   static float shuffle_xor(float x, int) { return x; }
   static void wave_barrier() {}

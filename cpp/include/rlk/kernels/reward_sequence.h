@@ -46,7 +46,7 @@ class RewardSequence {
   }
 
  private:
-  static constexpr int kLanes = Gpu::kLanes, kAhead = 4;  // positions of a lane whose loads are under way together
+  static constexpr int kLanes = Gpu::kLanes, kAhead = kLanes > 32 ? 2 : 4;  // positions of a lane whose loads are under way together
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
   RLK_DEVICE bool is_mine(std::int64_t position) const { return position % kLanes == lane_; }
@@ -110,12 +110,13 @@ class RewardSequence {
   }
 
   RLK_DEVICE void add(std::int64_t position, float reward, float cost) const {
-    float* const to = in_global(p_.to_tokens) + to_ + position;
+    const ScatterRewardsParams& p = Gpu::again(p_);
+    float* const to = in_global(p.to_tokens) + to_ + position;
     const float x = finished_reward(add_rn(*to, reward));
     *to = x;
-    if (p_.costs != nullptr) in_global(p_.costs)[to_ + position] = cost;
-    if (p_.combined != nullptr) {
-      in_global(p_.combined)[to_ + position] = combined_reward(p_.spec, x, cost, lagrange_);
+    if (p.costs != nullptr) in_global(p.costs)[to_ + position] = cost;
+    if (p.combined != nullptr) {
+      in_global(p.combined)[to_ + position] = combined_reward(p.spec, x, cost, lagrange_);
     }
   }
 
