@@ -46,7 +46,8 @@ class RewardSequence {
   }
 
  private:
-  static constexpr int kLanes = Gpu::kLanes, kAhead = kLanes > 32 ? 2 : 4;  // positions of a lane whose loads are under way together
+  // kAhead: positions of a lane whose loads are under way together.
+  static constexpr int kLanes = Gpu::kLanes, kAhead = kLanes > 32 ? 2 : 4;
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
   RLK_DEVICE bool is_mine(std::int64_t position) const { return position % kLanes == lane_; }
