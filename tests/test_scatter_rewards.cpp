@@ -29,7 +29,7 @@ using policy_test::written;
 using rlk::RewardSpec;
 
 #if RLK_TEST_HIP
-constexpr int kShortCases = 3, kLongCases = 1;  // lanes are fibers
+constexpr int kShortCases = 2, kLongCases = 1;  // lanes are fibers
 constexpr unsigned kPaddedCases = 4;
 #else
 constexpr int kShortCases = 60, kLongCases = 10;
