@@ -79,6 +79,7 @@ rlk_bundle_hip(policy_loss "global_load_dwordx4;global_store_dwordx4;ds_bpermute
 rlk_bundle_hip(rms_norm "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(pack "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(preference_loss "global_load_dword;global_store_dword")
+rlk_bundle_hip(scatter_rewards "global_load_dword;global_store_dword;ds_bpermute_b32")
 rlk_bundle_hip(sequence_logprob "global_load_dword;ds_bpermute_b32")
 rlk_bundle_hip(rope "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(shift_labels_packed "global_load_dword;global_store_byte")

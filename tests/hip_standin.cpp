@@ -31,6 +31,7 @@
 #include "hip/preference_loss/preference_loss_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
+#include "hip/scatter_rewards/scatter_rewards_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
@@ -164,6 +165,7 @@ const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(r
 const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_preference_loss_merge),
                                RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
                                RLK_OF(rlk_preference_loss_metrics), RLK_OF(rlk_preference_loss_backward)};
+const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens), RLK_OF(rlk_scatter_rewards_sequences)};
 const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
 const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
                                   RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
@@ -183,11 +185,26 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table :
-       {&kAttention,  &kEmbedding,      &kGae,     &kGroupAdvantage, &kImportanceWeights, &kKl,
-        &kLinear,     &kLinearLogprob,  &kLogprob, &kMaskedWhiten,   &kMismatchMetrics,   &kPack,
-        &kPolicyLoss, &kPreferenceLoss, &kRmsNorm, &kRope,           &kSequenceLogprob,   &kShiftLabelsPacked,
-        &kSiluMul,    &kValueLoss}) {
+  for (const Table* table : {&kAttention,
+                             &kEmbedding,
+                             &kGae,
+                             &kGroupAdvantage,
+                             &kImportanceWeights,
+                             &kKl,
+                             &kLinear,
+                             &kLogprob,
+                             &kMaskedWhiten,
+                             &kMismatchMetrics,
+                             &kPack,
+                             &kPolicyLoss,
+                             &kPreferenceLoss,
+                             &kRmsNorm,
+                             &kRope,
+                             &kScatterRewards,
+                             &kSequenceLogprob,
+                             &kShiftLabelsPacked,
+                             &kSiluMul,
+                             &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

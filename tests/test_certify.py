@@ -72,6 +72,7 @@ NOT_CERTIFIED = {
     "pack": "moves bytes and computes nothing",
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
+    "scatter_rewards": _SEQUENCES,
     "sequence_logprob": _SEQUENCES,
     "value_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "shift_labels_packed": "integers: its own tests compare them with the definition, byte for byte",

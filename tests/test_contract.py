@@ -31,6 +31,7 @@ torch = pytest.importorskip("torch", reason="the tests of operators make their o
 import advantage_cases  # noqa: E402
 import embedding_cases  # noqa: E402
 import linear_cases  # noqa: E402
+import reward_batches  # noqa: E402
 import rms_norm_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
@@ -50,6 +51,7 @@ WITHOUT_GRADIENT = (
     "importance_weights",
     "masked_whiten",
     "mismatch_metrics",
+    "scatter_rewards",
     "shift_labels_packed",
 )
 SELF_TESTS = (
@@ -325,6 +327,13 @@ def of_importance_weights() -> str:
     return "; ".join(found)
 
 
+def of_scatter_rewards() -> str:
+    a = reward_batches.batch(6, 37)
+    got, want = reward_batches.run(a, "all")._asdict(), reward_batches.reference(a, "all")
+    facts = {"rewards": {"largest": 8.0}, "combined": {"largest": 8.0}}
+    return "; ".join(beyond("scatter_rewards", k, got[k], x, **facts.get(k, {})) for k, x in want.items())
+
+
 def of_mismatch_metrics() -> str:
     a = rollouts(6, 37)
     want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"])
@@ -402,6 +411,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "preference_loss": of_preference_loss,
     "rms_norm": of_rms_norm,
     "rope": of_rope,
+    "scatter_rewards": of_scatter_rewards,
     "sequence_logprob": of_sequence_logprob,
     "shift_labels_packed": of_shift_labels_packed,
     "silu_mul": of_silu_mul,

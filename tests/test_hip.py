@@ -32,6 +32,7 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 import advantage_cases  # noqa: E402
 import attention_cases  # noqa: E402
 import policy_loss_cases  # noqa: E402
+import reward_batches  # noqa: E402
 import rollout_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
@@ -427,3 +428,19 @@ def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pyte
         got = back(outputs_of(run(there, way, **{k: on_device(x) for k, x in more.items()})))
         found = fuzz.differing(want, got)
         assert not found, f"{way}, [{rows}, {columns}]{' packed' * packed}: {found}"
+
+
+@pytest.mark.parametrize("name", reward_batches.HOW)
+def test_cpu_and_hip_rewards_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, several tiles of one, and packed sequences of which some are empty."""
+    padded, packed, cuts = reward_batches.ragged()
+    batches = [padded, packed, *(reward_batches.batch(*shape) for shape in ((70, 3), (1, 2500), (1, 1)))]
+    for number, a in enumerate(batches):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        more = {"cu_seqlens": torch.from_numpy(cuts)} if a is packed else {}
+        arrays = {k: torch.from_numpy(x) for k, x in a.items()}
+        want = outputs_of(reward_batches.run(arrays, name, **more))
+        there = {k: on_device(x) for k, x in arrays.items()}
+        got = back(outputs_of(reward_batches.run(there, name, **{k: on_device(x) for k, x in more.items()})))
+        found = fuzz.differing(want, got)
+        assert not found, f"{name}, batch {number}: {found}"

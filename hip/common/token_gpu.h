@@ -24,6 +24,15 @@ struct TokenGpu {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE float shuffle_xor(float x, int distance) { return hip::shuffle_xor(x, distance); }
   static RLK_DEVICE void barrier() { block_barrier(); }
+  // A wave's accesses to memory are in order; what the compiler and the emulation's lanes do must be, too.
+  static RLK_DEVICE void wave_barrier() {
+#if defined(__HIP_DEVICE_COMPILE__)
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+#else
+    hip::shuffle_xor(std::int32_t{0}, 1);
+#endif
+  }
   static RLK_DEVICE std::uint32_t sum_over_wave(std::uint32_t x) {
     for (int distance = 1; distance < kLanes; distance *= 2) {
       x += static_cast<std::uint32_t>(hip::shuffle_xor(static_cast<std::int32_t>(x), distance));

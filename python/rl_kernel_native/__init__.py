@@ -63,6 +63,7 @@ from .ops.policy_loss import (
 from .ops.preference_loss import PreferenceLoss, preference_loss, preference_loss_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
+from .ops.scatter_rewards import ScatteredRewards, scatter_rewards, scatter_rewards_reference
 from .ops.sequence_logprob import (
     SequenceLogprob,
     sequence_logprob,
@@ -121,6 +122,7 @@ __all__ = [
     "PolicyMetrics",
     "PolicySpec",
     "PreferenceLoss",
+    "ScatteredRewards",
     "SequenceLogprob",
     "ValueGradients",
     "ValueLoss",
@@ -183,6 +185,8 @@ __all__ = [
     "rope",
     "rope_backward",
     "rope_reference",
+    "scatter_rewards",
+    "scatter_rewards_reference",
     "sequence_logprob",
     "sequence_logprob_backward",
     "sequence_logprob_reference",

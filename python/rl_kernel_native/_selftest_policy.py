@@ -14,6 +14,7 @@ from .ops import importance_weights as importance_op
 from .ops import kl as kl_op
 from .ops import mismatch_metrics as mismatch_op
 from .ops import policy_loss as policy_loss_op
+from .ops import scatter_rewards as scatter_op
 from .ops import value_loss as value_loss_op
 
 _POLICIES = {
@@ -133,12 +134,43 @@ def _of_mismatch_metrics(arrays: _Arrays) -> _Found:
         yield f"{list(operands[0].shape)}", {"metrics": arrays.get(vector)}, {"metrics": (want, allowed)}
 
 
+def _of_scatter_rewards(arrays: _Arrays) -> _Found:
+    random = np.random.default_rng(9)
+    for place, (logprob, ref, mask) in itertools.product(("last", "first", "spread"), _rollouts()):
+        rows, columns = mask.shape
+        rewards, cost, of_spans = (random.normal(0, 1, n).astype(np.float32) for n in (rows, rows, 2 * rows))
+        operands = {
+            "rewards": rewards, "mask": mask, "cost": cost, "logprob": logprob, "ref_logprob": ref,
+            "spans": np.array([[0, columns], [columns // 3, columns // 2]] * rows, np.int64),
+            "span_offsets": 2 * np.arange(rows + 1), "span_rewards": of_spans, "lagrange": np.array(0.3, np.float32),
+        }  # fmt: skip
+        how: dict[str, Any] = {
+            "place": place,
+            "kl_coef": 0.1,
+            "kl_estimator": "k3",
+            "overlong": (columns, columns, 1.0),
+        }
+        result = scatter_op.scatter_rewards(**{k: arrays.put(x) for k, x in operands.items()}, **how)
+        want = scatter_op.scatter_rewards_reference(**operands, **how)
+        found = {name: arrays.get(array) for name, array in result._asdict().items()}
+        largest = {k: {"largest": np.abs(want[k]).max() + 8.0} for k in ("rewards", "combined")}
+        yield (
+            f"{place} {[rows, columns]}",
+            found,
+            {
+                k: (x, np.maximum(row("scatter_rewards", k).allowed(expected=np.abs(x), **largest.get(k, {})), _EXACT))
+                for k, x in want.items()
+            },
+        )
+
+
 _RESULTS = {
     "policy_loss": _of_policy_loss,
     "value_loss": _of_value_loss,
     "kl": _of_kl,
     "importance_weights": _of_importance_weights,
     "mismatch_metrics": _of_mismatch_metrics,
+    "scatter_rewards": _of_scatter_rewards,
 }
 
 

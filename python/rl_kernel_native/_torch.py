@@ -60,7 +60,7 @@ def is_direct_gradient(dy: Tensor) -> bool:
 
 def wants_grad(*tensors: Any) -> bool:
     if is_grad_enabled():
-        for t in tensors:  # noqa: SIM110
+        for t in tensors:
             if t is not None and isinstance(t, Tensor) and t.requires_grad:
                 return True
     return False

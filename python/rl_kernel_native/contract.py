@@ -445,6 +445,12 @@ _IMPORTANCE = Bound(
     "(16 + terms) * u * (expected + 1e-6)",
     "an exponential, and of a sequence's weight the sum of the log-ratios of `terms` tokens, each below 1",
 )
+_REWARD = Bound(
+    lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,
+    "8 * u * (expected + largest) + 1e-6 * largest",
+    "a token's KL, whose exponential and products are off by 1e-6 of it, rewards of spans, and one of its sequence "
+    "with two penalties; none larger",
+)
 _MISMATCH = Bound(
     lambda expected: 1e-5 * expected + 2e-6,
     "1e-5 * expected + 2e-6",
@@ -517,6 +523,11 @@ def _sequences() -> Iterable[Row]:
     weights = of | {"kind": "scan", "stem": "importance_weights"}
     yield Row("importance_weights", "weights", "forward", bound=_IMPORTANCE, **weights)
     yield Row("importance_weights", "mask", "forward", bound=_BITWISE, **(weights | {"kind": "integers"}))
+    scattered = of | {"kind": "scan", "stem": "scatter_rewards"}
+    yield Row("scatter_rewards", "rewards", "forward", bound=_REWARD, **scattered)
+    yield Row("scatter_rewards", "costs", "forward", bound=_BITWISE, **(scattered | {"kind": "copy"}))
+    yield Row("scatter_rewards", "combined", "forward", bound=_REWARD, **scattered)
+    yield Row("scatter_rewards", "lengths", "forward", bound=_BITWISE, **(scattered | {"kind": "integers"}))
     measured = of | {"kind": "scan", "stem": "mismatch_metrics", "keeps": ("layout", "padding", "packing", "runs")}
     yield Row("mismatch_metrics", "metrics", "forward", bound=_MISMATCH, **measured)
 

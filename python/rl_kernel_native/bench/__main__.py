@@ -108,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("gae", "generalised advantage estimation"),
         ("group_advantage", "advantages of sequences in their groups"),
         ("masked_whiten", "whitening of a batch's tokens"),
+        ("scatter_rewards", "rewards of sequences and a KL as rewards of tokens"),
     ):
         advantage = operators.add_parser(name, help=text)
         advantage.add_argument("--rows", type=_count, help="sequences; default 4096 on a GPU, 64 on the CPU")

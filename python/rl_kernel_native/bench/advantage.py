@@ -1,4 +1,4 @@
-"""gae, group_advantage and masked_whiten: the peers, which are torch's own operators, and what is timed."""
+"""gae, group_advantage, masked_whiten and scatter_rewards: the peers, torch's own operators, and what is timed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from .measure import Call
 MOST_BUFFERS = 64
 GROUP = 8  # answers to a prompt
 GAMMA, LAM = 0.99, 0.95
-OPERATORS = ("gae", "group_advantage", "masked_whiten")
+OPERATORS = ("gae", "group_advantage", "masked_whiten", "scatter_rewards")
+KL_COEF = 0.05
 MASKED_SHARE = 0.1
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments: of group_advantage the first column of ``rewards`` alone."""
+    """One buffer's arguments: of group_advantage the first column of ``rewards`` alone; of scatter_rewards that for its
+    rewards, and the arrays for log-probabilities."""
 
     rewards: Tensor  # [sequences, tokens]
     values: Tensor
@@ -57,12 +59,27 @@ def groups(o: Operands) -> Tensor:
     return ((x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6)).flatten()
 
 
+def scattered(o: Operands) -> Tensor:
+    """As frameworks write it: a KL of each token, and the reward at the last token of the mask."""
+    last = o.mask.shape[1] - 1 - o.mask.long().fliplr().argmax(dim=1, keepdim=True)
+    kl = (o.values - o.rewards) * o.mask
+    return (-KL_COEF * kl).scatter_add(1, last, o.rewards[:, :1])
+
+
 _OURS: dict[str, Function] = {
     "gae": lambda o: rk.gae(o.rewards, o.values, o.mask, gamma=GAMMA, lam=LAM).advantages,
     "group_advantage": lambda o: rk.group_advantage(o.rewards[:, 0], group_size=GROUP),
     "masked_whiten": lambda o: rk.masked_whiten(o.values, o.mask),
+    "scatter_rewards": lambda o: (
+        rk.scatter_rewards(o.rewards[:, 0], o.mask, logprob=o.values, ref_logprob=o.rewards, kl_coef=KL_COEF).rewards
+    ),
 }
-_WRITTEN_OUT: dict[str, Function] = {"gae": loop_over_time, "group_advantage": groups, "masked_whiten": whiten}
+_WRITTEN_OUT: dict[str, Function] = {
+    "gae": loop_over_time,
+    "group_advantage": groups,
+    "masked_whiten": whiten,
+    "scatter_rewards": scattered,
+}
 
 
 def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
@@ -92,7 +109,7 @@ def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
     """Every input and output once, masks a byte a token, all else four; masked_whiten reads its input three times."""
     if operator == "group_advantage":
         return 8 * sequences
-    return sequences * tokens * ((4 * 4 + 1) if operator == "gae" else (4 * 4 + 3))
+    return sequences * tokens * {"gae": 4 * 4 + 1, "masked_whiten": 4 * 4 + 3, "scatter_rewards": 3 * 4 + 1}[operator]
 
 
 def run(
