@@ -63,6 +63,7 @@ function(rlk_bundle_hip op)
 endfunction()
 
 rlk_bundle_hip(attention "ds_read_b128;global_load_dwordx4;ds_bpermute_b32")
+rlk_bundle_hip(covariance_mask "global_load_dword;global_store_dword;ds_bpermute_b32;ds_add_u32;global_atomic_add")
 rlk_bundle_hip(embedding "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(gae "ds_bpermute_b32")
 rlk_bundle_hip(group_advantage "ds_bpermute_b32")

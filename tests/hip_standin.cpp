@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "hip/attention/attention_kernels.hip"
+#include "hip/covariance_mask/covariance_mask_kernels.hip"
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
@@ -105,6 +106,11 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
     RLK_OF_FLOATS(rlk_attention_dkv_wide),
 };
+const Table kCovarianceMask = {
+    RLK_OF(rlk_covariance_mask_clear),   RLK_OF(rlk_covariance_mask_means),  RLK_OF(rlk_covariance_mask_sums),
+    RLK_OF(rlk_covariance_mask_results), RLK_OF(rlk_covariance_mask_tokens), RLK_OF(rlk_covariance_mask_priorities),
+    RLK_OF(rlk_covariance_mask_digits),  RLK_OF(rlk_covariance_mask_write),
+};
 const Table kImportanceWeights = {
     RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
     RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_sums),
@@ -181,9 +187,11 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kImportanceWeights, &kKl, &kLinear,
-                             &kLogprob, &kMaskedWhiten, &kMismatchMetrics, &kPack, &kPolicyLoss, &kPreferenceLoss,
-                             &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
+  for (const Table* table :
+       {&kAttention,  &kCovarianceMask, &kEmbedding, &kGae,          &kGroupAdvantage,  &kImportanceWeights,
+        &kKl,         &kLinear,         &kLogprob,   &kMaskedWhiten, &kMismatchMetrics, &kPack,
+        &kPolicyLoss, &kPreferenceLoss, &kRmsNorm,   &kRope,         &kSequenceLogprob, &kShiftLabelsPacked,
+        &kSiluMul,    &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

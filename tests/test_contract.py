@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STEMS = sorted(path.stem for path in (ROOT / "cpp" / "include" / "rlk" / "ops").glob("*.h"))
 # Constants of a loss; integers.
 WITHOUT_GRADIENT = (
+    "covariance_mask",
     "gae",
     "group_advantage",
     "importance_weights",
@@ -325,6 +326,14 @@ def of_importance_weights() -> str:
     return "; ".join(found)
 
 
+def of_covariance_mask() -> str:
+    a = policy_arrays(6, 37)
+    operands = (a["logprob"], None, a["advantage"], a["mask"])
+    want = rk.covariance_mask_reference(*operands, kind="kl", ratio=0.1)
+    got = rk.covariance_mask(*operands, kind="kl", ratio=0.1)
+    return beyond("covariance_mask", "selected", got, want["selected"])
+
+
 def of_mismatch_metrics() -> str:
     a = rollouts(6, 37)
     want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"])
@@ -388,6 +397,7 @@ def of_shift_labels_packed() -> str:
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
+    "covariance_mask": of_covariance_mask,
     "embedding": of_embedding,
     "gae": of_gae,
     "group_advantage": of_group_advantage,

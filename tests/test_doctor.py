@@ -38,7 +38,7 @@ def test_json_is_one_object_and_the_status_says_healthy():
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     # Exact ones have one check; linear has one of the models of other hardware, too.
     one = (
-        "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
+        "covariance_mask", "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
         "shift_labels_packed", "value_loss",
     )  # fmt: skip
     checks = {operator: {"linear": 3}.get(operator, 2 - (operator in one)) for operator in _selftest.OPERATORS}
@@ -237,6 +237,14 @@ def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
     monkeypatch.setattr(module, broken, wrong)
     checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}
     assert checks["against float64"].passed is False
+
+
+def test_a_wrong_choice_is_reported(monkeypatch):
+    module = importlib.import_module("rl_kernel_native.ops.covariance_mask")
+    right = module.covariance_mask
+    monkeypatch.setattr(module, "covariance_mask", lambda *a, **o: np.roll(right(*a, **o), 1))
+    checks = {check.check: check for check in _selftest.OPERATORS["covariance_mask"](None, "cpu", None)}
+    assert checks["against the definition"].passed is False
 
 
 @pytest.mark.parametrize("broken", ["silu_mul", "gelu_mul", "silu_mul_backward", "gelu_mul_backward"])

@@ -38,6 +38,7 @@ NB_MODULE(_C, m) {
   });
   m.def("set_torch", &rlk::bindings::set_torch);
   rlk::bindings::bind_attention(m);
+  rlk::bindings::bind_covariance_mask(m);
   rlk::bindings::bind_embedding(m);
   rlk::bindings::bind_gae(m);
   rlk::bindings::bind_group_advantage(m);

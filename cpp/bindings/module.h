@@ -4,6 +4,7 @@
 
 namespace rlk::bindings {
 void bind_attention(nanobind::module_& m);
+void bind_covariance_mask(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
 void bind_gae(nanobind::module_& m);
 void bind_group_advantage(nanobind::module_& m);

@@ -11,6 +11,7 @@ from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .integrations import patch_model, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
+from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.gae import (
     GaeResult,
@@ -130,6 +131,8 @@ __all__ = [
     "attention_reference",
     "canonical_blas",
     "checkpoint_contexts",
+    "covariance_mask",
+    "covariance_mask_reference",
     "current_arithmetic",
     "discounted_returns",
     "discounted_returns_reference",

@@ -676,6 +676,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "value_loss": _tokens("value_loss"),
     "importance_weights": _tokens("importance_weights"),
     "mismatch_metrics": _tokens("mismatch_metrics"),
+    "covariance_mask": _tokens("covariance_mask"),
     "rope": rope,
     "gae": _advantages("gae"),
     "group_advantage": _advantages("group_advantage"),

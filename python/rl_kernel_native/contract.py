@@ -519,6 +519,8 @@ def _sequences() -> Iterable[Row]:
     yield Row("importance_weights", "mask", "forward", bound=_BITWISE, **(weights | {"kind": "integers"}))
     measured = of | {"kind": "scan", "stem": "mismatch_metrics", "keeps": ("layout", "padding", "packing", "runs")}
     yield Row("mismatch_metrics", "metrics", "forward", bound=_MISMATCH, **measured)
+    drawn = measured | {"kind": "integers", "stem": "covariance_mask"}
+    yield Row("covariance_mask", "selected", "forward", bound=_BITWISE, **drawn)
 
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):

@@ -49,7 +49,7 @@ def verl(
     ``policy_loss(denominator=...)``. ``rollout_is``: ``"token"`` or ``"sequence"`` compute the weights here, from
     ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight`` (batch-normalised
     ones, too). ``loss_mode="reinforce"`` is bypass mode's, whose weights are of the current policy. clip_cov and kl_cov
-    take the tokens that verl would choose as ``selected``.
+    take the tokens that :func:`covariance_mask` chooses as ``selected``.
 
     Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.
     Returns: a :class:`PolicySpec`.

@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("value_loss", "clipped value loss, and its gradient"),
         ("importance_weights", "weights of a batch's tokens for the engine that sampled it"),
         ("mismatch_metrics", "how far a trainer and the engine that sampled are apart"),
+        ("covariance_mask", "the tokens that clip-cov singles out"),
     ):
         token_terms.append(operators.add_parser(name, help=text))
         token_terms[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")

@@ -119,7 +119,8 @@ def policy_loss(
         rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``.
         importance_weight: as ``logprob``, or ``[num_sequences]``; given exactly where ``spec.importance == "given"``.
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
-        selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``.
+        selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``:
+            :func:`covariance_mask` chooses as their authors do.
         denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
             device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
     Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
