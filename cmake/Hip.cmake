@@ -75,6 +75,7 @@ rlk_bundle_hip(linear
 rlk_bundle_hip(logprob "ds_read_b64;ds_read_b128;ds_bpermute_b32")
 rlk_bundle_hip(masked_whiten "ds_bpermute_b32")
 rlk_bundle_hip(mismatch_metrics "global_load_dword;ds_bpermute_b32")
+rlk_bundle_hip(optimal_token_baseline "global_load_dword;global_store_dword")
 rlk_bundle_hip(policy_loss "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(rms_norm "global_load_dwordx4;global_store_dwordx4;ds_bpermute_b32")
 rlk_bundle_hip(pack "global_load_dwordx4;global_store_dwordx4")

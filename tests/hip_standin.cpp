@@ -26,6 +26,7 @@
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
 #include "hip/mismatch_metrics/mismatch_metrics_kernels.hip"
+#include "hip/optimal_token_baseline/optimal_token_baseline_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
 #include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
@@ -143,6 +144,8 @@ const Table kMismatchMetrics = {
     RLK_OF(rlk_mismatch_metrics_sums),
     RLK_OF(rlk_mismatch_metrics_results),
 };
+const Table kOptimalTokenBaseline = {RLK_OF(rlk_optimal_token_baseline_scan),
+                                     RLK_OF(rlk_optimal_token_baseline_groups)};
 const Table kPolicyLoss = {
     RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
     RLK_OF(rlk_policy_loss_tokens_clipped),   RLK_OF(rlk_policy_loss_tokens_any),
@@ -187,11 +190,27 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table :
-       {&kAttention,  &kCovarianceMask, &kEmbedding, &kGae,          &kGroupAdvantage,  &kImportanceWeights,
-        &kKl,         &kLinear,         &kLogprob,   &kMaskedWhiten, &kMismatchMetrics, &kPack,
-        &kPolicyLoss, &kPreferenceLoss, &kRmsNorm,   &kRope,         &kSequenceLogprob, &kShiftLabelsPacked,
-        &kSiluMul,    &kValueLoss}) {
+  for (const Table* table : {&kAttention,
+                             &kCovarianceMask,
+                             &kEmbedding,
+                             &kGae,
+                             &kGroupAdvantage,
+                             &kImportanceWeights,
+                             &kKl,
+                             &kLinear,
+                             &kLogprob,
+                             &kMaskedWhiten,
+                             &kMismatchMetrics,
+                             &kOptimalTokenBaseline,
+                             &kPack,
+                             &kPolicyLoss,
+                             &kPreferenceLoss,
+                             &kRmsNorm,
+                             &kRope,
+                             &kSequenceLogprob,
+                             &kShiftLabelsPacked,
+                             &kSiluMul,
+                             &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

@@ -70,6 +70,7 @@ NOT_CERTIFIED = {
     "importance_weights": _SEQUENCES,
     "masked_whiten": _BATCH,
     "mismatch_metrics": _BATCH,
+    "optimal_token_baseline": "a row is of a group: its own tests compare bytes padded, packed and in other batches",
     "pack": "moves bytes and computes nothing",
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",

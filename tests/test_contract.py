@@ -51,6 +51,7 @@ WITHOUT_GRADIENT = (
     "importance_weights",
     "masked_whiten",
     "mismatch_metrics",
+    "optimal_token_baseline",
     "shift_labels_packed",
 )
 SELF_TESTS = (
@@ -334,6 +335,19 @@ def of_covariance_mask() -> str:
     return beyond("covariance_mask", "selected", got, want["selected"])
 
 
+def of_optimal_token_baseline() -> str:
+    a = policy_arrays(6, 37)
+    operands = (a["advantage"], a["logprob"], np.abs(a["selected"]), a["mask"])
+    got = rk.optimal_token_baseline(*operands, group_size=3)
+    want = rk.optimal_token_baseline_reference(*operands, group_size=3)
+    facts = {"scale": want["scale"], "terms": 4}
+    found = (
+        beyond("optimal_token_baseline", "advantages", got.advantages, want["advantages"], **facts),
+        beyond("optimal_token_baseline", "returns", got.returns, want["returns"], **facts),
+    )
+    return "; ".join(found)
+
+
 def of_mismatch_metrics() -> str:
     a = rollouts(6, 37)
     want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"])
@@ -407,6 +421,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
     "mismatch_metrics": of_mismatch_metrics,
+    "optimal_token_baseline": of_optimal_token_baseline,
     "pack": of_pack,
     "policy_loss": of_policy_loss,
     "preference_loss": of_preference_loss,

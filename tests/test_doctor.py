@@ -207,7 +207,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
     assert checks["against float64"].passed is False
 
 
-@pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten"])
+@pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten", "optimal_token_baseline"])
 def test_a_wrong_advantage_is_reported(broken, monkeypatch):
     """Off by a thousandth, of results of about 1."""
     module = importlib.import_module(f"rl_kernel_native.ops.{broken}")

@@ -14,6 +14,7 @@ void bind_linear(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_masked_whiten(nanobind::module_& m);
 void bind_mismatch_metrics(nanobind::module_& m);
+void bind_optimal_token_baseline(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_preference_loss(nanobind::module_& m);

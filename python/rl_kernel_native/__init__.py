@@ -50,6 +50,11 @@ from .ops.logprob import (
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
 from .ops.mismatch_metrics import MismatchMetrics, mismatch_metrics, mismatch_metrics_reference
+from .ops.optimal_token_baseline import (
+    OptimalTokenBaseline,
+    optimal_token_baseline,
+    optimal_token_baseline_reference,
+)
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
 from .ops.policy_loss import (
     PolicyGradients,
@@ -115,6 +120,7 @@ __all__ = [
     "LogprobStatus",
     "MaskedWhitenResult",
     "MismatchMetrics",
+    "OptimalTokenBaseline",
     "Packed",
     "PolicyGradients",
     "PolicyLoss",
@@ -168,6 +174,8 @@ __all__ = [
     "masked_whiten_reference",
     "mismatch_metrics",
     "mismatch_metrics_reference",
+    "optimal_token_baseline",
+    "optimal_token_baseline_reference",
     "pack",
     "pack_reference",
     "patch_model",

@@ -681,6 +681,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "gae": _advantages("gae"),
     "group_advantage": _advantages("group_advantage"),
     "masked_whiten": _advantages("masked_whiten"),
+    "optimal_token_baseline": _advantages("optimal_token_baseline"),
     "sequence_logprob": sequences.sequence_logprob,
     "shift_labels_packed": sequences.shift_labels_packed,
     "silu_mul": silu_mul,

@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in (
         ("gae", "generalised advantage estimation"),
         ("group_advantage", "advantages of sequences in their groups"),
+        ("optimal_token_baseline", "advantages against a baseline of each position of a group"),
         ("masked_whiten", "whitening of a batch's tokens"),
     ):
         advantage = operators.add_parser(name, help=text)
