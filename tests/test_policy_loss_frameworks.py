@@ -187,6 +187,28 @@ def test_verl_kl_cov(verl: Any) -> None:
     compare(a, presets.verl(loss_mode="kl_cov", ppo_kl_coef=0.7), theirs, selected=selected)
 
 
+@pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
+def test_verl_dppo(verl: Any, mode: str) -> None:
+    """Thresholds lie between the divergences of tokens, on either side of each."""
+    a, low, high = batch(seed=4), 0.05, 0.08
+    ell, o, raised = a["logprob"], a["old_logprob"], a["advantage"] > 0
+    p, q = ell.exp(), o.exp()
+    if mode == "dppo_tv":
+        selected = torch.where(raised, p - q > high, p - q < -low)
+    else:
+        kl = q * (o - ell) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        selected = torch.where(raised, ~(kl <= high) & (p > q), ~(kl <= low) & (p < q))  # of q > 1 it is NaN
+    assert all(int((selected & side).sum()) > 1 for side in (raised, ~raised))
+    fields: dict[str, Any] = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 1.3}
+    config = verl_config(clip_ratio=0.2, **fields)
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        arguments = (o, x, a["advantage"], a["mask"].float(), "token-mean", config)
+        return verl.get_policy_loss_fn(mode)(*arguments)[0]
+
+    compare(a, presets.verl(loss_mode=mode, **fields), theirs, selected=selected.float())
+
+
 def test_verl_with_a_global_batch(verl: Any) -> None:
     a = batch()
     config = verl_config(clip_ratio=0.2)
@@ -425,7 +447,7 @@ def test_slime(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: presets.verl(loss_mode="dppo_tv"), "loss_mode: expected"),
+        (lambda: presets.verl(loss_mode="dppo"), "loss_mode: expected"),
         (lambda: presets.verl(loss_agg_mode="seq-mean-token-sum-norm"), "loss_scale_factor: expected a number"),
         (lambda: presets.verl(loss_mode="sapo", use_kl_loss=True), "one loss has one aggregation"),
         (lambda: presets.verl(use_kl_loss=True, kl_loss_type="full"), "kl_loss_type: expected"),
