@@ -148,7 +148,7 @@ struct CovarianceBatch {
     const float tokens = static_cast<float>(t.count[kTokens]);
     shared->mean_advantage = quotient_or_zero(t.sum[CovarianceSumTerms::kAdvantage], tokens);
     shared->mean_logprob = quotient_or_zero(t.sum[CovarianceSumTerms::kLogprob], tokens);
-    shared->broken = t.count[kBadCuts] > 0 || p.sequences.num_sequences == 0;  // of slots that no sequence has
+    shared->broken = t.count[kBadCuts] > 0;
     shared->state[0] = {0, most_selected(p.ratio, t.count[kTokens])};
   }
 };
