@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "hip/attention/attention_kernels.hip"
+#include "hip/covariance_mask/covariance_mask_kernels.hip"
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
@@ -26,6 +27,7 @@
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
 #include "hip/mismatch_metrics/mismatch_metrics_kernels.hip"
+#include "hip/optimal_token_baseline/optimal_token_baseline_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
 #include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
@@ -108,6 +110,11 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_dkv_wide),
 };
 const Table kLinearLogprob = {RLK_OF(rlk_linear_logprob_rows_vectors), RLK_OF(rlk_linear_logprob_rows_halves)};
+const Table kCovarianceMask = {
+    RLK_OF(rlk_covariance_mask_clear),   RLK_OF(rlk_covariance_mask_means),  RLK_OF(rlk_covariance_mask_sums),
+    RLK_OF(rlk_covariance_mask_results), RLK_OF(rlk_covariance_mask_tokens), RLK_OF(rlk_covariance_mask_priorities),
+    RLK_OF(rlk_covariance_mask_digits),  RLK_OF(rlk_covariance_mask_write),
+};
 const Table kImportanceWeights = {
     RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
     RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_sums),
@@ -140,6 +147,8 @@ const Table kMismatchMetrics = {
     RLK_OF(rlk_mismatch_metrics_sums),
     RLK_OF(rlk_mismatch_metrics_results),
 };
+const Table kOptimalTokenBaseline = {RLK_OF(rlk_optimal_token_baseline_scan),
+                                     RLK_OF(rlk_optimal_token_baseline_groups)};
 const Table kPolicyLoss = {
     RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
     RLK_OF(rlk_policy_loss_tokens_clipped),   RLK_OF(rlk_policy_loss_tokens_any),
@@ -186,6 +195,7 @@ const Table kValueLoss = {
 
 const Kernel* find_kernel(std::string_view name) {
   for (const Table* table : {&kAttention,
+                             &kCovarianceMask,
                              &kEmbedding,
                              &kGae,
                              &kGroupAdvantage,
@@ -195,6 +205,7 @@ const Kernel* find_kernel(std::string_view name) {
                              &kLogprob,
                              &kMaskedWhiten,
                              &kMismatchMetrics,
+                             &kOptimalTokenBaseline,
                              &kPack,
                              &kPolicyLoss,
                              &kPreferenceLoss,

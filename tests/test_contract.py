@@ -46,12 +46,14 @@ ROOT = Path(__file__).resolve().parent.parent
 STEMS = sorted(path.stem for path in (ROOT / "cpp" / "include" / "rlk" / "ops").glob("*.h"))
 # Constants of a loss; integers.
 WITHOUT_GRADIENT = (
+    "covariance_mask",
     "gae",
     "group_advantage",
     "importance_weights",
     "masked_whiten",
     "mismatch_metrics",
     "scatter_rewards",
+    "optimal_token_baseline",
     "shift_labels_packed",
 )
 SELF_TESTS = (
@@ -334,6 +336,27 @@ def of_scatter_rewards() -> str:
     return "; ".join(beyond("scatter_rewards", k, got[k], x, **facts.get(k, {})) for k, x in want.items())
 
 
+def of_covariance_mask() -> str:
+    a = policy_arrays(6, 37)
+    operands = (a["logprob"], None, a["advantage"], a["mask"])
+    want = rk.covariance_mask_reference(*operands, kind="kl", ratio=0.1)
+    got = rk.covariance_mask(*operands, kind="kl", ratio=0.1)
+    return beyond("covariance_mask", "selected", got, want["selected"])
+
+
+def of_optimal_token_baseline() -> str:
+    a = policy_arrays(6, 37)
+    operands = (a["advantage"], a["logprob"], np.abs(a["selected"]), a["mask"])
+    got = rk.optimal_token_baseline(*operands, group_size=3)
+    want = rk.optimal_token_baseline_reference(*operands, group_size=3)
+    facts = {"scale": want["scale"], "terms": 4}
+    found = (
+        beyond("optimal_token_baseline", "advantages", got.advantages, want["advantages"], **facts),
+        beyond("optimal_token_baseline", "returns", got.returns, want["returns"], **facts),
+    )
+    return "; ".join(found)
+
+
 def of_mismatch_metrics() -> str:
     a = rollouts(6, 37)
     want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"])
@@ -397,6 +420,7 @@ def of_shift_labels_packed() -> str:
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
+    "covariance_mask": of_covariance_mask,
     "embedding": of_embedding,
     "gae": of_gae,
     "group_advantage": of_group_advantage,
@@ -406,6 +430,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
     "mismatch_metrics": of_mismatch_metrics,
+    "optimal_token_baseline": of_optimal_token_baseline,
     "pack": of_pack,
     "policy_loss": of_policy_loss,
     "preference_loss": of_preference_loss,

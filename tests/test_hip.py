@@ -37,11 +37,13 @@ import rollout_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_attention_fuzz as attention_fuzz  # noqa: E402
+import test_covariance_mask as covariance_tests  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
 import test_importance_weights as importance_tests  # noqa: E402
 import test_kl as kl_tests  # noqa: E402
 import test_mismatch_metrics as mismatch_tests  # noqa: E402
+import test_optimal_token_baseline as baseline_tests  # noqa: E402
 import test_policy_loss as policy_tests  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
@@ -391,6 +393,12 @@ TOKENS: dict[str, tuple[Callable[..., Any], list[Any], Callable[..., Any]]] = {
     "value_loss": (value_tests.arrays, list(value_tests.HOW.values()), value_tests.run),
     "kl": (policy_loss_cases.arrays, list(kl_tests.HOW.values()), kl_tests.run),
     "importance_weights": (rollout_cases.rollouts, list(importance_tests.OPTIONS), importance_tests.run),
+    "covariance_mask": (covariance_tests.make, list(covariance_tests.OPTIONS), covariance_tests.run),
+    "optimal_token_baseline": (
+        baseline_tests.make,
+        [{"group_size": 1}, {"group_size": 1, "eps": 0.5}],
+        lambda a, options, **more: baseline_tests.run(a, True, **options, **more),
+    ),
     "mismatch_metrics": (
         rollout_cases.rollouts,
         [20.0, 0.1, None],

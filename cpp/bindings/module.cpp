@@ -38,6 +38,7 @@ NB_MODULE(_C, m) {
   });
   m.def("set_torch", &rlk::bindings::set_torch);
   rlk::bindings::bind_attention(m);
+  rlk::bindings::bind_covariance_mask(m);
   rlk::bindings::bind_embedding(m);
   rlk::bindings::bind_gae(m);
   rlk::bindings::bind_group_advantage(m);
@@ -48,6 +49,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_logprob(m);
   rlk::bindings::bind_masked_whiten(m);
   rlk::bindings::bind_mismatch_metrics(m);
+  rlk::bindings::bind_optimal_token_baseline(m);
   rlk::bindings::bind_rms_norm(m);
   rlk::bindings::bind_pack(m);
   rlk::bindings::bind_preference_loss(m);

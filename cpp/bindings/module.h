@@ -4,6 +4,7 @@
 
 namespace rlk::bindings {
 void bind_attention(nanobind::module_& m);
+void bind_covariance_mask(nanobind::module_& m);
 void bind_embedding(nanobind::module_& m);
 void bind_gae(nanobind::module_& m);
 void bind_group_advantage(nanobind::module_& m);
@@ -14,6 +15,7 @@ void bind_linear_logprob(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);
 void bind_masked_whiten(nanobind::module_& m);
 void bind_mismatch_metrics(nanobind::module_& m);
+void bind_optimal_token_baseline(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_preference_loss(nanobind::module_& m);

@@ -45,6 +45,10 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
     sequences_.cu_seqlens = c.data;
     sequences_.cu_dtype = c.dtype;
     sequences_.num_sequences = c.shape[0] - 1;
+    if (sequences_.num_sequences == 0 && sequences_.num_tokens > 0) {  // what a GPU's kernels could not say
+      argument_error(
+          cuts, "expected " + std::to_string(sequences_.num_tokens) + " (the number of tokens) last, got shape [1]");
+    }
     kept_.push_back(std::move(cuts));
   }
   if (sequences_.num_sequences >= std::int64_t{1} << 31) argument_error(first_, "expected fewer than 2^31 sequences");

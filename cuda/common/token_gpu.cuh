@@ -44,6 +44,7 @@ struct TokenGpu {
   static __device__ __forceinline__ void count_on(std::int64_t* to, std::int64_t count) {
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
   }
+  static __device__ __forceinline__ void count_on(std::uint32_t* to, std::uint32_t count) { atomicAdd(to, count); }
 };
 
 }  // namespace

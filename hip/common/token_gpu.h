@@ -63,6 +63,7 @@ struct TokenGpu {
   static RLK_DEVICE float load(const float* from) { return *from; }
   static RLK_DEVICE void store(float* to, float x) { *to = x; }
   static RLK_DEVICE void count_on(std::int64_t* to, std::int64_t count) { atomic_add(to, count); }
+  static RLK_DEVICE void count_on(std::uint32_t* to, std::uint32_t count) { atomic_add(to, count); }
   template <class Shared>
   static RLK_DEVICE Shared* shared() {
     return reinterpret_cast<Shared*>(lds());

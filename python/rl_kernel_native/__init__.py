@@ -11,6 +11,7 @@ from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .integrations import patch_model, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
+from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.gae import (
     GaeResult,
@@ -50,6 +51,11 @@ from .ops.logprob import (
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
 from .ops.mismatch_metrics import MismatchMetrics, mismatch_metrics, mismatch_metrics_reference
+from .ops.optimal_token_baseline import (
+    OptimalTokenBaseline,
+    optimal_token_baseline,
+    optimal_token_baseline_reference,
+)
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
 from .ops.policy_loss import (
     PolicyGradients,
@@ -116,6 +122,7 @@ __all__ = [
     "LogprobStatus",
     "MaskedWhitenResult",
     "MismatchMetrics",
+    "OptimalTokenBaseline",
     "Packed",
     "PolicyGradients",
     "PolicyLoss",
@@ -133,6 +140,8 @@ __all__ = [
     "attention_reference",
     "canonical_blas",
     "checkpoint_contexts",
+    "covariance_mask",
+    "covariance_mask_reference",
     "current_arithmetic",
     "discounted_returns",
     "discounted_returns_reference",
@@ -170,6 +179,8 @@ __all__ = [
     "masked_whiten_reference",
     "mismatch_metrics",
     "mismatch_metrics_reference",
+    "optimal_token_baseline",
+    "optimal_token_baseline_reference",
     "pack",
     "pack_reference",
     "patch_model",

@@ -406,6 +406,12 @@ _ADVANTAGE = Bound(
     "8 * u * (scale + expected + 1e-6)",
     "trees over chunks of 128 rewards, a difference, a standard deviation in two passes and a quotient",
 )
+_BASELINE = Bound(
+    lambda scale, terms: (24 + terms) * U * (scale + 1e-6),
+    "(24 + terms) * u * (scale + 1e-6)",
+    "scans of chunks of 256 tokens, a weight's four roundings and exponential, a chain over the group; terms: chunks "
+    "and members; scale: the largest sum of rewards, times what errors of small weights grow by",
+)
 _WHITENED = Bound(
     lambda largest: 8 * U * (10 + largest),
     "8 * u * (10 + largest)",
@@ -530,6 +536,8 @@ def _sequences() -> Iterable[Row]:
     yield Row("scatter_rewards", "lengths", "forward", bound=_BITWISE, **(scattered | {"kind": "integers"}))
     measured = of | {"kind": "scan", "stem": "mismatch_metrics", "keeps": ("layout", "padding", "packing", "runs")}
     yield Row("mismatch_metrics", "metrics", "forward", bound=_MISMATCH, **measured)
+    drawn = measured | {"kind": "integers", "stem": "covariance_mask"}
+    yield Row("covariance_mask", "selected", "forward", bound=_BITWISE, **drawn)
 
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):
@@ -545,6 +553,9 @@ def _sequences() -> Iterable[Row]:
             yield Row(operator, output, "forward", kind="scan", bound=_SCAN, stem="gae", **of)
     grouped = of | {"kind": "scan", "stem": "group_advantage"}  # a group is what it is of: its members stay together
     yield Row("group_advantage", "advantage", "forward", bound=_ADVANTAGE, **grouped)
+    per_token = grouped | {"stem": "optimal_token_baseline", "bound": _BASELINE}
+    for output in ("advantages", "returns"):
+        yield Row("optimal_token_baseline", output, "forward", **per_token)
     whole = grouped | {"stem": "masked_whiten", "keeps": ("layout", "padding", "packing", "runs")}  # reads the batch
     for output in ("y", "mean", "var"):
         yield Row("masked_whiten", output, "forward", bound=_WHITENED, **whole)

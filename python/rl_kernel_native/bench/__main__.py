@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("value_loss", "clipped value loss, and its gradient"),
         ("importance_weights", "weights of a batch's tokens for the engine that sampled it"),
         ("mismatch_metrics", "how far a trainer and the engine that sampled are apart"),
+        ("covariance_mask", "the tokens that clip-cov singles out"),
     ):
         token_terms.append(operators.add_parser(name, help=text))
         token_terms[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
@@ -107,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in (
         ("gae", "generalised advantage estimation"),
         ("group_advantage", "advantages of sequences in their groups"),
+        ("optimal_token_baseline", "advantages against a baseline of each position of a group"),
         ("masked_whiten", "whitening of a batch's tokens"),
         ("scatter_rewards", "rewards of sequences and a KL as rewards of tokens"),
     ):
