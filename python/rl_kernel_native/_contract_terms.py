@@ -1,4 +1,4 @@
-"""The terms of contract.py: rounding, kinds of sums, what a call may vary, facts, bounds, rows. Standard library alone."""
+"""The terms of contract.py: rounding, kinds of sums, facts, bounds, rows of its table. Standard library alone."""
 
 from __future__ import annotations
 
