@@ -77,9 +77,10 @@ class TokenBench {
     return {data, DType::kInt64, sequences_, slots()};
   }
   // A row of run(params, plan, stream) for the plan that is chosen, or for every one; `moved`: arrays that a call must
-  // read or write.
+  // read or write, a mask of a byte a token a quarter of one.
   template <class Params, class Run>
-  void print(const char* name, int moved, const std::vector<Params>& calls, const Run& run, const TokenRun& of) const {
+  void print(const char* name, double moved, const std::vector<Params>& calls, const Run& run,
+             const TokenRun& of) const {
     const double bytes = 4.0 * static_cast<double>(slots()) * moved;
     const cuda::TokenPlan chosen = cuda::choose_token_plan(calls[0].sequences, cuda::multiprocessors(0));
     for (const cuda::TokenPlan& plan : cuda::kTokenPlans) {

@@ -16,20 +16,24 @@
 #include <tuple>
 
 #include "hip/attention/attention_kernels.hip"
+#include "hip/covariance_mask/covariance_mask_kernels.hip"
 #include "hip/embedding/embedding_kernels.hip"
 #include "hip/gae/gae_kernels.hip"
 #include "hip/group_advantage/group_advantage_kernels.hip"
 #include "hip/importance_weights/importance_weights_kernels.hip"
 #include "hip/kl/kl_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
+#include "hip/linear_logprob/linear_logprob_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
 #include "hip/masked_whiten/masked_whiten_kernels.hip"
 #include "hip/mismatch_metrics/mismatch_metrics_kernels.hip"
+#include "hip/optimal_token_baseline/optimal_token_baseline_kernels.hip"
 #include "hip/pack/pack_kernels.hip"
 #include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
+#include "hip/scatter_rewards/scatter_rewards_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
 #include "hip/silu_mul/silu_mul_kernels.hip"
@@ -105,6 +109,12 @@ const Table kAttention = {
     RLK_OF_FLOATS(rlk_attention_dq_wide),        RLK_OF_FLOATS(rlk_attention_dkv_narrow),
     RLK_OF_FLOATS(rlk_attention_dkv_wide),
 };
+const Table kLinearLogprob = {RLK_OF(rlk_linear_logprob_rows_vectors), RLK_OF(rlk_linear_logprob_rows_halves)};
+const Table kCovarianceMask = {
+    RLK_OF(rlk_covariance_mask_clear),   RLK_OF(rlk_covariance_mask_means),  RLK_OF(rlk_covariance_mask_sums),
+    RLK_OF(rlk_covariance_mask_results), RLK_OF(rlk_covariance_mask_tokens), RLK_OF(rlk_covariance_mask_priorities),
+    RLK_OF(rlk_covariance_mask_digits),  RLK_OF(rlk_covariance_mask_write),
+};
 const Table kImportanceWeights = {
     RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
     RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_sums),
@@ -137,6 +147,8 @@ const Table kMismatchMetrics = {
     RLK_OF(rlk_mismatch_metrics_sums),
     RLK_OF(rlk_mismatch_metrics_results),
 };
+const Table kOptimalTokenBaseline = {RLK_OF(rlk_optimal_token_baseline_scan),
+                                     RLK_OF(rlk_optimal_token_baseline_groups)};
 const Table kPolicyLoss = {
     RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
     RLK_OF(rlk_policy_loss_tokens_clipped),   RLK_OF(rlk_policy_loss_tokens_any),
@@ -162,6 +174,7 @@ const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(r
 const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_preference_loss_merge),
                                RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
                                RLK_OF(rlk_preference_loss_metrics), RLK_OF(rlk_preference_loss_backward)};
+const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens), RLK_OF(rlk_scatter_rewards_sequences)};
 const Table kSequenceLogprob = {RLK_OF_FLOATS(rlk_sequence_logprob_sum), RLK_OF_FLOATS(rlk_sequence_logprob_backward)};
 const Table kShiftLabelsPacked = {RLK_OF(rlk_shift_labels_packed_labels), RLK_OF(rlk_shift_labels_packed_spans),
                                   RLK_OF(rlk_shift_labels_packed_rest), RLK_OF(rlk_shift_labels_packed_turns)};
@@ -181,9 +194,28 @@ const Table kValueLoss = {
 };
 
 const Kernel* find_kernel(std::string_view name) {
-  for (const Table* table : {&kAttention, &kEmbedding, &kGae, &kGroupAdvantage, &kImportanceWeights, &kKl, &kLinear,
-                             &kLogprob, &kMaskedWhiten, &kMismatchMetrics, &kPack, &kPolicyLoss, &kPreferenceLoss,
-                             &kRmsNorm, &kRope, &kSequenceLogprob, &kShiftLabelsPacked, &kSiluMul, &kValueLoss}) {
+  for (const Table* table : {&kAttention,
+                             &kCovarianceMask,
+                             &kEmbedding,
+                             &kGae,
+                             &kGroupAdvantage,
+                             &kImportanceWeights,
+                             &kKl,
+                             &kLinear,
+                             &kLogprob,
+                             &kMaskedWhiten,
+                             &kMismatchMetrics,
+                             &kOptimalTokenBaseline,
+                             &kPack,
+                             &kPolicyLoss,
+                             &kPreferenceLoss,
+                             &kRmsNorm,
+                             &kRope,
+                             &kScatterRewards,
+                             &kSequenceLogprob,
+                             &kShiftLabelsPacked,
+                             &kSiluMul,
+                             &kValueLoss}) {
     if (const auto found = table->find(name); found != table->end()) return &found->second;
   }
   return nullptr;

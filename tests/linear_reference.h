@@ -115,7 +115,7 @@ inline Patterns reference(const rlk::LinearInputGradParams& p) {
     const auto dy = along_row(p.dy, p.dtype, p.dy_rows, m, 0, p.out_features);
     for (std::int64_t k = 0; k < p.in_features; ++k) {
       const auto w = along_column(p.weight, p.dtype, plain_rows(p.weight_stride), k, 0, p.out_features);
-      dx.push_back(rounded(dot(p.arithmetic, p.dtype, dy, w), p.dtype));
+      dx.push_back(rounded(dot(p.arithmetic, p.dtype, dy, w), p.dx_dtype));
     }
   }
   return dx;

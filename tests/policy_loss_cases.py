@@ -78,7 +78,7 @@ def keywords(spec: PolicySpec, a: dict[str, Any]) -> dict[str, Any]:
     found = {name: a[name] for name, needed in wanted.items() if needed}
     if spec.importance == "given":
         found["importance_weight"] = a["weight"]
-    if spec.clip in ("clip_cov", "kl_cov"):
+    if spec.clip in ("clip_cov", "kl_cov", "dppo"):
         found["selected"] = a["selected"]
     return found
 
@@ -107,6 +107,7 @@ def specs() -> dict[str, PolicySpec]:
         "cispo": s(clip="cispo"),
         "absolute cispo": s(clip="cispo", epsilon_low=None, epsilon_high=1.2, epsilon_absolute=True),
         "clip_cov": s(clip="clip_cov"),
+        "dppo": s(clip="dppo", epsilon_low=None, epsilon_high=1.2, epsilon_absolute=True),
         "kl_cov": s(clip="kl_cov", selected_kl_coef=0.3),
         "sapo": s(clip="sapo", **mean),
         "entropy by tokens": s(entropy_coef=0.1, entropy_aggregation="token-mean", entropy_scale=0.5, **mean),

@@ -206,6 +206,9 @@ def test_command_for_rollouts_writes_json(operator, tmp_path):
     assert command.main([*arguments, "--json", str(file)]) == 0
     rows = {r["peer"]: r for r in json.loads(file.read_text())["results"]}
     assert rows["rk"]["times_rk"] == 1.0
+    if operator == "covariance_mask":  # the draws differ, not how many there are
+        assert rows["rk"]["max_error"] == 0
+        return
     output = {"importance_weights": "weights", "mismatch_metrics": "metrics"}[operator]
     facts = {"terms": 64} if output == "weights" else {}
     assert rows["rk"]["max_error"] < row(operator, output).allowed(expected=2.0, **facts)

@@ -64,14 +64,17 @@ _SEQUENCES = "rows are sequences of any length: its own tests compare bytes padd
 _BATCH = "reads the whole batch, so no row of it is fixed"
 # Stems without cases, and why.
 NOT_CERTIFIED = {
+    "covariance_mask": _BATCH,
     "gae": _SEQUENCES,
     "group_advantage": "a row is a group: its own tests compare bytes in other batches, orders and forms of groups",
     "importance_weights": _SEQUENCES,
     "masked_whiten": _BATCH,
     "mismatch_metrics": _BATCH,
+    "optimal_token_baseline": "a row is of a group: its own tests compare bytes padded, packed and in other batches",
     "pack": "moves bytes and computes nothing",
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
+    "scatter_rewards": _SEQUENCES,
     "sequence_logprob": _SEQUENCES,
     "value_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "shift_labels_packed": "integers: its own tests compare them with the definition, byte for byte",

@@ -31,6 +31,7 @@ torch = pytest.importorskip("torch", reason="the tests of operators make their o
 import advantage_cases  # noqa: E402
 import embedding_cases  # noqa: E402
 import linear_cases  # noqa: E402
+import reward_batches  # noqa: E402
 import rms_norm_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
@@ -45,11 +46,14 @@ ROOT = Path(__file__).resolve().parent.parent
 STEMS = sorted(path.stem for path in (ROOT / "cpp" / "include" / "rlk" / "ops").glob("*.h"))
 # Constants of a loss; integers.
 WITHOUT_GRADIENT = (
+    "covariance_mask",
     "gae",
     "group_advantage",
     "importance_weights",
     "masked_whiten",
     "mismatch_metrics",
+    "scatter_rewards",
+    "optimal_token_baseline",
     "shift_labels_packed",
 )
 SELF_TESTS = (
@@ -160,8 +164,8 @@ def test_rounding_is_what_torch_rounds(dtype: str) -> None:
 
 def test_the_module_needs_the_standard_library_alone() -> None:
     code = (
-        "import sys, importlib.util as u; s = u.spec_from_file_location('contract', sys.argv[1]);"
-        "m = u.module_from_spec(s); sys.modules['contract'] = m; s.loader.exec_module(m);"
+        "import importlib, pathlib, sys, types; p = types.ModuleType('alone'); sys.modules['alone'] = p;"
+        "p.__path__ = [str(pathlib.Path(sys.argv[1]).parent)]; m = importlib.import_module('alone.contract');"
         "print(len(m.ROWS), sorted({'numpy', 'torch', 'rl_kernel_native'} & set(sys.modules)))"
     )
     file = inspect.getsourcefile(contract)
@@ -325,6 +329,34 @@ def of_importance_weights() -> str:
     return "; ".join(found)
 
 
+def of_scatter_rewards() -> str:
+    a = reward_batches.batch(6, 37)
+    got, want = reward_batches.run(a, "all")._asdict(), reward_batches.reference(a, "all")
+    facts = {"rewards": {"largest": 8.0}, "combined": {"largest": 8.0}}
+    return "; ".join(beyond("scatter_rewards", k, got[k], x, **facts.get(k, {})) for k, x in want.items())
+
+
+def of_covariance_mask() -> str:
+    a = policy_arrays(6, 37)
+    operands = (a["logprob"], None, a["advantage"], a["mask"])
+    want = rk.covariance_mask_reference(*operands, kind="kl", ratio=0.1)
+    got = rk.covariance_mask(*operands, kind="kl", ratio=0.1)
+    return beyond("covariance_mask", "selected", got, want["selected"])
+
+
+def of_optimal_token_baseline() -> str:
+    a = policy_arrays(6, 37)
+    operands = (a["advantage"], a["logprob"], np.abs(a["selected"]), a["mask"])
+    got = rk.optimal_token_baseline(*operands, group_size=3)
+    want = rk.optimal_token_baseline_reference(*operands, group_size=3)
+    facts = {"scale": want["scale"], "terms": 4}
+    found = (
+        beyond("optimal_token_baseline", "advantages", got.advantages, want["advantages"], **facts),
+        beyond("optimal_token_baseline", "returns", got.returns, want["returns"], **facts),
+    )
+    return "; ".join(found)
+
+
 def of_mismatch_metrics() -> str:
     a = rollouts(6, 37)
     want = rk.mismatch_metrics_reference(a["train"], a["rollout"], a["mask"])
@@ -388,6 +420,7 @@ def of_shift_labels_packed() -> str:
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
+    "covariance_mask": of_covariance_mask,
     "embedding": of_embedding,
     "gae": of_gae,
     "group_advantage": of_group_advantage,
@@ -397,11 +430,13 @@ CHECKS: dict[str, Callable[[], str]] = {
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
     "mismatch_metrics": of_mismatch_metrics,
+    "optimal_token_baseline": of_optimal_token_baseline,
     "pack": of_pack,
     "policy_loss": of_policy_loss,
     "preference_loss": of_preference_loss,
     "rms_norm": of_rms_norm,
     "rope": of_rope,
+    "scatter_rewards": of_scatter_rewards,
     "sequence_logprob": of_sequence_logprob,
     "shift_labels_packed": of_shift_labels_packed,
     "silu_mul": of_silu_mul,

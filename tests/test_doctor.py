@@ -38,8 +38,8 @@ def test_json_is_one_object_and_the_status_says_healthy():
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     # Exact ones have one check; linear has one of the models of other hardware, too.
     one = (
-        "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
-        "shift_labels_packed", "value_loss",
+        "covariance_mask", "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
+        "scatter_rewards", "shift_labels_packed", "value_loss",
     )  # fmt: skip
     checks = {operator: {"linear": 3}.get(operator, 2 - (operator in one)) for operator in _selftest.OPERATORS}
     assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]
@@ -207,7 +207,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
     assert checks["against float64"].passed is False
 
 
-@pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten"])
+@pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten", "optimal_token_baseline"])
 def test_a_wrong_advantage_is_reported(broken, monkeypatch):
     """Off by a thousandth, of results of about 1."""
     module = importlib.import_module(f"rl_kernel_native.ops.{broken}")
@@ -237,6 +237,28 @@ def test_a_wrong_rollout_correction_is_reported(broken, monkeypatch):
     monkeypatch.setattr(module, broken, wrong)
     checks = {check.check: check for check in _selftest.OPERATORS[broken](None, "cpu", None)}
     assert checks["against float64"].passed is False
+
+
+def test_a_wrong_reward_is_reported(monkeypatch):
+    """Off by a thousandth, of results of about 1."""
+    module = importlib.import_module("rl_kernel_native.ops.scatter_rewards")
+    right = module.scatter_rewards
+
+    def wrong(*arguments, **options):
+        found = right(*arguments, **options)
+        return found._replace(rewards=found.rewards * 1.001)
+
+    monkeypatch.setattr(module, "scatter_rewards", wrong)
+    checks = {check.check: check for check in _selftest.OPERATORS["scatter_rewards"](None, "cpu", None)}
+    assert checks["against float64"].passed is False
+
+
+def test_a_wrong_choice_is_reported(monkeypatch):
+    module = importlib.import_module("rl_kernel_native.ops.covariance_mask")
+    right = module.covariance_mask
+    monkeypatch.setattr(module, "covariance_mask", lambda *a, **o: np.roll(right(*a, **o), 1))
+    checks = {check.check: check for check in _selftest.OPERATORS["covariance_mask"](None, "cpu", None)}
+    assert checks["against the definition"].passed is False
 
 
 @pytest.mark.parametrize("broken", ["silu_mul", "gelu_mul", "silu_mul_backward", "gelu_mul_backward"])

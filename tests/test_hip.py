@@ -32,15 +32,18 @@ torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with tor
 import advantage_cases  # noqa: E402
 import attention_cases  # noqa: E402
 import policy_loss_cases  # noqa: E402
+import reward_batches  # noqa: E402
 import rollout_cases  # noqa: E402
 import rope_cases  # noqa: E402
 import silu_mul_cases  # noqa: E402
 import test_attention_fuzz as attention_fuzz  # noqa: E402
+import test_covariance_mask as covariance_tests  # noqa: E402
 import test_embedding_fuzz as embedding_fuzz  # noqa: E402
 import test_fuzz as fuzz  # noqa: E402
 import test_importance_weights as importance_tests  # noqa: E402
 import test_kl as kl_tests  # noqa: E402
 import test_mismatch_metrics as mismatch_tests  # noqa: E402
+import test_optimal_token_baseline as baseline_tests  # noqa: E402
 import test_policy_loss as policy_tests  # noqa: E402
 import test_rms_norm_fuzz as rms_norm_fuzz  # noqa: E402
 import test_rope_fuzz as rope_fuzz  # noqa: E402
@@ -390,6 +393,12 @@ TOKENS: dict[str, tuple[Callable[..., Any], list[Any], Callable[..., Any]]] = {
     "value_loss": (value_tests.arrays, list(value_tests.HOW.values()), value_tests.run),
     "kl": (policy_loss_cases.arrays, list(kl_tests.HOW.values()), kl_tests.run),
     "importance_weights": (rollout_cases.rollouts, list(importance_tests.OPTIONS), importance_tests.run),
+    "covariance_mask": (covariance_tests.make, list(covariance_tests.OPTIONS), covariance_tests.run),
+    "optimal_token_baseline": (
+        baseline_tests.make,
+        [{"group_size": 1}, {"group_size": 1, "eps": 0.5}],
+        lambda a, options, **more: baseline_tests.run(a, True, **options, **more),
+    ),
     "mismatch_metrics": (
         rollout_cases.rollouts,
         [20.0, 0.1, None],
@@ -427,3 +436,19 @@ def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pyte
         got = back(outputs_of(run(there, way, **{k: on_device(x) for k, x in more.items()})))
         found = fuzz.differing(want, got)
         assert not found, f"{way}, [{rows}, {columns}]{' packed' * packed}: {found}"
+
+
+@pytest.mark.parametrize("name", reward_batches.HOW)
+def test_cpu_and_hip_rewards_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, several tiles of one, and packed sequences of which some are empty."""
+    padded, packed, cuts = reward_batches.ragged()
+    batches = [padded, packed, *(reward_batches.batch(*shape) for shape in ((70, 3), (1, 2500), (1, 1)))]
+    for number, a in enumerate(batches):
+        monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
+        more = {"cu_seqlens": torch.from_numpy(cuts)} if a is packed else {}
+        arrays = {k: torch.from_numpy(x) for k, x in a.items()}
+        want = outputs_of(reward_batches.run(arrays, name, **more))
+        there = {k: on_device(x) for k, x in arrays.items()}
+        got = back(outputs_of(reward_batches.run(there, name, **{k: on_device(x) for k, x in more.items()})))
+        found = fuzz.differing(want, got)
+        assert not found, f"{name}, batch {number}: {found}"

@@ -119,7 +119,7 @@ TEST_F(Linear, InputGradientTilesStagesAndLoads) {
           p.num_rows = rows;
           p.in_features = in_features;
           p.out_features = kOut;
-          p.dtype = dtype;
+          p.dtype = p.dx_dtype = dtype;
           p.arithmetic = arithmetic;
           ASSERT_NO_FATAL_FAILURE(
               check(p, dx, "rows " + std::to_string(rows) + (vectors ? ", vectors" : ", elements")));

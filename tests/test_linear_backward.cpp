@@ -30,6 +30,7 @@ LinearInputGradParams input_grad_of(Matrix& dy, Matrix& weight, const Matrix& dx
   p.in_features = in_features;
   p.out_features = out_features;
   p.dtype = dy.dtype();
+  p.dx_dtype = dx.dtype();
   p.arithmetic = arithmetic;
   return p;
 }
@@ -98,6 +99,40 @@ TEST_F(Linear, AnInputGradientOverManyOutputsAndStridedRows) {
       const Matrix dx(kRows, kIn, DType::kBFloat16, RowLayout{5, -300, 40});
       ASSERT_NO_FATAL_FAILURE(
           check(input_grad_of(dy, weight, dx, kRows, kIn, out_features, arithmetic), dx, name(arithmetic)));
+    }
+  }
+}
+
+TEST_F(Linear, AnInputGradientContinuesWhereAnotherEnded) {
+  constexpr std::int64_t kIn = 67, kPieces[] = {32, 0, 288, 19}, kOut = 339;
+  for (const Arithmetic arithmetic : kArithmetics) {
+    for (const DType dtype : kDtypes) {
+      if (!allowed(arithmetic, dtype)) continue;
+      for (const std::int64_t rows : {7, 40}) {  // a tile for few rows, one for many
+        for (const DType dx_dtype : {dtype, DType::kFloat32}) {
+          Matrix dy(rows, kOut, dtype, kOut + 5), weight(kOut, kIn, dtype), sums(rows, kIn, DType::kFloat32, kIn + 1);
+          dy.fill(5, Data::kNormal);
+          weight.fill(6, Data::kWide);
+          Matrix dx(rows, kIn, dx_dtype);
+          const Patterns want = reference(input_grad_of(dy, weight, dx, rows, kIn, kOut, arithmetic));
+          for_each_backend([&](const std::string& backend) {
+            Matrix earlier = sums, last = dx;
+            std::int64_t first = 0;
+            for (const std::int64_t piece : kPieces) {
+              const bool ends = first + piece == kOut;
+              auto p = input_grad_of(dy, weight, ends ? last : earlier, rows, kIn, piece, arithmetic);
+              p.dy = static_cast<const unsigned char*>(p.dy) + first * size_of(dtype);
+              p.weight = static_cast<const unsigned char*>(p.weight) + first * kIn * size_of(dtype);
+              p.dx = ends ? last.data() : earlier.data();
+              if (first > 0) p.start = reinterpret_cast<const float*>(earlier.data());
+              p.start_stride = earlier.stride();
+              run(p);
+              first += piece;
+            }
+            ASSERT_NO_FATAL_FAILURE(last.expect(want, std::string(name(arithmetic)) + ", " + backend));
+          });
+        }
+      }
     }
   }
 }

@@ -39,6 +39,7 @@ from rl_kernel_native import PolicySpec
         ({"clip": "vespo"}, "its weight is one per sequence"),
         ({"clip": "vespo", "level": "sequence", "importance": "sequence"}, "go into the sequence's own"),
         ({"clip": "kl_cov", "level": "sequence"}, "tokens are selected, not sequences"),
+        ({"clip": "dppo", "level": "geometric"}, "tokens are selected, not sequences"),
         ({"straight_through": True}, "a token's ratio is its own already"),
         ({"kl_coef": 0.1}, "kl: expected an estimator"),
         ({"kl": "k3", "kl_times_ratio": True, "kl_straight_through": True}, "two different corrections"),

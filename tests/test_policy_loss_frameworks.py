@@ -64,10 +64,13 @@ def verl() -> Any:
         return pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed", exc_type=ImportError)
 
 
+OF_LOSS = ("ppo_kl_coef", "dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio")
+
+
 def verl_config(**fields: Any) -> Any:
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    of_loss = {k: fields.pop(k) for k in ("ppo_kl_coef", "dro_beta") if k in fields}
+    of_loss = {k: fields.pop(k) for k in OF_LOSS if k in fields}
     policy = PolicyLossConfig(**{k: v for k, v in of_loss.items() if k != "dro_beta"})
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, use_dynamic_bsz=False)
     for target, values in ((config, fields), (policy, of_loss)):
@@ -146,6 +149,64 @@ def test_verl(verl: Any, name: str, correction: str | None) -> None:
         return loss
 
     compare(a, presets.verl(**fields), theirs, **more)
+
+
+def test_verl_clip_cov(verl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl draws what covariance_mask drew, and from as many candidates."""
+    a, clip = batch(seed=3), {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28}
+    how: dict[str, Any] = {"kind": "clip", "lower": 0.2, "upper": 3.0, "epsilon_low": 0.1, "epsilon_high": 0.28}
+    operands = (a["logprob"], a["old_logprob"], a["advantage"], a["mask"])
+    selected = rk.covariance_mask(*operands, ratio=0.05, seed=11, **how)
+    candidates = rk.covariance_mask(*operands, ratio=1.0, seed=0, **how) > 0
+    assert 1 < int(selected.sum()) < int(candidates.sum())
+    drawn = selected[candidates] > 0
+
+    def permutation(count: int) -> torch.Tensor:
+        assert count == len(drawn)
+        return torch.cat((drawn.nonzero()[:, 0], (~drawn).nonzero()[:, 0]))
+
+    monkeypatch.setattr(torch, "randperm", permutation)
+    config = verl_config(clip_cov_ratio=0.05, clip_cov_lb=0.2, clip_cov_ub=3.0, clip_ratio=0.2, **clip)
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        arguments = (a["old_logprob"], x, a["advantage"], a["mask"].float(), "token-mean", config)
+        return verl.get_policy_loss_fn("clip_cov")(*arguments)[0]
+
+    compare(a, presets.verl(loss_mode="clip_cov", **clip), theirs, selected=selected)
+
+
+def test_verl_kl_cov(verl: Any) -> None:
+    a = batch(seed=3)
+    selected = rk.covariance_mask(a["logprob"], None, a["advantage"], a["mask"], kind="kl", ratio=0.1)
+    config = verl_config(kl_cov_ratio=0.1, ppo_kl_coef=0.7)
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        arguments = (a["old_logprob"], x, a["advantage"], a["mask"].float(), "token-mean", config)
+        return verl.get_policy_loss_fn("kl_cov")(*arguments)[0]
+
+    compare(a, presets.verl(loss_mode="kl_cov", ppo_kl_coef=0.7), theirs, selected=selected)
+
+
+@pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
+def test_verl_dppo(verl: Any, mode: str) -> None:
+    """Thresholds lie between the divergences of tokens, on either side of each."""
+    a, low, high = batch(seed=4), 0.05, 0.08
+    ell, o, raised = a["logprob"], a["old_logprob"], a["advantage"] > 0
+    p, q = ell.exp(), o.exp()
+    if mode == "dppo_tv":
+        selected = torch.where(raised, p - q > high, p - q < -low)
+    else:
+        kl = q * (o - ell) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        selected = torch.where(raised, ~(kl <= high) & (p > q), ~(kl <= low) & (p < q))  # of q > 1 it is NaN
+    assert all(int((selected & side).sum()) > 1 for side in (raised, ~raised))
+    fields: dict[str, Any] = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 1.3}
+    config = verl_config(clip_ratio=0.2, **fields)
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        arguments = (o, x, a["advantage"], a["mask"].float(), "token-mean", config)
+        return verl.get_policy_loss_fn(mode)(*arguments)[0]
+
+    compare(a, presets.verl(loss_mode=mode, **fields), theirs, selected=selected.float())
 
 
 def test_verl_with_a_global_batch(verl: Any) -> None:
@@ -386,7 +447,7 @@ def test_slime(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: presets.verl(loss_mode="dppo_tv"), "loss_mode: expected"),
+        (lambda: presets.verl(loss_mode="dppo"), "loss_mode: expected"),
         (lambda: presets.verl(loss_agg_mode="seq-mean-token-sum-norm"), "loss_scale_factor: expected a number"),
         (lambda: presets.verl(loss_mode="sapo", use_kl_loss=True), "one loss has one aggregation"),
         (lambda: presets.verl(use_kl_loss=True, kl_loss_type="full"), "kl_loss_type: expected"),

@@ -23,12 +23,12 @@ void expect_four_alike(const typename Terms::Params& p, const typename Terms::Fa
     for (int k = 0; k < Terms::kInputs; ++k) in[k].v[j] = counts[j] ? arrays[static_cast<std::size_t>(k)][j] : 0.0f;
   }
   rlk::TokenSums<rlk::Quad, Terms::kSums> four;
-  Terms::token(p, factors, in, mask, out, &four);
+  rlk::token_at<Terms>(p, factors, in, mask, out, &four, 0);
   for (int j = 0; j < 4; ++j) {
     float one[Terms::kInputs], of_one[Terms::kOutputs];
     for (int k = 0; k < Terms::kInputs; ++k) one[k] = in[k].v[j];
     rlk::TokenSums<float, Terms::kSums> alone;
-    Terms::token(p, factors, one, counts[j], of_one, &alone);
+    rlk::token_at<Terms>(p, factors, one, counts[j], of_one, &alone, j);
     std::vector<float> got, want;
     for (int i = 0; i < Terms::kOutputs; ++i) {
       got.push_back(out[i].v[j]);
@@ -38,6 +38,10 @@ void expect_four_alike(const typename Terms::Params& p, const typename Terms::Fa
       for (int i = 0; i < Terms::kSums; ++i) {
         got.push_back(rlk::canonical(four.sum[i].v[j]));
         want.push_back(rlk::canonical(alone.sum[i]));
+      }
+      for (int i = 0; i < rlk::kTokenMaxima; ++i) {
+        got.push_back(rlk::canonical(four.maximum[i].v[j]));
+        want.push_back(rlk::canonical(alone.maximum[i]));
       }
       for (int i = 0; i < rlk::kTokenCounts; ++i) EXPECT_EQ(four.count[i].v[j] != 0, alone.count[i]) << text;
     }

@@ -74,7 +74,7 @@ nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int a
   p.num_rows = g.num_rows;
   p.in_features = w.in_features;
   p.out_features = w.out_features;
-  p.dtype = g.view().dtype;
+  p.dtype = p.dx_dtype = g.view().dtype;
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
   const Caller caller = make_caller(dy, g.view().device, allocate, stream);

@@ -61,6 +61,7 @@ float read_temperature_value(nb::handle temperature) {
 
 LogprobCall::LogprobCall(const LogprobArguments& a) {
   logits_.emplace(a.logits, "logits", "float32, bfloat16 or float16");
+  rows_of_ = &*logits_;
   const TensorView& x = logits_->view();
   require_logprob_backend(x.device);
   if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
@@ -82,7 +83,19 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
                 got_shape(*logits_) + kCopyHint);
   }
   input_.logits_rows = *layout;
+  read(a);
+}
 
+LogprobCall::LogprobCall(const LogprobArguments& a, const Array& hidden, std::int64_t num_columns, DType logits_dtype)
+    : rows_of_(&hidden) {
+  input_.dtype = logits_dtype;
+  input_.num_columns = num_columns;
+  input_.num_rows = 1;
+  for (std::int64_t s : rows_shape()) input_.num_rows *= s;
+  read(a);
+}
+
+void LogprobCall::read(const LogprobArguments& a) {
   target_.emplace(a.target, "target", "int32 or int64");
   if (target_->view().dtype != DType::kInt64 && target_->view().dtype != DType::kInt32) {
     type_error(std::string("target: expected dtype int32 or int64, got ") + name_of(target_->view().dtype));
@@ -104,8 +117,8 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
 
 void LogprobCall::check_device(const Array& array) const {
   if (!(array.view().device == device())) {
-    value_error(std::string(array.name()) + ": expected device " + name_of(device()) + " (that of logits), got " +
-                name_of(array.view().device));
+    value_error(std::string(array.name()) + ": expected device " + name_of(device()) + " (that of " + rows_of_->name() +
+                "), got " + name_of(array.view().device));
   }
 }
 
@@ -118,8 +131,8 @@ void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout)
   check_device(array);
   const std::span<const std::int64_t> rows_shape = this->rows_shape();
   if (!std::ranges::equal(array.shape(), rows_shape)) {
-    value_error(std::string(array.name()) + ": expected shape " + shape_text(rows_shape) +
-                " (logits without the last dimension), got " + got_shape(array));
+    value_error(std::string(array.name()) + ": expected shape " + shape_text(rows_shape) + " (" + rows_of_->name() +
+                " without the last dimension), got " + got_shape(array));
   }
   if (layout) {
     const auto rows = row_layout(v, v.ndim);
@@ -143,7 +156,7 @@ void LogprobCall::check_apart(const Array& output, bool from_logits) const {
                   ": their addresses overlap");
     }
   }
-  if (from_logits && ranges_overlap(output.view(), logits_->view())) {
+  if (from_logits && logits_ && ranges_overlap(output.view(), logits_->view())) {
     value_error(std::string(output.name()) + ": may share memory with logits: their addresses overlap");
   }
 }
@@ -164,7 +177,8 @@ void LogprobCall::read_vocabulary(const LogprobArguments& a) {
   const std::int64_t whole = shard ? read_size(a.vocab_size, "vocab_size") : input_.num_columns;
   input_.vocab_start = a.vocab_start.is_none() ? 0 : read_size(a.vocab_start, "vocab_start");
   if (!shard && input_.num_rows > 0 && whole < 1) {
-    value_error("logits: expected at least one column, got shape " + got_shape(*logits_));
+    value_error((logits_ ? "logits: expected at least one column, got shape " + got_shape(*logits_)
+                         : std::string("weight: expected at least one row")));
   }
   if (whole > kWidest) {
     value_error("vocab_size: expected at most " + std::to_string(kWidest) + " columns, got " + std::to_string(whole));

@@ -23,11 +23,13 @@ struct LogprobArguments {
 class LogprobCall {
  public:
   explicit LogprobCall(const LogprobArguments& a);
+  // Of logits that are not in memory, [rows of hidden, num_columns]; a.logits is not read.
+  LogprobCall(const LogprobArguments& a, const Array& hidden, std::int64_t num_columns, DType logits_dtype);
 
   const LogprobInput& input() const { return input_; }
   const Array& logits() const { return *logits_; }
-  Device device() const { return logits_->view().device; }
-  std::span<const std::int64_t> rows_shape() const { return logits_->shape().first(logits_->view().ndim - 1); }
+  Device device() const { return rows_of_->view().device; }
+  std::span<const std::int64_t> rows_shape() const { return rows_of_->shape().first(rows_of_->view().ndim - 1); }
 
   // A further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const;
@@ -36,6 +38,7 @@ class LogprobCall {
   void check_apart(const Array& output, bool from_logits) const;
 
  private:
+  void read(const LogprobArguments& a);
   void read_temperature(nb::handle temperature);
   void read_vocabulary(const LogprobArguments& a);
   void require_whole_parts() const;
@@ -43,6 +46,7 @@ class LogprobCall {
   void check_device(const Array& array) const;
 
   LogprobInput input_;
+  const Array* rows_of_ = nullptr;  // whose leading dimensions are the rows: logits or hidden
   std::optional<Array> logits_, target_, temperature_, kept_ids_, kept_offsets_;
 };
 

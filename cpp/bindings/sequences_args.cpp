@@ -48,6 +48,16 @@ Array read_offsets(nb::handle object, const char* name, Device device) {
   return a;
 }
 
+Array read_spans(nb::handle object) {
+  Array a(object, "spans", "int32 or int64");
+  const TensorView& v = a.view();
+  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(a, "int32 or int64");
+  if (v.ndim != 2 || v.shape[1] != 2 || !v.is_contiguous()) {
+    argument_error(a, "expected a contiguous array of shape [num_spans, 2], got " + shape_text(a.shape()));
+  }
+  return a;
+}
+
 SequencesArgument::SequencesArgument(nb::handle tokens, const char* name, nb::handle cu_seqlens)
     : first_(tokens, name, "float32") {
   require_float32(first_);

@@ -69,6 +69,8 @@ class VectorArgument {
 
 // Offsets, int32 or int64, contiguous, at least one.
 Array read_offsets(nb::handle object, const char* name, Device device);
+// `spans`, [num_spans, 2], int32 or int64, contiguous.
+Array read_spans(nb::handle object);
 
 // A Python number as a float32 in [low, high].
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);

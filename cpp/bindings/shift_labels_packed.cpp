@@ -68,11 +68,9 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
 
 nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens, std::int64_t num_tokens,
                  nb::handle allocate, std::uintptr_t stream) {
-  const Array in = read_integers(given, "spans");
+  const Array in = read_spans(given);
   const TensorView& v = in.view();
-  if (v.ndim != 2 || v.shape[1] != 2 || !v.is_contiguous()) {
-    argument_error("spans", "expected a contiguous array of shape [num_spans, 2], got " + shape_text(in.shape()));
-  }
+  require_shift_labels_packed_backend(v.device);
   const Array of_sequences(span_offsets, "span_offsets", "int32 or int64");
   const TensorView& o = of_sequences.view();
   if (o.dtype != DType::kInt32 && o.dtype != DType::kInt64) dtype_error(of_sequences, "int32 or int64");

@@ -14,12 +14,17 @@ std::int64_t token_stride(const Array& a) {
   return v.shape[v.ndim - 1] > 1 && v.num_elements() > 0 ? v.stride(v.ndim - 1) : 1;
 }
 
+constexpr const char* kMaskTypes = "bool, uint8, int32, int64 or float32";
+
 }  // namespace
 
 TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens)
-    : first_(tokens, name, "float32") {
+    : TokenArguments(tokens, name, cu_seqlens, false) {}
+
+TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, bool is_mask)
+    : first_(tokens, name, is_mask ? kMaskTypes : "float32") {
   const TensorView& v = first_.view();
-  if (v.dtype != DType::kFloat32) dtype_error(first_, "float32");
+  if (v.dtype != DType::kFloat32 && !is_mask) dtype_error(first_, "float32");
   const bool packed = !cu_seqlens.is_none();
   if (v.ndim != 1 && (packed || v.ndim != 2)) {
     argument_error(first_,
@@ -40,11 +45,15 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
     sequences_.cu_seqlens = c.data;
     sequences_.cu_dtype = c.dtype;
     sequences_.num_sequences = c.shape[0] - 1;
+    if (sequences_.num_sequences == 0 && sequences_.num_tokens > 0) {  // what a GPU's kernels could not say
+      argument_error(
+          cuts, "expected " + std::to_string(sequences_.num_tokens) + " (the number of tokens) last, got shape [1]");
+    }
     kept_.push_back(std::move(cuts));
   }
   if (sequences_.num_sequences >= std::int64_t{1} << 31) argument_error(first_, "expected fewer than 2^31 sequences");
   if (sequences_.num_tokens >= std::int64_t{1} << 33) argument_error(first_, "expected fewer than 2^33 tokens");
-  tokens_ = read(first_, false);
+  if (!is_mask) tokens_ = read(first_, false);
 }
 
 PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
@@ -83,12 +92,9 @@ PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool 
   return read(kept_.back(), per_sequence);
 }
 
-PolicyMask TokenArguments::mask(nb::handle object) {
-  constexpr const char* kTypes = "bool, uint8, int32, int64 or float32";
-  kept_.emplace_back(object, "mask", kTypes);
-  const Array& a = kept_.back();
+PolicyMask TokenArguments::read_mask(const Array& a) const {
   const TensorView& v = a.view();
-  if (v.dtype == DType::kBFloat16 || v.dtype == DType::kFloat16) dtype_error(a, kTypes);
+  if (v.dtype == DType::kBFloat16 || v.dtype == DType::kFloat16) dtype_error(a, kMaskTypes);
   require_device(a, device());
   if (!std::ranges::equal(a.shape(), shape())) {
     argument_error(
@@ -101,12 +107,17 @@ PolicyMask TokenArguments::mask(nb::handle object) {
   return {v.data, v.ndim == 2 ? v.stride(0) : 0, v.dtype};
 }
 
+PolicyMask TokenArguments::mask(nb::handle object) {
+  kept_.emplace_back(object, "mask", kMaskTypes);
+  return read_mask(kept_.back());
+}
+
 PolicyMask TokenArguments::optional_mask(nb::handle object) { return object.is_none() ? PolicyMask{} : mask(object); }
 
-float TokenArguments::denominator(nb::handle object, const float** element) {
+float TokenArguments::number(nb::handle object, const char* name, const float** element) {
   if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
   if (object.is_none()) return 0.0f;
-  kept_.emplace_back(object, "denominator", "float32");
+  kept_.emplace_back(object, name, "float32");
   const Array& a = kept_.back();
   if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, device());

@@ -95,9 +95,15 @@ void linear_input_grad(const LinearInputGradParams& p) {
                            true,
                            {},
                            {}};
+  if (p.start != nullptr) {
+    product.continues = true;
+    product.load = [&](std::int64_t row, std::int64_t first, std::int64_t count, float* sums) {
+      std::memcpy(sums, p.start + row * p.start_stride + first, static_cast<std::size_t>(count) * sizeof(float));
+    };
+  }
   product.store = [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* sums) {
-    unsigned char* dx = bytes_of(p.dx) + (p.dx_rows.offset(row) + first) * size_of(p.dtype);
-    linear_lanes().store(sums, count, nullptr, p.dtype, dx, p.dtype);
+    unsigned char* dx = bytes_of(p.dx) + (p.dx_rows.offset(row) + first) * size_of(p.dx_dtype);
+    linear_lanes().store(sums, count, nullptr, p.dtype, dx, p.dx_dtype);
   };
   linear_product(product);
 }

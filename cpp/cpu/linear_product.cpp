@@ -97,11 +97,13 @@ class Worker {
     columns_ = columns;
     bool loaded = false;
     if (p_.load) {
-      for (std::int64_t i = 0; i < rows; ++i) p_.load(row + i, column, columns, kept(0) + i * stride_);
-      loaded = true;
+      float* const to = p_.continues ? sums() : kept(0);
+      for (std::int64_t i = 0; i < rows; ++i) p_.load(row + i, column, columns, to + i * stride_);
+      loaded = !p_.continues;
     }
     const std::int64_t segments = ceil_div(p_.contraction, p_.segment);
     for (std::int64_t s = 0; s < segments; ++s) {
+      if (!p_.continues) std::fill_n(sums(), rows_ * stride_, 0.0f);
       dot(s * p_.segment, std::min((s + 1) * p_.segment, p_.contraction));
       if (p_.tree) {
         add_to_tree(s, s + 1 == segments);
@@ -114,7 +116,7 @@ class Worker {
         loaded = true;
       }
     }
-    if (segments == 0 && !loaded) std::fill_n(sums(), rows * stride_, 0.0f);
+    if (segments == 0 && !loaded && !p_.continues) std::fill_n(sums(), rows * stride_, 0.0f);
     const float* result = loaded ? kept(0) : sums();
     for (std::int64_t i = 0; i < rows; ++i) p_.store(row + i, column, columns, result + i * stride_);
   }
@@ -139,9 +141,8 @@ class Worker {
     if (!last) std::copy_n(sums(), rows_ * stride_, kept(level));
   }
 
-  // Indices [begin, end), ascending, from +0.
+  // Indices [begin, end), ascending, from what is in sums().
   void dot(std::int64_t begin, std::int64_t end) {
-    std::fill_n(sums(), rows_ * stride_, 0.0f);
     for (std::int64_t k = begin; k < end; k += panels_ * kPanelK) {
       const int panels = static_cast<int>(std::min(panels_, ceil_div(end - k, kPanelK)));
       for (int i = 0; i < panels; ++i) pack_a(i, panel_at(k + i * kPanelK, end));

@@ -24,9 +24,11 @@ struct LinearProduct {
   LinearOperand a, b;
   std::int64_t a_size, b_size, contraction, segment;
   bool tree;  // combine segments, a power of two, by rule 2; else by ascending additions
-  // Without a tree: what the first segment is added to, written to sums[0, count); may be empty.
+  // What the first segment is added to, without a tree, or, of a single segment that `continues`, begins with: written to
+  // sums[0, count). May be empty.
   std::function<void(std::int64_t i, std::int64_t first, std::int64_t count, float* sums)> load;
   std::function<void(std::int64_t i, std::int64_t first, std::int64_t count, const float* sums)> store;
+  bool continues = false;
 };
 
 void linear_product(const LinearProduct& p);

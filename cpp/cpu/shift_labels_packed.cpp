@@ -6,6 +6,7 @@
 #include <string>
 
 #include "rlk/kernels/token_labels.h"
+#include "span_check.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
@@ -38,23 +39,8 @@ void shift_labels_packed(const ShiftLabelsParams& p) {
 void loss_mask_from_spans(const SpanMaskParams& p) {
   check_span_mask(p);
   check_offset_values(p.cu_seqlens, p.num_sequences, p.num_tokens);
-  for (std::int64_t i = 0; i < p.num_sequences; ++i) {
-    const Span spans = span_of(p.span_offsets, p.num_spans, i);
-    if (!spans.good || (i + 1 == p.num_sequences && spans.begin + spans.length != p.num_spans)) {
-      throw InvalidArgument("span_offsets: expected ascending offsets from 0 to " + std::to_string(p.num_spans) +
-                            " (the spans), got " + std::to_string(offset_at(p.span_offsets, i)) + ", " +
-                            std::to_string(offset_at(p.span_offsets, i + 1)) + " at " + std::to_string(i));
-    }
-    const std::int64_t length = span_of(p.cu_seqlens, p.num_tokens, i).length;
-    for (std::int64_t s = spans.begin; s < spans.begin + spans.length; ++s) {
-      const std::int64_t begin = integer_at<PlainMemory>(p.spans, p.dtype, 2 * s);
-      const std::int64_t end = integer_at<PlainMemory>(p.spans, p.dtype, 2 * s + 1);
-      if (begin >= 0 && begin <= end && end <= length) continue;
-      throw InvalidArgument("spans: expected 0 <= begin <= end <= " + std::to_string(length) +
-                            " (the length of sequence " + std::to_string(i) + "), got " + std::to_string(begin) + ", " +
-                            std::to_string(end) + " for span " + std::to_string(s));
-    }
-  }
+  check_spans({p.spans, p.dtype}, p.span_offsets, p.num_spans, p.num_sequences,
+              [&](std::int64_t i) { return span_of(p.cu_seqlens, p.num_tokens, i).length; });
   const std::int64_t items = p.cu_seqlens.data != nullptr ? p.num_tokens : p.num_sequences * p.num_tokens;
   for_tokens(items, [&](std::int64_t i) { write_span_flag<PlainMemory>(p, {0, p.num_sequences}, i); });
 }

@@ -59,11 +59,11 @@ RLK_HD float tree_over(float* values, int count) {
 }
 
 // What a tile's tokens are summed into: take() each vector, then finish().
-template <int kSums>
+template <int kSums, bool kHasSums>
 class TileSums {
  public:
   RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums) {
-    for (int i = 0; i < kSums; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
+    for (int i = 0; i < kKept; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
     for (int i = 0; i < kTokenCounts; ++i) {
       counts_[i] += static_cast<std::uint32_t>(__builtin_popcount(lanes_of(sums.count[i])));
     }
@@ -73,7 +73,7 @@ class TileSums {
     }
   }
   RLK_HD void finish(int whole, TilePartial<kSums>* partial) {
-    for (int i = 0; i < kSums; ++i) partial->sum[i] = tree_over(terms_[i], whole);
+    for (int i = 0; i < kSums; ++i) partial->sum[i] = kHasSums ? tree_over(terms_[i], whole) : 0.0f;
     for (int i = 0; i < kTokenCounts; ++i) partial->count[i] = counts_[i];
     for (int i = 0; i < kTokenMaxima; ++i) {
       alignas(64) float lanes[kLanes];
@@ -85,12 +85,13 @@ class TileSums {
   }
 
  private:
-  alignas(64) float terms_[kSums][kTilePositions + kLanes];
+  static constexpr int kKept = kHasSums ? kSums : 0;
+  alignas(64) float terms_[kHasSums ? kSums : 1][kHasSums ? kTilePositions + kLanes : 1];
   std::uint32_t counts_[kTokenCounts] = {};
   Floats maxima_[kTokenMaxima] = {};
 };
 template <>
-class TileSums<0> {
+class TileSums<0, true> {
  public:
   RLK_HD void take(int, const TokenSums<Floats, 0>&) {}
   RLK_HD void finish(int, TilePartial<0>*) {}
@@ -119,7 +120,7 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
     to[i] = out == nullptr ? nullptr : out + (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;
   }
   const Floats zero = broadcast<Floats>(0.0f);
-  TileSums<kSums> gathered;
+  TileSums<kSums, Terms::kHasSums> gathered;
   for (int k = 0; k < tile.count; k += kLanes) {
     const int left = tile.count - k;
     const Mask taken = {load_bytes<Ints>(mask + k).v};
@@ -131,7 +132,7 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
       in[i] = select(taken, x, zero);
     }
     TokenSums<Floats, kSums> sums;
-    Terms::token(p, factors, in, taken, out, &sums);
+    token_at<Terms>(p, factors, in, taken, out, &sums, tile.first + k);
     for (int i = 0; i < kOutputs; ++i) {
       if (to[i] != nullptr) store_tokens(to[i] + k, left, out[i]);
     }

@@ -20,6 +20,7 @@ struct TokenGpu {
     return __shfl_xor_sync(0xffffffff, x, distance);
   }
   static __device__ __forceinline__ void barrier() { __syncthreads(); }
+  static __device__ __forceinline__ void wave_barrier() { __syncwarp(); }
   static __device__ __forceinline__ std::uint32_t sum_over_wave(std::uint32_t x) {
     return __reduce_add_sync(0xffffffff, x);
   }
@@ -43,6 +44,7 @@ struct TokenGpu {
   static __device__ __forceinline__ void count_on(std::int64_t* to, std::int64_t count) {
     atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(count));
   }
+  static __device__ __forceinline__ void count_on(std::uint32_t* to, std::uint32_t count) { atomicAdd(to, count); }
 };
 
 }  // namespace

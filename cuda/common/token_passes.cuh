@@ -108,8 +108,11 @@ class TokenLaunches {
       }
     }
     const bool sums = Batch::needs_sums(p_);
-    if (token_blocks > 0 || sums) launch(terms, token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
+    if (token_blocks > 0 || sums) run_terms(terms);
     if (sums) launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
+  }
+  void run_terms(TermsKernel<Batch> terms) {
+    launch(terms, passes_.token_blocks > 0 ? passes_.token_blocks : 1, kTokenThreads, passes_.slots, tile_);
   }
 
  private:

@@ -24,6 +24,7 @@ struct GemmParams {
   RowLayout d_rows;
   const void* bias = nullptr;     // [n], bias_dtype, or null
   const float* addend = nullptr;  // [m, n]: main_grad, added to the first token block, or null; may be d
+  bool continues = false;         // the accumulators begin with the addend instead: one block, one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
   int segments = 1;                // of the contraction: 1, 2, 4 or 8 of equal length (rule 2)

@@ -10,7 +10,7 @@ namespace rlk::cuda {
 struct GemmLaunch {
   void* d;              // [rows, columns]
   const void* bias;     // [columns], or null
-  const float* addend;  // [rows, columns], or null
+  const float* addend;  // [rows, columns], or null; of Combine::kContinue what the sums begin with
   std::int64_t d_stride, addend_stride;
   int rows, columns;  // of d
   int k_steps;        // stages of the contraction
@@ -31,9 +31,10 @@ constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_
 
 // What becomes of the sums of the chunks.
 enum class Combine : std::uint8_t {
-  kAdd,   // each is added to d in memory, the first to the addend or nothing
-  kFold,  // the same in registers
-  kTree,  // rule 2's tree
+  kAdd,       // each is added to d in memory, the first to the addend or nothing
+  kFold,      // the same in registers
+  kTree,      // rule 2's tree
+  kContinue,  // there is one, whose sums begin with the addend
 };
 
 }  // namespace rlk::cuda

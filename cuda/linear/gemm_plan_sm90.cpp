@@ -77,7 +77,8 @@ bool gemm_sm90_serves(const GemmParams& p) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 256;
   return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMost && p.n < kMost && p.contraction < kMost &&
          can_copy(p.a, p.m, p.contraction) && can_copy(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
-         (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) && p.d_dtype == DType::kFloat32)) &&
+         (p.addend == nullptr ||
+          (is_one_stride(p.addend_rows, p.m) && (p.continues || p.d_dtype == DType::kFloat32))) &&
          (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
 }
 
@@ -99,6 +100,9 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
   if (p.segments > 1) {
     add(64, 64);
     add(128, 128);
+  } else if (p.continues) {
+    add(64, 64);
+    add(128, 256);
   } else if (forward) {
     for (int tile_n : {32, 48, 112, 128}) add(64, tile_n);
     for (int tile_n : {64, 96}) add(64, tile_n, 2);

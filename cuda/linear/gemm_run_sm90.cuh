@@ -28,6 +28,9 @@ using WeightGradTile = GemmTile<kM, kN, true, true, Combine::kAdd>;
 template <int kM, int kN>
 using WeightFoldTile = GemmTile<kM, kN, true, true, Combine::kFold>;
 
+template <int kM, int kN>
+using ContinuedTile = GemmTile<kM, kN, false, true, Combine::kContinue>;
+
 using BuiltTiles =
     TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
              ForwardTile<64, 128>, ForwardTile<128, 96>, ForwardTile<128, 192>, ForwardTile<128, 224>,
@@ -35,11 +38,12 @@ using BuiltTiles =
              TransposedTile<128, 112>, TransposedTile<128, 128>, TransposedTile<128, 160>, TransposedTile<128, 192>,
              TransposedTile<128, 224>, TransposedTile<192, 96>, TransposedTile<192, 160>, SegmentTile<64, 64>,
              SegmentTile<128, 128>, InputGradTile<64, 64>, InputGradTile<128, 128>, InputGradTile<128, 192>,
-             InputGradTile<128, 256>, WeightGradTile<64, 64>, WeightGradTile<128, 128>, WeightGradTile<128, 192>,
-             WeightGradTile<128, 256>, WeightFoldTile<128, 128>>;
+             InputGradTile<128, 256>, ContinuedTile<64, 64>, ContinuedTile<128, 256>, WeightGradTile<64, 64>,
+             WeightGradTile<128, 128>, WeightGradTile<128, 192>, WeightGradTile<128, 256>, WeightFoldTile<128, 128>>;
 
 inline Combine combination_of(const GemmParams& p) {
   if (p.segments > 1) return Combine::kTree;
+  if (p.continues) return Combine::kContinue;
   const bool in_memory = p.block == 0 || p.contraction <= p.block || p.d_dtype == DType::kFloat32;
   return in_memory ? Combine::kAdd : Combine::kFold;
 }

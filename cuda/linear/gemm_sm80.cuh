@@ -183,6 +183,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
         for (int e = 0; e < 4; ++e) d[i][j][e] = 0.0f;
       }
     }
+    if (part == 0 && p.continues) {
+      for_each_addend<Tile::kRowTiles, Tile::kColumnTiles>(p, at, d, [](float& x, float start) { x = start; });
+    }
     const std::int64_t end = kOnePart ? p.contraction : min(k + g.part, p.contraction);
 #pragma unroll 1
     for (; k < end; k += Tile::kStageK) {
@@ -201,7 +204,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       if (++slot == g.stages) slot = 0;
     }
     k = end;
-    if (part == 0 && p.addend != nullptr) add_addend<Tile::kRowTiles, Tile::kColumnTiles>(p, at, d);
+    if (part == 0 && p.addend != nullptr && !p.continues) {
+      // An empty contraction has no block to add: main_grad is taken as it is.
+      for_each_addend<Tile::kRowTiles, Tile::kColumnTiles>(
+          p, at, d, [&](float& x, float addend) { x = p.contraction == 0 ? addend : __fadd_rn(addend, x); });
+    }
     if constexpr (kLevels > 0) {
       if (kLevels == kSegmentLevels && p.segments > 1) {
         pending.add_segment(static_cast<int>(part), d);

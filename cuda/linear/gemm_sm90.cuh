@@ -6,17 +6,11 @@
 #include "../common/async_copy_sm80.cuh"
 #include "../common/cluster_sm90.cuh"
 #include "../common/dependent_launch.cuh"
-#include "../common/mbarrier_sm90.cuh"
-#include "../common/tma_sm90.cuh"
-#include "../common/wgmma_sm90.cuh"
+#include "../common/tile_ring_sm90.cuh"
 #include "gemm_combine.cuh"
 #include "gemm_store_sm90.cuh"
 
 namespace rlk::cuda {
-
-constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
-constexpr int kWarpgroup = 128;
-constexpr int kMaxStages = 24;
 
 // A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, what becomes of chunks, and
 // whether d is the product of A and B or its transpose (weights as A, so that tiles fit few rows).
@@ -48,57 +42,12 @@ __device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int t
   return {first + in_group % height, in_group / height};
 }
 
-// What a block asks the copy engine for of its tile of an operand, and what arrives. Rows that do not exist are left out:
-// the engine is slow to fill in zeros, and what is multiplied in their place is not stored. K-major: one chunk of kRows
-// rows by 64 k. MN-major: chunks of 64 columns by 64 k. Where `sharing` blocks share the tile, each loads a slice of every
-// chunk into all of them.
-template <int kRows, bool kMnMajor>
-struct Portion {
-  const CUtensorMap* map;
-  int chunks, slice, bytes;
-  std::uint16_t ranks;
-
-  __device__ __forceinline__ Portion(const CUtensorMap* whole, const CUtensorMap* last, int last_rows, int left,
-                                     int sharing, int rank)
-      : map(whole), ranks(sharing > 1 ? (1 << sharing) - 1 : 0) {
-    const int slice_rows = (kMnMajor ? kBoxK : kRows) / sharing;
-    slice = slice_rows * rank;
-    if (kMnMajor) {
-      chunks = min(kRows / 64, max(0, left + 63) / 64);
-      bytes = chunks * 64 * 128;
-    } else if (sharing > 1) {
-      const int slices = min(sharing, max(0, left + slice_rows - 1) / slice_rows);
-      chunks = rank < slices;
-      bytes = slices * slice_rows * 128;
-    } else {
-      if (left < kRows) map = last;
-      chunks = left > 0;
-      bytes = chunks * (left < kRows ? last_rows : kRows) * 128;
-    }
-  }
-
-  __device__ __forceinline__ void load(std::uint32_t shared, int first, int k, std::uint32_t barrier) const {
-#pragma unroll
-    for (int chunk = 0; chunk < (kMnMajor ? kRows / 64 : 1); ++chunk) {
-      if (chunk >= chunks) break;
-      const std::uint32_t to = shared + chunk * 64 * 128 + slice * 128;
-      const int x = kMnMajor ? first + chunk * 64 : k, y = kMnMajor ? k + slice : first + slice;
-      if (ranks == 0) {
-        load_box(to, map, x, y, barrier);
-      } else {
-        load_box_multicast(to, map, x, y, barrier, ranks);
-      }
-    }
-  }
-};
-
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_last_a,
                      const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_last_b,
                      const __grid_constant__ GemmLaunch g) {
   constexpr int kBM = Tile::kBM, kBN = Tile::kBN, kFragment = kBN / 2;
-  constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
   extern __shared__ __align__(
       1024) unsigned char shared[];  // [stages][A, B][kept sums][staging of each warp][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
@@ -127,7 +76,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const TilePosition at = tile_position(g, turn);
     return TilePosition{(at.a * g.cluster + rank) * kBM, at.b * kBN};
   };
-  RingPosition ring;
+  TileRing<Tile> ring{base, full, empty, g.stages, {}};
 
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -138,21 +87,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         const TilePosition at = tile_of(turn);
         const int left_a = (Tile::kTransposed ? g.columns : g.rows) - at.a;
         const int left_b = (Tile::kTransposed ? g.rows : g.columns) - at.b;
-        const Portion<kBM, kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
-        const Portion<kBN, kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, g.cluster, rank);
+        const Portion<kBM, Tile::kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
+        const Portion<kBN, Tile::kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, g.cluster, rank);
 #pragma unroll 1
-        for (int k = 0; k < g.k_steps; ++k) {
-          const std::uint32_t to = base + ring.stage * Tile::kStageBytes, barrier = full + ring.stage * 8;
-          mbarrier_wait_block(empty + ring.stage * 8, ring.phase ^ 1);
-          mbarrier_arrive_expect(barrier, Tile::kBoxes * (a.bytes + b.bytes));
-#pragma unroll
-          for (int box = 0; box < Tile::kBoxes; ++box) {
-            const int first_k = (k * Tile::kBoxes + box) * kBoxK;
-            a.load(to + box * Tile::kBoxBytes, at.a, first_k, barrier);
-            b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, at.b, first_k, barrier);
-          }
-          ring.advance(g.stages);
-        }
+        for (int k = 0; k < g.k_steps; ++k) ring.load(a, b, at.a, at.b, k);
       }
     }
   } else {
@@ -167,36 +105,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         mbarrier_arrive(tell + which * 8);
       }
     };
-    // Sums of `steps` stages, from +0.
     const auto multiply = [&](float(&sum)[kFragment], int steps) {
-      float d[kFragment];  // of its own: wgmma's accumulators must not be touched while any of them is in flight
-      int previous = 0;
-#pragma unroll 1
-      for (int k = 0; k < steps; ++k) {
-        mbarrier_wait_block(full + ring.stage * 8, ring.phase);
-        const std::uint32_t tile_a = base + ring.stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
-        const std::uint64_t desc_a = tile_descriptor<kAMnMajor>(tile_a + warpgroup * 64 * 128, 64 * 128);
-        const std::uint64_t desc_b = tile_descriptor<kBMnMajor>(tile_b, 64 * 128);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < Tile::kStageK / 16; ++step) {
-          const int box = step / (kBoxK / 16) * (Tile::kBoxBytes >> 4), in_box = step % (kBoxK / 16);
-          wgmma<T, kBN, kAMnMajor, kBMnMajor>(d, desc_a + (box + in_box * kDescriptorStep<kAMnMajor>),
-                                              desc_b + (box + in_box * kDescriptorStep<kBMnMajor>), k > 0 || step > 0);
-        }
-        wgmma_commit();
-        wgmma_wait<1>();  // the stage before this one has been read
-        if (k > 0) release(previous);
-        previous = ring.stage;
-        ring.advance(g.stages);
-      }
-      wgmma_wait<0>();
-#pragma unroll
-      for (int i = 0; i < kFragment; ++i) {
-        asm volatile("" : "+f"(d[i])::"memory");
-        sum[i] = d[i];
-      }
-      release(previous);
+      ring.template multiply<T>(sum, steps, warpgroup, release, [](int) {});
     };
     const std::uint32_t my_staging = staging + warp * kStagingBytes;
     for (int turn = first_tile; turn < tiles; turn += tile_step) {
@@ -205,11 +115,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if constexpr (Tile::kTransposed) {
           store_columns<kBN>(g, d, my_staging, at.b, at.a + warp * 16, lane);
         } else {
-          store_rows<kBN>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk, lane);
+          store_rows<kBN, Tile::kCombine != Combine::kContinue>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk,
+                                                                lane);
         }
       };
       float d[kFragment];
-      if constexpr (Tile::kCombine == Combine::kAdd) {
+      if constexpr (Tile::kCombine == Combine::kContinue) {
+        load_start<kBN>(g, d, at.a + warp * 16, at.b, lane);
+        ring.template multiply<T, true>(d, g.k_steps, warpgroup, release, [](int) {});
+        store(d, true);
+      } else if constexpr (Tile::kCombine == Combine::kAdd) {
         for (int chunk = 0; chunk < g.chunks; ++chunk) {
           multiply(d, min(g.chunk_steps, g.k_steps - chunk * g.chunk_steps));
           store(d, chunk == 0);

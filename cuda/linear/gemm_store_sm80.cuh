@@ -19,10 +19,10 @@ struct LanePosition {
   std::int64_t row, column;  // of element 0 of tile (0, 0)
 };
 
-// An empty contraction has no block to add: main_grad is taken as it is.
-template <int kRowTiles, int kColumnTiles>
-__device__ __forceinline__ void add_addend(const GemmParams& p, const LanePosition& at,
-                                           Accumulators<kRowTiles, kColumnTiles>& d) {
+// f(accumulator, element of the addend) of those of a lane that exist.
+template <int kRowTiles, int kColumnTiles, class F>
+__device__ __forceinline__ void for_each_addend(const GemmParams& p, const LanePosition& at,
+                                                Accumulators<kRowTiles, kColumnTiles>& d, const F& f) {
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -35,9 +35,7 @@ __device__ __forceinline__ void add_addend(const GemmParams& p, const LanePositi
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           if (at.column + j * 8 + c >= p.n) continue;
-          float& x = d[i][j][half * 2 + c];
-          const float addend = from[j * 8 + c];
-          x = p.contraction == 0 ? addend : __fadd_rn(addend, x);
+          f(d[i][j][half * 2 + c], from[j * 8 + c]);
         }
       }
     }

@@ -108,8 +108,33 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
   for (int i = 0; i < 4; ++i) store_vector<Element>(g, v[i], row + 4 * i + r, c);
 }
 
-// A warp's 16 rows of the tile to memory. Where it is not the first chunk, it is added to what is there.
+// A warp's 16 rows of the tile from the addend, as wgmma lays them out.
 template <int kBN>
+__device__ __forceinline__ void load_start(const GemmLaunch& g, float (&d)[kBN / 2], int row, int column, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = row + lane / 4 + 8 * i;
+    const float* from = g.addend + r * g.addend_stride;
+#pragma unroll
+    for (int j = 0; j < kBN / 8; ++j) {
+      const int c = column + 8 * j + lane % 4 * 2;
+      float2 x{};
+      if (r < g.rows && c < g.columns) {
+        if (g.vector_addend && c + 2 <= g.columns) {
+          x = *reinterpret_cast<const float2*>(from + c);
+        } else {
+          x.x = from[c];
+          if (c + 1 < g.columns) x.y = from[c + 1];
+        }
+      }
+      d[4 * j + 2 * i] = x.x;
+      d[4 * j + 2 * i + 1] = x.y;
+    }
+  }
+}
+
+// A warp's 16 rows of the tile to memory. kAdds: to the addend, or, where it is not the first chunk, to what is there.
+template <int kBN, bool kAdds>
 __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
                                            int column, bool first_chunk, int lane) {
   if (g.bias != nullptr) {
@@ -125,7 +150,7 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
     }
   }
   if (g.d_dtype == DType::kFloat32) {
-    const Addend addend = addend_of(g, first_chunk);
+    const Addend addend = kAdds ? addend_of(g, first_chunk) : Addend{};
 #pragma unroll
     for (int chunk = 0; chunk < kBN / 32 + (kBN % 32 != 0); ++chunk) {
       const std::uint32_t at = staging + lane / 4 * kStagingPitch + lane % 4 * 8;

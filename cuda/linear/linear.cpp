@@ -68,7 +68,11 @@ void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream
   g.m = p.num_rows;
   g.n = p.in_features;
   g.contraction = p.out_features;
-  g.dtype = g.d_dtype = p.dtype;
+  g.addend = p.start;
+  g.addend_rows = dense_rows(p.num_rows, p.start_stride);
+  g.continues = p.start != nullptr;
+  g.dtype = p.dtype;
+  g.d_dtype = p.dx_dtype;
   run(g, p.allow_vendor, device, stream);
 }
 

@@ -14,9 +14,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kForwardBlock = 128;     // threads of a block, at least
-constexpr int kForwardThreads = 1024;  // of a multiprocessor, at least: 64 registers each
-constexpr std::int64_t kManyRowsFrom = 1025;
+constexpr int kForwardBlock = 128;           // threads of a block, at least
+constexpr int kForwardThreads = 1024;        // of a multiprocessor, at least: 64 registers each
+constexpr std::int64_t kMostFewRows = 1024;  // of a launch that keeps no memory busy for long
 constexpr int kAnyThreads = kRmsNormLanes;
 
 template <int kThreads>
@@ -196,7 +196,7 @@ void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   };
   if (p.residual == nullptr) {
     launch(rms_norm_row_kernel<T, kThreads, kOctets, false, false>);
-  } else if (p.num_rows < kManyRowsFrom) {
+  } else if (p.num_rows <= kMostFewRows) {
     launch(rms_norm_row_kernel<T, kThreads, kOctets, true, false>);
   } else {
     launch(rms_norm_row_kernel<T, kThreads, kOctets, true, true>);

@@ -24,6 +24,15 @@ struct TokenGpu {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE float shuffle_xor(float x, int distance) { return hip::shuffle_xor(x, distance); }
   static RLK_DEVICE void barrier() { block_barrier(); }
+  // A wave's accesses to memory are in order; what the compiler and the emulation's lanes do must be, too.
+  static RLK_DEVICE void wave_barrier() {
+#if defined(__HIP_DEVICE_COMPILE__)
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+#else
+    hip::shuffle_xor(std::int32_t{0}, 1);
+#endif
+  }
   static RLK_DEVICE std::uint32_t sum_over_wave(std::uint32_t x) {
     for (int distance = 1; distance < kLanes; distance *= 2) {
       x += static_cast<std::uint32_t>(hip::shuffle_xor(static_cast<std::int32_t>(x), distance));
@@ -54,6 +63,7 @@ struct TokenGpu {
   static RLK_DEVICE float load(const float* from) { return *from; }
   static RLK_DEVICE void store(float* to, float x) { *to = x; }
   static RLK_DEVICE void count_on(std::int64_t* to, std::int64_t count) { atomic_add(to, count); }
+  static RLK_DEVICE void count_on(std::uint32_t* to, std::uint32_t count) { atomic_add(to, count); }
   template <class Shared>
   static RLK_DEVICE Shared* shared() {
     return reinterpret_cast<Shared*>(lds());

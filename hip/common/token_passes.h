@@ -17,6 +17,15 @@ TokenWorkspace<Batch> token_workspace(const PolicySequences& q, void* memory) {
   return {q, token_tile(q), memory};
 }
 
+template <class Batch>
+void run_token_terms(const typename Batch::Params& p, int device, Stream stream, const std::string& kernel) {
+  const PolicySequences& q = Batch::sequences(p);
+  const TokenPasses passes = token_passes(q);
+  if (passes.token_blocks == 0) return;
+  launch_blocks(device, stream, {kTokenThreads, sizeof(WaveResults)}, kernel, passes.token_blocks, p,
+                token_workspace<Batch>(q, p.workspace), passes.slots, token_tile(q));
+}
+
 // Kernels are named `prefix`_statistics, _sequences, _sums and _results; that of the terms has a name of its own.
 template <class Batch>
 void run_token_passes(const typename Batch::Params& p, int device, Stream stream, const std::string& prefix,
@@ -34,9 +43,7 @@ void run_token_passes(const typename Batch::Params& p, int device, Stream stream
                     passes.sequence_blocks, p, w, tile, passes.lanes);
     }
   }
-  if (passes.token_blocks > 0) {
-    launch_blocks(device, stream, tokens, terms_kernel, passes.token_blocks, p, w, passes.slots, tile);
-  }
+  run_token_terms<Batch>(p, device, stream, terms_kernel);
   if (!Batch::needs_sums(p)) return;
   launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_sums",
                 passes.sequence_blocks, p, w, tile, passes.lanes, passes.sequence_blocks);

@@ -35,8 +35,9 @@ RLK_DEVICE void wave_barrier() {
 RLK_DEVICE void atomic_or(std::uint32_t* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// In global memory, for all blocks.
-RLK_DEVICE void atomic_add(std::int64_t* to, std::int64_t value) {
+// In global memory, for all blocks, or in LDS.
+template <class T>
+RLK_DEVICE void atomic_add(T* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 

@@ -29,7 +29,10 @@ std::uint64_t ballot(bool value, std::source_location here = std::source_locatio
 void block_barrier(std::source_location here = std::source_location::current());
 void wave_barrier(std::source_location here = std::source_location::current());
 void atomic_or(std::uint32_t* word, std::uint32_t bits);
-inline void atomic_add(std::int64_t* to, std::int64_t value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+template <class T>
+void atomic_add(T* to, T value) {
+  __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
+}
 unsigned char* lds();
 template <class T>
 T* global_pointer(T* p) {

@@ -91,12 +91,11 @@ RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>&
   }
 }
 
-// Dot products over contraction indices [begin, end). By the whole block; waves without outputs only load.
+// Adds dot products over contraction indices [begin, end) to the sums. By the whole block; waves without outputs only load.
 template <class Operand, class Tile, class LoadA, class LoadB>
 RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64_t begin, std::int64_t end,
                     WaveSums<Tile>& sums) {
   constexpr int kStageK = Tile::kStageK, kSteps = kStageK / 16;
-  sums = {};
   if (begin >= end) return;
   int buffer = 0;  // that is filled
   const auto stage = [&] { return reinterpret_cast<std::uint16_t*>(lds()) + buffer * kStageElements<Tile>; };
@@ -156,7 +155,7 @@ RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, co
   }
 }
 
-// What the first block of tokens is added to.
+// What the first block of tokens is added to, or a lone dot product begins with.
 template <class Tile>
 RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
 #pragma unroll
@@ -204,11 +203,16 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
   LoadB b(p.b, place.column, p.b_size);
   WaveSums<Tile> sums{};
   if constexpr (kFold == Fold::kNone) {
+    if (p.initial) {
+      load_initial(p, place, sums);
+      block_barrier();  // the patches lie where the first stage comes
+    }
     dot<Operand>(place, a, b, 0, p.contraction, sums);
   } else if constexpr (kFold == Fold::kTree) {
     TreeSum<WaveSums<Tile>, 3> tree;  // of up to kMaxSegments
     int segment = 0;
     for (std::int64_t k = 0; k < p.contraction; k += p.segment, ++segment) {
+      sums = {};
       dot<Operand>(place, a, b, k, k + p.segment, sums);
       tree.take(segment, sums);
     }
@@ -220,6 +224,7 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
     }
     for (std::int64_t k = 0; k < p.contraction; k += p.segment) {
       const std::int64_t end = p.contraction - k < p.segment ? p.contraction : k + p.segment;
+      sums = {};
       dot<Operand>(place, a, b, k, end, sums);
       if (k > 0 || p.initial) add_earlier(sums, total);
       total = sums;

@@ -44,7 +44,8 @@ constexpr int kAlongRow = 8;    // elements that a lane loads at once along the 
 constexpr int kAcrossRows = 4;  // and, of each of four rows, across it
 
 // out[i, j] = dot of a's i and b's j. The contraction index is cut into segments, each a dot product of its own, which
-// the kernel adds up: as a tree (rule 2), or ascending from `initial` where that is given (rule 9).
+// the kernel adds up: as a tree (rule 2), or ascending from `initial` where that is given (rule 9). A lone dot product
+// begins with `initial`.
 struct GemmParams {
   GemmOperand a, b;
   std::int64_t a_size, b_size, contraction, segment;

@@ -86,7 +86,9 @@ void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream
   g.contraction = g.segment = p.out_features;
   g.out = p.dx;
   g.out_rows = p.dx_rows;
-  g.out_dtype = p.dtype;
+  g.out_dtype = p.dx_dtype;
+  g.initial = p.start;
+  g.initial_stride = p.start_stride;
   p.num_rows <= kMostSmallRows ? launch_gemm<SmallTile>(device, stream, "input_grad_small", p.dtype, g)
                                : launch_gemm<LargeTile>(device, stream, "input_grad_large", p.dtype, g);
 }

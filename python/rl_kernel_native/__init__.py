@@ -11,6 +11,7 @@ from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from .integrations import patch_model, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
+from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
 from .ops.gae import (
     GaeResult,
@@ -38,6 +39,7 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
+from .ops.linear_logprob import linear_logprob, linear_logprob_reference
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -49,6 +51,11 @@ from .ops.logprob import (
 )
 from .ops.masked_whiten import MaskedWhitenResult, masked_whiten, masked_whiten_reference
 from .ops.mismatch_metrics import MismatchMetrics, mismatch_metrics, mismatch_metrics_reference
+from .ops.optimal_token_baseline import (
+    OptimalTokenBaseline,
+    optimal_token_baseline,
+    optimal_token_baseline_reference,
+)
 from .ops.pack import Packed, pack, pack_reference, unpack, unpack_reference
 from .ops.policy_loss import (
     PolicyGradients,
@@ -62,6 +69,7 @@ from .ops.policy_loss import (
 from .ops.preference_loss import PreferenceLoss, preference_loss, preference_loss_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
+from .ops.scatter_rewards import ScatteredRewards, scatter_rewards, scatter_rewards_reference
 from .ops.sequence_logprob import (
     SequenceLogprob,
     sequence_logprob,
@@ -114,12 +122,14 @@ __all__ = [
     "LogprobStatus",
     "MaskedWhitenResult",
     "MismatchMetrics",
+    "OptimalTokenBaseline",
     "Packed",
     "PolicyGradients",
     "PolicyLoss",
     "PolicyMetrics",
     "PolicySpec",
     "PreferenceLoss",
+    "ScatteredRewards",
     "SequenceLogprob",
     "ValueGradients",
     "ValueLoss",
@@ -130,6 +140,8 @@ __all__ = [
     "attention_reference",
     "canonical_blas",
     "checkpoint_contexts",
+    "covariance_mask",
+    "covariance_mask_reference",
     "current_arithmetic",
     "discounted_returns",
     "discounted_returns_reference",
@@ -151,6 +163,8 @@ __all__ = [
     "linear",
     "linear_bias_grad",
     "linear_input_grad",
+    "linear_logprob",
+    "linear_logprob_reference",
     "linear_partial",
     "linear_reference",
     "linear_weight_grad",
@@ -165,6 +179,8 @@ __all__ = [
     "masked_whiten_reference",
     "mismatch_metrics",
     "mismatch_metrics_reference",
+    "optimal_token_baseline",
+    "optimal_token_baseline_reference",
     "pack",
     "pack_reference",
     "patch_model",
@@ -180,6 +196,8 @@ __all__ = [
     "rope",
     "rope_backward",
     "rope_reference",
+    "scatter_rewards",
+    "scatter_rewards_reference",
     "sequence_logprob",
     "sequence_logprob_backward",
     "sequence_logprob_reference",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
+
+from . import _dispatch
 
 # Without a workspace cuBLAS and cuBLASLt have nowhere to put partial sums, so they cannot split K.
 CANONICAL = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
@@ -29,7 +30,7 @@ def canonical_blas() -> dict[str, str]:
     """
     wrong = wrong_settings(os.environ)
     if wrong:
-        torch = sys.modules.get("torch")
+        torch = _dispatch.torch_module()
         if torch is not None and torch.cuda.is_initialized():
             raise RuntimeError(
                 "canonical_blas: too late, torch has initialised CUDA and may hold cuBLAS workspaces already. Call it "

@@ -1,4 +1,4 @@
-"""The doctor's self-test of group_advantage, gae and masked_whiten."""
+"""The doctor's self-test of group_advantage, gae, optimal_token_baseline and masked_whiten."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .contract import row
 from .ops import gae as gae_op
 from .ops import group_advantage as group_op
 from .ops import masked_whiten as whiten_op
+from .ops import optimal_token_baseline as baseline_op
 
 
 class _Answers(NamedTuple):
@@ -22,6 +23,11 @@ class _Answers(NamedTuple):
     values: np.ndarray
     mask: np.ndarray
 
+    def tokens(self) -> tuple[np.ndarray, ...]:
+        """rewards, logprob, sum_p_sq, mask."""
+        p = np.exp(-np.abs(self.values))
+        return self.rewards, -np.abs(self.values), p * p, self.mask
+
     def results(self, name: str, arrays: _Arrays) -> dict[str, np.ndarray]:
         if name == "group_advantage":
             found = {
@@ -31,6 +37,9 @@ class _Answers(NamedTuple):
         elif name == "gae":
             tokens = (arrays.put(self.rewards), arrays.put(self.values), arrays.put(self.mask))
             found = dict(zip(("advantages", "returns"), gae_op.gae(*tokens, gamma=0.99, lam=0.95), strict=True))
+        elif name == "optimal_token_baseline":
+            result = baseline_op.optimal_token_baseline(*map(arrays.put, self.tokens()), group_size=8)
+            found = dict(zip(("advantages", "returns"), result, strict=True))
         else:
             found = {"y": whiten_op.masked_whiten(arrays.put(self.values), arrays.put(self.mask))}
         return {key: arrays.get(value) for key, value in found.items()}
@@ -49,6 +58,10 @@ class _Answers(NamedTuple):
             scale = np.maximum.accumulate(want["scale"][:, ::-1], 1)[:, ::-1]
             keys = ("advantages", "returns")
             return {key: (want[key], row(name, key).allowed(expected=want[key], scale=scale)) for key in keys}
+        if name == "optimal_token_baseline":
+            want = baseline_op.optimal_token_baseline_reference(*self.tokens(), group_size=8)
+            facts = {"scale": want["scale"], "terms": 8 + self.mask.shape[1] // 256}
+            return {k: (want[k], row(name, k).allowed(expected=want[k], **facts)) for k in ("advantages", "returns")}
         y = whiten_op.masked_whiten_reference(self.values, self.mask)["y"]
         return {"y": (y, row(name, "y").allowed(expected=y, largest=np.abs(y).max()))}
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from ._selftest import Check, _Arrays, _same_bytes, _timed, _worst
-from .contract import row
+from .contract import row, rows_of
+from .ops import covariance_mask as covariance_op
 from .ops import importance_weights as importance_op
 from .ops import kl as kl_op
 from .ops import mismatch_metrics as mismatch_op
 from .ops import policy_loss as policy_loss_op
+from .ops import scatter_rewards as scatter_op
 from .ops import value_loss as value_loss_op
 
 _POLICIES = {
@@ -133,12 +135,58 @@ def _of_mismatch_metrics(arrays: _Arrays) -> _Found:
         yield f"{list(operands[0].shape)}", {"metrics": arrays.get(vector)}, {"metrics": (want, allowed)}
 
 
+def _of_scatter_rewards(arrays: _Arrays) -> _Found:
+    random = np.random.default_rng(9)
+    for place, (logprob, ref, mask) in itertools.product(("last", "first", "spread"), _rollouts()):
+        rows, columns = mask.shape
+        rewards, cost, of_spans = (random.normal(0, 1, n).astype(np.float32) for n in (rows, rows, 2 * rows))
+        operands = {
+            "rewards": rewards, "mask": mask, "cost": cost, "logprob": logprob, "ref_logprob": ref,
+            "spans": np.array([[0, columns], [columns // 3, columns // 2]] * rows, np.int64),
+            "span_offsets": 2 * np.arange(rows + 1), "span_rewards": of_spans, "lagrange": np.array(0.3, np.float32),
+        }  # fmt: skip
+        how: dict[str, Any] = {
+            "place": place,
+            "kl_coef": 0.1,
+            "kl_estimator": "k3",
+            "overlong": (columns, columns, 1.0),
+        }
+        result = scatter_op.scatter_rewards(**{k: arrays.put(x) for k, x in operands.items()}, **how)
+        want = scatter_op.scatter_rewards_reference(**operands, **how)
+        found = {name: arrays.get(array) for name, array in result._asdict().items()}
+        largest = {k: {"largest": np.abs(want[k]).max() + 8.0} for k in ("rewards", "combined")}
+        yield (
+            f"{place} {[rows, columns]}",
+            found,
+            {
+                k: (x, np.maximum(row("scatter_rewards", k).allowed(expected=np.abs(x), **largest.get(k, {})), _EXACT))
+                for k, x in want.items()
+            },
+        )
+
+
+_DRAWS: tuple[dict[str, Any], ...] = (
+    {"kind": "clip", "ratio": 0.05, "seed": 1 << 40, "lower": 0.2}, {"kind": "kl", "ratio": 0.1},
+)  # fmt: skip
+
+
+def _of_covariance_mask(arrays: _Arrays) -> _Found:
+    for (logprob, old, mask), how in itertools.product(_rollouts(), _DRAWS):
+        advantage = np.random.default_rng(9).normal(0, 1, logprob.shape).astype(np.float32)
+        operands = (logprob, old if how["kind"] == "clip" else None, advantage, mask)
+        selected = covariance_op.covariance_mask(*(None if a is None else arrays.put(a) for a in operands), **how)
+        want = covariance_op.covariance_mask_reference(*operands, **how)["selected"]
+        yield f"{how['kind']} {list(mask.shape)}", {"selected": arrays.get(selected)}, {"selected": (want, _EXACT)}
+
+
 _RESULTS = {
     "policy_loss": _of_policy_loss,
     "value_loss": _of_value_loss,
     "kl": _of_kl,
     "importance_weights": _of_importance_weights,
     "mismatch_metrics": _of_mismatch_metrics,
+    "scatter_rewards": _of_scatter_rewards,
+    "covariance_mask": _of_covariance_mask,
 }
 
 
@@ -155,7 +203,8 @@ def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
         share, case = max(shares)
         return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
 
-    yield _timed("against float64", float64)
+    exact = all(r.bound.text == "0" for r in rows_of(name))
+    yield _timed("against the definition" if exact else "against float64", float64)
     if device == "cpu":
         return
     cpu = _Arrays(torch, "cpu")

@@ -45,7 +45,12 @@ def is_plain(tensor: Any) -> bool:
 
 def is_direct(*tensors: Any) -> bool:
     """Whether a call may skip the dispatcher. What is no tensor is for the extension to refuse."""
-    return is_untraced() and all(is_plain(t) for t in tensors if isinstance(t, Tensor))
+    if not is_untraced():
+        return False
+    for t in tensors:  # noqa: SIM110 - a generator costs as much as the questions that it asks
+        if t is not None and isinstance(t, Tensor) and not is_plain(t):
+            return False
+    return True
 
 
 def is_direct_gradient(dy: Tensor) -> bool:
@@ -54,7 +59,11 @@ def is_direct_gradient(dy: Tensor) -> bool:
 
 
 def wants_grad(*tensors: Any) -> bool:
-    return is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor))
+    if is_grad_enabled():
+        for t in tensors:
+            if t is not None and isinstance(t, Tensor) and t.requires_grad:
+                return True
+    return False
 
 
 def is_batched(tensor: Tensor) -> bool:

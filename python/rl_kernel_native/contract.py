@@ -8,193 +8,27 @@ rounded to its dtype at the end may be off by that rounding too: :meth:`Row.allo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from inspect import signature
+from collections.abc import Callable, Iterable
 from typing import Any
 
-U = 2.0**-24  # what rounding to float32 is off by, relative to the value
-CLIP_RANGE = 0.2  # of PPO and GRPO: beyond it a ratio is clipped
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """Rounding to nearest in one dtype.
-
-    Attributes:
-        relative: half the spacing at 1, which no rounding of a normal value x exceeds by more than relative * |x|.
-        least: half the least subnormal.
-        limit: magnitude from which a value rounds to an infinity.
-    """
-
-    relative: float
-    least: float
-    limit: float
-
-    @property
-    def inner(self) -> float:
-        """The relative error of one rounding, exactly: two of them are then at most 2 * relative."""
-        return self.relative / (1 + self.relative)
-
-
-ROUNDING: Mapping[str, Rounding] = {
-    "float32": Rounding(2.0**-24, 2.0**-150, 2.0**128 - 2.0**103),
-    "bfloat16": Rounding(2.0**-8, 2.0**-134, 2.0**128 - 2.0**119),
-    "float16": Rounding(2.0**-11, 2.0**-25, 65520.0),
-}
-DTYPES = tuple(ROUNDING)
-
-KINDS: Mapping[str, str] = {
-    "copy": "values as they lie in memory",
-    "integers": "labels, masks and counts of integers",
-    "elementwise": "a few roundings of each element",
-    "row reduction": "sums over a row, in virtual lanes and a tree (rule 3)",
-    "matrix product": "ascending sums of products (rules 1 and 2)",
-    "softmax statistics": "sums of exponentials by leaves and trees (rules 4 and 5)",
-    "attention": "softmax statistics and products over keys (rule 6)",
-    "token sum": "sums over tokens in blocks of 8192 (rule 9)",
-    "scan": "a sequence's tokens in lanes and chunks, over groups or a whole batch in trees (rules 3 and 10)",
-    "composed": "derivatives that torch composes of operators, or several operators one after the other",
-    "chain": "a whole model",
-}
-VARIATIONS: Mapping[str, str] = {
-    "batch": "how many rows or sequences there are",
-    "position": "where in the batch a row stands, and among which",
-    "layout": "strides and alignment of every operand",
-    "padding": "padded tokens (of a token sum: behind the others, with zero gradients)",
-    "packing": "sequences one after the other, or each for itself",
-    "chunks": "rows in several calls (of a token sum: multiples of 8192, through main_grad)",
-    "shards": "the vocabulary, or out_features, over ranks",
-    "runs": "one run and the next",
-}
-ROW = tuple(VARIATIONS)  # of what belongs to one row or sequence: all of them
-NO_SHARDS = tuple(name for name in VARIATIONS if name != "shards")
-TOKEN_SUM = ("layout", "padding", "chunks", "shards", "runs")
-
-EVERY_BACKEND = "CPU = CUDA = HIP"
-ONE_ARCHITECTURE = "one architecture"  # and the CPU under `rk.arithmetic` of that architecture
-BY_EXPONENTIAL = "CPU = CUDA = HIP; exp=hardware: one architecture"
-BACKENDS = (EVERY_BACKEND, BY_EXPONENTIAL, ONE_ARCHITECTURE)
-
-FACTS: Mapping[str, str] = {
-    "expected": "magnitude of the float64 value",
-    "scale": "the same sum over absolute values",
-    "terms": "products or terms of the sum",
-    "columns": "width of the row that is reduced",
-    "rows": "tokens that are summed",
-    "max_abs_z": "largest |logit| after temperature of the row",
-    "sum_p_sq": "the row's sum of squared probabilities",
-    "p": "probability of the column",
-    "log_p": "|ln p|",
-    "spread": "|ln p + entropy|",
-    "given": "|dlogprob| + |dlse|",
-    "given_entropy": "|dentropy|",
-    "given_target": "|dlogprob| in the target's column, else 0",
-    "uncapped": "|gradient| before the softcap's slope where there is a softcap, else 0",
-    "cap_slope": "derivative of the softcap, 1 without",
-    "slope": "logit_scale / temperature",
-    "inner": "Rounding.inner where an intermediate is rounded to the dtype, else 0",
-    "inner_least": "Rounding.least there, else 0",
-    "act": "|activation of gate|",
-    "gate": "|gate|",
-    "other": "what the activation or its derivative is multiplied by",
-    "keys": "keys that a query sees; of dk and dv queries times heads that see a key",
-    "head_dim": "columns of a head",
-    "max_abs_s": "largest |softmax_scale * score| of the row",
-    "score_scale": "softmax_scale * the score's sum of absolute values, the largest of the row",
-    "gradient_scale": "scale with dp and delta, each by its sum of absolute values, in place of their difference",
-    "other_scale": "sum of magnitudes of what the rounded intermediates are multiplied by",
-    "largest": "largest magnitude of the float64 result",
-    "stock": "the same figure of stock torch in the dtype, on the same model and prompts",
-}
-# Names that formulas share.
-SHORTHAND: Mapping[str, str] = {
-    "u": "2**-24",
-    "B": "1e-5 + 4e-7 * max_abs_z",
-    "H": "2e-5 + 4e-7 * max_abs_z",
-    "R": "1e-5 + 8e-7 * max_abs_z",
-}
-
-
-@dataclass(frozen=True)
-class Bound:
-    """How far a result may be off before it is rounded to its dtype.
-
-    Attributes:
-        of: function of facts, by keyword, that gives the bound; arithmetic alone, so that arrays go in and come out.
-        text: the same in a line, in Python's notation and with :data:`SHORTHAND`.
-        why: where it comes from.
-    """
-
-    of: Callable[..., Any]
-    text: str
-    why: str
-
-    @property
-    def facts(self) -> tuple[str, ...]:
-        """Names of :data:`FACTS` that it takes."""
-        return tuple(signature(self.of).parameters)
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Those of them without a default."""
-        return tuple(name for name, p in signature(self.of).parameters.items() if p.default is p.empty)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One output of an operator.
-
-    Attributes:
-        operator: name of the function, such as "gelu_mul", or "chain".
-        stem: of its contract, cpp/include/rlk/ops/<stem>.h; "" for the chain.
-        direction: "forward" or "backward".
-        kind: of KINDS.
-        keeps: variations, of VARIATIONS, under which every bit stays.
-        backends: whose bits are equal, of BACKENDS.
-        bound: against float64. Of a matrix product that of fused multiply-adds.
-        unit_bound: of a product by a matrix unit; None: the same.
-        rounded: the result is rounded to the dtype of the inputs last; else its dtype is float32 and the bound has all.
-        dtypes: of the inputs.
-    """
-
-    operator: str
-    output: str
-    direction: str
-    kind: str
-    backends: str
-    bound: Bound
-    stem: str = ""
-    keeps: tuple[str, ...] = ROW
-    unit_bound: Bound | None = None
-    rounded: bool = True
-    dtypes: tuple[str, ...] = DTYPES
-
-    @property
-    def name(self) -> str:
-        return f"{self.operator} {self.output}"
-
-    def allowed(self, dtype: str = "float32", *, expected: Any = 0.0, unit: str = "ieee", **facts: Any) -> Any:
-        """How far a result may be from float64.
-
-        Args:
-            dtype: of the result: the rounding that is added where the row says ``rounded``.
-            expected: the float64 value, an array or a number.
-            unit: "ieee", or the matrix unit that multiplied.
-            facts: those of the bound, :data:`FACTS`.
-        Raises: TypeError for a fact that is missing or unknown; KeyError for another dtype.
-        """
-        bound = self.unit_bound if unit != "ieee" and self.unit_bound is not None else self.bound
-        if "expected" in bound.facts:
-            facts["expected"] = abs(expected)
-        off = bound.of(**facts)
-        if not self.rounded:
-            return off
-        rounding = ROUNDING[dtype]
-        return off * (1 + rounding.relative) + rounding.relative * abs(expected) + rounding.least
-
-
-# ---- softmax statistics ---------------------------------------------------------------------------------------------
+from ._contract_terms import BACKENDS as BACKENDS
+from ._contract_terms import (
+    BY_EXPONENTIAL,
+    CLIP_RANGE,
+    DTYPES,
+    EVERY_BACKEND,
+    FACTS,
+    KINDS,
+    NO_SHARDS,
+    ONE_ARCHITECTURE,
+    ROUNDING,
+    SHORTHAND,
+    TOKEN_SUM,
+    VARIATIONS,
+    Bound,
+    Row,
+    U,
+)
 
 _LOGPROB = Bound(
     lambda max_abs_z: 1e-5 + 4e-7 * max_abs_z,
@@ -406,6 +240,12 @@ _ADVANTAGE = Bound(
     "8 * u * (scale + expected + 1e-6)",
     "trees over chunks of 128 rewards, a difference, a standard deviation in two passes and a quotient",
 )
+_BASELINE = Bound(
+    lambda scale, terms: (24 + terms) * U * (scale + 1e-6),
+    "(24 + terms) * u * (scale + 1e-6)",
+    "scans of chunks of 256 tokens, a weight's four roundings and exponential, a chain over the group; terms: chunks "
+    "and members; scale: the largest sum of rewards, times what errors of small weights grow by",
+)
 _WHITENED = Bound(
     lambda largest: 8 * U * (10 + largest),
     "8 * u * (10 + largest)",
@@ -444,6 +284,12 @@ _IMPORTANCE = Bound(
     lambda expected, terms: (16 + terms) * U * (expected + 1e-6),
     "(16 + terms) * u * (expected + 1e-6)",
     "an exponential, and of a sequence's weight the sum of the log-ratios of `terms` tokens, each below 1",
+)
+_REWARD = Bound(
+    lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,
+    "8 * u * (expected + largest) + 1e-6 * largest",
+    "a token's KL, whose exponential and products are off by 1e-6 of it, rewards of spans, and one of its sequence "
+    "with two penalties; none larger",
 )
 _MISMATCH = Bound(
     lambda expected: 1e-5 * expected + 2e-6,
@@ -517,8 +363,15 @@ def _sequences() -> Iterable[Row]:
     weights = of | {"kind": "scan", "stem": "importance_weights"}
     yield Row("importance_weights", "weights", "forward", bound=_IMPORTANCE, **weights)
     yield Row("importance_weights", "mask", "forward", bound=_BITWISE, **(weights | {"kind": "integers"}))
+    scattered = of | {"kind": "scan", "stem": "scatter_rewards"}
+    yield Row("scatter_rewards", "rewards", "forward", bound=_REWARD, **scattered)
+    yield Row("scatter_rewards", "costs", "forward", bound=_BITWISE, **(scattered | {"kind": "copy"}))
+    yield Row("scatter_rewards", "combined", "forward", bound=_REWARD, **scattered)
+    yield Row("scatter_rewards", "lengths", "forward", bound=_BITWISE, **(scattered | {"kind": "integers"}))
     measured = of | {"kind": "scan", "stem": "mismatch_metrics", "keeps": ("layout", "padding", "packing", "runs")}
     yield Row("mismatch_metrics", "metrics", "forward", bound=_MISMATCH, **measured)
+    drawn = measured | {"kind": "integers", "stem": "covariance_mask"}
+    yield Row("covariance_mask", "selected", "forward", bound=_BITWISE, **drawn)
 
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):
@@ -534,6 +387,9 @@ def _sequences() -> Iterable[Row]:
             yield Row(operator, output, "forward", kind="scan", bound=_SCAN, stem="gae", **of)
     grouped = of | {"kind": "scan", "stem": "group_advantage"}  # a group is what it is of: its members stay together
     yield Row("group_advantage", "advantage", "forward", bound=_ADVANTAGE, **grouped)
+    per_token = grouped | {"stem": "optimal_token_baseline", "bound": _BASELINE}
+    for output in ("advantages", "returns"):
+        yield Row("optimal_token_baseline", output, "forward", **per_token)
     whole = grouped | {"stem": "masked_whiten", "keeps": ("layout", "padding", "packing", "runs")}  # reads the batch
     for output in ("y", "mean", "var"):
         yield Row("masked_whiten", output, "forward", bound=_WHITENED, **whole)

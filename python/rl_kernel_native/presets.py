@@ -18,7 +18,10 @@ def _either(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
-_VERL_LOSSES = ("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "reinforce")
+_VERL_LOSSES = (
+    "vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "reinforce", "dppo_tv",
+    "dppo_kl",
+)  # fmt: skip
 _VERL_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
@@ -49,12 +52,12 @@ def verl(
     ``policy_loss(denominator=...)``. ``rollout_is``: ``"token"`` or ``"sequence"`` compute the weights here, from
     ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight`` (batch-normalised
     ones, too). ``loss_mode="reinforce"`` is bypass mode's, whose weights are of the current policy. clip_cov and kl_cov
-    take the tokens that verl would choose as ``selected``.
+    take the tokens that :func:`covariance_mask` chooses as ``selected``, dppo_tv and dppo_kl those outside of their
+    trust region (docs/objectives.md), of which ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are bounds.
 
     Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a value that verl does not know, or that this library does not serve (``"dppo_tv"``,
-        ``"dppo_kl"``).
+    Raises: ValueError for a value that verl does not know, or that this library does not serve.
     Source: docs/objectives.md.
     """
     if loss_mode not in _VERL_LOSSES:
@@ -77,6 +80,11 @@ def verl(
         if loss_mode == "geo_mean":
             fields["dp_size"] = 1  # a plain mean
     bounds = {"epsilon_low": low, "epsilon_high": high}
+    # Its ratio is truncated above; clip_ratio_low and _high are of the divergence, which says what is `selected`.
+    dppo = {
+        "clip": "dppo", "log_ratio_clamp": 20.0, "epsilon_low": None, "epsilon_high": clip_ratio_c,
+        "epsilon_absolute": True,
+    }  # fmt: skip
     by_mode: dict[str, dict[str, Any]] = {
         "vanilla": {"log_ratio_clamp": 20.0, "dual_clip": clip_ratio_c, **bounds},
         "gspo": {"level": "geometric", "straight_through": True, "log_ratio_clamp": (-float("inf"), 10.0), **bounds},
@@ -88,6 +96,7 @@ def verl(
         "geo_mean": {"clip": "gmpo", "level": "geometric", **bounds},
         "cispo": {"clip": "cispo", "log_ratio_clamp": 20.0, **bounds},
         "dro": {"clip": "dro", "dro_beta": dro_beta},
+        **dict.fromkeys(("dppo_tv", "dppo_kl"), dppo),
     }
     fields |= by_mode[loss_mode]
     if rollout_is == "given":

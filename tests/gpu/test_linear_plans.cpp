@@ -51,6 +51,9 @@ const std::vector<Case> kCases = {
     {Product::kInputGrad, 1, 64, 8},
     {Product::kInputGrad, 130, 520, 1000},
     {Product::kInputGrad, 1000, 264, 4104},
+    {Product::kInputGrad, 130, 520, 1000, 1, DType::kFloat32, false, true},
+    {Product::kInputGrad, 1000, 264, 4104, 1, DType::kBFloat16, false, true, 3},
+    {Product::kInputGrad, 7, 129, 24, 1, DType::kFloat32, false, true, 2},
     {Product::kWeightGrad, 64, 64, 1},
     {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, true},
     {Product::kWeightGrad, 264, 200, 8192},
@@ -105,6 +108,7 @@ bool run_case(const Case& c, DType dtype) {
   p.d_rows = p.addend_rows = {std::int64_t{1} << 40, 0, d_stride};
   p.bias = c.bias ? bias_gpu.data : nullptr;
   p.addend = c.addend ? addend_gpu.data : nullptr;
+  p.continues = c.addend && c.product == Product::kInputGrad;
   p.m = c.m;
   p.n = c.n;
   p.contraction = c.contraction;
@@ -148,7 +152,10 @@ bool run_case(const Case& c, DType dtype) {
     q.dx_rows = d_rows;
     q.weight_stride = b_stride;
     q.num_rows = c.m, q.in_features = c.n, q.out_features = c.contraction;
+    q.start = p.continues ? addend.data() : nullptr;
+    q.start_stride = d_stride;
     q.dtype = dtype;
+    q.dx_dtype = p.d_dtype;
     q.arithmetic = Arithmetic::kSm90;
     cpu::linear_input_grad(q);
   } else {

@@ -61,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     linear.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     linear.add_argument("--in-features", type=_count, default=4096)
     linear.add_argument("--out-features", type=_count, default=4096)
+    linear_logprob = operators.add_parser("linear_logprob", help="selected log-probability from hidden states")
+    linear_logprob.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
+    linear_logprob.add_argument("--in-features", type=_count, default=4096)
+    linear_logprob.add_argument("--vocab", type=_count, default=128256)
+    linear_logprob.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     rms_norm = operators.add_parser("rms_norm", help="root-mean-square norm, with a residual and without")
     rms_norm.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     rms_norm.add_argument("--columns", type=_count, default=4096)
@@ -87,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("value_loss", "clipped value loss, and its gradient"),
         ("importance_weights", "weights of a batch's tokens for the engine that sampled it"),
         ("mismatch_metrics", "how far a trainer and the engine that sampled are apart"),
+        ("covariance_mask", "the tokens that clip-cov singles out"),
     ):
         token_terms.append(operators.add_parser(name, help=text))
         token_terms[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")
@@ -102,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in (
         ("gae", "generalised advantage estimation"),
         ("group_advantage", "advantages of sequences in their groups"),
+        ("optimal_token_baseline", "advantages against a baseline of each position of a group"),
         ("masked_whiten", "whitening of a batch's tokens"),
+        ("scatter_rewards", "rewards of sequences and a KL as rewards of tokens"),
     ):
         advantage = operators.add_parser(name, help=text)
         advantage.add_argument("--rows", type=_count, help="sequences; default 4096 on a GPU, 64 on the CPU")
@@ -129,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for operator in (
         logprob,
         linear,
+        linear_logprob,
         rms_norm,
         embedding,
         attention,
@@ -160,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import attention as bench_attention
     from . import embedding as bench_embedding
     from . import linear as bench_linear
+    from . import linear_logprob as bench_linear_logprob
     from . import logprob as bench_logprob
     from . import policy_loss as bench_policy_loss
     from . import rms_norm as bench_rms_norm
@@ -174,14 +184,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = _device(torch, options.device)
     except ValueError as error:
         parser.error(str(error))
-    if options.operator == "linear" and device != "cpu" and options.dtype == "float32":
-        parser.error("--dtype float32: linear has float32 operands on the CPU alone")
+    if options.operator in ("linear", "linear_logprob") and device != "cpu" and options.dtype == "float32":
+        parser.error(f"--dtype float32: {options.operator} has float32 operands on the CPU alone")
     if options.threads:
         torch.set_num_threads(options.threads)
     rows = options.rows or (64 if device == "cpu" else 8192)
     if options.operator == "linear":
         shape = (rows, options.in_features, options.out_features)
         run = bench_linear.run(shape, options.dtype, device, seconds=options.seconds)
+    elif options.operator == "linear_logprob":
+        run = bench_linear_logprob.run(
+            rows, options.in_features, options.vocab, options.dtype, device, seconds=options.seconds,
+            use_compile=not options.no_compile,
+        )  # fmt: skip
     elif options.operator in ("rms_norm", "silu_mul"):
         bench = bench_rms_norm if options.operator == "rms_norm" else bench_silu_mul
         run = bench.run(

@@ -1,4 +1,4 @@
-"""gae, group_advantage and masked_whiten: the peers, which are torch's own operators, and what is timed."""
+"""Operators of rewards and advantages: the peers, torch's own operators, and what is timed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from .measure import Call
 MOST_BUFFERS = 64
 GROUP = 8  # answers to a prompt
 GAMMA, LAM = 0.99, 0.95
-OPERATORS = ("gae", "group_advantage", "masked_whiten")
+OPERATORS = ("gae", "group_advantage", "optimal_token_baseline", "masked_whiten", "scatter_rewards")
+KL_COEF = 0.05
 MASKED_SHARE = 0.1
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments: of group_advantage the first column of ``rewards`` alone."""
+    """One buffer's arguments: of group_advantage the first column of ``rewards`` alone; of scatter_rewards that for its
+    rewards, and the arrays for log-probabilities."""
 
     rewards: Tensor  # [sequences, tokens]
     values: Tensor
     mask: Tensor  # bool
+    logprob: Tensor
+    sum_p_sq: Tensor
 
 
 Function = Callable[[Operands], Tensor]
@@ -57,12 +61,49 @@ def groups(o: Operands) -> Tensor:
     return ((x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1e-6)).flatten()
 
 
+def scattered(o: Operands) -> Tensor:
+    """As frameworks write it: a KL of each token, and the reward at the last token of the mask."""
+    last = o.mask.shape[1] - 1 - o.mask.long().fliplr().argmax(dim=1, keepdim=True)
+    kl = (o.values - o.rewards) * o.mask
+    return (-KL_COEF * kl).scatter_add(1, last, o.rewards[:, :1])
+
+
+def _tokens(o: Operands) -> tuple[Tensor, ...]:
+    """rewards, logprob, sum_p_sq, mask."""
+    return o.rewards, o.logprob, o.sum_p_sq, o.mask
+
+
+def position_baselines(o: Operands) -> Tensor:
+    """verl's optimal token baseline, groups side by side, with its tail."""
+    m = o.mask.to(o.rewards.dtype)
+    to_go = (o.rewards * m).flip(-1).cumsum(-1).flip(-1)
+    w = ((1 - 2 * o.logprob.exp() + o.sum_p_sq) * m).cumsum(-1) * m
+    shape = (-1, GROUP, o.rewards.shape[1])
+    baseline = (to_go * w).view(shape).sum(1, keepdim=True) / (w.view(shape).sum(1, keepdim=True) + 1e-8)
+    lengths = m.sum(-1).view(-1, GROUP)
+    first, second = lengths.topk(2, dim=1).values.unbind(1)
+    longest = (lengths == first[:, None]) & (first > second)[:, None]
+    positions = torch.arange(o.rewards.shape[1], device=m.device)
+    tail = longest[:, :, None] & (positions >= second[:, None, None])
+    return (to_go.view(shape) - baseline.masked_fill(tail, 0.0)).view_as(m) * m
+
+
 _OURS: dict[str, Function] = {
     "gae": lambda o: rk.gae(o.rewards, o.values, o.mask, gamma=GAMMA, lam=LAM).advantages,
     "group_advantage": lambda o: rk.group_advantage(o.rewards[:, 0], group_size=GROUP),
+    "optimal_token_baseline": lambda o: rk.optimal_token_baseline(*_tokens(o), group_size=GROUP).advantages,
     "masked_whiten": lambda o: rk.masked_whiten(o.values, o.mask),
+    "scatter_rewards": lambda o: (
+        rk.scatter_rewards(o.rewards[:, 0], o.mask, logprob=o.values, ref_logprob=o.rewards, kl_coef=KL_COEF).rewards
+    ),
 }
-_WRITTEN_OUT: dict[str, Function] = {"gae": loop_over_time, "group_advantage": groups, "masked_whiten": whiten}
+_WRITTEN_OUT: dict[str, Function] = {
+    "gae": loop_over_time,
+    "group_advantage": groups,
+    "optimal_token_baseline": position_baselines,
+    "masked_whiten": whiten,
+    "scatter_rewards": scattered,
+}
 
 
 def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
@@ -74,14 +115,18 @@ def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
 
 
 def buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
-    size = 2 * sequences * tokens * 4
+    size = 4 * sequences * tokens * 4
     count = count_of_buffers(size, device, MOST_BUFFERS)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal() -> Tensor:
         return torch.empty((sequences, tokens), device=device).normal_(0, 1, generator=generator)
 
-    return [Operands(normal(), normal(), normal().abs() > MASKED_SHARE) for _ in range(count)]
+    def operands() -> Operands:
+        mask, logprob = normal().abs() > MASKED_SHARE, -normal().abs()
+        return Operands(normal(), normal(), mask, logprob, logprob.exp() ** 2)
+
+    return [operands() for _ in range(count)]
 
 
 def _call(function: Function, rotated: list[Operands]) -> Call:
@@ -92,7 +137,10 @@ def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
     """Every input and output once, masks a byte a token, all else four; masked_whiten reads its input three times."""
     if operator == "group_advantage":
         return 8 * sequences
-    return sequences * tokens * ((4 * 4 + 1) if operator == "gae" else (4 * 4 + 3))
+    bytes_of_token = {
+        "gae": 4 * 4 + 1, "optimal_token_baseline": 5 * 4 + 1, "masked_whiten": 4 * 4 + 3, "scatter_rewards": 3 * 4 + 1,
+    }  # fmt: skip
+    return sequences * tokens * bytes_of_token[operator]
 
 
 def run(

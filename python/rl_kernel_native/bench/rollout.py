@@ -1,4 +1,4 @@
-"""importance_weights and mismatch_metrics: the peers, the frameworks' formulas in torch, and what is timed."""
+"""importance_weights, mismatch_metrics, covariance_mask: the peers, formulas of frameworks in torch, what is timed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import rl_kernel_native as rk
 
 from .comparison import Candidate, Comparison, count_of_buffers
 
-OPERATORS = ("importance_weights", "mismatch_metrics")
+OPERATORS = ("importance_weights", "mismatch_metrics", "covariance_mask")
 MOST_BUFFERS = 256
 BYTES = {
     "importance_weights": 8 + 8 + 4 + 8,
     "mismatch_metrics": 8 + 4,
+    "covariance_mask": 12 + 4 + 4,
 }  # of a token; a sequence's weight reads it twice
 
 
@@ -66,13 +67,33 @@ def metrics(o: Operands) -> Tensor:
     return torch.cat((torch.stack(scalars), counts))
 
 
+def chosen(o: Operands) -> Tensor:
+    """Clip-Cov as verl chooses, whose number comes from the host: a random number a candidate, the largest of them.
+    The rollout's log-probabilities stand for the old ones, and those of a trainer for the advantage."""
+    advantage = o.train + 0.8
+    a, ell = advantage - _mean(advantage, o.mask), o.train - _mean(o.train, o.mask)
+    ratio = (o.train - o.rollout).exp()
+    clipped = -advantage * ratio.clamp(0.8, 1.2) > -advantage * ratio
+    cov = a * ell
+    drawn = torch.where((cov > 1) & (cov < 5) & ~clipped & (o.mask > 0), torch.rand_like(cov) + 1, 0).reshape(-1)
+    values, indices = torch.topk(drawn, max(int(0.0002 * o.mask.sum().item()), 1))
+    return torch.zeros_like(drawn).scatter_(0, indices, (values > 0).to(drawn.dtype)).view_as(cov)
+
+
 _OURS: dict[str, Function] = {
     "importance_weights": lambda o: rk.importance_weights(
         *o, level="sequence", upper=2.0, rejection={"seq_mean_k3": 0.01}
     ),
     "mismatch_metrics": lambda o: rk.mismatch_metrics(*o).vector,
+    "covariance_mask": lambda o: rk.covariance_mask(
+        o.train, o.rollout, o.train + 0.8, o.mask, kind="clip", ratio=0.0002, seed=0
+    ),
 }
-_WRITTEN_OUT: dict[str, Function] = {"importance_weights": weights, "mismatch_metrics": metrics}
+_WRITTEN_OUT: dict[str, Function] = {
+    "importance_weights": weights,
+    "mismatch_metrics": metrics,
+    "covariance_mask": chosen,
+}
 
 
 def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands]:
@@ -91,11 +112,13 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _comparable(result: Any) -> Tensor:
-    """Weights; or the metrics that both have, without counts and the share of what is not finite."""
+    """Weights; how many are chosen; or the metrics that both have, without counts and what is not finite."""
     if isinstance(result, tuple):
         weights: Tensor = result[0]
         return weights
     found: Tensor = result
+    if found.dim() == 2:
+        return found.sum()
     return torch.cat((found[2:21], found[22:])) if len(found) == len(rk.MismatchMetrics.names) else found
 
 

@@ -101,8 +101,9 @@ def discounted_returns(
     Args:
         rewards, mask, cu_seqlens: as of :func:`gae`.
         gamma: in ``[0, 1]``.
-        masked: what a token whose mask is 0 does. ``"reset"``: the sum begins anew before it, and it gets 0 (verl);
-            ``"carry"``: it gets and hands on the sum behind it, without a discount.
+        masked: what a token whose mask is 0 does. ``"reset"``: the sum begins anew before it, and it gets 0;
+            ``"carry"``: it gets and hands on the sum behind it, without a discount (verl 0.9.1,
+            which writes 0 there).
     Returns: float32 of the shape of ``rewards``.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.

@@ -8,7 +8,7 @@ from .. import _dispatch
 from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
-from .policy_spec import PolicySpec, checked_denominator
+from .policy_spec import SELECTING, PolicySpec, checked_denominator
 
 __all__ = [
     "PolicyGradients",
@@ -119,7 +119,8 @@ def policy_loss(
         rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``.
         importance_weight: as ``logprob``, or ``[num_sequences]``; given exactly where ``spec.importance == "given"``.
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
-        selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``.
+        selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
+            :func:`covariance_mask` chooses, and for ``"dppo"``, of tokens outside of the trust region.
         denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
             device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
     Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
@@ -204,7 +205,7 @@ def _operands(
     given = spec.importance == "given"
     if (importance_weight is not None) != given:
         _refuse("importance_weight", importance_weight, 'spec.importance is not "given"', 'spec.importance = "given"')
-    if (selected is not None) != (spec.clip in ("clip_cov", "kl_cov")):
+    if (selected is not None) != (spec.clip in SELECTING):
         _refuse("selected", selected, f'spec.clip is "{spec.clip}"', f'spec.clip = "{spec.clip}"')
     if entropy is None and spec.entropy_coef != 0:
         _refuse("entropy", entropy, "", "spec.entropy_coef")

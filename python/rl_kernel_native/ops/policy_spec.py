@@ -12,7 +12,8 @@ from .. import _check
 INF = math.inf
 
 LEVELS = ("token", "sequence", "geometric")
-CLIPS = ("ppo", "cispo", "none", "sapo", "gmpo", "vespo", "dro", "clip_cov", "kl_cov")
+CLIPS = ("ppo", "cispo", "none", "sapo", "gmpo", "vespo", "dro", "clip_cov", "kl_cov", "dppo")
+SELECTING = ("clip_cov", "kl_cov", "dppo")  # clips that take `selected`
 ESTIMATORS = (None, "k1", "k2", "k3", "abs")
 IMPORTANCE = (None, "token", "sequence", "geometric", "given")
 # name -> (denominator: one, tokens, sequences, sequences with tokens; a mean over each sequence's tokens)
@@ -24,7 +25,9 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": (3, False),
     "constant": (0, False),
 }
-_SURROGATES = {"ppo": 0, "cispo": 1, "none": 2, "sapo": 3, "gmpo": 4, "vespo": 5, "dro": 6, "clip_cov": 0, "kl_cov": 0}
+_SURROGATES = {
+    "ppo": 0, "cispo": 1, "none": 2, "sapo": 3, "gmpo": 4, "vespo": 5, "dro": 6, "clip_cov": 0, "kl_cov": 0, "dppo": 1,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,8 @@ class PolicySpec:
         clip: ``"ppo"``; ``"cispo"``, a clipped ratio as a constant weight of the log-probability; ``"none"``, the
             log-probability itself (REINFORCE, GPG); ``"sapo"``; ``"gmpo"``; ``"vespo"``; ``"dro"``; ``"clip_cov"``, PPO
             without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
-            ``|logprob - old_logprob|`` on selected tokens.
+            ``|logprob - old_logprob|`` on selected tokens; ``"dppo"``, CISPO without the policy term of ``selected``
+            tokens, which left the trust region.
         epsilon_low, epsilon_high: the ratio's range is ``[1 - epsilon_low, 1 + epsilon_high]``; None: no bound. Of
             ``"gmpo"`` the log-ratio's, ``[-epsilon_low, epsilon_high]``.
         epsilon_absolute: the range is ``[epsilon_low, epsilon_high]`` itself (TRL's CISPO).
@@ -236,8 +240,8 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("dual_clip", f'None with clip="{s.clip}"', "it bounds the clipped surrogate of PPO alone")
     if s.delta is not None and not ratio:
         refuse("delta", f'None with clip="{s.clip}"', "it caps the unclipped ratio of PPO alone")
-    if s.clip == "kl_cov" and s.level != "token":
-        refuse("level", '"token" with clip="kl_cov"', "tokens are selected, not sequences")
+    if s.clip in ("kl_cov", "dppo") and s.level != "token":
+        refuse("level", f'"token" with clip="{s.clip}"', "tokens are selected, not sequences")
     if s.clip in ("none", "dro") and s.level != "token" and not s.kl_times_ratio:
         refuse("level", f'"token" with clip="{s.clip}"', "no ratio enters its loss")
     if s.clip == "dro" and (s.level != "token" or s.dro_beta is None):
@@ -340,7 +344,7 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         or_inf(s.kl_input_clamp),
         or_inf(s.kl_clamp),
         s.selected_kl_coef,
-        s.clip == "clip_cov",
+        s.clip in ("clip_cov", "dppo"),
         s.entropy_coef,
         s.entropy_scale,
         s.entropy_aggregation == "token-mean",

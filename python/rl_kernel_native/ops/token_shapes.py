@@ -16,6 +16,16 @@ def check_first(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
     """The array that the others are like. Returns: the number of sequences."""
     if tokens.dtype != torch.float32:
         raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tokens.dtype)}")
+    return _check_sequences(tokens, name, cu_seqlens)
+
+
+def check_first_mask(mask: Tensor, cu_seqlens: Any) -> Any:
+    """The same where it is the mask."""
+    check_mask(mask, mask, "mask")
+    return _check_sequences(mask, "mask", cu_seqlens)
+
+
+def _check_sequences(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
     packed = cu_seqlens is not None
     if tokens.dim() != 1 and (packed or tokens.dim() != 2):
         wanted = "[num_tokens] (with cu_seqlens)" if packed else "[num_sequences, num_tokens] or [num_tokens]"

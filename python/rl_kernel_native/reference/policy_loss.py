@@ -111,7 +111,7 @@ def _policy(xp: Any, spec: Any, ell: Any, old: Any, advantage: Any, weight: Any)
     r = xp.exp(x)
     if spec.clip == "none":
         return -advantage * ell, r
-    if spec.clip == "cispo":
+    if spec.clip in ("cispo", "dppo"):
         return -xp.stop(_limited(xp, r, low, high)) * advantage * ell, r
     if spec.clip == "sapo":
         tau = xp.where(advantage > 0, spec.tau_positive, spec.tau_negative)
@@ -197,7 +197,7 @@ def policy_loss_reference(
         if spec.drop_above is not None:
             behind = ((m if spec.drop_of == "rollout" else o) - xp.stop(ell)).sum() / n
             off = off | (a < 0) if float(behind) > spec.drop_above else off
-        if spec.clip == "clip_cov":
+        if spec.clip in ("clip_cov", "dppo"):
             off = off | (chosen != 0)
         loss = xp.where(off, 0 * xp.stop(loss), loss)
         if spec.clip == "kl_cov":

@@ -37,10 +37,14 @@ inline void check_linear(const LinearParams& p) {
 
 inline void check_linear_input_grad(const LinearInputGradParams& p) {
   check_linear_product(p.dtype, p.arithmetic, p.num_rows, p.in_features, p.out_features);
+  RLK_CHECK(p.dx_dtype == p.dtype || p.dx_dtype == DType::kFloat32,
+            "linear_input_grad: dx has the operands' type or float32");
   if (p.num_rows == 0 || p.in_features == 0) return;
   RLK_CHECK(p.dy_rows.inner > 0 && p.dx_rows.inner > 0, "linear_input_grad: row layouts have inner >= 1");
   RLK_CHECK(p.dx != nullptr, "linear_input_grad: dx is given");
   RLK_CHECK(p.out_features == 0 || (p.dy && p.weight), "linear_input_grad: dy and weight are given");
+  RLK_CHECK(p.start == nullptr || p.num_rows == 1 || p.start_stride >= p.in_features,
+            "linear_input_grad: rows of start do not overlap");
 }
 
 inline void check_linear_weight_grad(const LinearWeightGradParams& p) {

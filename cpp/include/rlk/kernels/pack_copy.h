@@ -151,7 +151,8 @@ RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArra
     run.after = within(p.capacity * size - before);
     run.end = row;
   }
-  copy_run<Memory>(run, at.first, at.step, at.chunk == 0, at.chunk + 1 == s.split.chunks.value);
+  const std::uint32_t chunk = block - s.split.chunks.quotient(block) * s.split.chunks.value;
+  copy_run<Memory>(run, at.first, at.step, chunk == 0, chunk + 1 == s.split.chunks.value);
 }
 
 template <class Unit, class Memory>

@@ -34,14 +34,13 @@ inline std::int64_t blocks_of(const RowSplit& split, std::int64_t num_rows) {
 struct RowPlace {
   std::int64_t row;
   int first, step;  // its items: `count` from `first` on, `step` apart
-  std::uint32_t chunk;
 };
 RLK_HD RowPlace place_in_rows(const RowSplit& split, int count, std::uint32_t block, int thread) {
   const std::uint32_t of_rows = split.chunks.quotient(block);
   const std::uint32_t chunk = block - of_rows * split.chunks.value;
   const int step = 1 << split.log2_threads;
   return {(std::int64_t{of_rows} << split.log2_rows) + (thread >> split.log2_threads),
-          static_cast<int>(chunk) * count * step + (thread & (step - 1)), step, chunk};
+          static_cast<int>(chunk) * count * step + (thread & (step - 1)), step};
 }
 
 // Halves of a packed row do: then one address is enough.

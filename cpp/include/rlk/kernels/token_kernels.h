@@ -141,13 +141,13 @@ struct WaveTokens {
 };
 
 // A wave's steps, each of as many tokens as its lanes have: take() each, then finish().
-template <class Gpu, int kSums>
+template <class Gpu, int kSums, bool kHasSums>
 class WaveSums {
  public:
   RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, kSums>* sums, bool upper) {
     static_assert(kSums == 2 * kLowerSums);
     constexpr int kEach = kPerLane<Gpu>;
-    lower_.take(sum_of(sums->sum));
+    if constexpr (kHasSums) lower_.take(sum_of(sums->sum));
     if (upper) upper_.take(sum_of(sums->sum + kLowerSums));
     RLK_UNROLL
     for (int i = 0; i < kTokenCounts; ++i) counts_[i] += static_cast<int>(sums->count[i]);
@@ -200,7 +200,7 @@ class WaveSums {
   std::uint32_t most_[kTokenMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
 };
 template <class Gpu>
-class WaveSums<Gpu, 0> {
+class WaveSums<Gpu, 0, true> {
  public:
   RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, 0>*, bool) {}
   RLK_DEVICE WaveTokens finish() const { return {}; }
@@ -307,7 +307,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   const std::int64_t rest = span.length - first;
   const int left = rest < steps * kStep ? static_cast<int>(rest) : steps * kStep;
   const int last = (left + kStep - 1) / kStep, whole_steps = aligned ? left / kStep : 0;
-  WaveSums<Gpu, kSums> gathered;
+  WaveSums<Gpu, kSums, Terms::kHasSums> gathered;
   RLK_UNROLL_NOT
   for (int step = 0; step < last; ++step) {
     const typename Terms::Params& now = Gpu::again(p);
@@ -329,7 +329,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
     }
     Tokens out[kOutputs];
     TokenSums<Tokens, kSums> sums;
-    Terms::token(now, factors, in, taken, out, &sums);
+    token_at<Terms>(now, factors, in, taken, out, &sums, position + offset);
     RLK_UNROLL
     for (int i = 0; i < kOutputs; ++i) {
       if (!at.is_wanted(now, i)) continue;

@@ -4,9 +4,10 @@
 // An operator's terms are a class with, for F float or a vector:
 //   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens; kSums 0: no
 //                                                          sums, counts and maxima
-//   sums_upper(p), upper_sum(i, tokens)                    EverySum, LowerSums
+//   sums_upper(p), upper_sum(i, tokens)                    EverySum, LowerSums, NoSums
 //   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
-//   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already
+//   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already; with
+//                                                          kTakesPosition its position (of a vector's first) last
 #pragma once
 
 #include <cstdint>
@@ -62,6 +63,7 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
 // last four are otherwise by the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
+  static constexpr bool kHasSums = true, kTakesPosition = false;
   template <class Params>
   static RLK_HD bool sums_upper(const Params&) {
     return true;
@@ -75,6 +77,21 @@ struct LowerSums : EverySum {
     return false;
   }
 };
+// Of terms that count alone: their sums are not looked at.
+struct NoSums : LowerSums {
+  static constexpr bool kHasSums = false;
+};
+
+template <class Terms, class F>
+RLK_HD void token_at(const typename Terms::Params& p, const typename Terms::Factors& factors,
+                     const F (&in)[Terms::kInputs], MaskOf<F> mask, F (&out)[Terms::kOutputs],
+                     TokenSums<F, Terms::kSums>* sums, [[maybe_unused]] std::int64_t position) {
+  if constexpr (Terms::kTakesPosition) {
+    Terms::token(p, factors, in, mask, out, sums, position);
+  } else {
+    Terms::token(p, factors, in, mask, out, sums);
+  }
+}
 
 // Those of a tile.
 template <int kSums>

@@ -7,8 +7,10 @@
 //   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even; no bias, no addition
 //              with k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)), fp32 additions
 //              of S dot products over K / S consecutive indices each (rule 2)
-//   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dtype; where y has another type, the caller
-//              rounds dy to dtype first, for dx, dw and db alike
+//   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype; where y has another type, the caller
+//              rounds dy to dtype first, for dx, dw and db alike. With `start` the accumulator begins there in place of
+//              +0: a contraction cut at multiples of 16, each piece continuing the fp32 dx of the one before, gives
+//              the bits of one product
 //   dw[n, k] = fold over blocks of 8192 rows (rule 9): block b is dot_m(dy[m, n], x[m, k]) over its rows; the first is
 //              added to main_grad[n, k] where that is given, else taken as it is; each later one is added to the result,
 //              fp32, ascending; rounded to dweight's dtype at the end
@@ -63,11 +65,13 @@ void linear(const LinearParams& p, Device device, Stream stream);
 struct LinearInputGradParams {
   const void* dy = nullptr;      // [num_rows, out_features], dtype
   const void* weight = nullptr;  // [out_features, in_features], dtype
-  void* dx = nullptr;            // [num_rows, in_features], dtype
+  void* dx = nullptr;            // [num_rows, in_features], dx_dtype
+  const float* start = nullptr;  // [num_rows, in_features], or null; may be dx itself, in its layout
   RowLayout dy_rows, dx_rows;
-  std::int64_t weight_stride = 0;
+  std::int64_t weight_stride = 0, start_stride = 0;
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;
   DType dtype = DType::kBFloat16;
+  DType dx_dtype = DType::kBFloat16;  // dtype or kFloat32
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
 };

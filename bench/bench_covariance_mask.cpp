@@ -1,0 +1,46 @@
+// Microbenchmark of the CUDA kernels of covariance_mask: one row per case, with the bytes that it must move (the inputs and a
+// float32 mask read once, what is chosen written) and their share of the copy ceiling measured in the same run. Usage:
+// bench_covariance_mask [--plans]    --plans: every plan, not the chosen one
+#include <string>
+#include <vector>
+
+#include "bench/token_bench.h"
+#include "cuda/covariance_mask/kernels.h"
+
+namespace rlk::bench {
+namespace {
+
+void run(CovarianceKind kind, std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRun& of) {
+  const bool draws = kind == CovarianceKind::kClip;
+  const int arrays = draws ? 5 : 4;
+  const TokenBench bench(sequences, tokens, arrays);
+  std::vector<CovarianceMaskParams> calls(static_cast<std::size_t>(bench.buffers()));
+  TokenMemory memory;
+  for (CovarianceMaskParams& p : calls) {
+    p.sequences = bench.sequences(packed, &memory);
+    p.logprob = {memory.normal(bench.slots()), tokens, 1};
+    if (draws) p.old_logprob = {memory.normal(bench.slots()), tokens, 1};
+    p.advantage = {memory.normal(bench.slots()), tokens, 1};
+    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.kind = kind;
+    p.selected = memory.floats(bench.slots());
+    p.workspace = memory.workspace<CovarianceBatch>(p.sequences);
+  }
+  bench.print((std::string(draws ? "clip" : "kl") + (packed ? ", packed" : "")).c_str(), arrays, calls,
+              cuda::covariance_mask_sm90, of);
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) {
+  using namespace rlk::bench;
+  return bench_tokens(argc, argv, "bench_covariance_mask",
+                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+                        for (const bool packed : {false, true}) {
+                          for (const auto kind : {rlk::CovarianceKind::kClip, rlk::CovarianceKind::kKl}) {
+                            run(kind, sequences, tokens, packed, of);
+                          }
+                        }
+                      });
+}

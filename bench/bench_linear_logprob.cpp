@@ -1,0 +1,148 @@
+// Microbenchmark of linear_logprob on CUDA: forward, and forward with backward, in turns with the products that it is made
+// of, whose time is the measure. Usage:
+// bench_linear_logprob [--workspace MIB] [--rows N] [--forward]
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/buffers.h"
+#include "bench/gpu_timer.h"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk::bench {
+namespace {
+
+constexpr Device kDevice{DeviceType::kCuda, 0};
+
+struct Case {
+  std::int64_t rows, features, columns;
+};
+constexpr Case kCases[] = {{8192, 4096, 128256}, {8192, 4096, 151936}, {32768, 4096, 128256},
+                           {4096, 2048, 131072}, {64, 4096, 128256},   {64, 4096, 151936}};
+
+Stream number(cudaStream_t stream) { return reinterpret_cast<Stream>(stream); }
+std::size_t bytes(std::int64_t elements, int each) { return static_cast<std::size_t>(elements * each); }
+
+void run(const Case& c, std::int64_t workspace_bytes, bool backward) {
+  const Buffers hidden(bytes(c.rows * c.features, 2), 1, DType::kBFloat16, true);
+  const Buffers weight(bytes(c.columns * c.features, 2), 1, DType::kBFloat16, false);
+  fill_normal(weight.at(0), static_cast<std::size_t>(c.columns * c.features), DType::kBFloat16,
+              1.0f / std::sqrt(static_cast<float>(c.features)));
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(c.rows));
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i * 7919) % c.columns;
+  const Buffers target(bytes(c.rows, 8), 1, DType::kFloat32, false);
+  cuda::check(cudaMemcpy(target.at(0), ids.data(), bytes(c.rows, 8), cudaMemcpyHostToDevice), "copy");
+  const Buffers outputs(bytes(c.rows, 4 * 4), 1, DType::kFloat32, false);
+  auto* const of_rows = static_cast<float*>(outputs.at(0));
+  const Buffers logits(bytes(c.rows * c.columns, 2), 1, DType::kBFloat16, false);
+
+  LinearParams product;
+  product.x = hidden.at(0);
+  product.weight = weight.at(0);
+  product.y = logits.at(0);
+  product.x_rows = {c.rows, 0, c.features};
+  product.y_rows = {c.rows, 0, c.columns};
+  product.weight_stride = c.features;
+  product.num_rows = c.rows;
+  product.in_features = c.features;
+  product.out_features = c.columns;
+  LinearLogprobParams p;
+  p.head = {hidden.at(0), weight.at(0), nullptr, {c.rows, 0, c.features}, c.features, c.features};
+  p.target = target.at(0);
+  p.target_rows = {c.rows, 0, 1};
+  p.exp = Exp::kHardware;
+  p.num_rows = c.rows;
+  p.num_columns = p.vocab_size = p.valid_vocab = c.columns;
+  p.logprob = of_rows;
+  p.lse = of_rows + c.rows;
+  LinearLogprobBackwardParams b;
+  static_cast<LogprobInput&>(b) = p;
+  b.head = p.head;
+  b.lse = p.lse;
+  b.dlogprob = p.logprob;
+  b.dlogprob_rows = {c.rows, 0, 1};
+  const Buffers dhidden(bytes(c.rows * c.features, 2), 1, DType::kBFloat16, false);
+  const Buffers dweight(bytes(c.columns * c.features, 4), 1, DType::kFloat32, false);
+  b.dhidden = dhidden.at(0);
+  b.dhidden_rows = {c.rows, 0, c.features};
+  b.dweight = dweight.at(0);
+  b.dweight_stride = c.features;
+
+  const WorkspaceRange of_forward = linear_logprob_workspace(p, kDevice);
+  const WorkspaceRange of_backward = linear_logprob_backward_workspace(b, kDevice);
+  p.workspace_bytes = std::max(of_forward.least, std::min(of_forward.most, workspace_bytes));
+  b.workspace_bytes = std::max(of_backward.least, std::min(of_backward.most, workspace_bytes));
+  const Buffers workspace(static_cast<std::size_t>(std::max(p.workspace_bytes, b.workspace_bytes)), 1, DType::kFloat32,
+                          false);
+  p.workspace = b.workspace = workspace.at(0);
+
+  const std::int64_t flops = 2 * c.rows * c.features * c.columns;
+  const int calls = static_cast<int>(std::clamp<std::int64_t>(20'000'000'000'000 / flops, 1, 50));
+  std::vector<std::pair<std::string, std::unique_ptr<Replay>>> timed;
+  const auto add = [&](const std::string& name, const std::function<void(cudaStream_t)>& call) {
+    timed.emplace_back(name, std::make_unique<Replay>([&call](cudaStream_t s, int) { call(s); }, calls));
+  };
+  add("linear, our kernels", [&](cudaStream_t s) {
+    product.allow_vendor = false;
+    linear(product, kDevice, number(s));
+  });
+  add("linear, auto", [&](cudaStream_t s) {
+    product.allow_vendor = true;
+    linear(product, kDevice, number(s));
+  });
+  add("forward", [&](cudaStream_t s) { linear_logprob(p, kDevice, number(s)); });
+  if (backward) {
+    add("forward, backward", [&](cudaStream_t s) {
+      linear_logprob(p, kDevice, number(s));
+      linear_logprob_backward(b, kDevice, number(s));
+    });
+  }
+  timed.front().second->warm_up(500);
+  for (int i = 0; i < 9; ++i) {  // in turns: all of them meet the same clocks
+    for (const auto& each : timed) each.second->once();
+  }
+  const double base = std::min(timed[0].second->median_us(), timed[1].second->median_us());
+  for (const auto& [name, replay] : timed) {
+    std::printf("%6lld x %5lld x %6lld  %-20s %10.1f us  %5.3f of linear  workspace %6.1f MiB\n",
+                static_cast<long long>(c.rows), static_cast<long long>(c.features), static_cast<long long>(c.columns),
+                name.c_str(), replay->median_us(), replay->median_us() / base,
+                static_cast<double>(name == "forward" ? p.workspace_bytes : b.workspace_bytes) / (1 << 20));
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) {
+  using namespace rlk::bench;
+  std::int64_t workspace = 1024, rows = 0;
+  bool backward = true;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--workspace") == 0 && i + 1 < argc) {
+      workspace = std::atoll(argv[++i]);
+    } else if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) {
+      rows = std::atoll(argv[++i]);
+    } else if (std::strcmp(argv[i], "--forward") == 0) {
+      backward = false;
+    } else {
+      std::fprintf(stderr, "usage: bench_linear_logprob [--workspace MIB] [--rows N] [--forward]\n");
+      return 2;
+    }
+  }
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "no CUDA device\n");
+    return 1;
+  }
+  for (const Case& c : kCases) {
+    if (rows == 0 || c.rows == rows) run(c, workspace << 20, backward);
+  }
+}

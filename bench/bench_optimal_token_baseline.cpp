@@ -1,0 +1,45 @@
+// Microbenchmark of the CUDA kernels of optimal_token_baseline: groups of eight sequences, one row per case, with the bytes that
+// it must move (three inputs and a float32 mask read, two outputs written) and their share of the copy ceiling measured in the
+// same run.
+#include <vector>
+
+#include "bench/token_bench.h"
+#include "cuda/optimal_token_baseline/kernels.h"
+
+namespace rlk::bench {
+namespace {
+
+void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRun& of) {
+  constexpr int kArrays = 6;
+  constexpr std::int64_t kMembers = 8;
+  const TokenBench bench(sequences, tokens, kArrays);
+  std::vector<OptimalTokenBaselineParams> calls(static_cast<std::size_t>(bench.buffers()));
+  TokenMemory memory;
+  for (OptimalTokenBaselineParams& p : calls) {
+    p.sequences = bench.sequences(packed, &memory);
+    for (PolicyTokens* const a : {&p.rewards, &p.logprob, &p.sum_p_sq}) {
+      *a = {memory.normal(bench.slots(), 0.1f), tokens, 1};
+    }
+    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.group_size = sequences % kMembers == 0 ? kMembers : 1;
+    p.num_groups = sequences / p.group_size;
+    p.advantages = memory.floats(bench.slots());
+    p.returns = memory.floats(bench.slots());
+    p.workspace = memory.bytes(BaselineWorkspace(p.sequences, nullptr).bytes);
+  }
+  const auto call = [](const OptimalTokenBaselineParams& p, const cuda::TokenPlan&, cudaStream_t stream) {
+    cuda::optimal_token_baseline_sm90(p, stream);
+  };
+  bench.print(packed ? "packed" : "padded", kArrays, calls, call, of);
+}
+
+}  // namespace
+}  // namespace rlk::bench
+
+int main(int argc, char** argv) {
+  using namespace rlk::bench;
+  return bench_tokens(argc, argv, "bench_optimal_token_baseline",
+                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+                        for (const bool packed : {false, true}) run(sequences, tokens, packed, of);
+                      });
+}

@@ -1,0 +1,55 @@
+// Python's entry to covariance_mask: fields move from checked arguments to the contract's params, the mask comes from the
+// caller.
+#include "rlk/ops/covariance_mask.h"
+
+#include "define.h"
+#include "module.h"
+#include "token_args.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
+                nb::handle cu_seqlens, int kind, double ratio, double lower, double upper, double clip_low,
+                double clip_high, std::int64_t seed, nb::handle allocate, std::uintptr_t stream) {
+  TokenArguments tokens(logprob, "logprob", cu_seqlens);
+  const Device device = tokens.device();
+  require_covariance_mask_backend(device);
+  CovarianceMaskParams p;
+  p.sequences = tokens.sequences();
+  if (p.sequences.num_slots() >= std::int64_t{1} << 32) {
+    throw nb::value_error("logprob: expected fewer than 2^32 elements");
+  }
+  p.logprob = tokens.first();
+  p.old_logprob = tokens.optional(old_logprob, "old_logprob", false);
+  p.advantage = tokens.required(advantage, "advantage", true);
+  p.mask = tokens.optional_mask(mask);
+  p.kind = static_cast<CovarianceKind>(kind);
+  p.ratio = ratio;
+  p.lower = static_cast<float>(lower);
+  p.upper = static_cast<float>(upper);
+  p.clip_low = static_cast<float>(clip_low);
+  p.clip_high = static_cast<float>(clip_high);
+  p.seed = static_cast<std::uint64_t>(seed);
+  const Caller caller = make_caller(logprob, device, allocate, stream);
+  const Caller::Fresh selected = caller.empty(tokens.shape(), DType::kFloat32);
+  p.selected = static_cast<float*>(selected.data);
+  Caller::Fresh workspace{nb::none(), nullptr};
+  if (const std::int64_t bytes = covariance_mask_workspace_bytes(p, device); bytes > 0) {
+    const std::int64_t shape[] = {(bytes + 3) / 4};
+    workspace = caller.empty(shape, DType::kFloat32);
+    p.workspace = workspace.data;
+  }
+  {
+    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    rlk::covariance_mask(p, device, caller.stream);
+  }
+  return selected.array;
+}
+
+}  // namespace
+
+void bind_covariance_mask(nb::module_& m) { define(m, "covariance_mask", &call); }
+
+}  // namespace rlk::bindings

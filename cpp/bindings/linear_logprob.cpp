@@ -1,0 +1,178 @@
+// Python's entry to linear_logprob: fields move from checked arguments to the contract's params, outputs come from the
+// caller, and so does the workspace on a GPU.
+#include "rlk/ops/linear_logprob.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "define.h"
+#include "linear_args.h"
+#include "logprob_outputs.h"
+#include "module.h"
+
+namespace rlk::bindings {
+namespace {
+
+constexpr std::int64_t kAlign = 256;
+
+[[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+// Hidden states, the weight and what logprob is told about their logits.
+struct HeadArguments {
+  RowsArgument hidden;
+  WeightArgument weight;
+  std::optional<Array> bias;
+  Head head;
+  LogprobCall call;
+
+  HeadArguments(nb::handle x, nb::handle w, nb::handle b, int logits_dtype, int arithmetic, const LogprobArguments& a)
+      : hidden(x, "hidden"),
+        weight((check_operand(hidden), w), "weight", hidden, 1),
+        call(a, hidden.array, weight.out_features, read_dtype(logits_dtype, hidden.view().dtype)) {
+    require_linear_logprob_backend(hidden.view().device);
+    if (!b.is_none()) {
+      bias.emplace(b, "bias", "float32 or that of hidden");
+      check_bias(*bias, weight.out_features, hidden.view().device, hidden.view().dtype, " (that of hidden)");
+      head.bias = bias->view().data;
+      head.bias_dtype = bias->view().dtype;
+    }
+    const DType logits = call.input().dtype;
+    if (logits != DType::kFloat32 && logits != hidden.view().dtype) {
+      throw nb::type_error((std::string("logits_dtype: expected float32 or ") + name_of(hidden.view().dtype) +
+                            " (that of hidden), got " + name_of(logits))
+                               .c_str());
+    }
+    if (call.input().num_rows > 1 && call.input().target_rows.inner < call.input().num_rows) {
+      value_error("target: expected one stride" + std::string(kCopyHint));
+    }
+    head.hidden = hidden.view().data;
+    head.weight = weight.view().data;
+    head.hidden_rows = hidden.rows;
+    head.weight_stride = weight.stride;
+    head.in_features = weight.in_features;
+    head.dtype = hidden.view().dtype;
+    head.arithmetic = read_arithmetic(arithmetic, hidden.view());
+  }
+};
+
+// As much as is of use, up to `bytes`. The CPU backend has its own.
+template <class Params>
+nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Caller& caller) {
+  if (bytes < range.least) {
+    value_error("workspace_bytes: expected at least " + std::to_string(range.least) + " for this call, got " +
+                std::to_string(bytes));
+  }
+  if (caller.device.type == DeviceType::kCpu || range.most == 0) return nb::none();
+  p->workspace_bytes = std::max(range.least, std::min(range.most, bytes - bytes % kAlign));
+  const std::int64_t shape[] = {(p->workspace_bytes + kAlign) / 4};
+  Caller::Fresh memory = caller.empty(shape, DType::kFloat32);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory.data);
+  p->workspace = static_cast<unsigned char*>(memory.data) + (kAlign - first % kAlign) % kAlign;
+  return memory.array;
+}
+
+nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
+                   nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
+                   nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
+                   int returns, nb::handle workspace_bytes, int arithmetic, nb::handle allocate,
+                   std::uintptr_t stream) {
+  const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
+                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
+                         canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
+  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+  const Caller caller = make_caller(hidden, a.call.device(), allocate, stream);
+  const Outputs outputs(a.call, caller, returns, nb::none());
+  LinearLogprobParams p;
+  static_cast<LogprobInput&>(p) = a.call.input();
+  p.head = a.head;
+  outputs.point(&p);
+  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, caller);
+  {
+    nb::gil_scoped_release release;
+    rlk::linear_logprob(p, a.call.device(), caller.stream);
+  }
+  return outputs.result(returns);
+}
+
+// (dhidden, dweight, dbias), None where not asked for. dweight is main_grad itself where that is given.
+nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
+                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
+                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
+                    nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy,
+                    bool wants_hidden, bool wants_weight, bool wants_bias, nb::handle main_grad, int weight_dtype,
+                    nb::handle workspace_bytes, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
+  const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
+                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
+                         canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
+  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+  const Device device = a.call.device();
+  LinearLogprobBackwardParams p;
+  static_cast<LogprobInput&>(p) = a.call.input();
+  p.head = a.head;
+  std::vector<Array> rows;
+  rows.reserve(5);
+  const auto read = [&](nb::handle h, const char* name, RowLayout* layout) -> const float* {
+    if (h.is_none()) return nullptr;
+    rows.emplace_back(h, name, "float32");
+    a.call.check_rows(rows.back(), DType::kFloat32, layout);
+    if (layout != nullptr && p.num_rows > 1 && layout->inner < p.num_rows) {
+      value_error(std::string(name) + ": expected one stride" + kCopyHint);
+    }
+    return static_cast<const float*>(rows.back().view().data);
+  };
+  p.lse = read(lse, "lse", nullptr);
+  p.entropy = read(entropy, "entropy", nullptr);
+  p.dlogprob = read(dlogprob, "dlogprob", &p.dlogprob_rows);
+  p.dlse = read(dlse, "dlse", &p.dlse_rows);
+  p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
+  const Caller caller = make_caller(hidden, device, allocate, stream);
+  nb::object dhidden = nb::none(), dweight = nb::none(), dbias = nb::none();
+  if (wants_hidden) {
+    Caller::Fresh fresh = caller.empty(a.hidden.array.shape(), a.head.dtype);
+    dhidden = fresh.array;
+    p.dhidden = fresh.data;
+    p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
+  }
+  std::optional<Array> total;
+  if (wants_weight && !main_grad.is_none()) {
+    total.emplace(main_grad, "main_grad", "float32");
+    if (total->view().dtype != DType::kFloat32) dtype_error(*total, "float32");
+    p.main_grad_stride = p.dweight_stride = check_output(*total, p.num_columns, a.head.in_features, device);
+    p.dweight = total->view().data;
+    p.main_grad = static_cast<const float*>(total->view().data);
+    p.dweight_dtype = DType::kFloat32;
+    dweight = nb::borrow(main_grad);
+  } else if (wants_weight) {
+    const std::int64_t shape[] = {p.num_columns, a.head.in_features};
+    p.dweight_dtype = read_dtype(weight_dtype, a.head.dtype);
+    Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
+    dweight = fresh.array;
+    p.dweight = fresh.data;
+    p.dweight_stride = a.head.in_features;
+  }
+  if (wants_bias) {
+    const std::int64_t shape[] = {p.num_columns};
+    p.dbias_dtype = a.head.bias_dtype;
+    Caller::Fresh fresh = caller.empty(shape, p.dbias_dtype);
+    dbias = fresh.array;
+    p.dbias = fresh.data;
+  }
+  const nb::object workspace = allocate_workspace(&p, linear_logprob_backward_workspace(p, device), bytes, caller);
+  {
+    nb::gil_scoped_release release;
+    const auto lock = lock_accumulation(device);
+    rlk::linear_logprob_backward(p, device, caller.stream);
+  }
+  return nb::make_tuple(dhidden, dweight, dbias);
+}
+
+}  // namespace
+
+void bind_linear_logprob(nb::module_& m) {
+  define(m, "linear_logprob", &forward);
+  define(m, "linear_logprob_backward", &backward);
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,157 @@
+// CPU backend of optimal_token_baseline: sequences are spread over threads, then chunks of the groups' positions.
+#include "optimal_token_baseline.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "float_environment.h"
+#include "isa.h"
+#include "optimal_token_baseline_lanes.h"
+#include "rlk/kernels/optimal_baseline_token.h"
+#include "sequences.h"
+#include "thread_pool.h"
+#include "token_passes.h"
+
+namespace rlk::cpu {
+namespace {
+
+const OptimalTokenBaselineLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::optimal_token_baseline_lanes;
+    case Isa::kAvx2:
+      return avx2::optimal_token_baseline_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::optimal_token_baseline_lanes;
+}
+
+constexpr std::int64_t kChunk = kBaselineChunk;
+
+class Baseline {
+ public:
+  explicit Baseline(const OptimalTokenBaselineParams& p)
+      : p_(p),
+        q_(p.sequences),
+        weights_(static_cast<std::size_t>(q_.num_slots())),
+        counts_(static_cast<std::size_t>(q_.num_sequences)) {}
+
+  void run() {
+    parallel_for(q_.num_sequences, 1, [&](std::int64_t begin, std::int64_t end) {
+      const FloatEnvironment environment;
+      for (std::int64_t s = begin; s < end; ++s) scan(s);
+    });
+    parallel_for(p_.num_groups, 1, [&](std::int64_t begin, std::int64_t end) {
+      const FloatEnvironment environment;
+      for (std::int64_t g = begin; g < end; ++g) subtract(g);
+    });
+  }
+
+ private:
+  std::int64_t slot(std::int64_t s, const PolicySpan& span) const {
+    return q_.packed() ? span.begin : s * q_.num_tokens;
+  }
+  bool counted(std::int64_t s, const PolicySpan& span, std::int64_t t) const {
+    const std::int64_t at = (q_.packed() ? span.begin : s * p_.mask.sequence_stride) + t;
+    return p_.mask.data == nullptr ||
+           counts(p_.mask.data, p_.mask.dtype == DType::kUInt8 ? DType::kBool : p_.mask.dtype, at);
+  }
+  const float* at(const PolicyTokens& a, std::int64_t s, const PolicySpan& span, std::int64_t t) const {
+    return a.data + offset_of(a, q_, s, span) + t * a.token_stride;
+  }
+
+  void scan(std::int64_t s) {
+    const PolicySpan span = span_of(q_, s);
+    float* const w = weights_.data() + slot(s, span);
+    float* const returns = p_.returns + slot(s, span);
+    const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+    const bool shares_reward = p_.rewards.token_stride == 0;
+    std::int64_t tokens = 0;
+    float before = 0.0f, x[kChunk];
+    for (std::int64_t first = 0; first < span.length; first += kChunk) {
+      const int count = static_cast<int>(std::min(kChunk, span.length - first));
+      const float* const importance = p_.importance.data == nullptr ? nullptr : at(p_.importance, s, span, first);
+      lanes().weights(at(p_.logprob, s, span, first), at(p_.sum_p_sq, s, span, first), importance,
+                      p_.importance.token_stride, count, x);
+      for (int i = 0; i < count; ++i) x[i] = counted(s, span, first + i) ? x[i] : 0.0f;
+      std::fill(x + count, x + kChunk, 0.0f);
+      lanes().up_to(x);
+      for (int i = 0; i < count; ++i) {
+        const bool is_counted = counted(s, span, first + i);
+        tokens += is_counted;
+        w[first + i] = is_counted ? add_rn(before, x[i]) : kNoWeight;
+      }
+      before = add_rn(before, x[kChunk - 1]);
+    }
+    counts_[static_cast<std::size_t>(s)] = tokens;
+    float after = 0.0f;
+    for (std::int64_t k = chunks - 1; k >= 0; --k) {
+      const std::int64_t first = k * kChunk;
+      const int count = static_cast<int>(std::min(kChunk, span.length - first));
+      for (int i = 0; i < count; ++i) {
+        x[i] = !shares_reward && w[first + i] != kNoWeight ? *at(p_.rewards, s, span, first + i) : 0.0f;
+      }
+      std::fill(x + count, x + kChunk, 0.0f);
+      lanes().from(x);
+      for (int i = 0; i < count; ++i) {
+        const float g = shares_reward ? add_rn(*at(p_.rewards, s, span, 0), 0.0f) : add_rn(after, x[i]);
+        returns[first + i] = w[first + i] != kNoWeight ? finite_or_canonical(g) : 0.0f;
+      }
+      after = add_rn(after, x[0]);
+    }
+  }
+
+  void subtract(std::int64_t group) const {
+    const OffsetRange range = group_of(p_, group);
+    BaselineTail tail;
+    std::int64_t longest = 0;
+    for (std::int64_t s = range.begin; s < range.end; ++s) {
+      longest = std::max(longest, span_of(q_, s).length);
+      if (p_.zero_tail != 0) tail.add(s, counts_[static_cast<std::size_t>(s)]);
+    }
+    for (std::int64_t first = 0; first < longest; first += kChunk) {
+      float num[kChunk] = {}, den[kChunk] = {};
+      const auto each = [&](const auto& f) {
+        for (std::int64_t s = range.begin; s < range.end; ++s) {
+          const PolicySpan span = span_of(q_, s);
+          const std::int64_t count = std::min(kChunk, span.length - first);
+          if (count > 0) f(s, slot(s, span) + first, static_cast<int>(count));
+        }
+      };
+      each([&](std::int64_t, std::int64_t to, int count) {
+        lanes().add(p_.returns + to, weights_.data() + to, count, num, den);
+      });
+      for (int i = 0; i < kChunk; ++i) {
+        num[i] = range.end - range.begin == 1 ? 0.0f : div_rn(num[i], add_rn(den[i], p_.eps));
+      }
+      each([&](std::int64_t s, std::int64_t to, int count) {
+        for (int i = 0; i < count; ++i) {
+          const float x = sub_rn(p_.returns[to + i], tail.has(s, first + i) ? 0.0f : num[i]);
+          p_.advantages[to + i] =
+              weights_[static_cast<std::size_t>(to + i)] == kNoWeight ? 0.0f : finite_or_canonical(x);
+        }
+      });
+    }
+  }
+
+  const OptimalTokenBaselineParams& p_;
+  const PolicySequences& q_;
+  std::vector<float> weights_;
+  std::vector<std::int64_t> counts_;
+};
+
+}  // namespace
+
+void optimal_token_baseline(const OptimalTokenBaselineParams& p) {
+  check_optimal_token_baseline(p);
+  check_cuts(p.sequences);
+  check_offsets(p.group_offsets, p.group_dtype, p.num_groups, p.sequences.num_sequences, "group_offsets",
+                "the number of sequences");
+  if (p.sequences.num_slots() == 0) return;
+  Baseline(p).run();
+}
+
+}  // namespace rlk::cpu

@@ -1,0 +1,59 @@
+// CPU backend of scatter_rewards: tiles of tokens, then sequences, are spread over threads.
+#include "scatter_rewards.h"
+
+#include "isa.h"
+#include "rlk/kernels/reward_sequence.h"
+#include "scatter_rewards_lanes.h"
+#include "span_check.h"
+#include "token_passes.h"
+
+namespace rlk::cpu {
+namespace {
+
+const ScatterRewardsLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::scatter_rewards_lanes;
+    case Isa::kAvx2:
+      return avx2::scatter_rewards_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::scatter_rewards_lanes;
+}
+
+// A wave of one lane.
+struct Alone {
+  static constexpr int kLanes = 1;
+  using Tokens = float;
+  static const ScatterRewardsParams& again(const ScatterRewardsParams& p) { return p; }
+  static int thread() { return 0; }
+  static float shuffle_xor(float x, int) { return x; }
+  static void wave_barrier() {}
+  static std::uint32_t max_over_wave(std::uint32_t x) { return x; }
+};
+
+}  // namespace
+
+void scatter_rewards(const ScatterRewardsParams& p) {
+  check_scatter_rewards(p);
+  const PolicySequences& q = p.sequences;
+  check_cuts(q);
+  if (p.span_offsets.data != nullptr) {
+    check_spans(p.spans, p.span_offsets, p.num_spans, q.num_sequences,
+                [&](std::int64_t s) { return span_of(q, s).length; });
+  }
+  std::vector<TilePartial<8>> partials = partials_of(q);
+  for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
+    lanes().terms(p, tile, &partials[static_cast<std::size_t>(slot)]);
+  });
+  constexpr std::int64_t kTaskSequences = 64;
+  parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t s = begin; s < end; ++s) RewardSequence<Alone>(p, s).run(partials.data(), kTile);
+  });
+}
+
+}  // namespace rlk::cpu

@@ -1,0 +1,156 @@
+// The formulas of ops/covariance_mask.h that every backend shares, and what of a call would corrupt memory.
+#pragma once
+
+#include "rlk/kernels/policy_check.h"
+#include "rlk/math/exp.h"
+#include "rlk/math/philox.h"
+#include "rlk/ops/covariance_mask.h"
+
+namespace rlk {
+
+inline void check_covariance_mask(const CovarianceMaskParams& p) {
+  check_sequences(p.sequences, p.mask, "covariance_mask");
+  RLK_CHECK(p.sequences.num_slots() < std::int64_t{1} << 32, "covariance_mask: fewer than 2^32 slots");
+  RLK_CHECK(p.ratio > 0.0 && p.ratio <= 1.0, "covariance_mask: ratio is in (0, 1]");
+  if (p.sequences.num_slots() == 0) return;
+  RLK_CHECK(p.logprob.data && p.logprob.token_stride == 1, "covariance_mask: logprob, one a token");
+  RLK_CHECK(p.kind == CovarianceKind::kKl || (p.old_logprob.data && p.old_logprob.token_stride == 1),
+            "covariance_mask: old_logprob, one a token");
+  RLK_CHECK(p.advantage.data != nullptr, "covariance_mask: advantage is given");
+  RLK_CHECK(p.selected != nullptr, "covariance_mask: selected is given");
+}
+
+// Tokens are narrowed down by digits of 64 bits, of which the upper are a token's priority and the lower its slot: slots
+// ascend by sequence and position, padded and packed.
+constexpr int kSelectPasses = 6, kSelectBins = 1 << 11;
+RLK_HD int select_shift(int pass) {
+  return pass == 0 ? 53 : pass == 1 ? 42 : pass == 2 ? 32 : pass == 3 ? 22 : pass == 4 ? 11 : 0;
+}
+struct SelectState {
+  std::uint64_t prefix;  // the digits of the last one chosen that are known; all of them where `remaining` is 0
+  std::uint32_t
+      remaining;  // of the tokens that have these digits so many are chosen; 0: nothing is left to narrow down
+};
+
+// What all tokens need, and what a GPU's passes leave one another.
+struct CovarianceShared {
+  float mean_advantage, mean_logprob;
+  std::int32_t broken;  // cuts do not ascend
+  SelectState state[kSelectPasses];
+  std::uint32_t counts[kSelectPasses][kSelectBins];
+};
+
+struct CovarianceSumTerms : LowerSums {
+  static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
+  enum : int { kAdvantage, kLogprob };
+  using Params = CovarianceMaskParams;
+  struct Factors {};
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) { return i == kAdvantage ? p.advantage : p.logprob; }
+  static RLK_HD float* output(const Params&, int) { return nullptr; }
+
+  template <class F>
+  static RLK_HD void token(const Params&, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
+                           TokenSums<F, kSums>* sums) {
+    out[0] = broadcast<F>(0.0f);
+    clear(sums);
+    sums->sum[kAdvantage] = in[kAdvantage];
+    sums->sum[kLogprob] = in[kLogprob];
+    sums->count[0] = counted<F>(mask);
+  }
+};
+
+constexpr std::int32_t kNoCandidate = -1;  // a NaN's bits, which no covariance has, and the priority of none
+
+// Covariances of candidates; of others these bits.
+struct CovarianceTerms : EverySum {
+  static constexpr int kInputs = 3, kOutputs = 1, kSums = 0;
+  using Params = CovarianceMaskParams;
+  struct Factors {
+    float mean_advantage, mean_logprob;
+  };
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD PolicyTokens input(const Params& p, int i) {
+    return i == 0 ? p.advantage : i == 1 ? p.logprob : p.old_logprob;
+  }
+  static RLK_HD float* output(const Params& p, int) { return p.selected; }
+
+  template <class F>
+  static RLK_HD void token(const Params& p, const Factors& f, const F (&in)[kInputs], MaskOf<F> mask,
+                           F (&out)[kOutputs], TokenSums<F, kSums>*) {
+    const F none = broadcast<F>(float_of(kNoCandidate)), advantage = in[0], logprob = in[1];
+    const F c =
+        mul_rn(sub_rn(advantage, broadcast<F>(f.mean_advantage)), sub_rn(logprob, broadcast<F>(f.mean_logprob)));
+    F of_candidate = canonical(c);
+    if (p.kind == CovarianceKind::kClip) {
+      const F r = exp(sub_rn(logprob, in[2])), minus = -advantage;
+      const auto clipped = mul_rn(minus, clamped(r, p.clip_low, p.clip_high)) > mul_rn(minus, r);
+      const auto above = c > broadcast<F>(p.lower), below = c < broadcast<F>(p.upper);
+      const auto inside = MaskOf<F>(above & below);
+      of_candidate = select(inside, select(clipped, none, of_candidate), none);
+    }
+    out[0] = select(mask, of_candidate, none);
+  }
+};
+
+// The priority of a token by what CovarianceTerms gave it.
+RLK_HD std::uint32_t draw_priority(std::uint64_t seed, std::int64_t sequence, std::int64_t position) {
+  constexpr std::uint32_t kMost = 0xfffffffeu;
+  const std::uint32_t drawn =
+      philox_bits(seed, static_cast<std::uint64_t>(sequence), static_cast<std::uint32_t>(position), 0);
+  return drawn < kMost ? drawn : kMost;
+}
+RLK_HD std::uint32_t largest_first(float c) {
+  if (is_nan(c)) return 0;
+  const auto bits = static_cast<std::uint32_t>(bits_of(add_rn(c, 0.0f)));
+  return (bits >> 31) != 0 ? bits : ~(bits | 0x80000000u);
+}
+
+// How many are chosen at most.
+RLK_HD std::uint32_t most_selected(double ratio, std::int64_t tokens) {
+  const auto share = static_cast<std::int64_t>(ratio * static_cast<double>(tokens));
+  return share < 1 ? 1u : static_cast<std::uint32_t>(share);
+}
+
+struct CovarianceBatch {
+  static constexpr int kGroups = 1, kSums = 2, kCounts = 2, kMaxima = 1;
+  enum : int { kTokens, kBadCuts };
+  using Params = CovarianceMaskParams;
+  using Factors = CovarianceSumTerms::Factors;
+  using Shared = CovarianceShared;
+  using Context = TokenContext<CovarianceBatch>;
+  using Total = TotalSums<kSums, kCounts, kMaxima>;
+  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD bool needs_pass_before(const Params&) { return false; }
+  static RLK_HD bool needs_sums(const Params&) { return true; }
+  template <class Terms>
+  static RLK_HD typename Terms::Factors factors(const Params&, const Context& context, bool, std::int64_t) {
+    if constexpr (Terms::kSums > 0) {
+      return {};
+    } else {
+      const Shared* const shared = in_global(context.shared);
+      return {shared->mean_advantage, shared->mean_logprob};
+    }
+  }
+  static RLK_HD Total missing() { return {}; }
+  static RLK_HD Total of_sequence(const Params& p, const Context&, std::int64_t s,
+                                  const SequenceSums<8> (&groups)[kGroups]) {
+    Total t = {};
+    for (int i = 0; i < kSums; ++i) t.sum[i] = groups[0].sum[i];
+    t.count[kTokens] = groups[0].count[0];
+    t.count[kBadCuts] = has_bad_cuts(p.sequences, s);
+    return t;
+  }
+  static RLK_HD void store(const Params& p, const Context& context, const Total& t) {
+    Shared* const shared = in_global(context.shared);
+    const float tokens = static_cast<float>(t.count[kTokens]);
+    shared->mean_advantage = quotient_or_zero(t.sum[CovarianceSumTerms::kAdvantage], tokens);
+    shared->mean_logprob = quotient_or_zero(t.sum[CovarianceSumTerms::kLogprob], tokens);
+    shared->broken = t.count[kBadCuts] > 0;
+    shared->state[0] = {0, most_selected(p.ratio, t.count[kTokens])};
+  }
+};
+
+}  // namespace rlk

@@ -1,0 +1,223 @@
+// What scatter_rewards adds to the tokens of a sequence, after the pass over tokens: a wave for each sequence on a GPU, which
+// is one lane on the CPU. Spans that may have a token in common come one after another, and a token is then always the same
+// lane's, so that what they add comes in their order.
+//
+// Gpu: as of token_kernels.h, and wave_barrier(), before which a lane's writes are, for the others of its wave after it.
+#pragma once
+
+#include "rlk/kernels/reward_terms.h"
+#include "rlk/kernels/token_kernels.h"
+#include "rlk/kernels/token_workspace.h"
+
+namespace rlk {
+
+struct GlobalMemory {
+  template <class T>
+  static RLK_HD T* global(T* p) {
+    return in_global(p);
+  }
+};
+
+template <class Gpu>
+class RewardSequence {
+ public:
+  RLK_DEVICE RewardSequence(const ScatterRewardsParams& p, std::int64_t s)
+      : p_(p),
+        s_(s),
+        span_(span_of(p.sequences, s)),
+        flags_{p.mask.data, 0, p.mask.data == nullptr ? 0 : size_of(p.mask.dtype), p.mask.dtype == DType::kFloat32},
+        mask_at_(p.sequences.packed() ? span_.begin : s * p.mask.sequence_stride),
+        to_(p.sequences.packed() ? span_.begin : s * p.sequences.num_tokens),
+        lane_(Gpu::thread() % Gpu::kLanes) {}
+
+  RLK_DEVICE void run(const TilePartial<8>* partials, int tile) {
+    if (has_bad_cuts(p_.sequences, s_)) {
+      if (lane_ == 0) in_global(p_.lengths)[s_] = 0;
+      return;
+    }
+    find_last(in_global(partials) + first_slot(p_.sequences, s_, tile), tile);
+    if (lane_ == 0) in_global(p_.lengths)[s_] = length_;
+    if (length_ == 0) return;
+    if (p_.combined != nullptr) lagrange_ = lagrange_of(p_);
+    float reward = sequence_reward(p_, s_, length_);
+    if (!add_spans()) reward = canonical_nan();
+    const float cost = p_.cost.data == nullptr ? 0.0f : in_global(p_.cost.data)[s_ * p_.cost.sequence_stride];
+    if (is_mine(last_)) add(last_, reward, finished_reward(cost));
+  }
+
+ private:
+  // kAhead: positions of a lane whose loads are under way together.
+  static constexpr int kLanes = Gpu::kLanes, kAhead = kLanes > 32 ? 2 : 4;
+  static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
+
+  RLK_DEVICE bool is_mine(std::int64_t position) const { return position % kLanes == lane_; }
+
+  RLK_DEVICE void find_last(const TilePartial<8>* partials, int tile) {
+    const std::int64_t tiles = tiles_of(span_.length, tile);
+    std::int64_t length = 0, last = -1;
+    for (std::int64_t i = lane_; i < tiles; i += kLanes) {
+      const std::uint32_t count = partials[i].count[0];
+      length += count;
+      if (count == 0) continue;
+      const std::int64_t window = (i << tile) >> kWindow << kWindow;
+      last = window + static_cast<std::int64_t>(partials[i].maximum[0]) - 1;
+    }
+    length_ = sum_over_wave(length);
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      const std::int64_t other = shuffle_xor<Gpu>(last, distance);
+      last = last > other ? last : other;
+    }
+    last_ = last;
+    // Of cuts that do not ascend a tile of this sequence may be nobody's, and what it should have left anything.
+    const bool sound = last_ >= 0 && last_ < span_.length && length_ > 0 && length_ <= span_.length;
+    if (!sound) length_ = 0;
+  }
+  static RLK_DEVICE std::int64_t sum_over_wave(std::int64_t x) {
+    for (int distance = 1; distance < kLanes; distance *= 2) x += shuffle_xor<Gpu>(x, distance);
+    return x;
+  }
+
+  // Of this lane's tokens of a chunk a bit for each that counts and is in [begin, end): bit k is position
+  // chunk * kChunk + k * kLanes + lane.
+  RLK_DEVICE std::uint32_t counted_of(std::int64_t chunk, std::int64_t begin, std::int64_t end) const {
+    std::uint32_t found = 0;
+    with_flag_bytes(flags_, [&](auto bytes) {
+      const FlagsFrom<decltype(bytes)::value, GlobalMemory> flags(flags_, mask_at_);
+      typename decltype(flags)::Flag flag[kAhead];
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const std::int64_t at = chunk * kChunk + k * kLanes + lane_;
+        flag[k] = 0;
+        if (at >= begin && at < end) flag[k] = flags.load(at);
+      }
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) found |= (flags.counts(flag[k]) ? 1u : 0u) << k;
+    });
+    return found;
+  }
+  // Of the chunk's tokens that all lanes found this lane's bit of the last, or of the first; 0 where it is another's.
+  RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
+    std::uint32_t most = 0;  // one more than how far from the other end of the chunk it is
+    RLK_UNROLL
+    for (int k = 0; k < kAhead; ++k) {
+      const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);
+      const std::uint32_t far = last ? at + 1 : static_cast<std::uint32_t>(kChunk) - at;
+      if ((found >> k & 1u) != 0) most = most > far ? most : far;
+    }
+    most = Gpu::max_over_wave(most);
+    *any = most != 0;
+    const std::uint32_t at = last ? most - 1 : static_cast<std::uint32_t>(kChunk) - most;
+    return most != 0 && at % kLanes == static_cast<std::uint32_t>(lane_) ? 1u << at / kLanes : 0u;
+  }
+
+  RLK_DEVICE void add(std::int64_t position, float reward, float cost) const {
+    const ScatterRewardsParams& p = Gpu::again(p_);
+    float* const to = in_global(p.to_tokens) + to_ + position;
+    const float x = finished_reward(add_rn(*to, reward));
+    *to = x;
+    if (p.costs != nullptr) in_global(p.costs)[to_ + position] = cost;
+    if (p.combined != nullptr) {
+      in_global(p.combined)[to_ + position] = combined_reward(p.spec, x, cost, lagrange_);
+    }
+  }
+
+  // Whether all were spans.
+  RLK_DEVICE bool add_spans() const {
+    if (p_.span_offsets.data == nullptr) return true;
+    const Span spans = span_of<GlobalMemory>(p_.span_offsets, p_.num_spans, s_);
+    const bool ends = s_ + 1 < p_.sequences.num_sequences || spans.begin + spans.length == p_.num_spans;
+    if (!spans.good || !ends) return false;
+    const std::int64_t stop = spans.begin + spans.length;
+    RLK_UNROLL_NOT
+    for (std::int64_t first = spans.begin; first < stop; first += kLanes) {
+      const std::int64_t after = first + kLanes < stop ? first + kLanes : stop;
+      const bool done = p_.spec.place != SpanPlace::kSpread && add_turns(first, after);
+      RLK_UNROLL_NOT
+      for (std::int64_t i = done ? after : first; i < after; ++i) {
+        const std::int64_t begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
+        const std::int64_t end = offset_at<GlobalMemory>(p_.spans, 2 * i + 1);
+        if (begin < 0 || begin > end || end > span_.length) return false;
+        add_span(begin, end, in_global(p_.span_rewards)[i]);
+      }
+      Gpu::wave_barrier();  // what a lane added to, another may add to next
+    }
+    return true;
+  }
+  // Spans that lie one behind the other, as turns do, and whose own last or first token counts: no two have the same one, so
+  // each is a lane's and all are added at once. If one of them is another kind of span, none is added.
+  RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
+    const std::int64_t i = first + lane_;
+    std::int64_t begin = 0, end = 0;
+    bool is_turn = true;
+    if (i < after) {
+      begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
+      end = offset_at<GlobalMemory>(p_.spans, 2 * i + 1);
+      const std::int64_t before = i > first ? offset_at<GlobalMemory>(p_.spans, 2 * i - 1) : 0;
+      is_turn = before <= begin && begin <= end && end <= span_.length;
+    }
+    const std::int64_t at = p_.spec.place == SpanPlace::kLast ? end - 1 : begin;
+    if (is_turn && begin < end) is_turn = counts<GlobalMemory>(flags_, mask_at_ + at);
+    if (Gpu::max_over_wave(is_turn ? 0 : 1) != 0) return false;
+    if (begin < end) add(at, in_global(p_.span_rewards)[i], 0.0f);
+    return true;
+  }
+  // What is spread is so in a second round, after one that counts.
+  RLK_DEVICE void add_span(std::int64_t begin, std::int64_t end, float reward) const {
+    if (begin >= end) return;
+    const bool spreads = p_.spec.place == SpanPlace::kSpread, last = p_.spec.place == SpanPlace::kLast;
+    const std::int64_t low = begin / kChunk, chunks = (end - 1) / kChunk - low + 1;
+    std::int64_t count = 0;
+    RLK_UNROLL_NOT
+    for (int round = spreads ? 0 : 1; round < 2; ++round) {
+      RLK_UNROLL_NOT
+      for (std::int64_t i = 0; i < chunks; ++i) {
+        const std::int64_t chunk = low + (last ? chunks - 1 - i : i);
+        std::uint32_t found = counted_of(chunk, begin, end);
+        if (round == 0) {
+          RLK_UNROLL
+          for (int k = 0; k < kAhead; ++k) count += found >> k & 1u;
+          continue;
+        }
+        bool done = false;
+        if (!spreads) found = nearest(found, last, &done);
+        RLK_UNROLL
+        for (int k = 0; k < kAhead; ++k) {
+          if ((found >> k & 1u) != 0) add(chunk * kChunk + k * kLanes + lane_, reward, 0.0f);
+        }
+        if (done) return;
+      }
+      if (round == 0) reward = div_rn(reward, static_cast<float>(sum_over_wave(count)));
+    }
+  }
+
+  const ScatterRewardsParams& p_;
+  std::int64_t s_;
+  PolicySpan span_;
+  TokenFlags flags_;
+  std::int64_t mask_at_, to_, length_ = 0, last_ = -1;
+  int lane_;
+  float lagrange_ = 0.0f;
+};
+
+// Blocks of the pass over sequences, a wave a sequence; and what the pass over tokens leaves it, by its tile.
+template <class Gpu>
+std::int64_t reward_blocks(const PolicySequences& q) {
+  return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;
+}
+inline std::int64_t reward_workspace_bytes(const PolicySequences& q, int tile) {
+  return slots_of(q, tile) * static_cast<std::int64_t>(sizeof(TilePartial<8>));
+}
+template <class Gpu>
+RLK_DEVICE void reward_tokens(const ScatterRewardsParams& p, TilePartial<8>* partials, std::int64_t slots, int tile,
+                              std::int64_t block, WaveResults* shared) {
+  token_tiles<Gpu, RewardTokenTerms>(p, partials, slots, tile, block, shared,
+                                     [&](std::int64_t s) { return RewardTokenTerms::factors(p, s); });
+}
+template <class Gpu>
+RLK_DEVICE void reward_sequences(const ScatterRewardsParams& p, const TilePartial<8>* partials, int tile,
+                                 std::int64_t block) {
+  const std::int64_t s = block * kTokenWaves<Gpu> + Gpu::thread() / Gpu::kLanes;
+  if (s < p.sequences.num_sequences) RewardSequence<Gpu>(p, s).run(partials, tile);
+}
+
+}  // namespace rlk

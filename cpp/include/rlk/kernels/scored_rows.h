@@ -1,0 +1,68 @@
+// Rows of hidden states as a product reads them: side by side, and zero where a row is not scored, so that what it holds
+// takes part in nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/kernels/row_split.h"
+#include "rlk/load_index.h"
+#include "rlk/unroll.h"
+
+namespace rlk {
+
+struct ScoredRowsParams {
+  const void* from = nullptr;    // rows of row_bytes, anywhere
+  void* to = nullptr;            // [num_rows, row_bytes]
+  const void* target = nullptr;  // [first_row + num_rows], of target_stride elements
+  RowLayout from_rows;           // in elements of element_bytes
+  std::int64_t first_row = 0, num_rows = 0;
+  std::int64_t row_bytes = 0, target_stride = 1, ignore_index = -100;
+  int element_bytes = 2;
+  DType target_dtype = DType::kInt64;
+};
+
+// Where row i of the call begins, in bytes; whether it is scored.
+RLK_HD std::int64_t scored_row_offset(const ScoredRowsParams& p, std::int64_t i) {
+  return p.from_rows.offset(p.first_row + i) * p.element_bytes;
+}
+RLK_HD bool is_scored(const ScoredRowsParams& p, std::int64_t i) {
+  return load_index(p.target, p.target_dtype, (p.first_row + i) * p.target_stride) != p.ignore_index;
+}
+
+// On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are under way together.
+constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
+
+// Whether rows are whole units of 16 bytes, at multiples of 16.
+inline bool scored_rows_have_vectors(const ScoredRowsParams& p) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(p.from) | reinterpret_cast<std::uintptr_t>(p.to) |
+                    static_cast<std::uintptr_t>(p.row_bytes) |
+                    static_cast<std::uintptr_t>(p.from_rows.inner_stride * p.element_bytes) |
+                    static_cast<std::uintptr_t>(p.from_rows.outer_stride * p.element_bytes);
+  return bits % 16 == 0;
+}
+
+template <class Unit>
+RLK_HD void copy_scored_rows(const ScoredRowsParams& p, const RowSplit& split, std::uint32_t block, int thread) {
+  const RowPlace place = place_in_rows(split, kScoredUnits, block, thread);
+  if (place.row >= p.num_rows) return;
+  const int units = static_cast<int>(p.row_bytes / static_cast<int>(sizeof(Unit)));
+  auto* const to = reinterpret_cast<Unit*>(static_cast<unsigned char*>(p.to) + place.row * p.row_bytes);
+  const auto* const from =
+      reinterpret_cast<const Unit*>(static_cast<const unsigned char*>(p.from) + scored_row_offset(p, place.row));
+  const bool scored = is_scored(p, place.row);
+  Unit x[kScoredUnits];
+  RLK_UNROLL
+  for (int i = 0; i < kScoredUnits; ++i) {
+    const int unit = place.first + i * place.step;
+    x[i] = Unit{};
+    if (scored && unit < units) x[i] = from[unit];
+  }
+  RLK_UNROLL
+  for (int i = 0; i < kScoredUnits; ++i) {
+    const int unit = place.first + i * place.step;
+    if (unit < units) to[unit] = x[i];
+  }
+}
+
+}  // namespace rlk

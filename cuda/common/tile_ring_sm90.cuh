@@ -1,0 +1,132 @@
+// The main loop of the sm_90 products: tiles of the operands arrive in a ring of stages, one warp fills it by the copy
+// engine, warpgroups multiply by wgmma what lies in it.
+#pragma once
+
+#include "mbarrier_sm90.cuh"
+#include "tma_sm90.cuh"
+#include "wgmma_sm90.cuh"
+
+namespace rlk::cuda {
+
+constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
+constexpr int kWarpgroup = 128;
+constexpr int kMaxStages = 24;
+
+// A ring in shared memory. Tile: rows of A and of B (kBM, kBN), whether their contiguous index is the extent (kAMnMajor,
+// kBMnMajor), and the sizes that follow.
+template <class Tile>
+struct TileRing {
+  std::uint32_t base, full, empty;  // stages of [A, B], and their barriers
+  int stages;
+  RingPosition at;
+
+  template <class PortionA, class PortionB>
+  __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
+    const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;
+    mbarrier_wait_block(empty + at.stage * 8, at.phase ^ 1);
+    mbarrier_arrive_expect(barrier, Tile::kBoxes * (a.bytes + b.bytes));
+#pragma unroll
+    for (int box = 0; box < Tile::kBoxes; ++box) {
+      const int first_k = (k * Tile::kBoxes + box) * kBoxK;
+      a.load(to + box * Tile::kBoxBytes, first_a, first_k, barrier);
+      b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, first_b, first_k, barrier);
+    }
+    at.advance(stages);
+  }
+
+  // Sums of `steps` stages, from +0 or, where kContinues, from what is in them, of 64 rows of A. release(stage) tells the loader that a stage was read; after(k)
+  // follows step k.
+  template <class T, bool kContinues = false, class Release, class After>
+  __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
+                                           const Release& release, const After& after) {
+    constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
+    float d[Tile::kBN / 2];  // of its own: wgmma's accumulators must not be touched while any of them is in flight
+    int previous = 0;
+    const auto step_of = [&](int k) {
+      mbarrier_wait_block(full + at.stage * 8, at.phase);
+      const std::uint32_t tile_a = base + at.stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
+      const std::uint64_t desc_a = tile_descriptor<kAMnMajor>(tile_a + warpgroup * 64 * 128, 64 * 128);
+      const std::uint64_t desc_b = tile_descriptor<kBMnMajor>(tile_b, 64 * 128);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < Tile::kStageK / 16; ++step) {
+        const int box = step / (kBoxK / 16) * (Tile::kBoxBytes >> 4), in_box = step % (kBoxK / 16);
+        wgmma<T, Tile::kBN, kAMnMajor, kBMnMajor>(d, desc_a + (box + in_box * kDescriptorStep<kAMnMajor>),
+                                                  desc_b + (box + in_box * kDescriptorStep<kBMnMajor>),
+                                                  kContinues || k > 0 || step > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();  // the stage before this one has been read
+      if (k > 0) release(previous);
+      previous = at.stage;
+      at.advance(stages);
+      after(k);
+    };
+    int k = 0;
+    if constexpr (kContinues) {
+      // The first step by itself: in the loop, where wgmmas are in flight, ptxas would see what was loaded as another
+      // definition of their accumulators, and serialise all of them (C7515).
+#pragma unroll
+      for (int i = 0; i < Tile::kBN / 2; ++i) {
+        d[i] = sum[i];
+        asm volatile("" : "+f"(d[i])::"memory");
+      }
+      step_of(k++);
+    }
+#pragma unroll 1
+    for (; k < steps; ++k) step_of(k);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Tile::kBN / 2; ++i) {
+      asm volatile("" : "+f"(d[i])::"memory");
+      sum[i] = d[i];
+    }
+    release(previous);
+  }
+};
+
+// What a block asks the copy engine for of its tile of an operand, and what arrives. Rows that do not exist are left out:
+// the engine is slow to fill in zeros, and what is multiplied in their place is not stored. K-major: one chunk of kRows
+// rows by 64 k. MN-major: chunks of 64 columns by 64 k. Where `sharing` blocks share the tile, each loads a slice of every
+// chunk into all of them.
+template <int kRows, bool kMnMajor>
+struct Portion {
+  const CUtensorMap* map;
+  int chunks, slice, bytes;
+  std::uint16_t ranks;
+
+  __device__ __forceinline__ Portion(const CUtensorMap* whole, const CUtensorMap* last, int last_rows, int left,
+                                     int sharing, int rank)
+      : map(whole), ranks(sharing > 1 ? (1 << sharing) - 1 : 0) {
+    const int slice_rows = (kMnMajor ? kBoxK : kRows) / sharing;
+    slice = slice_rows * rank;
+    if (kMnMajor) {
+      chunks = min(kRows / 64, max(0, left + 63) / 64);
+      bytes = chunks * 64 * 128;
+    } else if (sharing > 1) {
+      const int slices = min(sharing, max(0, left + slice_rows - 1) / slice_rows);
+      chunks = rank < slices;
+      bytes = slices * slice_rows * 128;
+    } else {
+      if (left < kRows) map = last;
+      chunks = left > 0;
+      bytes = chunks * (left < kRows ? last_rows : kRows) * 128;
+    }
+  }
+
+  __device__ __forceinline__ void load(std::uint32_t shared, int first, int k, std::uint32_t barrier) const {
+#pragma unroll
+    for (int chunk = 0; chunk < (kMnMajor ? kRows / 64 : 1); ++chunk) {
+      if (chunk >= chunks) break;
+      const std::uint32_t to = shared + chunk * 64 * 128 + slice * 128;
+      const int x = kMnMajor ? first + chunk * 64 : k, y = kMnMajor ? k + slice : first + slice;
+      if (ranks == 0) {
+        load_box(to, map, x, y, barrier);
+      } else {
+        load_box_multicast(to, map, x, y, barrier, ranks);
+      }
+    }
+  }
+};
+
+}  // namespace rlk::cuda

@@ -1,0 +1,23 @@
+// CUDA backend of covariance_mask: what would corrupt memory, how work is cut, which architecture's kernels run.
+#include "covariance_mask.h"
+
+#include "kernels.h"
+
+namespace rlk::cuda {
+
+std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p) {
+  return most_workspace_bytes<CovarianceBatch>(p.sequences);
+}
+
+void covariance_mask(const CovarianceMaskParams& p, int device, Stream stream) {
+  check_covariance_mask(p);
+  RLK_CHECK(p.workspace, "covariance_mask: a workspace is given");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("covariance_mask: built for compute capability 8.0 and later");
+  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
+  capability == 90 ? covariance_mask_sm90(p, plan, to_stream(stream))
+                   : covariance_mask_sm80(p, plan, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,17 @@
+// Host entry points of the kernels of linear_logprob. Arguments were checked in cpp/ops/linear_logprob.cpp.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "rlk/kernels/scored_rows.h"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk::cuda {
+
+void scored_rows_sm80(const ScoredRowsParams& p, cudaStream_t stream);  // compute capability 8.0 and later
+
+// Forward without logits in memory, of rows of one stride that the copy engine can read; a workspace for all of them.
+void linear_logprob_bf16_sm90(const LinearLogprobParams& p, cudaStream_t stream);
+void linear_logprob_f16_sm90(const LinearLogprobParams& p, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,76 @@
+// Host side of what linear_logprob needs of CUDA: which calls are fused, and how many rows of them at a time.
+#include "linear_logprob.h"
+
+#include <algorithm>
+
+#include "../common/alignment.h"
+#include "../common/launch.h"
+#include "head_plan.h"
+#include "kernels.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr std::int64_t kRowsAtOnce = 8192;   // more are no faster, and their statistics would take more memory
+constexpr std::int64_t kFewestRows = 128;    // a block's
+constexpr std::int64_t kGroupOfRows = 2048;  // kGroupRows: rows at a time are a multiple where they can be
+
+std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t rows, int device) {
+  const int block_rows = head_block_rows(rows);
+  LogprobInput q = p;
+  q.num_rows = rows;
+  return head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
+}
+
+}  // namespace
+
+void scored_rows(const ScoredRowsParams& p, int device, Stream stream) {
+  if (p.num_rows == 0 || p.row_bytes == 0) return;
+  const DeviceGuard guard(device);
+  if (compute_capability(device) < 80) throw Unsupported("linear_logprob: built for compute capability 8.0 and later");
+  scored_rows_sm80(p, to_stream(stream));
+}
+
+bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
+  const Head& head = p.head;
+  const RowLayout weight_rows{std::max<std::int64_t>(p.num_columns, 1), 0, head.weight_stride};
+  return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
+         (p.exp == Exp::kHardware || !has_moments(p) || (has_bare_logits(p) && p.dtype == DType::kFloat32)) &&
+         p.kept_offsets == nullptr && p.num_rows > 0 && head.in_features > 0 &&
+         p.num_columns < (std::int64_t{1} << 30) && head.hidden_rows.inner >= p.num_rows &&
+         rows_begin_at_16_bytes(head.hidden, head.hidden_rows, p.num_rows, 2) &&
+         rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) &&
+         parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0;
+}
+
+WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device) {
+  const std::int64_t least = fused_bytes(p, std::min(p.num_rows, kFewestRows), device);
+  return {least, std::max(least, fused_bytes(p, std::min(p.num_rows, kRowsAtOnce), device))};
+}
+
+void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream) {
+  const DeviceGuard guard(device);
+  std::int64_t step = std::min(p.num_rows, kRowsAtOnce);
+  while (step > kFewestRows && fused_bytes(p, step, device) > p.workspace_bytes) {
+    step = step > kGroupOfRows ? (step - 1) / kGroupOfRows * kGroupOfRows : (step - 1) / kFewestRows * kFewestRows;
+  }
+  for (std::int64_t row = 0; row < p.num_rows; row += step) {
+    const std::int64_t rows = std::min(step, p.num_rows - row);
+    const auto from = [&](auto* array, std::int64_t each) { return array == nullptr ? nullptr : array + row * each; };
+    LinearLogprobParams q = p;
+    q.num_rows = rows;
+    q.head.hidden = static_cast<const unsigned char*>(p.head.hidden) + row * p.head.hidden_rows.inner_stride * 2;
+    q.target = static_cast<const unsigned char*>(p.target) + row * p.target_rows.inner_stride * size_of(p.target_dtype);
+    q.temperature = from(p.temperature, 1);
+    q.logprob = from(p.logprob, 1);
+    q.lse = from(p.lse, 1);
+    q.entropy = from(p.entropy, 1);
+    q.sum_p_sq = from(p.sum_p_sq, 1);
+    q.status = from(p.status, 1);
+    q.stats = from(p.stats, kStatsFields);
+    p.head.dtype == DType::kBFloat16 ? linear_logprob_bf16_sm90(q, to_stream(stream))
+                                     : linear_logprob_f16_sm90(q, to_stream(stream));
+  }
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,16 @@
+// What linear_logprob needs of CUDA beside linear and logprob.
+#pragma once
+
+#include "rlk/kernels/scored_rows.h"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk::cuda {
+
+void scored_rows(const ScoredRowsParams& p, int device, Stream stream);
+
+// Whether a forward can do without logits in memory, the workspace of that, and the forward.
+bool fuses_linear_logprob(const LinearLogprobParams& p, int device);
+WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device);
+void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream);
+
+}  // namespace rlk::cuda

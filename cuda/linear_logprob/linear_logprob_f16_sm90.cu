@@ -1,0 +1,6 @@
+// The fused head of float16 for SM90.
+#include "run_sm90.cuh"
+
+namespace rlk::cuda {
+void linear_logprob_f16_sm90(const LinearLogprobParams& p, cudaStream_t stream) { run_heads<Fp16>(p, stream); }
+}  // namespace rlk::cuda

@@ -1,0 +1,70 @@
+// The second launch of the fused head: a warp makes a row's outputs of the nodes of its strips.
+#pragma once
+
+#include "../logprob/leaf_group.cuh"
+#include "head_grid.h"
+#include "rlk/kernels/logprob_row.h"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk::cuda {
+
+constexpr int kRootWarps = 8;
+
+struct HeadNodes {
+  HeadGrid grid;
+  const float4* nodes;       // [strips][padded rows]
+  const float4* tile_nodes;  // [items from whole_items on][kStripTiles][block_rows]
+  const float* target_z;     // [rows]
+  int padded_rows, block_rows;
+};
+
+__device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
+
+// Node of a strip of a row: as it was stored, or the tree over its tiles.
+__device__ __forceinline__ SoftmaxStats strip_node(const HeadNodes& n, std::int64_t row, int part, int strip) {
+  const int row_block = static_cast<int>(row / n.block_rows);
+  const int item = head_item(n.grid, row_block, part, strip);
+  if (item < n.grid.whole_items) {
+    return stats_of(n.nodes[std::int64_t{part * n.grid.strips_per_part + strip} * n.padded_rows + row]);
+  }
+  SoftmaxStats node[kStripTiles];
+  const std::int64_t first = std::int64_t{item - n.grid.whole_items} * kStripTiles;
+#pragma unroll
+  for (int i = 0; i < kStripTiles; ++i) {
+    node[i] = stats_of(n.tile_nodes[(first + i) * n.block_rows + row % n.block_rows]);
+  }
+#pragma unroll
+  for (int distance = 1; distance < kStripTiles; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kStripTiles; i += 2 * distance) node[i] = combine(node[i], node[i + distance]);
+  }
+  return node[0];
+}
+
+template <bool kMoments>
+__global__ void __launch_bounds__(kRootWarps* kWarp)
+    linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {
+  wait_for_previous_kernel();
+  const int lane = threadIdx.x % kWarp;
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRootWarps + threadIdx.x / kWarp;
+  if (row >= p.num_rows) return;
+  const std::int64_t target = target_of(p, row);
+  if (target == p.ignore_index) {
+    if (lane == 0) write_ignored(p, row);
+    return;
+  }
+  const int strips = next_power_of_two(n.grid.strips_per_part);
+  SoftmaxStats root = failed_stats(kBadTemperature);
+  if (is_temperature(temperature_of(p, row))) {
+    root = tree_over_nodes<kMoments>(n.grid.num_parts * strips, lane, [&](int i) {
+      const int part = i / strips, strip = i % strips;
+      return strip < n.grid.strips_per_part ? strip_node(n, row, part, strip) : identity_stats();
+    });
+  }
+  const std::int64_t local = target - p.vocab_start;
+  const bool here = target >= 0 && target < p.valid_vocab && local >= 0 && local < p.num_columns;
+  const float z = here ? n.target_z[row] : canonical_nan();
+  if (lane == 0) write_outputs(p, row, root, is_nan(z) ? canonical_nan() : z);
+}
+
+}  // namespace rlk::cuda

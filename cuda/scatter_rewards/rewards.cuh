@@ -1,0 +1,57 @@
+// scatter_rewards: a pass over tokens, which writes all of them and counts, and one over sequences, a warp each, which adds to
+// those few where a reward lies. One body for every architecture; each gets its own machine code.
+// Bound by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
+#pragma once
+
+#include "../common/dependent_launch.cuh"
+#include "../common/octet.cuh"
+#include "../common/token_gpu.cuh"
+#include "kernels.h"
+#include "rlk/kernels/reward_sequence.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// The mask of a block's tile: of one byte a token a warp's loads are too small to be enough of them under way.
+__device__ __forceinline__ void prefetch_mask(const ScatterRewardsParams& p, int tile) {
+  const PolicySequences& q = p.sequences;
+  if (q.packed() || p.mask.data == nullptr || tile == kWarpTile) return;
+  const std::int64_t s = sequence_of_slot(q, blockIdx.x, tile);
+  const std::int64_t first = (blockIdx.x - first_slot(q, s, tile)) << tile, left = q.num_tokens - first;
+  const int bytes = size_of(p.mask.dtype), count = left < 1 << tile ? static_cast<int>(left) : 1 << tile;
+  const char* const from = static_cast<const char*>(p.mask.data) + (s * p.mask.sequence_stride + first) * bytes;
+  const std::uint32_t whole = static_cast<std::uint32_t>(count * bytes) / 16 * 16;
+  if (whole > 0 && is_aligned(from, 16)) prefetch_to_l2(from, whole);
+}
+
+__global__ void __launch_bounds__(kTokenThreads, 3)
+    reward_tokens_kernel(const __grid_constant__ ScatterRewardsParams p, std::int64_t slots, int tile) {
+  __shared__ WaveResults shared;
+  if (threadIdx.x == 0) prefetch_mask(p, tile);
+  reward_tokens<TokenGpu>(p, static_cast<TilePartial<8>*>(p.workspace), slots, tile, blockIdx.x, &shared);
+  allow_next_kernel();
+}
+
+__global__ void __launch_bounds__(kTokenThreads, 2)
+    reward_sequences_kernel(const __grid_constant__ ScatterRewardsParams p, int tile) {
+  wait_for_previous_kernel();
+  reward_sequences<TokenGpu>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
+}
+
+template <bool kOverlap>
+void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  const PolicySequences& q = p.sequences;
+  if (q.num_sequences == 0) return;
+  const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
+  RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
+  const int token_blocks = static_cast<int>(passes.token_blocks);
+  if (token_blocks > 0) {
+    launch_dependent<false>(reward_tokens_kernel, token_blocks, kTokenThreads, 0, stream, p, passes.slots, plan.tile);
+  }
+  const int blocks = static_cast<int>(reward_blocks<TokenGpu>(q));
+  token_blocks > 0 ? launch_dependent<kOverlap>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile)
+                   : launch_dependent<false>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile);
+}
+
+}  // namespace
+}  // namespace rlk::cuda

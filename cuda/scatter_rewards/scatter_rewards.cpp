@@ -1,0 +1,25 @@
+// CUDA backend of scatter_rewards: what would corrupt memory, how work is cut, which architecture's kernels run.
+#include "scatter_rewards.h"
+
+#include "kernels.h"
+#include "rlk/kernels/reward_sequence.h"
+
+namespace rlk::cuda {
+
+std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p) {
+  // Slots are most where tiles are least.
+  return reward_workspace_bytes(p.sequences, mean_length(p.sequences) <= kWarpTokens ? kWarpTile : kLeastPlanTile);
+}
+
+void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
+  check_scatter_rewards(p);
+  RLK_CHECK(p.workspace || p.sequences.num_slots() == 0, "scatter_rewards: a workspace is given");
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("scatter_rewards: built for compute capability 8.0 and later");
+  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
+  capability == 90 ? scatter_rewards_sm90(p, plan, to_stream(stream))
+                   : scatter_rewards_sm80(p, plan, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

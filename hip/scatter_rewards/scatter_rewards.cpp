@@ -1,0 +1,29 @@
+// Host side of the HIP backend of scatter_rewards: what would corrupt memory, how work is cut, which kernels run.
+#include "scatter_rewards.h"
+
+#include "hip/common/token_passes.h"
+#include "rlk/kernels/reward_sequence.h"
+
+namespace rlk::hip {
+
+std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p) {
+  return reward_workspace_bytes(p.sequences, token_tile(p.sequences));
+}
+
+void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
+  check_scatter_rewards(p);
+  const PolicySequences& q = p.sequences;
+  if (q.num_sequences == 0) return;
+  const int tile = token_tile(q);
+  const TokenPasses passes = token_passes(q);
+  RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
+  if (passes.token_blocks > 0) {
+    RLK_CHECK(p.workspace, "scatter_rewards: a workspace is given");
+    launch_blocks(device, stream, {kTokenThreads, sizeof(WaveResults)}, "rlk_scatter_rewards_tokens",
+                  passes.token_blocks, p, passes.slots, tile);
+  }
+  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_scatter_rewards_sequences", reward_blocks<TokenGpu>(q), p,
+                tile);
+}
+
+}  // namespace rlk::hip

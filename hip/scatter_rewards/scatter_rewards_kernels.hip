@@ -1,0 +1,16 @@
+// The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+#include "hip/common/token_gpu.h"
+#include "rlk/kernels/reward_sequence.h"
+
+RLK_KERNEL(rlk::kTokenThreads)
+rlk_scatter_rewards_tokens(rlk::ScatterRewardsParams p, std::int64_t first_block, std::int64_t slots, int tile) {
+  rlk::reward_tokens<rlk::hip::TokenGpu>(p, static_cast<rlk::TilePartial<8>*>(p.workspace), slots, tile,
+                                         first_block + rlk::hip::block_id_x(),
+                                         rlk::hip::TokenGpu::shared<rlk::WaveResults>());
+}
+
+RLK_KERNEL(rlk::kTokenThreads)
+rlk_scatter_rewards_sequences(rlk::ScatterRewardsParams p, std::int64_t first_block, int tile) {
+  rlk::reward_sequences<rlk::hip::TokenGpu>(p, static_cast<const rlk::TilePartial<8>*>(p.workspace), tile,
+                                            first_block + rlk::hip::block_id_x());
+}

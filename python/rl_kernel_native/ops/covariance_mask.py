@@ -1,0 +1,128 @@
+"""The tokens that clip-cov and kl-cov single out: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/covariance_mask.h."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.covariance_mask import covariance_mask_reference
+
+__all__ = ["covariance_mask", "covariance_mask_reference"]
+
+_KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/covariance_mask_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import covariance_mask_torch
+
+        _torch_path = covariance_mask_torch
+    return _torch_path
+
+
+def _epsilon(name: str, value: Any, most: float) -> float:
+    x = _check.number(name, float(value) if type(value) is int else value)
+    if not 0 <= x <= most:
+        raise ValueError(f"{name}: expected a number in [0, {most:g}], got {value!r}")
+    return x
+
+
+def options_of(
+    kind: str, ratio: Any, lower: Any, upper: Any, epsilon_low: Any, epsilon_high: Any, seed: Any
+) -> tuple[Any, ...]:
+    """The extension's numbers in their order."""
+    _check.one_of("kind", kind, tuple(_KINDS))
+    share = _check.number("ratio", float(ratio) if type(ratio) is int else ratio)
+    if not 0 < share <= 1:
+        raise ValueError(f"ratio: expected a number in (0, 1], got {ratio!r}")
+    if kind == "kl":
+        given = {"lower": lower, "upper": upper, "epsilon_low": epsilon_low, "epsilon_high": epsilon_high, "seed": seed}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f'{name}: expected None with kind="kl", which takes the largest, got {value!r}')
+        return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 0
+    least, most = (
+        _check.number(name, float(x) if type(x) is int else x)
+        for name, x in (("lower", 1.0 if lower is None else lower), ("upper", 5.0 if upper is None else upper))
+    )
+    if not least < most:
+        raise ValueError(f"upper: expected a number > lower = {least:g}, got {upper!r}")
+    low = _epsilon("epsilon_low", 0.2 if epsilon_low is None else epsilon_low, 1.0)
+    high = _epsilon("epsilon_high", 0.2 if epsilon_high is None else epsilon_high, math.inf)
+    if seed is None:
+        raise ValueError('seed: expected an integer, which kind="clip" draws by, got None')
+    number = _check.integer("seed", seed)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"seed: expected an integer in [0, 2^63), got {number}")
+    return _KINDS[kind], share, least, most, 1.0 - low, 1.0 + high, number
+
+
+def covariance_mask(
+    logprob: Any,
+    old_logprob: Any,
+    advantage: Any,
+    mask: Any = None,
+    *,
+    kind: str,
+    ratio: float,
+    seed: int | None = None,
+    lower: float | None = None,
+    upper: float | None = None,
+    epsilon_low: float | None = None,
+    epsilon_high: float | None = None,
+    cu_seqlens: Any = None,
+) -> Any:
+    """The tokens that Clip-Cov and KL-Cov single out by the covariance of log-probability and advantage,
+    ``(A - mean(A)) (l - mean(l))`` over the tokens of the call: what ``policy_loss`` takes as ``selected``.
+
+    The choice is made on the device, and nothing waits for the host. It does not depend on padding, packing, strides
+    or the backend; a draw depends on the seed, a sequence's place in the call and the token's position alone. Means
+    and number are of this call: a micro-batch chooses among its own tokens, as in verl. Nothing here is
+    differentiated: inputs that require a gradient are taken as detached.
+
+    Args:
+        logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride. What the trained policy gives.
+        old_logprob: as ``logprob``; of the policy that the ratio is to. None exactly with ``kind="kl"``.
+        advantage: as ``logprob``, or ``[num_sequences]``.
+        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0;
+            others may hold anything. None: all count.
+        kind: ``"clip"``: drawn at random from those whose covariance is in ``(lower, upper)`` and that PPO does not
+            clip; ``"kl"``: those of the largest covariance; of equal ones the first.
+        ratio: how many, as a share of the tokens that count: ``max(int(ratio * tokens), 1)``; in (0, 1]. Fewer where
+            there are not so many candidates.
+        seed: of ``"clip"``; an integer in ``[0, 2^63)``: another one for every step.
+        lower, upper: of ``"clip"``; None: 1 and 5.
+        epsilon_low, epsilon_high: of ``"clip"``: PPO clips the ratio to ``[1 - epsilon_low, 1 + epsilon_high]``; None:
+            0.2.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+    Returns: float32 of the shape of ``logprob``: 1 where a token is chosen, else 0.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an argument that the
+        kind does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for
+        cu_seqlens that do not ascend from 0 to num_tokens; on a GPU all is NaN then.
+    Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Cui et al. 2025, arXiv:2505.22617; verl's
+        compute_policy_loss_clip_cov and compute_policy_loss_kl_cov; Philox after Salmon et al., SC 2011.
+    """
+    options = options_of(kind, ratio, lower, upper, epsilon_low, epsilon_high, seed)
+    if kind == "kl" and old_logprob is not None:
+        raise ValueError('old_logprob: expected None with kind="kl", which has no ratio, got an array')
+    if kind == "clip" and old_logprob is None:
+        raise ValueError('old_logprob: expected an array, which kind="clip" needs, got None')
+    tensors = {
+        "logprob": logprob, "old_logprob": old_logprob, "advantage": advantage, "mask": mask, "cu_seqlens": cu_seqlens,
+    }  # fmt: skip
+    if _dispatch.is_tensor(logprob):
+        return _torch().call(tensors, options)
+    frame = _dispatch.Frame(logprob, "logprob")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(array, name) for name, array in tensors.items()]
+    return frame.result(_C.covariance_mask(*arrays, *options, frame.allocate, frame.stream))

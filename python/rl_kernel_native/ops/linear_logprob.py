@@ -1,0 +1,114 @@
+"""Log-probability from hidden states: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/linear_logprob.h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _check, _dispatch
+from .._arithmetic import product_unit, resolve_exp
+from .._native import module as _C
+from ..reference.linear_logprob import linear_logprob_reference
+from .linear import _code
+from .logprob import ENTROPY, LOGPROB, LSE, STATUS, SUM_P_SQ, _exported, _native_results, _selected
+
+__all__ = ["linear_logprob", "linear_logprob_reference"]
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/linear_logprob_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import linear_logprob_torch
+
+        _torch_path = linear_logprob_torch
+    return _torch_path
+
+
+def linear_logprob(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    *,
+    bias: Any = None,
+    temperature: Any = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    logits_dtype: Any = "float32",
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    return_sum_p_sq: bool = False,
+    return_status: bool = False,
+    check: bool = False,
+    on_bad_id: str = "nan",
+    exp: str | None = None,
+    weight_grad: bool = True,
+    main_grad: Any = None,
+    workspace_bytes: int = 512 << 20,
+) -> Any:
+    """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with at most some
+    rows of the logits in memory.
+
+    A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight`` and
+    ``bias`` through ``logprob``, ``lse`` and ``entropy``; backward computes the logits again.
+
+    Args:
+        hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
+            with ``target == ignore_index`` are never read.
+        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them.
+        target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
+        bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32.
+        logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
+        temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, the ``return_`` flags,
+            check, on_bad_id, exp: as for :func:`logprob`.
+        weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less.
+        main_grad: float32 ``[vocab_size, in_features]``, to which backward adds the gradient of ``weight`` in place, as
+            :func:`linear` does.
+        workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
+            to a point; results do not change by a bit. The CPU backend takes its own, 64 MiB where it can.
+    Returns: as :func:`logprob`.
+    Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
+        what is needed.
+    Source: docs/numerics.md, rules 1, 3 to 5, 8 and 9.
+    """
+    if on_bad_id != "nan":
+        _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
+    kept_ids, kept_offsets = _check.kept_arrays(kept)
+    wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
+    verify = check or on_bad_id == "raise"
+    returns = wanted | STATUS if verify else wanted
+    arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
+    logits = _code(logits_dtype, "logits_dtype")
+    if _dispatch.is_tensor(hidden):
+        head = (hidden, weight, bias)
+        result = _torch().linear_logprob(
+            head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes
+        )
+    else:
+        if main_grad is not None:
+            raise ValueError("main_grad: only torch has an autograd that could use it")
+        frame = _dispatch.Frame(hidden, "hidden")
+        _dispatch.match_torch_threads()
+        raw = _C.linear_logprob(
+            frame.export(hidden, "hidden"),
+            frame.export(weight, "weight"),
+            frame.export(bias, "bias"),
+            frame.export(target, "target"),
+            *_exported(frame, arguments),
+            resolve_exp(exp, frame.device),
+            logits,
+            returns,
+            workspace_bytes,
+            product_unit(),
+            frame.allocate,
+            frame.stream,
+        )
+        result = _native_results(frame, raw, None)
+    return result if returns == LOGPROB else _selected(result, wanted, verify, check)

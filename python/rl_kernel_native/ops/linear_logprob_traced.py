@@ -1,0 +1,207 @@
+"""linear_logprob as a torch operator: what torch.compile, export, FakeTensor and torch.func see, with its derivative.
+
+There is no second derivative and no tangent: asking for one is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._arithmetic import resolve_traced, resolve_traced_unit
+from .._in_graph import apply, callable_in_graph
+from .._native import module as _C
+from .._torch import DTYPES, apply_function, device_type, implement, memory, prepare
+from .._transforms import looped
+from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
+
+_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
+_HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target"
+_HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit"
+# What is not there is an empty tensor.
+_library.define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"linear_logprob_backward({_HEAD}, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, Tensor? dentropy, "
+    f"{_HOW}, bool[] needs) -> (Tensor, Tensor, Tensor)"
+)
+_ops = torch.ops.rl_kernel_native
+_LSE, _ENTROPY = 2, 4  # bits of `returns`
+
+
+def _resolved(hidden: Tensor, how: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, int, int, int]:
+    """The extension's arguments, and mode, dtype of the logits, workspace and unit."""
+    *options, logits, workspace_bytes, unit = how
+    arguments, mode = _arguments(tuple(options))
+    kind = device_type(hidden, "hidden")
+    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, resolve_traced_unit(unit, kind)
+
+
+def _forward(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *how, returns = rest
+    arguments, mode, logits, workspace_bytes, unit = _resolved(hidden, tuple(how))
+    prepare(hidden)
+    plain = memory(hidden)
+    outputs = _C.linear_logprob(
+        plain, memory(weight), memory(bias), target, *arguments, mode, logits, returns | _LSE, workspace_bytes, unit,
+        None, 0,
+    )  # fmt: skip
+    return tuple(plain.new_empty(0, dtype=_dtype(i)) if o is None else o for i, o in enumerate(outputs))
+
+
+def _backward(
+    hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any,
+    dentropy: Any, *rest: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    *how, needs = rest
+    arguments, mode, logits, workspace_bytes, unit = _resolved(hidden, tuple(how))
+    prepare(hidden)
+    rows = (memory(g) if g is None else memory(g).contiguous() for g in (dlogprob, dlse, dentropy))
+    outputs = _C.linear_logprob_backward(
+        memory(hidden), memory(weight), memory(bias), target, *arguments, mode, logits, lse, entropy, *rows, *needs,
+        None, -1, workspace_bytes, unit, None, 0,
+    )  # fmt: skip
+    return tuple(hidden.new_empty(0) if o is None else o for o in outputs)
+
+
+def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
+    *outputs, status = apply("_TransformedLinearLogprob", *arguments)
+    return *outputs, status.to(torch.int32)
+
+
+implement(_library, "linear_logprob", _forward, _differentiable)
+implement(_library, "linear_logprob_backward", _backward)
+
+
+@torch.library.register_fake("rl_kernel_native::linear_logprob", lib=_library)
+def _forward_fake(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *how, returns = rest
+    _check_shapes(hidden, weight, bias, target)
+    logits = how[-3]
+    if logits >= 0 and DTYPES[logits] not in (torch.float32, hidden.dtype):
+        raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got {DTYPES[logits]}")
+    wanted = returns | _LSE
+    return tuple(hidden.new_empty(hidden.shape[:-1] if wanted >> i & 1 else 0, dtype=_dtype(i)) for i in range(5))
+
+
+def _check_shapes(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor) -> None:
+    if hidden.dtype not in DTYPES:
+        raise TypeError(f"hidden: expected dtype float32, bfloat16 or float16, got {hidden.dtype}")
+    if weight.dtype != hidden.dtype:
+        raise TypeError(f"weight: expected dtype {hidden.dtype} (that of hidden), got {weight.dtype}")
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+        wanted = f"[vocab_size, {hidden.shape[-1]}]"
+        raise ValueError(f"weight: expected shape {wanted}, got {list(weight.shape)}")
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+        raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {list(bias.shape)}")
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
+    if tuple(target.shape) != tuple(hidden.shape[:-1]):
+        raise ValueError(f"target: expected shape {list(hidden.shape[:-1])}, got {list(target.shape)}")
+
+
+@torch.library.register_fake("rl_kernel_native::linear_logprob_backward", lib=_library)
+def _backward_fake(hidden: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
+    needs = rest[-1]
+    shapes = (hidden.shape, weight.shape, weight.shape[:1])
+    dtypes = (hidden.dtype, hidden.dtype, hidden.dtype if bias is None else bias.dtype)
+    return tuple(
+        hidden.new_empty(shape if need else (0,), dtype=dtype if need else hidden.dtype)
+        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
+    )
+
+
+def linear_logprob(
+    hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...], mode: int, logits: int,
+    workspace_bytes: int, unit: int, returns: int,
+) -> Any:  # fmt: skip
+    how = (*_options(arguments, mode), logits, workspace_bytes, unit)
+    *outputs, status = apply_function(
+        _TracedLinearLogprob, "_TransformedLinearLogprob", hidden, weight, bias, target, *how, returns
+    )
+    return *outputs, status.to(torch.int32)
+
+
+class _TracedLinearLogprob(torch.autograd.Function):
+    """For torch.compile, which needs every parameter by name."""
+
+    @staticmethod
+    def forward(
+        hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, temperature: Any, kept_ids: Any, kept_offsets: Any,
+        value: float, scale: float, softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int,
+        logits: int, workspace_bytes: int, unit: int, returns: int,
+    ) -> Any:  # fmt: skip
+        return _ops.linear_logprob(
+            hidden, weight, bias, target, temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index,
+            valid_vocab, canonical, exp, logits, workspace_bytes, unit, returns,
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        hidden, weight, bias, target, temperature, kept_ids, kept_offsets = inputs[:7]
+        ctx.numbers = tuple(inputs[7:-1])
+        ctx.returns = inputs[-1]
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(
+            hidden, weight, bias, target, output[1], output[2], temperature, kept_ids, kept_offsets
+        )  # fmt: skip
+        ctx.mark_non_differentiable(output[3], output[4])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
+        of_entropy = bool(ctx.returns & _ENTROPY)
+        rows = (*gradients[:2], gradients[2] if of_entropy else None)
+        if all(g is None for g in rows):
+            return (None,) * 18
+        needs = [bool(n) for n in ctx.needs_input_grad[:3]]
+        found = apply_function(
+            _TracedLinearLogprobBackward, "_TransformedLinearLogprobBackward", hidden, weight, bias, target, lse,
+            entropy if of_entropy else None, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers, needs,
+        )  # fmt: skip
+        return *(g if need else None for g, need in zip(found, needs, strict=True)), *(None,) * 15
+
+
+@callable_in_graph
+class _TransformedLinearLogprob(_TracedLinearLogprob):
+    """For torch.func. Status travels as float32: an integer output cannot have a tangent."""
+
+    @staticmethod
+    def forward(hidden: Tensor, weight: Tensor, *rest: Any) -> Any:
+        *outputs, status = _ops.linear_logprob(hidden, weight, *rest)
+        return *outputs, status.float()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return looped(_TransformedLinearLogprob.apply, info, in_dims, inputs), (0,) * 5
+
+
+class _TracedLinearLogprobBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any,
+        dentropy: Any, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any,
+        ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, logits: int, workspace_bytes: int, unit: int,
+        needs: Any,
+    ) -> Any:  # fmt: skip
+        return _ops.linear_logprob_backward(
+            hidden, weight, bias, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids, kept_offsets,
+            value, scale, softcap, ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes, unit, needs,
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
+
+
+@callable_in_graph
+class _TransformedLinearLogprobBackward(_TracedLinearLogprobBackward):
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return looped(_TransformedLinearLogprobBackward.apply, info, in_dims, inputs), (0,) * 3

@@ -1,0 +1,102 @@
+"""Advantages against the optimal token baseline: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/optimal_token_baseline.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.optimal_token_baseline import optimal_token_baseline_reference
+
+__all__ = ["OptimalTokenBaseline", "optimal_token_baseline", "optimal_token_baseline_reference"]
+
+_torch_path: Any = None
+
+
+class OptimalTokenBaseline(NamedTuple):
+    """Each float32 of the shape of ``logprob``, 0 where the mask is."""
+
+    advantages: Any
+    returns: Any
+
+
+def _torch() -> Any:
+    """ops/optimal_token_baseline_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import optimal_token_baseline_torch
+
+        _torch_path = optimal_token_baseline_torch
+    return _torch_path
+
+
+def _group_size(group_offsets: Any, group_size: Any) -> int:
+    if (group_offsets is None) == (group_size is None):
+        got = "neither" if group_size is None else "both"
+        raise ValueError(f"group_offsets: expected one of group_offsets and group_size, got {got}")
+    size = 0 if group_size is None else _check.integer("group_size", group_size)
+    if group_size is not None and size < 1:
+        raise ValueError(f"group_size: expected a number >= 1, got {size}")
+    return size
+
+
+def optimal_token_baseline(
+    rewards: Any,
+    logprob: Any,
+    sum_p_sq: Any,
+    mask: Any = None,
+    group_offsets: Any = None,
+    *,
+    group_size: int | None = None,
+    importance_weight: Any = None,
+    zero_tail: bool = True,
+    eps: float = 1e-8,
+    cu_seqlens: Any = None,
+) -> OptimalTokenBaseline:
+    """Returns less a baseline of each position of a group, ``sum(G W) / sum(W)`` over the group's sequences: G the
+    reward to go, W what the gradients of the tokens so far vary by, the sum of ``1 - 2 p + sum(p^2)``.
+
+    A group has the same bits wherever it stands, padded and packed, and on every backend; nothing waits for the host.
+    Nothing here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
+    Positions are indices into a sequence; verl's baseline of several turns (TIR) counts the model's tokens alone: pack
+    these first, ``rk.pack([...], mask=mask)``.
+
+    Args:
+        rewards: as ``logprob``, or ``[num_sequences]``: then of the last token that counts.
+        logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride. Of the policy that the tokens are trained against (verl's old one).
+        sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, of
+            ``rk.logprob(..., return_sum_p_sq=True)``.
+        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0;
+            others may hold anything. None: all count.
+        group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
+            sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
+            are cut short and no memory outside is touched.
+        group_size: a number: groups follow one another. Of these two exactly one is given.
+        importance_weight: as ``logprob``, or ``[num_sequences]``; its square multiplies a token's share of W. None: 1.
+        zero_tail: no baseline beyond the second longest sequence of a group; lengths are numbers of tokens that count.
+        eps: added to the sum of W; > 0.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+    Returns: :class:`OptimalTokenBaseline`: ``advantages`` and ``returns`` (G). A sequence alone in its group has no
+        baseline.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not ascend from 0 to
+        num_tokens; on a GPU the sequences beside are NaN then.
+    Source: docs/numerics.md, rules 3 and 10; verl's compute_optimal_token_baseline_advantage.
+    """
+    size = _group_size(group_offsets, group_size)
+    tensors = {
+        "logprob": logprob, "rewards": rewards, "sum_p_sq": sum_p_sq, "mask": mask,
+        "importance_weight": importance_weight, "cu_seqlens": cu_seqlens, "group_offsets": group_offsets,
+    }  # fmt: skip
+    options = (size, bool(zero_tail), _check.number("eps", eps))
+    if _dispatch.is_tensor(logprob):
+        return OptimalTokenBaseline(*_torch().call(tensors, options))
+    frame = _dispatch.Frame(logprob, "logprob")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(array, name) for name, array in tensors.items()]
+    result = _C.optimal_token_baseline(*arrays, *options, frame.allocate, frame.stream)
+    return OptimalTokenBaseline(*map(frame.result, result))

@@ -1,0 +1,173 @@
+"""Rewards of sequences, spans and tokens as one reward a token: arguments, dispatch, results. The contract is
+cpp/include/rlk/ops/scatter_rewards.h."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.scatter_rewards import scatter_rewards_reference
+from .policy_spec import ESTIMATORS, number, or_inf
+
+__all__ = ["ScatteredRewards", "scatter_rewards", "scatter_rewards_reference"]
+
+_PLACES = ("last", "first", "spread")  # SpanPlace
+
+_torch_path: Any = None
+
+
+class ScatteredRewards(NamedTuple):
+    """``rewards``, ``costs`` (None without ``cost``) and ``combined`` (None without ``lagrange``) float32, 0 where the
+    mask is, in its shape; ``lengths`` int64 ``[num_sequences]``: tokens that count."""
+
+    rewards: Any
+    costs: Any
+    combined: Any
+    lengths: Any
+
+
+def _torch() -> Any:
+    """ops/scatter_rewards_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import scatter_rewards_torch
+
+        _torch_path = scatter_rewards_torch
+    return _torch_path
+
+
+def _overlong(overlong: Any) -> tuple[float, int, int]:
+    """Penalty, where it begins, and over how many tokens it grows by itself."""
+    if overlong is None:
+        return 0.0, 0, 1
+    if not isinstance(overlong, (tuple, list)) or len(overlong) != 3:
+        raise TypeError(f"overlong: expected None or (max_length, buffer, penalty), got {overlong!r}")
+    longest, buffer = (_check.integer("overlong", x) for x in overlong[:2])
+    if not 0 < buffer <= longest < 1 << 33:
+        raise ValueError(f"overlong: expected 0 < buffer <= max_length < 2^33, got {longest} and {buffer}")
+    number("overlong", overlong[2], 0.0)
+    return float(overlong[2]), longest - buffer, buffer
+
+
+def _together(arrays: dict[str, Any]) -> None:
+    """All of them, or none."""
+    missing = [name for name, array in arrays.items() if array is None]
+    if missing and len(missing) < len(arrays):
+        given = next(name for name in arrays if name not in missing)
+        raise ValueError(f"{missing[0]}: expected an array with {given}, got None")
+
+
+def call_native(*arguments: Any) -> Any:
+    """The extension's function, whose spec is packed: arrays, the weight as an array or None, spec, whether the weight
+    is in it, the weight, allocate, stream."""
+    *arrays, lagrange, spec, has_value, value, allocate, stream = arguments
+    packed = struct.pack(f"{len(spec)}d", *spec)
+    return _C.scatter_rewards(*arrays, value if has_value else lagrange, packed, allocate, stream)
+
+
+def scatter_rewards(
+    rewards: Any,
+    mask: Any,
+    *,
+    cu_seqlens: Any = None,
+    token_rewards: Any = None,
+    spans: Any = None,
+    span_offsets: Any = None,
+    span_rewards: Any = None,
+    place: str = "last",
+    logprob: Any = None,
+    ref_logprob: Any = None,
+    kl_coef: float = 0.0,
+    kl_estimator: str = "k1",
+    kl_input_clamp: float | None = None,
+    kl_clamp: float | None = None,
+    length_penalty: float = 0.0,
+    overlong: tuple[int, int, float] | None = None,
+    cost: Any = None,
+    lagrange: Any = None,
+    normalize_lagrange: bool = False,
+) -> ScatteredRewards:
+    """One reward a token from rewards of sequences, spans and tokens, for :func:`gae` and :func:`discounted_returns`.
+
+    A token's reward is ``token_rewards - kl_coef * kl``, plus what its spans give, ascending by their index, plus, at
+    the last token of its sequence that counts, the sequence's reward less its penalties. A sequence or a span without
+    a token that counts has no place for its reward, which is then nowhere. A NaN is passed on to its own place, and by
+    :func:`gae` to the tokens before it; to leave a sequence out, take it out of the mask. Nothing here is
+    differentiated: inputs that require a gradient are taken as detached. Nothing waits for a device.
+
+    Args:
+        rewards: float32 ``[num_sequences]``, any stride, or None: none.
+        mask: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); bool, uint8, int32,
+            int64 or float32; tokens contiguous, rows of any stride. A token counts where it is not 0; of others other
+            arrays may hold anything.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+        token_rewards: float32, of the shape of ``mask``, or None.
+        spans: int32 or int64 ``[num_spans, 2]``, contiguous: first position and the one after the last, from the
+            sequence's first token on, of turns, steps or regions. They may overlap, and lie in any order.
+        span_offsets: int32 or int64 ``[num_sequences + 1]``: sequence s has spans ``[span_offsets[s], span_offsets[s +
+            1])``, as in :func:`loss_mask_from_spans`.
+        span_rewards: float32 ``[num_spans]``, contiguous.
+        place: a span's reward is at its ``"last"`` token that counts, at its ``"first"``, or ``"spread"`` over all of
+            these in equal shares.
+        logprob, ref_logprob: float32, of the shape of ``mask``; needed where ``kl_coef`` is not 0, else never read.
+        kl_coef: >= 0; the KL in the reward of every token is subtracted times this.
+        kl_estimator, kl_input_clamp, kl_clamp: as ``estimator``, ``input_clamp``, ``clamp`` of :func:`kl`; another KL
+            goes in through ``token_rewards``.
+        length_penalty: >= 0; the sequence's reward is less this times its length, the number of its tokens that count.
+        overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
+            buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it goes on to grow.
+        cost: float32 ``[num_sequences]`` or None: of a constraint; at the last token that counts, apart from rewards.
+        lagrange: weight of the cost: a number >= 0, or one float32 element on the device; ``combined`` is then
+            ``rewards - lagrange * costs``. None: no ``combined``.
+        normalize_lagrange: ``combined`` is divided by ``1 + lagrange``.
+    Returns: :class:`ScatteredRewards`.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
+        meaning; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for spans that are
+        not in their sequence, and for span_offsets or cu_seqlens that do not ascend from 0 to their end; on a GPU the
+        sequence of such a span has NaN at its last token that counts, the sequences beside such cuts at all tokens.
+    Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
+    """
+    _check.one_of("place", place, _PLACES)
+    _check.one_of("kl_estimator", kl_estimator, ESTIMATORS[1:])
+    number("kl_coef", kl_coef, 0.0)
+    number("kl_input_clamp", kl_input_clamp, 0.0, open_end=True, optional=True)
+    number("kl_clamp", kl_clamp, 0.0, open_end=True, optional=True)
+    number("length_penalty", length_penalty, 0.0)
+    penalty, begin, buffer = _overlong(overlong)
+    _together({"spans": spans, "span_offsets": span_offsets, "span_rewards": span_rewards})
+    _together({"logprob": logprob, "ref_logprob": ref_logprob})
+    if kl_coef and logprob is None:
+        raise ValueError(f"logprob: expected an array with kl_coef = {kl_coef:g}, got None")
+    if lagrange is not None and cost is None:
+        raise ValueError("cost: expected an array with lagrange, got None")
+    if not isinstance(normalize_lagrange, bool):
+        raise TypeError(f"normalize_lagrange: expected a bool, got {type(normalize_lagrange).__name__}")
+    if normalize_lagrange and lagrange is None:
+        raise ValueError("normalize_lagrange: expected False without lagrange, got True")
+    has_value = isinstance(lagrange, (int, float)) and not isinstance(lagrange, bool)
+    if has_value:
+        number("lagrange", lagrange, 0.0)
+    if not kl_coef:
+        logprob = ref_logprob = None
+    spec = (
+        float(ESTIMATORS.index(kl_estimator) if kl_coef else 0), float(kl_coef), float(or_inf(kl_input_clamp)),
+        float(or_inf(kl_clamp)), float(length_penalty), penalty, float(begin), float(buffer),
+        float(_PLACES.index(place)), float(normalize_lagrange),
+    )  # fmt: skip
+    tensors = {
+        "mask": mask, "rewards": rewards, "token_rewards": token_rewards, "spans": spans, "span_offsets": span_offsets,
+        "span_rewards": span_rewards, "logprob": logprob, "ref_logprob": ref_logprob, "cost": cost,
+        "cu_seqlens": cu_seqlens, "lagrange": None if has_value else lagrange,
+    }  # fmt: skip
+    value = float(lagrange) if has_value else 0.0
+    if _dispatch.is_tensor(mask):
+        return ScatteredRewards(*_torch().call(tensors, (spec, has_value, value)))
+    frame = _dispatch.Frame(mask, "mask")
+    _dispatch.match_torch_threads()
+    arrays = [frame.export(array, name) for name, array in tensors.items()]
+    found = call_native(*arrays, spec, has_value, value, frame.allocate, frame.stream)
+    return ScatteredRewards(*(None if array is None else frame.result(array) for array in found))

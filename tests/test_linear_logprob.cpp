@@ -1,0 +1,211 @@
+// linear_logprob on the CPU, or, with RLK_TEST_HIP, on HIP's stand-in: bit for bit logprob of linear, and its gradients
+// those of the operators that it is made of, as the CPU computes them with the device's arithmetic.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpp/cpu/linear.h"
+#include "cpp/cpu/logprob.h"
+#include "rlk/math/half.h"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk {
+namespace {
+
+struct Case {
+  std::int64_t rows, features, columns, valid;
+  DType logits = DType::kFloat32;
+  bool bias = false;
+  float softcap = 0.0f, temperature = 1.0f;
+};
+
+std::vector<std::uint16_t> bf16(std::size_t size, float scale, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<std::uint16_t> values(size);
+  for (auto& v : values) v = bf16_rn(normal(random));
+  return values;
+}
+#if RLK_TEST_HIP
+constexpr Device kDevice{DeviceType::kRocm, 0};
+constexpr Arithmetic kArithmetic = Arithmetic::kGfx942;
+constexpr bool kOwnsWorkspace = false;
+constexpr std::int64_t kWorkspaces[] = {0, 16};  // sixteenths of the way from the least to the most
+#else
+constexpr Device kDevice{DeviceType::kCpu, 0};
+constexpr Arithmetic kArithmetic = Arithmetic::kIeee;
+constexpr bool kOwnsWorkspace = true;
+constexpr std::int64_t kWorkspaces[] = {0, 1, 7, 16};
+#endif
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The least workspace, some between, the most, and the operator's own.
+template <class Params, class F>
+void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {
+  ASSERT_LE(range.least, range.most);
+  std::vector<unsigned char> memory(static_cast<std::size_t>(range.most) + 256);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory.data());
+  void* const aligned = memory.data() + (256 - first % 256) % 256;
+  for (const std::int64_t part : kWorkspaces) {
+    p->workspace = aligned;
+    p->workspace_bytes = range.least + (range.most - range.least) * part / 16;
+    SCOPED_TRACE(p->workspace_bytes);
+    f();
+  }
+  if (kOwnsWorkspace) {
+    p->workspace = nullptr;
+    f();
+    p->workspace = aligned;
+  }
+  p->workspace_bytes = range.least - 1;
+  EXPECT_THROW(f(), InvalidArgument);
+  p->workspace = nullptr;
+}
+
+class LinearLogprob : public testing::TestWithParam<Case> {};
+
+TEST_P(LinearLogprob, IsLogprobOfLinear) {
+  const Case& c = GetParam();
+  const auto rows = static_cast<std::size_t>(c.rows), features = static_cast<std::size_t>(c.features),
+             columns = static_cast<std::size_t>(c.columns);
+  auto hidden = bf16(rows * features, 1.0f, 1);
+  const auto weight = bf16(columns * features, 1.0f / std::sqrt(static_cast<float>(c.features)), 2);
+  const auto bias = bf16(columns, 0.3f, 3);
+  std::vector<std::int64_t> target(rows);
+  for (std::size_t i = 0; i < rows; ++i) {
+    target[i] = i % 5 == 2 ? -100 : static_cast<std::int64_t>(i * 7919 % static_cast<std::size_t>(c.valid));
+  }
+
+  // logits, then everything of them.
+  std::vector<unsigned char> logits(rows * columns * static_cast<std::size_t>(size_of(c.logits)));
+  LinearParams l;
+  l.x = hidden.data();
+  l.weight = weight.data();
+  l.bias = c.bias ? bias.data() : nullptr;
+  l.y = logits.data();
+  l.x_rows = {c.rows, 0, c.features};
+  l.y_rows = {c.rows, 0, c.columns};
+  l.weight_stride = c.features;
+  l.num_rows = c.rows;
+  l.in_features = c.features;
+  l.out_features = c.columns;
+  l.out_dtype = c.logits;
+  l.arithmetic = kArithmetic;
+  cpu::linear(l);
+  LinearLogprobParams p;
+  p.target = target.data();
+  p.target_rows = {c.rows, 0, 1};
+  p.dtype = c.logits;
+  p.num_rows = c.rows;
+  p.num_columns = c.columns;
+  p.vocab_size = c.columns;
+  p.valid_vocab = c.valid;
+  p.softcap = c.softcap;
+  p.temperature_value = c.temperature;
+  LogprobParams q = p;
+  q.logits = logits.data();
+  q.logits_rows = {c.rows, 0, c.columns};
+  std::vector<float> want[4], got[4];
+  for (auto& v : want) v.assign(rows, -7.0f);
+  for (auto& v : got) v.assign(rows, -7.0f);
+  q.logprob = want[0].data(), q.lse = want[1].data(), q.entropy = want[2].data(), q.sum_p_sq = want[3].data();
+  cpu::logprob(q);
+
+  for (std::size_t i = 0; i < rows; ++i) {  // not read where ignored
+    if (target[i] == -100) std::fill_n(&hidden[i * features], features, std::uint16_t{0x7fc0});
+  }
+  p.head = {hidden.data(),           weight.data(), c.bias ? bias.data() : nullptr,
+            {c.rows, 0, c.features}, c.features,    c.features};
+  p.head.arithmetic = kArithmetic;
+  p.logprob = got[0].data(), p.lse = got[1].data(), p.entropy = got[2].data(), p.sum_p_sq = got[3].data();
+  with_workspaces(linear_logprob_workspace(p, kDevice), &p, [&] {
+    for (auto& v : got) std::fill(v.begin(), v.end(), -7.0f);
+    linear_logprob(p, kDevice, 0);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(same(got[i], want[i])) << i;
+  });
+
+  // Gradients of float32 logits rounded to bf16, as products of them.
+  std::vector<float> wide(rows * columns), dlogprob(rows), dentropy(rows);
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    wide[i] = c.logits == DType::kFloat32 ? reinterpret_cast<float*>(logits.data())[i]
+                                          : float_of_bf16(reinterpret_cast<std::uint16_t*>(logits.data())[i]);
+  }
+  for (std::size_t i = 0; i < rows; ++i) dlogprob[i] = 0.1f * static_cast<float>(i % 7) - 0.2f, dentropy[i] = 0.01f;
+  LinearLogprobBackwardParams b;
+  static_cast<LogprobInput&>(b) = p;
+  b.head = p.head;
+  b.lse = want[1].data();
+  b.entropy = want[2].data();
+  b.dlogprob = dlogprob.data();
+  b.dentropy = dentropy.data();
+  b.dlogprob_rows = b.dentropy_rows = {c.rows, 0, 1};
+  LogprobBackwardParams of_logits = b;
+  of_logits.dtype = DType::kFloat32;
+  of_logits.logits = of_logits.dlogits = wide.data();
+  of_logits.logits_rows = of_logits.dlogits_rows = {c.rows, 0, c.columns};
+  cpu::logprob_backward(of_logits);
+  std::vector<std::uint16_t> g(wide.size());
+  for (std::size_t i = 0; i < wide.size(); ++i) g[i] = bf16_rn(wide[i]);
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (target[i] == -100) std::fill_n(&hidden[i * features], features, std::uint16_t{0});
+  }
+  std::vector<std::uint16_t> want_dx(rows * features), got_dx(rows * features);
+  std::vector<float> want_dw(columns * features), got_dw(columns * features), want_db(columns), got_db(columns);
+  LinearInputGradParams dx;
+  dx.dy = g.data(), dx.weight = weight.data(), dx.dx = want_dx.data();
+  dx.dy_rows = {c.rows, 0, c.columns}, dx.dx_rows = {c.rows, 0, c.features};
+  dx.weight_stride = c.features, dx.num_rows = c.rows, dx.in_features = c.features, dx.out_features = c.columns;
+  dx.arithmetic = kArithmetic;
+  cpu::linear_input_grad(dx);
+  LinearWeightGradParams dw;
+  dw.dy = g.data(), dw.x = hidden.data(), dw.dweight = want_dw.data();
+  dw.dy_rows = {c.rows, 0, c.columns}, dw.x_rows = {c.rows, 0, c.features};
+  dw.dweight_stride = c.features, dw.num_rows = c.rows, dw.in_features = c.features, dw.out_features = c.columns;
+  dw.dweight_dtype = DType::kFloat32;
+  dw.arithmetic = kArithmetic;
+  cpu::linear_weight_grad(dw);
+  LinearBiasGradParams db;
+  db.dy = g.data(), db.dbias = want_db.data(), db.dy_rows = {c.rows, 0, c.columns};
+  db.num_rows = c.rows, db.out_features = c.columns, db.dbias_dtype = DType::kFloat32;
+  cpu::linear_bias_grad(db);
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (target[i] == -100) std::fill_n(&hidden[i * features], features, std::uint16_t{0x7fc0});
+  }
+  b.dhidden = got_dx.data(), b.dweight = got_dw.data(), b.dbias = got_db.data();
+  b.dhidden_rows = {c.rows, 0, c.features};
+  b.dweight_stride = c.features;
+  with_workspaces(linear_logprob_backward_workspace(b, kDevice), &b, [&] {
+    linear_logprob_backward(b, kDevice, 0);
+    EXPECT_EQ(got_dx, want_dx);
+    EXPECT_TRUE(same(got_dw, want_dw));
+    EXPECT_TRUE(same(got_db, want_db));
+  });
+  // Of 16 bits: rounded once, however many blocks of tokens.
+  std::vector<std::uint16_t> narrow(want_dw.size());
+  b.dweight = narrow.data();
+  b.dweight_dtype = DType::kBFloat16;
+  with_workspaces(linear_logprob_backward_workspace(b, kDevice), &b, [&] {
+    std::fill(narrow.begin(), narrow.end(), std::uint16_t{1});
+    linear_logprob_backward(b, kDevice, 0);
+    for (std::size_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], bf16_rn(want_dw[i])) << i;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprob,
+                         testing::Values(Case{1, 16, 64, 64}, Case{7, 48, 300, 290},
+                                         Case{20, 40, 200, 200, DType::kBFloat16, true},
+                                         Case{13, 32, 177, 170, DType::kFloat32, true, 30.0f, 0.7f}));
+#if !RLK_TEST_HIP  // the emulation takes minutes
+INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprob,
+                         testing::Values(Case{33, 64, 2500, 2500}, Case{20, 40, 1000, 1000, DType::kBFloat16, true},
+                                         Case{8300, 8, 96, 96, DType::kBFloat16}));
+#endif
+
+}  // namespace
+}  // namespace rlk

@@ -1,0 +1,212 @@
+"""linear_logprob: the bits of logprob of linear, forward and backward, whatever the workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+
+torch = pytest.importorskip("torch")
+
+HIDDEN, VOCAB = 48, 300
+LEAST = 1 << 20  # a workspace that holds some rows, or some columns, at a time
+ALL = {"return_lse": True, "return_entropy": True, "return_sum_p_sq": True, "return_status": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {"temperature": 0.7, "logit_scale": 1.3, "softcap": 11.0, "valid_vocab": 290},
+}
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "f16", "f32"])
+def head(request: pytest.FixtureRequest, device: str) -> tuple[Any, Any, Any, Any]:
+    """hidden [3, 7, HIDDEN], weight, bias, target, of which one is ignored."""
+    if device != "cpu" and request.param is torch.float32:
+        pytest.skip("GPU products have operands of 16 bits")
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, 7, HIDDEN, generator=generator)
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator) / HIDDEN**0.5
+    bias = torch.randn(VOCAB, generator=generator) / 4
+    target = torch.randint(0, 290, (3, 7), generator=generator)
+    target[1, 2] = -100
+    return *(t.to(device, request.param) for t in (hidden, weight, bias)), target.to(device)
+
+
+def composed(
+    hidden: Any, weight: Any, target: Any, *, bias: Any = None, logits_dtype: Any = "float32", **o: Any
+) -> Any:
+    return rk.logprob(rk.linear(hidden, weight, bias, out_dtype=logits_dtype), target, **o)
+
+
+@pytest.mark.parametrize("logits_dtype", ["float32", "same"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_has_the_bits_of_logprob_of_linear(
+    head: tuple[Any, ...], options: str, with_bias: bool, logits_dtype: str
+) -> None:
+    hidden, weight, bias, target = head
+    o = {**OPTIONS[options], **ALL, "bias": bias if with_bias else None}
+    o["logits_dtype"] = hidden.dtype if logits_dtype == "same" else logits_dtype
+    want = composed(hidden, weight, target, **o)
+    hidden = hidden.clone()
+    hidden[1, 2] = float("nan")  # ignored: never read
+    assert not differing(tuple(rk.linear_logprob(hidden, weight, target, **o)), tuple(want))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_are_those_of_rounded_logit_gradients(head: tuple[Any, ...], options: str) -> None:
+    hidden, weight, bias, target = head
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+    result = rk.linear_logprob(leaves[0], leaves[1], target, bias=leaves[2], return_lse=True, return_entropy=True,
+                               **OPTIONS[options])  # fmt: skip
+    w = torch.linspace(0.5, 1.5, target.numel(), device=hidden.device).view(target.shape)
+    ((result.logprob * w).sum() + 0.1 * (result.lse * w).sum() - 0.2 * (result.entropy * w).sum()).backward()
+    logits = rk.linear(hidden, weight, bias, out_dtype="float32")
+    d = rk.logprob_backward(logits, target, result.lse.detach(), dlogprob=w, dlse=0.1 * w, dentropy=-0.2 * w,
+                            entropy=result.entropy.detach(), **OPTIONS[options]).to(hidden.dtype)  # fmt: skip
+    scored = torch.where((target != -100).unsqueeze(-1), hidden, torch.zeros_like(hidden))
+    want = (rk.linear_input_grad(d, weight), rk.linear_weight_grad(d, scored), rk.linear_bias_grad(d))
+    assert not differing(tuple(t.grad for t in leaves), want)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    hidden, weight = torch.randn(rows, 64, generator=generator), torch.randn(2000, 64, generator=generator) / 8
+    target = torch.randint(0, 2000, (rows,), generator=generator).to(device)
+    hidden, weight = hidden.to(device, torch.bfloat16), weight.to(device, torch.bfloat16)
+    found = []
+    for size in (LEAST, 4 << 20, 512 << 20):
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+        result = rk.linear_logprob(*leaves, target, return_entropy=True, workspace_bytes=size)
+        (result.logprob + result.entropy).sum().backward()
+        found.append((result.logprob, result.entropy, *(t.grad for t in leaves)))
+    assert not differing(found[0], found[1])
+    assert not differing(found[0], found[2])
+
+
+def test_a_row_has_one_result_in_any_batch(head: tuple[Any, ...]) -> None:
+    hidden, weight, bias, target = head
+    rows, targets = hidden.reshape(-1, HIDDEN), target.reshape(-1)
+    whole = rk.linear_logprob(rows, weight, targets, bias=bias)
+    for i in range(len(rows)):
+        assert not differing(rk.linear_logprob(rows[i], weight, targets[i], bias=bias), whole[i])
+        assert not differing(rk.linear_logprob(rows[i:], weight, targets[i:], bias=bias), whole[i:])
+    assert not differing(rk.linear_logprob(hidden[:, :-1], weight, target[:, :-1], bias=bias),
+                         whole.view(3, 7)[:, :-1].contiguous())  # fmt: skip
+
+
+def test_main_grad_is_added_to(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    total = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5)).to(hidden.device)
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+    rk.linear_logprob(*leaves, target).sum().backward()
+    start, grown = total.clone(), total.clone()
+    other = [t.clone().requires_grad_() for t in (hidden, weight)]
+    rk.linear_logprob(*other, target, main_grad=grown).sum().backward()
+    assert other[1].grad is None
+    assert not differing(other[0].grad, leaves[0].grad)
+    lse = rk.linear_logprob(hidden, weight, target, return_lse=True).lse
+    logits = rk.linear(hidden, weight, out_dtype="float32")
+    d = rk.logprob_backward(logits, target, lse, dlogprob=torch.ones_like(lse)).to(hidden.dtype)
+    scored = torch.where((target != -100).unsqueeze(-1), hidden, torch.zeros_like(hidden))
+    assert not differing(grown, rk.linear_weight_grad(d, scored, main_grad=start))
+
+
+def test_a_frozen_head_gets_no_gradient(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+    rk.linear_logprob(*leaves, target, weight_grad=False).sum().backward()
+    assert leaves[1].grad is None
+    assert leaves[0].grad is not None
+
+
+def test_numpy_has_the_bytes_of_torch() -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.standard_normal((5, 32)).astype(np.float32)
+    weight = rng.standard_normal((70, 32)).astype(np.float32)
+    target = np.array([1, 5, -100, 69, 0])
+    want = rk.linear_logprob(*(torch.from_numpy(a) for a in (hidden, weight, target)), return_entropy=True)
+    got = rk.linear_logprob(hidden, weight, target, return_entropy=True)
+    assert got.logprob.tobytes() == want.logprob.numpy().tobytes()
+    assert got.entropy.tobytes() == want.entropy.numpy().tobytes()
+
+
+def test_no_rows(device: str) -> None:
+    hidden = torch.zeros(0, 16, dtype=torch.bfloat16, device=device, requires_grad=True)
+    weight = torch.ones(40, 16, dtype=torch.bfloat16, device=device, requires_grad=True)
+    result = rk.linear_logprob(hidden, weight, torch.zeros(0, dtype=torch.int64, device=device))
+    result.sum().backward()
+    assert result.shape == (0,)
+    assert not weight.grad.any()
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "target shape": ({"target": torch.zeros(4, dtype=torch.int64)}, ValueError, "target: expected shape"),
+    "weight width": ({"weight": torch.zeros(40, 8)}, ValueError, "weight: expected"),
+    "weight dtype": ({"weight": torch.zeros(40, 16, dtype=torch.float16)}, TypeError, "weight: expected"),
+    "bias": ({"bias": torch.zeros(41)}, ValueError, "bias: expected"),
+    "logits_dtype": ({"logits_dtype": "float16"}, TypeError, "logits_dtype: expected float32"),
+    "workspace": ({"workspace_bytes": 10}, ValueError, "workspace_bytes: expected at least"),
+    "temperature": ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
+    "main_grad": ({"main_grad": torch.zeros(40, 16), "weight_grad": False}, ValueError, "main_grad: weight_grad"),
+    "checked": ({"target": torch.tensor([1, 77, 3]), "check": True}, ValueError, r"row 1 \(the first of 1 bad rows\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments_are_named(case: str) -> None:
+    arguments: dict[str, Any] = {
+        "hidden": torch.randn(3, 16), "weight": torch.randn(40, 16), "target": torch.tensor([1, 2, 3]),
+    }  # fmt: skip
+    changed, error, text = BAD[case]
+    with pytest.raises(error, match=text):
+        rk.linear_logprob(**{**arguments, **changed})
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_is_near_float64(head: tuple[Any, ...], options: str) -> None:
+    """docs/numerics.md, "What equal means": from hidden states at most 1e-4 * max(1, max |z| / 4)."""
+    hidden, weight, bias, target = head
+    got = rk.linear_logprob(hidden, weight, target, bias=bias, return_entropy=True, **OPTIONS[options])
+    arrays = [t.cpu().double().numpy() for t in (hidden, weight, bias)]
+    want = rk.linear_logprob_reference(*arrays[:2], target.cpu().numpy(), bias=arrays[2], **OPTIONS[options])
+    bound = 1e-4 * np.maximum(1, want["max_abs_z"] / 4)
+    assert (abs(got.logprob.cpu().numpy() - want["logprob"]) <= bound).all()
+    assert (abs(got.entropy.cpu().numpy() - want["entropy"]) <= 2 * bound).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) -> None:
+    hidden, weight, bias, target = head
+
+    def step(x: Any, w: Any, b: Any) -> Any:
+        result = rk.linear_logprob(x, w, target, bias=b, return_entropy=True, **OPTIONS["everything"])
+        return result.logprob, result.entropy
+
+    torch.compiler.reset()
+    outcomes = []
+    for function in (step, torch.compile(step, fullgraph=True, backend=backend)):
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+        outputs = function(*leaves)
+        (outputs[0].sum() - 0.1 * outputs[1].sum()).backward()
+        outcomes.append((*outputs, *(t.grad for t in leaves)))
+    assert not differing(*outcomes)
+
+
+def test_func_grad_has_the_bytes_of_backward(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+    rk.linear_logprob(*leaves, target).sum().backward()
+    found = torch.func.grad(lambda x, w: rk.linear_logprob(x, w, target).sum(), argnums=(0, 1))(hidden, weight)
+    assert not differing(found, tuple(t.grad for t in leaves))
+
+
+def test_a_second_derivative_is_an_error(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    x = hidden.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="has no backward"):
+        torch.autograd.grad(rk.linear_logprob(x, weight, target).sum(), x, create_graph=True)

@@ -1,0 +1,296 @@
+// scatter_rewards: byte for byte against a second implementation written from the contract, on the CPU's backend or, with
+// RLK_TEST_HIP, on HIP's.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#if RLK_TEST_HIP
+#include "hip/scatter_rewards/scatter_rewards.h"
+#else
+#include "cpu/kl.h"
+#include "cpu/scatter_rewards.h"
+#endif
+#include "linear_backend.h"
+#include "reward_cases.h"
+#include "rlk/kernels/reward_terms.h"
+#include "rlk/math/expm1.h"
+
+namespace reward_test {
+namespace {
+
+using linear_test::for_each_backend;
+using policy_test::kShapes;
+using policy_test::limited;
+using policy_test::same_bytes;
+using policy_test::written;
+using rlk::RewardSpec;
+
+#if RLK_TEST_HIP
+constexpr int kShortCases = 2, kLongCases = 1;  // lanes are fibers
+constexpr unsigned kPaddedCases = 4;
+#else
+constexpr int kShortCases = 60, kLongCases = 10;
+constexpr unsigned kPaddedCases = 60;
+#endif
+
+struct Results {
+  std::vector<float> rewards, costs, combined;
+  std::vector<std::int64_t> lengths;
+};
+
+Results run(rlk::ScatterRewardsParams p) {
+  constexpr float kCanary = -12345.0f;
+  constexpr std::size_t kGuard = 16;
+  const auto slots = static_cast<std::size_t>(p.sequences.num_slots());
+  Results r;
+  for (auto* array : {&r.rewards, &r.costs, &r.combined}) array->assign(slots + kGuard, kCanary);
+  r.lengths.assign(static_cast<std::size_t>(p.sequences.num_sequences) + kGuard, -7);
+  p.to_tokens = r.rewards.data();
+  p.costs = r.costs.data();
+  p.combined = r.combined.data();
+  p.lengths = r.lengths.data();
+#if RLK_TEST_HIP
+  policy_test::Workspace workspace(rlk::hip::scatter_rewards_workspace_bytes(p));
+  p.workspace = workspace.data();
+  rlk::hip::scatter_rewards(p, 0, 0);
+#else
+  rlk::cpu::scatter_rewards(p);
+#endif
+  for (auto* array : {&r.rewards, &r.costs, &r.combined}) {
+    for (std::size_t i = slots; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";
+    array->resize(slots);
+  }
+  for (std::size_t i = r.lengths.size() - kGuard; i < r.lengths.size(); ++i) EXPECT_EQ(r.lengths[i], -7) << "guard";
+  r.lengths.resize(r.lengths.size() - kGuard);
+  return r;
+}
+
+float kl_of(const RewardSpec& s, float l, float f) {
+  const float e = limited(f - l, -s.kl_input_limit, s.kl_input_limit);
+  float k = -e;
+  if (s.kl == rlk::KlEstimator::kK2) k = e / 2 * e;
+  if (s.kl == rlk::KlEstimator::kK3) k = rlk::expm1(e) - e;
+  if (s.kl == rlk::KlEstimator::kAbs) k = std::fabs(e);
+  return limited(k, -s.kl_limit, s.kl_limit);
+}
+
+// The contract a second time, a sequence at a time.
+Results reference(const Case& c) {
+  const rlk::ScatterRewardsParams& p = c.call;
+  const RewardSpec& s = p.spec;
+  const auto slots = static_cast<std::size_t>(c.sequences.num_slots());
+  Results r = {std::vector<float>(slots), std::vector<float>(slots), std::vector<float>(slots), {}};
+  const float lagrange = p.lagrange != nullptr ? c.lagrange : p.lagrange_value;
+  for (std::int64_t q = 0; q < c.sequences.num_sequences; ++q) {
+    std::vector<std::int64_t> tokens;
+    for (std::int64_t t = 0; t < c.length(q); ++t) {
+      if (!c.counts(q, t)) continue;
+      tokens.push_back(t);
+      const auto from = static_cast<std::size_t>(c.begin(q) + t);
+      float x = p.token_rewards.data == nullptr ? 0.0f : p.token_rewards.data[from];
+      if (s.kl != rlk::KlEstimator::kNone) x = x - s.kl_coef * kl_of(s, c.train_of(q, t), c.rollout_of(q, t));
+      r.rewards[c.slot(q, t)] = x;
+    }
+    r.lengths.push_back(static_cast<std::int64_t>(tokens.size()));
+    if (tokens.empty()) continue;
+    if (p.span_offsets.data != nullptr) {
+      const auto first = static_cast<std::size_t>(c.span_offsets64[static_cast<std::size_t>(q)]);
+      const auto after = static_cast<std::size_t>(c.span_offsets64[static_cast<std::size_t>(q) + 1]);
+      for (std::size_t i = first; i < after; ++i) {
+        std::vector<std::int64_t> of;
+        for (const std::int64_t t : tokens) {
+          if (c.spans64[2 * i] <= t && t < c.spans64[2 * i + 1]) of.push_back(t);
+        }
+        if (of.empty()) continue;
+        float share = c.span_rewards[i];
+        if (s.place == rlk::SpanPlace::kSpread) share = share / static_cast<float>(of.size());
+        if (s.place == rlk::SpanPlace::kLast) of = {of.back()};
+        if (s.place == rlk::SpanPlace::kFirst) of = {of.front()};
+        for (const std::int64_t t : of) r.rewards[c.slot(q, t)] += share;
+      }
+    }
+    const auto n = static_cast<std::int64_t>(tokens.size());
+    float reward = p.rewards.data == nullptr ? 0.0f : p.rewards.data[q * p.rewards.sequence_stride];
+    reward = reward - s.length_penalty * static_cast<float>(n);
+    if (s.overlong_penalty > 0.0f && n > s.overlong_begin) {
+      reward = reward +
+               static_cast<float>(s.overlong_begin - n) / static_cast<float>(s.overlong_buffer) * s.overlong_penalty;
+    }
+    r.rewards[c.slot(q, tokens.back())] += reward;
+    if (p.cost.data != nullptr) {
+      r.costs[c.slot(q, tokens.back())] = written(p.cost.data[q * p.cost.sequence_stride]);
+    }
+    for (const std::int64_t t : tokens) {
+      const std::size_t at = c.slot(q, t);
+      r.rewards[at] = written(r.rewards[at]);
+      const float both = r.rewards[at] - lagrange * r.costs[at];
+      r.combined[at] = written(s.normalize_lagrange ? both / (1.0f + lagrange) : both);
+    }
+  }
+  return r;
+}
+
+void expect_same(const Results& got, const Results& want, const std::string& text) {
+  EXPECT_TRUE(same_bytes(got.rewards, want.rewards)) << "rewards, " << text;
+  EXPECT_TRUE(same_bytes(got.costs, want.costs)) << "costs, " << text;
+  EXPECT_TRUE(same_bytes(got.combined, want.combined)) << "combined, " << text;
+  EXPECT_EQ(got.lengths, want.lengths) << text;
+}
+
+TEST(ScatterRewards, HaveTheBytesOfTheContract) {
+  for_each_backend([](const std::string& backend) {
+    unsigned seed = 1;
+    for (const auto& shape : kShapes) {
+      for (const bool packed : {false, true}) {
+        for (int i = 0; i < (shape[0] * shape[1] > 2000 ? kLongCases : kShortCases); ++i, ++seed) {
+          const Case c(seed, shape[0], shape[1], packed);
+          expect_same(run(c.call), reference(c), backend + ", " + c.text);
+          if (::testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  });
+}
+
+// A packed batch as rows, with room behind them whose arrays hold what they may and whose mask is not set.
+TEST(ScatterRewards, PaddingChangesNoBit) {
+  for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
+    const Case c(seed, 6, 700, true);
+    const std::int64_t width = 1100, count = c.sequences.num_sequences;
+    std::vector<float> arrays[3];
+    for (auto& array : arrays) array.assign(static_cast<std::size_t>(count * width), NAN);
+    std::vector<unsigned char> mask(static_cast<std::size_t>(count * width));
+    const float* const from[3] = {c.arrays[2].data(), c.train.data, c.rollout.data};
+    for (std::int64_t q = 0; q < count; ++q) {
+      for (std::int64_t t = 0; t < c.length(q); ++t) {
+        const auto to = static_cast<std::size_t>(q * width + t);
+        for (int k = 0; k < 3; ++k) arrays[k][to] = from[k][c.begin(q) + t];
+        mask[to] = c.counts(q, t);
+      }
+    }
+    rlk::ScatterRewardsParams p = c.call;
+    p.sequences = {nullptr, rlk::DType::kInt32, count, width};
+    p.mask = {mask.data(), width, rlk::DType::kBool};
+    if (p.token_rewards.data != nullptr) p.token_rewards = {arrays[0].data(), width, 1};
+    p.logprob = {arrays[1].data(), width, 1};
+    p.ref_logprob = {arrays[2].data(), width, 1};
+    const Results one = run(c.call), other = run(p);
+    Results back = one;
+    for (std::int64_t q = 0; q < count; ++q) {
+      for (std::int64_t t = 0; t < width; ++t) {
+        const auto at = static_cast<std::size_t>(q * width + t);
+        if (t >= c.length(q)) {
+          ASSERT_TRUE(other.rewards[at] == 0.0f && other.costs[at] == 0.0f && other.combined[at] == 0.0f) << c.text;
+          continue;
+        }
+        back.rewards[c.slot(q, t)] = other.rewards[at];
+        back.costs[c.slot(q, t)] = other.costs[at];
+        back.combined[c.slot(q, t)] = other.combined[at];
+      }
+    }
+    back.lengths = other.lengths;
+    expect_same(back, one, c.text);
+  }
+}
+
+TEST(ScatterRewards, FourTokensOfALaneHaveTheirOwnBits) {
+  for (unsigned seed = 1; seed < 1000; ++seed) {
+    Case c(seed, 1, 4, false);
+    std::vector<float> out(4);
+    c.call.combined = out.data();
+    const bool counts[4] = {c.counts(0, 0), c.counts(0, 1), c.counts(0, 2), c.counts(0, 3)};
+    policy_test::expect_four_alike<rlk::RewardTokenTerms>(
+        c.call, {seed % 7 == 0 ? NAN : 0.0f, 0.5f}, {c.arrays[2].data(), c.train.data, c.rollout.data}, counts, c.text);
+  }
+}
+
+#if RLK_TEST_HIP
+// Where nobody could look at them before the launch.
+TEST(ScatterRewards, WhatIsNoSpanMakesTheRewardOfItsSequenceNaN) {
+  const std::vector<unsigned char> mask(3 * 5, 1);
+  const std::vector<float> of_spans = {1, 2, 4}, of_sequences = {8, 16, 32};
+  for (const auto& wrong : std::vector<std::vector<std::int64_t>>{{-1, 2}, {3, 2}, {2, 6}}) {
+    const std::vector<std::int64_t> offsets = {0, 1, 2, 3}, spans = {0, 2, wrong[0], wrong[1], 0, 5};
+    rlk::ScatterRewardsParams p;
+    p.sequences = {nullptr, rlk::DType::kInt32, 3, 5};
+    p.mask = {mask.data(), 5, rlk::DType::kBool};
+    p.rewards = {of_sequences.data(), 1, 0};
+    p.spans = {spans.data(), rlk::DType::kInt64};
+    p.span_offsets = {offsets.data(), rlk::DType::kInt64};
+    p.span_rewards = of_spans.data();
+    p.num_spans = 3;
+    const std::vector<float> want = {0, 1, 0, 0, 8, 0, 0, 0, 0, rlk::canonical_nan(), 0, 0, 0, 0, 36};
+    EXPECT_TRUE(same_bytes(run(p).rewards, want));
+  }
+}
+
+TEST(ScatterRewards, CutsThatDoNotAscendMakeTheSequencesBesideThemNaN) {
+  const std::vector<std::int64_t> cuts = {0, 40, 100, 90, 160, 200};
+  const std::vector<float> ones(5, 1.0f);
+  rlk::ScatterRewardsParams p;
+  p.sequences = {cuts.data(), rlk::DType::kInt64, 5, 200};
+  p.rewards = {ones.data(), 1, 0};
+  const Results got = run(p);
+  for (std::size_t t = 0; t < 200; ++t) {
+    const bool in_doubt = 40 <= t && t < 160;  // whatever begins or ends at 100 or 90
+    EXPECT_TRUE(std::isnan(got.rewards[t]) == in_doubt) << t;
+    if (!in_doubt) EXPECT_EQ(got.rewards[t], t == 39 || t == 199 ? 1.0f : 0.0f) << t;
+  }
+  EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{40, 0, 0, 0, 40}));
+}
+#else
+TEST(ScatterRewards, TakeTheKlOfKl) {
+  for (unsigned seed = 1; seed < 200; ++seed) {
+    Case c(seed, 3, 41, false);
+    if (c.call.spec.kl == rlk::KlEstimator::kNone) continue;
+    rlk::ScatterRewardsParams p = c.call;
+    p.token_rewards = p.rewards = {};
+    p.token_rewards.token_stride = 1;
+    p.span_offsets = {};
+    p.num_spans = 0;
+    p.spec.kl_coef = -1.0f;  // x = +0 + K
+    p.spec.length_penalty = p.spec.overlong_penalty = 0.0f;
+    std::vector<float> want(static_cast<std::size_t>(c.sequences.num_slots()));
+    rlk::KlParams k;
+    k.sequences = c.sequences;
+    k.logprob = c.train;
+    k.ref_logprob = c.rollout;
+    k.mask = c.token_mask;
+    k.spec = {p.spec.kl, 0, rlk::KlWeight::kNone, p.spec.kl_input_limit, p.spec.kl_limit};
+    k.kl = want.data();
+    rlk::cpu::kl(k);
+    EXPECT_TRUE(same_bytes(run(p).rewards, want)) << c.text;
+  }
+}
+
+TEST(ScatterRewards, CutsAndSpansThatAreNoneAreRefusedBeforeAnythingIsWritten) {
+  for (const int wrong : {0, 1, 2, 3, 4, 5, 6}) {
+    Case c(3, 6, 50, true);
+    c.call.spans = {c.spans64.data(), rlk::DType::kInt64};
+    c.call.span_offsets = {c.span_offsets64.data(), rlk::DType::kInt64};
+    c.call.span_rewards = c.span_rewards.data();
+    c.call.num_spans = static_cast<std::int64_t>(c.span_rewards.size());
+    ASSERT_GT(c.call.num_spans, 1);
+    std::vector<float> out(static_cast<std::size_t>(c.sequences.num_slots()), -5.0f);
+    std::vector<std::int64_t> lengths(6, -5);
+    c.call.to_tokens = out.data();
+    c.call.lengths = lengths.data();
+    if (wrong == 0) c.cuts64[0] = c.cuts32[0] = 1;
+    if (wrong == 1) c.cuts64[6] = c.cuts32[6] += 1;
+    if (wrong == 2) c.spans64[0] = -1;
+    if (wrong == 3) c.spans64[0] = c.spans64[1] + 1;
+    if (wrong == 4) c.spans64.back() = 51;
+    if (wrong == 5) c.span_offsets64[0] = 1;
+    if (wrong == 6) c.span_offsets64[6] -= 1;
+    EXPECT_THROW(rlk::cpu::scatter_rewards(c.call), rlk::InvalidArgument) << wrong;
+    for (const float x : out) ASSERT_EQ(x, -5.0f) << wrong;
+    for (const std::int64_t n : lengths) ASSERT_EQ(n, -5) << wrong;
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace reward_test
