@@ -187,13 +187,25 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
 
 // ---- backward ------------------------------------------------------------------------------------------------------
 
+bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
+#if RLK_WITH_CUDA
+  return device.type == DeviceType::kCuda && cuda::fuses_logit_gradients(p, p.head, device.index);
+#else
+  return false;
+#endif
+}
+
 // A block of tokens (rule 9) and a chunk of the vocabulary at a time. Where dweight is float32, or there is one block, it
 // is its own accumulator and blocks go outside, with float32 sums of dhidden for one of them; else chunks go outside, with
 // sums of dweight for one chunk and of dhidden for all rows.
 class Backward {
  public:
-  Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, void* workspace)
-      : p_(p), head_(p.head), chunk_(std::min(chunk, p.num_columns)) {
+  Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device, void* workspace)
+      : p_(p),
+        head_(p.head),
+        chunk_(std::min(chunk, p.num_columns)),
+        device_(device),
+        fused_(fuses_gradients(p, device)) {
     block_rows_ = std::min(kTokenBlock, p.num_rows);
     logit_rows_ = p.dtype == head_.dtype ? block_rows_ : std::min(kRowsOfLogits, block_rows_);
     blocks_ = ceil_div(p.num_rows, kTokenBlock);
@@ -202,7 +214,7 @@ class Backward {
     Pieces pieces(workspace);
     hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
     gradients_ = pieces.take(block_rows_ * chunk_ * operand_bytes());
-    if (p.dtype != head_.dtype) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
+    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
     if (p.dhidden != nullptr && chunks_ > 1) {
       dhidden_ = pieces.take<float>((sums_dweight_ ? p.num_rows : block_rows_) * features() * 4);
     }
@@ -215,8 +227,7 @@ class Backward {
   }
   std::int64_t bytes() const { return bytes_; }
 
-  void run(Device device, Stream stream) {
-    device_ = device;
+  void run(Stream stream) {
     stream_ = stream;
     if (sums_dweight_) {
       for (std::int64_t c = 0; c < chunks_; ++c) {
@@ -246,27 +257,43 @@ class Backward {
   }
 
   void logit_gradients() {
+#if RLK_WITH_CUDA
+    if (fused_) {
+      const LogprobBackwardParams q = of_rows(0, rows_, gradients_);
+      Head head = head_;
+      head.hidden = hidden_;
+      head.hidden_rows = dense(rows_, features());
+      head.weight = at(head_.weight, first_ * head_.weight_stride * operand_bytes());
+      return cuda::logit_gradients(q, head, device_.index, stream_);
+    }
+#endif
     for (std::int64_t i = 0; i < rows_; i += logit_rows_) {
       const std::int64_t rows = std::min(logit_rows_, rows_ - i);
       unsigned char* const to = at(gradients_, i * columns_ * operand_bytes());
       void* const logits = logits_ == nullptr ? static_cast<void*>(to) : logits_;
       compute_logits(head_, p_.dtype, at(hidden_, i * features() * operand_bytes()), rows, first_, columns_, logits,
                      device_, stream_);
-      LogprobBackwardParams q = p_;
-      move_to_rows(&q, row_ + i, rows);
-      q.vocab_start += first_;
-      q.num_columns = columns_;
-      q.logits = q.dlogits = logits;
-      q.logits_rows = q.dlogits_rows = dense(rows, columns_);
-      q.lse = from_row(p_.lse, row_ + i);
-      q.entropy = from_row(p_.entropy, row_ + i);
-      q.dlogprob = from_row(p_.dlogprob, row_ + i, p_.dlogprob_rows.inner_stride);
-      q.dlse = from_row(p_.dlse, row_ + i, p_.dlse_rows.inner_stride);
-      q.dentropy = from_row(p_.dentropy, row_ + i, p_.dentropy_rows.inner_stride);
-      q.dlogprob_rows.inner = q.dlse_rows.inner = q.dentropy_rows.inner = rows;
+      const LogprobBackwardParams q = of_rows(i, rows, logits);
       logprob_backward(q, device_, stream_);
       if (logits_ != nullptr) round_to(logits_, to, head_.dtype, rows * columns_, device_, stream_);
     }
+  }
+
+  // Of rows [i, i + rows) of the step's and its columns; logits and their gradients at `logits`.
+  LogprobBackwardParams of_rows(std::int64_t i, std::int64_t rows, void* logits) const {
+    LogprobBackwardParams q = p_;
+    move_to_rows(&q, row_ + i, rows);
+    q.vocab_start += first_;
+    q.num_columns = columns_;
+    q.logits = q.dlogits = logits;
+    q.logits_rows = q.dlogits_rows = dense(rows, columns_);
+    q.lse = from_row(p_.lse, row_ + i);
+    q.entropy = from_row(p_.entropy, row_ + i);
+    q.dlogprob = from_row(p_.dlogprob, row_ + i, p_.dlogprob_rows.inner_stride);
+    q.dlse = from_row(p_.dlse, row_ + i, p_.dlse_rows.inner_stride);
+    q.dentropy = from_row(p_.dentropy, row_ + i, p_.dentropy_rows.inner_stride);
+    q.dlogprob_rows.inner = q.dlse_rows.inner = q.dentropy_rows.inner = rows;
+    return q;
   }
 
   void hidden_gradient(std::int64_t c) {
@@ -349,28 +376,29 @@ class Backward {
   const LinearLogprobBackwardParams& p_;
   const Head& head_;
   const std::int64_t chunk_;
+  const Device device_;
+  const bool fused_;  // gradients of logits without logits in memory
   std::int64_t block_rows_, logit_rows_, blocks_, chunks_, bytes_ = 0;
   bool sums_dweight_;
   void *hidden_, *gradients_;
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
-  Device device_{};
   Stream stream_{};
   std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // of the step
 };
 
-std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, std::int64_t chunk) {
-  return Backward(p, chunk, nullptr).bytes();
+std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device) {
+  return Backward(p, chunk, device, nullptr).bytes();
 }
 std::int64_t widest_chunk(const LinearLogprobBackwardParams& p) { return std::min(p.num_columns, kMostColumns); }
 
 // The widest chunk that the workspace has room for.
-std::int64_t chunk_of(const LinearLogprobBackwardParams& p) {
+std::int64_t chunk_of(const LinearLogprobBackwardParams& p, Device device) {
   const std::int64_t widest = widest_chunk(p);
-  if (backward_bytes(p, widest) <= p.workspace_bytes) return widest;
+  if (backward_bytes(p, widest, device) <= p.workspace_bytes) return widest;
   std::int64_t low = 1, high = ceil_div(widest, kLeastColumns);
   while (low < high) {
     const std::int64_t middle = (low + high + 1) / 2;
-    backward_bytes(p, middle * kLeastColumns) <= p.workspace_bytes ? low = middle : high = middle - 1;
+    backward_bytes(p, middle * kLeastColumns, device) <= p.workspace_bytes ? low = middle : high = middle - 1;
   }
   const std::int64_t chunk = low * kLeastColumns;
   return chunk > kColumnsTogether ? chunk / kColumnsTogether * kColumnsTogether : chunk;
@@ -450,11 +478,11 @@ void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) 
   forward_by_rows(q, device, stream);
 }
 
-WorkspaceRange linear_logprob_backward_workspace(const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
+WorkspaceRange linear_logprob_backward_workspace(const LinearLogprobBackwardParams& p, Device device) {
   if (p.num_rows == 0) return {};
   // All columns at once need no sums of dhidden, which may be less than a narrow chunk with them.
-  const std::int64_t most = backward_bytes(p, widest_chunk(p));
-  return {std::min(backward_bytes(p, std::min(p.num_columns, kLeastColumns)), most), most};
+  const std::int64_t most = backward_bytes(p, widest_chunk(p), device);
+  return {std::min(backward_bytes(p, std::min(p.num_columns, kLeastColumns), device), most), most};
 }
 
 void linear_logprob_backward(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
@@ -472,7 +500,7 @@ void linear_logprob_backward(const LinearLogprobBackwardParams& p, Device device
   const WorkspaceRange range = linear_logprob_backward_workspace(p, device);
   if (device.type == DeviceType::kCpu && p.workspace == nullptr) own = own_workspace(&q, range);
   require_workspace(q.workspace, q.workspace_bytes, range.least);
-  Backward(q, chunk_of(q), q.workspace).run(device, stream);
+  Backward(q, chunk_of(q, device), device, q.workspace).run(stream);
 }
 
 }  // namespace rlk

@@ -34,13 +34,18 @@ struct TileRing {
     at.advance(stages);
   }
 
-  // Sums of `steps` stages, from +0 or, where kContinues, from what is in them, of 64 rows of A. release(stage) tells the loader that a stage was read; after(k)
-  // follows step k.
-  template <class T, bool kContinues = false, class Release, class After>
+  // Sums of `steps` stages, from +0 or, where kContinues, from what is in them, of 64 rows of A. release(stage) tells the
+  // loader that a stage was read; after(k) follows step k. The first wgmma ignores what its accumulators hold, which ptxas
+  // does not know: it keeps their registers from one call to the next. kClears frees them, for callers that need as many.
+  template <class T, bool kContinues = false, bool kClears = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
     constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
     float d[Tile::kBN / 2];  // of its own: wgmma's accumulators must not be touched while any of them is in flight
+    if constexpr (kClears) {
+#pragma unroll
+      for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
+    }
     int previous = 0;
     const auto step_of = [&](int k) {
       mbarrier_wait_block(full + at.stage * 8, at.phase);

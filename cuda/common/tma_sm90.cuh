@@ -42,9 +42,10 @@ __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const C
 // The box in `shared` to column x, row y. What was written there by this thread and, after a barrier, by others has to be
 // fenced first; it may be written again after the thread that stored has waited.
 __device__ __forceinline__ void fence_for_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x, std::int32_t y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(shared),
-               "r"(x), "r"(y)
+__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x,
+                                          std::int32_t y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+               "r"(shared), "r"(x), "r"(y)
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -33,7 +33,7 @@ struct GemmTile {
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
   static constexpr int kStoreBuffers = kBN == 256 ? 2 : 1;  // what leaves the number of stages as it is
-  static constexpr int kStaging =  // of a warpgroup; boxes begin at 1024 bytes
+  static constexpr int kStaging =                           // of a warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
   static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8;

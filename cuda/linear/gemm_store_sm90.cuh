@@ -14,7 +14,7 @@
 namespace rlk::cuda {
 
 constexpr int kStagingPitch = 144;  // bytes of a row of 128 and 16 that keep rows out of each other's banks
-constexpr int kStagingBytes = 16 * kStagingPitch;  // of a warp
+constexpr int kStagingBytes = 16 * kStagingPitch;                        // of a warp
 constexpr int kStoreBoxRows = 64, kStoreBoxBytes = kStoreBoxRows * 128;  // of a warpgroup
 
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {

@@ -46,18 +46,35 @@ struct HeadLaunch {
 // What lies between the accumulators and z (rule 8): nothing, rounding to bf16, or whatever the launch says.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
+// Two accumulators to bf16 and back, in their places: written as stores and loads, ptxas keeps both forms.
+__device__ __forceinline__ void round_pair(float* low, float* high) {
+  std::uint32_t a = __float_as_uint(*low), b = __float_as_uint(*high);
+  asm("{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, %3, %2;\nshl.b32 %0, both, 16;\nand.b32 %1, both, 0xffff0000;\n}\n"
+      : "=r"(a), "=r"(b)
+      : "f"(*low), "f"(*high));
+  *low = __uint_as_float(a), *high = __uint_as_float(b);
+}
+
 // Accumulators of 256 columns from `column` on become z; -Inf from column `last` on.
 template <HeadLogits kLogits, int kFragment>
-__device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last, int lane) {
+__device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last,
+                                            int lane) {
 #pragma unroll
-  for (int k = 0; k < kFragment; ++k) {
-    if constexpr (kLogits == HeadLogits::kRounded) d[k] = Bf16::load(Bf16::store(d[k]));
+  for (int j = 0; j < kFragment / 4; ++j) {
+    if constexpr (kLogits == HeadLogits::kRounded) {
+      round_pair(&d[4 * j], &d[4 * j + 1]);
+      round_pair(&d[4 * j + 2], &d[4 * j + 3]);
+    }
     if constexpr (kLogits == HeadLogits::kGeneral) {
-      const int at = column + k / 4 * 8 + lane % 4 * 2 + k % 2;
-      if (g.bias != nullptr && at < last) d[k] = add_rn(d[k], load_element(g.bias, g.bias_dtype, at));
-      if (g.logits_dtype == DType::kBFloat16) d[k] = Bf16::load(Bf16::store(d[k]));
-      if (g.logits_dtype == DType::kFloat16) d[k] = Fp16::load(Fp16::store(d[k]));
-      d[k] = scaled_logit(d[k], g.logit_scale, g.softcap, g.inverse_softcap);
+      if (column + 8 * j >= last) continue;  // a branch: side by side the temporaries of all columns would not fit
+#pragma unroll
+      for (int k = 4 * j; k < 4 * j + 4; ++k) {
+        const int at = column + 8 * j + lane % 4 * 2 + k % 2;
+        if (g.bias != nullptr && at < last) d[k] = add_rn(d[k], load_element(g.bias, g.bias_dtype, at));
+        if (g.logits_dtype == DType::kBFloat16) d[k] = Bf16::load(Bf16::store(d[k]));
+        if (g.logits_dtype == DType::kFloat16) d[k] = Fp16::load(Fp16::store(d[k]));
+        d[k] = scaled_logit(d[k], g.logit_scale, g.softcap, g.inverse_softcap);
+      }
     }
   }
   if (last - column >= 2 * kFragment) return;
@@ -165,9 +182,9 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
     const int strip = (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
     int column = g.grid.part_first[work.part] + strip;
     const int last = g.grid.part_last[work.part], tiles = work.tiles;
-    float4* const to = work.whole ? g.nodes + std::int64_t{work.part * g.grid.strips_per_part + work.strip} * g.padded_rows +
-                                        row
-                                  : g.tile_nodes + std::int64_t{work.slot} * kM + in_block;
+    float4* const to =
+        work.whole ? g.nodes + std::int64_t{work.part * g.grid.strips_per_part + work.strip} * g.padded_rows + row
+                   : g.tile_nodes + std::int64_t{work.slot} * kM + in_block;
     if (tiles == 0 && lane % 4 == 0) to[0] = to[8] = pack(identity_stats());
     float c[2], temperature[2];
     std::int64_t target[2];
@@ -188,7 +205,8 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const bool exists = row + 8 * h < g.rows;
-              target[h] = exists ? load_index(g.target, g.target_dtype, (row + 8 * h) * g.target_stride) - g.vocab_start : -1;
+              target[h] =
+                  exists ? load_index(g.target, g.target_dtype, (row + 8 * h) * g.target_stride) - g.vocab_start : -1;
               temperature[h] = exists && g.temperature != nullptr ? g.temperature[row + 8 * h] : g.temperature_value;
             }
           }
@@ -203,7 +221,7 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
           here = __any_sync(kQuadLanes, here);
         }
       };
-      ring.template multiply<T>(d, g.k_steps, warpgroup, release, meanwhile);
+      ring.template multiply<T, false, kLogits == HeadLogits::kRounded>(d, g.k_steps, warpgroup, release, meanwhile);
       make_logits<kLogits>(g, d, column, last, lane);
       if (here) {
 #pragma unroll

@@ -49,6 +49,10 @@ inline bool has_moments(const LinearLogprobParams& p) {
   return p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
 }
 
-inline int head_block_rows(std::int64_t rows) { return rows <= 64 ? 64 : 128; }
+// Rows of a block's tile. One warpgroup by itself has no registers for the moments of rounded logits.
+inline int head_block_rows(const LinearLogprobParams& p, std::int64_t rows) {
+  const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
+  return rows <= 64 && !(rounded && has_moments(p)) ? 64 : 128;
+}
 
 }  // namespace rlk::cuda

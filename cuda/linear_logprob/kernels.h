@@ -14,4 +14,8 @@ void scored_rows_sm80(const ScoredRowsParams& p, cudaStream_t stream);  // compu
 void linear_logprob_bf16_sm90(const LinearLogprobParams& p, cudaStream_t stream);
 void linear_logprob_f16_sm90(const LinearLogprobParams& p, cudaStream_t stream);
 
+// dlogits, in the operands' type, of rows of hidden states and rows of weights that the copy engine can read.
+void logit_gradients_bf16_sm90(const LogprobBackwardParams& p, const Head& head, cudaStream_t stream);
+void logit_gradients_f16_sm90(const LogprobBackwardParams& p, const Head& head, cudaStream_t stream);
+
 }  // namespace rlk::cuda

@@ -16,7 +16,7 @@ constexpr std::int64_t kFewestRows = 128;    // a block's
 constexpr std::int64_t kGroupOfRows = 2048;  // kGroupRows: rows at a time are a multiple where they can be
 
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t rows, int device) {
-  const int block_rows = head_block_rows(rows);
+  const int block_rows = head_block_rows(p, rows);
   LogprobInput q = p;
   q.num_rows = rows;
   return head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
@@ -71,6 +71,20 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
     p.head.dtype == DType::kBFloat16 ? linear_logprob_bf16_sm90(q, to_stream(stream))
                                      : linear_logprob_f16_sm90(q, to_stream(stream));
   }
+}
+
+bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int device) {
+  const RowLayout weight_rows{std::max<std::int64_t>(p.num_columns, 1), 0, head.weight_stride};
+  return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
+         head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f && p.kept_offsets == nullptr &&
+         head.in_features > 0 && head.in_features % 8 == 0 && p.num_columns % 8 == 0 &&
+         p.num_columns < (std::int64_t{1} << 30) && rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2);
+}
+
+void logit_gradients(const LogprobBackwardParams& p, const Head& head, int device, Stream stream) {
+  const DeviceGuard guard(device);
+  head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, to_stream(stream))
+                                 : logit_gradients_f16_sm90(p, head, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

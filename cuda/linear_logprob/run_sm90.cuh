@@ -66,8 +66,10 @@ void run_head(const LinearLogprobParams& p, cudaStream_t stream) {
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 void run_rows(const LinearLogprobParams& p, cudaStream_t stream) {
-  p.num_rows <= 64 ? run_head<T, kExp, kMoments, kLogits, 64>(p, stream)
-                   : run_head<T, kExp, kMoments, kLogits, 128>(p, stream);
+  if constexpr (!(kMoments && kLogits == HeadLogits::kRounded)) {
+    if (head_block_rows(p, p.num_rows) == 64) return run_head<T, kExp, kMoments, kLogits, 64>(p, stream);
+  }
+  run_head<T, kExp, kMoments, kLogits, 128>(p, stream);
 }
 
 // The forms that are built. Registers have no room for the portable exponential beside moments and transformed logits:

@@ -9,11 +9,10 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "../common/element.cuh"
 #include "kernels.h"
-#include "rlk/kernels/logprob_gradient.h"
+#include "probability.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -26,14 +25,6 @@ constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>
 constexpr int kSegmentColumns = kBackwardThreads* kBackwardVectors* Vector<T>::kColumns;
 constexpr int kMaxGridRows = 32768;  // of a launch's second dimension
-
-struct HardwareProbability {
-  static __device__ __forceinline__ float of(float t) {
-    return ex2_approx(t > 127.0f ? 127.0f : t);  // flushes below 2^-126
-  }
-};
-template <Exp kExp>
-using Probability = std::conditional_t<kExp == Exp::kHardware, HardwareProbability, PortableProbability>;
 
 // Gradients of columns other than the target, where z is the logit. Within the bounds of the exponential none is
 // clamped.

@@ -1,0 +1,8 @@
+// Gradients of the logits of bfloat16 operands for SM90.
+#include "gradient_sm90.cuh"
+
+namespace rlk::cuda {
+void logit_gradients_bf16_sm90(const LogprobBackwardParams& p, const Head& head, cudaStream_t stream) {
+  run_gradients_for<Bf16>(p, head, stream);
+}
+}  // namespace rlk::cuda

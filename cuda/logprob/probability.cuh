@@ -1,0 +1,19 @@
+// Probabilities of the gradient, by either exponential.
+#pragma once
+
+#include <type_traits>
+
+#include "../common/element.cuh"
+#include "rlk/kernels/logprob_gradient.h"
+
+namespace rlk::cuda {
+
+struct HardwareProbability {
+  static __device__ __forceinline__ float of(float t) {
+    return ex2_approx(t > 127.0f ? 127.0f : t);  // flushes below 2^-126
+  }
+};
+template <Exp kExp>
+using Probability = std::conditional_t<kExp == Exp::kHardware, HardwareProbability, PortableProbability>;
+
+}  // namespace rlk::cuda
