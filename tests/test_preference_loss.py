@@ -377,6 +377,6 @@ def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
     got = rk.preference_loss(*mine, kind="orpo", beta=0.1)
     got.losses.sum().backward()
     close(got.losses, -losses.detach().double().numpy(), 2e-5)
-    close(got.chosen_rewards, chosen.double().numpy())
+    close(got.chosen_rewards, chosen.double().numpy(), 2e-5)
     for a, b in zip(mine, theirs, strict=True):
         close(a.grad, b.grad.double().numpy(), 2e-4)
