@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import framework_sources
 import rl_kernel_native as rk
 from cases import beyond, differing, float64
 from rl_kernel_native.ops.preference_loss import _KINDS, METRICS
@@ -291,7 +292,7 @@ TRL_DPO = {
 @pytest.mark.parametrize("divergence", ["reverse_kl", "js_divergence"])
 @pytest.mark.parametrize("loss_type", TRL_DPO)
 def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: np.random.Generator) -> None:
-    trainer = pytest.importorskip("trl.trainer.dpo_trainer", reason="TRL is not installed").DPOTrainer
+    trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
     options: dict[str, Any] = dict(TRL_DPO[loss_type])
     if divergence != "reverse_kl":
         if "f_divergence" not in _KINDS[options["kind"]].options:
@@ -348,7 +349,7 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
     [("sigmoid", 0.0, "cpo"), ("simpo", 0.0, "simpo"), ("simpo", 0.25, "alphapo")],
 )
 def test_the_losses_of_trl_cpo(loss_type: str, alpha: float, kind: str, rng: np.random.Generator) -> None:
-    trainer = pytest.importorskip("trl.experimental.cpo.cpo_trainer", reason="TRL is not installed").CPOTrainer
+    trainer = framework_sources.trl("trl.experimental.cpo.cpo_trainer").CPOTrainer
     self = SimpleNamespace(
         alpha=alpha, beta=2.0, loss_type=loss_type, simpo_gamma=0.5, label_smoothing=0.1,
         accelerator=SimpleNamespace(device="cpu"),
@@ -368,7 +369,7 @@ def test_the_losses_of_trl_cpo(loss_type: str, alpha: float, kind: str, rng: np.
 
 
 def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
-    trainer = pytest.importorskip("trl.experimental.orpo.orpo_trainer", reason="TRL is not installed").ORPOTrainer
+    trainer = framework_sources.trl("trl.experimental.orpo.orpo_trainer").ORPOTrainer
     self = SimpleNamespace(beta=0.1, accelerator=SimpleNamespace(device="cpu"))
     w, l = (-torch.from_numpy(rng.exponential(0.7, PAIRS).astype(np.float32)) for _ in range(2))  # noqa: E741
     theirs, mine = ([t.clone().requires_grad_() for t in (w, l)] for _ in range(2))
