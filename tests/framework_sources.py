@@ -1,5 +1,5 @@
 """The frameworks' own source, for tests against it; a test is skipped, with the reason, where one is not installed
-(docs/objectives/README.md has the commands)."""
+(docs/objectives.md has the commands)."""
 
 from __future__ import annotations
 

@@ -129,6 +129,24 @@ def test_gradients_of_both(device: str, rng: np.random.Generator) -> None:
         assert not differing(gradient.detach(), want)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_requires_no_gradient_gets_none(compiled: bool, device: str, rng: np.random.Generator) -> None:
+    """Constants of a loss may go in one call with what it is differentiated in."""
+    old = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS))).to(device)
+    lengths, mask = kept_tokens(rng, device)
+
+    def f(x: Any) -> Any:
+        got = rk.pack([mask, x, old], lengths)
+        return *got.tensors, *rk.unpack(got.tensors, got.cu_seqlens, COLUMNS)
+
+    torch.compiler.reset()
+    leaf = (old * 2).requires_grad_()
+    found = (torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f)(leaf)
+    assert [t.requires_grad for t in found] == [False, True, False] * 2
+    for got, want in zip(found[:3], (mask, leaf, old), strict=True):
+        assert raw(got.detach()) == raw(rk.pack(want.detach(), lengths).tensors)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Generator) -> None:
     x = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)).to(device)
