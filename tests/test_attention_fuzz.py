@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cases import differing, mode
+from fuzz_layouts import log_uniform
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its forms with torch")
 
@@ -38,10 +39,6 @@ class Problem:
     def name(self) -> str:
         s = self.sequences
         return f"case {self.number}: {s.q[0].dtype} {list(s.q[0].shape[1:])} {s.lengths} {self.form} {self.options}"
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def make(number: int) -> Problem:

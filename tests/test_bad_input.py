@@ -19,35 +19,13 @@ from cases import ALL, Status, raw
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
+from tensor_kinds import DTensor, Wrapper, fake  # noqa: E402
+
 X = torch.arange(30, dtype=torch.float32).reshape(3, 10) / 7
 Y = torch.tensor([1, 2, 3])
 LSE = rk.logprob(X, Y, return_lse=True).lse
 IDS, OFFSETS = torch.tensor([1, 2], dtype=torch.int32), torch.tensor([0, 1, 2, 2])
 NAN, INF = float("nan"), float("inf")
-
-
-class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as FSDP's and quantisation's are."""
-
-    @staticmethod
-    def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{cls.__name__} does not do {func}")
-
-
-DTensor = type("DTensor", (Wrapper,), {})  # as torch.distributed's, known by its name
-
-
-def fake(tensor: Any) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(tensor)
 
 
 def sparse(tensor: Any) -> Any:

@@ -1,7 +1,10 @@
-"""The code in README.md, docs/linear.md and docs/objectives.md runs, and does what the text around it says."""
+"""The code in README.md, docs/linear.md, docs/objectives.md and its pages runs and does what the text around it says;
+what the pages name is there."""
 
 from __future__ import annotations
 
+import doctest
+import io
 import re
 import socket
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from rl_kernel_native.ops.policy_spec import CLIPS
 
 torch = pytest.importorskip("torch")
 
@@ -29,10 +33,87 @@ def test_the_readme_runs() -> None:
     assert "rk" in run_code_of("README.md")
 
 
-def test_the_page_on_objectives_runs() -> None:
-    names = run_code_of("docs/objectives.md")
-    assert names["logprob"].grad.abs().sum() > 0
-    assert 0 <= float(names["clipped"]) <= 1
+# ---- docs/objectives.md and its pages -------------------------------------------------------------------------------
+
+INDEX = ROOT / "docs" / "objectives.md"
+PAGES = sorted((ROOT / "docs" / "objectives").glob("*.md"))
+NAMED = {page.stem: page for page in (INDEX, *PAGES)}
+LINK = re.compile(r"\[([^]]+)\]\(([^)#:]+)\)")
+
+
+def run_examples_of(page: Path, names: dict[str, Any]) -> str:
+    """What differs from the output that the page shows. The examples are of one session."""
+    said = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False)
+    for i, block in enumerate(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.S)):
+        test = doctest.DocTestParser().get_doctest(block, names, f"{page.name}, example {i}", str(page), 0)
+        runner.run(test, out=said.write, clear_globs=False)
+        names = test.globs
+    assert runner.tries > 0, f"{page.name} has no example"
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def begun() -> dict[str, Any]:
+    """What the examples of pages begin with."""
+    names: dict[str, Any] = {}
+    block = re.search(r"```pycon\n(.*?)```", INDEX.read_text(), re.S)
+    assert block is not None
+    exec(compile("".join(e.source for e in doctest.DocTestParser().get_examples(block[1])), "index", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_examples_of_an_objective_give_what_its_page_shows(name: str, begun: dict[str, Any]) -> None:
+    begun["logprob"].grad = None
+    difference = run_examples_of(NAMED[name], dict(begun))
+    assert not difference, difference
+
+
+def test_an_example_that_shows_something_else_is_noticed(tmp_path: Path, begun: dict[str, Any]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```pycon\n>>> ref - old\ntensor(0.)\n```\n")
+    assert "Expected" in run_examples_of(page, dict(begun))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_preset_is_the_spec_beside_it(name: str) -> None:
+    known = {"presets": rk.presets, "PolicySpec": rk.PolicySpec}
+    for preset, spec in re.findall(
+        r"^\|.*?`(presets\..*?\))` \| `(PolicySpec\(.*?\))` \|$", NAMED[name].read_text(), re.M
+    ):
+        assert eval(preset, known) == eval(spec, known), preset
+
+
+def test_every_preset_and_every_clip_has_a_row() -> None:
+    rows = "".join(page.read_text() for page in PAGES)
+    specs = [eval(s, {"PolicySpec": rk.PolicySpec}) for s in re.findall(r"`(PolicySpec\(.*?\))` \|$", rows, re.M)]
+    assert {spec.clip for spec in specs} == set(CLIPS)
+    assert {spec.kl for spec in specs} >= {None, "k1", "k2", "k3"}
+    assert all(f"`presets.{name}(" in rows for name in set(rk.presets.__all__) - {"vime"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_its_source_and_tests_that_exist(page: Path) -> None:
+    text = page.read_text()
+    assert "\nSource: " in text
+    named = [(name, path) for name, path in LINK.findall(text[text.index("\nTests: ") :]) if path.endswith(".py")]
+    assert named
+    for name, path in named:
+        source = (page.parent / path).resolve()
+        assert source.parent == ROOT / "tests", path
+        assert f"\ndef {name.strip('`')}(" in source.read_text(), f"{path} has no {name}"
+
+
+def test_the_index_has_every_page_and_links_lead_somewhere() -> None:
+    listed = [path for _, path in LINK.findall(INDEX.read_text()) if path.startswith("objectives/")]
+    assert sorted(listed) == [f"objectives/{page.name}" for page in PAGES]
+    for page in NAMED.values():
+        for _, path in LINK.findall(page.read_text()):
+            assert (page.parent / path).exists(), f"{page.name}: {path}"
+
+
+# ---- layers of docs/linear.md ---------------------------------------------------------------------------------------
 
 
 def test_a_layer_of_the_docs_takes_main_grad() -> None:

@@ -13,26 +13,13 @@ from cases import raw
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
+from tensor_kinds import DTensor  # noqa: E402
+
 _generator = torch.Generator().manual_seed(0)
 IDS = torch.tensor([[1, 0, 3], [2, 2, 4]])
 W = torch.randn(6, 8, generator=_generator).bfloat16()
 DY = torch.randn(2, 3, 8, generator=_generator).bfloat16()
 MAIN = torch.zeros(6, 8)  # read alone: calls that would write are refused
-
-
-class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as FSDP's and quantisation's are."""
-
-    @staticmethod
-    def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{cls.__name__} does not do {func}")
-
-
-DTensor = type("DTensor", (Wrapper,), {})  # as torch.distributed's, known by its name
 
 
 def rows(ids: Any = IDS, weight: Any = W, **options: Any) -> Any:

@@ -18,6 +18,7 @@ import pytest
 import rl_kernel_native as rk
 from cases import differing
 from embedding_cases import DTYPES, Operands, contract, wide, zipf
+from fuzz_layouts import log_uniform
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
 
@@ -63,10 +64,6 @@ class Problem:
 def copied(t: Any, device: str) -> Any:
     flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
     return flat.to(device, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def laid_out(rng: np.random.Generator, values: Any, pad: int, offset: int, transposed: bool) -> Any:

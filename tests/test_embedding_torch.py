@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 from typing import Any
 
@@ -13,9 +11,16 @@ import pytest
 import rl_kernel_native as rk
 from cases import differing
 from embedding_cases import Operands, operands, results
-from host_cost import host_costs_us
 
 torch = pytest.importorskip("torch")
+
+from torch_properties import (  # noqa: E402
+    assert_no_leak,
+    assert_the_arguments_device_is_used,
+    assert_work_follows_its_producer,
+    printed_host_costs,
+)
+
 forward_ad = torch.autograd.forward_ad
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -249,7 +254,7 @@ def test_activation_checkpointing(o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """1,000 steps and 1,000 errors; allocators round by less than 8 MB, leaked results are 100 MB."""
+    """Steps and errors."""
     o = operands(rng, (64,), 800, 64, "bfloat16", device)
     leaf, main_grad = o.weight.clone().requires_grad_(), torch.zeros(800, 64, device=device)
 
@@ -261,17 +266,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
             with pytest.raises(ValueError, match="weight"):
                 rk.embedding(o.ids, o.weight[0])
 
-    def memory() -> int:
-        gc.collect()
-        if device == "cuda":
-            return torch.cuda.memory_allocated()
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    burst(100)
-    before = memory()
-    burst(1000)
-    assert memory() - before < 8 << 20
+    assert_no_leak(burst, device)
 
 
 @pytest.mark.alone
@@ -287,13 +282,7 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
         "with_grad": lambda: rk.embedding(ids, weight),
         "allocation": lambda: torch.empty(8, 64, device=device, dtype=torch.bfloat16),
     }
-    if device == "cuda":
-        calls["launch"] = lambda: torch.cuda._sleep(0)
-    cost = host_costs_us(calls)
-    with capsys.disabled():
-        print(
-            f"\nhost cost of embedding on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items())
-        )
+    cost = printed_host_costs("embedding", calls, device, capsys)
     if device == "cuda":
         least = cost["launch"] + cost["allocation"]
         assert cost["eager"] <= max(6, least + 5)
@@ -342,20 +331,7 @@ def test_no_call_synchronises_and_a_captured_graph_replays(tokens: int, rng: np.
 
 @pytest.mark.gpu
 def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Generator) -> None:
-    """The producer sleeps, then writes. A call on another stream would read what was there before."""
-    final = operands(rng, (300,), 500, 256, "bfloat16", "cuda")
-    want = results(final)
-    o = Operands(final.ids * 0, *(torch.full_like(t, float("nan")) for t in final[1:]))
-    torch.cuda.synchronize()  # and every kernel is loaded
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)  # cycles: 0.1 s on an H200
-        for mine, theirs in zip(o, final, strict=True):
-            mine.copy_(theirs)
-        got = results(o)
-        assert not side.query(), "the calls waited for the stream, or the producer was too quick to tell"
-    side.synchronize()
-    assert not differing(got, want)
+    assert_work_follows_its_producer(operands(rng, (300,), 500, 256, "bfloat16", "cuda"), results)
 
 
 @pytest.mark.gpu
@@ -383,10 +359,4 @@ def test_a_bad_id_leaves_the_context_alive(rng: np.random.Generator) -> None:
 
 @pytest.mark.gpu
 def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random.Generator) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    o = operands(rng, (40,), 64)
-    with torch.cuda.device(0):
-        got = results(Operands(*(t.to("cuda:1") for t in o)))
-    assert got[0].device.index == 1
-    assert not differing(got, results(Operands(*(t.to("cuda:0") for t in o))))
+    assert_the_arguments_device_is_used(operands(rng, (40,), 64), results)

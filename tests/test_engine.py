@@ -18,7 +18,6 @@ from rl_kernel_native.contract import row  # noqa: E402
 
 forward_ad = torch.autograd.forward_ad
 WITH_MAIN_GRAD = ("linear", "rms_norm", "embedding")
-UNBATCHED = ("pack", "unpack")
 SCALARS = ("policy_loss", "value_loss")
 # logprob's are compared with float64 in test_torch.py; preference_loss has none and says so, test_preference_loss.py.
 WITHOUT_TANGENTS = ("logprob", "preference_loss")
@@ -52,7 +51,6 @@ def plain(tensors: Any) -> tuple[Any, ...]:
     return tuple(t.as_subclass(torch.Tensor) for t in tensors)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in UNBATCHED])
 def test_batches_of_gradients_have_the_bytes_of_a_loop(case: Case) -> None:
     leaves = case.fresh()
     outputs = case.outputs(leaves)
@@ -67,14 +65,6 @@ def test_batches_of_gradients_have_the_bytes_of_a_loop(case: Case) -> None:
         want = gradients(*dys)
         for got in (batched, mapped):
             assert not differing(tuple(g[i] for g in got), want)
-
-
-@pytest.mark.parametrize("name", UNBATCHED)
-def test_a_batch_of_gradients_is_refused_or_right(case: Case) -> None:
-    leaves = case.fresh()
-    batches = [torch.stack([g, g * 2]) for g in case.gradients.values()]
-    with pytest.raises(RuntimeError, match="Batching rule not implemented for rl_kernel_native::"):
-        torch.autograd.grad(case.outputs(leaves), leaves, batches, is_grads_batched=True)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_TANGENTS])

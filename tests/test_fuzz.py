@@ -17,6 +17,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import ALL, DTYPES, Status, Truth, differing, mode, numpy_of, part_cut, raw, truth
+from fuzz_layouts import log_uniform
 from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
@@ -63,10 +64,6 @@ class Problem:
 
         moved = {k: to(v) for k, v in self.options.items()}
         return self.logits(device), to(self.target), moved, {k: to(v) for k, v in self.gradients.items()}
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def make(number: int, full: bool = False) -> Problem:

@@ -87,6 +87,29 @@ def test_gae_is_verls(gamma: float, lam: float, device: str, rng: np.random.Gene
     assert not scan_failures("gae", got, want)
 
 
+def test_vtrace_is_the_papers_sum(rng: np.random.Generator) -> None:
+    """arXiv:1802.01561, equation 1, term by term over the tokens that count; of c the paper's trace cutting by lam."""
+    b, gamma, lam, rho_bar, c_bar = batch(rng, [40, 17, 1]), 0.97, 0.9, 1.05, 1.02
+    arrays = {k: np.nan_to_num(v.numpy()).astype(np.float64) for k, v in b.policies().items()}
+    for row, counts in enumerate(b.mask.numpy()):
+        reward, value, ratio = (
+            x[row][counts] for x in (arrays["rewards"], arrays["values"], arrays["logprob"] - arrays["rollout_logprob"])
+        )
+        ratio, following, n = np.exp(ratio), np.append(value[1:], 0.0), len(value)
+        rho, c = np.minimum(rho_bar, ratio), lam * np.minimum(c_bar, ratio)
+        delta = rho * (reward + gamma * following - value)
+        target = np.array([
+            value[s] + sum(gamma ** (t - s) * np.prod(c[s:t]) * delta[t] for t in range(s, n)) for s in range(n)
+        ])  # fmt: skip
+        advantage = rho * (reward + gamma * np.append(target[1:], 0.0) - value)
+        got = rk.vtrace_reference(
+            *(np.nan_to_num(x[row : row + 1].numpy()) for x in b.policies().values()), counts[None], gamma=gamma,
+            lam=lam, rho_bar=rho_bar, c_bar=c_bar,
+        )  # fmt: skip
+        np.testing.assert_allclose(got["returns"][0][counts], target, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(got["advantages"][0][counts], advantage, rtol=0, atol=1e-10)
+
+
 def test_vtrace_on_policy_is_gae_with_lambda_one(rng: np.random.Generator) -> None:
     b = batch(rng, [200, 100])
     of_policy = rk.vtrace(b.rewards, b.values, b.logprob, b.logprob, b.mask, gamma=0.97)

@@ -84,6 +84,21 @@ def test_grpo_trl_is_trls(scale: str, device: str, rng: np.random.Generator) -> 
     assert not beyond("group_advantage", "advantage", got, trl_group(s.astype(np.float64), 8, scale), scale=of)
 
 
+def test_rloo_with_rewards_that_do_not_count_is_trls(device: str, rng: np.random.Generator) -> None:
+    """The mean of the others that count; where there is none, no advantage."""
+    s = rng.standard_normal((6, 4)).astype(np.float32)
+    s[1, 2] = s[2, 0] = s[2, 3] = np.nan
+    s[3, 1:] = np.nan
+    counts = (~np.isnan(s)).sum(1, keepdims=True)
+    wide = s.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        want = np.nan_to_num(wide - (np.nansum(wide, 1, keepdims=True) - wide) / (counts - 1), posinf=0, neginf=0)
+    options: dict[str, Any] = {"group_size": 4, "kind": "rloo", "exclude_nan": True, "alone": "zero"}
+    got = rk.group_advantage(torch.from_numpy(s).to(device).view(-1), **options)
+    scale = rk.group_advantage_reference(s.reshape(-1), **options)["scale"]
+    assert not beyond("group_advantage", "advantage", got, want.reshape(-1), scale=np.nan_to_num(scale))
+
+
 def test_a_nan_reward_is_excluded_or_taints_its_group(device: str) -> None:
     nan = float("nan")
     s = torch.tensor([1.0, nan, 3.0, 2.0, 5.0, 7.0], device=device)

@@ -111,6 +111,35 @@ def test_weights_are_verls(level: str, normalize: bool) -> None:
     assert not beyond("importance_weights", "weights", got.weights, want, terms=60)
 
 
+# Some tokens, products and means lie within these bounds, and others not.
+BOUNDS = {"token": (0.8, 1.2), "sequence": (0.3, 3.0), "geometric": (0.985, 1.01)}
+
+
+@pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
+@pytest.mark.parametrize("level", BOUNDS)
+def test_weights_and_what_is_kept_are_those_of_slimes_mis(level: str, mode: str) -> None:
+    """Its mode mask leaves weights as they are and takes tokens out; its veto looks at tokens whatever the level is."""
+    a, (low, high), veto = tensors(rollouts(9, 60, seed=5)), BOUNDS[level], 0.61
+    mask = a["mask"]
+    d = (a["train"].double() - a["rollout"].double()).masked_fill(~mask, 0.0)
+    total, count = d.sum(1, keepdim=True), mask.sum(1, keepdim=True).clamp(min=1)
+    w = {"token": d, "sequence": total, "geometric": total / count}[level].clamp(-20, 20).exp().expand_as(d)
+    weights = w if mode == "mask" else w.clamp(low if mode == "clip" else 0.0, high)
+    refused = (d.exp() < veto).any(1, keepdim=True)
+    kept = mask & ~refused & ((mode != "mask") | ((w >= low) & (w <= high)))
+    assert all(0 < int(x.sum()) < int(mask.sum()) for x in (kept, (w > high) & mask, (w < low) & mask))
+
+    by = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}[level]
+    how: dict[str, Any] = {
+        "truncate": {"upper": high},
+        "clip": {"mode": "clip", "lower": low, "upper": high},
+        "mask": {"upper": math.inf, "rejection": {by: (1 / high, 1 / low)}},
+    }[mode]
+    got = rk.importance_weights(a["train"], a["rollout"], mask, level=level, veto=veto, **how)
+    assert not beyond("importance_weights", "weights", got.weights, weights * mask, terms=60)
+    assert torch.equal(got.mask > 0, kept)
+
+
 def test_a_threshold_of_k1_is_on_the_inverse_ratio() -> None:
     """verl compares MINUS the log ratio with the logarithms of the bounds: a ratio of 2 is at 1/2."""
     train, rollout = np.log(np.array([[2.0, 1.0, 0.5]], np.float32)), np.zeros((1, 3), np.float32)

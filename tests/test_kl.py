@@ -209,6 +209,34 @@ def test_the_ratio_as_a_weight_has_the_gradient_through_it() -> None:
         assert not beyond("kl", "d_logprob", got, slope, largest=largest)
 
 
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ({"estimator": "k1"}, "nothing"),
+        ({"estimator": "k2"}, "reverse"),
+        ({"estimator": "k3"}, "forward"),
+        ({"estimator": "k1", "straight_through": True}, "reverse"),
+        ({"estimator": "k3", "straight_through": True}, "reverse"),
+        ({"estimator": "k1", "old_logprob": "old"}, "reverse"),
+        ({"estimator": "k3", "old_logprob": "old"}, "reverse"),
+    ],
+)
+def test_expected_gradients_are_those_of_the_docs(how: dict[str, Any], what: str) -> None:
+    """The expectation over a vocabulary of the policy that sampled, which with a ratio is another one, exactly: in
+    logits the gradient of KL(policy, reference), of KL(reference, policy), or zeros."""
+    random = np.random.default_rng(3)
+    logits, ref, old = (torch.from_numpy(random.normal(0, 1, 7)).log_softmax(-1) for _ in range(3))
+    more = {k: old.float()[None] if v == "old" else v for k, v in how.items()}
+    leaf = logits.clone().requires_grad_()
+    found = rk.kl(leaf.log_softmax(-1).float()[None], ref.float()[None], **more)[0]
+    (found * (old if "old_logprob" in how else logits).exp()).sum().backward()
+    other = logits.clone().requires_grad_()
+    p = other.log_softmax(-1)
+    divergences = {"reverse": p.exp() * (p - ref), "forward": ref.exp() * (ref - p), "nothing": 0 * p}
+    divergences[what].sum().backward()
+    torch.testing.assert_close(leaf.grad, other.grad, rtol=0, atol=2e-7)  # a few roundings of terms below 1
+
+
 def test_constants_that_want_a_gradient_are_refused() -> None:
     a = tensors(arrays(4, 21))
     x = a["logprob"]

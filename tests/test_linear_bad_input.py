@@ -14,6 +14,8 @@ from cases import raw
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
+from tensor_kinds import DTensor, Wrapper, fake  # noqa: E402
+
 _generator = torch.Generator().manual_seed(0)
 X = torch.randn(3, 32, generator=_generator).bfloat16()
 W = torch.randn(8, 32, generator=_generator).bfloat16()
@@ -21,27 +23,6 @@ B = torch.randn(8, generator=_generator).bfloat16()
 DY = torch.randn(3, 8, generator=_generator).bfloat16()
 PART = torch.randn(3, 8, generator=_generator)
 MAIN = torch.zeros(8, 32)  # read alone: calls that would write are refused
-
-
-class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as FSDP's and quantisation's are."""
-
-    @staticmethod
-    def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{cls.__name__} does not do {func}")
-
-
-DTensor = type("DTensor", (Wrapper,), {})  # as torch.distributed's, known by its name
-
-
-def fake(tensor: Any) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(tensor)
 
 
 def partial(k_segments: Any = 2, first_segment: Any = 0, num_segments: Any = 1, columns: int = 16) -> Any:

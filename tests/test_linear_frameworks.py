@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -12,6 +11,15 @@ import pytest
 import dlpack
 import rl_kernel_native as rk
 from cases import raw
+from framework_arrays import (
+    DTYPES,
+    assert_cupy_has_the_bytes_of_torch,
+    assert_jax_has_the_bytes_of_numpy,
+    assert_prints_without_torch,
+    assert_torch_has_the_bytes_of_numpy,
+    bytes_of,
+    of,
+)
 from rl_kernel_native.contract import row
 
 ROWS, INS, OUTS = 13, 96, 37  # rows of x and weight start off any 16-byte vector but for x
@@ -21,14 +29,6 @@ X = _random.standard_normal((ROWS, INS)).astype(np.float32)
 W = _random.standard_normal((OUTS, INS)).astype(np.float32)
 B = _random.standard_normal(OUTS).astype(np.float32)
 DY = _random.standard_normal((ROWS, OUTS)).astype(np.float32)
-DTYPES = ["float32", "float16", "bfloat16"]
-
-
-def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    if dtype == "bfloat16":
-        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
-        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
-    return [a.astype(dtype) for a in arrays]
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
@@ -46,10 +46,6 @@ def everything(make: Any, dtype: str = "float32") -> list[Any]:
         rk.linear_bias_grad(dy, out_dtype="float32"),
         rk.tree_sum(parts, bias=b),
     ]
-
-
-def bytes_of(results: list[Any]) -> list[bytes]:
-    return [raw(r) for r in results]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,27 +66,17 @@ def test_numpy_in_numpy_out(dtype: str) -> None:
 @pytest.mark.parametrize("unit", ["ieee", "sm_90"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_has_the_bytes_of_numpy(dtype: str, unit: str) -> None:
-    torch = pytest.importorskip("torch")
     if dtype == "float32" and unit != "ieee":
         pytest.skip("units multiply 16-bit types alone")
-
-    def make(a: np.ndarray) -> Any:
-        t = torch.from_numpy(a.astype(np.float32))
-        return t.to(getattr(torch, dtype))
-
     with rk.arithmetic(unit):
-        got, want = everything(make, dtype), everything(lambda a: a, dtype)
-    assert all(isinstance(r, torch.Tensor) for r in got)
-    assert bytes_of(got) == bytes_of(want)
+        assert_torch_has_the_bytes_of_numpy(everything, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
+    assert_jax_has_the_bytes_of_numpy(everything, dtype)
     jax = pytest.importorskip("jax")
     cpu = jax.devices("cpu")[0]
-    got = everything(lambda a: jax.device_put(a, cpu), dtype)
-    assert all(isinstance(r, jax.Array) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
     x, w = (jax.device_put(a, cpu) for a in (X, W))
     with pytest.raises(TypeError, match=r"main_grad: .*JAX array, which is immutable"):
         rk.linear_weight_grad(x, x, main_grad=jax.numpy.zeros((INS, INS)))
@@ -153,41 +139,15 @@ def test_numpy_arrays_are_written_in_place() -> None:
 
 def test_numpy_works_where_torch_is_not_loaded() -> None:
     code = """
-import sys, numpy as np, rl_kernel_native as rk
 x, w = np.ones((3, 32), np.float16), np.ones((5, 32), np.float16)
 parts = [rk.linear_partial(x[:, i:i+16], w[:, i:i+16], k_segments=2, first_segment=i // 16, num_segments=1)
          for i in (0, 16)]
-print(rk.linear(x, w)[0, 0], rk.tree_sum(parts, out_dtype="float16").dtype, 'torch' in sys.modules)
+print(rk.linear(x, w)[0, 0], rk.tree_sum(parts, out_dtype="float16").dtype)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "32.0 float16 False\n"
+    assert_prints_without_torch(code, "32.0 float16")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
 def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
-    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
-    if dtype == "bfloat16":
-        pytest.skip("CuPy has no bfloat16")
-    got = everything(cupy.asarray, dtype)
-    assert all(isinstance(r, cupy.ndarray) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
-
-
-@pytest.mark.gpu
-def test_work_goes_to_the_current_stream_behind_its_producer() -> None:
-    """The producer sleeps, then writes. A call on another stream would read what was there before."""
-    torch = pytest.importorskip("torch")
-    final, w = torch.from_numpy(X).bfloat16().cuda(), torch.from_numpy(W).bfloat16().cuda()
-    dy = torch.from_numpy(DY).bfloat16().cuda()
-    want = [rk.linear(final, w), rk.linear_input_grad(dy, w), rk.linear_weight_grad(dy, final)]
-    x = torch.full_like(final, float("nan"))
-    torch.cuda.synchronize()  # and every kernel is loaded
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)  # cycles: 0.1 s on an H200
-        x.copy_(final)
-        got = [rk.linear(x, w), rk.linear_input_grad(dy, w), rk.linear_weight_grad(dy, x)]
-        assert not side.query(), "the calls waited for the stream, or the producer was too quick to tell"
-    side.synchronize()
-    assert bytes_of(got) == bytes_of(want)
+    assert_cupy_has_the_bytes_of_torch(everything, dtype)

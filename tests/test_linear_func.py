@@ -16,6 +16,8 @@ from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
 
+from torch_properties import gradients  # noqa: E402
+
 
 @pytest.fixture
 def o(device: str, rng: np.random.Generator) -> Operands:
@@ -30,11 +32,6 @@ def single(rng: np.random.Generator) -> Operands:
 
 def step(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
     return rk.linear(x, weight, bias, **options).float().square().sum()
-
-
-def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
-    leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    return torch.autograd.grad(function(*leaves), leaves)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from fuzz_layouts import as_laid_out_on, log_uniform
 from linear_cases import HALF, NAMES, Operands, failures
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
@@ -43,16 +44,7 @@ class Problem:
 
     def moved(self, device: str) -> Operands:
         """The same layouts elsewhere: ``to`` would make them contiguous."""
-        return Operands(*(None if t is None else _moved(t, device) for t in self.operands))
-
-
-def _moved(t: Any, device: str) -> Any:
-    flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-    return flat.to(device).as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+        return Operands(*(None if t is None else as_laid_out_on(t, device) for t in self.operands))
 
 
 def laid_out(rng: np.random.Generator, values: Any, layout: str) -> Any:
@@ -132,7 +124,7 @@ def compute(p: Problem, o: Operands, engine: str) -> tuple[Any, ...]:
     """y, dx, dweight, dbias, y in the dtype asked for, shares of two ranks, main_grad."""
     options = {"engine": engine}
     y = rk.linear(o.x, o.weight, o.bias, k_segments=p.segments, out_dtype="float32", **options)
-    main_grad = _moved(p.main_grad.clone(), str(o.x.device.type))
+    main_grad = as_laid_out_on(p.main_grad.clone(), str(o.x.device.type))
     ranks = min(p.segments, 2)
     width = o.x.shape[-1] // ranks
     parts = [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +11,18 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
-from host_cost import host_costs_us
 from linear_cases import Operands, operands, results
 
 torch = pytest.importorskip("torch")
+
+from torch_properties import (  # noqa: E402
+    assert_no_leak,
+    assert_the_arguments_device_is_used,
+    assert_work_follows_its_producer,
+    gradients,
+    printed_host_costs,
+    runs_with_and_without_checkpoints,
+)
 
 IEEE = (True, 0)  # allow_vendor, unit
 
@@ -29,11 +34,6 @@ def o(device: str, rng: np.random.Generator) -> Operands:
 
 def step(x: Any, weight: Any, bias: Any, **options: Any) -> Any:
     return rk.linear(x, weight, bias, **options).float().square().sum()
-
-
-def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
-    leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    return torch.autograd.grad(function(*leaves), leaves)
 
 
 # ---- the registered operators ---------------------------------------------------------------------------------------
@@ -182,15 +182,8 @@ def test_backward_twice(o: Operands) -> None:
 @pytest.mark.parametrize("selective", [False, True])
 def test_activation_checkpointing(selective: bool, o: Operands) -> None:
     """Selective checkpointing runs under a dispatch mode, which main_grad must live with."""
-    from torch.utils import checkpoint as ck
-
-    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
-        saved = op == torch.ops.rl_kernel_native.linear.default
-        return ck.CheckpointPolicy.MUST_SAVE if saved else ck.CheckpointPolicy.PREFER_RECOMPUTE
-
-    options = {"context_fn": lambda: ck.create_selective_checkpoint_contexts(policy)} if selective else {}
     outcomes = []
-    for run in (lambda f, *a: f(*a), lambda f, *a: ck.checkpoint(f, *a, use_reentrant=False, **options)):
+    for run in runs_with_and_without_checkpoints("linear", selective):
         x, weight, bias = (t.clone().requires_grad_() for t in o[:3])
         main_grad = torch.zeros(weight.shape, device=weight.device)
         run(lambda x, w, b, m=main_grad: rk.linear(x * 2, w, b, main_grad=m), x, weight, bias).backward(o.dy)
@@ -220,7 +213,7 @@ def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> No
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """1,000 steps and 1,000 errors; allocators round by less than 8 MB, leaked results are 100 MB."""
+    """Steps and errors."""
     o = operands(rng, (64,), 200, 400, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:3]]
     main_grad = torch.zeros(400, 200, device=device)
@@ -232,17 +225,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
             with pytest.raises(ValueError, match="weight"):
                 rk.linear(o.x, o.weight[:, :7])
 
-    def memory() -> int:
-        gc.collect()
-        if device == "cuda":
-            return torch.cuda.memory_allocated()
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    burst(100)
-    before = memory()
-    burst(1000)
-    assert memory() - before < 8 << 20
+    assert_no_leak(burst, device)
 
 
 @pytest.mark.alone
@@ -260,11 +243,7 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
         "with_grad": lambda: rk.linear(x, weight, bias),
         "allocation": lambda: torch.empty(8, 64, device=device, dtype=torch.bfloat16),
     }
-    if device == "cuda":
-        calls["launch"] = lambda: torch.cuda._sleep(0)
-    cost = host_costs_us(calls)
-    with capsys.disabled():
-        print(f"\nhost cost of linear on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items()))
+    cost = printed_host_costs("linear", calls, device, capsys)
     if device == "cuda":
         least = cost["launch"] + cost["allocation"]
         assert cost["eager"] <= max(6, least + 5)
@@ -322,11 +301,10 @@ def test_a_captured_graph_replays_with_the_bytes_of_eager(rows: int, rng: np.ran
 
 
 @pytest.mark.gpu
+def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Generator) -> None:
+    assert_work_follows_its_producer(operands(rng, (300,), 256, 128, "bfloat16", "cuda"), results)
+
+
+@pytest.mark.gpu
 def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random.Generator) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    o = operands(rng, (4,), 64, 32)
-    with torch.cuda.device(0):
-        got = results(Operands(*(t.to("cuda:1") for t in o)))
-    assert got[0].device.index == 1
-    assert not differing(got, results(Operands(*(t.to("cuda:0") for t in o))))
+    assert_the_arguments_device_is_used(operands(rng, (4,), 64, 32), results)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import framework_sources
 import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import same, tensors
@@ -85,9 +86,7 @@ def test_fuzzed_groups_lie_near_float64() -> None:
 
 def verl(a: dict[str, np.ndarray], index: Any, weighted: bool, zero_tail: bool) -> Any:
     """verl's own function in float64."""
-    core_algos = pytest.importorskip(
-        "verl.trainer.ppo.core_algos", reason="verl is not installed: docs/objectives.md", exc_type=ImportError
-    )
+    core_algos = framework_sources.verl()
     t = {k: torch.from_numpy(x.astype(np.float64)) for k, x in a.items()}
     return core_algos.compute_optimal_token_baseline_advantage(
         t["rewards"], t["mask"], index, t["logprob"], t["sum_p_sq"],
@@ -106,6 +105,30 @@ def test_it_is_verls(prefix: bool, weighted: bool, zero_tail: bool) -> None:
     facts = {"scale": scale, "terms": 4}
     assert not beyond("optimal_token_baseline", "advantages", got.advantages, advantages, **facts)
     assert not beyond("optimal_token_baseline", "returns", got.returns, returns * a["mask"], **facts)
+
+
+@pytest.mark.parametrize("zero_tail", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_that_of_several_turns_is_verls(weighted: bool, zero_tail: bool) -> None:
+    """Positions count the model's tokens alone: those of packed sequences without the others."""
+    a = make(12, 80, seed=5, prefix=False)
+    verl = framework_sources.verl()
+    t = {k: torch.from_numpy(x.astype(np.float64)) for k, x in a.items()}
+    of_verl = (t["rewards"], t["mask"], np.arange(12) // 4, t["logprob"], t["sum_p_sq"])
+    advantages, _ = verl.compute_multi_turn_optimal_token_baseline_advantage(
+        *of_verl, t["importance_weight"] if weighted else None, zero_tail
+    )
+    mask = torch.from_numpy(a["mask"])
+    packed = rk.pack([torch.from_numpy(a[k]) for k in NAMES if k != "mask"], mask=mask, max_tokens=int(mask.sum()))
+    rewards, logprob, sum_p_sq, weight = packed.tensors
+    found = rk.optimal_token_baseline(
+        rewards, logprob, sum_p_sq, cu_seqlens=packed.cu_seqlens, group_size=4, zero_tail=zero_tail,
+        importance_weight=weight if weighted else None,
+    )  # fmt: skip
+    got = rk.unpack(found.advantages, packed.cu_seqlens, 80, positions=packed.positions)
+    scale = rk.optimal_token_baseline_reference(*(a[k] for k in NAMES[:4]), group_size=4)["scale"]
+    facts = {"scale": np.broadcast_to(scale.max(1, keepdims=True), scale.shape), "terms": 4}
+    assert not beyond("optimal_token_baseline", "advantages", got, (advantages * t["mask"]).numpy(), **facts)
 
 
 def test_the_sum_of_squares_comes_from_logprob() -> None:

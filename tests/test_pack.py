@@ -129,6 +129,24 @@ def test_gradients_of_both(device: str, rng: np.random.Generator) -> None:
         assert not differing(gradient.detach(), want)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_requires_no_gradient_gets_none(compiled: bool, device: str, rng: np.random.Generator) -> None:
+    """Constants of a loss may go in one call with what it is differentiated in."""
+    old = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS))).to(device)
+    lengths, mask = kept_tokens(rng, device)
+
+    def f(x: Any) -> Any:
+        got = rk.pack([mask, x, old], lengths)
+        return *got.tensors, *rk.unpack(got.tensors, got.cu_seqlens, COLUMNS)
+
+    torch.compiler.reset()
+    leaf = (old * 2).requires_grad_()
+    found = (torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f)(leaf)
+    assert [t.requires_grad for t in found] == [False, True, False] * 2
+    for got, want in zip(found[:3], (mask, leaf, old), strict=True):
+        assert raw(got.detach()) == raw(rk.pack(want.detach(), lengths).tensors)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Generator) -> None:
     x = torch.from_numpy(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)).to(device)
@@ -152,6 +170,42 @@ def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Gene
         assert bool(got.any())
 
 
+def test_a_batch_has_the_bytes_of_a_loop(device: str, rng: np.random.Generator) -> None:
+    """Tensors, lengths and masks of torch.func.vmap, together and each beside what is not batched."""
+    x = torch.from_numpy(rng.standard_normal((3, ROWS, COLUMNS))).to(device)
+    mask = torch.from_numpy(rng.random((3, ROWS, COLUMNS)) < 0.5).to(device)
+
+    def there_and_back(y: Any, m: Any) -> Any:
+        got = rk.pack([y, m], mask=m, fill_value=[3, 0])
+        back = rk.unpack(got.tensors[0], got.cu_seqlens, COLUMNS, positions=got.positions)
+        return *got.tensors, back, got.cu_seqlens, got.positions, rk.pack(y, m.sum(1)).tensors
+
+    for dims in ((0, 0), (0, None), (None, 0)):
+        operands = [a if d == 0 else a[1] for a, d in zip((x, mask), dims, strict=True)]
+        got = torch.func.vmap(there_and_back, in_dims=dims)(*operands)
+        for i in range(3):
+            want = there_and_back(*(a[i] if d == 0 else a for a, d in zip(operands, dims, strict=True)))
+            assert not differing(tuple(g[i] for g in got), want)
+    assert [tuple(g.shape) for g in torch.func.vmap(there_and_back)(x[:0], mask[:0])] == [
+        (0, *g.shape[1:]) for g in torch.func.vmap(there_and_back)(x, mask)
+    ]
+
+
+def test_a_tensor_without_a_tangent_has_one_of_zeros(device: str, rng: np.random.Generator) -> None:
+    x = torch.from_numpy(rng.standard_normal((2, ROWS, COLUMNS))).to(device)
+    lengths, mask = kept_tokens(rng, device)
+
+    def f(y: Any) -> Any:
+        got = rk.pack([x[1], y, mask], lengths)
+        return *got.tensors[:2], *rk.unpack([got.tensors[1], x[0].reshape(-1)], got.cu_seqlens, COLUMNS)
+
+    none, packed, unpacked, nor_here = torch.func.jvp(f, (x[0],), (x[1],))[1]
+    want = rk.pack(x[1], lengths)
+    assert not differing((packed, unpacked), (want.tensors, rk.unpack(want.tensors, want.cu_seqlens, COLUMNS)))
+    assert not bool(none.any())
+    assert not bool(nor_here.any())
+
+
 def test_opcheck(device: str, rng: np.random.Generator) -> None:
     import rl_kernel_native.ops.pack_traced  # noqa: F401
 
@@ -163,6 +217,8 @@ def test_opcheck(device: str, rng: np.random.Generator) -> None:
     check(ops.pack_layout, (None, mask, COLUMNS, 200))
     check(ops.pack, ([x, mask], layout.cu_seqlens, layout.positions, COLUMNS, 200, [0.0, 0.0], True))
     check(ops.unpack, ([layout.tensors], layout.cu_seqlens, None, COLUMNS, [1.0]))
+    check(ops.pack_one, (x, layout.cu_seqlens, layout.positions, COLUMNS, 200, 0.0, True))
+    check(ops.unpack_one, (layout.tensors, layout.cu_seqlens, None, COLUMNS, 1.0))
 
 
 def test_numpy(rng: np.random.Generator) -> None:

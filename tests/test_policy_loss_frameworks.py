@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-import warnings
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import framework_sources
 import rl_kernel_native as rk
 from policy_loss_cases import arrays
 from rl_kernel_native import presets
@@ -59,9 +60,7 @@ def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) ->
 
 @pytest.fixture(scope="module")
 def verl() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed", exc_type=ImportError)
+    return framework_sources.verl()
 
 
 OF_LOSS = ("ppo_kl_coef", "dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio")
@@ -93,6 +92,12 @@ VERL = {
     "sapo": {"loss_mode": "sapo", "loss_agg_mode": "seq-mean-token-mean"},
     "gpg": {"loss_mode": "gpg"},
     "geo_mean": {"loss_mode": "geo_mean", "loss_agg_mode": "seq-mean-token-mean"},
+    "geo_mean, the paper's range": {
+        "loss_mode": "geo_mean",
+        "loss_agg_mode": "seq-mean-token-mean",
+        "clip_ratio_low": 0.4,
+        "clip_ratio_high": 0.4,
+    },
     "cispo": {"loss_mode": "cispo"},
     "dro": {"loss_mode": "dro", "dro_beta": 0.3},
     "token-sum": {"loss_agg_mode": "token-sum"},
@@ -209,6 +214,25 @@ def test_verl_dppo(verl: Any, mode: str) -> None:
     compare(a, presets.verl(loss_mode=mode, **fields), theirs, selected=selected.float())
 
 
+@pytest.mark.parametrize("correction", [None, "token", "sequence", "icepop"])
+def test_verl_reinforce_of_bypass_mode(verl: Any, correction: str | None) -> None:
+    """The old policy is the rollout's, and the weights are of the current one, without a gradient."""
+    a, threshold = batch(), "0.8_1.25" if correction == "icepop" else 1.1
+    level = "token" if correction == "icepop" else correction
+    config = verl_config(clip_ratio=0.2)
+    object.__setattr__(config, "policy_loss", SimpleNamespace(get=lambda *_: rules))
+    rules = {"loss_type": "reinforce", "rollout_is": level, "rollout_is_threshold": threshold}
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        arguments = (a["rollout_logprob"], x, a["advantage"], a["mask"].float(), "seq-mean-token-sum", config)
+        return verl.get_policy_loss_fn("bypass_mode")(*arguments)[0]
+
+    spec = presets.verl(
+        loss_mode="reinforce", loss_agg_mode="seq-mean-token-sum", rollout_is=level, rollout_is_threshold=threshold
+    )
+    compare(a, spec, theirs, **({"rollout_logprob": a["rollout_logprob"]} if correction else {}))
+
+
 def test_verl_with_a_global_batch(verl: Any) -> None:
     a = batch()
     config = verl_config(clip_ratio=0.2)
@@ -230,9 +254,7 @@ def test_verl_with_a_global_batch(verl: Any) -> None:
 
 @pytest.fixture(scope="module")
 def trl() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is not installed", exc_type=ImportError)
+    return framework_sources.trl("trl.trainer.grpo_trainer")
 
 
 TRL = {
@@ -253,38 +275,53 @@ TRL = {
 MODES = [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
+def trl_trainer(x: torch.Tensor, h: torch.Tensor, **own: Any) -> Any:
+    """A trainer that has no more than its ``_compute_loss`` reads."""
+    accelerator = SimpleNamespace(
+        num_processes=1, gather=lambda t: t, gather_for_metrics=lambda t: t, reduce=lambda t, reduction: t,
+        pad_across_processes=lambda t, **_: t, sync_gradients=False,
+    )  # fmt: skip
+    common = {
+        "_get_per_token_logps_and_entropies": lambda *_, **__: (x, h, None), "aux_loss_enabled": False,
+        "model": SimpleNamespace(training=True), "accelerator": accelerator, "beta": 0.0, "top_entropy_quantile": 1.0,
+        "_metrics": collections.defaultdict(lambda: collections.defaultdict(list)),
+    }  # fmt: skip
+    return SimpleNamespace(**common | own)
+
+
+def trl_inputs(a: dict[str, Any]) -> dict[str, Any]:
+    ids = torch.zeros(B, T, dtype=torch.long)
+    return {
+        "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids,
+        "completion_mask": a["mask"].long(), "advantages": a["advantage"], "old_per_token_logps": a["old_logprob"],
+        "ref_per_token_logps": a["ref_logprob"], "num_items_in_batch": torch.tensor(150.0),
+    }  # fmt: skip
+
+
 def trl_loss(
     trl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor, h: torch.Tensor, weights: Any
 ) -> Any:
-    """GRPOTrainer._compute_loss of TRL itself, on a trainer that has no more than it reads."""
+    """GRPOTrainer._compute_loss of TRL itself."""
     args = SimpleNamespace(
         use_bias_correction_kl=fields.get("use_bias_correction_kl", False), delta=fields.get("delta"),
         sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0,
         vespo_lambda_neg=2.0, steps_per_generation=1,
     )  # fmt: skip
     epsilon = fields.get("epsilon", 0.2)
-    accelerator = SimpleNamespace(
-        num_processes=1, gather=lambda t: t, gather_for_metrics=lambda t: t, reduce=lambda t, reduction: t,
-        sync_gradients=False,
-    )  # fmt: skip
-    trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (x, h, None), aux_loss_enabled=False, args=args,
-        top_entropy_quantile=1.0, off_policy_mask_threshold=fields.get("off_policy_mask_threshold"),
+    trainer = trl_trainer(
+        x, h, args=args, top_entropy_quantile=fields.get("top_entropy_quantile", 1.0),
+        off_policy_mask_threshold=fields.get("off_policy_mask_threshold"),
+        get_high_entropy_mask=lambda *a: trl.GRPOTrainer.get_high_entropy_mask(trainer, *a),
         get_off_policy_mask=trl.GRPOTrainer.get_off_policy_mask, get_gamma_weights=trl.GRPOTrainer.get_gamma_weights,
         importance_sampling_level=fields.get("importance_sampling_level", "token"), beta=fields.get("beta", 0.0),
         loss_type=fields.get("loss_type", "dapo"), epsilon_low=epsilon,
-        epsilon_high=fields.get("epsilon_high", epsilon), model=SimpleNamespace(training=True), accelerator=accelerator,
-        use_vllm=weights is not None, vllm_importance_sampling_correction=True, max_completion_length=256,
+        epsilon_high=fields.get("epsilon_high", epsilon), use_vllm=weights is not None,
+        vllm_importance_sampling_correction=True, max_completion_length=256,
         current_gradient_accumulation_steps=fields.get("gradient_accumulation_steps", 1),
         _entropy_bonus_enabled=fields.get("entropy_coef", 0.0) != 0, entropy_coef=fields.get("entropy_coef", 0.0),
-        use_adaptive_entropy=False, _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
+        use_adaptive_entropy=False,
     )  # fmt: skip
-    ids = torch.zeros(B, T, dtype=torch.long)
-    inputs = {
-        "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids,
-        "completion_mask": a["mask"].long(), "advantages": a["advantage"], "old_per_token_logps": a["old_logprob"],
-        "ref_per_token_logps": a["ref_logprob"], "num_items_in_batch": torch.tensor(150.0),
-    }  # fmt: skip
+    inputs = trl_inputs(a)
     if weights is not None:
         inputs |= {"importance_sampling_ratio": weights, "sampling_per_token_logps": a["rollout_logprob"]}
     return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
@@ -319,37 +356,51 @@ def test_trl(trl: Any, name: str, mode: str | None) -> None:
     compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, weights), **more)
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_trl_with_a_quantile_of_entropies(trl: Any, loss_type: str) -> None:
+    """TRL's mask of uncertain tokens goes in as weights: they count where lengths are counted."""
+    a, fields = batch(advantage_per_sequence=True), {"loss_type": loss_type, "beta": 0.04}
+    threshold = torch.quantile(a["entropy"][a["mask"]], 0.8)
+    weight = ((a["entropy"] >= threshold) & a["mask"]).float()
+    assert 0 < int(weight.sum()) < int(a["mask"].sum()) / 4
+    more: dict[str, Any] = {"importance_weight": weight, "ref_logprob": a["ref_logprob"]}
+    if loss_type == "dapo":
+        more["denominator"] = 150.0
+    spec = dataclasses.replace(presets.trl(**fields), importance="given", importance_high=None)
+    compare(a, spec, lambda x, h: trl_loss(trl, a, fields | {"top_entropy_quantile": 0.2}, x, h, None), **more)
+
+
+@pytest.mark.parametrize("epsilon_high", [None, 0.3])
+def test_trl_rloo(epsilon_high: float | None) -> None:
+    """RLOOTrainer._compute_loss in float64: the sums whose difference it takes are large."""
+    trainer = framework_sources.trl("trl.trainer.rloo_trainer").RLOOTrainer
+    a = batch(advantage_per_sequence=True)
+    a["old_logprob"] = a["logprob"] + 0.1 * (a["old_logprob"] - a["logprob"])  # the ratio of a sum is not far off 1
+    own = {"epsilon_low": 0.2, "epsilon_high": epsilon_high or 0.2}
+    old = (a["old_logprob"].double() * a["mask"]).sum(1)
+
+    def theirs(x: torch.Tensor, h: torch.Tensor) -> Any:
+        return trainer._compute_loss(trl_trainer(x.double(), h, **own), None, trl_inputs(a) | {"old_logps": old})
+
+    compare(a, presets.trl_rloo(epsilon_high=epsilon_high), theirs)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_trl_gmpo(beta: float) -> None:
+    trainer = framework_sources.trl("trl.experimental.gmpo.gmpo_trainer").GMPOTrainer
+    a = batch(advantage_per_sequence=True)
+    own = {"epsilon_low": 0.4, "epsilon_high": 0.3, "beta": beta, "current_gradient_accumulation_steps": 4}
+    more = {"ref_logprob": a["ref_logprob"]} if beta else {}
+    spec = presets.trl_gmpo(epsilon_high=0.3, beta=beta, gradient_accumulation_steps=4)
+    compare(a, spec, lambda x, h: trainer._compute_loss(trl_trainer(x, h, **own), None, trl_inputs(a)), **more)
+
+
 # ---- OpenRLHF -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def openrlhf() -> Any:
-    """openrlhf/models/loss.py alone: the package imports an engine and a trainer."""
-    import importlib.util
-    import sys
-    from pathlib import Path
-
-    found = importlib.util.find_spec("openrlhf")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("OpenRLHF is not installed")
-    folder = Path(found.submodule_search_locations[0]) / "models"
-    package = type(sys)("openrlhf_models")
-    package.__path__ = []  # type: ignore[attr-defined]
-
-    def masked_mean(x: torch.Tensor, mask: Any, dim: int | None = None) -> torch.Tensor:
-        if mask is None:
-            return x.mean(dim)
-        return (x * mask).sum(dim) / mask.sum(dim)
-
-    utils = type(sys)("openrlhf_models.utils")
-    utils.masked_mean = masked_mean  # type: ignore[attr-defined]
-    sys.modules |= {"openrlhf_models": package, "openrlhf_models.utils": utils}
-    spec = importlib.util.spec_from_file_location("openrlhf_models.loss", folder / "loss.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return framework_sources.openrlhf()
 
 
 OPENRLHF: dict[str, dict[str, Any]] = {
@@ -373,6 +424,27 @@ def test_openrlhf(openrlhf: Any, name: str) -> None:
         return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
 
     compare(a, presets.openrlhf(**fields), theirs, **more)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("tokens", [True, False])
+def test_openrlhf_with_kl_and_entropy_of_a_global_batch(openrlhf: Any, estimator: str, tokens: bool) -> None:
+    """The sum of three terms is that of its trainer/ray/ppo_actor.py."""
+    a = batch()
+    a["ref_logprob"][0, :8] += 30.0  # beyond the limit of the KL
+    info = {"dp_size": 4, **({"batch_num_tokens": 777.0} if tokens else {"global_batch_size": 24.0})}
+    mask, policy = a["mask"].float(), openrlhf.PolicyLoss(token_level_loss=tokens)
+
+    def theirs(x: torch.Tensor, h: torch.Tensor) -> Any:
+        actor = policy(x, a["old_logprob"], a["advantage"], mask, None, **info)[0]
+        kl = openrlhf.compute_approx_kl(x, a["ref_logprob"], kl_estimator=estimator)
+        of_kl, of_entropy = (openrlhf.aggregate_loss(t, mask, token_level_loss=tokens, **info) for t in (kl, h))
+        return actor + 0.05 * of_kl - 0.01 * of_entropy
+
+    spec = presets.openrlhf(
+        token_level_loss=tokens, use_kl_loss=True, kl_coef=0.05, kl_estimator=estimator, entropy_coef=0.01, dp_size=4
+    )
+    compare(a, spec, theirs, ref_logprob=a["ref_logprob"], denominator=777 if tokens else 24)
 
 
 # ---- slime: formulas of its source, which is on no package index ----------------------------------------------------

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import framework_sources
 import rl_kernel_native as rk
 from cases import beyond, differing, float64
 from rl_kernel_native.ops.preference_loss import _KINDS, METRICS
@@ -287,11 +288,34 @@ TRL_DPO = {
 }  # fmt: skip
 
 
+def trl_dpo(leaf: Any, completion: Any, ref: Any, log_sum_sq: Any = None, **own: Any) -> tuple[Any, Any, Any]:
+    """What DPOTrainer._compute_loss reads: of the trainer, its inputs, and the model."""
+    outputs = SimpleNamespace(
+        log_probs=leaf, log_sum_sq_probs=log_sum_sq, entropy=torch.zeros(leaf.shape),
+        mean_logits=torch.zeros(leaf.shape), is_top1=torch.zeros(leaf.shape, dtype=torch.bool),
+    )  # fmt: skip
+    common = {
+        "model": SimpleNamespace(training=True), "accelerator": mock.Mock(), "aux_loss_enabled": False,
+        "ld_alpha": None, "precompute_ref_logps": True, "f_divergence_type": "reverse_kl", "loss_types": ["sigmoid"],
+        "loss_weights": [1.0], "beta": 0.1, "label_smoothing": 0.0, "args": SimpleNamespace(discopop_tau=0.05),
+        "use_weighting": False, "_tp_size": 1, "_total_train_tokens": 0,
+        "_metrics": {"train": collections.defaultdict(list)},
+    }  # fmt: skip
+    trainer = SimpleNamespace(**common | own)
+    trainer.accelerator.device = "cpu"
+    trainer.accelerator.gather_for_metrics = trainer.accelerator.gather = lambda x: x
+    inputs = {
+        "input_ids": torch.zeros(completion.shape, dtype=torch.int64), "attention_mask": torch.ones(completion.shape),
+        "completion_mask": completion.long(), "ref_chosen_logps": ref[:PAIRS], "ref_rejected_logps": ref[PAIRS:],
+    }  # fmt: skip
+    return trainer, inputs, lambda **_: outputs
+
+
 @pytest.mark.parametrize("wpo", [False, True], ids=["", "wpo"])
 @pytest.mark.parametrize("divergence", ["reverse_kl", "js_divergence"])
 @pytest.mark.parametrize("loss_type", TRL_DPO)
 def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: np.random.Generator) -> None:
-    trainer = pytest.importorskip("trl.trainer.dpo_trainer", reason="TRL is not installed").DPOTrainer
+    trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
     options: dict[str, Any] = dict(TRL_DPO[loss_type])
     if divergence != "reverse_kl":
         if "f_divergence" not in _KINDS[options["kind"]].options:
@@ -307,23 +331,14 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
     logps, completion, ref = trl_sides(rng)
     log_sum_sq = -torch.rand(logps.shape)
     leaf = logps.clone().requires_grad_()
-    outputs = SimpleNamespace(
-        log_probs=leaf, log_sum_sq_probs=log_sum_sq, entropy=torch.zeros_like(logps),
-        mean_logits=torch.zeros_like(logps), is_top1=torch.zeros_like(logps, dtype=torch.bool),
-    )  # fmt: skip
-    ours_of_them = SimpleNamespace(
-        model=SimpleNamespace(training=True), accelerator=mock.Mock(), aux_loss_enabled=False, ld_alpha=None,
-        precompute_ref_logps=True, f_divergence_type=divergence, loss_types=[loss_type], loss_weights=[1.0], beta=0.1,
-        label_smoothing=smoothing, args=SimpleNamespace(discopop_tau=0.05), use_weighting=wpo, _tp_size=1,
-        _total_train_tokens=0, _metrics={"train": collections.defaultdict(list)},
-    )  # fmt: skip
-    ours_of_them.accelerator.device = "cpu"
-    ours_of_them.accelerator.gather_for_metrics = ours_of_them.accelerator.gather = lambda x: x
-    inputs = {
-        "input_ids": torch.zeros(completion.shape, dtype=torch.int64), "attention_mask": torch.ones(completion.shape),
-        "completion_mask": completion.long(), "ref_chosen_logps": ref[:PAIRS], "ref_rejected_logps": ref[PAIRS:],
-    }  # fmt: skip
-    want = trainer._compute_loss(ours_of_them, lambda **_: outputs, inputs, False)
+    own = {
+        "f_divergence_type": divergence,
+        "loss_types": [loss_type],
+        "label_smoothing": smoothing,
+        "use_weighting": wpo,
+    }
+    ours_of_them, inputs, model = trl_dpo(leaf, completion, ref, log_sum_sq, **own)
+    want = trainer._compute_loss(ours_of_them, model, inputs, False)
     want.backward()
 
     mine = logps.clone().requires_grad_()
@@ -348,7 +363,7 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
     [("sigmoid", 0.0, "cpo"), ("simpo", 0.0, "simpo"), ("simpo", 0.25, "alphapo")],
 )
 def test_the_losses_of_trl_cpo(loss_type: str, alpha: float, kind: str, rng: np.random.Generator) -> None:
-    trainer = pytest.importorskip("trl.experimental.cpo.cpo_trainer", reason="TRL is not installed").CPOTrainer
+    trainer = framework_sources.trl("trl.experimental.cpo.cpo_trainer").CPOTrainer
     self = SimpleNamespace(
         alpha=alpha, beta=2.0, loss_type=loss_type, simpo_gamma=0.5, label_smoothing=0.1,
         accelerator=SimpleNamespace(device="cpu"),
@@ -368,7 +383,7 @@ def test_the_losses_of_trl_cpo(loss_type: str, alpha: float, kind: str, rng: np.
 
 
 def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
-    trainer = pytest.importorskip("trl.experimental.orpo.orpo_trainer", reason="TRL is not installed").ORPOTrainer
+    trainer = framework_sources.trl("trl.experimental.orpo.orpo_trainer").ORPOTrainer
     self = SimpleNamespace(beta=0.1, accelerator=SimpleNamespace(device="cpu"))
     w, l = (-torch.from_numpy(rng.exponential(0.7, PAIRS).astype(np.float32)) for _ in range(2))  # noqa: E741
     theirs, mine = ([t.clone().requires_grad_() for t in (w, l)] for _ in range(2))
@@ -377,6 +392,80 @@ def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
     got = rk.preference_loss(*mine, kind="orpo", beta=0.1)
     got.losses.sum().backward()
     close(got.losses, -losses.detach().double().numpy(), 2e-5)
-    close(got.chosen_rewards, chosen.double().numpy())
+    close(got.chosen_rewards, chosen.double().numpy(), 2e-5)
     for a, b in zip(mine, theirs, strict=True):
         close(a.grad, b.grad.double().numpy(), 2e-4)
+
+
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+def test_the_losses_of_trl_kto(loss_type: str, rng: np.random.Generator) -> None:
+    trainer = framework_sources.trl("trl.trainer.kto_trainer").KTOTrainer
+    logps, completion, ref = trl_sides(rng)
+    label = torch.from_numpy(rng.random(2 * PAIRS) < 0.6)
+    of_others, ref_of_others = logps.sum(1) + 1.0, ref - 0.5
+    leaf = logps.clone().requires_grad_()
+    outputs = SimpleNamespace(log_probs=leaf, entropy=torch.zeros_like(logps), mean_logits=torch.zeros_like(logps))
+    accelerator = mock.Mock(device="cpu", gather_for_metrics=lambda x: x)
+    self = SimpleNamespace(
+        model=SimpleNamespace(training=True), accelerator=accelerator, aux_loss_enabled=False,
+        precompute_ref_logps=True, calculate_KL=loss_type == "kto", loss_type=loss_type, beta=0.1,
+        desirable_weight=1.2, undesirable_weight=0.7, _tp_size=1, _total_train_tokens=0,
+        _compute_kl_logps=lambda *_: of_others, _metrics={"train": collections.defaultdict(list)},
+    )  # fmt: skip
+    ids = torch.zeros(completion.shape, dtype=torch.int64)
+    inputs = {
+        "input_ids": ids, "attention_mask": ids + 1, "completion_mask": completion.long(), "label": label,
+        "ref_logps": ref, "ref_KL_logps": ref_of_others,
+    }  # fmt: skip
+    want = trainer._compute_loss(self, lambda **_: outputs, inputs, False)
+    want.backward()
+
+    mine = logps.clone().requires_grad_()
+    sums = rk.sequence_logprob(mine, completion[:, 1:]).sum
+    options: dict[str, Any] = {"kl": (of_others - ref_of_others).mean()[None]} if loss_type == "kto" else {}
+    got = rk.preference_loss(
+        sums[label], sums[~label], ref[label], ref[~label], kind=loss_type, beta=0.1, chosen_weight=1.2,
+        rejected_weight=0.7, **options,
+    )  # fmt: skip
+    got.losses.mean().backward()
+    close(got.losses.mean(), np.array(want.item()), 1e-5)
+    close(mine.grad, (leaf.grad * completion[:, 1:]).double().numpy(), 2e-5)
+
+
+def test_the_length_desensitized_loss_of_trl(rng: np.random.Generator) -> None:
+    """``ld_alpha``: two sums of each sequence, of the tokens up to the shorter one's length and of those behind."""
+    trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
+    logps, completion, ref = trl_sides(rng)
+    leaf = logps.clone().requires_grad_()
+    self, inputs, model = trl_dpo(leaf, completion, ref, ld_alpha=0.3)
+    want = trainer._compute_loss(self, model, inputs, False)
+    want.backward()
+
+    mine, mask = logps.clone().requires_grad_(), completion[:, 1:]
+    length = mask.sum(1)
+    shorter = torch.minimum(length[:PAIRS], length[PAIRS:]).repeat(2)
+    front = mask & (mask.cumsum(1) <= shorter[:, None])
+    sums = rk.sequence_logprob(mine, front).sum + 0.3 * rk.sequence_logprob(mine, mask & ~front).sum
+    got = rk.preference_loss(sums[:PAIRS], sums[PAIRS:], ref[:PAIRS], ref[PAIRS:])
+    got.losses.mean().backward()
+    close(got.losses.mean(), np.array(want.item()), 1e-5)
+    close(mine.grad, (leaf.grad * mask).double().numpy(), 2e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"ipo": True}], ids=str)
+def test_the_losses_of_openrlhf(options: dict[str, Any], rng: np.random.Generator) -> None:
+    """Its IPO is of sums: no counts are given here."""
+    arrays, _ = problem("dpo", rng)
+    theirs, mine = ([torch_of(a) for a in arrays] for _ in range(2))
+    for side in (*theirs[:2], *mine[:2]):
+        side.requires_grad_()
+    want, chosen, rejected = framework_sources.openrlhf().DPOLoss(0.1, **options)(*theirs)
+    want.backward()
+    how = {"kind": "ipo"} if options.pop("ipo", False) else {"kind": "dpo", **options}
+    got = rk.preference_loss(*mine, beta=0.1, **how)
+    got.losses.mean().backward()
+    close(got.losses.mean(), np.array(want.item()), 1e-5)
+    close(got.metrics[1], chosen.mean().double().numpy(), 1e-5)
+    close(got.metrics[2], rejected.mean().double().numpy(), 1e-5)
+    for a, b in zip(mine[:2], theirs[:2], strict=True):
+        close(a.grad, b.grad.double().numpy(), 2e-5)

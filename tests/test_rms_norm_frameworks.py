@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,15 @@ import pytest
 import dlpack
 import rl_kernel_native as rk
 from cases import raw
+from framework_arrays import (
+    DTYPES,
+    assert_cupy_has_the_bytes_of_torch,
+    assert_jax_has_the_bytes_of_numpy,
+    assert_prints_without_torch,
+    assert_torch_has_the_bytes_of_numpy,
+    bytes_of,
+    of,
+)
 from rl_kernel_native.contract import row
 
 ROWS, COLUMNS, EPS = 13, 100, 1e-6  # rows start off any 16-byte vector but the first
@@ -19,14 +26,6 @@ ROWS, COLUMNS, EPS = 13, 100, 1e-6  # rows start off any 16-byte vector but the 
 _random = np.random.default_rng(11)
 X, R, DY, E = (_random.standard_normal((ROWS, COLUMNS)).astype(np.float32) for _ in range(4))
 W = _random.standard_normal(COLUMNS).astype(np.float32)
-DTYPES = ["float32", "float16", "bfloat16"]
-
-
-def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    if dtype == "bfloat16":
-        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
-        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
-    return [a.astype(dtype) for a in arrays]
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
@@ -43,10 +42,6 @@ def everything(make: Any, dtype: str = "float32") -> list[Any]:
     ]
 
 
-def bytes_of(results: list[Any]) -> list[bytes]:
-    return [raw(r) for r in results]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numpy_in_numpy_out(dtype: str) -> None:
     x, w = of(dtype, X, W)
@@ -60,23 +55,14 @@ def test_numpy_in_numpy_out(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_has_the_bytes_of_numpy(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-
-    def make(a: np.ndarray) -> Any:
-        return torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype))
-
-    got = everything(make, dtype)
-    assert all(isinstance(r, torch.Tensor) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+    assert_torch_has_the_bytes_of_numpy(everything, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
+    assert_jax_has_the_bytes_of_numpy(everything, dtype)
     jax = pytest.importorskip("jax")
     cpu = jax.devices("cpu")[0]
-    got = everything(lambda a: jax.device_put(a, cpu), dtype)
-    assert all(isinstance(r, jax.Array) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
     x = jax.device_put(X, cpu)
     with pytest.raises(TypeError, match=r"main_grad: .*JAX array, which is immutable"):
         rk.rms_norm_backward(x, x, jax.device_put(W, cpu), EPS, main_grad=jax.numpy.zeros(COLUMNS))
@@ -117,18 +103,13 @@ def test_numpy_arrays_are_written_in_place() -> None:
 
 def test_numpy_works_where_torch_is_not_loaded() -> None:
     code = """
-import sys, numpy as np, rl_kernel_native as rk
 x = np.full((3, 32), 2, np.float16)
-print(rk.rms_norm(x, x[0], 1e-6)[0, 0], rk.rms_norm_backward(x, x, x[0], 1e-6)[1].dtype, 'torch' in sys.modules)
+print(rk.rms_norm(x, x[0], 1e-6)[0, 0], rk.rms_norm_backward(x, x, x[0], 1e-6)[1].dtype)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "2.0 float16 False\n"
+    assert_prints_without_torch(code, "2.0 float16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
 def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
-    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
-    got = everything(cupy.asarray, dtype)
-    assert all(isinstance(r, cupy.ndarray) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
+    assert_cupy_has_the_bytes_of_torch(everything, dtype)

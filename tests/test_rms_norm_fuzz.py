@@ -17,6 +17,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
+from fuzz_layouts import as_laid_out_on, laid_out, log_uniform
 from rms_norm_cases import DTYPES, Operands, Results, contract, results
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
@@ -42,38 +43,12 @@ class Problem:
 
     def moved(self, device: str) -> Operands:
         """The same layouts elsewhere: ``to`` would make them contiguous."""
-        return Operands(*(None if t is None else _moved(t, device) for t in self.operands))
+        return Operands(*(None if t is None else as_laid_out_on(t, device) for t in self.operands))
 
     @property
     def name(self) -> str:
         shape = list(self.operands.x.shape)
         return f"case {self.number}: {self.dtype} {shape} eps {self.eps} {self.options} {sorted(self.features)}"
-
-
-def _moved(t: Any, device: str) -> Any:
-    flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-    return flat.to(device).as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-
-
-def laid_out(rng: np.random.Generator, values: Any, layout: str) -> Any:
-    """``values`` [rows..., columns] as a view into memory of NaN; often at multiples of 16 bytes, often not."""
-    *leading, columns = values.shape
-    octets = rng.random() < 0.6
-    step = columns + (int(rng.integers(1, 6)) * (8 if octets else 1) if layout != "contiguous" else 0)
-    offset = int(rng.integers(0, 3)) * (8 if octets else 5)
-    if len(leading) == 2:
-        strides = {"transposed": (step, step * leading[0], 1), "sliced": (step * (leading[1] + 1), step, 1)}.get(
-            layout, (step * leading[1], step, 1)
-        )
-    else:
-        strides = (step, 1)
-    length = offset + sum((n - 1) * s for n, s in zip(values.shape, strides, strict=True)) + 1 if values.numel() else 1
-    memory = torch.full((max(length, 1) + offset + int(rng.integers(0, 32)),), float("nan"), dtype=values.dtype)
-    return memory.as_strided(values.shape, strides, offset).copy_(values)
 
 
 def make(number: int) -> Problem:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -14,11 +12,19 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
-from host_cost import host_costs_us
 from rl_kernel_native.contract import row
 from rms_norm_cases import EPS, Operands, operands, results
 
 torch = pytest.importorskip("torch")
+
+from torch_properties import (  # noqa: E402
+    assert_no_leak,
+    assert_the_arguments_device_is_used,
+    assert_work_follows_its_producer,
+    gradients,
+    printed_host_costs,
+    runs_with_and_without_checkpoints,
+)
 
 
 @pytest.fixture
@@ -34,11 +40,6 @@ def single(rng: np.random.Generator) -> Operands:
 def step(x: Any, weight: Any, residual: Any, **options: Any) -> Any:
     y, new_residual = rk.rms_norm(x, weight, EPS, residual=residual, **options)
     return y.float().square().sum() + (new_residual.float() * y.float()).sum()
-
-
-def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
-    leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    return torch.autograd.grad(function(*leaves), leaves)
 
 
 # ---- the registered operators ---------------------------------------------------------------------------------------
@@ -281,15 +282,8 @@ def test_saved_tensors_may_not_be_changed_before_backward(o: Operands) -> None:
 
 @pytest.mark.parametrize("selective", [False, True])
 def test_activation_checkpointing(selective: bool, o: Operands) -> None:
-    from torch.utils import checkpoint as ck
-
-    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
-        saved = op == torch.ops.rl_kernel_native.rms_norm.default
-        return ck.CheckpointPolicy.MUST_SAVE if saved else ck.CheckpointPolicy.PREFER_RECOMPUTE
-
-    options = {"context_fn": lambda: ck.create_selective_checkpoint_contexts(policy)} if selective else {}
     outcomes = []
-    for run in (lambda f, *a: f(*a), lambda f, *a: ck.checkpoint(f, *a, use_reentrant=False, **options)):
+    for run in runs_with_and_without_checkpoints("rms_norm", selective):
         leaves = [t.clone().requires_grad_() for t in o[:3]]
         run(lambda x, w, r: step(x * 2, w, r), *leaves).backward()
         outcomes.append(tuple(t.grad for t in leaves))
@@ -297,7 +291,7 @@ def test_activation_checkpointing(selective: bool, o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """1,000 steps and 1,000 errors; allocators round by less than 8 MB, leaked results are 100 MB."""
+    """Steps and errors."""
     o = operands(rng, (64,), 800, "bfloat16", device)
     leaves = [t.clone().requires_grad_() for t in o[:3]]
     main_grad = torch.zeros(800, device=device)
@@ -310,17 +304,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
             with pytest.raises(ValueError, match="weight"):
                 rk.rms_norm(o.x, o.weight[:7], EPS)
 
-    def memory() -> int:
-        gc.collect()
-        if device == "cuda":
-            return torch.cuda.memory_allocated()
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    burst(100)
-    before = memory()
-    burst(1000)
-    assert memory() - before < 8 << 20
+    assert_no_leak(burst, device)
 
 
 @pytest.mark.alone
@@ -336,11 +320,7 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
         "with_grad": lambda: rk.rms_norm(x, weight, EPS),
         "allocation": lambda: torch.empty(8, 64, device=device, dtype=torch.bfloat16),
     }
-    if device == "cuda":
-        calls["launch"] = lambda: torch.cuda._sleep(0)
-    cost = host_costs_us(calls)
-    with capsys.disabled():
-        print(f"\nhost cost of rms_norm on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items()))
+    cost = printed_host_costs("rms_norm", calls, device, capsys)
     if device == "cuda":
         least = cost["launch"] + cost["allocation"]
         assert cost["eager"] <= max(6, least + 5)
@@ -389,20 +369,7 @@ def test_no_call_synchronises_and_a_captured_graph_replays(rows: int, rng: np.ra
 
 @pytest.mark.gpu
 def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Generator) -> None:
-    """The producer sleeps, then writes. A call on another stream would read what was there before."""
-    final = operands(rng, (300,), 256, "bfloat16", "cuda")
-    want = results(final)
-    o = Operands(*(torch.full_like(t, float("nan")) for t in final))
-    torch.cuda.synchronize()  # and every kernel is loaded
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)  # cycles: 0.1 s on an H200
-        for mine, theirs in zip(o, final, strict=True):
-            mine.copy_(theirs)
-        got = results(o)
-        assert not side.query(), "the calls waited for the stream, or the producer was too quick to tell"
-    side.synchronize()
-    assert not differing(tuple(got), tuple(want))
+    assert_work_follows_its_producer(operands(rng, (300,), 256, "bfloat16", "cuda"), results)
 
 
 @pytest.mark.gpu
@@ -419,10 +386,4 @@ def test_a_workspace_outlives_its_call(rng: np.random.Generator) -> None:
 
 @pytest.mark.gpu
 def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random.Generator) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    o = operands(rng, (4,), 64)
-    with torch.cuda.device(0):
-        got = results(Operands(*(t.to("cuda:1") for t in o)))
-    assert got.y.device.index == 1
-    assert not differing(tuple(got), tuple(results(Operands(*(t.to("cuda:0") for t in o)))))
+    assert_the_arguments_device_is_used(operands(rng, (4,), 64), results)

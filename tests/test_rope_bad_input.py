@@ -14,6 +14,8 @@ from cases import raw
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
+from tensor_kinds import DTensor, Wrapper, fake  # noqa: E402
+
 _generator = torch.Generator().manual_seed(0)
 Q = torch.randn(3, 4, 32, generator=_generator).bfloat16()
 K = torch.randn(3, 2, 32, generator=_generator).bfloat16()
@@ -22,27 +24,6 @@ SIN = torch.rand(50, 16, generator=_generator)
 IDS = torch.tensor([3, 0, 49])
 PER_TOKEN = torch.rand(3, 16, generator=_generator)
 NAMES = {"q": Q, "k": K, "cos": COS, "sin": SIN, "position_ids": IDS}
-
-
-class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as FSDP's and quantisation's are."""
-
-    @staticmethod
-    def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{cls.__name__} does not do {func}")
-
-
-DTensor = type("DTensor", (Wrapper,), {})  # as torch.distributed's, known by its name
-
-
-def fake(tensor: Any) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(tensor)
 
 
 def split(changed: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

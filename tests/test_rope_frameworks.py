@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,16 @@ import pytest
 import dlpack
 import rl_kernel_native as rk
 from cases import raw
+from framework_arrays import (
+    DTYPES,
+    assert_cupy_has_the_bytes_of_torch,
+    assert_jax_has_the_bytes_of_numpy,
+    assert_prints_without_torch,
+    assert_torch_has_the_bytes_of_numpy,
+    bytes_of,
+    of,
+    of_torch,
+)
 from rl_kernel_native.contract import row
 
 TOKENS, DIM = 13, 36  # heads start off any 16-byte vector but the first
@@ -21,31 +29,19 @@ Q, K = (_random.standard_normal((TOKENS, h, DIM)).astype(np.float32) for h in (3
 _angles = np.arange(40)[:, None] / 100.0 ** (np.arange(16) / 16)
 COS, SIN = np.cos(_angles).astype(np.float32), np.sin(_angles).astype(np.float32)
 IDS = _random.integers(0, 40, TOKENS)
-DTYPES = ["float32", "float16", "bfloat16"]
-
-
-def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    if dtype == "bfloat16":
-        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
-        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
-    return [a.astype(dtype) for a in arrays]
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
     """Every function, of arrays that ``make`` makes."""
     q, k, *narrow = (make(a) for a in of(dtype, Q, K, COS, SIN))
     cos, sin = make(COS), make(SIN)
-    small, wide = make(IDS.astype(np.int32)), make(IDS)
+    small = make(IDS.astype(np.int32))
     return [
         *rk.rope(q, k, cos, sin, position_ids=small, partial_dim=32),
         *rk.rope(q, k, *narrow, position_ids=small, partial_dim=32, intermediate="input", interleaved=True),
         *rk.rope_backward(q, k, cos, sin, position_ids=small, partial_dim=32),
         rk.rope(k, None, make(COS[:TOKENS]), make(SIN[:TOKENS]), partial_dim=16)[0],
-    ] + ([rk.rope(q, None, cos, sin, position_ids=wide, partial_dim=32)[0]] if wide.dtype == IDS.dtype else [])
-
-
-def bytes_of(results: list[Any]) -> list[bytes]:
-    return [raw(r) for r in results]
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,27 +56,21 @@ def test_numpy_in_numpy_out(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_has_the_bytes_of_numpy(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
+    assert_torch_has_the_bytes_of_numpy(everything, dtype)
 
-    def make(a: np.ndarray) -> Any:
-        if a.dtype.kind == "i":
-            return torch.from_numpy(a)
-        name = a.dtype.name
-        return torch.from_numpy(a.astype(np.float32)).to(getattr(torch, name))
 
-    got = everything(make, dtype)
-    assert all(isinstance(r, torch.Tensor) for r in got)
-    want = everything(lambda a: a, dtype)
-    assert bytes_of(got) == bytes_of(want)[: len(got)]
+@pytest.mark.parametrize("make", [of_torch, lambda a: a], ids=["torch", "numpy"])
+def test_positions_of_int64_are_those_of_int32(make: Any) -> None:
+    q, cos, sin = make(Q), make(COS), make(SIN)
+    wide, small = (
+        rk.rope(q, None, cos, sin, position_ids=make(ids), partial_dim=32)[0] for ids in (IDS, IDS.astype(np.int32))
+    )
+    assert raw(wide) == raw(small)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
-    jax = pytest.importorskip("jax")
-    cpu = jax.devices("cpu")[0]
-    got = everything(lambda a: jax.device_put(a, cpu), dtype)
-    assert all(isinstance(r, jax.Array) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))[: len(got)]
+    assert_jax_has_the_bytes_of_numpy(everything, dtype)
 
 
 @pytest.mark.parametrize("exporter", [dlpack.Exporter, dlpack.OldExporter])
@@ -113,20 +103,14 @@ def test_negative_strides_of_numpy() -> None:
 
 def test_numpy_works_where_torch_is_not_loaded() -> None:
     code = """
-import sys, numpy as np, rl_kernel_native as rk
 x = np.full((3, 1, 4), 2, np.float16)
 c = np.ones((3, 2), np.float32)
-print(rk.rope(x, None, c, c)[0][0, 0, 3], rk.rope_backward(x, x, c, c)[1].dtype, 'torch' in sys.modules)
+print(rk.rope(x, None, c, c)[0][0, 0, 3], rk.rope_backward(x, x, c, c)[1].dtype)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "4.0 float16 False\n"
+    assert_prints_without_torch(code, "4.0 float16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
 def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
-    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
-    got = everything(cupy.asarray, dtype)
-    assert all(isinstance(r, cupy.ndarray) for r in got)
-    want = everything(lambda a: torch.from_numpy(a).cuda(), dtype)
-    assert bytes_of(got)[: len(want)] == bytes_of(want)
+    assert_cupy_has_the_bytes_of_torch(everything, dtype)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cases import differing
+from fuzz_layouts import as_laid_out_on, log_uniform
 from rope_cases import DTYPES, Operands, contract, results
 
 torch = pytest.importorskip("torch", reason="the fuzz makes its layouts with torch")
@@ -39,21 +40,12 @@ class Problem:
 
     def moved(self, device: str) -> Operands:
         """The same layouts elsewhere: ``to`` would make them contiguous."""
-        return Operands(*(None if t is None else _moved(t, device) for t in self.operands))
+        return Operands(*(None if t is None else as_laid_out_on(t, device) for t in self.operands))
 
     @property
     def name(self) -> str:
         shapes = [None if t is None else list(t.shape) for t in self.operands]
         return f"case {self.number}: {self.dtype} {shapes} {self.options} {sorted(self.features)}"
-
-
-def _moved(t: Any, device: str) -> Any:
-    flat = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-    return flat.to(device).as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def laid_out(rng: np.random.Generator, values: Any, order: tuple[int, ...], pad: int, offset: int) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 import warnings
 from typing import Any
@@ -13,11 +11,18 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import differing
-from host_cost import host_costs_us
 from rl_kernel_native.contract import row
 from rope_cases import DTYPES, Operands, operands, results
 
 torch = pytest.importorskip("torch")
+
+from torch_properties import (  # noqa: E402
+    assert_no_leak,
+    assert_the_arguments_device_is_used,
+    assert_work_follows_its_producer,
+    printed_host_costs,
+    runs_with_and_without_checkpoints,
+)
 
 
 @pytest.fixture
@@ -393,15 +398,8 @@ def test_constants_may_not_be_changed_before_backward_and_the_rest_may(o: Operan
 
 @pytest.mark.parametrize("selective", [False, True])
 def test_activation_checkpointing(selective: bool, o: Operands) -> None:
-    from torch.utils import checkpoint as ck
-
-    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
-        saved = op == torch.ops.rl_kernel_native.rope.default
-        return ck.CheckpointPolicy.MUST_SAVE if saved else ck.CheckpointPolicy.PREFER_RECOMPUTE
-
-    options = {"context_fn": lambda: ck.create_selective_checkpoint_contexts(policy)} if selective else {}
     outcomes = []
-    for run in (lambda f, *a: f(*a), lambda f, *a: ck.checkpoint(f, *a, use_reentrant=False, **options)):
+    for run in runs_with_and_without_checkpoints("rope", selective):
         q, k = leaves(o)
         run(lambda q, k: step(q * 2, k, o), q, k).backward()
         outcomes.append((q.grad, k.grad))
@@ -409,7 +407,7 @@ def test_activation_checkpointing(selective: bool, o: Operands) -> None:
 
 
 def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
-    """1,000 steps and 1,000 errors; allocators round by less than 8 MB, leaked results are 100 MB."""
+    """Steps and errors."""
     o = operands(rng, (64,), (8, 2), 80, "bfloat16", device)
     q, k = leaves(o)
 
@@ -421,17 +419,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
             with pytest.raises(ValueError, match="position_ids"):
                 rk.rope(o.q, None, o.cos, o.sin, position_ids=o.position_ids[:7])
 
-    def memory() -> int:
-        gc.collect()
-        if device == "cuda":
-            return torch.cuda.memory_allocated()
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    burst(100)
-    before = memory()
-    burst(1000)
-    assert memory() - before < 8 << 20
+    assert_no_leak(burst, device)
 
 
 @pytest.mark.alone
@@ -447,11 +435,7 @@ def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> No
         "with_grad": lambda: rk.rope(leaf, k, table, table, position_ids=ids),
         "allocation": lambda: torch.empty(8, 4, 64, device=device, dtype=torch.bfloat16),
     }
-    if device == "cuda":
-        calls["launch"] = lambda: torch.cuda._sleep(0)
-    cost = host_costs_us(calls)
-    with capsys.disabled():
-        print(f"\nhost cost of rope on {device} in us:", ", ".join(f"{name} {us:.2f}" for name, us in cost.items()))
+    cost = printed_host_costs("rope", calls, device, capsys)
     if device == "cuda":
         least = cost["launch"] + 2 * cost["allocation"]
         assert cost["eager"] <= max(10, least + 7)
@@ -496,28 +480,9 @@ def test_no_call_synchronises_and_a_captured_graph_replays(tokens: int, rng: np.
 
 @pytest.mark.gpu
 def test_work_goes_to_the_current_stream_behind_its_producer(rng: np.random.Generator) -> None:
-    """The producer sleeps, then writes. A call on another stream would read what was there before."""
-    final = operands(rng, (300,), (4, 2), 64, "bfloat16", "cuda")
-    want = results(final)
-    o = Operands(*(torch.full_like(t, -1) for t in final))
-    torch.cuda.synchronize()  # and every kernel is loaded
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(200_000_000)  # cycles: 0.1 s on an H200
-        for mine, theirs in zip(o, final, strict=True):
-            mine.copy_(theirs)
-        got = results(o)
-        assert not side.query(), "the calls waited for the stream, or the producer was too quick to tell"
-    side.synchronize()
-    assert_same(got, want)
+    assert_work_follows_its_producer(operands(rng, (300,), (4, 2), 64, "bfloat16", "cuda"), results)
 
 
 @pytest.mark.gpu
 def test_the_device_of_the_arguments_is_used_whichever_is_current(rng: np.random.Generator) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    o = operands(rng, (4,), (2, 1), 64)
-    with torch.cuda.device(0):
-        got = results(Operands(*(t.to("cuda:1") for t in o)))
-    assert got[0].device.index == 1
-    assert_same(got, results(Operands(*(t.to("cuda:0") for t in o))))
+    assert_the_arguments_device_is_used(operands(rng, (4,), (2, 1), 64), results)

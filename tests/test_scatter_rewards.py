@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import framework_sources
 import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import same, tensors
@@ -77,6 +78,21 @@ def test_rewards_and_kl_are_verls_openrlhfs_and_trls() -> None:
     for want in (scores - beta * kl, openrlhf, trl):
         assert not beyond("scatter_rewards", "rewards", got.rewards, want.double(), largest=8.0)
     assert torch.equal(got.lengths, length)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_kl_in_the_reward_is_openrlhfs_own(estimator: str) -> None:
+    models = framework_sources.openrlhf()
+    a = tensors(batch(6, 40, seed=4))
+    a["ref_logprob"][0, :4] -= 20.0  # beyond its limit
+    mask = torch.arange(40) < torch.tensor([40, 1, 7, 39, 20, 33])[:, None]
+    kl = models.compute_approx_kl(a["logprob"], a["ref_logprob"], kl_estimator=estimator) * mask
+    want = models.compute_reward(a["rewards"], 0.05, kl, mask)
+    got = rk.scatter_rewards(
+        a["rewards"], mask, logprob=a["logprob"], ref_logprob=a["ref_logprob"], kl_coef=0.05, kl_estimator=estimator,
+        kl_clamp=10.0,
+    )  # fmt: skip
+    assert not beyond("scatter_rewards", "rewards", got.rewards, want.double(), largest=8.0)
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0)])

@@ -14,29 +14,10 @@ from cases import raw
 
 torch = pytest.importorskip("torch", reason="most bad inputs are torch's")
 
+from tensor_kinds import DTensor, Wrapper, fake  # noqa: E402
+
 _generator = torch.Generator().manual_seed(0)
 G, U, D = (torch.randn(3, 32, generator=_generator).bfloat16() for _ in range(3))
-
-
-class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, as FSDP's and quantisation's are."""
-
-    @staticmethod
-    def __new__(cls, inner: Any) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{cls.__name__} does not do {func}")
-
-
-DTensor = type("DTensor", (Wrapper,), {})  # as torch.distributed's, known by its name
-
-
-def fake(tensor: Any) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(tensor)
 
 
 def silu(gate: Any = G, up: Any = U, **options: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,20 +10,21 @@ import pytest
 import dlpack
 import rl_kernel_native as rk
 from cases import raw
+from framework_arrays import (
+    DTYPES,
+    assert_cupy_has_the_bytes_of_torch,
+    assert_jax_has_the_bytes_of_numpy,
+    assert_prints_without_torch,
+    assert_torch_has_the_bytes_of_numpy,
+    bytes_of,
+    of,
+)
 from rl_kernel_native.contract import row
 
 ROWS, COLUMNS = 13, 100  # rows start off any 16-byte vector but the first
 
 _random = np.random.default_rng(11)
 GATE, UP, DY = (_random.standard_normal((ROWS, COLUMNS)).astype(np.float32) for _ in range(3))
-DTYPES = ["float32", "float16", "bfloat16"]
-
-
-def of(dtype: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    if dtype == "bfloat16":
-        ml_dtypes = pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16 comes from ml_dtypes")
-        return [a.astype(ml_dtypes.bfloat16) for a in arrays]
-    return [a.astype(dtype) for a in arrays]
 
 
 def everything(make: Any, dtype: str = "float32") -> list[Any]:
@@ -42,10 +41,6 @@ def everything(make: Any, dtype: str = "float32") -> list[Any]:
         *rk.gelu_mul_backward(dy, gate, up, approximate="none"),
         rk.gelu_mul_backward(dy, both),
     ]
-
-
-def bytes_of(results: list[Any]) -> list[bytes]:
-    return [raw(r) for r in results]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -65,23 +60,12 @@ def test_numpy_in_numpy_out(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_has_the_bytes_of_numpy(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-
-    def make(a: np.ndarray) -> Any:
-        return torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype))
-
-    got = everything(make, dtype)
-    assert all(isinstance(r, torch.Tensor) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+    assert_torch_has_the_bytes_of_numpy(everything, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str) -> None:
-    jax = pytest.importorskip("jax")
-    cpu = jax.devices("cpu")[0]
-    got = everything(lambda a: jax.device_put(a, cpu), dtype)
-    assert all(isinstance(r, jax.Array) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: a, dtype))
+    assert_jax_has_the_bytes_of_numpy(everything, dtype)
 
 
 @pytest.mark.parametrize("exporter", [dlpack.Exporter, dlpack.OldExporter])
@@ -116,18 +100,13 @@ def test_a_read_only_array_is_a_fine_input() -> None:
 
 def test_numpy_works_where_torch_is_not_loaded() -> None:
     code = """
-import sys, numpy as np, rl_kernel_native as rk
 x = np.full((3, 32), 2, np.float16)
-print(rk.gelu_mul(x)[0, 0], rk.silu_mul_backward(x[:, :16], x).dtype, 'torch' in sys.modules)
+print(rk.gelu_mul(x)[0, 0], rk.silu_mul_backward(x[:, :16], x).dtype)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "3.91 float16 False\n"
+    assert_prints_without_torch(code, "3.91 float16")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])  # CuPy has no bfloat16
 def test_cupy_in_cupy_out_with_the_bytes_of_torch(dtype: str) -> None:
-    cupy, torch = pytest.importorskip("cupy"), pytest.importorskip("torch")
-    got = everything(cupy.asarray, dtype)
-    assert all(isinstance(r, cupy.ndarray) for r in got)
-    assert bytes_of(got) == bytes_of(everything(lambda a: torch.from_numpy(a).cuda(), dtype))
+    assert_cupy_has_the_bytes_of_torch(everything, dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from cases import ALL, Status, differing, mode, raw, torch_logits, torch_targets
 from host_cost import host_costs_us
 
 torch = pytest.importorskip("torch")
+
+from torch_properties import assert_no_leak  # noqa: E402
 
 VOCAB = 211  # prime: eight uneven parts, a short last leaf
 OPTIONS: dict[str, Any] = {"temperature": 0.7, "logit_scale": 1.3, "softcap": 11.0, "valid_vocab": 200}
@@ -480,17 +481,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
             with pytest.raises(ValueError, match="target"):
                 rk.logprob(logits, target[:1])
 
-    def memory() -> int:
-        gc.collect()
-        if device == "cuda":
-            return torch.cuda.memory_allocated()
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    burst(200)
-    before = memory()
-    burst(2000)
-    assert memory() - before < 8 << 20
+    assert_no_leak(burst, device, repetitions=2000)
 
 
 # ---- host cost ------------------------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import framework_sources
 import rl_kernel_native as rk
 from cases import beyond
 from rl_kernel_native.contract import row
@@ -19,9 +19,7 @@ N = GROUPS * SIZE
 
 @pytest.fixture(scope="module")
 def verl() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed", exc_type=ImportError)
+    return framework_sources.verl()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 from .ops.policy_spec import PolicySpec
 
-__all__ = ["openrlhf", "slime", "trl", "verl", "vime"]
+__all__ = ["openrlhf", "slime", "trl", "trl_gmpo", "trl_rloo", "verl", "vime"]
 
 
 def _unknown(name: str, value: Any, choices: tuple[str, ...]) -> ValueError:
@@ -56,6 +56,8 @@ def verl(
     trust region (docs/objectives.md), of which ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are bounds.
 
     Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.
+        ``clip_ratio_low`` and ``clip_ratio_high`` of None are ``clip_ratio``; verl's configuration has 0.2 for both, so
+        that ``clip_ratio`` alone changes nothing there.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that verl does not know, or that this library does not serve.
     Source: docs/objectives.md.
@@ -212,6 +214,45 @@ def trl(
     if off_policy_mask_threshold is not None:
         fields |= {"drop_above": off_policy_mask_threshold, "drop_of": "rollout" if use_vllm else "old"}
     return PolicySpec(entropy_coef=entropy_coef, entropy_aggregation="token-mean", entropy_scale=share, **fields)
+
+
+def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> PolicySpec:
+    """TRL's RLOO loss (TRL 1.16: trl/trainer/rloo_trainer.py, ``_compute_loss``): PPO of sequences' ratios.
+
+    ``beta`` is of a KL in the reward (:func:`scatter_rewards`), and ``normalize_advantages`` of the advantages; neither
+    is of the loss. A sequence without a token has a loss of 0 here, of minus its advantage there; none has a gradient.
+
+    Args: as TRL's RLOOConfig names them.
+    Returns: a :class:`PolicySpec`.
+    Raises: ValueError for a bound that is none.
+    Source: docs/objectives/rloo.md.
+    """
+    # One number of each sequence: the mean over its tokens is itself.
+    return PolicySpec(
+        level="sequence", epsilon_low=epsilon, epsilon_high=_either(epsilon_high, epsilon),
+        aggregation="seq-mean-token-mean", count_empty=True,
+    )  # fmt: skip
+
+
+def trl_gmpo(
+    *,
+    epsilon: float = 0.4,
+    epsilon_high: float | None = None,
+    beta: float = 0.0,
+    gradient_accumulation_steps: int = 1,
+) -> PolicySpec:
+    """TRL's GMPO loss (TRL 1.16: trl/experimental/gmpo/gmpo_trainer.py, ``_compute_loss``).
+
+    Args: as TRL's GMPOConfig names them; ``epsilon`` and ``epsilon_high`` are of the log-ratio.
+    Returns: a :class:`PolicySpec`.
+    Raises: ValueError for a bound that is none.
+    Source: docs/objectives/gmpo.md.
+    """
+    fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
+    return PolicySpec(
+        clip="gmpo", level="geometric", epsilon_low=epsilon, epsilon_high=_either(epsilon_high, epsilon),
+        aggregation="seq-mean-token-mean", count_empty=True, scale=1.0 / gradient_accumulation_steps, **fields,
+    )  # fmt: skip
 
 
 def slime(

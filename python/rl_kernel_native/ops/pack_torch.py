@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from .. import _torch
 from .._native import module as _C
 from .._torch import is_direct, prepare, require_tensors, wants_grad
@@ -34,11 +32,11 @@ def pack(
         return traced.move(tensors, cu_seqlens, positions, False, True, num_tokens, capacity, fills), *layout
     require_tensors(**_named(tensors), optional={"lengths": lengths, "mask": mask})
     cu_seqlens, positions, status = traced.layout(lengths, mask, num_tokens, capacity)
-    found: list[Any] = []
-    for i in range(0, len(tensors), traced.MOST):
-        some, of_these = tensors[i : i + traced.MOST], fills[i : i + traced.MOST]
-        found += traced.pack(some, cu_seqlens, positions, num_tokens, capacity, of_these, True)
-    return found, cu_seqlens, positions, status
+
+    def packed(some: list[Any], fill: list[float]) -> list[Any]:
+        return traced.pack(some, cu_seqlens, positions, num_tokens, capacity, fill, True)
+
+    return _in_groups(packed, tensors, fills), cu_seqlens, positions, status
 
 
 def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any, fills: list[float]) -> list[Any]:
@@ -47,8 +45,19 @@ def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any,
         prepare(tensors[0])
         return traced.move(tensors, cu_seqlens, positions, True, True, num_tokens, 0, fills)
     require_tensors(**_named(tensors), cu_seqlens=cu_seqlens, optional={"positions": positions})
-    found: list[Tensor] = []
-    for i in range(0, len(tensors), traced.MOST):
-        some, of_these = tensors[i : i + traced.MOST], fills[i : i + traced.MOST]
-        found += traced.unpack(some, cu_seqlens, positions, num_tokens, of_these)
-    return found
+
+    def unpacked(some: list[Any], fill: list[float]) -> list[Any]:
+        return traced.unpack(some, cu_seqlens, positions, num_tokens, fill)
+
+    return _in_groups(unpacked, tensors, fills)
+
+
+def _in_groups(call: Any, tensors: list[Any], fills: list[float]) -> list[Any]:
+    """Calls of at most eight tensors, those that require a gradient apart: all results of one call would require it."""
+    found: dict[int, Any] = {}
+    for wanted in (True, False):
+        group = [i for i, t in enumerate(tensors) if t.requires_grad == wanted]
+        for first in range(0, len(group), traced.MOST):
+            some = group[first : first + traced.MOST]
+            found |= zip(some, call([tensors[i] for i in some], [fills[i] for i in some]), strict=True)
+    return [found[i] for i in range(len(tensors))]

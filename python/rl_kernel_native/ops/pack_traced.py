@@ -85,6 +85,49 @@ implement(_library, "pack_layout", _layout_kernel, functools.partial(_ops.pack_l
 implement(_library, "pack", _pack_kernel, _differentiable_pack)
 implement(_library, "unpack", _unpack_kernel, _differentiable_unpack)
 
+# is_grads_batched: torch loops over batches of an operator without lists; tensors of a list go one at a time.
+_library.define(
+    "pack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, float fill, "
+    "bool covered) -> Tensor"
+)
+_library.define(
+    "unpack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, float fill) -> Tensor"
+)
+
+
+def _pack_one_kernel(tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int, fill: float,
+                     covered: bool) -> Tensor:  # fmt: skip
+    return _pack_kernel([tensor], cu_seqlens, positions, num_tokens, capacity, [fill], covered)[0]
+
+
+def _unpack_one_kernel(tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: float) -> Tensor:
+    return _unpack_kernel([tensor], cu_seqlens, positions, num_tokens, [fill])[0]
+
+
+def _pack_batched(tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int,
+                  fill: list[float], covered: bool) -> list[Tensor]:  # fmt: skip
+    how = (cu_seqlens, positions, num_tokens, capacity)
+    return [_ops.pack_one(t, *how, f, covered) for t, f in zip(tensors, fill, strict=True)]
+
+
+def _unpack_batched(
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: list[float]
+) -> list[Tensor]:
+    return [_ops.unpack_one(t, cu_seqlens, positions, num_tokens, f) for t, f in zip(tensors, fill, strict=True)]
+
+
+implement(_library, "pack_one", _pack_one_kernel)
+implement(_library, "unpack_one", _unpack_one_kernel)
+_library.impl("pack", _pack_batched, "Batched")
+_library.impl("unpack", _unpack_batched, "Batched")
+
+
+def _layout_vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+    return looped(_ops.pack_layout, info, in_dims, inputs), (0, 0, 0)
+
+
+torch.library.register_vmap("rl_kernel_native::pack_layout", _layout_vmap, lib=_library)
+
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
@@ -153,6 +196,16 @@ def _unpack_fake(
     return [t.new_empty((cu_seqlens.shape[0] - 1, num_tokens, *t.shape[1:])) for t in tensors]
 
 
+@torch.library.register_fake("rl_kernel_native::pack_one", lib=_library)
+def _pack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
+    return _pack_fake([tensor], *how)[0]
+
+
+@torch.library.register_fake("rl_kernel_native::unpack_one", lib=_library)
+def _unpack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
+    return _unpack_fake([tensor], *how)[0]
+
+
 # ---- derivatives ----------------------------------------------------------------------------------------------------
 
 
@@ -174,15 +227,29 @@ def unpack(tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: A
     return list(apply_function(_TracedUnpack, "_TransformedUnpack", *how, *_filled(tensors)))
 
 
-def _present(tensors: Any) -> list[Any]:
-    return [t for t in tensors if t is not None]
-
-
 def _each(given: Any, function: Any) -> list[Any]:
     """``function`` of the tensors that are there, and None for the others."""
     present = [t.contiguous() for t in given if t is not None]
     found = iter(function(present) if present else ())
     return [None if t is None else next(found) for t in given]
+
+
+def _say_outputs(ctx: Any, outputs: Any) -> None:
+    """What jvp must know: torch takes None for the tangent of an output only where that has none, as of integers."""
+    ctx.mark_non_differentiable(*(o for o in outputs if not _is_differentiable(o.dtype)))
+    ctx.outputs = [(o.shape, o.dtype) for o in outputs]
+
+
+def _is_differentiable(dtype: Any) -> bool:
+    return bool(dtype.is_floating_point or dtype.is_complex)
+
+
+def _tangents(ctx: Any, found: list[Any]) -> tuple[Any, ...]:
+    device = ctx.saved_tensors[0].device
+    return tuple(
+        torch.zeros(shape, dtype=dtype, device=device) if t is None and _is_differentiable(dtype) else t
+        for t, (shape, dtype) in zip(found, ctx.outputs, strict=False)
+    )
 
 
 class _TracedPack(torch.autograd.Function):
@@ -197,6 +264,7 @@ class _TracedPack(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         cu_seqlens, positions, *ctx.how = inputs[:6]
+        _say_outputs(ctx, output)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(cu_seqlens, positions)
         ctx.save_for_forward(cu_seqlens, positions)
@@ -227,7 +295,7 @@ class _TransformedPack(_TracedPack):
         def packed(given: list[Any]) -> list[Any]:
             return pack(given, cu_seqlens, positions, num_tokens, capacity, [0.0] * len(given), covered)
 
-        return tuple(_each(tangents[6:], packed)[: len(_present(tangents[6:])) or 1])
+        return _tangents(ctx, _each(tangents[6:], packed))
 
 
 class _TracedUnpack(torch.autograd.Function):
@@ -243,6 +311,7 @@ class _TracedUnpack(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         cu_seqlens, positions, ctx.num_tokens = inputs[:3]
         ctx.capacity = inputs[4].shape[0]
+        _say_outputs(ctx, output)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(cu_seqlens, positions)
         ctx.save_for_forward(cu_seqlens, positions)
@@ -272,7 +341,7 @@ class _TransformedUnpack(_TracedUnpack):
         def unpacked(given: list[Any]) -> list[Any]:
             return unpack(given, cu_seqlens, positions, ctx.num_tokens, [0.0] * len(given))
 
-        return tuple(_each(tangents[4:], unpacked)[: len(_present(tangents[4:])) or 1])
+        return _tangents(ctx, _each(tangents[4:], unpacked))
 
 
 def _flat_dims(in_dims: tuple[Any, ...]) -> list[Any]:

@@ -1,0 +1,132 @@
+"""importance_weights, mismatch_metrics and value_loss against verl's and OpenRLHF's own source, where it is
+installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import framework_sources
+import rl_kernel_native as rk
+from cases import beyond
+from policy_loss_cases import tensors
+from rollout_cases import rollouts
+
+COLUMNS = 60
+
+
+@pytest.fixture(scope="module")
+def helper() -> Any:
+    return framework_sources.verl("verl.trainer.ppo.rollout_corr_helper")
+
+
+def batch(seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Arrays, and verl's: log-ratio and mask in float64. Every sequence has a token: of none verl takes NaNs for
+    means."""
+    a = tensors(rollouts(2, COLUMNS, seed=seed))
+    a = {k: torch.cat([x, x.flip(0, 1)]) for k, x in a.items()}
+    a["rollout"][2:] += 0.3 * (a["rollout"][2:] - a["train"][2:])
+    return a, a["train"].double() - a["rollout"].double(), a["mask"].double()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("level", "threshold"),
+    [("token", "1.2"), ("token", "0.8_1.25"), ("sequence", "1.2"), ("sequence", "0.3_20")],  # some and not all within
+)
+def test_weights_are_verls_own(helper: Any, level: str, threshold: str, normalize: bool) -> None:
+    a, d, mask = batch()
+    want, _ = helper.compute_rollout_correction_weights(d, mask, level, threshold, normalize)
+    low, _, high = threshold.rpartition("_")
+    assert bool((want > 0).any())
+    assert bool((want[mask > 0] == 0).any()) == bool(low)
+    how: dict[str, Any] = {"mode": "mask", "lower": float(low)} if low else {}
+    got = rk.importance_weights(
+        a["train"], a["rollout"], a["mask"], level=level, upper=float(high), normalize=normalize, **how
+    )
+    assert not beyond("importance_weights", "weights", got.weights, want, terms=COLUMNS)
+
+
+# Thresholds that some tokens or sequences meet and others do not.
+CRITERIA: dict[str, Any] = {
+    "token_k1": (0.7, 1.1), "token_k2": 0.05, "token_k3": 0.04, "seq_sum_k1": (0.3, 4.0), "seq_sum_k2": 0.9,
+    "seq_sum_k3": 0.9, "seq_mean_k1": (0.99, 1.02), "seq_mean_k2": 0.02, "seq_mean_k3": 0.02, "seq_max_k2": 0.15,
+    "seq_max_k3": 0.15,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [*[(name,) for name in CRITERIA], ("token_k1", "seq_mean_k3", "seq_max_k2")], ids=str)
+def test_what_is_rejected_is_verls_own(helper: Any, names: tuple[str, ...]) -> None:
+    kept = tokens = 0
+    for seed in range(8):
+        a, d, mask = batch(seed)
+        thresholds = ["_".join(map(str, np.atleast_1d(CRITERIA[name]))) for name in names]
+        want, _ = helper.compute_rollout_rejection_mask(d, mask, ",".join(names), ",".join(thresholds))
+        rejection = {name: CRITERIA[name] for name in names}
+        got = rk.importance_weights(a["train"], a["rollout"], a["mask"], upper=2.0, rejection=rejection)
+        assert torch.equal(got.mask.double(), want)
+        kept, tokens = kept + int(want.sum()), tokens + int(mask.sum())
+    assert 0 < kept < tokens, "a threshold that says nothing tests nothing"
+
+
+# verl's names of what mismatch_metrics has.
+METRICS = {
+    "kl": "kl", "k3_kl": "k3", "training_ppl": "ppl_train", "rollout_ppl": "ppl_rollout",
+    "training_log_ppl": "log_ppl_train", "rollout_log_ppl": "log_ppl_rollout", "log_ppl_diff": "log_ppl_diff_mean",
+    "log_ppl_abs_diff": "log_ppl_diff_abs_mean", "log_ppl_diff_max": "log_ppl_diff_max",
+    "log_ppl_diff_min": "log_ppl_diff_min", "ppl_ratio": "ppl_ratio", "chi2_token": "chi2_token",
+    "chi2_seq": "chi2_seq",
+}  # fmt: skip
+
+
+def test_metrics_are_verls_own(helper: Any) -> None:
+    a, _, mask = batch()
+    want = helper.compute_offpolicy_metrics(a["train"].double(), a["rollout"].double(), mask)
+    assert set(want) == set(METRICS)
+    got = rk.mismatch_metrics(a["train"], a["rollout"], a["mask"]).asdict()
+    found = np.array([got[METRICS[name]] for name in want])
+    assert not beyond("mismatch_metrics", "metrics", found, np.array(list(want.values())))
+
+
+# ---- the value loss -------------------------------------------------------------------------------------------------
+
+
+def values() -> tuple[torch.Tensor, ...]:
+    """Value, old value, return and mask; no value is on a bound, no error equals another."""
+    random = np.random.default_rng(7)
+    value, moved, error = (torch.from_numpy(random.normal(0, 1, (6, 37)).astype(np.float32)) for _ in range(3))
+    mask = torch.from_numpy(random.random((6, 37)) < 0.7)
+    mask[1] = False
+    return value, value + 0.5 * moved, value + error, mask
+
+
+def assert_value_loss(theirs: Any, **how: Any) -> None:
+    """Loss and gradient, theirs in float64."""
+    value, old, returns, mask = values()
+    leaf = value.double().requires_grad_()
+    want = theirs(leaf, old.double(), returns.double(), mask.double())
+    want.backward()
+    assert leaf.grad is not None
+    got = rk.value_loss_and_grad(value, old if "clip" in how else None, returns, mask, **how)
+    assert abs(float(got.loss) - want.item()) <= 2e-6 * abs(want.item())
+    assert float((got.d_value - leaf.grad).abs().max()) <= 3e-6 * float(leaf.grad.abs().max())
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def test_the_value_loss_is_verls_own(aggregation: str) -> None:
+    verl = framework_sources.verl()
+    assert_value_loss(
+        lambda v, o, r, mask: verl.compute_value_loss(v, r, o, mask, 0.5, aggregation)[0],
+        clip=0.5, aggregation=aggregation,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("tokens", [True, False])
+def test_the_value_loss_is_openrlhfs_own(tokens: bool, clip: float | None) -> None:
+    loss = framework_sources.openrlhf().ValueLoss(clip_eps=clip, token_level_loss=tokens)
+    how: dict[str, Any] = {"aggregation": "token-mean" if tokens else "seq-mean-token-mean"}
+    assert_value_loss(loss, **how, **({} if clip is None else {"clip": clip}))
