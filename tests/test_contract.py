@@ -31,6 +31,7 @@ torch = pytest.importorskip("torch", reason="the tests of operators make their o
 import advantage_cases  # noqa: E402
 import embedding_cases  # noqa: E402
 import linear_cases  # noqa: E402
+import linear_logprob_cases  # noqa: E402
 import reward_batches  # noqa: E402
 import rms_norm_cases  # noqa: E402
 import rope_cases  # noqa: E402
@@ -192,6 +193,10 @@ def of_linear() -> str:
     found = linear_cases.failures(o, linear_cases.results(o), "ieee")
     with rk.arithmetic("sm_90"):
         return found + linear_cases.failures(o, linear_cases.results(o), "sm_90")
+
+
+def of_linear_logprob() -> str:
+    return linear_logprob_cases.failures(linear_logprob_cases.head(RNG, 5, 40, 90))
 
 
 def of_rms_norm() -> str:
@@ -427,6 +432,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "importance_weights": of_importance_weights,
     "kl": of_kl,
     "linear": of_linear,
+    "linear_logprob": of_linear_logprob,
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
     "mismatch_metrics": of_mismatch_metrics,

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import linear_cases
+import linear_logprob_cases
 import rl_kernel_native as rk
 from cases import differing
 
@@ -168,15 +170,20 @@ def test_bad_arguments_are_named(case: str) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_is_near_float64(head: tuple[Any, ...], options: str) -> None:
-    """docs/numerics.md, "What equal means": from hidden states at most 1e-4 * max(1, max |z| / 4)."""
-    hidden, weight, bias, target = head
-    got = rk.linear_logprob(hidden, weight, target, bias=bias, return_entropy=True, **OPTIONS[options])
-    arrays = [t.cpu().double().numpy() for t in (hidden, weight, bias)]
-    want = rk.linear_logprob_reference(*arrays[:2], target.cpu().numpy(), bias=arrays[2], **OPTIONS[options])
-    bound = 1e-4 * np.maximum(1, want["max_abs_z"] / 4)
-    assert (abs(got.logprob.cpu().numpy() - want["logprob"]) <= bound).all()
-    assert (abs(got.entropy.cpu().numpy() - want["entropy"]) <= 2 * bound).all()
+@pytest.mark.parametrize(
+    ("unit", "dtype"),
+    [(unit, dtype) for unit in linear_cases.UNITS for dtype in linear_cases.HALF]
+    + [("ieee", "float32")],  # units have no float32
+)
+def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: str) -> None:
+    """Every unit's products, against the bounds of contract.py."""
+    rng = np.random.default_rng(linear_cases.UNITS.index(unit))
+    with rk.arithmetic(unit):
+        for rows, ins, vocab in ((9, 48, 300), (3, 200, 1031)):
+            given = OPTIONS[options] | ({"valid_vocab": vocab - 7} if options == "everything" else {})
+            o = linear_logprob_cases.head(rng, rows, ins, vocab, dtype)
+            o.target[o.target >= vocab - 7] = 0
+            assert not linear_logprob_cases.failures(o, unit, **given)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
