@@ -11,6 +11,7 @@ import linear_cases
 import linear_logprob_cases
 import rl_kernel_native as rk
 from cases import differing
+from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
 
@@ -74,6 +75,40 @@ def test_gradients_are_those_of_rounded_logit_gradients(head: tuple[Any, ...], o
     assert not differing(tuple(t.grad for t in leaves), want)
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_rows_outside_of_the_loss_mask_are_as_ignored_ones(head: tuple[Any, ...], index: Any) -> None:
+    hidden, weight, bias, target = head
+    target = target.to(index)
+    mask = torch.rand(target.shape, generator=torch.Generator().manual_seed(1)).to(target.device) < 0.6
+    ignored = torch.where(mask, target, -100)
+    outcomes = []
+    for ids, options in ((ignored, {}), (target, {"loss_mask": mask})):
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+        leaves[0].data[~mask] = float("nan")  # never read
+        result = rk.linear_logprob(leaves[0], leaves[1], ids, bias=leaves[2], **ALL, **options)
+        (result.logprob + result.lse + result.entropy).sum().backward()
+        outcomes.append((*(o.detach() for o in result), *(t.grad for t in leaves)))
+    assert not differing(*outcomes)
+    assert not outcomes[1][0][~mask].any()
+    assert not outcomes[1][5][~mask].any()
+    assert outcomes[1][5][mask & (target != -100)].any(-1).all()
+
+
+def test_a_loss_mask_of_numpy_and_jax_has_the_bytes_of_torch() -> None:
+    rng = np.random.default_rng(3)
+    hidden, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3, 32), (70, 32)))
+    target, mask = rng.integers(0, 70, (4, 3)).astype(np.int32), rng.random((4, 3)) < 0.5
+    want = rk.linear_logprob(*(torch.from_numpy(a) for a in (hidden, weight, target)), loss_mask=torch.from_numpy(mask))
+    assert rk.linear_logprob(hidden, weight, target, loss_mask=mask).tobytes() == want.numpy().tobytes()
+    jax = pytest.importorskip("jax")
+    arrays = [jax.numpy.asarray(a) for a in (hidden, weight, target, mask)]
+    got = rk.linear_logprob(*arrays[:3], loss_mask=arrays[3])
+    assert np.asarray(got).tobytes() == want.numpy().tobytes()
+    reference = rk.linear_logprob_reference(hidden, weight, target, loss_mask=mask)
+    allowed = row("linear_logprob", "logprob").allowed(max_abs_z=reference["max_abs_z"])
+    assert (abs(want.numpy() - reference["logprob"]) <= allowed).all()
+
+
 @pytest.mark.parametrize("rows", [1, 7, 300])
 def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
     generator = torch.Generator().manual_seed(rows)
@@ -118,6 +153,15 @@ def test_main_grad_is_added_to(head: tuple[Any, ...]) -> None:
     assert not differing(grown, rk.linear_weight_grad(d, scored, main_grad=start))
 
 
+def test_main_grad_waits_for_a_backward_that_asks_for_the_gradient_of_weight(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    total = torch.zeros(VOCAB, HIDDEN, device=hidden.device)
+    x, w = (t.clone().requires_grad_() for t in (hidden, weight))
+    rk.linear_logprob(x, w, target, main_grad=total).sum().backward(inputs=[x])
+    assert x.grad.any()
+    assert not total.any()
+
+
 def test_a_frozen_head_gets_no_gradient(head: tuple[Any, ...]) -> None:
     hidden, weight, _, target = head
     leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
@@ -155,6 +199,18 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "workspace": ({"workspace_bytes": 10}, ValueError, "workspace_bytes: expected at least"),
     "temperature": ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
     "main_grad": ({"main_grad": torch.zeros(40, 16), "weight_grad": False}, ValueError, "main_grad: weight_grad"),
+    "loss_mask dtype": ({"loss_mask": torch.ones(3)}, TypeError, "loss_mask: expected dtype bool, got float32"),
+    "loss_mask shape": ({"loss_mask": torch.ones(1, dtype=torch.bool)}, ValueError, r"loss_mask: expected shape \[3\]"),
+    "loss_mask type": ({"loss_mask": [True] * 3}, TypeError, "loss_mask: expected a torch.Tensor, got list"),
+    "masked int32": (
+        {
+            "loss_mask": torch.ones(3, dtype=torch.bool),
+            "target": torch.zeros(3, dtype=torch.int32),
+            "ignore_index": 1 << 31,
+        },
+        ValueError,
+        "ignore_index: expected an integer of 32 bits",
+    ),
     "checked": ({"target": torch.tensor([1, 77, 3]), "check": True}, ValueError, r"row 1 \(the first of 1 bad rows\)"),
 }
 
@@ -189,9 +245,11 @@ def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) -> None:
     hidden, weight, bias, target = head
+    mask = torch.arange(target.numel(), device=target.device).view(target.shape) % 3 > 0
 
     def step(x: Any, w: Any, b: Any) -> Any:
-        result = rk.linear_logprob(x, w, target, bias=b, return_entropy=True, **OPTIONS["everything"])
+        options = {**OPTIONS["everything"], "loss_mask": mask}
+        result = rk.linear_logprob(x, w, target, bias=b, return_entropy=True, **options)
         return result.logprob, result.entropy
 
     torch.compiler.reset()
@@ -207,8 +265,13 @@ def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) ->
 def test_func_grad_has_the_bytes_of_backward(head: tuple[Any, ...]) -> None:
     hidden, weight, _, target = head
     leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
-    rk.linear_logprob(*leaves, target).sum().backward()
-    found = torch.func.grad(lambda x, w: rk.linear_logprob(x, w, target).sum(), argnums=(0, 1))(hidden, weight)
+    mask = torch.arange(target.numel(), device=target.device).view(target.shape) % 3 > 0
+    rk.linear_logprob(*leaves, target, loss_mask=mask).sum().backward()
+
+    def loss(x: Any, w: Any) -> Any:
+        return rk.linear_logprob(x, w, target, loss_mask=mask).sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1))(hidden, weight)
     assert not differing(found, tuple(t.grad for t in leaves))
 
 

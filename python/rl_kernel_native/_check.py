@@ -67,6 +67,13 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
 
 
+def held_by(array: str, value: int, name: str, dtype: str) -> None:
+    """Of a number that is to be written into an array of int32 or int64."""
+    bits = 31 if dtype.endswith("int32") else 63
+    if not -(1 << bits) <= value < 1 << bits:
+        raise ValueError(f"{name}: expected an integer of {bits + 1} bits (those of {array}), got {value}")
+
+
 def number(name: str, value: Any) -> float:
     if isinstance(value, float):
         return value

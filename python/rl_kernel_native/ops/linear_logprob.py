@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
@@ -49,6 +51,7 @@ def linear_logprob(
     check: bool = False,
     on_bad_id: str = "nan",
     exp: str | None = None,
+    loss_mask: Any = None,
     weight_grad: bool = True,
     main_grad: Any = None,
     workspace_bytes: int = 512 << 20,
@@ -61,13 +64,15 @@ def linear_logprob(
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
-            with ``target == ignore_index`` are never read.
+            with ``target == ignore_index`` are never read, nor are those that ``loss_mask`` leaves out.
         weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32.
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
         temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, the ``return_`` flags,
             check, on_bad_id, exp: as for :func:`logprob`.
+        loss_mask: bool ``[...]``, of the framework of ``target``: where it is False a row is one whose target is
+            ``ignore_index``, whatever its target is: every output and every gradient is 0.
         weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less.
         main_grad: float32 ``[vocab_size, in_features]``, to which backward adds the gradient of ``weight`` in place, as
             :func:`linear` does.
@@ -86,6 +91,8 @@ def linear_logprob(
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
         head = (hidden, weight, bias)
         result = _torch().linear_logprob(
@@ -112,3 +119,26 @@ def linear_logprob(
         )
         result = _native_results(frame, raw, None)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+
+
+def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
+    """The target with ``ignore_index`` where ``loss_mask`` is False, in its own framework and dtype."""
+    ignored = _check.integer("ignore_index", ignore_index)
+    if _dispatch.is_tensor(target):
+        return _torch().scored_target(target, loss_mask, ignored)
+    for name, array in (("target", target), ("loss_mask", loss_mask)):
+        if not _dispatch.is_array(array):
+            raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
+    if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
+        kinds = (type(target).__name__, type(loss_mask).__name__)
+        raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
+    if str(loss_mask.dtype) != "bool":
+        raise TypeError(f"loss_mask: expected dtype bool, got {loss_mask.dtype}")
+    if tuple(loss_mask.shape) != tuple(target.shape):
+        wanted = list(target.shape)
+        raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
+    if str(target.dtype) not in ("int32", "int64"):
+        raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
+    _check.held_by("target", ignored, "ignore_index", str(target.dtype))
+    namespace = np if isinstance(target, np.ndarray) else target.__array_namespace__()
+    return namespace.where(loss_mask, target, namespace.full_like(target, ignored))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _main_grad, _torch
+from .. import _check, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
@@ -25,9 +25,10 @@ from .._torch import (
     wants_grad,
 )
 from . import linear_logprob_traced as traced
+from .linear_autograd import wanted
 from .logprob_torch import _selected
 
-__all__ = ["linear_logprob"]
+__all__ = ["linear_logprob", "scored_target"]
 
 _SAME = -1  # a dtype's code: that of the operands
 
@@ -67,6 +68,24 @@ def linear_logprob(
         return _selected(outputs, returns)
     prepare(hidden)
     return _forward(hidden, weight, bias, target, arguments, how, returns)
+
+
+def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
+    if not is_direct(target, loss_mask):
+        require_tensors(target=target, loss_mask=loss_mask)
+    if not isinstance(loss_mask, Tensor):
+        raise TypeError(f"loss_mask: expected a torch.Tensor, got {type(loss_mask).__name__}")
+    if loss_mask.dtype is not torch.bool:
+        raise TypeError(f"loss_mask: expected dtype bool, got {_shapes.dtype_name(loss_mask.dtype)}")
+    if loss_mask.shape != target.shape:
+        wanted = list(target.shape)
+        raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
+    if loss_mask.device != target.device:
+        raise ValueError(f"loss_mask: expected device {target.device} (that of target), got {loss_mask.device}")
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected dtype int32 or int64, got {_shapes.dtype_name(target.dtype)}")
+    _check.held_by("target", ignored, "ignore_index", str(target.dtype))
+    return torch.where(loss_mask, target, ignored)
 
 
 def _forward(
@@ -111,7 +130,7 @@ class _LinearLogprob(torch.autograd.Function):
             raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
         value, *numbers = ctx.numbers
         mode, logits, workspace_bytes, unit = ctx.how
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_hidden, needs_weight, needs_bias = wanted(ctx)
         prepare(hidden)
         dhidden, dweight, dbias = _C.linear_logprob_backward(
             hidden, weight, bias, target, value if temperature is None else temperature, *numbers, kept_ids,
