@@ -39,7 +39,7 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
-from .ops.linear_logprob import linear_logprob, linear_logprob_reference
+from .ops.linear_logprob import linear_logprob, linear_logprob_partial, linear_logprob_reference
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -164,6 +164,7 @@ __all__ = [
     "linear_bias_grad",
     "linear_input_grad",
     "linear_logprob",
+    "linear_logprob_partial",
     "linear_logprob_reference",
     "linear_partial",
     "linear_reference",

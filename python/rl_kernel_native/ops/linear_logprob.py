@@ -14,7 +14,7 @@ from ..reference.linear_logprob import linear_logprob_reference
 from .linear import _code
 from .logprob import ENTROPY, LOGPROB, LSE, STATUS, SUM_P_SQ, _exported, _native_results, _selected
 
-__all__ = ["linear_logprob", "linear_logprob_reference"]
+__all__ = ["linear_logprob", "linear_logprob_partial", "linear_logprob_reference"]
 
 _torch_path: Any = None
 
@@ -55,6 +55,10 @@ def linear_logprob(
     weight_grad: bool = True,
     main_grad: Any = None,
     workspace_bytes: int = 512 << 20,
+    process_group: Any = None,
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
+    dh_segments: int = 1,
 ) -> Any:
     """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with at most some
     rows of the logits in memory.
@@ -78,6 +82,16 @@ def linear_logprob(
             :func:`linear` does.
         workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
             to a point; results do not change by a bit. The CPU backend takes its own, 64 MiB where it can.
+        process_group: of torch.distributed, over whose 1, 2, 4 or 8 ranks the vocabulary lies in rank order; every rank
+            gives the same ``hidden`` and ``target``, and its own rows of ``weight`` and ``bias``. Ranks exchange five
+            numbers a row; all get the result, with the bits of one rank that has the whole.
+        vocab_start: global id of the weight's first row; a cut of docs/numerics.md, rule 5 (equal shards where the
+            vocabulary is a multiple of 64).
+        vocab_size: columns of all ranks. Default, without a group: the weight's.
+        dh_segments: 1: the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a rank's
+            own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
+            the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
+            all ranks have the whole already: do not add. It takes four float32 copies of ``hidden`` of the workspace.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
         what is needed.
@@ -85,6 +99,8 @@ def linear_logprob(
     """
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
+    if _check.integer("dh_segments", dh_segments) not in (1, 8):
+        raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
     verify = check or on_bad_id == "raise"
@@ -95,10 +111,13 @@ def linear_logprob(
         target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
         head = (hidden, weight, bias)
+        where = (process_group, vocab_start, vocab_size)
         result = _torch().linear_logprob(
-            head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes
+            head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes, dh_segments, where
         )
     else:
+        if process_group is not None or vocab_start != 0 or vocab_size is not None:
+            raise ValueError("process_group, vocab_start, vocab_size: for torch tensors; see linear_logprob_partial")
         if main_grad is not None:
             raise ValueError("main_grad: only torch has an autograd that could use it")
         frame = _dispatch.Frame(hidden, "hidden")
@@ -119,6 +138,63 @@ def linear_logprob(
         )
         result = _native_results(frame, raw, None)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+
+
+def linear_logprob_partial(
+    hidden: Any,
+    weight_shard: Any,
+    target: Any,
+    *,
+    vocab_start: int,
+    vocab_size: int,
+    bias: Any = None,
+    temperature: Any = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    logits_dtype: Any = "float32",
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+    exp: str | None = None,
+    loss_mask: Any = None,
+    workspace_bytes: int = 512 << 20,
+) -> Any:
+    """:func:`logprob_partial` of a shard of a head: ``weight_shard`` has rows ``vocab_start`` on of ``vocab_size``, and
+    ``bias`` its elements. :func:`logprob_merge` makes results of the statistics of all shards, with the bits of
+    :func:`linear_logprob` of the whole; with torch.distributed, and with gradients, ``process_group`` does both.
+
+    Args: as for :func:`linear_logprob` and :func:`logprob_partial`.
+    Returns: ``[..., 5]`` float32, as :func:`logprob_partial`.
+    Raises: as :func:`linear_logprob`; ValueError where a shard is not whole parts of the vocabulary.
+    Source: docs/numerics.md, rules 1, 4 and 5.
+    """
+    kept_ids, kept_offsets = _check.kept_arrays(kept)
+    arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
+    logits = _code(logits_dtype, "logits_dtype")
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
+    if _dispatch.is_tensor(hidden):
+        head = (hidden, weight_shard, bias)
+        return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)
+    frame = _dispatch.Frame(hidden, "hidden")
+    _dispatch.match_torch_threads()
+    stats = _C.linear_logprob_partial(
+        frame.export(hidden, "hidden"),
+        frame.export(weight_shard, "weight"),
+        frame.export(bias, "bias"),
+        frame.export(target, "target"),
+        *_exported(frame, arguments),
+        resolve_exp(exp, frame.device),
+        logits,
+        vocab_start,
+        vocab_size,
+        workspace_bytes,
+        product_unit(),
+        frame.allocate,
+        frame.stream,
+    )
+    return frame.result(stats)
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:

@@ -6,16 +6,17 @@ transforms goes through linear_logprob_traced.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from .. import _check, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
+    CODES,
     is_compiling,
     is_direct,
     is_direct_gradient,
@@ -28,15 +29,24 @@ from . import linear_logprob_traced as traced
 from .linear_autograd import wanted
 from .logprob_torch import _selected
 
-__all__ = ["linear_logprob", "scored_target"]
+__all__ = ["linear_logprob", "partial", "scored_target"]
 
 _SAME = -1  # a dtype's code: that of the operands
 
 
+class Shard(NamedTuple):
+    """The columns of the vocabulary that a rank's weight has."""
+
+    group: Any  # torch.distributed's
+    vocab_start: int
+    vocab_size: int  # of all ranks
+
+
 def linear_logprob(
     head: tuple[Any, Any, Any], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
-    weight_grad: bool, main_grad: Any, workspace_bytes: int,
+    weight_grad: bool, main_grad: Any, workspace_bytes: int, dh_segments: int, where: tuple[Any, Any, Any],
 ) -> Any:  # fmt: skip
+    """``where``: process_group, vocab_start and vocab_size."""
     hidden, weight, bias = head
     temperature, *_, kept_ids, kept_offsets = arguments
     direct = is_direct(hidden, weight, bias, target, temperature, kept_ids, kept_offsets)
@@ -56,18 +66,98 @@ def linear_logprob(
         weight = weight.detach()
     if not direct:
         require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
-        if main_grad is not None:
-            raise ValueError("main_grad: not under torch.compile, torch.func or a dispatch mode")
+        for name, given in (("main_grad", main_grad), ("process_group", where[0])):
+            if given is not None:
+                raise ValueError(f"{name}: not under torch.compile, torch.func or a dispatch mode")
+    shard = _shard(weight, arguments, *where)
+    if not direct:
         outputs = traced.linear_logprob(
-            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, returns
+            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, dh_segments, returns
         )
         return _selected(outputs, returns)
-    how = (mode, logits, workspace_bytes, unit)
+    how = (mode, logits, workspace_bytes, unit, dh_segments, shard)
     if wants_grad(hidden, weight, bias):
         outputs = _LinearLogprob.apply(hidden, weight, bias, target, arguments, how, returns, main_grad)
         return _selected(outputs, returns)
     prepare(hidden)
     return _forward(hidden, weight, bias, target, arguments, how, returns)
+
+
+def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any) -> Shard | None:
+    """None where the weight has every column. Every rank sees for itself that it has the parts of its place in the
+    group: then no part is missing, and none is there twice."""
+    if group is None and vocab_start == 0 and vocab_size is None:
+        return None
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None  # which the extension refuses
+    columns = weight.shape[0]
+    start = _check.integer("vocab_start", vocab_start)
+    size = columns if vocab_size is None else _check.integer("vocab_size", vocab_size)
+    if group is None:
+        if start == 0 and size == columns:
+            return None
+        raise ValueError(
+            f"process_group: expected the group whose ranks have the other columns of a vocabulary of {size}, got None "
+            f"for weight with columns [{start}, {start + columns}); linear_logprob_partial takes one shard"
+        )
+    if not isinstance(group, getattr(distributed, "ProcessGroup", ())):
+        raise TypeError(f"process_group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
+    ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    if ranks not in (1, 2, 4, 8):
+        raise ValueError(f"process_group: expected 1, 2, 4 or 8 ranks, this one among them, got {ranks}")
+    if vocab_size is None and ranks > 1:
+        raise ValueError("vocab_size: expected the columns of all ranks of process_group, got None")
+    _, _, _, _, valid, canonical, _, _ = arguments
+    canonical = size if canonical is None else _check.integer("canonical_vocab", canonical)
+    valid = min(size, canonical) if valid is None else _check.integer("valid_vocab", valid)
+    first, last = (_part_cut(canonical, 8 // ranks * i) for i in (rank, rank + 1))
+    end = start + columns
+    if start != first or min(end, valid) != min(last, valid) or (rank + 1 < ranks and end > last):
+        raise ValueError(
+            f"vocab_start: expected rank {rank} of {ranks} to have columns [{first}, {last}), its parts of a "
+            f"vocabulary of {canonical}, got [{start}, {end})"
+        )
+    return None if ranks == 1 and size == columns else Shard(group, start, size)
+
+
+def _part_cut(vocab: int, i: int) -> int:
+    """docs/numerics.md, rule 5."""
+    return vocab if i == 8 else min(8 * (i * -(-vocab // 8) // 8), vocab)
+
+
+def _gathered(share: Tensor, group: Any) -> Tensor:
+    """``[ranks, ...]``, in rank order."""
+    found = share.new_empty((distributed.get_world_size(group), *share.shape))
+    distributed.all_gather(list(found.unbind(0)), share, group=group)
+    return found
+
+
+def partial(
+    head: tuple[Any, Any, Any], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int,
+    workspace_bytes: int, vocab_start: int, vocab_size: int,
+) -> Tensor:  # fmt: skip
+    hidden, weight, bias = head
+    if not is_direct(hidden, weight, bias, target):
+        raise TypeError("linear_logprob_partial: expected plain torch.Tensors in eager mode, got others or a trace")
+    if wants_grad(hidden, weight, bias):
+        raise ValueError(
+            "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it under "
+            "torch.no_grad(), or linear_logprob with process_group"
+        )
+    mode = resolve_exp(exp, _torch.device_type(hidden, "hidden"))
+    how = (mode, logits, workspace_bytes, product_unit(), 1, Shard(None, vocab_start, vocab_size))
+    prepare(hidden)
+    return _statistics(hidden, weight, bias, target, arguments, how)
+
+
+def _statistics(
+    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[Any, ...]
+) -> Tensor:
+    mode, logits, workspace_bytes, unit, _, shard = how
+    stats: Tensor = _C.linear_logprob_partial(
+        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, None, 0
+    )
+    return stats
 
 
 def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
@@ -89,9 +179,12 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
 
 
 def _forward(
-    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[int, ...], returns: int
+    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int
 ) -> Any:
-    mode, logits, workspace_bytes, unit = how
+    mode, logits, workspace_bytes, unit, _, shard = how
+    if shard is not None:
+        stats = _gathered(_statistics(hidden, weight, bias, target, arguments, how), shard.group)
+        return _C.logprob_merge(stats, arguments[0], returns, None, 0)
     return _C.linear_logprob(
         hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, None, 0
     )
@@ -103,7 +196,7 @@ class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...],
-        how: tuple[int, ...], returns: int, main_grad: Any,
+        how: tuple[Any, ...], returns: int, main_grad: Any,
     ) -> Any:  # fmt: skip
         prepare(hidden)
         outputs = _forward(hidden, weight, bias, target, arguments, how, returns | 2)
@@ -129,14 +222,20 @@ class _LinearLogprob(torch.autograd.Function):
         if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows):
             raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
         value, *numbers = ctx.numbers
-        mode, logits, workspace_bytes, unit = ctx.how
+        mode, logits, workspace_bytes, unit, dh_segments, shard = ctx.how
+        wide = shard is not None and dh_segments > 1  # a share of the tree
         needs_hidden, needs_weight, needs_bias = wanted(ctx)
+        where = (None, None) if shard is None else shard[1:]
         prepare(hidden)
         dhidden, dweight, dbias = _C.linear_logprob_backward(
             hidden, weight, bias, target, value if temperature is None else temperature, *numbers, kept_ids,
             kept_offsets, mode, logits, lse, entropy, *(None if g is None else g.float().contiguous() for g in rows),
-            needs_hidden, needs_weight, needs_bias, ctx.main_grad, _SAME, workspace_bytes, unit, None, 0,
+            needs_hidden, needs_weight, needs_bias, ctx.main_grad, _SAME, *where, dh_segments, wide,
+            workspace_bytes, unit, None, 0,
         )  # fmt: skip
+        if needs_hidden and wide:
+            shares = _gathered(dhidden, shard.group).unbind(0)
+            dhidden = _C.tree_sum(list(shares), None, CODES[hidden.dtype], None, 0)
         if needs_weight and ctx.main_grad is not None:
             count_write(ctx.main_grad)
             dweight = None

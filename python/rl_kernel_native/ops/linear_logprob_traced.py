@@ -19,7 +19,7 @@ from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target"
-_HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit"
+_HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments"
 # What is not there is an empty tensor.
 _library.define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 _library.define(
@@ -30,17 +30,17 @@ _ops = torch.ops.rl_kernel_native
 _LSE, _ENTROPY = 2, 4  # bits of `returns`
 
 
-def _resolved(hidden: Tensor, how: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, int, int, int]:
-    """The extension's arguments, and mode, dtype of the logits, workspace and unit."""
-    *options, logits, workspace_bytes, unit = how
+def _resolved(hidden: Tensor, how: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, int, int, int, int]:
+    """The extension's arguments, and mode, dtype of the logits, workspace, unit and dh_segments."""
+    *options, logits, workspace_bytes, unit, dh_segments = how
     arguments, mode = _arguments(tuple(options))
     kind = device_type(hidden, "hidden")
-    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, resolve_traced_unit(unit, kind)
+    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, resolve_traced_unit(unit, kind), dh_segments
 
 
 def _forward(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *how, returns = rest
-    arguments, mode, logits, workspace_bytes, unit = _resolved(hidden, tuple(how))
+    arguments, mode, logits, workspace_bytes, unit, _ = _resolved(hidden, tuple(how))
     prepare(hidden)
     plain = memory(hidden)
     outputs = _C.linear_logprob(
@@ -55,12 +55,12 @@ def _backward(
     dentropy: Any, *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     *how, needs = rest
-    arguments, mode, logits, workspace_bytes, unit = _resolved(hidden, tuple(how))
+    arguments, mode, logits, workspace_bytes, unit, dh_segments = _resolved(hidden, tuple(how))
     prepare(hidden)
     rows = (memory(g) if g is None else memory(g).contiguous() for g in (dlogprob, dlse, dentropy))
     outputs = _C.linear_logprob_backward(
         memory(hidden), memory(weight), memory(bias), target, *arguments, mode, logits, lse, entropy, *rows, *needs,
-        None, -1, workspace_bytes, unit, None, 0,
+        None, -1, None, None, dh_segments, False, workspace_bytes, unit, None, 0,
     )  # fmt: skip
     return tuple(hidden.new_empty(0) if o is None else o for o in outputs)
 
@@ -78,7 +78,7 @@ implement(_library, "linear_logprob_backward", _backward)
 def _forward_fake(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *how, returns = rest
     _check_shapes(hidden, weight, bias, target)
-    logits = how[-3]
+    logits = how[-4]
     if logits >= 0 and DTYPES[logits] not in (torch.float32, hidden.dtype):
         raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got {DTYPES[logits]}")
     wanted = returns | _LSE
@@ -114,9 +114,9 @@ def _backward_fake(hidden: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tup
 
 def linear_logprob(
     hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...], mode: int, logits: int,
-    workspace_bytes: int, unit: int, returns: int,
+    workspace_bytes: int, unit: int, dh_segments: int, returns: int,
 ) -> Any:  # fmt: skip
-    how = (*_options(arguments, mode), logits, workspace_bytes, unit)
+    how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments)
     *outputs, status = apply_function(
         _TracedLinearLogprob, "_TransformedLinearLogprob", hidden, weight, bias, target, *how, returns
     )
@@ -130,11 +130,11 @@ class _TracedLinearLogprob(torch.autograd.Function):
     def forward(
         hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, temperature: Any, kept_ids: Any, kept_offsets: Any,
         value: float, scale: float, softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int,
-        logits: int, workspace_bytes: int, unit: int, returns: int,
+        logits: int, workspace_bytes: int, unit: int, dh_segments: int, returns: int,
     ) -> Any:  # fmt: skip
         return _ops.linear_logprob(
             hidden, weight, bias, target, temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index,
-            valid_vocab, canonical, exp, logits, workspace_bytes, unit, returns,
+            valid_vocab, canonical, exp, logits, workspace_bytes, unit, dh_segments, returns,
         )  # fmt: skip
 
     @staticmethod
@@ -155,13 +155,13 @@ class _TracedLinearLogprob(torch.autograd.Function):
         of_entropy = bool(ctx.returns & _ENTROPY)
         rows = (*gradients[:2], gradients[2] if of_entropy else None)
         if all(g is None for g in rows):
-            return (None,) * 18
+            return (None,) * 19
         needs = [bool(n) for n in ctx.needs_input_grad[:3]]
         found = apply_function(
             _TracedLinearLogprobBackward, "_TransformedLinearLogprobBackward", hidden, weight, bias, target, lse,
             entropy if of_entropy else None, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers, needs,
         )  # fmt: skip
-        return *(g if need else None for g, need in zip(found, needs, strict=True)), *(None,) * 15
+        return *(g if need else None for g, need in zip(found, needs, strict=True)), *(None,) * 16
 
 
 @callable_in_graph
@@ -184,11 +184,12 @@ class _TracedLinearLogprobBackward(torch.autograd.Function):
         hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any,
         dentropy: Any, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any,
         ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, logits: int, workspace_bytes: int, unit: int,
-        needs: Any,
+        dh_segments: int, needs: Any,
     ) -> Any:  # fmt: skip
         return _ops.linear_logprob_backward(
             hidden, weight, bias, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids, kept_offsets,
-            value, scale, softcap, ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes, unit, needs,
+            value, scale, softcap, ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes, unit,
+            dh_segments, needs,
         )  # fmt: skip
 
     @staticmethod

@@ -22,9 +22,9 @@ def linear_logprob_reference(
 ) -> dict[str, np.ndarray]:
     """:func:`logprob_reference` of the logits of :func:`linear_reference`, which nothing rounds.
 
-    Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: bool ``[...]``, False where a
-        row is ignored; target, ``options``: as for :func:`logprob_reference`; NumPy arrays in any float dtype. Ignored
-        rows of ``hidden`` are not read.
+    Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: bool ``[...]``, False where
+        a row is ignored; target, ``options``: as for :func:`logprob_reference`; NumPy arrays in any float dtype.
+        Ignored rows of ``hidden`` are not read.
     Returns: as :func:`logprob_reference`.
     """
     if loss_mask is not None:
