@@ -196,7 +196,9 @@ def of_linear() -> str:
 
 
 def of_linear_logprob() -> str:
-    return linear_logprob_cases.failures(linear_logprob_cases.head(RNG, 5, 40, 90))
+    h = linear_logprob_cases.head(RNG, 5, 40, 90)
+    loss = rk.linear_cross_entropy(*h[:2], h.target, bias=h.bias)
+    return f"{linear_logprob_cases.failures(h)}; {linear_logprob_cases.loss_failures(h, loss)}"
 
 
 def of_rms_norm() -> str:
@@ -488,6 +490,7 @@ OWN_NUMBERS = {
     "test_attention_torch.py": 2,  # finite differences: steps and curvature
     "test_gae.py": 3,  # two float64 writings of the reference, twice; advantages of gae and of vtrace
     "test_group_advantage.py": 1,  # another order of sums
+    "test_linear_logprob_loss.py": 1,  # two float64 writings of the reference
     "test_logprob.py": 1,  # two float64 writings of the reference
     "test_logprob_backward.py": 1,  # finite differences: steps and curvature
     "test_policy_loss.py": 1,  # rule 10's, between splits of a batch

@@ -126,6 +126,8 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
                 assert not differing(got[2:], (whole[2][own].contiguous(), whole[3][own].contiguous()))
                 share = rk.linear_input_grad(d[:, own].contiguous(), shard.weight)
                 assert not differing(got[1], whole[1] if dh_segments == 8 else share)
+            loss = rk.linear_cross_entropy(*shard[:2], h.target, bias=shard.bias, z_loss=0.1, **how)
+            assert not differing(loss, rk.linear_cross_entropy(*h[:2], h.target, bias=h.bias, z_loss=0.1, **OPTIONS))
             total = torch.ones(width, 48)
             leaf = shard.weight.clone().requires_grad_()
             rk.linear_logprob(h.hidden, leaf, h.target, bias=shard.bias, main_grad=total, **how).sum().backward()

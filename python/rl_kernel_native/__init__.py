@@ -39,6 +39,7 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
+from .ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from .ops.linear_logprob import linear_logprob, linear_logprob_partial, linear_logprob_reference
 from .ops.logprob import (
     LogprobResult,
@@ -162,6 +163,8 @@ __all__ = [
     "kl_reference",
     "linear",
     "linear_bias_grad",
+    "linear_cross_entropy",
+    "linear_cross_entropy_reference",
     "linear_input_grad",
     "linear_logprob",
     "linear_logprob_partial",

@@ -82,6 +82,16 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
+def denominator(value: Any) -> tuple[Any, float]:
+    """The array where it is one, else None; and the number where it is one, else 0."""
+    if isinstance(value, (int, float)):
+        found = number("denominator", float(value) if type(value) is int else value)
+        if not 0 < found < float("inf"):
+            raise ValueError(f"denominator: expected a finite number > 0, got {value!r}")
+        return None, found
+    return value, 0.0
+
+
 def segment_count(name: str, value: Any) -> int:
     count = integer(name, value)
     if count not in (1, 2, 4, 8):

@@ -175,6 +175,13 @@ _HEAD_DLOGITS = Bound(
 )
 
 
+_CROSS_ENTROPY = Bound(
+    lambda terms, scale, carried: carried + (19 + terms / 2048) * U * scale + 1e-30,
+    "carried + (19 + terms / 2048) * u * scale + 1e-30",
+    "the errors of log-probabilities, summed; the sum of a sequence, two products, an addition and a quotient",
+)
+
+
 def _carried(of: Bound) -> Bound:
     """Of sums of products with logit gradients, which are off themselves: ``of`` is that of the sum."""
     first, *_ = of.facts
@@ -515,6 +522,8 @@ def _rows() -> Iterable[Row]:
     by_units = head | {"bound": _carried(_FMA), "unit_bound": _carried(_UNIT)}
     yield Row("linear_logprob", "dhidden", "backward", "matrix product", keeps=NO_SHARDS, **by_units)
     yield Row("linear_logprob", "dweight", "backward", "token sum", keeps=TOKEN_SUM, **by_units)
+    loss = statistics | {"kind": "composed", "keeps": ("layout", "shards", "runs")}  # over all rows
+    yield Row("linear_cross_entropy", "loss", "forward", bound=_CROSS_ENTROPY, **loss)
     yield Row("linear_logprob", "dbias", "backward", "token sum", bound=_carried(_GROUPS), keeps=TOKEN_SUM, **head)
 
     norm: dict[str, Any] = {"stem": "rms_norm", "backends": EVERY_BACKEND}
