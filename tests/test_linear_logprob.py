@@ -162,6 +162,45 @@ def test_main_grad_waits_for_a_backward_that_asks_for_the_gradient_of_weight(hea
     assert not total.any()
 
 
+@pytest.mark.parametrize("ref_grad", [False, True])
+def test_a_pair_has_the_bits_of_two_calls(ref_grad: bool, head: tuple[Any, ...]) -> None:
+    hidden, weight, bias, target = head
+    generator = torch.Generator().manual_seed(7)
+    other = [torch.randn(s, generator=generator).to(hidden) for s in ((3, 7, 32), (VOCAB, 32), (VOCAB,))]
+    mask = torch.arange(target.numel(), device=target.device).view(target.shape) % 3 > 0
+    options = {**OPTIONS["everything"], **ALL, "loss_mask": mask}
+    want = []
+    for operands in ((hidden, weight, bias), other):
+        leaves = [t.clone().requires_grad_() for t in operands]
+        result = rk.linear_logprob(leaves[0], leaves[1], target, bias=leaves[2], **options)
+        result.logprob.sum().backward()
+        want.append((*result, *(t.grad for t in leaves)))
+    policy, reference = ([t.clone().requires_grad_() for t in o] for o in ((hidden, weight, bias), other))
+    biases = {"bias": policy[2], "ref_bias": reference[2]}
+    pair = rk.linear_logprob_pair(*policy[:2], *reference[:2], target, **biases, ref_grad=ref_grad, **options)
+    assert pair.ref_logprob.requires_grad is ref_grad
+    (pair.logprob.sum() + pair.ref_logprob.sum()).backward()
+    assert not differing((*pair[0::2], *(t.grad for t in policy)), want[0])
+    assert not differing(
+        (*pair[1::2], *(t.grad if ref_grad else w for t, w in zip(reference, want[1][5:], strict=True))), want[1]
+    )
+    assert ref_grad or all(t.grad is None for t in reference)
+    only = rk.linear_logprob_pair(hidden, weight, *other[:2], target)
+    assert only[2:] == (None,) * 8
+
+
+def test_an_error_about_the_reference_names_it() -> None:
+    x, w, target = torch.randn(3, 16), torch.randn(40, 16), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"ref_weight: expected \[40\] rows \(those of weight\), got \[41\]"):
+        rk.linear_logprob_pair(x, w, x, torch.randn(41, 16), target)
+    with pytest.raises(ValueError, match=r"ref_weight: expected shape .* of ref_hidden"):
+        rk.linear_logprob_pair(x, w, x, torch.randn(40, 8), target)
+    padded = rk.linear_logprob_pair(x, w, x, torch.cat([w, w]), target, valid_vocab=40, canonical_vocab=80)
+    assert not differing(padded.logprob, padded.ref_logprob)
+    found = rk.linear_logprob_pair(*(t.numpy() for t in (x, w, x, w, target)))
+    assert found.logprob.tobytes() == found.ref_logprob.tobytes()
+
+
 def test_a_frozen_head_gets_no_gradient(head: tuple[Any, ...]) -> None:
     hidden, weight, _, target = head
     leaves = [t.clone().requires_grad_() for t in (hidden, weight)]

@@ -40,7 +40,13 @@ from .ops.linear import (
     tree_sum,
 )
 from .ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
-from .ops.linear_logprob import linear_logprob, linear_logprob_partial, linear_logprob_reference
+from .ops.linear_logprob import (
+    LinearLogprobPair,
+    linear_logprob,
+    linear_logprob_pair,
+    linear_logprob_partial,
+    linear_logprob_reference,
+)
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -119,6 +125,7 @@ __all__ = [
     "GroupAdvantageStatus",
     "ImportanceWeights",
     "KlGradients",
+    "LinearLogprobPair",
     "LogprobResult",
     "LogprobStatus",
     "MaskedWhitenResult",
@@ -167,6 +174,7 @@ __all__ = [
     "linear_cross_entropy_reference",
     "linear_input_grad",
     "linear_logprob",
+    "linear_logprob_pair",
     "linear_logprob_partial",
     "linear_logprob_reference",
     "linear_partial",

@@ -3,7 +3,9 @@ cpp/include/rlk/ops/linear_logprob.h."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import re
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +14,25 @@ from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
 from ..reference.linear_logprob import linear_logprob_reference
 from .linear import _code
-from .logprob import ENTROPY, LOGPROB, LSE, STATUS, SUM_P_SQ, _exported, _native_results, _selected
+from .logprob import (
+    ENTROPY,
+    LOGPROB,
+    LSE,
+    STATUS,
+    SUM_P_SQ,
+    LogprobResult,
+    _exported,
+    _native_results,
+    _selected,
+)
 
-__all__ = ["linear_logprob", "linear_logprob_partial", "linear_logprob_reference"]
+__all__ = [
+    "LinearLogprobPair",
+    "linear_logprob",
+    "linear_logprob_pair",
+    "linear_logprob_partial",
+    "linear_logprob_reference",
+]
 
 _torch_path: Any = None
 
@@ -138,6 +156,67 @@ def linear_logprob(
         )
         result = _native_results(frame, raw, None)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+
+
+class LinearLogprobPair(NamedTuple):
+    """What :func:`linear_logprob_pair` returns: of either head what was asked for, None where it was not."""
+
+    logprob: Any
+    ref_logprob: Any
+    lse: Any = None
+    ref_lse: Any = None
+    entropy: Any = None
+    ref_entropy: Any = None
+    sum_p_sq: Any = None
+    ref_sum_p_sq: Any = None
+    status: Any = None
+    ref_status: Any = None
+
+
+def linear_logprob_pair(
+    hidden: Any,
+    weight: Any,
+    ref_hidden: Any,
+    ref_weight: Any,
+    target: Any,
+    *,
+    bias: Any = None,
+    ref_bias: Any = None,
+    ref_grad: bool = False,
+    loss_mask: Any = None,
+    ignore_index: int = -100,
+    weight_grad: bool = True,
+    main_grad: Any = None,
+    **options: Any,
+) -> LinearLogprobPair:
+    """:func:`linear_logprob` of a policy and of its reference, over the same targets and by the same options.
+
+    Args:
+        hidden, weight, bias: of the policy, as for :func:`linear_logprob`.
+        ref_hidden, ref_weight, ref_bias: of the reference; ``in_features`` and dtype may differ from the policy's, with
+            ``valid_vocab`` also the padding of the vocabulary.
+        target, loss_mask, ignore_index: of both.
+        ref_grad: whether the reference's operands get gradients. False: they are constants, whatever they require.
+        weight_grad, main_grad: of the policy's weight. The reference's gets its gradient, with ``ref_grad``, by itself.
+        options: the others of :func:`linear_logprob`, for both.
+    Returns: :class:`LinearLogprobPair`, with the bits of two calls.
+    Raises: as :func:`linear_logprob`; an error about the reference names its arguments ``ref_``.
+    Source: as :func:`linear_logprob`.
+    """
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
+    shapes = [getattr(w, "shape", ())[:1] for w in (weight, ref_weight)]
+    if shapes[0] != shapes[1] and options.get("valid_vocab") is None:
+        raise ValueError(f"ref_weight: expected {list(shapes[0])} rows (those of weight), got {list(shapes[1])}")
+    of_both = {"ignore_index": ignore_index, **options}
+    found = linear_logprob(hidden, weight, target, bias=bias, weight_grad=weight_grad, main_grad=main_grad, **of_both)
+    ref = [a.detach() if not ref_grad and _dispatch.is_tensor(a) else a for a in (ref_hidden, ref_weight, ref_bias)]
+    try:
+        ref_found = linear_logprob(ref[0], ref[1], target, bias=ref[2], **of_both)
+    except (TypeError, ValueError) as error:
+        raise type(error)(re.sub(r"\b(hidden|weight|bias)\b", r"ref_\1", str(error))) from None
+    policy, reference = (r if isinstance(r, LogprobResult) else LogprobResult(r) for r in (found, ref_found))
+    return LinearLogprobPair(*itertools.chain(*zip(policy, reference, strict=True)))
 
 
 def linear_logprob_partial(
