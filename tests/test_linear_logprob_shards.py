@@ -74,9 +74,9 @@ def test_dh_segments_is_the_tree_over_the_parts_of_the_vocabulary(device: str) -
     assert device != "cpu" or differing(eight[1], one[1]), "16 bits may hide the tree, float32 may not"
 
 
-def test_dh_segments_of_columns_that_are_not_in_memory() -> None:
+def test_dh_segments_of_columns_that_are_not_in_memory(device: str) -> None:
     """A canonical vocabulary beyond the columns: its last parts are empty."""
-    h = head()
+    h = head(device)
     short = columns(h, 0, 100)._replace(target=h.target.clamp(max=99))
     padded = h._replace(target=short.target, weight=h.weight.clone())
     padded.weight[100:] = 0

@@ -62,7 +62,9 @@ std::int64_t share_bytes(const LinearLogprobBackwardParams& p) {
 }
 
 void no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  LinearInputGradParams q;
+  LinearInputGradParams q;  // an empty sum
+  q.dy_rows = {std::max<std::int64_t>(p.num_rows, 1), 0, 0};
+  q.weight_stride = p.head.in_features;
   q.dx = p.dhidden;
   q.dx_rows = p.dhidden_rows;
   q.dx_dtype = DType::kFloat32;
