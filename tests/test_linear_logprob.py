@@ -319,3 +319,29 @@ def test_a_second_derivative_is_an_error(head: tuple[Any, ...]) -> None:
     x = hidden.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="has no backward"):
         torch.autograd.grad(rk.linear_logprob(x, weight, target).sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_tangent_is_an_error(rng: np.random.Generator, device: str) -> None:
+    hidden, weight, _, target = linear_logprob_cases.head(rng, 5, 32, 90, device=device)
+    forward_ad = torch.autograd.forward_ad
+
+    def score(x: Any) -> Any:
+        return rk.linear_logprob(x, weight, target)
+
+    def push(x: Any) -> Any:
+        return torch.func.jvp(score, (x,), (x,))[1]
+
+    torch.compiler.reset()
+    words = "jvp function|a derivative is wanted where it would be lost"
+    compiled = torch.compile(score, backend="eager")
+    compiled(hidden)  # a graph that knows of no tangents
+    for function in (push, torch.compile(push, backend="eager")):
+        with pytest.raises(Exception, match=words):
+            function(hidden)
+    for function in (score, compiled):
+        with forward_ad.dual_level(), pytest.raises(Exception, match=words):
+            function(forward_ad.make_dual(hidden, hidden))
+    y = score(hidden.clone().requires_grad_())
+    with forward_ad.dual_level(), pytest.raises(Exception, match=words):
+        y.backward(forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y)))

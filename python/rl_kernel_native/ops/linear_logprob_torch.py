@@ -17,6 +17,7 @@ from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
     CODES,
+    gradient,
     is_compiling,
     is_direct,
     is_direct_gradient,
@@ -66,14 +67,14 @@ def linear_logprob(
         weight = weight.detach()
     if not direct:
         require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
-        for name, given in (("main_grad", main_grad), ("process_group", where[0])):
-            if given is not None:
-                raise ValueError(f"{name}: not under torch.compile, torch.func or a dispatch mode")
+        if where[0] is not None:
+            raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
     shard = _shard(weight, arguments, *where)
     if not direct:
         outputs = traced.linear_logprob(
-            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, dh_segments, returns
-        )
+            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, dh_segments, returns,
+            main_grad,
+        )  # fmt: skip
         return _selected(outputs, returns)
     how = (mode, logits, workspace_bytes, unit, dh_segments, shard)
     if wants_grad(hidden, weight, bias):
@@ -100,7 +101,8 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
             f"process_group: expected the group whose ranks have the other columns of a vocabulary of {size}, got None "
             f"for weight with columns [{start}, {start + columns}); linear_logprob_partial takes one shard"
         )
-    if not isinstance(group, getattr(distributed, "ProcessGroup", ())):
+    kind: Any = getattr(distributed, "ProcessGroup", ())  # not there where torch was built without
+    if not isinstance(group, kind):
         raise TypeError(f"process_group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
     ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
     if ranks not in (1, 2, 4, 8):
@@ -215,28 +217,50 @@ class _LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
-        rows = gradients[:3]
-        if all(g is None for g in rows):
+        if all(g is None for g in gradients[:3]):
             return (None,) * 8
-        if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows):
+        main_grad, needs = ctx.main_grad, [bool(need) for need in wanted(ctx)]
+        given = dict(zip(("dlogprob", "dlse", "dentropy"), gradients, strict=False))
+        direct = all(g is None or is_direct_gradient(g) for g in given.values())
+        for name, g in given.items():
+            if g is not None and (is_grad_enabled() or not direct):
+                require_tensors(**{name: g})
+                if needs[1] and main_grad is not None:
+                    _main_grad.require_addable(g)
+        if is_grad_enabled():
             raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
+        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
         value, *numbers = ctx.numbers
-        mode, logits, workspace_bytes, unit, dh_segments, shard = ctx.how
-        wide = shard is not None and dh_segments > 1  # a share of the tree
-        needs_hidden, needs_weight, needs_bias = wanted(ctx)
-        where = (None, None) if shard is None else shard[1:]
-        prepare(hidden)
-        dhidden, dweight, dbias = _C.linear_logprob_backward(
-            hidden, weight, bias, target, value if temperature is None else temperature, *numbers, kept_ids,
-            kept_offsets, mode, logits, lse, entropy, *(None if g is None else g.float().contiguous() for g in rows),
-            needs_hidden, needs_weight, needs_bias, ctx.main_grad, _SAME, *where, dh_segments, wide,
-            workspace_bytes, unit, None, 0,
-        )  # fmt: skip
-        if needs_hidden and wide:
-            shares = _gathered(dhidden, shard.group).unbind(0)
-            dhidden = _C.tree_sum(list(shares), None, CODES[hidden.dtype], None, 0)
-        if needs_weight and ctx.main_grad is not None:
-            count_write(ctx.main_grad)
-            dweight = None
-        return dhidden, dweight, dbias, *(None,) * 5
+        arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
+        *how, shard = ctx.how
+        rows = [None if g is None else gradient(g, torch.float32, name).contiguous() for name, g in given.items()]
+        if direct:
+            found = _backward(hidden, weight, bias, target, arguments, ctx.how, (lse, entropy, *rows), needs, main_grad)
+        elif shard is not None:
+            raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
+        else:
+            head = (hidden, weight, bias, target)
+            of_entropy = None if rows[2] is None else entropy
+            found = traced.backward(main_grad, head, (lse, of_entropy, *rows), arguments, tuple(how), needs)
+        return *found, *(None,) * 5
+
+
+def _backward(
+    hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...], how: tuple[Any, ...],
+    rows: tuple[Any, ...], needs: list[bool], main_grad: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    mode, logits, workspace_bytes, unit, dh_segments, shard = how
+    where = (None, None) if shard is None else shard[1:]
+    wide = shard is not None and dh_segments > 1  # a share of the tree
+    prepare(hidden)
+    dhidden, dweight, dbias = _C.linear_logprob_backward(
+        hidden, weight, bias, target, *arguments, mode, logits, *rows, *needs, main_grad, _SAME, *where, dh_segments,
+        wide, workspace_bytes, unit, None, 0,
+    )  # fmt: skip
+    if needs[0] and wide:
+        shares = _gathered(dhidden, shard.group).unbind(0)
+        dhidden = _C.tree_sum(list(shares), None, CODES[hidden.dtype], None, 0)
+    if needs[1] and main_grad is not None:
+        count_write(main_grad)
+        dweight = None
+    return dhidden, dweight, dbias
