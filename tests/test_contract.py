@@ -20,6 +20,7 @@ from rl_kernel_native import (
     _selftest_advantages,
     _selftest_attention,
     _selftest_embedding,
+    _selftest_head,
     _selftest_policy,
     _selftest_sequences,
     contract,
@@ -62,6 +63,7 @@ SELF_TESTS = (
     _selftest_advantages,
     _selftest_attention,
     _selftest_embedding,
+    _selftest_head,
     _selftest_policy,
     _selftest_sequences,
 )
