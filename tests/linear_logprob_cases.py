@@ -51,11 +51,11 @@ def gradient_truth(
     x, w = (linear_cases.as_multiplied(t, unit) for t in h[:2])
     x[~of.counted] = 0.0
     g, facts = of.gradient(*given)
-    off = row("linear_logprob", "dlogits").allowed(dtype, expected=g, **facts)
+    off = row("linear_logprob", "dlogits of one row").allowed(dtype, expected=g, **facts)
     off += of.p * np.reshape(off_dlse, (-1, 1)) * of.slope
     off[~of.counted] = 0.0
     sums = {"rows": len(x), "scale": (abs(g) + off).sum(0), "carried": off.sum(0)}
-    found = {"dlogits": (g, facts), "dbias": (g.sum(0), sums)}
+    found = {"dlogits of one row": (g, facts), "dbias": (g.sum(0), sums)}
     off = off + np.where(abs(g) - off < linear_cases.flushed_below(h.hidden, unit), abs(g), 0.0)
     wide = abs(g) + off  # of the gradients that are multiplied
     return found | {
@@ -83,7 +83,7 @@ def failures(h: Head, unit: str = "ieee", **options: Any) -> str:
             beyond("linear_logprob", name, getattr(found, name), getattr(of, name), max_abs_z=of.size, **facts)
         )
     want = gradient_truth(h, of, [of.counted * value for value in (DLOGPROB, DLSE, DENTROPY)], unit)
-    for name, got in zip(("dlogits", "dhidden", "dweight", "dbias"), (dlogits, *grads), strict=True):
+    for name, got in zip(("dlogits of one row", "dhidden", "dweight", "dbias"), (dlogits, *grads), strict=True):
         expected, facts = want[name]
         wrong.append(beyond("linear_logprob", name, got, expected, dtype, **facts))
     return "; ".join(filter(None, wrong))

@@ -14,7 +14,7 @@ from .ops import linear as linear_op
 from .ops import linear_logprob as op
 from .ops import logprob as logprob_op
 
-_WANTED = {f"return_{name}": True for name in ("lse", "entropy", "sum_p_sq")}
+_WANTED: dict[str, Any] = {f"return_{name}": True for name in ("lse", "entropy", "sum_p_sq")}
 
 
 class _Head(NamedTuple):
@@ -75,13 +75,13 @@ def _heads(dtypes: tuple[str, ...]) -> Iterator[_Head]:
     # Few columns; an odd vocabulary over some leaves; whole tiles of a fused kernel, whose eighths are shards.
     for rows, ins, vocab in ((3, 16, 7), (9, 40, 1031), (130, 256, 4096)):
         for dtype in dtypes:
-            arrays = (
+            hidden, weight, bias = (
                 base._round_to(random.normal(0, deviation, shape).astype(np.float32), dtype)
                 for shape, deviation in (((rows, ins), 1.0), ((vocab, ins), 2 / ins**0.5), ((vocab,), 1.0))
             )
             target = random.integers(0, vocab, rows)
             target[1] = base.IGNORED
-            yield _Head(dtype, *arrays, target)
+            yield _Head(dtype, hidden, weight, bias, target)
 
 
 def _against_float64(arrays: base._Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:

@@ -518,7 +518,7 @@ def _rows() -> Iterable[Row]:
     yield Row("linear_logprob", "lse", "forward", bound=_HEAD_LOGPROB, **statistics)
     yield Row("linear_logprob", "entropy", "forward", bound=_HEAD_ENTROPY, **statistics)
     yield Row("linear_logprob", "sum_p_sq", "forward", bound=_HEAD_SUM_P_SQ, **statistics)
-    yield Row("linear_logprob", "dlogits", "backward", "softmax statistics", bound=_HEAD_DLOGITS, **head)
+    yield Row("linear_logprob", "dlogits of one row", "backward", "softmax statistics", bound=_HEAD_DLOGITS, **head)
     by_units = head | {"bound": _carried(_FMA), "unit_bound": _carried(_UNIT)}
     yield Row("linear_logprob", "dhidden", "backward", "matrix product", keeps=NO_SHARDS, **by_units)
     yield Row("linear_logprob", "dweight", "backward", "token sum", keeps=TOKEN_SUM, **by_units)
