@@ -76,6 +76,26 @@ def test_the_sum_is_that_of_a_sequence_and_the_mean_its_quotient(device: str) ->
     assert not differing(rk.linear_cross_entropy(*h[:2], h.target, bias=h.bias, z_loss=Z_LOSS, denominator=699), mean)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_padded_and_packed_sequences_have_one_loss(reduction: str, device: str) -> None:
+    h = head(device, rows=4 * 2100)  # a sequence of more than a chunk of 2048 positions
+    lengths = (2100, 0, 37, 1999)
+    hidden, target = h.hidden.view(4, 2100, -1), h.target.view(4, 2100).clone()
+    for i, length in enumerate(lengths):
+        target[i, length:] = -100
+    how: dict[str, Any] = {"bias": h.bias, "z_loss": Z_LOSS, "reduction": reduction}
+    want = rk.linear_cross_entropy(hidden, h.weight, target, **how)
+    wider = torch.nn.functional.pad(hidden, (0, 0, 0, 50)), torch.nn.functional.pad(target, (0, 50), value=-100)
+    assert not differing(rk.linear_cross_entropy(wider[0], h.weight, wider[1], **how), want)
+    cu_seqlens = torch.tensor((0, *itertools.accumulate(lengths)), device=device)
+    rows = [torch.cat([t[i, :n] for i, n in enumerate(lengths)]) for t in (hidden, target)]
+    for cuts in (cu_seqlens, cu_seqlens.int()):
+        assert not differing(rk.linear_cross_entropy(rows[0], h.weight, rows[1], cu_seqlens=cuts, **how), want)
+    sums = [rk.linear_cross_entropy(hidden[i], h.weight, target[i], **how | {"reduction": "sum"}) for i in range(4)]
+    total = rk.sequence_logprob(torch.stack(sums)[None]).sum[0]
+    assert not differing(total / (target != -100).sum() if reduction == "mean" else total, want)
+
+
 @pytest.mark.parametrize("denominator", [1234.0, torch.tensor([1234], dtype=torch.int64), torch.tensor(1234.0)])
 def test_a_denominator_gives_gradients_that_no_split_changes(denominator: Any, device: str) -> None:
     h = head(device, rows=8292)  # a block of 8192 tokens, and the rest
@@ -156,6 +176,8 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "z_loss type": ({"z_loss": "1"}, TypeError, "z_loss: expected a number"),
     "zero": ({"denominator": 0}, ValueError, "denominator: expected a finite number > 0"),
     "of a sum": ({"denominator": 2, "reduction": "sum"}, ValueError, 'denominator: expected None with reduction="sum"'),
+    "cu_seqlens": ({"cu_seqlens": torch.tensor([0, 9]), "reduction": "none"}, ValueError, "cu_seqlens: expected None"),
+    "cuts": ({"cu_seqlens": torch.tensor([0.0, 9.0])}, TypeError, "cu_seqlens: expected"),
     "shape": ({"denominator": torch.ones(2)}, ValueError, "denominator: expected one element"),
     "dtype": ({"denominator": torch.ones((), dtype=torch.float64)}, TypeError, "denominator: expected dtype float32"),
     "gradient": ({"denominator": torch.ones((), requires_grad=True)}, ValueError, "denominator: has no gradient here"),

@@ -176,9 +176,10 @@ _HEAD_DLOGITS = Bound(
 
 
 _CROSS_ENTROPY = Bound(
-    lambda terms, scale, carried: carried + (19 + terms / 2048) * U * scale + 1e-30,
-    "carried + (19 + terms / 2048) * u * scale + 1e-30",
-    "the errors of log-probabilities, summed; the sum of a sequence, two products, an addition and a quotient",
+    lambda terms, scale, carried: carried + (34 + terms / 1024) * U * scale + 1e-30,
+    "carried + (34 + terms / 1024) * u * scale + 1e-30",
+    "the errors of log-probabilities, summed; the sum of a sequence, that of sequences, two products, an addition and a "
+    "quotient",
 )
 
 

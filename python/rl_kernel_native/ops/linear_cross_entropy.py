@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     z_loss: float = 0.0,
     denominator: Any = None,
+    cu_seqlens: Any = None,
     bias: Any = None,
     temperature: Any = 1.0,
     softcap: float | None = None,
@@ -43,20 +45,24 @@ def linear_cross_entropy(
     vocab_size: int | None = None,
     dh_segments: int = 1,
 ) -> Any:
-    """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed in
-    the order of :func:`sequence_logprob` and divided. Differentiable (torch).
+    """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed
+    over each sequence as :func:`sequence_logprob` does, likewise over the sequences, and divided. Differentiable (torch).
 
-    Given a ``denominator``, a row's gradients have the same bits in any split of the rows over micro-batches and ranks;
-    ``main_grad`` has, where every micro-batch but the last is a multiple of 8192 rows.
+    A loss has the same bits padded and packed, and for any padding to the right. Given a ``denominator``, a row's
+    gradients have the same bits in any split of the rows over micro-batches and ranks; ``main_grad`` has, where every
+    micro-batch but the last is a multiple of 8192 rows.
 
     Args:
-        hidden, weight, target and the other options: as for :func:`linear_logprob`.
+        hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target`` is
+            that of positions, those before it of sequences.
         reduction: ``"mean"`` over the scored rows, those whose target is not ``ignore_index`` and that ``loss_mask``
             does not leave out, or the sum over ``denominator``; ``"sum"``; ``"none"``: each row.
         z_loss: a number >= 0.
         denominator: with ``"mean"`` what the sum is divided by: a number > 0, or one element on the device, float32,
             int32 or int64, such as the scored rows of the whole batch. None: the scored rows of this call, where there
             are none 1.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
+            of none do not count.
     Returns: float32, in nats; a scalar, with ``"none"`` ``[...]``. Rows that are not scored are 0, and so is the loss
         of no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
@@ -68,6 +74,8 @@ def linear_cross_entropy(
         raise ValueError(f"z_loss: expected a finite number >= 0, got {z_loss!r}")
     if denominator is not None and reduction != "mean":
         raise ValueError(f'denominator: expected None with reduction="{reduction}", which divides by nothing')
+    if cu_seqlens is not None and reduction == "none":
+        raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     found = linear_logprob(
@@ -77,30 +85,32 @@ def linear_cross_entropy(
         workspace_bytes=workspace_bytes, process_group=process_group, vocab_start=vocab_start, vocab_size=vocab_size,
         dh_segments=dh_segments,
     )  # fmt: skip
-    losses = 0.0 - found.logprob.reshape(1, -1)
+    shape = tuple(found.logprob.shape)
+    if cu_seqlens is None:
+        shape = (math.prod(shape[:-1]), shape[-1] if shape else 1)
+    losses = 0.0 - found.logprob.reshape(shape)
     if z_loss:
-        lse = found.lse.reshape(1, -1)
+        lse = found.lse.reshape(shape)
         # The sum is an operator, so that a compiler cannot contract it with the product.
         losses = tree_sum([(lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss, losses])
     if reduction == "none":
         return losses.reshape(found.logprob.shape)
-    total = sequence_logprob(losses, (target != ignore_index).reshape(1, -1))
-    if reduction == "sum":
-        return total.sum.reshape(())
-    return total.sum.reshape(()) / _divisor(denominator, total)
+    sums, counts = sequence_logprob(losses, (target != ignore_index).reshape(shape), cu_seqlens)
+    total = sums.reshape(()) if len(sums) == 1 else sequence_logprob(sums.reshape(1, -1)).sum.reshape(())
+    return total if reduction == "sum" else total / _divisor(denominator, total, counts)
 
 
-def _divisor(denominator: Any, total: Any) -> Any:
+def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
     """In float32 and on the device: divided by a host's number, torch on a GPU multiplies by its inverse."""
     array, number = _check.denominator(denominator)
-    if _dispatch.is_tensor(total.sum):
+    if _dispatch.is_tensor(total):
         if denominator is None:
-            return total.count.reshape(()).clamp(min=1).to(total.sum.dtype)
+            return counts.sum().clamp(min=1).to(total.dtype)
         if array is None:
-            return total.sum.new_full((), number)
-        return _of_device(array, total.sum)
+            return total.new_full((), number)
+        return _of_device(array, total)
     if denominator is None:
-        return total.count.reshape(()).clip(1).astype("float32")
+        return counts.sum().clip(1).astype("float32")
     if array is None:
         return np.float32(number)
     return _one_element(array, "float32", "int32", "int64").reshape(()).astype("float32")
