@@ -178,8 +178,7 @@ _HEAD_DLOGITS = Bound(
 _CROSS_ENTROPY = Bound(
     lambda terms, scale, carried: carried + (34 + terms / 1024) * U * scale + 1e-30,
     "carried + (34 + terms / 1024) * u * scale + 1e-30",
-    "the errors of log-probabilities, summed; the sum of a sequence, that of sequences, two products, an addition and a "
-    "quotient",
+    "the errors of log-probabilities, summed; sums of a sequence and of sequences, two products, a sum and a quotient",
 )
 
 

@@ -46,7 +46,7 @@ def linear_cross_entropy(
     dh_segments: int = 1,
 ) -> Any:
     """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed
-    over each sequence as :func:`sequence_logprob` does, likewise over the sequences, and divided. Differentiable (torch).
+    over each sequence as :func:`sequence_logprob` does, likewise over sequences, and divided. Differentiable (torch).
 
     A loss has the same bits padded and packed, and for any padding to the right. Given a ``denominator``, a row's
     gradients have the same bits in any split of the rows over micro-batches and ranks; ``main_grad`` has, where every
