@@ -1,4 +1,5 @@
-// The copy engine of compute capability 9.0: boxes of a tensor to shared memory, here or in several blocks of a cluster.
+// The copy engine of compute capability 9.0: boxes of a tensor to shared memory, here or in several blocks of a cluster,
+// and back.
 #pragma once
 
 #include <cuda.h>
@@ -36,6 +37,20 @@ __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const C
       "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
       "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(ranks)
       : "memory");
+}
+
+// The box in `shared` to column x, row y. What was written there by this thread and, after a barrier, by others has to be
+// fenced first; it may be written again after the thread that stored has waited.
+__device__ __forceinline__ void fence_for_copy_engine() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, std::int32_t x, std::int32_t y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(shared),
+               "r"(x), "r"(y)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wait_for_stored_boxes() {  // until all but kPending of this thread's have been read
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace rlk::cuda

@@ -23,6 +23,7 @@ struct GemmLaunch {
   int stages;
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // rows of d, of addend begin at 16 bytes
+  bool box_stores;                    // d goes to memory by the copy engine: nothing is added to it there
 };
 
 // Boxes of 64 of the contraction in a stage, by the rows that a block takes of A and of B: two where one is multiplied

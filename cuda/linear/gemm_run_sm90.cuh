@@ -101,6 +101,14 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const CUtensorMap map_b = map(b, extent_b, (Tile::kBMnMajor ? kBoxK : Tile::kBN) / plan.cluster);
   const CUtensorMap map_last_a = Tile::kAMnMajor || g.last_a == 0 ? map_a : map(a, extent_a, g.last_a);
   const CUtensorMap map_last_b = Tile::kBMnMajor || g.last_b == 0 ? map_b : map(b, extent_b, g.last_b);
+  CUtensorMap map_d{};
+  if constexpr (Tile::kBoxStores) {
+    constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
+    const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : (p.n + 7) / 8 * 8;
+    g.box_stores = g.vector_stores && (kInRegisters || g.chunks == 1) && (p.addend == nullptr || p.continues) &&
+                   stride < std::int64_t{1} << 36;
+    if (g.box_stores) map_d = tensor_map(p.d, p.d_dtype, p.m, p.n, stride, kStoreBoxRows);
+  }
   const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
   g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
   g.tiles_b = tiles(extent_b, Tile::kBN);
@@ -125,7 +133,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = plan.cluster > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, kernel, map_a, map_last_a, map_b, map_last_b, g), "launch of gemm_sm90");
+  check(cudaLaunchKernelEx(&config, kernel, map_a, map_last_a, map_b, map_last_b, map_d, g), "launch of gemm_sm90");
 }
 
 template <class T, int kTiles>

@@ -3,6 +3,8 @@
 // large, by HBM where it is small. Numbers: README.md.
 #pragma once
 
+#include <algorithm>
+
 #include "../common/async_copy_sm80.cuh"
 #include "../common/cluster_sm90.cuh"
 #include "../common/dependent_launch.cuh"
@@ -29,7 +31,12 @@ struct GemmTile {
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxes * kBoxBytes;
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
-  static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * 4 * kStagingBytes + 2 * kMaxStages * 8;
+  static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
+  static constexpr int kStoreBuffers = kBN == 256 ? 2 : 1;  // what leaves the number of stages as it is
+  static constexpr int kStaging =  // of a warpgroup; boxes begin at 1024 bytes
+      kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
+                 : 4 * kStagingBytes;
+  static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8;
 };
 
 // Which tile a cluster takes at its i-th turn: columns of `group_a` clusters, so that a wave is nearly square.
@@ -46,13 +53,13 @@ template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_last_a,
                      const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_last_b,
-                     const __grid_constant__ GemmLaunch g) {
+                     const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmLaunch g) {
   constexpr int kBM = Tile::kBM, kBN = Tile::kBN, kFragment = kBN / 2;
   extern __shared__ __align__(
       1024) unsigned char shared[];  // [stages][A, B][kept sums][staging of each warp][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   const std::uint32_t kept = base + g.stages * Tile::kStageBytes, staging = kept + Tile::kKeptBytes;
-  const std::uint32_t full = staging + Tile::kWarpgroups * 4 * kStagingBytes, empty = full + kMaxStages * 8;
+  const std::uint32_t full = staging + Tile::kWarpgroups * Tile::kStaging, empty = full + kMaxStages * 8;
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4;
   const int rank = g.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
 
@@ -105,16 +112,27 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         mbarrier_arrive(tell + which * 8);
       }
     };
-    const auto multiply = [&](float(&sum)[kFragment], int steps) {
-      ring.template multiply<T>(sum, steps, warpgroup, release, [](int) {});
-    };
-    const std::uint32_t my_staging = staging + warp * kStagingBytes;
+    const std::uint32_t warpgroup_staging = staging + warpgroup * Tile::kStaging;
+    const std::uint32_t my_staging = warpgroup_staging + warp % 4 * kStagingBytes;
+    TilePosition next = tile_of(first_tile);
     for (int turn = first_tile; turn < tiles; turn += tile_step) {
-      const TilePosition at = tile_of(turn);
+      const TilePosition at = next;
+      const auto meanwhile = [&](int k) {  // divisions, beside products
+        if (k == 0 && turn + tile_step < tiles) next = tile_of(turn + tile_step);
+      };
+      const auto multiply = [&](float(&sum)[kFragment], int steps) {
+        ring.template multiply<T>(sum, steps, warpgroup, release, meanwhile);
+      };
       const auto store = [&](float(&d)[kFragment], bool first_chunk) {
         if constexpr (Tile::kTransposed) {
           store_columns<kBN>(g, d, my_staging, at.b, at.a + warp * 16, lane);
         } else {
+          if constexpr (Tile::kBoxStores) {
+            if (g.box_stores) {
+              return store_boxes<kBN, Tile::kStoreBuffers>(g, map_d, d, warpgroup_staging, warpgroup,
+                                                           at.a + warpgroup * 64, at.b);
+            }
+          }
           store_rows<kBN, Tile::kCombine != Combine::kContinue>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk,
                                                                 lane);
         }
@@ -122,7 +140,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       float d[kFragment];
       if constexpr (Tile::kCombine == Combine::kContinue) {
         load_start<kBN>(g, d, at.a + warp * 16, at.b, lane);
-        ring.template multiply<T, true>(d, g.k_steps, warpgroup, release, [](int) {});
+        ring.template multiply<T, true>(d, g.k_steps, warpgroup, release, meanwhile);
         store(d, true);
       } else if constexpr (Tile::kCombine == Combine::kAdd) {
         for (int chunk = 0; chunk < g.chunks; ++chunk) {
@@ -144,6 +162,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         store(d, true);
       }
     }
+    if constexpr (Tile::kBoxStores) wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read
   }
   if (g.cluster > 1) {  // no block leaves while another may still write into it
     cluster_arrive();

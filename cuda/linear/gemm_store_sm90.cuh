@@ -1,5 +1,5 @@
-// From accumulators to memory: a warp turns its fragments into rows in a staging area of shared memory, adds what is to
-// be added, and stores 16 bytes a lane.
+// From accumulators to memory: a warp turns its fragments into rows in a staging area of shared memory; the copy engine
+// stores them, or, where something is to be added, or rows do not begin at 16 bytes, the warp itself, 16 bytes a lane.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,12 +8,14 @@
 #include <cstdint>
 
 #include "../common/element_dtype.cuh"
+#include "../common/tma_sm90.cuh"
 #include "gemm_launch.h"
 
 namespace rlk::cuda {
 
 constexpr int kStagingPitch = 144;  // bytes of a row of 128 and 16 that keep rows out of each other's banks
 constexpr int kStagingBytes = 16 * kStagingPitch;  // of a warp
+constexpr int kStoreBoxRows = 64, kStoreBoxBytes = kStoreBoxRows * 128;  // of a warpgroup
 
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
@@ -133,22 +135,80 @@ __device__ __forceinline__ void load_start(const GemmLaunch& g, float (&d)[kBN /
   }
 }
 
+template <int kBN>
+__device__ __forceinline__ void add_bias(const GemmLaunch& g, float (&d)[kBN / 2], int column, int lane) {
+  if (g.bias == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < kBN / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int c = column + 8 * j + lane % 4 * 2 + i;
+      const float b = c < g.columns ? load_element(g.bias, g.bias_dtype, c) : 0.0f;
+      d[4 * j + i] = __fadd_rn(d[4 * j + i], b);
+      d[4 * j + 2 + i] = __fadd_rn(d[4 * j + 2 + i], b);
+    }
+  }
+}
+
+// A warpgroup's 64 rows of the tile to memory by the copy engine, 128 bytes of each at a time, by way of kBuffers boxes of
+// its staging memory.
+template <int kBN, int kBuffers>
+__device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorMap& map, float (&d)[kBN / 2],
+                                            std::uint32_t staging, int warpgroup, int row, int column) {
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
+  const bool stores = threadIdx.x % 128 == 0;
+  add_bias<kBN>(g, d, column, lane);
+  const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
+  // 16 bytes `chunk` of a row's 128 lie where the swizzle has them.
+  const auto place = [](std::uint32_t box, int r, int chunk) { return box + r * 128 + ((chunk ^ (r & 7)) << 4); };
+  const auto begin = [&](int i) {
+    if (stores) i == 0 ? wait_for_stored_boxes<0>() : wait_for_stored_boxes<kBuffers - 1>();
+    all_warps();
+    return staging + i % kBuffers * kStoreBoxBytes;
+  };
+  const auto end = [&](std::uint32_t box, int first_column) {
+    fence_for_copy_engine();
+    all_warps();
+    if (stores) store_box(&map, box, first_column, row);
+  };
+  if (g.d_dtype == DType::kFloat32) {
+#pragma unroll
+    for (int i = 0; i < kBN / 32; ++i) {
+      const std::uint32_t box = begin(i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float* v = d + 4 * (4 * i + j);
+        const std::uint32_t to = place(box, warp_row + lane / 4, 2 * j + lane % 4 / 2) + lane % 2 * 8;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v[0]), "f"(v[1]) : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + 8 * 128), "f"(v[2]), "f"(v[3]) : "memory");
+      }
+      end(box, column + i * 32);
+    }
+    return;
+  }
+  const bool bf16 = g.d_dtype == DType::kBFloat16;
+#pragma unroll
+  for (int i = 0; i < kBN / 64; ++i) {
+    const std::uint32_t box = begin(i);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const float* v = d + 4 * (8 * i + j);
+      const std::uint32_t to = place(box, warp_row + lane % 16, j + lane / 16);
+      if (bf16) {
+        store_matrices(to, pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+      } else {
+        store_matrices(to, pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7]));
+      }
+    }
+    end(box, column + i * 64);
+  }
+}
+
 // A warp's 16 rows of the tile to memory. kAdds: to the addend, or, where it is not the first chunk, to what is there.
 template <int kBN, bool kAdds>
 __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
                                            int column, bool first_chunk, int lane) {
-  if (g.bias != nullptr) {
-#pragma unroll
-    for (int j = 0; j < kBN / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int c = column + 8 * j + lane % 4 * 2 + i;
-        const float b = c < g.columns ? load_element(g.bias, g.bias_dtype, c) : 0.0f;
-        d[4 * j + i] = __fadd_rn(d[4 * j + i], b);
-        d[4 * j + 2 + i] = __fadd_rn(d[4 * j + 2 + i], b);
-      }
-    }
-  }
+  add_bias<kBN>(g, d, column, lane);
   if (g.d_dtype == DType::kFloat32) {
     const Addend addend = kAdds ? addend_of(g, first_chunk) : Addend{};
 #pragma unroll

@@ -46,32 +46,35 @@ struct HeadLaunch {
 // What lies between the accumulators and z (rule 8): nothing, rounding to bf16, or whatever the launch says.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
-// z of an accumulator of a column of the shard; -Inf from column `last` on, where drop_columns has been.
-template <HeadLogits kLogits>
-__device__ __forceinline__ float head_logit(const HeadLaunch& g, float d, int column, int last) {
-  if constexpr (kLogits == HeadLogits::kRounded) return Bf16::load(Bf16::store(d));
-  if constexpr (kLogits == HeadLogits::kGeneral) {
-    if (column >= last) return -infinity();
-    if (g.bias != nullptr) d = add_rn(d, load_element(g.bias, g.bias_dtype, column));
-    if (g.logits_dtype == DType::kBFloat16) d = Bf16::load(Bf16::store(d));
-    if (g.logits_dtype == DType::kFloat16) d = Fp16::load(Fp16::store(d));
-    return scaled_logit(d, g.logit_scale, g.softcap, g.inverse_softcap);
-  }
-  return d;
-}
-
-// Accumulators of columns past the last become -Inf.
-template <int kFragment>
-__device__ __forceinline__ void drop_columns(float (&d)[kFragment], int columns, int lane) {
-  if (columns >= 2 * kFragment) return;
+// Accumulators of 256 columns from `column` on become z; -Inf from column `last` on.
+template <HeadLogits kLogits, int kFragment>
+__device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last, int lane) {
 #pragma unroll
-  for (int j = 0; j < kFragment / 4; ++j) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (8 * j + lane % 4 * 2 + i >= columns) d[4 * j + i] = d[4 * j + 2 + i] = -infinity();
+  for (int k = 0; k < kFragment; ++k) {
+    if constexpr (kLogits == HeadLogits::kRounded) d[k] = Bf16::load(Bf16::store(d[k]));
+    if constexpr (kLogits == HeadLogits::kGeneral) {
+      const int at = column + k / 4 * 8 + lane % 4 * 2 + k % 2;
+      if (g.bias != nullptr && at < last) d[k] = add_rn(d[k], load_element(g.bias, g.bias_dtype, at));
+      if (g.logits_dtype == DType::kBFloat16) d[k] = Bf16::load(Bf16::store(d[k]));
+      if (g.logits_dtype == DType::kFloat16) d[k] = Fp16::load(Fp16::store(d[k]));
+      d[k] = scaled_logit(d[k], g.logit_scale, g.softcap, g.inverse_softcap);
     }
   }
+  if (last - column >= 2 * kFragment) return;
+#pragma unroll
+  for (int k = 0; k < kFragment; ++k) {
+    if (column + k / 4 * 8 + lane % 4 * 2 + k % 2 >= last) d[k] = -infinity();
+  }
 }
+
+// Where the node of a row's tiles goes, and how far up: a tile's goes up while it is the second of a pair, or while there
+// is no second.
+struct NodeTarget {
+  float4* to;  // of the first of a thread's rows, where `ends`; the second is 8 further
+  int tile;    // of the strip
+  bool ends;   // the strip, or all of it that the work has
+};
+constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pairs
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
 __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
@@ -121,32 +124,88 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   const auto release = [&](int stage) {
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
   };
-  for (int index = blockIdx.x; index < work_items; index += gridDim.x) {
-    const HeadWork work = head_work(g.grid, index);
-    const int in_block = warp * 16 + lane / 4, row = work.row_block * kM + in_block;  // and row + 8
-    float c[2];
-    std::int64_t target[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const bool exists = row + 8 * h < g.rows;
-      target[h] = exists ? load_index(g.target, g.target_dtype, (row + 8 * h) * g.target_stride) - g.vocab_start : -1;
-      const float temperature = exists && g.temperature != nullptr ? g.temperature[row + 8 * h] : g.temperature_value;
-      c[h] = log2_scale(temperature);
+  const int in_block = warp * 16 + lane / 4;  // a thread's first row; the other is 8 further
+  const auto pack = [](const SoftmaxStats& s) { return make_float4(s.m, s.S, s.E, s.Q); };
+  // What the tile before left to do, a step beside each of this tile's first products: its node, then a level of pairs.
+  TileShares shares;
+  SoftmaxStats node[2];
+  NodeTarget left{nullptr, 0, false};
+  int level = kNothingLeft;
+  const auto climb = [&] {
+    if (level == kWholeTile) {
+      tile_nodes<kMoments>(&shares, node);
+      level = 0;
+      return;
     }
-    SoftmaxStats node[2] = {identity_stats(), identity_stats()};
-    int column = g.grid.part_first[work.part] + (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
-    const int last = g.grid.part_last[work.part];
-#pragma unroll 1
-    for (int tile = 0; tile < work.tiles; ++tile, column += kHeadTileColumns) {
-      float d[Tile::kBN / 2];
-      ring.template multiply<T>(d, g.k_steps, warpgroup, release, [](int) {});
-      drop_columns(d, last - column, lane);
-      const auto logit = [&](float x, int j) { return head_logit<kLogits>(g, x, column + j + lane % 4 * 2, last); };
-      bool here = false;
+    while (level < Tile::kNodeLevels && left.ends && !(left.tile >> level & 1)) ++level;
+    if (level < Tile::kNodeLevels) {
+      float4* const at = kept + level * kM + in_block;
+      if (left.tile >> level & 1) {
+        SoftmaxStats other[2];
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        here = here || (target[h] >= column && target[h] < min(column + kHeadTileColumns, last));
-      if (__any_sync(kQuadLanes, here)) {
+        for (int h = 0; h < 2; ++h) {
+          const float4 v = at[8 * h];
+          other[h] = {v.x, v.y, v.z, v.w};
+        }
+        combine_rows<kMoments>(node, other);
+        ++level;
+        return;
+      }
+      if (lane % 4 == 0) at[0] = pack(node[0]), at[8] = pack(node[1]);
+      __syncwarp();
+    } else if (lane % 4 == 0) {
+      left.to[0] = pack(node[0]), left.to[8] = pack(node[1]);
+    }
+    level = kNothingLeft;
+  };
+
+  HeadWork work = head_work(g.grid, blockIdx.x);
+  for (int index = blockIdx.x; index < work_items;) {
+    const int row = work.row_block * kM + in_block;
+    const int strip = (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
+    int column = g.grid.part_first[work.part] + strip;
+    const int last = g.grid.part_last[work.part], tiles = work.tiles;
+    float4* const to = work.whole ? g.nodes + std::int64_t{work.part * g.grid.strips_per_part + work.strip} * g.padded_rows +
+                                        row
+                                  : g.tile_nodes + std::int64_t{work.slot} * kM + in_block;
+    if (tiles == 0 && lane % 4 == 0) to[0] = to[8] = pack(identity_stats());
+    float c[2], temperature[2];
+    std::int64_t target[2];
+    index += gridDim.x;
+    if (tiles == 0 && index < work_items) work = head_work(g.grid, index);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile, column += kHeadTileColumns) {
+      float d[Tile::kBN / 2];
+      bool here = false;
+      // Beside the products: what the tile before left, what this work's rows need, and which work comes next.
+      const auto meanwhile = [&](int k) {
+        const bool last_step = k == g.k_steps - 1;
+        do {
+          if (level != kNothingLeft) climb();
+        } while (last_step && level != kNothingLeft);
+        if (k == 0) {
+          if (tile == 0) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const bool exists = row + 8 * h < g.rows;
+              target[h] = exists ? load_index(g.target, g.target_dtype, (row + 8 * h) * g.target_stride) - g.vocab_start : -1;
+              temperature[h] = exists && g.temperature != nullptr ? g.temperature[row + 8 * h] : g.temperature_value;
+            }
+          }
+          if (tile == tiles - 1 && index < work_items) work = head_work(g.grid, index);
+        }
+        if (last_step) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if (tile == 0) c[h] = log2_scale(temperature[h]);
+            here = here || (target[h] >= column && target[h] < min(column + kHeadTileColumns, last));
+          }
+          here = __any_sync(kQuadLanes, here);
+        }
+      };
+      ring.template multiply<T>(d, g.k_steps, warpgroup, release, meanwhile);
+      make_logits<kLogits>(g, d, column, last, lane);
+      if (here) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const std::int64_t at = target[h] - column - lane % 4 * 2;
@@ -155,49 +214,17 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
           for (int j = 0; j < Tile::kBN / 8; ++j) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-              if (at == 8 * j + i) g.target_z[row + 8 * h] = logit(d[4 * j + 2 * h + i], 8 * j + i);
+              if (at == 8 * j + i) g.target_z[row + 8 * h] = d[4 * j + 2 * h + i];
             }
           }
         }
       }
-      // A tile's node goes up while it is the second of a pair, or while there is no second.
-      const bool ends = tile == work.tiles - 1;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        node[h] = leaf_statistics<kExp, kMoments>(d, 0, h, c[h], logit);
-        node[h] = combine(node[h], leaf_statistics<kExp, kMoments>(d, 1, h, c[h], logit));
-      }
-#pragma unroll 1
-      for (int level = 0; level < Tile::kNodeLevels; ++level) {
-        float4* const at = kept + level * kM + in_block;
-        if (tile >> level & 1) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const float4 other = at[8 * h];
-            node[h] = combine({other.x, other.y, other.z, other.w}, node[h]);
-          }
-        } else if (!ends) {
-          if (lane % 4 == 0) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) at[8 * h] = make_float4(node[h].m, node[h].S, node[h].E, node[h].Q);
-          }
-          break;
-        }
-      }
-      __syncwarp();
-    }
-    if (lane % 4 == 0) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float4 value = make_float4(node[h].m, node[h].S, node[h].E, node[h].Q);
-        if (work.whole) {
-          g.nodes[std::int64_t{work.part * g.grid.strips_per_part + work.strip} * g.padded_rows + row + 8 * h] = value;
-        } else {
-          g.tile_nodes[std::int64_t{work.slot} * kM + in_block + 8 * h] = value;
-        }
-      }
+      tile_statistics<kExp, kMoments>(d, c, &shares);
+      left = {to, tile, tile == tiles - 1};
+      level = kWholeTile;
     }
   }
+  while (level != kNothingLeft) climb();
 }
 
 }  // namespace rlk::cuda

@@ -1,5 +1,6 @@
 // Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves a row. Thread t of a warpgroup
 // has, of rows t / 4 % 8 and 8 more of its warp's sixteen, columns 8 j + 2 (t % 4) + {0, 1}: two whole chains of every leaf.
+// While they are taken the tensor cores may have nothing to do, so what can wait is left for the next tile's products.
 #pragma once
 
 #include "../common/element.cuh"
@@ -19,7 +20,10 @@ __device__ __forceinline__ float leaf_addend(float m) {
   return kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
 }
 
-// Two chains of a leaf of one row.
+constexpr int kLeafFragments = kLeafColumns / 8;  // groups of eight columns
+constexpr int kTileLeaves = 2, kTileRows = 2;       // of a thread
+
+// Sums over a lane's two chains of a leaf of one row. The quad's four together are the leaf's (rule 5's tree).
 template <bool kMoments>
 struct TwoChains {
   float S[2] = {0.0f, 0.0f}, E[2] = {0.0f, 0.0f}, Q[2] = {0.0f, 0.0f};
@@ -30,70 +34,161 @@ struct TwoChains {
       Q[i] = fma_rn(e, e, Q[i]);
     }
   }
-  static __device__ __forceinline__ float total(const float (&chain)[2]) {
-    float sum = add_rn(chain[0], chain[1]);
-    sum = add_rn(sum, quad_xor(sum, 1));
-    return add_rn(sum, quad_xor(sum, 2));
-  }
-  __device__ __forceinline__ SoftmaxStats stats(float m) const {
-    return {m, total(S), kMoments ? total(E) : 0.0f, kMoments ? total(Q) : 0.0f};
+  __device__ __forceinline__ SoftmaxStats sums(float m) const {
+    return {m, add_rn(S[0], S[1]), kMoments ? add_rn(E[0], E[1]) : 0.0f, kMoments ? add_rn(Q[0], Q[1]) : 0.0f};
   }
 };
 
-constexpr int kLeafFragments = kLeafColumns / 8;  // groups of eight columns
+// A lane's shares of the statistics of its rows' leaves in a tile, [leaf][row].
+struct TileShares {
+  SoftmaxStats of[kTileLeaves][kTileRows];
+};
 
-// Leaf `leaf` of row h of a thread's two; all lanes of its quad get the same. logit(d, j) is z of an accumulator in the
-// tile's columns 8 j and on; it is -Inf where there is no column.
-template <Exp kExp, bool kMoments, int kFragment, class Logit>
-__device__ __forceinline__ SoftmaxStats leaf_statistics(const float (&d)[kFragment], int leaf, int h, float c,
-                                                        const Logit& logit) {
-  float values[2 * kLeafFragments];
+// Parents of the nodes a and b of both rows, in a. By all lanes.
+template <bool kMoments>
+__device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const SoftmaxStats (&b)[kTileRows]) {
+  bool usable = true;
 #pragma unroll
-  for (int j = 0; j < kLeafFragments; ++j) {
-    const int at = kLeafFragments * leaf + j;
+  for (int h = 0; h < kTileRows; ++h) usable = usable && abs_of(a[h].m) < infinity() && abs_of(b[h].m) < infinity();
+  if (__all_sync(kQuadLanes, usable)) {  // combine() without its branches, which cost more than all the rest
 #pragma unroll
-    for (int i = 0; i < 2; ++i) values[2 * j + i] = logit(d[4 * at + 2 * h + i], 8 * at + i);
+    for (int h = 0; h < kTileRows; ++h) {
+      const float m = fmaxf(a[h].m, b[h].m), least = -600.0f;
+      const int da = static_cast<int>(fmaxf(sub_rn(a[h].m, m), least));
+      const int db = static_cast<int>(fmaxf(sub_rn(b[h].m, m), least));
+      a[h].m = m;
+      a[h].S = add_rn(scale_down(a[h].S, da), scale_down(b[h].S, db));
+      if constexpr (kMoments) {
+        a[h].E = add_rn(scale_down(a[h].E, da), scale_down(b[h].E, db));
+        a[h].Q = add_rn(scale_down(a[h].Q, 2 * da), scale_down(b[h].Q, 2 * db));
+      }
+    }
+    return;
   }
-  const auto z = [&](int j, int i) { return values[2 * j + i]; };
-  float largest = -infinity(), smallest = infinity();
 #pragma unroll
-  for (int j = 0; j < kLeafFragments; ++j) {
-    largest = max_nan(largest, max_nan(z(j, 0), z(j, 1)));
-    smallest = fminf(smallest, fminf(z(j, 0), z(j, 1)));
+  for (int h = 0; h < kTileRows; ++h) a[h] = combine(a[h], b[h]);
+}
+
+// The rows' nodes of a tile, of the shares of a quad's lanes.
+template <bool kMoments>
+__device__ __forceinline__ void tile_nodes(TileShares* shares, SoftmaxStats (&node)[kTileRows]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+#pragma unroll
+    for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+#pragma unroll
+      for (int h = 0; h < kTileRows; ++h) {
+        SoftmaxStats& share = shares->of[leaf][h];
+        share.S = add_rn(share.S, quad_xor(share.S, distance));
+        if constexpr (kMoments) {
+          share.E = add_rn(share.E, quad_xor(share.E, distance));
+          share.Q = add_rn(share.Q, quad_xor(share.Q, distance));
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kTileRows; ++h) node[h] = shares->of[0][h];
+  combine_rows<kMoments>(node, shares->of[1]);
+}
+
+// Shares of a tile's leaves, of z in the accumulators' places: -Inf where there is no column. The four maxima, and the four
+// rows of chains, go side by side: one by one each would wait for its shuffles.
+template <Exp kExp, bool kMoments, int kFragment>
+__device__ __forceinline__ void tile_statistics(const float (&z)[kFragment], const float (&c)[kTileRows],
+                                                TileShares* shares) {
+  // A clamped column moves no S: the largest exponential of the leaf is at least 1/2, and what is 2^-120 or less beside it
+  // is rounded away. Sums of z, of squares, and the portable exponential's exponents need the clamp.
+  constexpr bool kClamps = kMoments || kExp == Exp::kPortable;
+  const auto at = [](int leaf, int j, int h) { return 4 * (kLeafFragments * leaf + j) + 2 * h; };
+  float largest[kTileLeaves][kTileRows], smallest[kTileLeaves][kTileRows];
+#pragma unroll
+  for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+#pragma unroll
+    for (int h = 0; h < kTileRows; ++h) {
+      largest[leaf][h] = -infinity(), smallest[leaf][h] = infinity();
+#pragma unroll
+      for (int j = 0; j < kLeafFragments; ++j) {
+        const float first = z[at(leaf, j, h)], second = z[at(leaf, j, h) + 1];
+        largest[leaf][h] = max_nan(largest[leaf][h], max_nan(first, second));
+        if constexpr (kClamps) smallest[leaf][h] = fminf(smallest[leaf][h], fminf(first, second));
+      }
+    }
   }
 #pragma unroll
   for (int distance = 1; distance < 4; distance *= 2) {
-    largest = max_nan(largest, quad_xor(largest, distance));
-    smallest = fminf(smallest, quad_xor(smallest, distance));
+#pragma unroll
+    for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+#pragma unroll
+      for (int h = 0; h < kTileRows; ++h) {
+        largest[leaf][h] = max_nan(largest[leaf][h], quad_xor(largest[leaf][h], distance));
+        if constexpr (kClamps) smallest[leaf][h] = fminf(smallest[leaf][h], quad_xor(smallest[leaf][h], distance));
+      }
+    }
   }
-  const float m = add_rn(ceil_of(mul_rn(c, largest)), 0.0f);
   // Well inside the bounds of leaf_reference, so that nothing is clamped, missing or failed.
-  const bool simple = abs_of(m) < 0.5f * kStatsRange && fma_rn(smallest, c, -m) >= 1.0f - kStatsFloor;
-  TwoChains<kMoments> chains;
+  float m[kTileLeaves][kTileRows];
+  bool simple = true;
+#pragma unroll
+  for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+#pragma unroll
+    for (int h = 0; h < kTileRows; ++h) {
+      m[leaf][h] = add_rn(ceil_of(mul_rn(c[h], largest[leaf][h])), 0.0f);
+      simple = simple && abs_of(m[leaf][h]) < 0.5f * kStatsRange;
+      if constexpr (kClamps) {
+        simple = simple && fma_rn(smallest[leaf][h], c[h], -m[leaf][h]) >= 1.0f - kStatsFloor;
+      } else {
+        simple = simple && c[h] > 0.0f;
+      }
+    }
+  }
   if (__all_sync(kQuadLanes, simple)) {
-    const float addend = leaf_addend<kExp>(m);
+    TwoChains<kMoments> chains[kTileLeaves][kTileRows];
 #pragma unroll
     for (int j = 0; j < kLeafFragments; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) chains.add(i, z(j, i), leaf_exponential<kExp>(z(j, i), c, addend));
-    }
-    return chains.stats(m);
-  }
-  SoftmaxStats whole;
-  const LeafReference reference = leaf_reference(c, largest, &whole);
-  const float addend = leaf_addend<kExp>(reference.m);
+      for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
 #pragma unroll
-  for (int j = 0; j < kLeafFragments; ++j) {
+        for (int h = 0; h < kTileRows; ++h) {
+          const float addend = leaf_addend<kExp>(m[leaf][h]);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float x = z(j, i), clamped = x > reference.q ? x : reference.q;
-      const bool exists = reference.usable && x != -infinity();
-      const float e = leaf_exponential<kExp>(clamped, c, addend);
-      chains.add(i, exists ? clamped : 0.0f, exists ? e : 0.0f);
+          for (int i = 0; i < 2; ++i) {
+            const float x = z[at(leaf, j, h) + i];
+            chains[leaf][h].add(i, x, leaf_exponential<kExp>(x, c[h], addend));
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+#pragma unroll
+      for (int h = 0; h < kTileRows; ++h) shares->of[leaf][h] = chains[leaf][h].sums(m[leaf][h]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+#pragma unroll
+    for (int h = 0; h < kTileRows; ++h) {
+      SoftmaxStats whole;
+      const LeafReference reference = leaf_reference(c[h], largest[leaf][h], &whole);
+      const float addend = leaf_addend<kExp>(reference.m);
+      TwoChains<kMoments> chains;
+#pragma unroll
+      for (int j = 0; j < kLeafFragments; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float x = z[at(leaf, j, h) + i], clamped = x > reference.q ? x : reference.q;
+          const bool exists = reference.usable && x != -infinity();
+          const float e = leaf_exponential<kExp>(clamped, c[h], addend);
+          chains.add(i, exists ? clamped : 0.0f, exists ? e : 0.0f);
+        }
+      }
+      // One lane has the whole of a leaf without sums; the others add nothing.
+      if (!reference.usable && threadIdx.x % 4 != 0) whole.S = whole.E = whole.Q = 0.0f;
+      shares->of[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
     }
   }
-  const SoftmaxStats sums = chains.stats(reference.m);  // shuffles: by all lanes
-  return reference.usable ? sums : whole;
 }
 
 }  // namespace rlk::cuda
