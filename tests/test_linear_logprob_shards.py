@@ -135,6 +135,19 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
             leaf = h.weight.clone().requires_grad_()
             rk.linear_logprob(h.hidden, leaf, h.target, bias=h.bias, main_grad=every, **OPTIONS).sum().backward()
             assert not differing(total, every[own].contiguous())
+            # Temperatures of rows, kept sets, a bad target: all ranks give the whole's answer, and no rank waits.
+            rows = torch.linspace(0.5, 2.0, len(h.target))
+            kept = torch.arange(0, 90, dtype=torch.int32), torch.arange(0, 91, 10)[: len(rows) + 1]
+            bad = h.target.clone()
+            bad[3] = VOCAB
+            more = {"temperature": rows, "kept": kept, "softcap": None}
+            got, want = (
+                rk.linear_logprob(a.hidden, a.weight, bad, bias=a.bias, **ALL, **{**o, **more})
+                for a, o in ((shard, how), (h, OPTIONS))
+            )
+            assert not differing(tuple(got), tuple(want))
+            with pytest.raises(ValueError, match=r"row 3 \(the first of 1 bad rows\)"):
+                rk.linear_logprob(*shard[:2], bad, check=True, **how)
             if size > 1:
                 for changed, text in (
                     ({"vocab_start": (own.start + width) % VOCAB}, "vocab_start: expected rank"),
