@@ -1,9 +1,9 @@
 // A backward of each part's columns after the other, whose float32 shares of dhidden a tree adds as soon as two of a level
-// are there: at most four of them exist at once.
+// are there: of 1, 2, 4, 8 parts at most 1, 2, 3, 4 exist at once. The first is dhidden itself where that is float32.
 #include "cpp/ops/linear_logprob_parts.h"
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -13,7 +13,6 @@
 namespace rlk {
 namespace {
 
-constexpr int kShares = 4;  // one of each level of a tree over eight, and the next
 constexpr std::int64_t kAlign = 256;
 
 struct Columns {
@@ -56,6 +55,10 @@ LinearLogprobBackwardParams of_columns(const LinearLogprobBackwardParams& p, con
   return q;
 }
 
+int shares_in_workspace(const LinearLogprobBackwardParams& p, std::size_t parts) {
+  return static_cast<int>(std::bit_width(parts)) - (p.wide_dhidden ? 1 : 0);
+}
+
 std::int64_t share_bytes(const LinearLogprobBackwardParams& p) {
   const std::int64_t bytes = p.num_rows * p.head.in_features * size_of(DType::kFloat32);
   return (bytes + kAlign - 1) / kAlign * kAlign;
@@ -79,28 +82,32 @@ void no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stre
 
 WorkspaceRange by_parts_workspace(const LinearLogprobBackwardParams& p, Device device) {
   WorkspaceRange range;
-  for (const Columns& c : columns_of_parts(p)) {
+  const std::vector<Columns> parts = columns_of_parts(p);
+  for (const Columns& c : parts) {
     if (c.count == 0) continue;
     const WorkspaceRange of_part = linear_logprob_backward_workspace(of_columns(p, c), device);
     range.least = std::max(range.least, of_part.least);
     range.most = std::max(range.most, of_part.most);
   }
-  const std::int64_t shares = kShares * share_bytes(p);
+  const std::int64_t shares = shares_in_workspace(p, parts.size()) * share_bytes(p);
   return {range.least + shares, range.most + shares};
 }
 
 void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
   RLK_CHECK(p.num_rows == 1 || p.dhidden_rows.inner_stride == p.head.in_features,
             "linear_logprob_backward: with dh_segments dhidden is contiguous");
+  const std::vector<Columns> parts = columns_of_parts(p);
+  const int in_workspace = shares_in_workspace(p, parts.size());
   const bool own = device.type == DeviceType::kCpu && p.workspace == nullptr;
-  const std::int64_t bytes = kShares * share_bytes(p);
+  const std::int64_t bytes = in_workspace * share_bytes(p);
   RLK_CHECK(own || (p.workspace != nullptr && p.workspace_bytes >= by_parts_workspace(p, device).least),
             "linear_logprob: workspace_bytes: expected at least " +
                 std::to_string(by_parts_workspace(p, device).least) + ", got " + std::to_string(p.workspace_bytes));
   std::vector<unsigned char> memory(static_cast<std::size_t>(own ? bytes : 0));
   unsigned char* const base = own ? memory.data() : static_cast<unsigned char*>(p.workspace);
-  std::array<float*, kShares> shares;
-  for (int i = 0; i < kShares; ++i) shares[i] = reinterpret_cast<float*>(base + i * share_bytes(p));
+  std::vector<float*> shares;
+  if (p.wide_dhidden) shares.push_back(static_cast<float*>(p.dhidden));
+  for (int i = 0; i < in_workspace; ++i) shares.push_back(reinterpret_cast<float*>(base + i * share_bytes(p)));
 
   const auto add = [&](int count, const float* a, const float* b, void* to, DType dtype) {
     TreeSumParams t;
@@ -113,7 +120,7 @@ void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stre
     tree_sum(t, device, stream);
   };
   int there = 0, done = 0;  // shares that wait for their neighbours, parts
-  for (const Columns& c : columns_of_parts(p)) {
+  for (const Columns& c : parts) {
     LinearLogprobBackwardParams q = of_columns(p, c);
     q.dhidden = shares[there++];
     if (!own) {
@@ -126,7 +133,7 @@ void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stre
       add(2, shares[there - 2], shares[there - 1], shares[there - 2], DType::kFloat32);
     }
   }
-  add(1, shares[0], nullptr, p.dhidden, p.wide_dhidden ? DType::kFloat32 : p.head.dtype);
+  if (!p.wide_dhidden) add(1, shares[0], nullptr, p.dhidden, p.head.dtype);
 }
 
 }  // namespace rlk

@@ -109,7 +109,8 @@ def linear_logprob(
         dh_segments: 1: the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a rank's
             own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
             the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
-            all ranks have the whole already: do not add. It takes four float32 copies of ``hidden`` of the workspace.
+            all ranks have the whole already: do not add. Of the workspace it takes float32 copies of ``hidden``: 4 on
+            one rank, 2, 1 and none on 2, 4 and 8.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
         what is needed.
