@@ -72,10 +72,14 @@ def differing(a: Any, b: Any) -> str:
     return "; ".join(found)
 
 
-def beyond(operator: str, output: str, got: Any, expected: Any, dtype: str = "float32", **facts: Any) -> str:
+def beyond(
+    operator: str, output: str, got: Any, expected: Any, dtype: str = "float32", unit: str = "ieee", **facts: Any
+) -> str:
     """Where an output is further from float64 than its row of contract.py allows, for a message; empty if nowhere."""
     found, expected = float64(got), float64(expected)
-    allowed = np.broadcast_to(row(operator, output).allowed(dtype, expected=expected, **facts), expected.shape)
+    allowed = np.broadcast_to(
+        row(operator, output).allowed(dtype, expected=expected, unit=unit, **facts), expected.shape
+    )
     assert found.shape == expected.shape, (output, found.shape, expected.shape)
     with np.errstate(invalid="ignore"):  # equal infinities
         off = np.where(found == expected, 0.0, np.abs(found - expected))

@@ -12,6 +12,7 @@ import torch
 import attention_cases
 import embedding_cases
 import linear_cases
+import linear_logprob_cases
 import policy_loss_cases
 import rl_kernel_native as rk
 import rms_norm_cases
@@ -55,6 +56,21 @@ def zeros_for(weight: Any) -> Any:
 def _linear(rng: np.random.Generator, device: str, dtype: str) -> Case:
     o = linear_cases.operands(rng, (2, 3), 32, 10, dtype, device)
     return Case(o[:3], rk.linear, {"dy": o.dy}, 1, "linear_weight_grad_")
+
+
+def _linear_logprob(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    h = linear_logprob_cases.head(rng, 6, 32, 90, dtype, device)
+
+    def call(hidden: Any, weight: Any, bias: Any, **options: Any) -> Any:
+        found = rk.linear_logprob(
+            hidden, weight, h.target, bias=bias, return_lse=True, return_entropy=True, exp="portable", **options
+        )
+        return found.logprob, found.lse, found.entropy
+
+    slopes = (_normal(rng, device, dtype, 6).float() for _ in range(3))
+    return Case(
+        h[:3], call, dict(zip(("dlogprob", "dlse", "dentropy"), slopes, strict=True)), 1, "linear_logprob_backward_"
+    )
 
 
 def _rms_norm(rng: np.random.Generator, device: str, dtype: str) -> Case:
@@ -181,6 +197,7 @@ def _normal(rng: np.random.Generator, device: str, dtype: str, *shape: int) -> A
 
 CASES: dict[str, Callable[[np.random.Generator, str, str], Case]] = {
     "linear": _linear,
+    "linear_logprob": _linear_logprob,
     "rms_norm": _rms_norm,
     "embedding": _embedding,
     "attention": _attention,

@@ -202,6 +202,7 @@ const Kernel* find_kernel(std::string_view name) {
                              &kImportanceWeights,
                              &kKl,
                              &kLinear,
+                             &kLinearLogprob,
                              &kLogprob,
                              &kMaskedWhiten,
                              &kMismatchMetrics,

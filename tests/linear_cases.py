@@ -54,16 +54,21 @@ def _wide(x: Any) -> np.ndarray:
     return x.detach().cpu().double().numpy() if hasattr(x, "detach") else np.asarray(x).astype(np.float64)
 
 
-def _as_multiplied(operand: Any, unit: str) -> np.ndarray:
+def as_multiplied(operand: Any, unit: str) -> np.ndarray:
     """CDNA2 flushes subnormal operands (docs/numerics.md, fact 2)."""
     values = _wide(operand)
-    least = 2.0**-14 if str(operand.dtype) == "torch.float16" else 2.0**-126
-    return np.where(np.abs(values) < least, 0.0, values) if unit == "gfx90a" else values
+    return np.where(np.abs(values) < flushed_below(operand, unit), 0.0, values)
+
+
+def flushed_below(operand: Any, unit: str) -> float:
+    if unit != "gfx90a":
+        return 0.0
+    return 2.0**-14 if str(operand.dtype) == "torch.float16" else 2.0**-126
 
 
 def failures(o: Operands, got: tuple[Any, ...], unit: str) -> str:
     """What is wrong with :func:`results`; empty if nothing is."""
-    x, weight, dy = (_as_multiplied(t, unit) for t in (o.x, o.weight, o.dy))
+    x, weight, dy = (as_multiplied(t, unit) for t in (o.x, o.weight, o.dy))
     want = rk.linear_reference(x, weight, _wide(o.bias), dy=dy) | {
         key: value for key, value in rk.linear_reference(x, weight, dy=_wide(o.dy)).items() if "dbias" in key
     }

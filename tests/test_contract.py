@@ -20,6 +20,7 @@ from rl_kernel_native import (
     _selftest_advantages,
     _selftest_attention,
     _selftest_embedding,
+    _selftest_head,
     _selftest_policy,
     _selftest_sequences,
     contract,
@@ -31,6 +32,7 @@ torch = pytest.importorskip("torch", reason="the tests of operators make their o
 import advantage_cases  # noqa: E402
 import embedding_cases  # noqa: E402
 import linear_cases  # noqa: E402
+import linear_logprob_cases  # noqa: E402
 import reward_batches  # noqa: E402
 import rms_norm_cases  # noqa: E402
 import rope_cases  # noqa: E402
@@ -61,6 +63,7 @@ SELF_TESTS = (
     _selftest_advantages,
     _selftest_attention,
     _selftest_embedding,
+    _selftest_head,
     _selftest_policy,
     _selftest_sequences,
 )
@@ -192,6 +195,12 @@ def of_linear() -> str:
     found = linear_cases.failures(o, linear_cases.results(o), "ieee")
     with rk.arithmetic("sm_90"):
         return found + linear_cases.failures(o, linear_cases.results(o), "sm_90")
+
+
+def of_linear_logprob() -> str:
+    h = linear_logprob_cases.head(RNG, 5, 40, 90)
+    loss = rk.linear_cross_entropy(*h[:2], h.target, bias=h.bias)
+    return f"{linear_logprob_cases.failures(h)}; {linear_logprob_cases.loss_failures(h, loss)}"
 
 
 def of_rms_norm() -> str:
@@ -427,6 +436,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "importance_weights": of_importance_weights,
     "kl": of_kl,
     "linear": of_linear,
+    "linear_logprob": of_linear_logprob,
     "logprob": of_logprob,
     "masked_whiten": of_masked_whiten,
     "mismatch_metrics": of_mismatch_metrics,
@@ -482,6 +492,7 @@ OWN_NUMBERS = {
     "test_attention_torch.py": 2,  # finite differences: steps and curvature
     "test_gae.py": 3,  # two float64 writings of the reference, twice; advantages of gae and of vtrace
     "test_group_advantage.py": 1,  # another order of sums
+    "test_linear_logprob_loss.py": 1,  # two float64 writings of the reference
     "test_logprob.py": 1,  # two float64 writings of the reference
     "test_logprob_backward.py": 1,  # finite differences: steps and curvature
     "test_policy_loss.py": 1,  # rule 10's, between splits of a batch

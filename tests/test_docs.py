@@ -129,6 +129,20 @@ def test_a_layer_of_the_docs_takes_main_grad() -> None:
         assert not differing(layer(x), y)
 
 
+def test_a_head_of_the_docs_has_gradients_that_no_split_changes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, target = torch.randn(6, 32, generator=generator), torch.randint(0, 40, (6,), generator=generator)
+    mask, found = torch.arange(6) != 4, []
+    layer = run_code_of("docs/linear.md")["Head"](32, 40)
+    for cuts in ((slice(0, 6),), (slice(0, 2), slice(2, 6))):
+        leaf = x.clone().requires_grad_()
+        for rows in cuts:
+            layer(leaf[rows], target[rows], mask[rows], 5).backward()
+        found.append(leaf.grad)
+    assert not differing(*found)
+    assert found[0].any(-1).tolist() == mask.tolist()
+
+
 def on_a_rank(rank: int, ranks: int, port: int, k_segments: int) -> None:
     """A row-parallel layer of the docs next to the same layer on one rank."""
     import torch.distributed as dist

@@ -207,6 +207,21 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
     assert checks["against float64"].passed is False
 
 
+@pytest.mark.parametrize("check", ["against float64", "same bytes as logprob of linear, on any number of ranks"])
+def test_a_wrong_head_is_reported(check, monkeypatch):
+    """Off by a thousandth, of logarithms of about 5; or by a bit."""
+    module = importlib.import_module("rl_kernel_native.ops.linear_logprob")
+    right, factor = module.linear_logprob, 1.001 if check == "against float64" else np.float32(1 + 2.0**-23)
+
+    def wrong(*arguments, **options):
+        found = right(*arguments, **options)
+        return found._replace(lse=found.lse * factor)
+
+    monkeypatch.setattr(module, "linear_logprob", wrong)
+    checks = {found.check: found for found in _selftest.OPERATORS["linear_logprob"](None, "cpu", None)}
+    assert checks[check].passed is False
+
+
 @pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten", "optimal_token_baseline"])
 def test_a_wrong_advantage_is_reported(broken, monkeypatch):
     """Off by a thousandth, of results of about 1."""

@@ -17,10 +17,11 @@ from engine_cases import CASES, Case, Subclass, zeros_for  # noqa: E402
 from rl_kernel_native.contract import row  # noqa: E402
 
 forward_ad = torch.autograd.forward_ad
-WITH_MAIN_GRAD = ("linear", "rms_norm", "embedding")
+WITH_MAIN_GRAD = ("linear", "linear_logprob", "rms_norm", "embedding")
 SCALARS = ("policy_loss", "value_loss")
-# logprob's are compared with float64 in test_torch.py; preference_loss has none and says so, test_preference_loss.py.
-WITHOUT_TANGENTS = ("logprob", "preference_loss")
+# logprob's are compared with float64 in test_torch.py; the others have none and say so, test_preference_loss.py and
+# test_linear_logprob.py.
+WITHOUT_TANGENTS = ("logprob", "linear_logprob", "preference_loss")
 # Refused by torch or in words of capsules, where the others name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
 DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss", "pack", "unpack"), BY_TORCH)

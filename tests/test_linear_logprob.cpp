@@ -186,6 +186,32 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     EXPECT_TRUE(same(got_dw, want_dw));
     EXPECT_TRUE(same(got_db, want_db));
   });
+  // By the tree over the parts of the vocabulary.
+  std::vector<float> parts[kNumParts], wide_dx(rows * features);
+  dx.dx_dtype = DType::kFloat32;
+  for (int i = 0; i < kNumParts; ++i) {
+    const std::int64_t first = part_cut(c.columns, i), last = part_cut(c.columns, i + 1);
+    parts[i].resize(rows * features);
+    dx.dy = g.data() + first, dx.weight = weight.data() + first * c.features, dx.dx = parts[i].data();
+    dx.out_features = last - first;
+    cpu::linear_input_grad(dx);
+  }
+  b.dh_segments = kNumParts;
+  with_workspaces(linear_logprob_backward_workspace(b, kDevice), &b, [&] {
+    b.wide_dhidden = true, b.dhidden = wide_dx.data();
+    linear_logprob_backward(b, kDevice, 0);
+    b.wide_dhidden = false, b.dhidden = got_dx.data();
+    linear_logprob_backward(b, kDevice, 0);
+    for (std::size_t i = 0; i < wide_dx.size(); ++i) {
+      const auto& p = parts;
+      const float sum = ((p[0][i] + p[1][i]) + (p[2][i] + p[3][i])) + ((p[4][i] + p[5][i]) + (p[6][i] + p[7][i]));
+      ASSERT_EQ(wide_dx[i], sum) << i;
+      ASSERT_EQ(got_dx[i], bf16_rn(sum)) << i;
+    }
+    EXPECT_TRUE(same(got_dw, want_dw));
+    EXPECT_TRUE(same(got_db, want_db));
+  });
+  b.dh_segments = 1;
   // Of 16 bits: rounded once, however many blocks of tokens.
   std::vector<std::uint16_t> narrow(want_dw.size());
   b.dweight = narrow.data();

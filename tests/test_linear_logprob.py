@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import linear_cases
+import linear_logprob_cases
 import rl_kernel_native as rk
 from cases import differing
+from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch")
 
@@ -72,6 +75,40 @@ def test_gradients_are_those_of_rounded_logit_gradients(head: tuple[Any, ...], o
     assert not differing(tuple(t.grad for t in leaves), want)
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_rows_outside_of_the_loss_mask_are_as_ignored_ones(head: tuple[Any, ...], index: Any) -> None:
+    hidden, weight, bias, target = head
+    target = target.to(index)
+    mask = torch.rand(target.shape, generator=torch.Generator().manual_seed(1)).to(target.device) < 0.6
+    ignored = torch.where(mask, target, -100)
+    outcomes = []
+    for ids, options in ((ignored, {}), (target, {"loss_mask": mask})):
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias)]
+        leaves[0].data[~mask] = float("nan")  # never read
+        result = rk.linear_logprob(leaves[0], leaves[1], ids, bias=leaves[2], **ALL, **options)
+        (result.logprob + result.lse + result.entropy).sum().backward()
+        outcomes.append((*(o.detach() for o in result), *(t.grad for t in leaves)))
+    assert not differing(*outcomes)
+    assert not outcomes[1][0][~mask].any()
+    assert not outcomes[1][5][~mask].any()
+    assert outcomes[1][5][mask & (target != -100)].any(-1).all()
+
+
+def test_a_loss_mask_of_numpy_and_jax_has_the_bytes_of_torch() -> None:
+    rng = np.random.default_rng(3)
+    hidden, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3, 32), (70, 32)))
+    target, mask = rng.integers(0, 70, (4, 3)).astype(np.int32), rng.random((4, 3)) < 0.5
+    want = rk.linear_logprob(*(torch.from_numpy(a) for a in (hidden, weight, target)), loss_mask=torch.from_numpy(mask))
+    assert rk.linear_logprob(hidden, weight, target, loss_mask=mask).tobytes() == want.numpy().tobytes()
+    jax = pytest.importorskip("jax")
+    arrays = [jax.numpy.asarray(a) for a in (hidden, weight, target, mask)]
+    got = rk.linear_logprob(*arrays[:3], loss_mask=arrays[3])
+    assert np.asarray(got).tobytes() == want.numpy().tobytes()
+    reference = rk.linear_logprob_reference(hidden, weight, target, loss_mask=mask)
+    allowed = row("linear_logprob", "logprob").allowed(max_abs_z=reference["max_abs_z"])
+    assert (abs(want.numpy() - reference["logprob"]) <= allowed).all()
+
+
 @pytest.mark.parametrize("rows", [1, 7, 300])
 def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
     generator = torch.Generator().manual_seed(rows)
@@ -116,6 +153,54 @@ def test_main_grad_is_added_to(head: tuple[Any, ...]) -> None:
     assert not differing(grown, rk.linear_weight_grad(d, scored, main_grad=start))
 
 
+def test_main_grad_waits_for_a_backward_that_asks_for_the_gradient_of_weight(head: tuple[Any, ...]) -> None:
+    hidden, weight, _, target = head
+    total = torch.zeros(VOCAB, HIDDEN, device=hidden.device)
+    x, w = (t.clone().requires_grad_() for t in (hidden, weight))
+    rk.linear_logprob(x, w, target, main_grad=total).sum().backward(inputs=[x])
+    assert x.grad.any()
+    assert not total.any()
+
+
+@pytest.mark.parametrize("ref_grad", [False, True])
+def test_a_pair_has_the_bits_of_two_calls(ref_grad: bool, head: tuple[Any, ...]) -> None:
+    hidden, weight, bias, target = head
+    generator = torch.Generator().manual_seed(7)
+    other = [torch.randn(s, generator=generator).to(hidden) for s in ((3, 7, 32), (VOCAB, 32), (VOCAB,))]
+    mask = torch.arange(target.numel(), device=target.device).view(target.shape) % 3 > 0
+    options = {**OPTIONS["everything"], **ALL, "loss_mask": mask}
+    want = []
+    for operands in ((hidden, weight, bias), other):
+        leaves = [t.clone().requires_grad_() for t in operands]
+        result = rk.linear_logprob(leaves[0], leaves[1], target, bias=leaves[2], **options)
+        result.logprob.sum().backward()
+        want.append((*result, *(t.grad for t in leaves)))
+    policy, reference = ([t.clone().requires_grad_() for t in o] for o in ((hidden, weight, bias), other))
+    biases = {"bias": policy[2], "ref_bias": reference[2]}
+    pair = rk.linear_logprob_pair(*policy[:2], *reference[:2], target, **biases, ref_grad=ref_grad, **options)
+    assert pair.ref_logprob.requires_grad is ref_grad
+    (pair.logprob.sum() + pair.ref_logprob.sum()).backward()
+    assert not differing((*pair[0::2], *(t.grad for t in policy)), want[0])
+    assert not differing(
+        (*pair[1::2], *(t.grad if ref_grad else w for t, w in zip(reference, want[1][5:], strict=True))), want[1]
+    )
+    assert ref_grad or all(t.grad is None for t in reference)
+    only = rk.linear_logprob_pair(hidden, weight, *other[:2], target)
+    assert only[2:] == (None,) * 8
+
+
+def test_an_error_about_the_reference_names_it() -> None:
+    x, w, target = torch.randn(3, 16), torch.randn(40, 16), torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"ref_weight: expected \[40\] rows \(those of weight\), got \[41\]"):
+        rk.linear_logprob_pair(x, w, x, torch.randn(41, 16), target)
+    with pytest.raises(ValueError, match=r"ref_weight: expected shape .* of ref_hidden"):
+        rk.linear_logprob_pair(x, w, x, torch.randn(40, 8), target)
+    padded = rk.linear_logprob_pair(x, w, x, torch.cat([w, w]), target, valid_vocab=40, canonical_vocab=80)
+    assert not differing(padded.logprob, padded.ref_logprob)
+    found = rk.linear_logprob_pair(*(t.numpy() for t in (x, w, x, w, target)))
+    assert found.logprob.tobytes() == found.ref_logprob.tobytes()
+
+
 def test_a_frozen_head_gets_no_gradient(head: tuple[Any, ...]) -> None:
     hidden, weight, _, target = head
     leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
@@ -153,6 +238,18 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "workspace": ({"workspace_bytes": 10}, ValueError, "workspace_bytes: expected at least"),
     "temperature": ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
     "main_grad": ({"main_grad": torch.zeros(40, 16), "weight_grad": False}, ValueError, "main_grad: weight_grad"),
+    "loss_mask dtype": ({"loss_mask": torch.ones(3)}, TypeError, "loss_mask: expected dtype bool, got float32"),
+    "loss_mask shape": ({"loss_mask": torch.ones(1, dtype=torch.bool)}, ValueError, r"loss_mask: expected shape \[3\]"),
+    "loss_mask type": ({"loss_mask": [True] * 3}, TypeError, "loss_mask: expected a torch.Tensor, got list"),
+    "masked int32": (
+        {
+            "loss_mask": torch.ones(3, dtype=torch.bool),
+            "target": torch.zeros(3, dtype=torch.int32),
+            "ignore_index": 1 << 31,
+        },
+        ValueError,
+        "ignore_index: expected an integer of 32 bits",
+    ),
     "checked": ({"target": torch.tensor([1, 77, 3]), "check": True}, ValueError, r"row 1 \(the first of 1 bad rows\)"),
 }
 
@@ -168,23 +265,30 @@ def test_bad_arguments_are_named(case: str) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_is_near_float64(head: tuple[Any, ...], options: str) -> None:
-    """docs/numerics.md, "What equal means": from hidden states at most 1e-4 * max(1, max |z| / 4)."""
-    hidden, weight, bias, target = head
-    got = rk.linear_logprob(hidden, weight, target, bias=bias, return_entropy=True, **OPTIONS[options])
-    arrays = [t.cpu().double().numpy() for t in (hidden, weight, bias)]
-    want = rk.linear_logprob_reference(*arrays[:2], target.cpu().numpy(), bias=arrays[2], **OPTIONS[options])
-    bound = 1e-4 * np.maximum(1, want["max_abs_z"] / 4)
-    assert (abs(got.logprob.cpu().numpy() - want["logprob"]) <= bound).all()
-    assert (abs(got.entropy.cpu().numpy() - want["entropy"]) <= 2 * bound).all()
+@pytest.mark.parametrize(
+    ("unit", "dtype"),
+    [(unit, dtype) for unit in linear_cases.UNITS for dtype in linear_cases.HALF]
+    + [("ieee", "float32")],  # units have no float32
+)
+def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: str) -> None:
+    """Every unit's products, against the bounds of contract.py."""
+    rng = np.random.default_rng(linear_cases.UNITS.index(unit))
+    with rk.arithmetic(unit):
+        for rows, ins, vocab in ((9, 48, 300), (3, 200, 1031)):
+            given = OPTIONS[options] | ({"valid_vocab": vocab - 7} if options == "everything" else {})
+            o = linear_logprob_cases.head(rng, rows, ins, vocab, dtype)
+            o.target[o.target >= vocab - 7] = 0
+            assert not linear_logprob_cases.failures(o, unit, **given)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) -> None:
     hidden, weight, bias, target = head
+    mask = torch.arange(target.numel(), device=target.device).view(target.shape) % 3 > 0
 
     def step(x: Any, w: Any, b: Any) -> Any:
-        result = rk.linear_logprob(x, w, target, bias=b, return_entropy=True, **OPTIONS["everything"])
+        options = {**OPTIONS["everything"], "loss_mask": mask}
+        result = rk.linear_logprob(x, w, target, bias=b, return_entropy=True, **options)
         return result.logprob, result.entropy
 
     torch.compiler.reset()
@@ -200,8 +304,13 @@ def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) ->
 def test_func_grad_has_the_bytes_of_backward(head: tuple[Any, ...]) -> None:
     hidden, weight, _, target = head
     leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
-    rk.linear_logprob(*leaves, target).sum().backward()
-    found = torch.func.grad(lambda x, w: rk.linear_logprob(x, w, target).sum(), argnums=(0, 1))(hidden, weight)
+    mask = torch.arange(target.numel(), device=target.device).view(target.shape) % 3 > 0
+    rk.linear_logprob(*leaves, target, loss_mask=mask).sum().backward()
+
+    def loss(x: Any, w: Any) -> Any:
+        return rk.linear_logprob(x, w, target, loss_mask=mask).sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1))(hidden, weight)
     assert not differing(found, tuple(t.grad for t in leaves))
 
 
@@ -210,3 +319,29 @@ def test_a_second_derivative_is_an_error(head: tuple[Any, ...]) -> None:
     x = hidden.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="has no backward"):
         torch.autograd.grad(rk.linear_logprob(x, weight, target).sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_tangent_is_an_error(rng: np.random.Generator, device: str) -> None:
+    hidden, weight, _, target = linear_logprob_cases.head(rng, 5, 32, 90, device=device)
+    forward_ad = torch.autograd.forward_ad
+
+    def score(x: Any) -> Any:
+        return rk.linear_logprob(x, weight, target)
+
+    def push(x: Any) -> Any:
+        return torch.func.jvp(score, (x,), (x,))[1]
+
+    torch.compiler.reset()
+    words = "jvp function|a derivative is wanted where it would be lost"
+    compiled = torch.compile(score, backend="eager")
+    compiled(hidden)  # a graph that knows of no tangents
+    for function in (push, torch.compile(push, backend="eager")):
+        with pytest.raises(Exception, match=words):
+            function(hidden)
+    for function in (score, compiled):
+        with forward_ad.dual_level(), pytest.raises(Exception, match=words):
+            function(forward_ad.make_dual(hidden, hidden))
+    y = score(hidden.clone().requires_grad_())
+    with forward_ad.dual_level(), pytest.raises(Exception, match=words):
+        y.backward(forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y)))

@@ -27,6 +27,7 @@ struct HeadArguments {
   Head head;
   LogprobCall call;
 
+  // A shard of the vocabulary where a.vocab_size is given.
   HeadArguments(nb::handle x, nb::handle w, nb::handle b, int logits_dtype, int arithmetic, const LogprobArguments& a)
       : hidden(x, "hidden"),
         weight((check_operand(hidden), w), "weight", hidden, 1),
@@ -44,6 +45,7 @@ struct HeadArguments {
                             " (that of hidden), got " + name_of(logits))
                                .c_str());
     }
+    if (call.input().num_rows > 0 && weight.out_features < 1) value_error("weight: expected at least one row");
     if (call.input().num_rows > 1 && call.input().target_rows.inner < call.input().num_rows) {
       value_error("target: expected one stride" + std::string(kCopyHint));
     }
@@ -96,16 +98,42 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
   return outputs.result(returns);
 }
 
-// (dhidden, dweight, dbias), None where not asked for. dweight is main_grad itself where that is given.
+// Statistics of a shard, [..., 5].
+nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
+                   nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
+                   nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
+                   nb::handle vocab_start, nb::handle vocab_size, nb::handle workspace_bytes, int arithmetic,
+                   nb::handle allocate, std::uintptr_t stream) {
+  const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
+                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
+                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+  const Caller caller = make_caller(hidden, a.call.device(), allocate, stream);
+  const Caller::Fresh stats = caller.empty(a.hidden.shape_with(kStatsFields), DType::kFloat32);
+  LinearLogprobParams p;
+  static_cast<LogprobInput&>(p) = a.call.input();
+  p.head = a.head;
+  p.stats = static_cast<float*>(stats.data);
+  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, caller);
+  {
+    nb::gil_scoped_release release;
+    rlk::linear_logprob(p, a.call.device(), caller.stream);
+  }
+  return stats.array;
+}
+
+// (dhidden, dweight, dbias), None where not asked for. dweight is main_grad itself where that is given. dhidden is float32
+// where `wide`: a shard's share.
 nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
                     nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                     nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                     nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy,
                     bool wants_hidden, bool wants_weight, bool wants_bias, nb::handle main_grad, int weight_dtype,
+                    nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
                     nb::handle workspace_bytes, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
-                         canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
+                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
   const Device device = a.call.device();
   LinearLogprobBackwardParams p;
@@ -130,7 +158,9 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
   const Caller caller = make_caller(hidden, device, allocate, stream);
   nb::object dhidden = nb::none(), dweight = nb::none(), dbias = nb::none();
   if (wants_hidden) {
-    Caller::Fresh fresh = caller.empty(a.hidden.array.shape(), a.head.dtype);
+    p.wide_dhidden = wide;
+    p.dh_segments = dh_segments;
+    Caller::Fresh fresh = caller.empty(a.hidden.array.shape(), wide ? DType::kFloat32 : a.head.dtype);
     dhidden = fresh.array;
     p.dhidden = fresh.data;
     p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
@@ -172,6 +202,7 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
 
 void bind_linear_logprob(nb::module_& m) {
   define(m, "linear_logprob", &forward);
+  define(m, "linear_logprob_partial", &partial);
   define(m, "linear_logprob_backward", &backward);
 }
 

@@ -7,6 +7,7 @@
 
 #include "cpp/cpu/linear_logprob.h"
 #include "cpp/ops/backend.h"
+#include "cpp/ops/linear_logprob_parts.h"
 #include "rlk/build.h"
 #include "rlk/kernels/scored_rows.h"
 #if RLK_WITH_CUDA
@@ -310,9 +311,9 @@ class Backward {
     q.dx_rows = dense(rows_, features());
     q.dx_dtype = DType::kFloat32;
     if (last) {
-      q.dx = at(p_.dhidden, row_ * p_.dhidden_rows.inner_stride * operand_bytes());
+      q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
+      q.dx = at(p_.dhidden, row_ * p_.dhidden_rows.inner_stride * size_of(q.dx_dtype));
       q.dx_rows.inner_stride = p_.dhidden_rows.inner_stride;
-      q.dx_dtype = head_.dtype;
     }
     q.num_rows = rows_;
     q.in_features = features();
@@ -480,6 +481,7 @@ void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) 
 
 WorkspaceRange linear_logprob_backward_workspace(const LinearLogprobBackwardParams& p, Device device) {
   if (p.num_rows == 0) return {};
+  if (is_by_parts(p)) return by_parts_workspace(p, device);
   // All columns at once need no sums of dhidden, which may be less than a narrow chunk with them.
   const std::int64_t most = backward_bytes(p, widest_chunk(p), device);
   return {std::min(backward_bytes(p, std::min(p.num_columns, kLeastColumns), device), most), most};
@@ -494,7 +496,9 @@ void linear_logprob_backward(const LinearLogprobBackwardParams& p, Device device
                 (p.dentropy == nullptr || is_one_stride(p.dentropy_rows)) &&
                 (p.dhidden == nullptr || is_one_stride(p.dhidden_rows)),
             "linear_logprob_backward: gradients of rows have one stride");
+  RLK_CHECK(p.dh_segments == 1 || p.dh_segments == kNumParts, "linear_logprob_backward: dh_segments is 1 or 8");
   if (p.num_rows == 0) return no_rows(p, device, stream);
+  if (is_by_parts(p)) return backward_by_parts(p, device, stream);
   LinearLogprobBackwardParams q = p;
   std::vector<unsigned char> own;
   const WorkspaceRange range = linear_logprob_backward_workspace(p, device);

@@ -39,7 +39,14 @@ from .ops.linear import (
     linear_weight_grad,
     tree_sum,
 )
-from .ops.linear_logprob import linear_logprob, linear_logprob_reference
+from .ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from .ops.linear_logprob import (
+    LinearLogprobPair,
+    linear_logprob,
+    linear_logprob_pair,
+    linear_logprob_partial,
+    linear_logprob_reference,
+)
 from .ops.logprob import (
     LogprobResult,
     LogprobStatus,
@@ -118,6 +125,7 @@ __all__ = [
     "GroupAdvantageStatus",
     "ImportanceWeights",
     "KlGradients",
+    "LinearLogprobPair",
     "LogprobResult",
     "LogprobStatus",
     "MaskedWhitenResult",
@@ -162,8 +170,12 @@ __all__ = [
     "kl_reference",
     "linear",
     "linear_bias_grad",
+    "linear_cross_entropy",
+    "linear_cross_entropy_reference",
     "linear_input_grad",
     "linear_logprob",
+    "linear_logprob_pair",
+    "linear_logprob_partial",
     "linear_logprob_reference",
     "linear_partial",
     "linear_reference",

@@ -67,12 +67,29 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
 
 
+def held_by(array: str, value: int, name: str, dtype: str) -> None:
+    """Of a number that is to be written into an array of int32 or int64."""
+    bits = 31 if dtype.endswith("int32") else 63
+    if not -(1 << bits) <= value < 1 << bits:
+        raise ValueError(f"{name}: expected an integer of {bits + 1} bits (those of {array}), got {value}")
+
+
 def number(name: str, value: Any) -> float:
     if isinstance(value, float):
         return value
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
     return float(value)
+
+
+def denominator(value: Any) -> tuple[Any, float]:
+    """The array where it is one, else None; and the number where it is one, else 0."""
+    if isinstance(value, (int, float)):
+        found = number("denominator", float(value) if type(value) is int else value)
+        if not 0 < found < float("inf"):
+            raise ValueError(f"denominator: expected a finite number > 0, got {value!r}")
+        return None, found
+    return value, 0.0
 
 
 def segment_count(name: str, value: Any) -> int:

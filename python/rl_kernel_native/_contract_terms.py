@@ -89,6 +89,7 @@ FACTS: Mapping[str, str] = {
     "slope": "logit_scale / temperature",
     "inner": "Rounding.inner where an intermediate is rounded to the dtype, else 0",
     "inner_least": "Rounding.least there, else 0",
+    "carried": "sum of what terms (logit gradients, log-probabilities) may be off by, times their factors",
     "act": "|activation of gate|",
     "gate": "|gate|",
     "other": "what the activation or its derivative is multiplied by",

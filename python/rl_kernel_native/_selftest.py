@@ -644,6 +644,12 @@ def silu_mul(torch: Any, device: str, capability: tuple[int, int] | None) -> Ite
     yield _timed("same bytes as the CPU", bytes_of_cpu)
 
 
+def linear_logprob(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    from . import _selftest_head  # which is written with what this module defines
+
+    return _selftest_head.checks(torch, device, capability)
+
+
 def _advantages(name: str) -> Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]:
     def self_test(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
         from . import _selftest_advantages  # which is written with what this module defines
@@ -666,6 +672,7 @@ def _tokens(name: str) -> Callable[[Any, str, tuple[int, int] | None], Iterator[
 OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check]]] = {
     "logprob": logprob,
     "linear": linear,
+    "linear_logprob": linear_logprob,
     "rms_norm": rms_norm,
     "attention": attention,
     "embedding": embedding,

@@ -51,6 +51,14 @@ _SUM_P_SQ = Bound(
 )
 
 
+def _off_dlogits(of_log_p: Any, of_entropy: Any, of_cap: Any, p: Any, log_p: Any, spread: Any, given: Any,
+                 given_entropy: Any, given_target: Any, uncapped: Any, cap_slope: Any, slope: Any) -> Any:  # fmt: skip
+    """What a logit's gradient is off by, where ln p, the entropy and the softcap's slope are off by the first three."""
+    off = p * (given * of_log_p + given_entropy * (spread * of_log_p + of_log_p + of_entropy))
+    off = off + p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7
+    return slope * (cap_slope * off + uncapped * of_cap + (given + given_entropy) * 1e-35)
+
+
 def _dlogits(
     max_abs_z: Any,
     p: Any,
@@ -63,11 +71,10 @@ def _dlogits(
     cap_slope: Any = 1.0,
     slope: Any = 1.0,
 ) -> Any:
-    of_log_p = 1e-5 + 8e-7 * max_abs_z
-    of_entropy = 2e-5 + 4e-7 * max_abs_z
-    off = p * (given * of_log_p + given_entropy * (spread * of_log_p + of_log_p + of_entropy))
-    off = off + p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7
-    return slope * (cap_slope * off + uncapped * 6e-7 + (given + given_entropy) * 1e-35)
+    of_log_p, of_entropy = 1e-5 + 8e-7 * max_abs_z, 2e-5 + 4e-7 * max_abs_z
+    return _off_dlogits(
+        of_log_p, of_entropy, 6e-7, p, log_p, spread, given, given_entropy, given_target, uncapped, cap_slope, slope
+    )
 
 
 _DLOGITS = Bound(
@@ -111,6 +118,85 @@ _GROUPS = Bound(
 )
 
 _LEAST = "inner_least * other_scale"  # of an intermediate that is rounded to a subnormal
+
+# ---- a head: products, and softmax statistics of them ---------------------------------------------------------------
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return (a + b + abs(a - b)) / 2
+
+
+def _of_head(max_abs_z: Any) -> Any:
+    return 1e-4 * _larger(1.0, max_abs_z / 4)
+
+
+_L = "1e-4 * max(1, max_abs_z / 4)"
+_HEAD_LOGPROB = Bound(
+    _of_head, _L, "logits by products of matrix units, whose truncation grows with them; float32 logits"
+)
+_HEAD_ENTROPY = Bound(
+    lambda max_abs_z: 2 * _of_head(max_abs_z), f"2 * {_L}", "lse and the mean of z, each off like a log-probability"
+)
+_HEAD_SUM_P_SQ = Bound(
+    lambda max_abs_z, sum_p_sq: _of_head(max_abs_z) * _smaller(1.0, 2 * sum_p_sq) + 1e-37,
+    f"{_L} * min(1, 2 * sum_p_sq) + 1e-37",
+    "as that of logprob, from a head's log-probabilities",
+)
+
+
+def _head_dlogits(
+    max_abs_z: Any,
+    p: Any,
+    log_p: Any,
+    spread: Any,
+    given: Any,
+    given_entropy: Any,
+    given_target: Any,
+    uncapped: Any = 0.0,
+    cap_slope: Any = 1.0,
+    slope: Any = 1.0,
+) -> Any:
+    of_logprob = _of_head(max_abs_z)
+    of_log_p = of_logprob + 4e-7 * max_abs_z
+    return _off_dlogits(
+        of_log_p, 2 * of_logprob, 6e-7 + of_logprob, p, log_p, spread, given, given_entropy, given_target, uncapped,
+        cap_slope, slope,
+    )  # fmt: skip
+
+
+_LN_P = f"({_L} + 4e-7 * max_abs_z)"
+_HEAD_DLOGITS = Bound(
+    _head_dlogits,
+    f"slope * (cap_slope * (p * (given * {_LN_P} + given_entropy * (spread * {_LN_P} + {_LN_P} + 2 * {_L})) "
+    "+ p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7) "
+    f"+ uncapped * (6e-7 + {_L}) + (given + given_entropy) * 1e-35)",
+    "as that of logprob, with a head's log-probability and entropy; a softcap of two temperatures or more, whose slope "
+    "is off by no more than a log-probability; rounded to the operands' dtype (dbias of one row shows it)",
+)
+
+
+_CROSS_ENTROPY = Bound(
+    lambda terms, scale, carried: carried + (34 + terms / 1024) * U * scale + 1e-30,
+    "carried + (34 + terms / 1024) * u * scale + 1e-30",
+    "the errors of log-probabilities, summed; sums of a sequence and of sequences, two products, a sum and a quotient",
+)
+
+
+def _carried(of: Bound) -> Bound:
+    """Of sums of products with logit gradients, which are off themselves: ``of`` is that of the sum."""
+    first, *_ = of.facts
+    if first == "rows":
+        return Bound(
+            lambda rows, scale, carried: of.of(rows=rows, scale=scale) + carried,
+            f"{of.text} + carried",
+            f"the errors of logit gradients, summed; {of.why}",
+        )
+    return Bound(
+        lambda terms, scale, carried: of.of(terms=terms, scale=scale) + carried,
+        f"{of.text} + carried",
+        f"the errors of logit gradients, by the other operand; {of.why}",
+    )
+
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
@@ -425,6 +511,20 @@ def _rows() -> Iterable[Row]:
         "linear", "derivatives", "backward", stem="linear", bound=_derivatives(2e-6), backends=ONE_ARCHITECTURE,
         **composed,
     )  # fmt: skip
+
+    head: dict[str, Any] = {"stem": "linear_logprob", "backends": ONE_ARCHITECTURE}
+    statistics = head | {"kind": "softmax statistics", "rounded": False}
+    yield Row("linear_logprob", "logprob", "forward", bound=_HEAD_LOGPROB, **statistics)
+    yield Row("linear_logprob", "lse", "forward", bound=_HEAD_LOGPROB, **statistics)
+    yield Row("linear_logprob", "entropy", "forward", bound=_HEAD_ENTROPY, **statistics)
+    yield Row("linear_logprob", "sum_p_sq", "forward", bound=_HEAD_SUM_P_SQ, **statistics)
+    yield Row("linear_logprob", "dlogits of one row", "backward", "softmax statistics", bound=_HEAD_DLOGITS, **head)
+    by_units = head | {"bound": _carried(_FMA), "unit_bound": _carried(_UNIT)}
+    yield Row("linear_logprob", "dhidden", "backward", "matrix product", keeps=NO_SHARDS, **by_units)
+    yield Row("linear_logprob", "dweight", "backward", "token sum", keeps=TOKEN_SUM, **by_units)
+    loss = statistics | {"kind": "composed", "keeps": ("layout", "shards", "runs")}  # over all rows
+    yield Row("linear_cross_entropy", "loss", "forward", bound=_CROSS_ENTROPY, **loss)
+    yield Row("linear_logprob", "dbias", "backward", "token sum", bound=_carried(_GROUPS), keeps=TOKEN_SUM, **head)
 
     norm: dict[str, Any] = {"stem": "rms_norm", "backends": EVERY_BACKEND}
     reduction = norm | {"kind": "row reduction", "keeps": NO_SHARDS}

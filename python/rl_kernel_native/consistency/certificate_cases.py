@@ -5,6 +5,7 @@ Operands are integers of a counter's hash, scaled exactly: the same bits with an
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -269,6 +270,84 @@ def linear(arrays: Arrays, quick: bool) -> Iterator[Case]:
         )  # fmt: skip
 
 
+def linear_logprob(arrays: Arrays, quick: bool) -> Iterator[Case]:
+    # Odd, over some leaves; whole tiles, whose eighths are shards.
+    for ins, vocab in ((40, 1031), (128, 2048)):
+        for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
+            for exp in arrays.exponentials:
+                yield from _linear_logprob(ins, vocab, dtype, exp)
+    for dtype in arrays.product_dtypes:
+        given: dict[str, tuple[tuple[int, ...] | None, float]] = {
+            "hidden": ((24,), 1.0), "target": (None, 17), "dy": ((), 1.0),
+        }  # fmt: skip
+        fixed = {"weight": ((17, 24), 0.2, dtype), "bias": ((17,), 1.0, dtype)}
+        shape = (TOKENS, 24, 17)
+        for name, ways in (("dweight", {CHUNKS: _head_chunks}), ("dbias", {})):
+            yield Case(
+                "linear_logprob", "backward", dtype, shape, (name,), given, functools.partial(_head_sums, name=name),
+                fixed, TOKENS, ways, "portable",
+            )  # fmt: skip
+
+
+def _linear_logprob(ins: int, vocab: int, dtype: str, exp: str) -> Iterator[Case]:
+    how: dict[str, Any] = {"temperature": TEMPERATURE, "exp": exp}
+    wanted: dict[str, Any] = {f"return_{name}": True for name in STATISTICS[1:]}
+
+    def forward(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = rk.linear_logprob(a["hidden"], a["weight"], a["target"], bias=a["bias"], **wanted, **how)
+        return dict(zip(STATISTICS, found, strict=False))
+
+    def sharded(arrays: Arrays, a: Mapping[str, Any], shards: int) -> Mapping[str, Any]:
+        weight, bias, stats = arrays.unwrap(a["weight"]), arrays.unwrap(a["bias"]), []
+        for first in range(0, vocab, vocab // shards):
+            own = slice(first, first + vocab // shards)
+            shard = {"bias": arrays.wrap(bias[own]), "vocab_start": first, "vocab_size": vocab}
+            part = rk.linear_logprob_partial(a["hidden"], arrays.wrap(weight[own]), a["target"], **shard, **how)
+            stats.append(arrays.unwrap(part))
+        merged = rk.logprob_merge(arrays.wrap(torch.stack(stats)), temperature=TEMPERATURE, **wanted)
+        return dict(zip(STATISTICS, merged, strict=False))
+
+    def backward(arrays: Arrays, a: Mapping[str, Any], dh_segments: int) -> Mapping[str, Any]:
+        leaf = arrays.unwrap(a["hidden"]).detach().requires_grad_()
+        rest = [arrays.unwrap(a[name]) for name in ("weight", "target")]
+        found = rk.linear_logprob(
+            leaf, *rest, bias=arrays.unwrap(a["bias"]), return_entropy=True, dh_segments=dh_segments, **how
+        )
+        dys = [arrays.unwrap(a[name]) for name in ("dlogprob", "dentropy")]
+        return {"dhidden": torch.autograd.grad((found.logprob, found.entropy), leaf, dys)[0]}
+
+    rows: dict[str, tuple[tuple[int, ...] | None, float]] = {"hidden": ((ins,), 1.0), "target": (None, vocab)}
+    fixed = {"weight": ((vocab, ins), 2 / ins**0.5, dtype), "bias": ((vocab,), 1.0, dtype)}
+    ways: dict[str, Call] = {}
+    if vocab % 64 == 0:
+        ways = {f"{n} shards": functools.partial(sharded, shards=n) for n in (2, 4, 8)}
+    shape = (ins, vocab)
+    yield Case("linear_logprob", "forward", dtype, shape, STATISTICS, rows, forward, fixed, ways=ways, exp=exp)
+    given: dict[str, tuple[tuple[int, ...] | None, float]] = {"dlogprob": ((), 1.0), "dentropy": ((), 0.5)}
+    for dh_segments in (1, 8):
+        yield Case(
+            "linear_logprob", "backward", dtype, shape, ("dhidden",), rows | given,
+            functools.partial(backward, dh_segments=dh_segments), fixed, exp=exp, options=f"dh_segments={dh_segments}",
+        )  # fmt: skip
+
+
+def _head_sums(arrays: Arrays, a: Mapping[str, Any], name: str, total: Any = None) -> Mapping[str, Any]:
+    """dweight through main_grad, which is float32; dbias."""
+    weight, bias = (arrays.unwrap(a[n]).detach().requires_grad_() for n in ("weight", "bias"))
+    if total is None and name == "dweight":
+        total = torch.zeros(weight.shape, device=weight.device)
+    hidden, target, dlogprob = (arrays.unwrap(a[n]) for n in ("hidden", "target", "dy"))
+    rk.linear_logprob(hidden, weight, target, bias=bias, exp="portable", main_grad=total).backward(dlogprob)
+    return {name: bias.grad if total is None else total}
+
+
+def _head_chunks(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+    total = torch.zeros(17, 24, device=arrays.device)
+    for part in _chunks(arrays, a):
+        _head_sums(arrays, part, "dweight", total)
+    return {"dweight": total}
+
+
 TOKENS = 8203  # two blocks of rule 9
 BLOCK = 8192
 CHUNKS = "chunks of 8192 through main_grad"
@@ -514,6 +593,7 @@ def kl(arrays: Arrays, quick: bool) -> Iterator[Case]:
 CASES: dict[str, Callable[[Arrays, bool], Iterator[Case]]] = {
     "logprob": logprob,
     "linear": linear,
+    "linear_logprob": linear_logprob,
     "rms_norm": rms_norm,
     "rope": rope,
     "silu_mul": silu_mul,

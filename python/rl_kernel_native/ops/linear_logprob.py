@@ -3,16 +3,36 @@ cpp/include/rlk/ops/linear_logprob.h."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
 from ..reference.linear_logprob import linear_logprob_reference
 from .linear import _code
-from .logprob import ENTROPY, LOGPROB, LSE, STATUS, SUM_P_SQ, _exported, _native_results, _selected
+from .logprob import (
+    ENTROPY,
+    LOGPROB,
+    LSE,
+    STATUS,
+    SUM_P_SQ,
+    LogprobResult,
+    _exported,
+    _native_results,
+    _selected,
+)
 
-__all__ = ["linear_logprob", "linear_logprob_reference"]
+__all__ = [
+    "LinearLogprobPair",
+    "linear_logprob",
+    "linear_logprob_pair",
+    "linear_logprob_partial",
+    "linear_logprob_reference",
+]
 
 _torch_path: Any = None
 
@@ -49,9 +69,14 @@ def linear_logprob(
     check: bool = False,
     on_bad_id: str = "nan",
     exp: str | None = None,
+    loss_mask: Any = None,
     weight_grad: bool = True,
     main_grad: Any = None,
     workspace_bytes: int = 512 << 20,
+    process_group: Any = None,
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
+    dh_segments: int = 1,
 ) -> Any:
     """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with at most some
     rows of the logits in memory.
@@ -61,18 +86,31 @@ def linear_logprob(
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
-            with ``target == ignore_index`` are never read.
+            with ``target == ignore_index`` are never read, nor are those that ``loss_mask`` leaves out.
         weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32.
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
         temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, the ``return_`` flags,
             check, on_bad_id, exp: as for :func:`logprob`.
+        loss_mask: bool ``[...]``, of the framework of ``target``: where it is False a row is one whose target is
+            ``ignore_index``, whatever its target is: every output and every gradient is 0.
         weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less.
         main_grad: float32 ``[vocab_size, in_features]``, to which backward adds the gradient of ``weight`` in place, as
             :func:`linear` does.
         workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
             to a point; results do not change by a bit. The CPU backend takes its own, 64 MiB where it can.
+        process_group: of torch.distributed, over whose 1, 2, 4 or 8 ranks the vocabulary lies in rank order; every rank
+            gives the same ``hidden`` and ``target``, and its own rows of ``weight`` and ``bias``. Ranks exchange five
+            numbers a row; all get the result, with the bits of one rank that has the whole.
+        vocab_start: global id of the weight's first row; a cut of docs/numerics.md, rule 5 (equal shards where the
+            vocabulary is a multiple of 64).
+        vocab_size: columns of all ranks. Default, without a group: the weight's.
+        dh_segments: 1: the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a rank's
+            own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
+            the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
+            all ranks have the whole already: do not add. Of the workspace it takes float32 copies of ``hidden``: 4 on
+            one rank, 2, 1 and none on 2, 4 and 8.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
         what is needed.
@@ -80,18 +118,25 @@ def linear_logprob(
     """
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
+    if _check.integer("dh_segments", dh_segments) not in (1, 8):
+        raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
     verify = check or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
         head = (hidden, weight, bias)
+        where = (process_group, vocab_start, vocab_size)
         result = _torch().linear_logprob(
-            head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes
+            head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes, dh_segments, where
         )
     else:
+        if process_group is not None or vocab_start != 0 or vocab_size is not None:
+            raise ValueError("process_group, vocab_start, vocab_size: for torch tensors; see linear_logprob_partial")
         if main_grad is not None:
             raise ValueError("main_grad: only torch has an autograd that could use it")
         frame = _dispatch.Frame(hidden, "hidden")
@@ -112,3 +157,144 @@ def linear_logprob(
         )
         result = _native_results(frame, raw, None)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+
+
+class LinearLogprobPair(NamedTuple):
+    """What :func:`linear_logprob_pair` returns: of either head what was asked for, None where it was not."""
+
+    logprob: Any
+    ref_logprob: Any
+    lse: Any = None
+    ref_lse: Any = None
+    entropy: Any = None
+    ref_entropy: Any = None
+    sum_p_sq: Any = None
+    ref_sum_p_sq: Any = None
+    status: Any = None
+    ref_status: Any = None
+
+
+def linear_logprob_pair(
+    hidden: Any,
+    weight: Any,
+    ref_hidden: Any,
+    ref_weight: Any,
+    target: Any,
+    *,
+    bias: Any = None,
+    ref_bias: Any = None,
+    ref_grad: bool = False,
+    loss_mask: Any = None,
+    ignore_index: int = -100,
+    weight_grad: bool = True,
+    main_grad: Any = None,
+    **options: Any,
+) -> LinearLogprobPair:
+    """:func:`linear_logprob` of a policy and of its reference, over the same targets and by the same options.
+
+    Args:
+        hidden, weight, bias: of the policy, as for :func:`linear_logprob`.
+        ref_hidden, ref_weight, ref_bias: of the reference; ``in_features`` and dtype may differ from the policy's, with
+            ``valid_vocab`` also the padding of the vocabulary.
+        target, loss_mask, ignore_index: of both.
+        ref_grad: whether the reference's operands get gradients. False: they are constants, whatever they require.
+        weight_grad, main_grad: of the policy's weight. The reference's gets its gradient, with ``ref_grad``, by itself.
+        options: the others of :func:`linear_logprob`, for both.
+    Returns: :class:`LinearLogprobPair`, with the bits of two calls.
+    Raises: as :func:`linear_logprob`; an error about the reference names its arguments ``ref_``.
+    Source: as :func:`linear_logprob`.
+    """
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
+    shapes = [getattr(w, "shape", ())[:1] for w in (weight, ref_weight)]
+    if shapes[0] != shapes[1] and options.get("valid_vocab") is None:
+        raise ValueError(f"ref_weight: expected {list(shapes[0])} rows (those of weight), got {list(shapes[1])}")
+    of_both = {"ignore_index": ignore_index, **options}
+    found = linear_logprob(hidden, weight, target, bias=bias, weight_grad=weight_grad, main_grad=main_grad, **of_both)
+    ref = [a.detach() if not ref_grad and _dispatch.is_tensor(a) else a for a in (ref_hidden, ref_weight, ref_bias)]
+    try:
+        ref_found = linear_logprob(ref[0], ref[1], target, bias=ref[2], **of_both)
+    except (TypeError, ValueError) as error:
+        raise type(error)(re.sub(r"\b(hidden|weight|bias)\b", r"ref_\1", str(error))) from None
+    policy, reference = (r if isinstance(r, LogprobResult) else LogprobResult(r) for r in (found, ref_found))
+    return LinearLogprobPair(*itertools.chain(*zip(policy, reference, strict=True)))
+
+
+def linear_logprob_partial(
+    hidden: Any,
+    weight_shard: Any,
+    target: Any,
+    *,
+    vocab_start: int,
+    vocab_size: int,
+    bias: Any = None,
+    temperature: Any = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    logits_dtype: Any = "float32",
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    kept: tuple[Any, Any] | None = None,
+    exp: str | None = None,
+    loss_mask: Any = None,
+    workspace_bytes: int = 512 << 20,
+) -> Any:
+    """:func:`logprob_partial` of a shard of a head: ``weight_shard`` has rows ``vocab_start`` on of ``vocab_size``, and
+    ``bias`` its elements. :func:`logprob_merge` makes results of the statistics of all shards, with the bits of
+    :func:`linear_logprob` of the whole; with torch.distributed, and with gradients, ``process_group`` does both.
+
+    Args: as for :func:`linear_logprob` and :func:`logprob_partial`.
+    Returns: ``[..., 5]`` float32, as :func:`logprob_partial`.
+    Raises: as :func:`linear_logprob`; ValueError where a shard is not whole parts of the vocabulary.
+    Source: docs/numerics.md, rules 1, 4 and 5.
+    """
+    kept_ids, kept_offsets = _check.kept_arrays(kept)
+    arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
+    logits = _code(logits_dtype, "logits_dtype")
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
+    if _dispatch.is_tensor(hidden):
+        head = (hidden, weight_shard, bias)
+        return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)
+    frame = _dispatch.Frame(hidden, "hidden")
+    _dispatch.match_torch_threads()
+    stats = _C.linear_logprob_partial(
+        frame.export(hidden, "hidden"),
+        frame.export(weight_shard, "weight"),
+        frame.export(bias, "bias"),
+        frame.export(target, "target"),
+        *_exported(frame, arguments),
+        resolve_exp(exp, frame.device),
+        logits,
+        vocab_start,
+        vocab_size,
+        workspace_bytes,
+        product_unit(),
+        frame.allocate,
+        frame.stream,
+    )
+    return frame.result(stats)
+
+
+def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
+    """The target with ``ignore_index`` where ``loss_mask`` is False, in its own framework and dtype."""
+    ignored = _check.integer("ignore_index", ignore_index)
+    if _dispatch.is_tensor(target):
+        return _torch().scored_target(target, loss_mask, ignored)
+    for name, array in (("target", target), ("loss_mask", loss_mask)):
+        if not _dispatch.is_array(array):
+            raise TypeError(f"{name}: expected an array that speaks DLPack, got {type(array).__name__}")
+    if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
+        kinds = (type(target).__name__, type(loss_mask).__name__)
+        raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
+    if str(loss_mask.dtype) != "bool":
+        raise TypeError(f"loss_mask: expected dtype bool, got {loss_mask.dtype}")
+    if tuple(loss_mask.shape) != tuple(target.shape):
+        wanted = list(target.shape)
+        raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
+    if str(target.dtype) not in ("int32", "int64"):
+        raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
+    _check.held_by("target", ignored, "ignore_index", str(target.dtype))
+    namespace = np if isinstance(target, np.ndarray) else target.__array_namespace__()
+    return namespace.where(loss_mask, target, namespace.full_like(target, ignored))

@@ -6,16 +6,18 @@ transforms goes through linear_logprob_traced.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
-from .. import _main_grad, _torch
+from .. import _check, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
+    CODES,
+    gradient,
     is_compiling,
     is_direct,
     is_direct_gradient,
@@ -25,17 +27,27 @@ from .._torch import (
     wants_grad,
 )
 from . import linear_logprob_traced as traced
+from .linear_autograd import wanted
 from .logprob_torch import _selected
 
-__all__ = ["linear_logprob"]
+__all__ = ["linear_logprob", "partial", "scored_target"]
 
 _SAME = -1  # a dtype's code: that of the operands
 
 
+class Shard(NamedTuple):
+    """The columns of the vocabulary that a rank's weight has."""
+
+    group: Any  # torch.distributed's
+    vocab_start: int
+    vocab_size: int  # of all ranks
+
+
 def linear_logprob(
     head: tuple[Any, Any, Any], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
-    weight_grad: bool, main_grad: Any, workspace_bytes: int,
+    weight_grad: bool, main_grad: Any, workspace_bytes: int, dh_segments: int, where: tuple[Any, Any, Any],
 ) -> Any:  # fmt: skip
+    """``where``: process_group, vocab_start and vocab_size."""
     hidden, weight, bias = head
     temperature, *_, kept_ids, kept_offsets = arguments
     direct = is_direct(hidden, weight, bias, target, temperature, kept_ids, kept_offsets)
@@ -55,13 +67,16 @@ def linear_logprob(
         weight = weight.detach()
     if not direct:
         require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
-        if main_grad is not None:
-            raise ValueError("main_grad: not under torch.compile, torch.func or a dispatch mode")
+        if where[0] is not None:
+            raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
+    shard = _shard(weight, arguments, *where)
+    if not direct:
         outputs = traced.linear_logprob(
-            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, returns
-        )
+            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, dh_segments, returns,
+            main_grad,
+        )  # fmt: skip
         return _selected(outputs, returns)
-    how = (mode, logits, workspace_bytes, unit)
+    how = (mode, logits, workspace_bytes, unit, dh_segments, shard)
     if wants_grad(hidden, weight, bias):
         outputs = _LinearLogprob.apply(hidden, weight, bias, target, arguments, how, returns, main_grad)
         return _selected(outputs, returns)
@@ -69,10 +84,109 @@ def linear_logprob(
     return _forward(hidden, weight, bias, target, arguments, how, returns)
 
 
+def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any) -> Shard | None:
+    """None where the weight has every column. Every rank sees for itself that it has the parts of its place in the
+    group: then no part is missing, and none is there twice."""
+    if group is None and vocab_start == 0 and vocab_size is None:
+        return None
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        return None  # which the extension refuses
+    columns = weight.shape[0]
+    start = _check.integer("vocab_start", vocab_start)
+    size = columns if vocab_size is None else _check.integer("vocab_size", vocab_size)
+    if group is None:
+        if start == 0 and size == columns:
+            return None
+        raise ValueError(
+            f"process_group: expected the group whose ranks have the other columns of a vocabulary of {size}, got None "
+            f"for weight with columns [{start}, {start + columns}); linear_logprob_partial takes one shard"
+        )
+    kind: Any = getattr(distributed, "ProcessGroup", ())  # not there where torch was built without
+    if not isinstance(group, kind):
+        raise TypeError(f"process_group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
+    ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    if ranks not in (1, 2, 4, 8):
+        raise ValueError(f"process_group: expected 1, 2, 4 or 8 ranks, this one among them, got {ranks}")
+    if vocab_size is None and ranks > 1:
+        raise ValueError("vocab_size: expected the columns of all ranks of process_group, got None")
+    _, _, _, _, valid, canonical, _, _ = arguments
+    canonical = size if canonical is None else _check.integer("canonical_vocab", canonical)
+    valid = min(size, canonical) if valid is None else _check.integer("valid_vocab", valid)
+    first, last = (_part_cut(canonical, 8 // ranks * i) for i in (rank, rank + 1))
+    end = start + columns
+    if start != first or min(end, valid) != min(last, valid) or (rank + 1 < ranks and end > last):
+        raise ValueError(
+            f"vocab_start: expected rank {rank} of {ranks} to have columns [{first}, {last}), its parts of a "
+            f"vocabulary of {canonical}, got [{start}, {end})"
+        )
+    return None if ranks == 1 and size == columns else Shard(group, start, size)
+
+
+def _part_cut(vocab: int, i: int) -> int:
+    """docs/numerics.md, rule 5."""
+    return vocab if i == 8 else min(8 * (i * -(-vocab // 8) // 8), vocab)
+
+
+def _gathered(share: Tensor, group: Any) -> Tensor:
+    """``[ranks, ...]``, in rank order."""
+    found = share.new_empty((distributed.get_world_size(group), *share.shape))
+    distributed.all_gather(list(found.unbind(0)), share, group=group)
+    return found
+
+
+def partial(
+    head: tuple[Any, Any, Any], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int,
+    workspace_bytes: int, vocab_start: int, vocab_size: int,
+) -> Tensor:  # fmt: skip
+    hidden, weight, bias = head
+    if not is_direct(hidden, weight, bias, target):
+        raise TypeError("linear_logprob_partial: expected plain torch.Tensors in eager mode, got others or a trace")
+    if wants_grad(hidden, weight, bias):
+        raise ValueError(
+            "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it under "
+            "torch.no_grad(), or linear_logprob with process_group"
+        )
+    mode = resolve_exp(exp, _torch.device_type(hidden, "hidden"))
+    how = (mode, logits, workspace_bytes, product_unit(), 1, Shard(None, vocab_start, vocab_size))
+    prepare(hidden)
+    return _statistics(hidden, weight, bias, target, arguments, how)
+
+
+def _statistics(
+    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[Any, ...]
+) -> Tensor:
+    mode, logits, workspace_bytes, unit, _, shard = how
+    stats: Tensor = _C.linear_logprob_partial(
+        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, None, 0
+    )
+    return stats
+
+
+def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
+    if not is_direct(target, loss_mask):
+        require_tensors(target=target, loss_mask=loss_mask)
+    if not isinstance(loss_mask, Tensor):
+        raise TypeError(f"loss_mask: expected a torch.Tensor, got {type(loss_mask).__name__}")
+    if loss_mask.dtype is not torch.bool:
+        raise TypeError(f"loss_mask: expected dtype bool, got {_shapes.dtype_name(loss_mask.dtype)}")
+    if loss_mask.shape != target.shape:
+        wanted = list(target.shape)
+        raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
+    if loss_mask.device != target.device:
+        raise ValueError(f"loss_mask: expected device {target.device} (that of target), got {loss_mask.device}")
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: expected dtype int32 or int64, got {_shapes.dtype_name(target.dtype)}")
+    _check.held_by("target", ignored, "ignore_index", str(target.dtype))
+    return torch.where(loss_mask, target, ignored)
+
+
 def _forward(
-    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[int, ...], returns: int
+    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int
 ) -> Any:
-    mode, logits, workspace_bytes, unit = how
+    mode, logits, workspace_bytes, unit, _, shard = how
+    if shard is not None:
+        stats = _gathered(_statistics(hidden, weight, bias, target, arguments, how), shard.group)
+        return _C.logprob_merge(stats, arguments[0], returns, None, 0)
     return _C.linear_logprob(
         hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, None, 0
     )
@@ -84,7 +198,7 @@ class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...],
-        how: tuple[int, ...], returns: int, main_grad: Any,
+        how: tuple[Any, ...], returns: int, main_grad: Any,
     ) -> Any:  # fmt: skip
         prepare(hidden)
         outputs = _forward(hidden, weight, bias, target, arguments, how, returns | 2)
@@ -103,22 +217,50 @@ class _LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
-        rows = gradients[:3]
-        if all(g is None for g in rows):
+        if all(g is None for g in gradients[:3]):
             return (None,) * 8
-        if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows):
+        main_grad, needs = ctx.main_grad, [bool(need) for need in wanted(ctx)]
+        given = dict(zip(("dlogprob", "dlse", "dentropy"), gradients, strict=False))
+        direct = all(g is None or is_direct_gradient(g) for g in given.values())
+        for name, g in given.items():
+            if g is not None and (is_grad_enabled() or not direct):
+                require_tensors(**{name: g})
+                if needs[1] and main_grad is not None:
+                    _main_grad.require_addable(g)
+        if is_grad_enabled():
             raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
+        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
         value, *numbers = ctx.numbers
-        mode, logits, workspace_bytes, unit = ctx.how
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        prepare(hidden)
-        dhidden, dweight, dbias = _C.linear_logprob_backward(
-            hidden, weight, bias, target, value if temperature is None else temperature, *numbers, kept_ids,
-            kept_offsets, mode, logits, lse, entropy, *(None if g is None else g.float().contiguous() for g in rows),
-            needs_hidden, needs_weight, needs_bias, ctx.main_grad, _SAME, workspace_bytes, unit, None, 0,
-        )  # fmt: skip
-        if needs_weight and ctx.main_grad is not None:
-            count_write(ctx.main_grad)
-            dweight = None
-        return dhidden, dweight, dbias, *(None,) * 5
+        arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
+        *how, shard = ctx.how
+        rows = [None if g is None else gradient(g, torch.float32, name).contiguous() for name, g in given.items()]
+        if direct:
+            found = _backward(hidden, weight, bias, target, arguments, ctx.how, (lse, entropy, *rows), needs, main_grad)
+        elif shard is not None:
+            raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
+        else:
+            head = (hidden, weight, bias, target)
+            of_entropy = None if rows[2] is None else entropy
+            found = traced.backward(main_grad, head, (lse, of_entropy, *rows), arguments, tuple(how), needs)
+        return *found, *(None,) * 5
+
+
+def _backward(
+    hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...], how: tuple[Any, ...],
+    rows: tuple[Any, ...], needs: list[bool], main_grad: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    mode, logits, workspace_bytes, unit, dh_segments, shard = how
+    where = (None, None) if shard is None else shard[1:]
+    wide = shard is not None and dh_segments > 1  # a share of the tree
+    prepare(hidden)
+    dhidden, dweight, dbias = _C.linear_logprob_backward(
+        hidden, weight, bias, target, *arguments, mode, logits, *rows, *needs, main_grad, _SAME, *where, dh_segments,
+        wide, workspace_bytes, unit, None, 0,
+    )  # fmt: skip
+    if needs[0] and wide:
+        shares = _gathered(dhidden, shard.group).unbind(0)
+        dhidden = _C.tree_sum(list(shares), None, CODES[hidden.dtype], None, 0)
+    if needs[1] and main_grad is not None:
+        count_write(main_grad)
+        dweight = None
+    return dhidden, dweight, dbias

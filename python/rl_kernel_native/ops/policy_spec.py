@@ -174,12 +174,7 @@ def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[
             raise ValueError(f'denominator: expected a number or an array with {name}="constant", got None')
     elif aggregation == "token-sum":
         raise ValueError(f'denominator: expected None with {name}="token-sum", which divides by nothing')
-    elif isinstance(denominator, (int, float)):
-        value = _check.number("denominator", float(denominator) if type(denominator) is int else denominator)
-        if not 0 < value < INF:
-            raise ValueError(f"denominator: expected a finite number > 0, got {denominator!r}")
-        return None, value
-    return denominator, 0.0
+    return _check.denominator(denominator)
 
 
 def _pair(name: str, value: Any) -> tuple[float, float]:

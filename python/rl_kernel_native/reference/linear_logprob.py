@@ -11,14 +11,58 @@ from .logprob import logprob_reference
 
 
 def linear_logprob_reference(
-    hidden: Any, weight: Any, target: Any, *, bias: Any = None, ignore_index: int = -100, **options: Any
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    *,
+    bias: Any = None,
+    ignore_index: int = -100,
+    loss_mask: Any = None,
+    **options: Any,
 ) -> dict[str, np.ndarray]:
     """:func:`logprob_reference` of the logits of :func:`linear_reference`, which nothing rounds.
 
-    Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; target, ``options``: as for
-        :func:`logprob_reference`; NumPy arrays in any float dtype. Ignored rows of ``hidden`` are not read.
+    Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: bool ``[...]``, False where
+        a row is ignored; target, ``options``: as for :func:`logprob_reference`; NumPy arrays in any float dtype.
+        Ignored rows of ``hidden`` are not read.
     Returns: as :func:`logprob_reference`.
     """
+    if loss_mask is not None:
+        target = np.where(loss_mask, target, ignore_index)
     rows = np.where((np.asarray(target) == ignore_index)[..., None], 0.0, np.asarray(hidden).astype(np.float64))
     logits = linear_reference(rows, weight, bias)["y"]
     return logprob_reference(logits, target, ignore_index=ignore_index, **options)
+
+
+def linear_cross_entropy_reference(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    *,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+    denominator: Any = None,
+    ignore_index: int = -100,
+    loss_mask: Any = None,
+    **options: Any,
+) -> dict[str, np.ndarray]:
+    """``z_loss * lse**2 - logprob`` of each scored row of :func:`linear_logprob_reference`, reduced.
+
+    Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
+    Returns: ``loss``, and what its bound takes: ``scale``, the sum over absolute values, reduced likewise, ``lse`` and
+        ``max_abs_z`` of rows, ``scored``, and ``divisor``.
+    """
+    scored = np.asarray(target) != ignore_index
+    if loss_mask is not None:
+        scored = scored & np.asarray(loss_mask)
+    of = linear_logprob_reference(
+        hidden, weight, target, ignore_index=ignore_index, loss_mask=loss_mask, **options
+    )  # fmt: skip
+    losses = np.where(scored, z_loss * of["lse"] ** 2 - of["logprob"], 0.0)
+    divisor = 1.0
+    if reduction == "mean":
+        divisor = float(max(scored.sum(), 1) if denominator is None else denominator)
+    loss = losses if reduction == "none" else losses.sum() / divisor
+    scale = abs(losses) if reduction == "none" else abs(losses).sum() / divisor
+    rows = {name: of[name] for name in ("lse", "max_abs_z")}
+    return {"loss": loss, "scale": scale, "scored": scored, "divisor": np.float64(divisor), **rows}

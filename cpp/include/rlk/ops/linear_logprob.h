@@ -10,6 +10,9 @@
 //
 // Backward: the logits are computed again, g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
 //   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1)
+//                   with dh_segments = 8 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)), fp32
+//                   additions (rule 2) of one for each of the vocabulary's eight parts (rule 5); of a shard, the subtree
+//                   of its parts. A part without columns in memory is +0
 //   dweight, dbias: those of ops/linear.h of dy = g and x = hidden: blocks of 8192 rows, main_grad (rule 9). Ignored rows
 //                   are zero operands.
 // Workspace and its size decide how much is computed at once, never a bit.
@@ -58,6 +61,8 @@ struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null
   RowLayout dhidden_rows;            // of one stride
   std::int64_t dweight_stride = 0, main_grad_stride = 0;
   DType dweight_dtype = DType::kFloat32, dbias_dtype = DType::kFloat32;  // kFloat32 or dtype
+  bool wide_dhidden = false;  // dhidden is float32 and not rounded: a shard's share of a sum over ranks
+  int dh_segments = 1;        // 1 or 8. With 8 dhidden is contiguous and a shard whole parts
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;
 };

@@ -1,0 +1,139 @@
+// A backward of each part's columns after the other, whose float32 shares of dhidden a tree adds as soon as two of a level
+// are there: of 1, 2, 4, 8 parts at most 1, 2, 3, 4 exist at once. The first is dhidden itself where that is float32.
+#include "cpp/ops/linear_logprob_parts.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "rlk/base.h"
+
+namespace rlk {
+namespace {
+
+constexpr std::int64_t kAlign = 256;
+
+struct Columns {
+  std::int64_t first, count;
+};
+
+// Those of this shard's parts. The last one has all that is left: columns past the canonical vocabulary are padding.
+std::vector<Columns> columns_of_parts(const LinearLogprobBackwardParams& p) {
+  const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
+  RLK_CHECK(parts.count > 0, "linear_logprob_backward: with dh_segments a shard is whole parts of the vocabulary");
+  std::vector<Columns> found;
+  std::int64_t first = 0;
+  for (int i = 1; i <= parts.count; ++i) {
+    const std::int64_t cut = part_cut(p.vocab_size, parts.first + i) - p.vocab_start;
+    const std::int64_t end = i == parts.count ? p.num_columns : std::clamp(cut, first, p.num_columns);
+    found.push_back({first, end - first});
+    first = end;
+  }
+  return found;
+}
+
+template <class T>
+T* moved(T* array, std::int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const unsigned char, unsigned char>;
+  return array == nullptr ? nullptr : reinterpret_cast<T*>(reinterpret_cast<Byte*>(array) + bytes);
+}
+
+LinearLogprobBackwardParams of_columns(const LinearLogprobBackwardParams& p, const Columns& c) {
+  LinearLogprobBackwardParams q = p;
+  q.dh_segments = 1;
+  q.wide_dhidden = true;
+  q.dhidden_rows = {std::max<std::int64_t>(p.num_rows, 1), 0, p.head.in_features};
+  q.vocab_start += c.first;
+  q.num_columns = c.count;
+  q.head.weight = moved(p.head.weight, c.first * p.head.weight_stride * size_of(p.head.dtype));
+  q.head.bias = moved(p.head.bias, c.first * size_of(p.head.bias_dtype));
+  q.dweight = moved(p.dweight, c.first * p.dweight_stride * size_of(p.dweight_dtype));
+  q.main_grad = moved(p.main_grad, c.first * p.main_grad_stride * size_of(DType::kFloat32));
+  q.dbias = moved(p.dbias, c.first * size_of(p.dbias_dtype));
+  return q;
+}
+
+int shares_in_workspace(const LinearLogprobBackwardParams& p, std::size_t parts) {
+  return static_cast<int>(std::bit_width(parts)) - (p.wide_dhidden ? 1 : 0);
+}
+
+std::int64_t share_bytes(const LinearLogprobBackwardParams& p) {
+  const std::int64_t bytes = p.num_rows * p.head.in_features * size_of(DType::kFloat32);
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+void no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
+  LinearInputGradParams q;  // an empty sum
+  q.dy_rows = {std::max<std::int64_t>(p.num_rows, 1), 0, 0};
+  q.weight_stride = p.head.in_features;
+  q.dx = p.dhidden;
+  q.dx_rows = p.dhidden_rows;
+  q.dx_dtype = DType::kFloat32;
+  q.num_rows = p.num_rows;
+  q.in_features = p.head.in_features;
+  q.dtype = p.head.dtype;
+  q.arithmetic = p.head.arithmetic;
+  linear_input_grad(q, device, stream);
+}
+
+}  // namespace
+
+WorkspaceRange by_parts_workspace(const LinearLogprobBackwardParams& p, Device device) {
+  WorkspaceRange range;
+  const std::vector<Columns> parts = columns_of_parts(p);
+  for (const Columns& c : parts) {
+    if (c.count == 0) continue;
+    const WorkspaceRange of_part = linear_logprob_backward_workspace(of_columns(p, c), device);
+    range.least = std::max(range.least, of_part.least);
+    range.most = std::max(range.most, of_part.most);
+  }
+  const std::int64_t shares = shares_in_workspace(p, parts.size()) * share_bytes(p);
+  return {range.least + shares, range.most + shares};
+}
+
+void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
+  RLK_CHECK(p.num_rows == 1 || p.dhidden_rows.inner_stride == p.head.in_features,
+            "linear_logprob_backward: with dh_segments dhidden is contiguous");
+  const std::vector<Columns> parts = columns_of_parts(p);
+  const int in_workspace = shares_in_workspace(p, parts.size());
+  const bool own = device.type == DeviceType::kCpu && p.workspace == nullptr;
+  const std::int64_t bytes = in_workspace * share_bytes(p);
+  RLK_CHECK(own || (p.workspace != nullptr && p.workspace_bytes >= by_parts_workspace(p, device).least),
+            "linear_logprob: workspace_bytes: expected at least " +
+                std::to_string(by_parts_workspace(p, device).least) + ", got " + std::to_string(p.workspace_bytes));
+  std::vector<unsigned char> memory(static_cast<std::size_t>(own ? bytes : 0));
+  unsigned char* const base = own ? memory.data() : static_cast<unsigned char*>(p.workspace);
+  std::vector<float*> shares;
+  if (p.wide_dhidden) shares.push_back(static_cast<float*>(p.dhidden));
+  for (int i = 0; i < in_workspace; ++i) shares.push_back(reinterpret_cast<float*>(base + i * share_bytes(p)));
+
+  const auto add = [&](int count, const float* a, const float* b, void* to, DType dtype) {
+    TreeSumParams t;
+    t.parts[0] = a;
+    t.parts[1] = b;
+    t.count = count;
+    t.sum = to;
+    t.size = p.num_rows * p.head.in_features;
+    t.out_dtype = dtype;
+    tree_sum(t, device, stream);
+  };
+  int there = 0, done = 0;  // shares that wait for their neighbours, parts
+  for (const Columns& c : parts) {
+    LinearLogprobBackwardParams q = of_columns(p, c);
+    q.dhidden = shares[there++];
+    if (!own) {
+      q.workspace = base + bytes;
+      q.workspace_bytes = p.workspace_bytes - bytes;
+    }
+    c.count > 0 ? linear_logprob_backward(q, device, stream) : no_columns(q, device, stream);
+    ++done;
+    for (int k = done; k % 2 == 0; k /= 2, --there) {
+      add(2, shares[there - 2], shares[there - 1], shares[there - 2], DType::kFloat32);
+    }
+  }
+  if (!p.wide_dhidden) add(1, shares[0], nullptr, p.dhidden, p.head.dtype);
+}
+
+}  // namespace rlk

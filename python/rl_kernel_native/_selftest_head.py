@@ -1,0 +1,135 @@
+"""Self-test of linear_logprob for the doctor, with the helpers of _selftest.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _selftest as base
+from ._arithmetic import arithmetic
+from .contract import row
+from .ops import linear as linear_op
+from .ops import linear_logprob as op
+from .ops import logprob as logprob_op
+
+_WANTED: dict[str, Any] = {f"return_{name}": True for name in ("lse", "entropy", "sum_p_sq")}
+
+
+class _Head(NamedTuple):
+    """Operands of linear_logprob, float32 arrays with values of ``dtype``."""
+
+    dtype: str
+    hidden: np.ndarray  # [rows, in_features]
+    weight: np.ndarray  # [vocab, in_features]
+    bias: np.ndarray  # [vocab]
+    target: np.ndarray  # [rows], of which the second is ignored
+
+    def results(self, arrays: base._Arrays) -> dict[str, np.ndarray]:
+        """With torch also the gradients of sum(logprob)."""
+        put = [arrays.put(a, self.dtype) for a in self[1:4]]
+        leaves = put if arrays.torch is None else [t.requires_grad_() for t in put]
+        found = op.linear_logprob(leaves[0], leaves[1], arrays.put(self.target), bias=leaves[2], **_WANTED)
+        if arrays.torch is None:
+            return {name: arrays.get(getattr(found, name)) for name in _OUTPUTS}
+        found.logprob.sum().backward()
+        of = {name: arrays.get(getattr(found, name).detach()) for name in _OUTPUTS}
+        return of | {name: arrays.get(t.grad) for name, t in zip(_GRADIENTS, leaves, strict=True)}
+
+    def composed(self, arrays: base._Arrays) -> dict[str, np.ndarray]:
+        hidden, weight, bias = (arrays.put(a, self.dtype) for a in self[1:4])
+        target = arrays.put(self.target)
+        logits = linear_op.linear(hidden, weight, bias, out_dtype="float32")
+        found = logprob_op.logprob(logits, target, **_WANTED)
+        of = {name: arrays.get(getattr(found, name)) for name in _OUTPUTS}
+        if arrays.torch is None:
+            return of
+        d = logprob_op.logprob_backward(logits, target, found.lse, dlogprob=arrays.torch.ones_like(found.lse))
+        d = d.to(hidden.dtype)
+        hidden[1] = 0  # ignored
+        grads = (
+            linear_op.linear_input_grad(d, weight),
+            linear_op.linear_weight_grad(d, hidden),
+            linear_op.linear_bias_grad(d),
+        )
+        return of | {name: arrays.get(g) for name, g in zip(_GRADIENTS, grads, strict=True)}
+
+    def over_ranks(self, arrays: base._Arrays, ranks: int) -> np.ndarray:
+        """logprob through the vocabulary-parallel form."""
+        width, stats = len(self.weight) // ranks, []
+        hidden, weight, bias = (arrays.put(a, self.dtype) for a in self[1:4])
+        for first in range(0, len(self.weight), width):
+            own = slice(first, first + width)
+            how = {"vocab_start": first, "vocab_size": len(self.weight), "bias": bias[own]}
+            stats.append(arrays.get(op.linear_logprob_partial(hidden, weight[own], arrays.put(self.target), **how)))
+        return arrays.get(logprob_op.logprob_merge(arrays.put(np.stack(stats))))
+
+
+_OUTPUTS = ("logprob", "lse", "entropy", "sum_p_sq")
+_GRADIENTS = ("dhidden", "dweight", "dbias")
+
+
+def _heads(dtypes: tuple[str, ...]) -> Iterator[_Head]:
+    random = np.random.default_rng(8)
+    # Few columns; an odd vocabulary over some leaves; whole tiles of a fused kernel, whose eighths are shards.
+    for rows, ins, vocab in ((3, 16, 7), (9, 40, 1031), (130, 256, 4096)):
+        for dtype in dtypes:
+            hidden, weight, bias = (
+                base._round_to(random.normal(0, deviation, shape).astype(np.float32), dtype)
+                for shape, deviation in (((rows, ins), 1.0), ((vocab, ins), 2 / ins**0.5), ((vocab,), 1.0))
+            )
+            target = random.integers(0, vocab, rows)
+            target[1] = base.IGNORED
+            yield _Head(dtype, hidden, weight, bias, target)
+
+
+def _against_float64(arrays: base._Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of its bound in contract.py)."""
+    for case in _heads(dtypes):
+        want = op.linear_logprob_reference(case.hidden, case.weight, case.target, bias=case.bias)
+        got = case.results(arrays)
+        for name in _OUTPUTS:
+            facts: dict[str, Any] = {"sum_p_sq": want["sum_p_sq"]} if name == "sum_p_sq" else {}
+            allowed = row("linear_logprob", name).allowed(max_abs_z=want["max_abs_z"], **facts)
+            yield f"{name} {case.dtype} {list(case.weight.shape)}", base._worst(got[name], want[name], allowed)
+
+
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[base.Check]:
+    """Scores of hidden states against float64, against logprob of linear and its gradients, over shards, and on an
+    sm_90 against the CPU."""
+    arrays = base._Arrays(torch, device)
+    dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # float32 products are the CPU's alone
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_against_float64(arrays, dtypes), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield base._timed("against float64", float64)
+
+    def composed() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _heads(dtypes):
+            fused, apart = case.results(arrays), case.composed(arrays)
+            differ += sum(base._same_bytes(fused[name], apart[name]) for name in fused)
+            if len(case.weight) % 64 == 0:
+                differ += sum(base._same_bytes(fused["logprob"], case.over_ranks(arrays, n)) for n in (1, 2, 4, 8))
+            total += sum(value.size for value in fused.values())
+        return differ == 0, f"{differ} of {total} values differ from logprob of linear, or on 1, 2, 4, 8 ranks"
+
+    yield base._timed("same bytes as logprob of linear, on any number of ranks", composed)
+    if capability != (9, 0) or device == "cpu":
+        return
+    cpu = base._Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _heads(dtypes):
+            here = case.results(arrays)
+            with arithmetic("sm_90"):
+                there = case.results(cpu)
+            differ += sum(base._same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield base._timed("same bytes as the CPU as an sm_90", bytes_of_cpu)

@@ -1,0 +1,136 @@
+"""Cross-entropy from hidden states, for fine-tuning: linear_logprob's log-probabilities and sequence_logprob's sum."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import _check, _dispatch
+from ..reference.linear_logprob import linear_cross_entropy_reference
+from .linear import tree_sum
+from .linear_logprob import linear_logprob, scored_target
+from .sequence_logprob import sequence_logprob
+
+__all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
+
+
+def linear_cross_entropy(
+    hidden: Any,
+    weight: Any,
+    target: Any,
+    *,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+    denominator: Any = None,
+    cu_seqlens: Any = None,
+    bias: Any = None,
+    temperature: Any = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    logits_dtype: Any = "float32",
+    ignore_index: int = -100,
+    valid_vocab: int | None = None,
+    canonical_vocab: int | None = None,
+    check: bool = False,
+    on_bad_id: str = "nan",
+    exp: str | None = None,
+    loss_mask: Any = None,
+    weight_grad: bool = True,
+    main_grad: Any = None,
+    workspace_bytes: int = 512 << 20,
+    process_group: Any = None,
+    vocab_start: int = 0,
+    vocab_size: int | None = None,
+    dh_segments: int = 1,
+) -> Any:
+    """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed
+    over each sequence as :func:`sequence_logprob` does, likewise over sequences, and divided. Differentiable (torch).
+
+    A loss has the same bits padded and packed, and for any padding to the right. Given a ``denominator``, a row's
+    gradients have the same bits in any split of the rows over micro-batches and ranks; ``main_grad`` has, where every
+    micro-batch but the last is a multiple of 8192 rows.
+
+    Args:
+        hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target`` is
+            that of positions, those before it of sequences.
+        reduction: ``"mean"`` over the scored rows, those whose target is not ``ignore_index`` and that ``loss_mask``
+            does not leave out, or the sum over ``denominator``; ``"sum"``; ``"none"``: each row.
+        z_loss: a number >= 0.
+        denominator: with ``"mean"`` what the sum is divided by: a number > 0, or one element on the device, float32,
+            int32 or int64, such as the scored rows of the whole batch. None: the scored rows of this call, where there
+            are none 1.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
+            of none do not count.
+    Returns: float32, in nats; a scalar, with ``"none"`` ``[...]``. Rows that are not scored are 0, and so is the loss
+        of no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
+    Raises: as :func:`linear_logprob`.
+    Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
+    """
+    _check.one_of("reduction", reduction, ("mean", "sum", "none"))
+    z_loss = _check.number("z_loss", float(z_loss) if type(z_loss) is int else z_loss)
+    if not 0 <= z_loss < float("inf"):
+        raise ValueError(f"z_loss: expected a finite number >= 0, got {z_loss!r}")
+    if denominator is not None and reduction != "mean":
+        raise ValueError(f'denominator: expected None with reduction="{reduction}", which divides by nothing')
+    if cu_seqlens is not None and reduction == "none":
+        raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')
+    if loss_mask is not None:
+        target = scored_target(target, loss_mask, ignore_index)
+    found = linear_logprob(
+        hidden, weight, target, bias=bias, temperature=temperature, softcap=softcap, logit_scale=logit_scale,
+        logits_dtype=logits_dtype, ignore_index=ignore_index, valid_vocab=valid_vocab, canonical_vocab=canonical_vocab,
+        return_lse=True, check=check, on_bad_id=on_bad_id, exp=exp, weight_grad=weight_grad, main_grad=main_grad,
+        workspace_bytes=workspace_bytes, process_group=process_group, vocab_start=vocab_start, vocab_size=vocab_size,
+        dh_segments=dh_segments,
+    )  # fmt: skip
+    shape = tuple(found.logprob.shape)
+    if cu_seqlens is None:
+        shape = (math.prod(shape[:-1]), shape[-1] if shape else 1)
+    losses = 0.0 - found.logprob.reshape(shape)
+    if z_loss:
+        lse = found.lse.reshape(shape)
+        # The sum is an operator, so that a compiler cannot contract it with the product.
+        losses = tree_sum([(lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss, losses])
+    if reduction == "none":
+        return losses.reshape(found.logprob.shape)
+    sums, counts = sequence_logprob(losses, (target != ignore_index).reshape(shape), cu_seqlens)
+    total = sums.reshape(()) if len(sums) == 1 else sequence_logprob(sums.reshape(1, -1)).sum.reshape(())
+    return total if reduction == "sum" else total / _divisor(denominator, total, counts)
+
+
+def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
+    """In float32 and on the device: divided by a host's number, torch on a GPU multiplies by its inverse."""
+    array, number = _check.denominator(denominator)
+    if _dispatch.is_tensor(total):
+        if denominator is None:
+            return counts.sum().clamp(min=1).to(total.dtype)
+        if array is None:
+            return total.new_full((), number)
+        return _of_device(array, total)
+    if denominator is None:
+        return counts.sum().clip(1).astype("float32")
+    if array is None:
+        return np.float32(number)
+    return _one_element(array, "float32", "int32", "int64").reshape(()).astype("float32")
+
+
+def _of_device(denominator: Any, like: Any) -> Any:
+    if not _dispatch.is_tensor(denominator):
+        raise TypeError(f"denominator: expected a number or a torch.Tensor, got {type(denominator).__name__}")
+    if denominator.requires_grad:
+        raise ValueError("denominator: has no gradient here; pass denominator.detach()")
+    if denominator.device != like.device:
+        raise ValueError(f"denominator: expected device {like.device}, got {denominator.device}")
+    return _one_element(denominator, "torch.float32", "torch.int32", "torch.int64").reshape(()).to(like.dtype)
+
+
+def _one_element(denominator: Any, *dtypes: str) -> Any:
+    if not hasattr(denominator, "shape") or not hasattr(denominator, "dtype"):
+        raise TypeError(f"denominator: expected a number or an array, got {type(denominator).__name__}")
+    if str(denominator.dtype) not in dtypes:
+        raise TypeError(f"denominator: expected dtype float32, int32 or int64, got {denominator.dtype}")
+    if tuple(denominator.shape) not in ((), (1,)):
+        raise ValueError(f"denominator: expected one element, got shape {list(denominator.shape)}")
+    return denominator
