@@ -22,6 +22,8 @@ struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
+  // Wide tiles find the next tile's place beside their products; in the short steps of narrow ones that would show.
+  static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192 && kCombine != Combine::kTree;
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
   static constexpr bool kTransposed = kIsTransposed;
   static constexpr int kWarpgroups = kBM / 64;
@@ -117,8 +119,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     TilePosition next = tile_of(first_tile);
     for (int turn = first_tile; turn < tiles; turn += tile_step) {
       const TilePosition at = next;
-      const auto meanwhile = [&](int k) {  // divisions, beside products
-        if (k == 0 && turn + tile_step < tiles) next = tile_of(turn + tile_step);
+      const auto place_next = [&] {
+        if (turn + tile_step < tiles) next = tile_of(turn + tile_step);
+      };
+      const auto meanwhile = [&](int k) {
+        if (Tile::kPlacesAhead && k == 0) place_next();
       };
       const auto multiply = [&](float(&sum)[kFragment], int steps) {
         ring.template multiply<T>(sum, steps, warpgroup, release, meanwhile);
@@ -161,6 +166,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         combine_segments(d, g.chunks, whole_half, [&](float(&sum)[kFragment]) { multiply(sum, g.chunk_steps); });
         store(d, true);
       }
+      if (!Tile::kPlacesAhead) place_next();
     }
     if constexpr (Tile::kBoxStores) wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read
   }
