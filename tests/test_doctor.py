@@ -161,7 +161,7 @@ def test_a_wrong_product_is_reported(broken, monkeypatch):
     """Off by a thousandth: far above the bound of 2^-23 of a sum of absolute values for each term."""
     right = getattr(linear_op, broken)
     monkeypatch.setattr(linear_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
-    checks = {check.check: check for check in _selftest.linear(None, "cpu", None)}
+    checks = {check.check: check for check in _selftest.OPERATORS["linear"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -172,7 +172,7 @@ def test_a_wrong_norm_is_reported(broken, monkeypatch):
     monkeypatch.setattr(
         rms_norm_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
-    checks = {check.check: check for check in _selftest.rms_norm(None, "cpu", None)}
+    checks = {check.check: check for check in _selftest.OPERATORS["rms_norm"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -181,7 +181,7 @@ def test_a_wrong_table_is_reported(broken, monkeypatch):
     """Off by a thousandth: rows are exact, and gradients in float32."""
     right = getattr(embedding_op, broken)
     monkeypatch.setattr(embedding_op, broken, lambda *arguments, **options: right(*arguments, **options) * 1.001)
-    checks = {check.check: check for check in _selftest.embedding(None, "cpu", None)}
+    checks = {check.check: check for check in _selftest.OPERATORS["embedding"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -192,7 +192,7 @@ def test_wrong_attention_is_reported(broken, monkeypatch):
     monkeypatch.setattr(
         attention_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
-    checks = {check.check: check for check in _selftest.attention(None, "cpu", None)}
+    checks = {check.check: check for check in _selftest.OPERATORS["attention"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -203,7 +203,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
     monkeypatch.setattr(
         rope_op, broken, lambda *arguments, **options: tuple(a * 1.001 for a in right(*arguments, **options))
     )
-    checks = {check.check: check for check in _selftest.rope(None, "cpu", None)}
+    checks = {check.check: check for check in _selftest.OPERATORS["rope"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -286,7 +286,7 @@ def test_a_wrong_gate_is_reported(broken, monkeypatch):
         return tuple(a * 1.001 for a in found) if isinstance(found, tuple) else found * 1.001
 
     monkeypatch.setattr(silu_mul_op, broken, wrong)
-    checks = {check.check: check for check in _selftest.silu_mul(None, "cpu", None)}
+    checks = {check.check: check for check in _selftest.OPERATORS["silu_mul"](None, "cpu", None)}
     assert checks["against float64"].passed is False
 
 
@@ -295,7 +295,7 @@ def test_rounding_to_bfloat16_is_to_nearest_even():
     x = np.random.default_rng(0).normal(0, 4, 4096).astype(np.float32)
     x[:2] = 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties
     expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(_selftest._round_to(x, "bfloat16"), expected)
+    np.testing.assert_array_equal(_selftest.tools.round_to(x, "bfloat16"), expected)
 
 
 def test_amd_gpus_come_from_hip_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Self-test of linear_logprob for the doctor, with the helpers of _selftest.py."""
+"""Self-test of linear_logprob."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _selftest as base
-from ._arithmetic import arithmetic
-from .contract import row
-from .ops import linear as linear_op
-from .ops import linear_logprob as op
-from .ops import logprob as logprob_op
+from .._arithmetic import arithmetic
+from ..contract import row
+from ..ops import linear as linear_op
+from ..ops import linear_logprob as op
+from ..ops import logprob as logprob_op
+from .tools import IGNORED, Arrays, Check, round_to, same_bytes, timed, worst_share
 
 _WANTED: dict[str, Any] = {f"return_{name}": True for name in ("lse", "entropy", "sum_p_sq")}
 
@@ -26,7 +26,7 @@ class _Head(NamedTuple):
     bias: np.ndarray  # [vocab]
     target: np.ndarray  # [rows], of which the second is ignored
 
-    def results(self, arrays: base._Arrays) -> dict[str, np.ndarray]:
+    def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
         """With torch also the gradients of sum(logprob)."""
         put = [arrays.put(a, self.dtype) for a in self[1:4]]
         leaves = put if arrays.torch is None else [t.requires_grad_() for t in put]
@@ -37,7 +37,7 @@ class _Head(NamedTuple):
         of = {name: arrays.get(getattr(found, name).detach()) for name in _OUTPUTS}
         return of | {name: arrays.get(t.grad) for name, t in zip(_GRADIENTS, leaves, strict=True)}
 
-    def composed(self, arrays: base._Arrays) -> dict[str, np.ndarray]:
+    def composed(self, arrays: Arrays) -> dict[str, np.ndarray]:
         hidden, weight, bias = (arrays.put(a, self.dtype) for a in self[1:4])
         target = arrays.put(self.target)
         logits = linear_op.linear(hidden, weight, bias, out_dtype="float32")
@@ -55,7 +55,7 @@ class _Head(NamedTuple):
         )
         return of | {name: arrays.get(g) for name, g in zip(_GRADIENTS, grads, strict=True)}
 
-    def over_ranks(self, arrays: base._Arrays, ranks: int) -> np.ndarray:
+    def over_ranks(self, arrays: Arrays, ranks: int) -> np.ndarray:
         """logprob through the vocabulary-parallel form."""
         width, stats = len(self.weight) // ranks, []
         hidden, weight, bias = (arrays.put(a, self.dtype) for a in self[1:4])
@@ -76,15 +76,15 @@ def _heads(dtypes: tuple[str, ...]) -> Iterator[_Head]:
     for rows, ins, vocab in ((3, 16, 7), (9, 40, 1031), (130, 256, 4096)):
         for dtype in dtypes:
             hidden, weight, bias = (
-                base._round_to(random.normal(0, deviation, shape).astype(np.float32), dtype)
+                round_to(random.normal(0, deviation, shape).astype(np.float32), dtype)
                 for shape, deviation in (((rows, ins), 1.0), ((vocab, ins), 2 / ins**0.5), ((vocab,), 1.0))
             )
             target = random.integers(0, vocab, rows)
-            target[1] = base.IGNORED
+            target[1] = IGNORED
             yield _Head(dtype, hidden, weight, bias, target)
 
 
-def _against_float64(arrays: base._Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+def _against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
     """(case, error as a share of its bound in contract.py)."""
     for case in _heads(dtypes):
         want = op.linear_logprob_reference(case.hidden, case.weight, case.target, bias=case.bias)
@@ -92,35 +92,35 @@ def _against_float64(arrays: base._Arrays, dtypes: tuple[str, ...]) -> Iterator[
         for name in _OUTPUTS:
             facts: dict[str, Any] = {"sum_p_sq": want["sum_p_sq"]} if name == "sum_p_sq" else {}
             allowed = row("linear_logprob", name).allowed(max_abs_z=want["max_abs_z"], **facts)
-            yield f"{name} {case.dtype} {list(case.weight.shape)}", base._worst(got[name], want[name], allowed)
+            yield f"{name} {case.dtype} {list(case.weight.shape)}", worst_share(got[name], want[name], allowed)
 
 
-def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[base.Check]:
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Scores of hidden states against float64, against logprob of linear and its gradients, over shards, and on an
     sm_90 against the CPU."""
-    arrays = base._Arrays(torch, device)
+    arrays = Arrays(torch, device)
     dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # float32 products are the CPU's alone
 
     def float64() -> tuple[bool, str]:
         case, share = max(_against_float64(arrays, dtypes), key=lambda item: item[1])
         return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
 
-    yield base._timed("against float64", float64)
+    yield timed("against float64", float64)
 
     def composed() -> tuple[bool, str]:
         differ = total = 0
         for case in _heads(dtypes):
             fused, apart = case.results(arrays), case.composed(arrays)
-            differ += sum(base._same_bytes(fused[name], apart[name]) for name in fused)
+            differ += sum(same_bytes(fused[name], apart[name]) for name in fused)
             if len(case.weight) % 64 == 0:
-                differ += sum(base._same_bytes(fused["logprob"], case.over_ranks(arrays, n)) for n in (1, 2, 4, 8))
+                differ += sum(same_bytes(fused["logprob"], case.over_ranks(arrays, n)) for n in (1, 2, 4, 8))
             total += sum(value.size for value in fused.values())
         return differ == 0, f"{differ} of {total} values differ from logprob of linear, or on 1, 2, 4, 8 ranks"
 
-    yield base._timed("same bytes as logprob of linear, on any number of ranks", composed)
+    yield timed("same bytes as logprob of linear, on any number of ranks", composed)
     if capability != (9, 0) or device == "cpu":
         return
-    cpu = base._Arrays(torch, "cpu")
+    cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
@@ -128,8 +128,8 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
             here = case.results(arrays)
             with arithmetic("sm_90"):
                 there = case.results(cpu)
-            differ += sum(base._same_bytes(here[name], there[name]) for name in here)
+            differ += sum(same_bytes(here[name], there[name]) for name in here)
             total += sum(value.size for value in here.values())
         return differ == 0, f"{differ} of {total} values differ"
 
-    yield base._timed("same bytes as the CPU as an sm_90", bytes_of_cpu)
+    yield timed("same bytes as the CPU as an sm_90", bytes_of_cpu)

@@ -1,4 +1,4 @@
-"""The doctor's self-tests of what is computed of log-probabilities and values of tokens."""
+"""Self-tests of what is computed of log-probabilities and values of tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ._selftest import Check, _Arrays, _same_bytes, _timed, _worst
-from .contract import row, rows_of
-from .ops import covariance_mask as covariance_op
-from .ops import importance_weights as importance_op
-from .ops import kl as kl_op
-from .ops import mismatch_metrics as mismatch_op
-from .ops import policy_loss as policy_loss_op
-from .ops import scatter_rewards as scatter_op
-from .ops import value_loss as value_loss_op
+from ..contract import row, rows_of
+from ..ops import covariance_mask as covariance_op
+from ..ops import importance_weights as importance_op
+from ..ops import kl as kl_op
+from ..ops import mismatch_metrics as mismatch_op
+from ..ops import policy_loss as policy_loss_op
+from ..ops import scatter_rewards as scatter_op
+from ..ops import value_loss as value_loss_op
+from .tools import Arrays, Check, same_bytes, timed, worst_share
 
 _POLICIES = {
     "ppo": policy_loss_op.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0),
@@ -28,7 +28,7 @@ _VALUES: tuple[dict[str, Any], ...] = (
 )
 
 
-def _policies(arrays: _Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, float]]]:
+def _policies(arrays: Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, float]]]:
     """(case, results, results of float64)."""
     random = np.random.default_rng(6)
     # One token; odd; several tiles of a sequence.
@@ -58,14 +58,14 @@ def _policies(arrays: _Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dic
 _Found = Iterator[tuple[str, dict[str, np.ndarray], dict[str, tuple[np.ndarray, Any]]]]
 
 
-def _of_policy_loss(arrays: _Arrays) -> _Found:
+def _of_policy_loss(arrays: Arrays) -> _Found:
     for case, found, expected in _policies(arrays):
         want = np.array([float(expected["loss"])])
         scale = np.abs(found["d_logprob"]).sum() + np.abs(want) + 1e-6  # a batch without tokens has no terms
         yield case, found, {"loss": (want, row("policy_loss", "loss").allowed(expected=want, scale=scale))}
 
 
-def _of_value_loss(arrays: _Arrays) -> _Found:
+def _of_value_loss(arrays: Arrays) -> _Found:
     random = np.random.default_rng(7)
     for how, shape in itertools.product(_VALUES, ((1, 1), (5, 37), (3, 5000))):
         value, old, returns = (random.normal(0, 1, shape).astype(np.float32) for _ in range(3))
@@ -82,7 +82,7 @@ def _of_value_loss(arrays: _Arrays) -> _Found:
         yield f"{how} {list(shape)}", found, {"loss": (want, allowed)}
 
 
-def _of_kl(arrays: _Arrays) -> _Found:
+def _of_kl(arrays: Arrays) -> _Found:
     random = np.random.default_rng(8)
     for estimator, shape in itertools.product(("k1", "k2", "k3", "abs"), ((1, 1), (5, 37), (3, 5000))):
         logprob = -np.abs(random.normal(0, 1, shape)).astype(np.float32)
@@ -116,7 +116,7 @@ def _rollouts() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         yield train, rollout, random.random(shape) < 0.8
 
 
-def _of_importance_weights(arrays: _Arrays) -> _Found:
+def _of_importance_weights(arrays: Arrays) -> _Found:
     for operands, how in itertools.product(_rollouts(), _WEIGHTS):
         result = importance_op.importance_weights(*map(arrays.put, operands), **how)
         want = importance_op.importance_weights_reference(*operands, **how)
@@ -127,7 +127,7 @@ def _of_importance_weights(arrays: _Arrays) -> _Found:
         yield case, found, {"weights": (want["weights"], allowed), "mask": (want["mask"], _EXACT)}
 
 
-def _of_mismatch_metrics(arrays: _Arrays) -> _Found:
+def _of_mismatch_metrics(arrays: Arrays) -> _Found:
     for operands in _rollouts():
         vector = mismatch_op.mismatch_metrics(*map(arrays.put, operands)).vector
         want = np.array(list(mismatch_op.mismatch_metrics_reference(*operands).values()))
@@ -135,7 +135,7 @@ def _of_mismatch_metrics(arrays: _Arrays) -> _Found:
         yield f"{list(operands[0].shape)}", {"metrics": arrays.get(vector)}, {"metrics": (want, allowed)}
 
 
-def _of_scatter_rewards(arrays: _Arrays) -> _Found:
+def _of_scatter_rewards(arrays: Arrays) -> _Found:
     random = np.random.default_rng(9)
     for place, (logprob, ref, mask) in itertools.product(("last", "first", "spread"), _rollouts()):
         rows, columns = mask.shape
@@ -170,7 +170,7 @@ _DRAWS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def _of_covariance_mask(arrays: _Arrays) -> _Found:
+def _of_covariance_mask(arrays: Arrays) -> _Found:
     for (logprob, old, mask), how in itertools.product(_rollouts(), _DRAWS):
         advantage = np.random.default_rng(9).normal(0, 1, logprob.shape).astype(np.float32)
         operands = (logprob, old if how["kind"] == "clip" else None, advantage, mask)
@@ -190,13 +190,13 @@ _RESULTS = {
 }
 
 
-def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
+def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check]:
     """What has a bound against float64, and on a GPU everything against the CPU."""
-    results, arrays = _RESULTS[name], _Arrays(torch, device)
+    results, arrays = _RESULTS[name], Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
         shares = [
-            (_worst(found[name], want, allowed), case)
+            (worst_share(found[name], want, allowed), case)
             for case, found, expected in results(arrays)
             for name, (want, allowed) in expected.items()
         ]
@@ -204,16 +204,16 @@ def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
         return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
 
     exact = all(r.bound.text == "0" for r in rows_of(name))
-    yield _timed("against the definition" if exact else "against float64", float64)
+    yield timed("against the definition" if exact else "against float64", float64)
     if device == "cpu":
         return
-    cpu = _Arrays(torch, "cpu")
+    cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
         for (_, here, _), (_, there, _) in zip(results(arrays), results(cpu), strict=True):
-            differ += sum(_same_bytes(here[name], there[name]) for name in here)
+            differ += sum(same_bytes(here[name], there[name]) for name in here)
             total += sum(value.size for value in here.values())
         return differ == 0, f"{differ} of {total} values differ"
 
-    yield _timed("same bytes as the CPU", bytes_of_cpu)
+    yield timed("same bytes as the CPU", bytes_of_cpu)

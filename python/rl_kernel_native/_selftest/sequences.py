@@ -1,5 +1,4 @@
-"""Quick self-tests of the operators over sequences, with the helpers of _selftest.py, which names them to the
-doctor."""
+"""Self-tests of the operators over sequences."""
 
 from __future__ import annotations
 
@@ -8,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _selftest as base
-from .contract import row
-from .ops import pack as pack_op
-from .ops import preference_loss as preference_loss_op
-from .ops import sequence_logprob as sequence_logprob_op
-from .ops import shift_labels_packed as labels_op
+from ..contract import row
+from ..ops import pack as pack_op
+from ..ops import preference_loss as preference_loss_op
+from ..ops import sequence_logprob as sequence_logprob_op
+from ..ops import shift_labels_packed as labels_op
+from .tools import Arrays, Check, same_bytes, timed, worst_share
 
 
 class _Ragged(NamedTuple):
@@ -34,18 +33,16 @@ def _ragged() -> Iterator[_Ragged]:
         yield _Ragged(logprob, random.random((rows, columns)) < 0.7, ids, random.integers(0, columns + 1, rows))
 
 
-def _bytes_on_device_and_cpu(
-    compute: Callable[[base._Arrays, _Ragged], list[Any]], arrays: base._Arrays
-) -> tuple[bool, str]:
-    cpu, differ, total = base._Arrays(arrays.torch, "cpu"), 0, 0
+def _bytes_on_device_and_cpu(compute: Callable[[Arrays, _Ragged], list[Any]], arrays: Arrays) -> tuple[bool, str]:
+    cpu, differ, total = Arrays(arrays.torch, "cpu"), 0, 0
     for case in _ragged():
         here, there = ([a.get(x) for x in compute(a, case)] for a in (arrays, cpu))
-        differ += sum(base._same_bytes(x, y) for x, y in zip(here, there, strict=True))
+        differ += sum(same_bytes(x, y) for x, y in zip(here, there, strict=True))
         total += sum(x.size for x in here)
     return differ == 0, f"{differ} of {total} values differ"
 
 
-def _packed(arrays: base._Arrays, case: _Ragged) -> list[Any]:
+def _packed(arrays: Arrays, case: _Ragged) -> list[Any]:
     given = [arrays.put(x) for x in (case.logprob, case.mask, case.ids)]
     by_length = pack_op.pack(given, arrays.put(case.lengths))
     by_mask = pack_op.pack(given, mask=given[1], fill_value=1)
@@ -54,31 +51,31 @@ def _packed(arrays: base._Arrays, case: _Ragged) -> list[Any]:
     return [*by_length.tensors, by_length.cu_seqlens, *by_mask.tensors, by_mask.positions, *back]
 
 
-def pack(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[base.Check]:
+def pack(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Packed tokens and the way back against NumPy, and on a GPU against the CPU's bytes."""
-    arrays = base._Arrays(torch, device)
+    arrays = Arrays(torch, device)
 
     def reference() -> tuple[bool, str]:
         differ = 0
         for case in _ragged():
             got = pack_op.pack(arrays.put(case.logprob), mask=arrays.put(case.mask))
             want = pack_op.pack_reference(case.logprob, mask=case.mask)
-            differ += base._same_bytes(arrays.get(got.tensors), want["packed"])
+            differ += same_bytes(arrays.get(got.tensors), want["packed"])
             columns = case.logprob.shape[1]
             back = pack_op.unpack(got.tensors, got.cu_seqlens, columns, positions=got.positions)
-            differ += base._same_bytes(arrays.get(back), np.where(case.mask, case.logprob, np.float32(0)))
+            differ += same_bytes(arrays.get(back), np.where(case.mask, case.logprob, np.float32(0)))
         return differ == 0, f"{differ} values differ from the reference"
 
-    yield base._timed("against the reference", reference)
+    yield timed("against the reference", reference)
     if device != "cpu":
-        yield base._timed("same bytes as the CPU", lambda: _bytes_on_device_and_cpu(_packed, arrays))
+        yield timed("same bytes as the CPU", lambda: _bytes_on_device_and_cpu(_packed, arrays))
 
 
-def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[base.Check]:
+def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Sums against float64, packed against padded, and on a GPU against the CPU's bytes."""
-    arrays = base._Arrays(torch, device)
+    arrays = Arrays(torch, device)
 
-    def sums(a: base._Arrays, case: _Ragged) -> list[Any]:
+    def sums(a: Arrays, case: _Ragged) -> list[Any]:
         exists = np.arange(case.mask.shape[1])[None] < case.lengths[:, None]
         logprob, mask = a.put(case.logprob), a.put(case.mask & exists)
         packed = pack_op.pack([logprob, mask], a.put(case.lengths))
@@ -94,33 +91,33 @@ def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None
             want = sequence_logprob_op.sequence_logprob_reference(case.logprob, case.mask & exists)
             terms = case.mask.shape[1]
             allowed = row("sequence_logprob", "sum").allowed(expected=want["sum"], terms=terms, scale=want["scale"])
-            worst = max(worst, base._worst(arrays.get(sums(arrays, case)[0]), want["sum"], allowed))
+            worst = max(worst, worst_share(arrays.get(sums(arrays, case)[0]), want["sum"], allowed))
         return worst <= 1.0, f"worst error {worst:.2f} of its bound"
 
-    yield base._timed("against float64", float64)
+    yield timed("against float64", float64)
 
     def packed() -> tuple[bool, str]:
         differ = 0
         for case in _ragged():
             padded, _, of_packed, _ = sums(arrays, case)
-            differ += base._same_bytes(arrays.get(padded), arrays.get(of_packed))
+            differ += same_bytes(arrays.get(padded), arrays.get(of_packed))
         return differ == 0, f"{differ} sums differ between padded and packed"
 
-    yield base._timed("same bytes padded and packed", packed)
+    yield timed("same bytes padded and packed", packed)
     if device != "cpu":
-        yield base._timed("same bytes as the CPU", lambda: _bytes_on_device_and_cpu(sums, arrays))
+        yield timed("same bytes as the CPU", lambda: _bytes_on_device_and_cpu(sums, arrays))
 
 
-def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[base.Check]:
+def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Losses against float64, and on a GPU against the CPU's bytes."""
-    arrays = base._Arrays(torch, device)
+    arrays = Arrays(torch, device)
     kinds = ("dpo", "hinge", "ipo", "nca_pair", "aot", "apo_zero", "discopop", "kto", "simpo", "orpo")
 
     def sides(case: _Ragged) -> list[np.ndarray]:
         sums = case.logprob[:, :20].sum(1, dtype=np.float32)
         return [sums, np.roll(sums, 1) * np.float32(1.1), sums - 1, sums * np.float32(0.9)]
 
-    def losses(a: base._Arrays, case: _Ragged) -> list[Any]:
+    def losses(a: Arrays, case: _Ragged) -> list[Any]:
         given = [a.put(x) for x in sides(case)]
         found: list[Any] = []
         for kind in kinds:
@@ -136,17 +133,17 @@ def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None)
                 want = preference_loss_op.preference_loss_reference(*given, kind=kind)["losses"]
                 largest = max(np.abs(x).max(initial=0) for x in (want, *given))
                 allowed = row("preference_loss", "losses").allowed(expected=want, largest=largest)
-                worst = max(worst, base._worst(arrays.get(got[3 * i]), want, allowed))
+                worst = max(worst, worst_share(arrays.get(got[3 * i]), want, allowed))
         return worst <= 1.0, f"worst error {worst:.2f} of its bound"
 
-    yield base._timed("against float64", float64)
+    yield timed("against float64", float64)
     if device != "cpu":
-        yield base._timed("same bytes as the CPU", lambda: _bytes_on_device_and_cpu(losses, arrays))
+        yield timed("same bytes as the CPU", lambda: _bytes_on_device_and_cpu(losses, arrays))
 
 
-def shift_labels_packed(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[base.Check]:
+def shift_labels_packed(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Labels and masks of turns against the reference."""
-    arrays = base._Arrays(torch, device)
+    arrays = Arrays(torch, device)
 
     def reference() -> tuple[bool, str]:
         differ = 0
@@ -160,4 +157,4 @@ def shift_labels_packed(torch: Any, device: str, capability: tuple[int, int] | N
             differ += int((arrays.get(turns) != labels_op.tool_mask_reference(case.ids, [1, 2], [3])).sum())
         return differ == 0, f"{differ} values differ from the reference"
 
-    yield base._timed("against the reference", reference)
+    yield timed("against the reference", reference)

@@ -1,4 +1,4 @@
-"""The doctor's quick self-test of attention: seconds, not coverage. The tests proper are in tests/."""
+"""Self-test of attention."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._selftest import Check, _Arrays, _round_to, _same_bytes, _timed, _worst
-from .contract import row
-from .ops import attention as attention_op
-from .reference.attention import attention_facts
+from ..contract import row
+from ..ops import attention as attention_op
+from ..reference.attention import attention_facts
+from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
 
 
 class _Attentions(NamedTuple):
@@ -23,7 +23,7 @@ class _Attentions(NamedTuple):
     v: np.ndarray
     dout: np.ndarray
 
-    def results(self, arrays: _Arrays) -> dict[str, np.ndarray]:
+    def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
         q, k, v, dout = (arrays.put(a, self.dtype) for a in self[2:])
         options = {**self.options, "exp": "portable"}  # the same bytes everywhere
         out, lse = attention_op.attention(q, k, v, return_lse=True, **options)
@@ -43,51 +43,51 @@ def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
     ):  # fmt: skip
         for dtype in dtypes:
             q, k, v, dout = (
-                _round_to(random.normal(0, 1, (3, tokens, count, head_dim)).astype(np.float32), dtype)
+                round_to(random.normal(0, 1, (3, tokens, count, head_dim)).astype(np.float32), dtype)
                 for tokens, count in ((queries, heads), (keys, kv_heads), (keys, kv_heads), (queries, heads))
             )
             yield _Attentions(dtype, {"window_size": window}, q, k, v, dout)
 
 
-def _attentions_against_float64(arrays: _Arrays) -> Iterator[tuple[str, float]]:
+def _attentions_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
     """(case, error as a share of its bound in contract.py)."""
     for case in _attentions(arrays.dtypes):
         expected, shape = case.expected(), case.q.shape
         facts = attention_facts(case.q, case.k, case.v, case.dout, case.dtype, **case.options)
         for name, got in case.results(arrays).items():
             allowed = row("attention", name).allowed(case.dtype, expected=expected[name], **facts[name])
-            yield f"{name} of {case.dtype} {list(shape)}", _worst(got, expected[name], allowed)
+            yield f"{name} of {case.dtype} {list(shape)}", worst_share(got, expected[name], allowed)
 
 
-def attention(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Attention and its gradients against float64, against itself in other batches, and on a GPU against the CPU."""
-    arrays = _Arrays(torch, device)
+    arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
         case, share = max(_attentions_against_float64(arrays), key=lambda item: item[1])
         return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
 
-    yield _timed("against float64", float64)
+    yield timed("against float64", float64)
 
     def sequences() -> tuple[bool, str]:
         differ = 0
         for case in _attentions(arrays.dtypes[-1:]):
             whole = case.results(arrays)
             part = case._replace(**{name: getattr(case, name)[1:2] for name in ("q", "k", "v", "dout")})
-            differ += sum(_same_bytes(a, whole[name][1:2]) for name, a in part.results(arrays).items())
+            differ += sum(same_bytes(a, whole[name][1:2]) for name, a in part.results(arrays).items())
         return differ == 0, f"{differ} values differ between a batch and its sequences"
 
-    yield _timed("same bytes for any number of sequences", sequences)
+    yield timed("same bytes for any number of sequences", sequences)
     if device == "cpu":
         return
-    cpu = _Arrays(torch, "cpu")
+    cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
         for case in _attentions(arrays.dtypes):
             here, there = case.results(arrays), case.results(cpu)
-            differ += sum(_same_bytes(here[name], there[name]) for name in here)
+            differ += sum(same_bytes(here[name], there[name]) for name in here)
             total += sum(value.size for value in here.values())
         return differ == 0, f"{differ} of {total} values differ"
 
-    yield _timed("same bytes as the CPU", bytes_of_cpu)
+    yield timed("same bytes as the CPU", bytes_of_cpu)

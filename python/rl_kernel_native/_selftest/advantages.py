@@ -1,4 +1,4 @@
-"""The doctor's self-test of group_advantage, gae, optimal_token_baseline and masked_whiten."""
+"""Self-tests of group_advantage, gae, optimal_token_baseline and masked_whiten."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._selftest import Check, _Arrays, _same_bytes, _timed, _worst
-from .contract import row
-from .ops import gae as gae_op
-from .ops import group_advantage as group_op
-from .ops import masked_whiten as whiten_op
-from .ops import optimal_token_baseline as baseline_op
+from ..contract import row
+from ..ops import gae as gae_op
+from ..ops import group_advantage as group_op
+from ..ops import masked_whiten as whiten_op
+from ..ops import optimal_token_baseline as baseline_op
+from .tools import Arrays, Check, same_bytes, timed, worst_share
 
 
 class _Answers(NamedTuple):
@@ -28,7 +28,7 @@ class _Answers(NamedTuple):
         p = np.exp(-np.abs(self.values))
         return self.rewards, -np.abs(self.values), p * p, self.mask
 
-    def results(self, name: str, arrays: _Arrays) -> dict[str, np.ndarray]:
+    def results(self, name: str, arrays: Arrays) -> dict[str, np.ndarray]:
         if name == "group_advantage":
             found = {
                 kind: group_op.group_advantage(arrays.put(self.scores), group_size=8, kind=kind)
@@ -77,18 +77,18 @@ def _answers() -> Iterator[_Answers]:
         yield _Answers(scores, rewards, values, random.integers(0, 4, (sequences, tokens)).astype(np.int32))
 
 
-def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
+def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check]:
     """Against float64, and on a GPU against the CPU; on the CPU against another batch."""
-    arrays = _Arrays(torch, device)
+    arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
         worst = 0.0
         for case in _answers():
             got, expected = case.results(name, arrays), case.expected(name)
-            worst = max(worst, *(_worst(a, *expected[key]) for key, a in got.items()))
+            worst = max(worst, *(worst_share(a, *expected[key]) for key, a in got.items()))
         return worst <= 1.0, f"worst error {worst:.2f} of its bound"
 
-    yield _timed("against float64", float64)
+    yield timed("against float64", float64)
     if device == "cpu":
 
         def batch() -> tuple[bool, str]:
@@ -98,19 +98,19 @@ def self_test(name: str, torch: Any, device: str) -> Iterator[Check]:
                 whole, part = twice.results(name, arrays), case.results(name, arrays)
                 if name == "masked_whiten":  # which reads the batch: the same of both halves
                     part = {key: value[: len(case.scores)] for key, value in whole.items()}
-                differ += sum(_same_bytes(part[key], value[len(case.scores) :]) for key, value in whole.items())
+                differ += sum(same_bytes(part[key], value[len(case.scores) :]) for key, value in whole.items())
             return differ == 0, f"{differ} values differ between a batch and its half"
 
-        yield _timed("same bytes in another batch", batch)
+        yield timed("same bytes in another batch", batch)
         return
-    cpu = _Arrays(torch, "cpu")
+    cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
         for case in _answers():
             here, there = case.results(name, arrays), case.results(name, cpu)
-            differ += sum(_same_bytes(here[key], there[key]) for key in here)
+            differ += sum(same_bytes(here[key], there[key]) for key in here)
             total += sum(value.size for value in here.values())
         return differ == 0, f"{differ} of {total} values differ"
 
-    yield _timed("same bytes as the CPU", bytes_of_cpu)
+    yield timed("same bytes as the CPU", bytes_of_cpu)

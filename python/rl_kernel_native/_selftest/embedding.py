@@ -1,4 +1,4 @@
-"""Self-test of embedding for the doctor."""
+"""Self-test of embedding."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _selftest
-from ._selftest import Check
-from .contract import row
-from .ops import embedding as embedding_op
+from ..contract import row
+from ..ops import embedding as embedding_op
+from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
 
 
 class _Table(NamedTuple):
@@ -22,7 +21,7 @@ class _Table(NamedTuple):
     weight: np.ndarray  # [rows, columns]
     dy: np.ndarray  # [tokens, columns]
 
-    def results(self, arrays: _selftest._Arrays) -> dict[str, np.ndarray]:
+    def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
         ids, weight, dy = arrays.put(self.ids), arrays.put(self.weight, self.dtype), arrays.put(self.dy, self.dtype)
         y = embedding_op.embedding(ids, weight, **self.options)
         dweight = embedding_op.embedding_backward(dy, ids, len(self.weight), dweight_dtype="float32", **self.options)
@@ -36,13 +35,11 @@ def _tables(dtypes: tuple[str, ...]) -> Iterator[_Table]:
         for dtype in dtypes:
             ids = (40 + rows) ** random.random(tokens) - 1  # few of them often
             options: dict[str, Any] = {"vocab_start": start, "vocab_size": start + rows, "padding_idx": start + 2}
-            weight, dy = (
-                _selftest._round_to(random.normal(0, 1, (n, columns)).astype(np.float32), dtype) for n in (rows, tokens)
-            )
+            weight, dy = (round_to(random.normal(0, 1, (n, columns)).astype(np.float32), dtype) for n in (rows, tokens))
             yield _Table(dtype, options, ids.astype(np.int64), weight, dy)
 
 
-def _tables_against_float64(arrays: _selftest._Arrays) -> Iterator[tuple[str, float]]:
+def _tables_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
     """(case, error as a share of its bound in contract.py; rows are exact)."""
     for case in _tables(arrays.dtypes):
         got = case.results(arrays)
@@ -53,20 +50,20 @@ def _tables_against_float64(arrays: _selftest._Arrays) -> Iterator[tuple[str, fl
         allowed = row("embedding", "dweight").allowed(**facts)
         yield (
             f"dweight {case.dtype} {list(case.weight.shape)}",
-            _selftest._worst(got["dweight"], want["dweight"], allowed),
+            worst_share(got["dweight"], want["dweight"], allowed),
         )
 
 
-def checks(torch: Any, device: str) -> Iterator[Check]:
+def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check]:
     """Rows of tables and their gradients against float64, against themselves as shards, and on a GPU against the
     CPU."""
-    arrays = _selftest._Arrays(torch, device)
+    arrays = Arrays(torch, device)
 
     def float64() -> tuple[bool, str]:
         case, share = max(_tables_against_float64(arrays), key=lambda item: item[1])
         return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
 
-    yield _selftest._timed("against float64", float64)
+    yield timed("against float64", float64)
 
     def shards() -> tuple[bool, str]:
         differ = 0
@@ -74,20 +71,20 @@ def checks(torch: Any, device: str) -> Iterator[Check]:
             whole = case.results(arrays)
             part = case._replace(weight=case.weight[1:3])
             part.options["vocab_start"] += 1
-            differ += _selftest._same_bytes(part.results(arrays)["dweight"], whole["dweight"][1:3])
+            differ += same_bytes(part.results(arrays)["dweight"], whole["dweight"][1:3])
         return differ == 0, f"{differ} values differ between a table and its shards"
 
-    yield _selftest._timed("same bytes for any shard", shards)
+    yield timed("same bytes for any shard", shards)
     if device == "cpu":
         return
-    cpu = _selftest._Arrays(torch, "cpu")
+    cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
         differ = total = 0
         for case in _tables(arrays.dtypes):
             here, there = case.results(arrays), case.results(cpu)
-            differ += sum(_selftest._same_bytes(here[name], there[name]) for name in here)
+            differ += sum(same_bytes(here[name], there[name]) for name in here)
             total += sum(value.size for value in here.values())
         return differ == 0, f"{differ} of {total} values differ"
 
-    yield _selftest._timed("same bytes as the CPU", bytes_of_cpu)
+    yield timed("same bytes as the CPU", bytes_of_cpu)

@@ -1,0 +1,124 @@
+"""Self-test of linear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._arithmetic import arithmetic, current_arithmetic
+from ..contract import row
+from ..ops import linear as linear_op
+from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
+
+
+class _Product(NamedTuple):
+    """Operands of linear, float32 arrays with values of ``dtype``, and its functions on them."""
+
+    dtype: str
+    x: np.ndarray  # [rows, in_features]
+    weight: np.ndarray  # [out_features, in_features]
+    bias: np.ndarray  # [out_features]
+    dy: np.ndarray  # [rows, out_features]
+
+    def results(self, arrays: Arrays, engine: str = "auto") -> dict[str, np.ndarray]:
+        x, weight, bias, dy = (arrays.put(a, self.dtype) for a in self[1:])
+        results = {
+            "y": linear_op.linear(x, weight, bias, out_dtype="float32", engine=engine),
+            "dx": linear_op.linear_input_grad(dy, weight, engine=engine),
+            "dweight": linear_op.linear_weight_grad(dy, x, out_dtype="float32", engine=engine),
+            "dbias": linear_op.linear_bias_grad(dy, out_dtype="float32"),
+        }
+        return {name: arrays.get(result) for name, result in results.items()}
+
+    def over_ranks(self, arrays: Arrays, ranks: int) -> np.ndarray:
+        """y through the row-parallel form, of a layer of eight segments."""
+        shard = self.x.shape[1] // ranks
+        parts = [
+            linear_op.linear_partial(
+                arrays.put(self.x[:, i * shard : (i + 1) * shard], self.dtype),
+                arrays.put(self.weight[:, i * shard : (i + 1) * shard], self.dtype),
+                k_segments=8,
+                first_segment=i * 8 // ranks,
+                num_segments=8 // ranks,
+            )
+            for i in range(ranks)
+        ]
+        return arrays.get(linear_op.tree_sum(parts, bias=arrays.put(self.bias, self.dtype)))
+
+
+def _products(dtypes: tuple[str, ...]) -> Iterator[_Product]:
+    random = np.random.default_rng(3)
+    # One of everything; odd sizes within one step and tile; whole tiles with eight segments; rows that are two blocks.
+    for rows, ins, outs in ((1, 1, 1), (5, 13, 7), (33, 1024, 130), (8200, 24, 17)):
+        for dtype in dtypes:
+            shapes = ((rows, ins), (outs, ins), (outs,), (rows, outs))
+            yield _Product(dtype, *(round_to(random.normal(0, 1, s).astype(np.float32), dtype) for s in shapes))
+
+
+def _products_against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of its bound in contract.py)."""
+    unit = current_arithmetic() if arrays.device == "cpu" else "the device's"
+    for case in _products(dtypes):
+        expected = linear_op.linear_reference(case.x, case.weight, case.bias, dy=case.dy)
+        rows = len(case.x)
+        facts = {
+            "y": {"terms": case.x.shape[1]},
+            "dx": {"terms": case.dy.shape[1]},
+            "dweight": {"terms": rows},
+            "dbias": {"rows": rows},
+        }
+        for name, got in case.results(arrays).items():
+            dtype = case.dtype if name == "dx" else "float32"
+            allowed = row("linear", name).allowed(
+                dtype, unit=unit, expected=expected[name], scale=expected[f"{name}_scale"], **facts[name]
+            )
+            yield f"{name} {case.dtype} {list(case.x.shape)}", worst_share(got, expected[name], allowed)
+
+
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Products against float64, against themselves in other batches and on more ranks, and on a GPU against the CPU."""
+    arrays = Arrays(torch, device)
+    dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # float32 products are the CPU's alone
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_products_against_float64(arrays, dtypes), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield timed("against float64", float64)
+    wide = next(case for case in _products(dtypes[-1:]) if case.x.shape[1] == 1024)
+
+    def rows() -> tuple[bool, str]:
+        whole = wide.results(arrays)
+        differ = 0
+        for first, last in ((0, 1), (7, 9), (16, 33)):
+            part = wide._replace(x=wide.x[first:last], dy=wide.dy[first:last]).results(arrays)
+            differ += sum(same_bytes(part[name], whole[name][first:last]) for name in ("y", "dx"))
+        return differ == 0, f"{differ} values differ between a batch and its rows"
+
+    yield timed("same bytes for any number of rows", rows)
+
+    def ranks() -> tuple[bool, str]:
+        x, weight, bias = (arrays.put(a, wide.dtype) for a in wide[1:4])
+        whole = arrays.get(linear_op.linear(x, weight, bias, k_segments=8, out_dtype="float32"))
+        differ = sum(same_bytes(whole, wide.over_ranks(arrays, n)) for n in (1, 2, 4, 8))
+        return differ == 0, f"{differ} values differ between 1, 2, 4, 8 ranks and the whole layer"
+
+    yield timed("same bytes on any number of ranks", ranks)
+    if capability != (9, 0):
+        return
+    cpu = Arrays(torch, "cpu")
+    for engine in ("auto", "native"):
+
+        def bytes_of_cpu(engine: str = engine) -> tuple[bool, str]:
+            differ = total = 0
+            for case in _products(dtypes):
+                here = case.results(arrays, engine)
+                with arithmetic("sm_90"):
+                    there = case.results(cpu)
+                differ += sum(same_bytes(here[name], there[name]) for name in here)
+                total += sum(value.size for value in here.values())
+            return differ == 0, f"{differ} of {total} values differ"
+
+        yield timed(f"same bytes as the CPU as an sm_90, engine {engine}", bytes_of_cpu)

@@ -1,0 +1,170 @@
+"""Self-test of logprob."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._arithmetic import arithmetic
+from ..contract import row
+from ..ops import logprob as op
+from .tools import IGNORED, Arrays, Check, round_to, same_bytes, timed, worst_share
+
+
+class _Case(NamedTuple):
+    dtype: str
+    rows: int
+    vocab: int
+    logits: np.ndarray  # float32, values of `dtype`
+    target: np.ndarray
+    temperature: float
+
+
+def _cases(dtypes: tuple[str, ...]) -> Iterator[_Case]:
+    random = np.random.default_rng(2)
+    # One column; less than a 16-byte vector; an odd width over a leaf; Llama 3's vocabulary.
+    for rows, vocab in ((3, 1), (5, 7), (17, 4099), (3, 128256)):
+        for dtype in dtypes:
+            logits = round_to(random.normal(0, 4, (rows, vocab)).astype(np.float32), dtype)
+            target = random.integers(0, vocab, rows)
+            target[1] = IGNORED
+            if vocab > 2:
+                logits[:, 1] = -np.inf
+                target[target == 1] = 0
+            yield _Case(dtype, rows, vocab, logits, target, 0.75)
+
+
+def _forward(arrays: Arrays, case: _Case, exp: str | None) -> tuple[np.ndarray, ...]:
+    """logprob, lse, entropy, sum_p_sq."""
+    result = op.logprob(
+        arrays.put(case.logits, case.dtype),
+        arrays.put(case.target),
+        temperature=case.temperature,
+        return_lse=True,
+        return_entropy=True,
+        return_sum_p_sq=True,
+        exp=exp,
+    )
+    return tuple(arrays.get(r) for r in result[:4])
+
+
+def _merged(arrays: Arrays, case: _Case, shards: int, exp: str | None) -> np.ndarray:
+    """logprob through the vocabulary-parallel form."""
+    cuts = [i * case.vocab // shards for i in range(shards + 1)]
+    stats = [
+        arrays.get(
+            op.logprob_partial(
+                arrays.put(case.logits[:, first:last], case.dtype),
+                arrays.put(case.target),
+                vocab_start=first,
+                vocab_size=case.vocab,
+                temperature=case.temperature,
+                exp=exp,
+            )
+        )
+        for first, last in itertools.pairwise(cuts)
+    ]
+    return arrays.get(op.logprob_merge(arrays.put(np.stack(stats)), temperature=case.temperature))
+
+
+def _backward(arrays: Arrays, case: _Case, lse: np.ndarray, entropy: np.ndarray, exp: str | None) -> np.ndarray:
+    """dlogits of sum(logprob) - 0.5 * sum(entropy)."""
+    ones = np.ones(case.rows, np.float32)
+    return arrays.get(
+        op.logprob_backward(
+            arrays.put(case.logits, case.dtype),
+            arrays.put(case.target),
+            arrays.put(lse),
+            dlogprob=arrays.put(ones),
+            dentropy=arrays.put(-0.5 * ones),
+            entropy=arrays.put(entropy),
+            temperature=case.temperature,
+            exp=exp,
+        )
+    )
+
+
+def _gradient(case: _Case) -> tuple[np.ndarray, dict[str, Any]]:
+    """float64 reference of _backward, and the facts of its bound."""
+    z = case.logits.astype(np.float64) / case.temperature
+    log_p = z - z.max(axis=1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
+    p = np.exp(log_p)
+    finite_log_p = np.where(p > 0, log_p, 0.0)
+    entropy = -(p * finite_log_p).sum(axis=1, keepdims=True)
+    dz = 0.5 * p * (finite_log_p + entropy) - p
+    rows = np.flatnonzero(case.target != IGNORED)
+    onehot = np.zeros_like(p)
+    onehot[rows, case.target[rows]] = 1.0
+    dz += onehot
+    dz[case.target == IGNORED] = 0.0
+    return dz / case.temperature, {
+        "p": p,
+        "log_p": np.abs(finite_log_p),
+        "spread": np.abs(finite_log_p + entropy),
+        "given": 1.0,
+        "given_entropy": 0.5,
+        "given_target": onehot,
+        "slope": 1.0 / case.temperature,
+    }
+
+
+def _against_float64(arrays: Arrays, exp: str | None) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of its bound in contract.py)."""
+    for case in _cases(arrays.dtypes):
+        name = f"{case.dtype} [{case.rows}, {case.vocab}]"
+        expected = op.logprob_reference(case.logits, case.target, temperature=case.temperature)
+        size = expected["max_abs_z"]
+        got = _forward(arrays, case, exp)
+        for output, value in zip(("logprob", "lse", "entropy", "sum_p_sq"), got, strict=True):
+            facts: dict[str, Any] = {"sum_p_sq": expected["sum_p_sq"]} if output == "sum_p_sq" else {}
+            allowed = row("logprob", output).allowed(max_abs_z=size, **facts)
+            yield f"{output} {name}", worst_share(value, expected[output], allowed)
+        gradient, facts = _gradient(case)
+        allowed = row("logprob", "dlogits").allowed(case.dtype, expected=gradient, max_abs_z=size[:, None], **facts)
+        yield f"dlogits {name}", worst_share(_backward(arrays, case, got[1], got[2], exp), gradient, allowed)
+
+
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Forward, backward and shards against float64 and, on a GPU, against the CPU's bytes."""
+    arrays = Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_against_float64(arrays, None), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield timed("against float64", float64)
+
+    def shards() -> tuple[bool, str]:
+        case = next(c for c in _cases(("float32",)) if c.vocab == 128256)
+        whole = _forward(arrays, case, None)[0]
+        differ = sum(same_bytes(whole, _merged(arrays, case, n, None)) for n in (1, 2, 4, 8))
+        return differ == 0, f"{differ} results differ between 1, 2, 4, 8 shards and the whole row"
+
+    yield timed("same bytes for any shard count", shards)
+
+    if device == "cpu":
+        return
+    cpu = Arrays(torch, "cpu")
+    modes: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"portable": contextlib.nullcontext}
+    if torch.version.hip is None and capability == (9, 0):  # gfx90a calls itself 9.0 too
+        modes["hardware"] = lambda: arithmetic("sm_90")
+    for mode, unit in modes.items():
+
+        def bytes_of_cpu(mode: str = mode, unit: Any = unit) -> tuple[bool, str]:
+            differ = total = 0
+            for case in _cases(arrays.dtypes):
+                here = _forward(arrays, case, mode)
+                with unit():
+                    there = _forward(cpu, case, mode)
+                    gradients = _backward(cpu, case, there[1], there[2], mode)
+                pairs = [*zip(here, there, strict=True), (_backward(arrays, case, here[1], here[2], mode), gradients)]
+                differ += sum(same_bytes(a, b) for a, b in pairs)
+                total += sum(a.size for a, _ in pairs)
+            return differ == 0, f"{differ} of {total} values differ"
+
+        yield timed(f"same bytes as the CPU, {mode} exponential", bytes_of_cpu)

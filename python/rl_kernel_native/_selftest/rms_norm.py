@@ -1,0 +1,111 @@
+"""Self-test of rms_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..contract import ROUNDING, row
+from ..ops import rms_norm as rms_norm_op
+from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
+
+
+class _Norm(NamedTuple):
+    """Operands of rms_norm, float32 arrays with values of ``dtype``, and its functions on them."""
+
+    dtype: str
+    options: dict[str, Any]
+    x: np.ndarray  # [rows, columns]
+    residual: np.ndarray
+    dy: np.ndarray
+    d_new_residual: np.ndarray
+    weight: np.ndarray  # [columns]
+
+    def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        x, residual, dy, third, weight = (arrays.put(a, self.dtype) for a in self[2:])
+        y, h, rstd = rms_norm_op.rms_norm(x, weight, _NORM_EPS, residual=residual, return_rstd=True, **self.options)
+        dx, dweight = rms_norm_op.rms_norm_backward(
+            dy, h, weight, _NORM_EPS, rstd=rstd, d_new_residual=third, dweight_dtype="float32", **self.options
+        )
+        found = {"y": y, "new_residual": h, "rstd": rstd, "dx": dx, "dweight": dweight}
+        return {name: arrays.get(result) for name, result in found.items()}
+
+
+_NORM_EPS = 1e-6
+
+
+def _norms(dtypes: tuple[str, ...]) -> Iterator[_Norm]:
+    random = np.random.default_rng(4)
+    options: tuple[dict[str, Any], ...] = ({}, {"round_before_weight": True}, {"weight_offset": 1.0})
+    # One column; odd; heads of 128; a hidden size; rows that are two blocks.
+    for i, (rows, columns) in enumerate(((3, 1), (5, 37), (200, 128), (33, 4096), (8200, 24))):
+        for j, dtype in enumerate(dtypes):
+            shapes = ((rows, columns),) * 4 + ((columns,),)
+            values = (round_to(random.normal(0, 1, s).astype(np.float32), dtype) for s in shapes)
+            yield _Norm(dtype, options[(i + j) % 3], *values)
+
+
+def _norms_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of its bound in contract.py)."""
+    for case in _norms(arrays.dtypes):
+        got = case.results(arrays)
+        offset = case.options.get("weight_offset", 0.0)
+        expected = rms_norm_op.rms_norm_reference(
+            got["new_residual"], case.weight, _NORM_EPS, weight_offset=offset, dy=case.dy,
+            d_new_residual=case.d_new_residual,
+        )  # fmt: skip
+        rows, columns = case.x.shape
+        inner: dict[str, Any] = {}
+        if case.options.get("round_before_weight"):
+            inner = {"inner": ROUNDING[case.dtype].inner, "inner_least": ROUNDING[case.dtype].least}
+        facts: dict[str, dict[str, Any]] = {
+            "y": {"other_scale": expected["y_other_scale"], **inner},
+            "rstd": {},
+            "dx": {"scale": expected["dx_scale"]},
+            "dweight": {
+                "rows": rows,
+                "scale": expected["dweight_scale"],
+                "other_scale": expected["dweight_other_scale"],
+                **inner,
+            },
+        }
+        for name, of in facts.items():
+            dtype = case.dtype if name in ("y", "dx") else "float32"
+            bound = row("rms_norm", name).allowed(dtype, expected=expected[name], columns=columns, **of)
+            yield f"{name} {case.dtype} {list(case.x.shape)}", worst_share(got[name], expected[name], bound)
+
+
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Norms and gradients against float64, against themselves in other batches, and on a GPU against the CPU."""
+    arrays = Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_norms_against_float64(arrays), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield timed("against float64", float64)
+
+    def rows() -> tuple[bool, str]:
+        differ = 0
+        for case in _norms(arrays.dtypes[-1:]):
+            whole = case.results(arrays)
+            part = case._replace(**{name: getattr(case, name)[1:3] for name in _Norm._fields[2:6]}).results(arrays)
+            differ += sum(same_bytes(part[n], whole[n][1:3]) for n in ("y", "new_residual", "rstd", "dx"))
+        return differ == 0, f"{differ} values differ between a batch and its rows"
+
+    yield timed("same bytes for any number of rows", rows)
+    if device == "cpu":
+        return
+    cpu = Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _norms(arrays.dtypes):
+            here, there = case.results(arrays), case.results(cpu)
+            differ += sum(same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield timed("same bytes as the CPU", bytes_of_cpu)

@@ -1,0 +1,116 @@
+"""Self-test of silu_mul and gelu_mul."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..contract import ROUNDING, row
+from ..ops import silu_mul as silu_mul_op
+from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
+
+
+class _Gates(NamedTuple):
+    """Operands of silu_mul and gelu_mul, float32 arrays with values of ``dtype``, and these functions on them."""
+
+    dtype: str
+    activation: str
+    gate: np.ndarray  # [rows, columns]
+    up: np.ndarray
+    dy: np.ndarray
+
+    def _functions(self) -> tuple[Any, Any, dict[str, Any]]:
+        if self.activation == "silu":
+            return silu_mul_op.silu_mul, silu_mul_op.silu_mul_backward, {}
+        return silu_mul_op.gelu_mul, silu_mul_op.gelu_mul_backward, {"approximate": self.activation}
+
+    def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        gate, up, dy = (arrays.put(a, self.dtype) for a in self[2:])
+        gate_up = arrays.put(np.concatenate((self.gate, self.up), -1), self.dtype)
+        forward, backward, options = self._functions()
+        d_gate, d_up = backward(dy, gate, up, **options)
+        found = {
+            "y": forward(gate, up, **options),
+            "d_gate": d_gate,
+            "d_up": d_up,
+            "packed": forward(gate_up, round_before_mul=True, **options),
+            "d_packed": backward(dy, gate_up, round_before_mul=True, **options),
+        }
+        return {name: arrays.get(result) for name, result in found.items()}
+
+    def expected(self) -> dict[str, np.ndarray]:
+        if self.activation == "silu":
+            return silu_mul_op.silu_mul_reference(self.gate, self.up, dy=self.dy)
+        return silu_mul_op.gelu_mul_reference(self.gate, self.up, approximate=self.activation, dy=self.dy)
+
+
+def _gates(dtypes: tuple[str, ...]) -> Iterator[_Gates]:
+    random = np.random.default_rng(5)
+    # One column; odd; a block's share of a row and an octet; an intermediate size.
+    for rows, columns in ((3, 1), (5, 37), (7, 1032), (3, 12288)):
+        for dtype, activation in itertools.product(dtypes, ("silu", "tanh", "none")):
+            values = (round_to(random.normal(0, d, (rows, columns)).astype(np.float32), dtype) for d in (3, 1, 1))
+            yield _Gates(dtype, activation, *values)
+
+
+def _gates_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
+    """(case, error as a share of its bound in contract.py)."""
+    for case in _gates(arrays.dtypes):
+        got, expected = case.results(arrays), case.expected()
+        got["packed d_gate"], got["packed d_up"] = np.split(got["d_packed"], 2, -1)
+        rounding = ROUNDING[case.dtype]
+        operator = "silu_mul" if case.activation == "silu" else "gelu_mul"
+        gate, up, dy = (np.abs(a.astype(np.float64)) for a in (case.gate, case.up, case.dy))
+        value = {"act": np.abs(expected["act"]), "gate": gate}
+        rounded = value | {"inner": rounding.inner, "inner_least": rounding.least}  # before the product
+        facts = {
+            ("y", "y"): value | {"other": up},
+            ("d_gate", "d_gate"): {"gate": gate, "other": up * dy},
+            ("d_up", "d_up"): value | {"other": dy},
+            ("packed", "y"): rounded | {"other": up},
+            ("packed d_gate", "d_gate"): {"gate": gate, "other": up * dy},
+            ("packed d_up", "d_up"): rounded | {"other": dy},
+        }
+        for (name, output), of in facts.items():
+            bound = row(operator, output).allowed(case.dtype, expected=expected[output], **of)
+            yield (
+                f"{name} {case.activation} {case.dtype} {list(case.gate.shape)}",
+                worst_share(got[name], expected[output], bound),
+            )
+
+
+def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Gated activations and gradients against float64, against themselves elsewhere, and on a GPU against the CPU."""
+    arrays = Arrays(torch, device)
+
+    def float64() -> tuple[bool, str]:
+        case, share = max(_gates_against_float64(arrays), key=lambda item: item[1])
+        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+
+    yield timed("against float64", float64)
+
+    def rows() -> tuple[bool, str]:
+        differ = 0
+        for case in _gates(arrays.dtypes[-1:]):
+            whole = case.results(arrays)
+            part = case._replace(gate=case.gate[1:3], up=case.up[1:3], dy=case.dy[1:3]).results(arrays)
+            differ += sum(same_bytes(part[name], whole[name][1:3]) for name in whole)
+        return differ == 0, f"{differ} values differ between a batch and its rows"
+
+    yield timed("same bytes for any number of rows", rows)
+    if device == "cpu":
+        return
+    cpu = Arrays(torch, "cpu")
+
+    def bytes_of_cpu() -> tuple[bool, str]:
+        differ = total = 0
+        for case in _gates(arrays.dtypes):
+            here, there = case.results(arrays), case.results(cpu)
+            differ += sum(same_bytes(here[name], there[name]) for name in here)
+            total += sum(value.size for value in here.values())
+        return differ == 0, f"{differ} of {total} values differ"
+
+    yield timed("same bytes as the CPU", bytes_of_cpu)

@@ -1,0 +1,63 @@
+"""What the doctor's self-tests share: arrays on a device, comparisons, and a test's outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+IGNORED = -100
+
+
+class Check(NamedTuple):
+    check: str
+    passed: bool | None
+    detail: str
+    seconds: float
+
+
+def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 array of the nearest values of ``dtype``."""
+    if dtype == "float16":
+        return x.astype(np.float16).astype(np.float32)
+    if dtype == "bfloat16":  # to nearest even in the integer view
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return x
+
+
+class Arrays:
+    """NumPy's or torch's arrays of a case on a device, and results back as NumPy."""
+
+    def __init__(self, torch: Any, device: str) -> None:
+        self.torch, self.device = torch, device
+        self.dtypes = ("float32", "float16", "bfloat16") if torch is not None else ("float32", "float16")
+
+    def put(self, array: np.ndarray, dtype: str | None = None) -> Any:
+        if self.torch is None:
+            return array if dtype is None else array.astype(dtype)
+        tensor = self.torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return tensor if dtype is None else tensor.to(getattr(self.torch, dtype))
+
+    def get(self, array: Any) -> np.ndarray:
+        if self.torch is None:
+            return np.asarray(array).astype(np.float32)
+        return np.asarray(array.float().cpu().numpy())
+
+
+def worst_share(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> float:
+    share = np.abs(got - expected) / allowed
+    return float("inf") if np.isnan(share).any() else float(share.max())
+
+
+def same_bytes(a: np.ndarray, b: np.ndarray) -> int:
+    """Elements whose bytes differ."""
+    return int((a.view(np.uint32) != b.view(np.uint32)).sum())
+
+
+def timed(check: str, run: Callable[[], tuple[bool, str]]) -> Check:
+    start = time.perf_counter()
+    passed, detail = run()
+    return Check(check, passed, detail, round(time.perf_counter() - start, 3))
