@@ -179,3 +179,22 @@ class ForwardCounter:
 
     def __exit__(self, *_: object) -> None:
         self._handle.remove()
+
+
+class HeadInput:
+    """Holds what a model's head was last called with, [B, T, hidden_size], while the context is open."""
+
+    input: torch.Tensor
+
+    def __init__(self, head: Any) -> None:
+        self._head = head
+
+    def __enter__(self) -> HeadInput:
+        self._handle = self._head.register_forward_pre_hook(self._keep)
+        return self
+
+    def _keep(self, _: object, arguments: tuple[Any, ...]) -> None:
+        (self.input,) = arguments
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()

@@ -65,7 +65,6 @@ _RK_ROWS = (
     ("add", None),
     ("mul", "silu_mul, activation and product"),
     ("lm_head", "linear"),
-    ("logprob", "logprob on the logits as the model gives them"),
 )
 
 
@@ -104,8 +103,10 @@ class StockOperators:
         scores = _wide(logits) / temperature
         return torch.log_softmax(scores, dim=-1).gather(1, target[:, None])[:, 0].float()
 
-    def training_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[N, vocab_size] any float dtype, int64 [N] -> float32 [N], nats."""
+    def training_logprob(
+        self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        """Of the head's [N, vocab_size] logits, any float dtype, int64 [N] -> float32 [N], nats."""
         parts = []
         for start in range(0, len(target), _CHUNK_ROWS):
             scores = _wide(logits[start : start + _CHUNK_ROWS]) / temperature
@@ -115,7 +116,7 @@ class StockOperators:
 
 
 class RkOperators:
-    """This library's operators throughout. The same functions serve both sides."""
+    """This library's operators throughout. Rollout scores the logits, training the hidden states, to the same bits."""
 
     name: ServedBy = "rk"
 
@@ -147,10 +148,18 @@ class RkOperators:
     def table(self) -> list[OperatorRow]:
         """The operators in the order of a forward pass."""
         return [
-            OperatorRow(operator, "stock", _ADD, _ADD)
-            if call is None
-            else OperatorRow(operator, "rk", f"rl_kernel_native.{call}", f"rl_kernel_native.{call}")
-            for operator, call in _RK_ROWS
+            *(
+                OperatorRow(operator, "stock", _ADD, _ADD)
+                if call is None
+                else OperatorRow(operator, "rk", f"rl_kernel_native.{call}", f"rl_kernel_native.{call}")
+                for operator, call in _RK_ROWS
+            ),
+            OperatorRow(
+                "logprob",
+                "rk",
+                "rl_kernel_native.logprob on the logits as the model gives them",
+                "rl_kernel_native.linear_logprob on the head's hidden states",
+            ),
         ]
 
     def rollout_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -158,9 +167,15 @@ class RkOperators:
         result: torch.Tensor = self._library.logprob(logits, target, temperature=temperature)
         return result
 
-    def training_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[N, vocab_size] float32, bfloat16 or float16, int64 [N] -> float32 [N], nats."""
-        return self.rollout_logprob(logits, target, temperature)
+    def training_logprob(
+        self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
+    ) -> torch.Tensor:
+        """Of the head's [N, hidden_size] input, float32, bfloat16 or float16, int64 [N] -> float32 [N], nats. The
+        logits give their dtype alone."""
+        result: torch.Tensor = self._library.linear_logprob(
+            hidden, head.weight, target, bias=head.bias, temperature=temperature, logits_dtype=logits.dtype
+        )
+        return result
 
 
 Operators = StockOperators | RkOperators

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from .checks import PaddingSide, SideInputs
-from .model import ForwardCounter, LoadedModel
+from .model import ForwardCounter, HeadInput, LoadedModel
 from .operators import Operators
 from .probes import Recorder, attached
 from .progress import Advance
@@ -176,6 +176,7 @@ def run_training(
     with ExitStack() as stack:
         stack.enter_context(operators.applied(loaded.model))
         counter = stack.enter_context(ForwardCounter(loaded.model))
+        head = stack.enter_context(HeadInput(loaded.model.lm_head))
         stack.enter_context(attached(loaded.model, recorder))
         for batch in batches:
             tokens = [
@@ -193,7 +194,10 @@ def run_training(
                 logits = out.logits[row, start + fed.start : start + fed.stop]
                 target = batch.ids[row, start + fed.start + 1 : start + length]
                 recorder.add_tokens("lm_head", "lm_head", [prompt] * len(fed), list(fed), logits)
-                logprobs[prompt] = operators.training_logprob(logits, target, temperature).cpu()
+                hidden = head.input[row, start + fed.start : start + fed.stop]
+                logprobs[prompt] = operators.training_logprob(
+                    loaded.model.lm_head, hidden, logits, target, temperature
+                ).cpu()
                 recorder.add_tokens("logprob", "logprob", [prompt] * len(fed), list(fed), logprobs[prompt])
                 digests[prompt] = logits_digests(logits)
             advance(1)
