@@ -229,6 +229,8 @@ def test_cpu_and_hip_gates_have_the_same_bytes(first: int, monkeypatch: pytest.M
 class RocmArrays(Arrays):
     """What a certificate computes with, on the stand-in's device."""
 
+    has_autograd = False
+
     @property
     def arithmetic(self) -> str:
         return os.environ.get("RLK_STANDIN_ARCH", "gfx942")

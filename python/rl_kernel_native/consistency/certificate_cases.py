@@ -45,6 +45,8 @@ def indices(name: str, seed: int, count: int, below: int) -> np.ndarray:
 class Arrays:
     """Tensors of torch on a device. A subclass may say `wrap` and `unwrap`, for arrays that are not torch's."""
 
+    has_autograd = True  # without it gradients that only an autograd gives are left out
+
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
 
@@ -275,7 +277,9 @@ def linear_logprob(arrays: Arrays, quick: bool) -> Iterator[Case]:
     for ins, vocab in ((40, 1031), (128, 2048)):
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
             for exp in arrays.exponentials:
-                yield from _linear_logprob(ins, vocab, dtype, exp)
+                yield from _linear_logprob(ins, vocab, dtype, exp, arrays.has_autograd)
+    if not arrays.has_autograd:
+        return
     for dtype in arrays.product_dtypes:
         given: dict[str, tuple[tuple[int, ...] | None, float]] = {
             "hidden": ((24,), 1.0), "target": (None, 17), "dy": ((), 1.0),
@@ -289,7 +293,7 @@ def linear_logprob(arrays: Arrays, quick: bool) -> Iterator[Case]:
             )  # fmt: skip
 
 
-def _linear_logprob(ins: int, vocab: int, dtype: str, exp: str) -> Iterator[Case]:
+def _linear_logprob(ins: int, vocab: int, dtype: str, exp: str, gradients: bool) -> Iterator[Case]:
     how: dict[str, Any] = {"temperature": TEMPERATURE, "exp": exp}
     wanted: dict[str, Any] = {f"return_{name}": True for name in STATISTICS[1:]}
 
@@ -324,7 +328,7 @@ def _linear_logprob(ins: int, vocab: int, dtype: str, exp: str) -> Iterator[Case
     shape = (ins, vocab)
     yield Case("linear_logprob", "forward", dtype, shape, STATISTICS, rows, forward, fixed, ways=ways, exp=exp)
     given: dict[str, tuple[tuple[int, ...] | None, float]] = {"dlogprob": ((), 1.0), "dentropy": ((), 0.5)}
-    for dh_segments in (1, 8):
+    for dh_segments in (1, 8) if gradients else ():
         yield Case(
             "linear_logprob", "backward", dtype, shape, ("dhidden",), rows | given,
             functools.partial(backward, dh_segments=dh_segments), fixed, exp=exp, options=f"dh_segments={dh_segments}",
