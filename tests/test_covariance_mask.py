@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import rl_kernel_native as rk
 from policy_loss_cases import arrays, same, tensors
 from rollout_cases import wild
+from torch_properties import captured
 
 # Every kind; bounds and shares at which a part of the candidates is chosen, and all of them.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -314,16 +315,7 @@ def test_a_gpu_says_nan_of_bad_cuts() -> None:
 @pytest.mark.parametrize("name", ["clip, wide", "kl"])
 def test_a_cuda_graph_replays_without_a_synchronisation(name: str) -> None:
     a = tensors(make(64, 512, seed=12), "cuda")
-    run(a, name)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = run(a, name)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    graph, got = captured(lambda: run(a, name))
     a["advantage"].mul_(-1.1)
     graph.replay()
     torch.cuda.synchronize()

@@ -3,6 +3,7 @@ are presented, bad input, and torch's ways to call."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 import rl_kernel_native as rk
 from advantage_cases import LENGTHS, MASKS, Batch, batch, contract_gae, scan_failures, verl_gae
 from cases import differing
+from torch_properties import captured
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch")
 
@@ -354,16 +356,7 @@ def test_a_cuda_graph_replays_without_a_synchronisation(rng: np.random.Generator
     b = batch(rng, [700, 300, 20], "cuda")
     flat, cu = b.packed()
     for x, ends in ((b, None), (flat, cu)):
-        calls(x, x.mask, ends)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            with torch.cuda.graph(graph):
-                got = calls(x, x.mask, ends)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
+        graph, got = captured(functools.partial(calls, x, x.mask, ends))
         x.rewards.mul_(2.0)
         graph.replay()
         torch.cuda.synchronize()

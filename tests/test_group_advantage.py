@@ -12,6 +12,7 @@ import pytest
 import rl_kernel_native as rk
 from advantage_cases import trl_group, verl_group
 from cases import beyond, differing
+from torch_properties import captured
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch")
 
@@ -286,16 +287,7 @@ def test_inputs_that_require_a_gradient_are_detached(device: str) -> None:
 def test_a_cuda_graph_replays_without_a_synchronisation() -> None:
     s, ids = torch.randn(48, device="cuda"), torch.arange(48, device="cuda") % 6
     run = lambda: (*everything(s, group_ids=ids, kind="gpg"), *everything(s, group_size=8, scale="batch"))  # noqa: E731
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = run()
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    graph, got = captured(lambda: run())
     s.mul_(-3.0)
     graph.replay()
     torch.cuda.synchronize()

@@ -15,6 +15,7 @@ import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import same, tensors
 from rollout_cases import LENGTHS, ragged, rollouts, wild
+from torch_properties import captured
 
 # Every level, mode and criterion; thresholds that some sequences of these batches meet and others do not.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -358,16 +359,7 @@ def test_a_gpu_says_nan_beside_bad_cuts(name: str) -> None:
 @pytest.mark.parametrize("name", ["TIS", "normalized sequences"])
 def test_a_cuda_graph_replays_without_a_synchronisation(name: str) -> None:
     a = tensors(rollouts(64, 512, seed=12), "cuda")
-    run(a, name)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = run(a, name)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    graph, got = captured(lambda: run(a, name))
     a["train"].mul_(1.1)
     graph.replay()
     torch.cuda.synchronize()

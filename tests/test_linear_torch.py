@@ -20,6 +20,7 @@ from torch_properties import (  # noqa: E402
     assert_the_arguments_device_is_used,
     assert_work_follows_its_producer,
     gradients,
+    no_synchronisation,
     printed_host_costs,
     runs_with_and_without_checkpoints,
 )
@@ -268,13 +269,9 @@ def test_no_call_synchronises(engine: str, rng: np.random.Generator) -> None:
     main_grad = torch.zeros(128, 256, device="cuda")
     results(o, engine=engine)
     train(o, main_grad)  # the first call of a process loads its kernels
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         train(o, main_grad)
         results(o, engine=engine)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 @pytest.mark.gpu

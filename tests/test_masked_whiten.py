@@ -12,6 +12,7 @@ import pytest
 import rl_kernel_native as rk
 from advantage_cases import LENGTHS, MASKS, Batch, batch, verl_whiten, whiten_failures
 from cases import beyond, differing
+from torch_properties import captured
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch")
 
@@ -150,16 +151,7 @@ def test_compiled_calls_give_the_same_bytes(backend: str, device: str, rng: np.r
 @pytest.mark.gpu
 def test_a_cuda_graph_replays_without_a_synchronisation(rng: np.random.Generator) -> None:
     b = batch(rng, [700, 300, 20], "cuda")
-    whiten(b.values, b.mask)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = whiten(b.values, b.mask)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    graph, got = captured(lambda: whiten(b.values, b.mask))
     b.values.mul_(3.0)
     graph.replay()
     torch.cuda.synchronize()

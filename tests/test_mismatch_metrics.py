@@ -14,6 +14,7 @@ import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import same, tensors
 from rollout_cases import ragged, rollouts, wild
+from torch_properties import no_synchronisation
 
 
 def run(a: dict[str, Any], **more: Any) -> rk.MismatchMetrics:
@@ -245,13 +246,8 @@ def test_a_cuda_graph_replays_without_a_synchronisation() -> None:
     run(a)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = run(a).vector
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    with no_synchronisation(), torch.cuda.graph(graph):
+        got = run(a).vector
     a["train"].mul_(1.5)
     graph.replay()
     torch.cuda.synchronize()

@@ -15,6 +15,7 @@ import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import same, tensors
 from rollout_cases import wild
+from torch_properties import captured
 
 NAMES = ("rewards", "logprob", "sum_p_sq", "mask", "importance_weight")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -322,16 +323,7 @@ def test_a_gpu_says_nan_beside_bad_cuts() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_replays_without_a_synchronisation() -> None:
     a = tensors(make(64, 512, seed=12), "cuda")
-    run(a, group_size=8)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = run(a, group_size=8)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    graph, got = captured(lambda: run(a, group_size=8))
     a["rewards"].mul_(1.1)
     graph.replay()
     torch.cuda.synchronize()

@@ -12,6 +12,7 @@ import torch
 import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import TORCH, arrays, assert_packed_has_the_bits_of_padded, keywords, same, specs, tensors
+from torch_properties import no_synchronisation
 
 SPECS = specs()
 
@@ -235,11 +236,8 @@ def test_a_call_waits_for_nothing() -> None:
     a = {k: x.cuda() for k, x in tensors(arrays(8, 100)).items()}
     spec = rk.PolicySpec(kl="k3", kl_coef=0.1)
     run(a, spec)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         x = a["logprob"].clone().requires_grad_()
         rk.policy_loss(
             x, a["old_logprob"], a["advantage"], a["mask"], spec=spec, ref_logprob=a["ref_logprob"]
         ).loss.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -22,6 +22,7 @@ from torch_properties import (  # noqa: E402
     assert_the_arguments_device_is_used,
     assert_work_follows_its_producer,
     gradients,
+    no_synchronisation,
     printed_host_costs,
     runs_with_and_without_checkpoints,
 )
@@ -344,12 +345,8 @@ def test_no_call_synchronises_and_a_captured_graph_replays(rows: int, rng: np.ra
     o = Operands(*(t.clone() for t in batches[0]))
     main_grad = torch.zeros(512, device="cuda")
     train(o, main_grad)  # the first call of a process loads its kernels
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         train(o, main_grad)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         train(o, main_grad)

@@ -20,6 +20,7 @@ from torch_properties import (  # noqa: E402
     assert_no_leak,
     assert_the_arguments_device_is_used,
     assert_work_follows_its_producer,
+    no_synchronisation,
     printed_host_costs,
     runs_with_and_without_checkpoints,
 )
@@ -458,12 +459,8 @@ def test_no_call_synchronises_and_a_captured_graph_replays(tokens: int, rng: np.
     batches = [operands(rng, (tokens,), (8, 2), 64, "bfloat16", "cuda") for _ in range(4)]
     o = Operands(*(t.clone() for t in batches[0]))
     train(o)  # the first call of a process loads its kernels
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         train(o)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         train(o)

@@ -18,6 +18,7 @@ import rl_kernel_native as rk
 from cases import beyond
 from policy_loss_cases import same, tensors
 from reward_batches import HOW, LENGTHS, SEQUENCES, TOKENS, arguments, batch, ragged, reference, run, select, wild
+from torch_properties import captured
 
 
 def assert_same(got: Any, want: Any) -> None:
@@ -401,16 +402,7 @@ def test_a_gpu_says_nan_beside_bad_cuts() -> None:
 @pytest.mark.parametrize("name", ["sequences", "all"])
 def test_a_cuda_graph_replays_without_a_synchronisation(name: str) -> None:
     a = tensors(batch(64, 512, seed=12), "cuda")
-    run(a, name)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            got = run(a, name)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+    graph, got = captured(lambda: run(a, name))
     a["rewards"].mul_(1.1)
     graph.replay()
     torch.cuda.synchronize()

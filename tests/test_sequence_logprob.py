@@ -10,6 +10,7 @@ import pytest
 
 import rl_kernel_native as rk
 from cases import beyond, differing
+from torch_properties import no_synchronisation
 
 torch = pytest.importorskip("torch")
 
@@ -224,15 +225,12 @@ def test_a_graph_replays_with_other_lengths() -> None:
 def test_nothing_waits_for_the_gpu() -> None:
     x, m = torch.randn(64, 100, device="cuda", requires_grad=True), torch.ones(64, 100, device="cuda")
     rk.sequence_logprob(x, m)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         packed = rk.pack([x, m], mask=m)
         cu = packed.cu_seqlens
         sums = rk.sequence_logprob(packed.tensors[0], packed.tensors[1], cu)
         rk.preference_loss(sums.sum[:32], sums.sum[32:], kind="simpo").losses.sum().backward()
         rk.unpack(packed.tensors, cu, 100, positions=packed.positions)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from host_cost import host_costs_us
 
 torch = pytest.importorskip("torch")
 
-from torch_properties import assert_no_leak  # noqa: E402
+from torch_properties import assert_no_leak, no_synchronisation  # noqa: E402
 
 VOCAB = 211  # prime: eight uneven parts, a short last leaf
 OPTIONS: dict[str, Any] = {"temperature": 0.7, "logit_scale": 1.3, "softcap": 11.0, "valid_vocab": 200}
@@ -520,9 +520,7 @@ def test_no_call_synchronises(rng: np.random.Generator) -> None:
     kept = (torch.arange(8, dtype=torch.int32, device="cuda"), torch.tensor([0] * 4 + [8] * 3, device="cuda"))
     x = logits.clone().requires_grad_()
     weighted(everything(x, target))  # the first call of a process loads its kernels
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         result = rk.logprob(x, target, temperature=temperature, kept=kept, **ALL)
         result.logprob.sum().backward()
         rk.logprob_backward(logits, target, result.lse.detach(), dlogprob=temperature)
@@ -530,8 +528,6 @@ def test_no_call_synchronises(rng: np.random.Generator) -> None:
         rk.logprob_merge(stats[None], **ALL)
         with pytest.raises(RuntimeError, match="synchroniz"):  # the mode does see what does
             rk.logprob(logits, target, check=True)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -89,3 +90,24 @@ def assert_the_arguments_device_is_used(o: Any, results: Callable[[Any], Any]) -
         got = tuple(results(type(o)(*(t.to("cuda:1") for t in o))))
     assert got[0].device.index == 1
     assert not differing(got, tuple(results(type(o)(*(t.to("cuda:0") for t in o)))))
+
+
+@contextlib.contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Within it, whatever makes the host wait for a GPU is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A CUDA graph of a call, captured without a synchronisation, and what the call returned."""
+    call()  # kernels load outside of the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with no_synchronisation(), torch.cuda.graph(graph):
+        found = call()
+    return graph, found
