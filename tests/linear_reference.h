@@ -53,15 +53,14 @@ inline rlk::MmaUnit unit_of(Arithmetic a) {
   }
 }
 
-// Rule 1.
-inline float dot(Arithmetic arithmetic, DType t, const Patterns& a, const Patterns& b) {
+// Rule 1, from `sum` on.
+inline float dot(Arithmetic arithmetic, DType t, const Patterns& a, const Patterns& b, float sum = 0.0f) {
   if (arithmetic == Arithmetic::kIeee) {
-    float sum = 0.0f;
     for (std::size_t i = 0; i < a.size(); ++i) sum = std::fma(value_of(a[i], t), value_of(b[i], t), sum);
     return sum;
   }
   const std::vector<std::uint16_t> x(a.begin(), a.end()), y(b.begin(), b.end());
-  return rlk::mma_dot(unit_of(arithmetic), t, x.data(), y.data(), static_cast<std::int64_t>(x.size()));
+  return rlk::mma_dot(unit_of(arithmetic), t, x.data(), y.data(), static_cast<std::int64_t>(x.size()), sum);
 }
 
 // Element (row, column) for columns [begin, end), and element (row, column) for rows [begin, end).
@@ -99,7 +98,7 @@ inline Patterns reference(const rlk::LinearParams& p) {
       for (std::int64_t s = 0; s < p.k_segments; ++s) {
         const auto x = along_row(p.x, p.dtype, p.x_rows, m, s * segment, (s + 1) * segment);
         const auto w = along_row(p.weight, p.dtype, plain_rows(p.weight_stride), n, s * segment, (s + 1) * segment);
-        d.push_back(dot(p.arithmetic, p.dtype, x, w));
+        d.push_back(dot(p.arithmetic, p.dtype, x, w, p.start ? p.start[m * p.start_stride + n] : 0.0f));
       }
       float sum = tree(d);
       if (p.bias) sum = sum + value_of(load_pattern(p.bias, p.bias_dtype, n), p.bias_dtype);
@@ -115,7 +114,8 @@ inline Patterns reference(const rlk::LinearInputGradParams& p) {
     const auto dy = along_row(p.dy, p.dtype, p.dy_rows, m, 0, p.out_features);
     for (std::int64_t k = 0; k < p.in_features; ++k) {
       const auto w = along_column(p.weight, p.dtype, plain_rows(p.weight_stride), k, 0, p.out_features);
-      dx.push_back(rounded(dot(p.arithmetic, p.dtype, dy, w), p.dx_dtype));
+      const float start = p.start ? p.start[m * p.start_stride + k] : 0.0f;
+      dx.push_back(rounded(dot(p.arithmetic, p.dtype, dy, w, start), p.dx_dtype));
     }
   }
   return dx;
@@ -163,7 +163,7 @@ inline Patterns reference(const rlk::TreeSumParams& p) {
   for (std::int64_t i = 0; i < p.size; ++i) {
     std::vector<float> v;
     for (int part = 0; part < p.count; ++part) v.push_back(p.parts[part][i]);
-    float whole = tree(v);
+    float whole = p.scale * tree(v);
     if (p.bias != nullptr) whole = whole + value_of(load_pattern(p.bias, p.bias_dtype, i % p.columns), p.bias_dtype);
     sum.push_back(rounded(whole, p.out_dtype));
   }

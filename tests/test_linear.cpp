@@ -254,6 +254,74 @@ TEST_F(Linear, ShardsOfTheContractionGiveTheBitsOfTheWhole) {
   }
 }
 
+TEST_F(Linear, AProductContinuesWhereAnotherEnded) {
+  constexpr std::int64_t kPieces[] = {32, 0, 288, 19}, kIn = 339, kOut = 67;
+  for (const Arithmetic arithmetic : kArithmetics) {
+    for (const DType dtype : kDtypes) {
+      if (!allowed(arithmetic, dtype)) continue;
+      for (const std::int64_t rows : {7, 40}) {  // a tile for few rows, one for many
+        for (const DType y_dtype : {dtype, DType::kFloat32}) {
+          Matrix x(rows, kIn, dtype, kIn + 5), weight(kOut, kIn, dtype), bias(1, kOut, dtype),
+              sums(rows, kOut, DType::kFloat32, kOut + 1);
+          x.fill(5, Data::kNormal);
+          weight.fill(6, Data::kWide);
+          bias.fill(7, Data::kNormal);
+          const Matrix y(rows, kOut, y_dtype, kOut + 1);
+          auto whole = params_of(x, weight, y, rows, kIn, kOut, arithmetic);
+          whole.bias = bias.data();
+          whole.bias_dtype = dtype;
+          const Patterns want = reference(whole);
+          for_each_backend([&](const std::string& backend) {
+            Matrix earlier = sums, last = y;
+            std::int64_t first = 0;
+            for (const std::int64_t piece : kPieces) {
+              const bool ends = first + piece == kIn;
+              auto p = whole;
+              p.x = static_cast<const unsigned char*>(p.x) + first * size_of(dtype);
+              p.weight = static_cast<const unsigned char*>(p.weight) + first * size_of(dtype);
+              p.in_features = piece;
+              p.y = ends ? last.data() : earlier.data();
+              if (!ends) {
+                p.bias = nullptr;
+                p.out_dtype = DType::kFloat32;
+              }
+              if (first > 0) p.start = reinterpret_cast<const float*>(earlier.data());
+              p.start_stride = earlier.stride();
+              run(p);
+              first += piece;
+            }
+            ASSERT_NO_FATAL_FAILURE(last.expect(want, std::string(name(arithmetic)) + ", " + backend));
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Linear, StartIsAnyNumberAndMayBeY) {
+  constexpr std::int64_t kRows = 9, kOut = 35;
+  for (const Arithmetic arithmetic : kArithmetics) {
+    for (const std::int64_t in_features : {0, 1, 24}) {
+      Matrix x(kRows, in_features, DType::kBFloat16), weight(kOut, in_features, DType::kBFloat16),
+          start(kRows, kOut, DType::kFloat32, kOut + 3);
+      x.fill(8, Data::kNormal);
+      weight.fill(9, Data::kNormal);
+      start.fill(10, Data::kWide);
+      auto p = params_of(x, weight, start, kRows, in_features, kOut, arithmetic);
+      p.start = static_cast<const float*>(start.data());
+      p.start_stride = start.stride();
+      check_call(
+          p, start,
+          [](auto& q, Matrix& m) {
+            q.start = static_cast<const float*>(m.data());
+            q.y = m.data();
+          },
+          name(arithmetic));
+      ASSERT_FALSE(HasFatalFailure());
+    }
+  }
+}
+
 TEST_F(Linear, RowsMayLieAnywhere) {
   constexpr std::int64_t kRows = 12, kIn = 37, kOut = 35;
   const RowLayout kLayouts[] = {{kRows, 0, 41}, {kRows, 0, -41}, {5, 400, 43},
@@ -378,6 +446,35 @@ TEST_F(Linear, TreeSumAddsPairs) {
           p.out_dtype = out;
           ASSERT_NO_FATAL_FAILURE(check_call(
               p, Matrix(1, size, out), [](auto& q, Matrix& m) { q.sum = m.data(); }, "parts " + std::to_string(count)));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Linear, TreeSumScalesBeforeItAddsTheBias) {
+  constexpr std::int64_t kRows = 3, kColumns = 1031;
+  for (const int count : {1, 4}) {
+    for (const DType out : kDtypes) {
+      for (const float scale : {0.0f, 0.3f, -2.0f, 0x1p-120f}) {  // nothing; rounds; exact; to subnormal numbers
+        for (const bool biased : {false, true}) {
+          Matrix bias(1, kColumns, DType::kBFloat16);
+          bias.fill(51, Data::kNormal);
+          std::vector<Matrix> parts;
+          for (int i = 0; i < count; ++i) {
+            parts.emplace_back(kRows, kColumns, DType::kFloat32).fill(static_cast<unsigned>(52 + i), Data::kNormal);
+          }
+          rlk::TreeSumParams p;
+          for (std::size_t i = 0; i < parts.size(); ++i) p.parts[i] = static_cast<const float*>(parts[i].data());
+          if (biased) p.bias = bias.data();
+          p.size = kRows * kColumns;
+          p.columns = kColumns;
+          p.count = count;
+          p.scale = scale;
+          p.out_dtype = out;
+          ASSERT_NO_FATAL_FAILURE(check_call(
+              p, Matrix(kRows, kColumns, out), [](auto& q, Matrix& m) { q.sum = m.data(); },
+              "scale " + std::to_string(scale)));
         }
       }
     }
@@ -511,6 +608,16 @@ TEST_F(Linear, WhatWouldCorruptMemoryIsRefused) {
   refused([](LinearParams& p) { p.k_segments = 3; });
   refused([](LinearParams& p) { p.k_segments = 16; });
   refused([](LinearParams& p) { p.k_segments = 4; });  // 32 % 64 != 0
+  const float start[6] = {};
+  refused([&](LinearParams& p) {
+    p.start = start;
+    p.start_stride = 2;
+  });
+  refused([&](LinearParams& p) {
+    p.start = start;
+    p.start_stride = 3;
+    p.k_segments = 2;
+  });
   rlk::TreeSumParams sum;
   sum.size = 1;
   EXPECT_THROW(run(sum), rlk::InvalidArgument);

@@ -30,6 +30,14 @@ RowLayout matrix_rows(std::int64_t stride) { return {std::numeric_limits<std::in
 LinearOperand by_rows(const void* data, const RowLayout& rows) { return {bytes_of(data), rows, false}; }
 LinearOperand by_columns(const void* data, const RowLayout& rows) { return {bytes_of(data), rows, true}; }
 
+void continue_from(const float* start, std::int64_t stride, LinearProduct* product) {
+  if (start == nullptr) return;
+  product->continues = true;
+  product->load = [=](std::int64_t row, std::int64_t first, std::int64_t count, float* sums) {
+    std::memcpy(sums, start + row * stride + first, static_cast<std::size_t>(count) * sizeof(float));
+  };
+}
+
 // dbias of columns [first, first + count): a block's groups, their tree, and the fold over blocks.
 void bias_columns(const LinearBiasGradParams& p, std::int64_t first, std::int64_t count) {
   std::vector<float> groups(static_cast<std::size_t>(kBiasGroups * count)), sums(static_cast<std::size_t>(count), 0.0f);
@@ -75,6 +83,7 @@ void linear(const LinearParams& p) {
                            true,
                            {},
                            {}};
+  continue_from(p.start, p.start_stride, &product);
   product.store = [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* sums) {
     const void* bias = p.bias == nullptr ? nullptr : bytes_of(p.bias) + first * size_of(p.bias_dtype);
     unsigned char* y = bytes_of(p.y) + (p.y_rows.offset(row) + first) * size_of(p.out_dtype);
@@ -95,12 +104,7 @@ void linear_input_grad(const LinearInputGradParams& p) {
                            true,
                            {},
                            {}};
-  if (p.start != nullptr) {
-    product.continues = true;
-    product.load = [&](std::int64_t row, std::int64_t first, std::int64_t count, float* sums) {
-      std::memcpy(sums, p.start + row * p.start_stride + first, static_cast<std::size_t>(count) * sizeof(float));
-    };
-  }
+  continue_from(p.start, p.start_stride, &product);
   product.store = [&](std::int64_t row, std::int64_t first, std::int64_t count, const float* sums) {
     unsigned char* dx = bytes_of(p.dx) + (p.dx_rows.offset(row) + first) * size_of(p.dx_dtype);
     linear_lanes().store(sums, count, nullptr, p.dtype, dx, p.dx_dtype);
@@ -157,14 +161,14 @@ void tree_sum(const TreeSumParams& p) {
     };
     unsigned char* sum = bytes_of(p.sum);
     if (p.bias == nullptr) {
-      return linear_lanes().add_parts(parts_from(begin), p.count, end - begin, sum + begin * size_of(p.out_dtype),
-                                      p.out_dtype);
+      return linear_lanes().add_parts(parts_from(begin), p.count, p.scale, end - begin,
+                                      sum + begin * size_of(p.out_dtype), p.out_dtype);
     }
     float tree[kTreeColumns];
     for (std::int64_t i = begin, count = 0; i < end; i += count) {  // a run lies within one row
       const std::int64_t column = i % p.columns;
       count = std::min({end - i, p.columns - column, kTreeColumns});
-      linear_lanes().add_parts(parts_from(i), p.count, count, tree, DType::kFloat32);
+      linear_lanes().add_parts(parts_from(i), p.count, p.scale, count, tree, DType::kFloat32);
       linear_lanes().store(tree, count, bytes_of(p.bias) + column * size_of(p.bias_dtype), p.bias_dtype,
                            sum + i * size_of(p.out_dtype), p.out_dtype);
     }

@@ -177,7 +177,8 @@ void add_rows(const LinearRows& s, float* sums) {
   });
 }
 
-void add_parts(const float* const* parts, int num_parts, std::int64_t count, void* out, DType out_dtype) {
+void add_parts(const float* const* parts, int num_parts, float scale, std::int64_t count, void* out, DType out_dtype) {
+  const Floats factor = broadcast<Floats>(scale);
   with_type(out_dtype, [&](auto t) {
     store_all<decltype(t)>(count, static_cast<unsigned char*>(out), [&](std::int64_t j, int columns) {
       Floats v[kMaxSegments];
@@ -185,7 +186,7 @@ void add_parts(const float* const* parts, int num_parts, std::int64_t count, voi
       for (int n = num_parts; n > 1; n /= 2) {
         for (int i = 0; i < n / 2; ++i) v[i] = add_rn(v[2 * i], v[2 * i + 1]);
       }
-      return v[0];
+      return scale == 1.0f ? v[0] : mul_rn(v[0], factor);
     });
   });
 }

@@ -51,8 +51,9 @@ struct LinearLanes {
   void (*store)(const float* sums, std::int64_t count, const void* bias, DType bias_dtype, void* out, DType out_dtype);
   // sums[j] = the ascending chain of additions from +0 over rows[0][j], rows[1][j], ...
   void (*add_rows)(const LinearRows& source, float* sums);
-  // out[j] = the perfect binary tree over parts[0][j], ..., parts[num_parts - 1][j], rounded.
-  void (*add_parts)(const float* const* parts, int num_parts, std::int64_t count, void* out, DType out_dtype);
+  // out[j] = scale times the perfect binary tree over parts[0][j], ..., parts[num_parts - 1][j], rounded.
+  void (*add_parts)(const float* const* parts, int num_parts, float scale, std::int64_t count, void* out,
+                    DType out_dtype);
 };
 
 namespace baseline {

@@ -29,7 +29,9 @@ template <int kM, int kN>
 using WeightFoldTile = GemmTile<kM, kN, true, true, Combine::kFold>;
 
 template <int kM, int kN>
-using ContinuedTile = GemmTile<kM, kN, false, true, Combine::kContinue>;
+using ContinuedForwardTile = GemmTile<kM, kN, false, false, Combine::kContinue>;
+template <int kM, int kN>
+using ContinuedInputGradTile = GemmTile<kM, kN, false, true, Combine::kContinue>;
 
 using BuiltTiles =
     TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
@@ -37,9 +39,10 @@ using BuiltTiles =
              ForwardTile<128, 256>, TransposedTile<64, 80>, TransposedTile<64, 96>, TransposedTile<64, 160>,
              TransposedTile<128, 112>, TransposedTile<128, 128>, TransposedTile<128, 160>, TransposedTile<128, 192>,
              TransposedTile<128, 224>, TransposedTile<192, 96>, TransposedTile<192, 160>, SegmentTile<64, 64>,
-             SegmentTile<128, 128>, InputGradTile<64, 64>, InputGradTile<128, 128>, InputGradTile<128, 192>,
-             InputGradTile<128, 256>, ContinuedTile<64, 64>, ContinuedTile<128, 256>, WeightGradTile<64, 64>,
-             WeightGradTile<128, 128>, WeightGradTile<128, 192>, WeightGradTile<128, 256>, WeightFoldTile<128, 128>>;
+             SegmentTile<128, 128>, ContinuedForwardTile<64, 64>, ContinuedForwardTile<128, 256>, InputGradTile<64, 64>,
+             InputGradTile<128, 128>, InputGradTile<128, 192>, InputGradTile<128, 256>, ContinuedInputGradTile<64, 64>,
+             ContinuedInputGradTile<128, 256>, WeightGradTile<64, 64>, WeightGradTile<128, 128>,
+             WeightGradTile<128, 192>, WeightGradTile<128, 256>, WeightFoldTile<128, 128>>;
 
 inline Combine combination_of(const GemmParams& p) {
   if (p.segments > 1) return Combine::kTree;

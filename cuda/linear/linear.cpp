@@ -50,6 +50,9 @@ void linear(const LinearParams& p, int device, Stream stream) {
   g.m = p.num_rows;
   g.n = p.out_features;
   g.contraction = p.in_features;
+  g.addend = p.start;
+  g.addend_rows = dense_rows(p.num_rows, p.start_stride);
+  g.continues = p.start != nullptr;
   g.segments = p.k_segments;
   g.dtype = p.dtype;
   g.d_dtype = p.out_dtype;

@@ -15,9 +15,9 @@ __device__ __forceinline__ std::int64_t column_of(std::int64_t i, std::int64_t c
   return i % columns;
 }
 
-// x[j][part]: the parts of element j. Their sums are left in x[j][0].
+// x[j][part]: the parts of element j. Their scaled sums are left in x[j][0].
 template <int kCount>
-__device__ __forceinline__ void add_parts(float (&x)[kElements][kCount]) {
+__device__ __forceinline__ void add_parts(float (&x)[kElements][kCount], float scale) {
 #pragma unroll
   for (int distance = 1; distance < kCount; distance *= 2) {
 #pragma unroll
@@ -26,6 +26,9 @@ __device__ __forceinline__ void add_parts(float (&x)[kElements][kCount]) {
       for (int j = 0; j < kElements; ++j) x[j][i] = __fadd_rn(x[j][i], x[j][i + distance]);
     }
   }
+  if (scale == 1.0f) return;
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) x[j][0] = __fmul_rn(x[j][0], scale);
 }
 
 // `vector`: parts, sum and rows of columns begin at multiples of four elements.
@@ -44,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) tree_sum_sm80_kernel(const __grid_co
       x[2][i] = v.z;
       x[3][i] = v.w;
     }
-    add_parts(x);
+    add_parts(x, p.scale);
     if (p.bias != nullptr) {
       const std::int64_t column = column_of(first, p.columns);
 #pragma unroll
@@ -69,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) tree_sum_sm80_kernel(const __grid_co
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[j][i] = begin + j * step < p.size ? p.parts[i][begin + j * step] : 0.0f;
   }
-  add_parts(x);
+  add_parts(x, p.scale);
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {
     const std::int64_t at = begin + j * step;

@@ -64,6 +64,8 @@ void linear(const LinearParams& p, int device, Stream stream) {
   g.out_dtype = p.out_dtype;
   g.bias = p.bias;
   g.bias_dtype = p.bias_dtype;
+  g.initial = p.start;
+  g.initial_stride = p.start_stride;
   const bool small = p.num_rows <= kMostSmallRows;
   if (p.k_segments > 1) {
     small ? launch_gemm<SmallTile>(device, stream, "forward_segments_small", p.dtype, g)

@@ -74,6 +74,7 @@ RLK_DEVICE void tree_sum_kernel(const TreeSumParams& p, std::int64_t first_block
       sum = global_pointer(p.parts[part])[i];
       tree.take(part, sum);
     }
+    if (p.scale != 1.0f) sum = mul_rn(sum, p.scale);
     if (p.bias) sum = add_rn(sum, load_element(p.bias, p.bias_dtype, column_of(i, p.columns)));
     static_cast<typename T::Storage*>(p.sum)[i] = T::store(sum);
   }

@@ -48,6 +48,9 @@ const std::vector<Case> kCases = {
     {Product::kForward, 700, 393, 136, 1, DType::kFloat16, true},
     {Product::kForward, 1025, 777, 192, 1, DType::kFloat16},
     {Product::kForward, 4097, 264, 8},
+    {Product::kForward, 7, 129, 24, 1, DType::kBFloat16, true, true, 2},
+    {Product::kForward, 130, 520, 1000, 1, DType::kFloat32, false, true},
+    {Product::kForward, 1000, 264, 64, 1, DType::kFloat16, true, true, 3},
     {Product::kInputGrad, 1, 64, 8},
     {Product::kInputGrad, 130, 520, 1000},
     {Product::kInputGrad, 1000, 264, 4104},
@@ -108,7 +111,7 @@ bool run_case(const Case& c, DType dtype) {
   p.d_rows = p.addend_rows = {std::int64_t{1} << 40, 0, d_stride};
   p.bias = c.bias ? bias_gpu.data : nullptr;
   p.addend = c.addend ? addend_gpu.data : nullptr;
-  p.continues = c.addend && c.product == Product::kInputGrad;
+  p.continues = c.addend && c.product != Product::kWeightGrad;
   p.m = c.m;
   p.n = c.n;
   p.contraction = c.contraction;
@@ -136,6 +139,8 @@ bool run_case(const Case& c, DType dtype) {
     LinearParams q;
     q.x = a.data(), q.weight = b.data(), q.y = cpu.data();
     q.bias = c.bias ? bias.data() : nullptr;
+    q.start = c.addend ? addend.data() : nullptr;
+    q.start_stride = d_stride;
     q.x_rows = p.a.rows;
     q.y_rows = d_rows;
     q.weight_stride = b_stride;

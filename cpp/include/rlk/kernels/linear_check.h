@@ -29,10 +29,13 @@ inline void check_linear(const LinearParams& p) {
   RLK_CHECK(is_floating(p.out_dtype) && (p.dtype != DType::kFloat32 || p.out_dtype == DType::kFloat32),
             "linear: y is float32, bfloat16 or float16, and float32 where the operands are");
   RLK_CHECK(p.bias == nullptr || is_floating(p.bias_dtype), "linear: bias is float32, bfloat16 or float16");
+  RLK_CHECK(p.start == nullptr || p.k_segments == 1, "linear: with start there is one segment");
   if (p.num_rows == 0 || p.out_features == 0) return;
   RLK_CHECK(p.x_rows.inner > 0 && p.y_rows.inner > 0, "linear: row layouts have inner >= 1");
   RLK_CHECK(p.y != nullptr, "linear: y is given");
   RLK_CHECK(p.in_features == 0 || (p.x && p.weight), "linear: x and weight are given");
+  RLK_CHECK(p.start == nullptr || p.num_rows == 1 || p.start_stride >= p.out_features,
+            "linear: rows of start do not overlap");
 }
 
 inline void check_linear_input_grad(const LinearInputGradParams& p) {

@@ -6,18 +6,19 @@
 // math/mma_model.h says it for each (Arithmetic), IEEE is one fma per index, ascending (fp32 operands: IEEE only).
 //   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even; no bias, no addition
 //              with k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)), fp32 additions
-//              of S dot products over K / S consecutive indices each (rule 2)
+//              of S dot products over K / S consecutive indices each (rule 2). With `start` the accumulator begins there
+//              in place of +0: a contraction cut at multiples of 16, each piece continuing the fp32 y of the one before,
+//              gives the bits of one product
 //   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype; where y has another type, the caller
-//              rounds dy to dtype first, for dx, dw and db alike. With `start` the accumulator begins there in place of
-//              +0: a contraction cut at multiples of 16, each piece continuing the fp32 dx of the one before, gives
-//              the bits of one product
+//              rounds dy to dtype first, for dx, dw and db alike. `start` as for y
 //   dw[n, k] = fold over blocks of 8192 rows (rule 9): block b is dot_m(dy[m, n], x[m, k]) over its rows; the first is
 //              added to main_grad[n, k] where that is given, else taken as it is; each later one is added to the result,
 //              fp32, ascending; rounded to dweight's dtype at the end
 //   db[n]    = the same fold over blocks of 8192 rows; in a block 128 groups of 64 consecutive rows, each an ascending
 //              chain of fp32 additions from +0, groups combined by a perfect binary tree over their index (missing rows
 //              and groups are +0)
-//   tree_sum = round(fl(tree over parts + bias[column])), the tree and the rounding of y with k_segments
+//   tree_sum = round(fl(scale * tree over parts + bias[column])), the tree and the rounding of y with k_segments; scale is
+//              one fp32 multiplication, none where it is 1
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
 // arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on
 // a GPU they are the unit's.
@@ -46,9 +47,10 @@ struct LinearParams {
   const void* x = nullptr;       // [num_rows, in_features], dtype
   const void* weight = nullptr;  // [out_features, in_features], dtype
   const void* bias = nullptr;    // [out_features], bias_dtype, or null
+  const float* start = nullptr;  // [num_rows, out_features], or null; may be y itself, in its layout. k_segments is 1
   void* y = nullptr;             // [num_rows, out_features], out_dtype
   RowLayout x_rows, y_rows;
-  std::int64_t weight_stride = 0;  // elements between rows
+  std::int64_t weight_stride = 0, start_stride = 0;  // elements between rows
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;
   DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16; kFloat32 on the CPU
   DType bias_dtype = DType::kBFloat16;
@@ -107,6 +109,7 @@ struct TreeSumParams {
   const float* parts[kMaxSegments] = {};  // [size] each, contiguous
   const void* bias = nullptr;             // [columns], bias_dtype, or null; added after the tree
   void* sum = nullptr;                    // [size], out_dtype: kFloat32, kBFloat16 or kFloat16
+  float scale = 1.0f;                     // of the sum, before bias and rounding
   std::int64_t size = 0;
   std::int64_t columns = 0;  // of a row of parts, with a bias: size is a multiple of it; 0 without
   int count = 1;
