@@ -233,5 +233,247 @@ INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprob,
                                          Case{8300, 8, 96, 96, DType::kBFloat16}));
 #endif
 
+struct LoraCase {
+  std::int64_t rows, features, columns, valid, rank;
+  float scale = 1.0f;
+  DType logits = DType::kFloat32;
+  bool bias = false;
+};
+class LinearLogprobLora : public testing::TestWithParam<LoraCase> {};
+
+// [a, zeros up to a multiple of 16, b], row by row.
+std::vector<std::uint16_t> side_by_side(const std::vector<std::uint16_t>& a, const std::vector<std::uint16_t>& b,
+                                        std::size_t rows) {
+  const std::size_t of_a = a.size() / rows, of_b = b.size() / rows, first = (of_a + 15) / 16 * 16;
+  std::vector<std::uint16_t> both(rows * (first + of_b));
+  for (std::size_t i = 0; i < rows; ++i) {
+    std::copy_n(&a[i * of_a], of_a, &both[i * (first + of_b)]);
+    std::copy_n(&b[i * of_b], of_b, &both[i * (first + of_b) + first]);
+  }
+  return both;
+}
+
+// round(scale * x[i, first + j]) of rows of `stride` elements.
+std::vector<std::uint16_t> scaled(const std::vector<float>& x, std::size_t rows, std::size_t stride, std::size_t first,
+                                  float scale) {
+  std::vector<std::uint16_t> y(rows * (stride - first));
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    y[i] = bf16_rn(scale * x[i / (stride - first) * stride + first + i % (stride - first)]);
+  }
+  return y;
+}
+
+// A head of [hidden, u] and [weight, lora_b], without LoRA, has all of its sums.
+TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
+  const LoraCase& c = GetParam();
+  const auto rows = static_cast<std::size_t>(c.rows), features = static_cast<std::size_t>(c.features),
+             columns = static_cast<std::size_t>(c.columns), rank = static_cast<std::size_t>(c.rank);
+  auto hidden = bf16(rows * features, 1.0f, 1);
+  const auto weight = bf16(columns * features, 1.0f / std::sqrt(static_cast<float>(c.features)), 2);
+  const auto bias = bf16(columns, 0.3f, 3), lora_b = bf16(columns * rank, 0.3f, 5);
+  const auto lora_a = bf16(rank * features, 1.0f / std::sqrt(static_cast<float>(c.features)), 4);
+  std::vector<std::int64_t> target(rows);
+  for (std::size_t i = 0; i < rows; ++i) {
+    target[i] = i % 5 == 2 ? -100 : static_cast<std::int64_t>(i * 7919 % static_cast<std::size_t>(c.valid));
+    if (target[i] == -100) std::fill_n(&hidden[i * features], features, std::uint16_t{0});
+  }
+  const auto set_ignored = [&](std::uint16_t value) {
+    for (std::size_t i = 0; i < rows; ++i) {
+      if (target[i] == -100) std::fill_n(&hidden[i * features], features, value);
+    }
+  };
+  std::vector<float> sums(rows * rank);
+  LinearParams l;
+  l.x = hidden.data(), l.weight = lora_a.data(), l.y = sums.data();
+  l.x_rows = {c.rows, 0, c.features}, l.y_rows = {c.rows, 0, c.rank};
+  l.weight_stride = c.features;
+  l.num_rows = c.rows, l.in_features = c.features, l.out_features = c.rank;
+  l.out_dtype = DType::kFloat32;
+  l.arithmetic = kArithmetic;
+  cpu::linear(l);
+  const auto u = scaled(sums, rows, rank, 0, c.scale);
+  const auto wide_hidden = side_by_side(hidden, u, rows), wide_weight = side_by_side(weight, lora_b, columns);
+  const std::size_t wide = wide_hidden.size() / rows;
+  const auto wide_features = static_cast<std::int64_t>(wide);
+
+  LinearLogprobParams p;
+  p.target = target.data();
+  p.target_rows = {c.rows, 0, 1};
+  p.dtype = c.logits;
+  p.num_rows = c.rows;
+  p.num_columns = p.vocab_size = c.columns;
+  p.valid_vocab = c.valid;
+  std::vector<float> want[3], got[3];
+  for (auto& v : want) v.assign(rows, -7.0f);
+  p.head = {wide_hidden.data(),         wide_weight.data(), c.bias ? bias.data() : nullptr,
+            {c.rows, 0, wide_features}, wide_features,      wide_features};
+  p.head.arithmetic = kArithmetic;
+  LinearLogprobParams of_wide = p;
+  of_wide.logprob = want[0].data(), of_wide.lse = want[1].data(), of_wide.entropy = want[2].data();
+  constexpr Device kCpu{DeviceType::kCpu, 0};
+  linear_logprob(of_wide, kCpu, 0);
+
+  set_ignored(0x7fc0);
+  p.head = {hidden.data(), weight.data(), of_wide.head.bias, {c.rows, 0, c.features}, c.features, c.features};
+  p.head.arithmetic = kArithmetic;
+  p.head.lora_a = lora_a.data(), p.head.lora_b = lora_b.data();
+  p.head.lora_a_stride = c.features, p.head.lora_b_stride = c.rank, p.head.lora_rank = c.rank;
+  p.head.lora_scale = c.scale;
+  for (auto& v : got) v.assign(rows, -7.0f);
+  p.logprob = got[0].data(), p.lse = got[1].data(), p.entropy = got[2].data();
+  with_workspaces(linear_logprob_workspace(p, kDevice), &p, [&] {
+    for (auto& v : got) std::fill(v.begin(), v.end(), -7.0f);
+    linear_logprob(p, kDevice, 0);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(same(got[i], want[i])) << i;
+  });
+
+  std::vector<float> dlogprob(rows), dentropy(rows, 0.01f);
+  for (std::size_t i = 0; i < rows; ++i) dlogprob[i] = 0.1f * static_cast<float>(i % 7) - 0.2f;
+  LinearLogprobBackwardParams b;
+  static_cast<LogprobInput&>(b) = p;
+  b.lse = want[1].data();
+  b.entropy = want[2].data();
+  b.dlogprob = dlogprob.data(), b.dentropy = dentropy.data();
+  b.dlogprob_rows = b.dentropy_rows = {c.rows, 0, 1};
+  // dot_j(g, weight) and dot_j(g, lora_b) over columns [first, last), and of all of them the weights' gradients.
+  std::vector<float> wide_dx(rows * wide), wide_dw(columns * wide), want_db(columns);
+  const auto backward_of_wide = [&](std::int64_t first, std::int64_t last) {
+    LinearLogprobBackwardParams q = b;
+    q.head = of_wide.head;
+    q.head.weight = &wide_weight[static_cast<std::size_t>(first) * wide];
+    if (c.bias) q.head.bias = &bias[static_cast<std::size_t>(first)];
+    q.vocab_start = first;
+    q.num_columns = last - first;
+    q.dhidden = wide_dx.data(), q.dweight = wide_dw.data(), q.dbias = want_db.data();
+    q.dhidden_rows = {c.rows, 0, wide_features};
+    q.dweight_dtype = DType::kFloat32;
+    q.dlora_a = q.dlora_b = nullptr;
+    q.wide_dhidden = true;
+    q.dweight_stride = wide_features;
+    linear_logprob_backward(q, kCpu, 0);
+  };
+  // What follows of them: dhidden's sum, and v's product with hidden, added to `dlora_a` after the first time.
+  const auto follow = [&](std::vector<float>* dhidden, std::vector<float>* dlora_a, bool adds) {
+    const auto v = scaled(wide_dx, rows, wide, wide - rank, c.scale);
+    LinearInputGradParams dx;
+    dx.dy = v.data(), dx.weight = lora_a.data(), dx.dx = dhidden->data(), dx.start = wide_dx.data();
+    dx.dy_rows = {c.rows, 0, c.rank}, dx.dx_rows = {c.rows, 0, c.features};
+    dx.weight_stride = c.features, dx.start_stride = wide_features;
+    dx.num_rows = c.rows, dx.in_features = c.features, dx.out_features = c.rank;
+    dx.dx_dtype = DType::kFloat32;
+    dx.arithmetic = kArithmetic;
+    cpu::linear_input_grad(dx);
+    set_ignored(0);
+    LinearWeightGradParams da;
+    da.dy = v.data(), da.x = hidden.data(), da.dweight = dlora_a->data();
+    if (adds) da.main_grad = dlora_a->data();
+    da.dy_rows = {c.rows, 0, c.rank}, da.x_rows = {c.rows, 0, c.features};
+    da.main_grad_stride = da.dweight_stride = c.features;
+    da.num_rows = c.rows, da.in_features = c.features, da.out_features = c.rank;
+    da.arithmetic = kArithmetic;
+    cpu::linear_weight_grad(da);
+    set_ignored(0x7fc0);
+  };
+  std::vector<float> want_dx(rows * features), want_da(rank * features), got_dw(columns * features), got_db(columns);
+  backward_of_wide(0, c.columns);
+  follow(&want_dx, &want_da, false);
+  std::vector<std::uint16_t> got_dx(want_dx.size()), got_da(want_da.size()), got_db_lora(columns * rank);
+  b.head = p.head;
+  b.dhidden = got_dx.data(), b.dlora_a = got_da.data(), b.dlora_b = got_db_lora.data();
+  b.dweight = got_dw.data(), b.dbias = got_db.data();
+  b.dhidden_rows = {c.rows, 0, c.features};
+  b.dweight_stride = c.features;
+  const auto check = [&](bool all) {
+    with_workspaces(linear_logprob_backward_workspace(b, kDevice), &b, [&] {
+      std::fill(got_dx.begin(), got_dx.end(), std::uint16_t{1});
+      std::fill(got_da.begin(), got_da.end(), std::uint16_t{1});
+      std::fill(got_db_lora.begin(), got_db_lora.end(), std::uint16_t{1});
+      linear_logprob_backward(b, kDevice, 0);
+      for (std::size_t i = 0; b.dhidden && i < got_dx.size(); ++i) ASSERT_EQ(got_dx[i], bf16_rn(want_dx[i])) << i;
+      for (std::size_t i = 0; i < got_da.size(); ++i) ASSERT_EQ(got_da[i], bf16_rn(want_da[i])) << i;
+      for (std::size_t i = 0; i < got_db_lora.size(); ++i) {
+        ASSERT_EQ(got_db_lora[i], bf16_rn(wide_dw[i / rank * wide + wide - rank + i % rank])) << i;
+      }
+      for (std::size_t i = 0; all && i < got_dw.size(); ++i) {
+        ASSERT_EQ(got_dw[i], wide_dw[i / features * wide + i % features]) << i;
+      }
+      if (all) {
+        EXPECT_TRUE(same(got_db, want_db));
+      }
+    });
+  };
+  check(true);
+  // A weight's gradient of 16 bits turns the loops of blocks and chunks around.
+  std::vector<std::uint16_t> narrow(got_dw.size());
+  b.dweight = narrow.data(), b.dweight_dtype = DType::kBFloat16;
+  check(false);
+  // Frozen weights; frozen hidden states.
+  b.dweight = nullptr, b.dbias = nullptr;
+  check(false);
+  b.dhidden = nullptr;
+  check(false);
+  // By the tree over the parts of the vocabulary, v of each part by itself.
+  std::vector<float> parts[kNumParts];
+  bool adds = false;
+  for (int i = 0; i < kNumParts; ++i) {
+    const std::int64_t first = part_cut(c.columns, i), last = part_cut(c.columns, i + 1);
+    parts[i].assign(rows * features, 0.0f);
+    if (first == last) continue;
+    backward_of_wide(first, last);
+    follow(&parts[i], &want_da, adds);
+    adds = true;
+  }
+  for (std::size_t i = 0; i < want_dx.size(); ++i) {
+    const auto& d = parts;
+    want_dx[i] = ((d[0][i] + d[1][i]) + (d[2][i] + d[3][i])) + ((d[4][i] + d[5][i]) + (d[6][i] + d[7][i]));
+  }
+  backward_of_wide(0, c.columns);
+  b.dh_segments = kNumParts;
+  check(false);
+  b.dhidden = got_dx.data();
+  check(false);
+}
+
+// Ranks with and without whole steps of 16 and rows of 16 bytes; features that fill no step.
+INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprobLora,
+                         testing::Values(LoraCase{1, 16, 64, 64, 1}, LoraCase{7, 40, 300, 290, 7, 2.0f},
+                                         LoraCase{20, 48, 200, 200, 16, -0.3f, DType::kBFloat16, true}));
+#if !RLK_TEST_HIP
+INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprobLora,
+                         testing::Values(LoraCase{33, 64, 2500, 2500, 64, 0.25f},
+                                         LoraCase{13, 24, 50, 50, 3, 0.0f},  // parts without columns
+                                         LoraCase{8300, 8, 96, 96, 5, 2.0f, DType::kBFloat16}));
+#endif
+
+TEST(LinearLogprobLoraArguments, WhatWouldCorruptMemoryIsRefused) {
+  const std::vector<std::uint16_t> x(64);
+  const std::int64_t target = 0;
+  float out = 0.0f;
+  LinearLogprobParams p;
+  p.head = {x.data(), x.data(), nullptr, {1, 0, 8}, 8, 8};
+  p.head.lora_a = p.head.lora_b = x.data();
+  p.head.lora_a_stride = 8, p.head.lora_b_stride = 2, p.head.lora_rank = 2;
+  p.head.arithmetic = kArithmetic;
+  p.target = &target, p.target_rows = {1, 0, 1};
+  p.dtype = DType::kFloat32;
+  p.num_rows = 1, p.num_columns = p.vocab_size = p.valid_vocab = 8;
+  p.logprob = &out;
+  const auto refused = [&](const auto& change) {
+    LinearLogprobParams q = p;
+    change(&q.head);
+    EXPECT_THROW(linear_logprob(q, kDevice, 0), InvalidArgument);
+  };
+  refused([](Head* h) { h->lora_a = nullptr; });
+  refused([](Head* h) { h->lora_b = nullptr; });
+  refused([](Head* h) { h->lora_rank = -1; });
+  refused([](Head* h) { h->lora_scale = INFINITY; });
+  LinearLogprobBackwardParams b;
+  static_cast<LogprobInput&>(b) = p;
+  b.head = p.head;
+  b.head.lora_rank = 0;
+  b.dlora_a = &out;
+  EXPECT_THROW(linear_logprob_backward(b, kDevice, 0), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace rlk

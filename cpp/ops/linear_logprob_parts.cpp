@@ -1,5 +1,6 @@
 // A backward of each part's columns after the other, whose float32 shares of dhidden a tree adds as soon as two of a level
-// are there: of 1, 2, 4, 8 parts at most 1, 2, 3, 4 exist at once. The first is dhidden itself where that is float32.
+// are there: of 1, 2, 4, 8 parts at most 1, 2, 3, 4 exist at once. The first is dhidden itself where that is float32. The
+// parts' products for dlora_a are added one after the other.
 #include "cpp/ops/linear_logprob_parts.h"
 
 #include <algorithm>
@@ -52,16 +53,27 @@ LinearLogprobBackwardParams of_columns(const LinearLogprobBackwardParams& p, con
   q.dweight = moved(p.dweight, c.first * p.dweight_stride * size_of(p.dweight_dtype));
   q.main_grad = moved(p.main_grad, c.first * p.main_grad_stride * size_of(DType::kFloat32));
   q.dbias = moved(p.dbias, c.first * size_of(p.dbias_dtype));
+  q.head.lora_b = moved(p.head.lora_b, c.first * p.head.lora_b_stride * size_of(p.head.dtype));
+  q.dlora_b = moved(p.dlora_b, c.first * p.head.lora_rank * size_of(p.head.dtype));
+  q.wide_dlora_a = true;
   return q;
 }
 
 int shares_in_workspace(const LinearLogprobBackwardParams& p, std::size_t parts) {
+  if (p.dhidden == nullptr) return 0;
   return static_cast<int>(std::bit_width(parts)) - (p.wide_dhidden ? 1 : 0);
 }
 
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
 std::int64_t share_bytes(const LinearLogprobBackwardParams& p) {
-  const std::int64_t bytes = p.num_rows * p.head.in_features * size_of(DType::kFloat32);
-  return (bytes + kAlign - 1) / kAlign * kAlign;
+  return aligned(p.num_rows * p.head.in_features * size_of(DType::kFloat32));
+}
+bool sums_lora_a(const LinearLogprobBackwardParams& p) { return p.dlora_a != nullptr && !p.wide_dlora_a; }
+// Of all shares and of the sum of dlora_a.
+std::int64_t sums_bytes(const LinearLogprobBackwardParams& p, std::size_t parts) {
+  const std::int64_t of_lora_a = p.head.lora_rank * p.head.in_features * size_of(DType::kFloat32);
+  return shares_in_workspace(p, parts) * share_bytes(p) + (sums_lora_a(p) ? aligned(of_lora_a) : 0);
 }
 
 void no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
@@ -89,17 +101,17 @@ WorkspaceRange by_parts_workspace(const LinearLogprobBackwardParams& p, Device d
     range.least = std::max(range.least, of_part.least);
     range.most = std::max(range.most, of_part.most);
   }
-  const std::int64_t shares = shares_in_workspace(p, parts.size()) * share_bytes(p);
-  return {range.least + shares, range.most + shares};
+  const std::int64_t sums = sums_bytes(p, parts.size());
+  return {range.least + sums, range.most + sums};
 }
 
 void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  RLK_CHECK(p.num_rows == 1 || p.dhidden_rows.inner_stride == p.head.in_features,
+  RLK_CHECK(p.dhidden == nullptr || p.num_rows == 1 || p.dhidden_rows.inner_stride == p.head.in_features,
             "linear_logprob_backward: with dh_segments dhidden is contiguous");
   const std::vector<Columns> parts = columns_of_parts(p);
   const int in_workspace = shares_in_workspace(p, parts.size());
   const bool own = device.type == DeviceType::kCpu && p.workspace == nullptr;
-  const std::int64_t bytes = in_workspace * share_bytes(p);
+  const std::int64_t bytes = sums_bytes(p, parts.size());
   RLK_CHECK(own || (p.workspace != nullptr && p.workspace_bytes >= by_parts_workspace(p, device).least),
             "linear_logprob: workspace_bytes: expected at least " +
                 std::to_string(by_parts_workspace(p, device).least) + ", got " + std::to_string(p.workspace_bytes));
@@ -108,32 +120,45 @@ void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stre
   std::vector<float*> shares;
   if (p.wide_dhidden) shares.push_back(static_cast<float*>(p.dhidden));
   for (int i = 0; i < in_workspace; ++i) shares.push_back(reinterpret_cast<float*>(base + i * share_bytes(p)));
+  void* const dlora_a = sums_lora_a(p) ? base + in_workspace * share_bytes(p) : p.dlora_a;
 
-  const auto add = [&](int count, const float* a, const float* b, void* to, DType dtype) {
+  const auto add = [&](int count, const float* a, const float* b, void* to, DType dtype, std::int64_t size) {
     TreeSumParams t;
     t.parts[0] = a;
     t.parts[1] = b;
     t.count = count;
     t.sum = to;
-    t.size = p.num_rows * p.head.in_features;
+    t.size = size;
     t.out_dtype = dtype;
     tree_sum(t, device, stream);
   };
+  const std::int64_t size = p.num_rows * p.head.in_features;
   int there = 0, done = 0;  // shares that wait for their neighbours, parts
+  bool adds_dlora_a = p.adds_dlora_a;
   for (const Columns& c : parts) {
     LinearLogprobBackwardParams q = of_columns(p, c);
-    q.dhidden = shares[there++];
+    if (p.dhidden != nullptr) q.dhidden = shares[there++];
+    q.dlora_a = dlora_a;
+    q.adds_dlora_a = adds_dlora_a;
+    adds_dlora_a = adds_dlora_a || (dlora_a != nullptr && c.count > 0);
     if (!own) {
       q.workspace = base + bytes;
       q.workspace_bytes = p.workspace_bytes - bytes;
     }
-    c.count > 0 ? linear_logprob_backward(q, device, stream) : no_columns(q, device, stream);
+    if (c.count > 0) {
+      linear_logprob_backward(q, device, stream);
+    } else if (p.dhidden != nullptr) {
+      no_columns(q, device, stream);
+    }
     ++done;
-    for (int k = done; k % 2 == 0; k /= 2, --there) {
-      add(2, shares[there - 2], shares[there - 1], shares[there - 2], DType::kFloat32);
+    for (int k = done; p.dhidden != nullptr && k % 2 == 0; k /= 2, --there) {
+      add(2, shares[there - 2], shares[there - 1], shares[there - 2], DType::kFloat32, size);
     }
   }
-  if (!p.wide_dhidden) add(1, shares[0], nullptr, p.dhidden, p.head.dtype);
+  if (p.dhidden != nullptr && !p.wide_dhidden) add(1, shares[0], nullptr, p.dhidden, p.head.dtype, size);
+  if (sums_lora_a(p)) {
+    add(1, static_cast<float*>(dlora_a), nullptr, p.dlora_a, p.head.dtype, p.head.lora_rank * p.head.in_features);
+  }
 }
 
 }  // namespace rlk

@@ -1,11 +1,14 @@
-// dhidden of linear_logprob by the parts of the vocabulary, so that its bits do not depend on how many ranks have them.
+// dhidden of linear_logprob by the parts of the vocabulary, so that its bits do not depend on how many ranks have them; with
+// LoRA dlora_a too, of v by parts.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {
 
-inline bool is_by_parts(const LinearLogprobBackwardParams& p) { return p.dh_segments > 1 && p.dhidden != nullptr; }
+inline bool is_by_parts(const LinearLogprobBackwardParams& p) {
+  return p.dh_segments > 1 && (p.dhidden != nullptr || p.dlora_a != nullptr);
+}
 WorkspaceRange by_parts_workspace(const LinearLogprobBackwardParams& p, Device device);
 void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 

@@ -8,6 +8,7 @@
 #include "../common/element_dtype.cuh"
 #include "../common/tile_ring_sm90.cuh"
 #include "head_grid.h"
+#include "head_operands_sm90.cuh"
 #include "leaf_fragment_sm90.cuh"
 #include "rlk/load_index.h"
 
@@ -39,7 +40,8 @@ struct HeadLaunch {
   float* target_z;           // [rows]
   std::int64_t target_stride, vocab_start, ignore_index;
   float temperature_value, logit_scale, softcap, inverse_softcap;
-  int rows, padded_rows, k_steps, last_rows, last_columns, stages;
+  int rows, padded_rows, last_rows, last_columns, stages;
+  int k_steps, lora_steps;  // stages of a tile, those of LoRA at its end among them
   DType bias_dtype, target_dtype, logits_dtype;
 };
 
@@ -95,10 +97,8 @@ constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pair
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
 __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
-    linear_logprob_sm90_kernel(const __grid_constant__ CUtensorMap map_x,
-                               const __grid_constant__ CUtensorMap map_last_x,
-                               const __grid_constant__ CUtensorMap map_w,
-                               const __grid_constant__ CUtensorMap map_last_w, const __grid_constant__ HeadLaunch g) {
+    linear_logprob_sm90_kernel(const __grid_constant__ HeadMaps head, const __grid_constant__ HeadMaps lora,
+                               const __grid_constant__ HeadLaunch g) {
   using Tile = HeadTile<kM>;
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight][nodes][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
@@ -121,17 +121,19 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == Tile::kWarpgroups * 4 && elect_one()) {
-      prefetch_tensor_map(&map_x);
-      prefetch_tensor_map(&map_w);
+      prefetch_tensor_map(&head.x);
+      prefetch_tensor_map(&head.w);
       for (int index = blockIdx.x; index < work_items; index += gridDim.x) {
         const HeadWork work = head_work(g.grid, index);
         const int row = work.row_block * kM, last = g.grid.part_last[work.part];
-        const Portion<kM, false> x(&map_x, &map_last_x, g.last_rows, g.rows - row, 1, 0);
         int column = g.grid.part_first[work.part] + (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
         for (int tile = 0; tile < work.tiles; ++tile, column += kHeadTileColumns) {
-          const Portion<kHeadTileColumns, false> w(&map_w, &map_last_w, g.last_columns, last - column, 1, 0);
-#pragma unroll 1
-          for (int k = 0; k < g.k_steps; ++k) ring.load(x, w, row, column, k);
+          const auto load = [&](const HeadMaps& maps, int steps) {
+            load_stages<kM, kHeadTileColumns>(&ring, maps, steps, row, g.rows - row, g.last_rows, column, last - column,
+                                              g.last_columns);
+          };
+          load(head, g.k_steps - g.lora_steps);
+          load(lora, g.lora_steps);
         }
       }
     }

@@ -8,6 +8,7 @@
 #include "../common/tensor_map.h"
 #include "../linear/gemm_sm90.cuh"
 #include "../logprob/probability.cuh"
+#include "head_operands_sm90.cuh"
 #include "kernels.h"
 
 namespace rlk::cuda {
@@ -85,12 +86,9 @@ __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const Thre
 
 template <class T, Exp kExp, bool kRounded>
 __global__ void __launch_bounds__(GradientTile::kThreads, 1)
-    logit_gradients_sm90_kernel(const __grid_constant__ CUtensorMap map_x,
-                                const __grid_constant__ CUtensorMap map_last_x,
-                                const __grid_constant__ CUtensorMap map_w,
-                                const __grid_constant__ CUtensorMap map_last_w,
+    logit_gradients_sm90_kernel(const __grid_constant__ HeadMaps head, const __grid_constant__ HeadMaps lora,
                                 const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmLaunch g,
-                                const __grid_constant__ LogprobBackwardParams p) {
+                                int lora_steps, const __grid_constant__ LogprobBackwardParams p) {
   using Tile = GradientTile;
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight][staging][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
@@ -115,14 +113,16 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   if (warpgroup == Tile::kWarpgroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == Tile::kWarpgroups * 4 && elect_one()) {
-      prefetch_tensor_map(&map_x);
-      prefetch_tensor_map(&map_w);
+      prefetch_tensor_map(&head.x);
+      prefetch_tensor_map(&head.w);
       for (int turn = blockIdx.x; turn < tiles; turn += step) {
         const TilePosition at = tile_of(turn);
-        const Portion<Tile::kBM, false> x(&map_x, &map_last_x, g.last_a, g.rows - at.a, 1, 0);
-        const Portion<Tile::kBN, false> w(&map_w, &map_last_w, g.last_b, g.columns - at.b, 1, 0);
-#pragma unroll 1
-        for (int k = 0; k < g.k_steps; ++k) ring.load(x, w, at.a, at.b, k);
+        const auto load = [&](const HeadMaps& maps, int steps) {
+          load_stages<Tile::kBM, Tile::kBN>(&ring, maps, steps, at.a, g.rows - at.a, g.last_a, at.b, g.columns - at.b,
+                                            g.last_b);
+        };
+        load(head, g.k_steps - lora_steps);
+        load(lora, lora_steps);
       }
     }
     return;
@@ -151,45 +151,40 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
 }
 
 template <class T, Exp kExp, bool kRounded>
-void run_gradients(const LogprobBackwardParams& p, const Head& head, cudaStream_t stream) {
+void run_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, cudaStream_t stream) {
   using Tile = GradientTile;
   GemmLaunch g{};
   g.rows = static_cast<int>(p.num_rows);
   g.columns = static_cast<int>(p.num_columns);
-  g.k_steps = static_cast<int>((head.in_features + kBoxK - 1) / kBoxK);
-  g.last_a = (g.rows % Tile::kBM + 7) / 8 * 8;
-  g.last_b = (g.columns % Tile::kBN + 7) / 8 * 8;
+  const int lora_steps = head_steps(head.lora_rank);
+  g.k_steps = head_steps(head.in_features) + lora_steps;
+  g.last_a = last_tile(g.rows, Tile::kBM);
+  g.last_b = last_tile(g.columns, Tile::kBN);
   g.tiles_a = (g.rows + Tile::kBM - 1) / Tile::kBM;
   g.tiles_b = (g.columns + Tile::kBN - 1) / Tile::kBN;
   g.group_a = kGradientGroup;
   g.d_dtype = head.dtype;
-  const auto map = [&](const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride, int box_rows) {
-    return tensor_map(data, head.dtype, rows, columns, stride, box_rows);
-  };
-  const std::int64_t padded = (head.in_features + 7) / 8 * 8;
-  const std::int64_t stride_x = p.num_rows > 1 ? head.hidden_rows.inner_stride : padded;
-  const std::int64_t stride_w = p.num_columns > 1 ? head.weight_stride : padded;
-  const CUtensorMap x = map(head.hidden, p.num_rows, head.in_features, stride_x, Tile::kBM);
-  const CUtensorMap last_x = g.last_a == 0 ? x : map(head.hidden, p.num_rows, head.in_features, stride_x, g.last_a);
-  const CUtensorMap w = map(head.weight, p.num_columns, head.in_features, stride_w, Tile::kBN);
-  const CUtensorMap last_w = g.last_b == 0 ? w : map(head.weight, p.num_columns, head.in_features, stride_w, g.last_b);
-  const CUtensorMap d = map(p.dlogits, p.num_rows, p.num_columns, p.dlogits_rows.inner_stride, kStoreBoxRows);
+  const AllHeadMaps maps = all_head_maps(head, u, {nullptr, p.num_rows, 0, Tile::kBM, g.last_a},
+                                         {nullptr, p.num_columns, 0, Tile::kBN, g.last_b});
+  const CUtensorMap d =
+      tensor_map(p.dlogits, head.dtype, p.num_rows, p.num_columns, p.dlogits_rows.inner_stride, kStoreBoxRows);
   auto* kernel = logit_gradients_sm90_kernel<T, kExp, kRounded>;
   const int memory = allow_shared_memory<logit_gradients_sm90_kernel<T, kExp, kRounded>>();
   g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);
   launch_dependent<true>(kernel, std::min(multiprocessors(current_device()), g.tiles_a * g.tiles_b), Tile::kThreads,
-                         Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, x, last_x, w, last_w, d, g, p);
+                         Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, d, g,
+                         lora_steps, p);
 }
 
 template <class T>
-void run_gradients_for(const LogprobBackwardParams& p, const Head& head, cudaStream_t stream) {
+void run_gradients_for(const LogprobBackwardParams& p, const Head& head, const void* u, cudaStream_t stream) {
   const bool rounded = p.dtype != DType::kFloat32;
   if (p.exp == Exp::kHardware) {
-    return rounded ? run_gradients<T, Exp::kHardware, true>(p, head, stream)
-                   : run_gradients<T, Exp::kHardware, false>(p, head, stream);
+    return rounded ? run_gradients<T, Exp::kHardware, true>(p, head, u, stream)
+                   : run_gradients<T, Exp::kHardware, false>(p, head, u, stream);
   }
-  rounded ? run_gradients<T, Exp::kPortable, true>(p, head, stream)
-          : run_gradients<T, Exp::kPortable, false>(p, head, stream);
+  rounded ? run_gradients<T, Exp::kPortable, true>(p, head, u, stream)
+          : run_gradients<T, Exp::kPortable, false>(p, head, u, stream);
 }
 
 }  // namespace rlk::cuda

@@ -5,8 +5,10 @@
 
 #include "../common/alignment.h"
 #include "../common/launch.h"
+#include "../linear/linear.h"
 #include "head_plan.h"
 #include "kernels.h"
+#include "rlk/kernels/lora_rows.h"
 
 namespace rlk::cuda {
 namespace {
@@ -15,11 +17,29 @@ constexpr std::int64_t kRowsAtOnce = 8192;   // more are no faster, and their st
 constexpr std::int64_t kFewestRows = 128;    // a block's
 constexpr std::int64_t kGroupOfRows = 2048;  // kGroupRows: rows at a time are a multiple where they can be
 
+// LoRA's part of the workspace, before everything else: u of some rows, and the sums that it is rounded from.
+struct LoraBytes {
+  std::int64_t u, all;
+  LoraBytes(const Head& head, std::int64_t rows) {
+    const auto aligned = [](std::int64_t bytes) { return (bytes + 255) / 256 * 256; };
+    u = aligned(rows * head.lora_rank * 2);
+    all = u + aligned(rows * head.lora_rank * 4);
+  }
+};
+
+// Whether the copy engine can read lora_b and u, whose rows are side by side.
+bool reads_lora(const Head& head, std::int64_t columns) {
+  const RowLayout rows{std::max<std::int64_t>(columns, 1), 0, head.lora_b_stride};
+  return head.lora_rank == 0 || (head.lora_rank % 8 == 0 && head.lora_rank < std::int64_t{1} << 30 &&
+                                 rows_begin_at_16_bytes(head.lora_b, rows, columns, 2));
+}
+
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t rows, int device) {
   const int block_rows = head_block_rows(p, rows);
   LogprobInput q = p;
   q.num_rows = rows;
-  return head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
+  return LoraBytes(p.head, rows).all +
+         head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
 }
 
 }  // namespace
@@ -39,7 +59,7 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
          p.kept_offsets == nullptr && p.num_rows > 0 && head.in_features > 0 &&
          p.num_columns < (std::int64_t{1} << 30) && head.hidden_rows.inner >= p.num_rows &&
          rows_begin_at_16_bytes(head.hidden, head.hidden_rows, p.num_rows, 2) &&
-         rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) &&
+         rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns) &&
          parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0;
 }
 
@@ -54,6 +74,8 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
   while (step > kFewestRows && fused_bytes(p, step, device) > p.workspace_bytes) {
     step = step > kGroupOfRows ? (step - 1) / kGroupOfRows * kGroupOfRows : (step - 1) / kFewestRows * kFewestRows;
   }
+  const LoraBytes of_lora(p.head, step);
+  auto* const memory = static_cast<unsigned char*>(p.workspace);
   for (std::int64_t row = 0; row < p.num_rows; row += step) {
     const std::int64_t rows = std::min(step, p.num_rows - row);
     const auto from = [&](auto* array, std::int64_t each) { return array == nullptr ? nullptr : array + row * each; };
@@ -68,8 +90,16 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
     q.sum_p_sq = from(p.sum_p_sq, 1);
     q.status = from(p.status, 1);
     q.stats = from(p.stats, kStatsFields);
-    p.head.dtype == DType::kBFloat16 ? linear_logprob_bf16_sm90(q, to_stream(stream))
-                                     : linear_logprob_f16_sm90(q, to_stream(stream));
+    q.workspace = memory + of_lora.all;
+    void* u = nullptr;
+    if (p.head.lora_rank > 0) {
+      u = memory;
+      auto* const sums = reinterpret_cast<float*>(memory + of_lora.u);
+      linear(lora_product(q.head, rows, sums), device, stream);
+      tree_sum(lora_rounding(q.head, rows, sums, u), device, stream);
+    }
+    p.head.dtype == DType::kBFloat16 ? linear_logprob_bf16_sm90(q, u, to_stream(stream))
+                                     : linear_logprob_f16_sm90(q, u, to_stream(stream));
   }
 }
 
@@ -78,13 +108,14 @@ bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int
   return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
          head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f && p.kept_offsets == nullptr &&
          head.in_features > 0 && head.in_features % 8 == 0 && p.num_columns % 8 == 0 &&
-         p.num_columns < (std::int64_t{1} << 30) && rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2);
+         p.num_columns < (std::int64_t{1} << 30) &&
+         rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns);
 }
 
-void logit_gradients(const LogprobBackwardParams& p, const Head& head, int device, Stream stream) {
+void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, int device, Stream stream) {
   const DeviceGuard guard(device);
-  head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, to_stream(stream))
-                                 : logit_gradients_f16_sm90(p, head, to_stream(stream));
+  head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, u, to_stream(stream))
+                                 : logit_gradients_f16_sm90(p, head, u, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

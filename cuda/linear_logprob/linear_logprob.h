@@ -14,8 +14,8 @@ WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int 
 void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream);
 
 // Whether gradients of logits can do without the logits in memory, and they: of `head`, whose hidden states are rows side
-// by side, to p.dlogits, which is of the operands' type.
+// by side, to p.dlogits, which is of the operands' type. u: with LoRA, of the same rows.
 bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int device);
-void logit_gradients(const LogprobBackwardParams& p, const Head& head, int device, Stream stream);
+void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, int device, Stream stream);
 
 }  // namespace rlk::cuda

@@ -2,5 +2,7 @@
 #include "run_sm90.cuh"
 
 namespace rlk::cuda {
-void linear_logprob_bf16_sm90(const LinearLogprobParams& p, cudaStream_t stream) { run_heads<Bf16>(p, stream); }
+void linear_logprob_bf16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+  run_heads<Bf16>(p, u, stream);
+}
 }  // namespace rlk::cuda

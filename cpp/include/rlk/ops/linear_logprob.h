@@ -6,6 +6,11 @@
 // and everything that follows from them is ops/logprob.h's, of a row of these logits: statistics, lse, logprob, entropy,
 // sum_p_sq, status, the stats form of a shard. So the outputs are bit for bit those of logprob(linear(hidden, weight)),
 // whatever the number of rows, the shards of the vocabulary and the workspace.
+// With LoRA the weight is weight + lora_scale * lora_b lora_a, which is never formed:
+//   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; once, to dtype
+//   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
+// that is one accumulator: rule 1's steps over in_features, filled up with +0 to whole steps of 16, then steps of 16 that
+// begin anew over the rank. So a row has the bits of linear of [hidden, u] and of [weight, lora_b], padded alike.
 // Rows with target == ignore_index take part in nothing: hidden[i] is not read, their outputs are 0.
 //
 // Backward: the logits are computed again, g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
@@ -15,6 +20,13 @@
 //                   of its parts. A part without columns in memory is +0
 //   dweight, dbias: those of ops/linear.h of dy = g and x = hidden: blocks of 8192 rows, main_grad (rule 9). Ignored rows
 //                   are zero operands.
+//   With LoRA: v[i, r] = round(fl(lora_scale * fl(dot_j(g[i, j], lora_b[j, r]))))      over the columns, ascending
+//              dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]) continued over r with v[i, r], lora_a[r, k])
+//              dlora_b, dlora_a: the dweight of ops/linear.h of dy = g and x = u, and of dy = v and x = hidden
+//              with dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, which the tree
+//              adds; dlora_a is the fold over the parts that have columns, ascending, each part's blocks of 8192 rows in
+//              turn: one fp32 addition each, rounded at the end. Of a shard dhidden with dh_segments = 1 and dlora_a are
+//              shares of sums over all shards, of the shard's own v.
 // Workspace and its size decide how much is computed at once, never a bit.
 #pragma once
 
@@ -36,6 +48,11 @@ struct Head {
   DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16; kFloat32 on the CPU. Logits are of this type or kFloat32
   DType bias_dtype = DType::kBFloat16;
   Arithmetic arithmetic = Arithmetic::kIeee;
+  const void* lora_a = nullptr;                       // [lora_rank, in_features], dtype
+  const void* lora_b = nullptr;                       // [num_columns, lora_rank], dtype
+  std::int64_t lora_a_stride = 0, lora_b_stride = 0;  // elements between rows
+  std::int64_t lora_rank = 0;                         // 0: no LoRA
+  float lora_scale = 1.0f;                            // finite
 };
 
 // Outputs, target, temperature and kept sets as in ops/logprob.h; the target has one stride.
@@ -63,6 +80,10 @@ struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null
   DType dweight_dtype = DType::kFloat32, dbias_dtype = DType::kFloat32;  // kFloat32 or dtype
   bool wide_dhidden = false;  // dhidden is float32 and not rounded: a shard's share of a sum over ranks
   int dh_segments = 1;        // 1 or 8. With 8 dhidden is contiguous and a shard whole parts
+  void* dlora_a = nullptr;    // [lora_rank, in_features], contiguous, dtype; null: not wanted
+  void* dlora_b = nullptr;    // [num_columns, lora_rank], contiguous, dtype; null: not wanted
+  bool wide_dlora_a = false;  // dlora_a is float32 and not rounded
+  bool adds_dlora_a = false;  // and added, block by block, to what is there
   void* workspace = nullptr;
   std::int64_t workspace_bytes = 0;
 };

@@ -1,0 +1,67 @@
+// The operands of a head's products on compute capability 9.0 as the copy engine reads them: hidden states and weights, and
+// with LoRA u and lora_b, whose stages follow in the same ring and go to the same accumulators.
+#pragma once
+
+#include <cstdint>
+
+#include "../common/tensor_map.h"
+#include "../common/tile_ring_sm90.cuh"
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk::cuda {
+
+// Of one contraction; the last ones have boxes of as many rows as the last tile.
+struct HeadMaps {
+  CUtensorMap x, last_x, w, last_w;
+};
+
+// Stages of a tile from (row, column) on; `last_rows`, `last_columns`: of the last tiles.
+template <int kRows, int kColumns, class Ring>
+__device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, int row, int rows_left,
+                                            int last_rows, int column, int columns_left, int last_columns) {
+  const Portion<kRows, false> x(&maps.x, &maps.last_x, last_rows, rows_left, 1, 0);
+  const Portion<kColumns, false> w(&maps.w, &maps.last_w, last_columns, columns_left, 1, 0);
+#pragma unroll 1
+  for (int k = 0; k < steps; ++k) ring->load(x, w, row, column, k);
+}
+
+// Stages of a contraction of `count`.
+inline int head_steps(std::int64_t count) { return static_cast<int>((count + kBoxK - 1) / kBoxK); }
+
+// What the last of some tiles has, in whole groups of 8 rows; 0 where all are full.
+inline int last_tile(int rows, int tile) { return (rows % tile + 7) / 8 * 8; }
+
+struct HeadOperand {
+  const void* data;
+  std::int64_t rows, stride;
+  int tile, last;  // rows of a tile, of the last one; 0: full
+};
+inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOperand& x, const HeadOperand& w) {
+  const auto map = [&](const HeadOperand& o, int box_rows) {
+    // A lone row's stride means nothing, and may be one that the copy engine refuses.
+    const std::int64_t stride = o.rows > 1 ? o.stride : (contraction + 7) / 8 * 8;
+    return tensor_map(o.data, dtype, o.rows, contraction, stride, box_rows);
+  };
+  HeadMaps maps;
+  maps.x = map(x, x.tile);
+  maps.last_x = x.last == 0 ? maps.x : map(x, x.last);
+  maps.w = map(w, w.tile);
+  maps.last_w = w.last == 0 ? maps.w : map(w, w.last);
+  return maps;
+}
+
+// Those of hidden states and weights, and of u (rows of lora_rank, side by side) and lora_b, or, without LoRA, the same.
+struct AllHeadMaps {
+  HeadMaps head, lora;
+};
+inline AllHeadMaps all_head_maps(const Head& head, const void* u, HeadOperand x, HeadOperand w) {
+  x.data = head.hidden, x.stride = head.hidden_rows.inner_stride;
+  w.data = head.weight, w.stride = head.weight_stride;
+  const HeadMaps maps = head_maps(head.dtype, head.in_features, x, w);
+  if (head.lora_rank == 0) return {maps, maps};
+  x.data = u, x.stride = head.lora_rank;
+  w.data = head.lora_b, w.stride = head.lora_b_stride;
+  return {maps, head_maps(head.dtype, head.lora_rank, x, w)};
+}
+
+}  // namespace rlk::cuda
