@@ -89,6 +89,88 @@ def failures(h: Head, unit: str = "ieee", **options: Any) -> str:
     return "; ".join(filter(None, wrong))
 
 
+class Lora(NamedTuple):
+    a: Any  # [rank, in_features]
+    b: Any  # [vocab_size, rank]
+    scale: float
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"lora_a": self.a, "lora_b": self.b, "lora_scale": self.scale}
+
+
+def lora(rng: np.random.Generator, h: Head, rank: int, scale: float) -> Lora:
+    """Of as much weight in the logits as the head itself."""
+    import torch
+
+    (vocab, ins), wide = h.weight.shape, (scale or 1.0) * rank**0.5
+    arrays = rng.standard_normal((rank, ins)) / ins**0.5, rng.standard_normal((vocab, rank)) * 2 / wide
+    return Lora(*(torch.from_numpy(x).to(h.weight) for x in arrays), scale)
+
+
+class LoraTruth(NamedTuple):
+    logprob: np.ndarray
+    off: np.ndarray  # of a log-probability, at most
+    gradients: dict[str, tuple[np.ndarray, dict[str, Any]]]  # of sum(logprob), and the facts of their bounds
+
+
+def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
+    """Of products with ``weight + scale * b @ a`` in float64. What u and v are off by, whose roundings these have not,
+    comes on top of the bounds."""
+    dtype, s = str(h.hidden.dtype).removeprefix("torch."), of_lora.scale
+    x, w, a, b = (linear_cases.as_multiplied(t, unit) for t in (*h[:2], of_lora.a, of_lora.b))
+
+    def flushed(value: np.ndarray, off: np.ndarray) -> np.ndarray:
+        return off + np.where(abs(value) - off < linear_cases.flushed_below(h.hidden, unit), abs(value), 0.0)
+
+    def of_factor(name: str, value: np.ndarray, off: Any, scale: np.ndarray, terms: int) -> np.ndarray:
+        facts: dict[str, Any] = {"expected": value, "terms": terms, "scale": abs(s) * scale}
+        return flushed(value, off + row("linear", name).allowed(dtype, unit=unit, **facts))
+
+    x[h.target.cpu().numpy() == -100] = 0.0
+    u = s * (x @ a.T)
+    off_u = of_factor("y", u, 0.0, abs(x) @ abs(a).T, x.shape[1])
+    of = truth(x @ w.T + u @ b.T + float64(h.bias), h.target)
+    of_logits = (off_u @ abs(b).T).max(1)
+    off = row("linear_logprob", "logprob").allowed(max_abs_z=of.size) + 2 * of_logits
+    g, facts = of.gradient(of.counted * 1.0)
+    off_g = row("linear_logprob", "dlogits of one row").allowed(dtype, expected=g, **facts)
+    off_g = flushed(g, of.counted[:, None] * (off_g + of.p * np.expm1(2 * of_logits)[:, None]))
+    wide_g = abs(g) + off_g
+    v = s * (g @ b)
+    off_v = of_factor("dx", v, abs(s) * (off_g @ abs(b)), wide_g @ abs(b), len(w))
+    off_v[~of.counted] = 0.0
+    wide_u, wide_v = abs(u) + off_u, abs(v) + off_v
+    sums = {
+        "dhidden": (g @ w + v @ a, wide_g @ abs(w) + wide_v @ abs(a), off_g @ abs(w) + off_v @ abs(a)),
+        "dweight": (g.T @ x, wide_g.T @ abs(x), off_g.T @ abs(x)),
+        "dlora_a": (v.T @ x, wide_v.T @ abs(x), off_v.T @ abs(x)),
+        "dlora_b": (g.T @ u, wide_g.T @ wide_u, off_g.T @ abs(u) + wide_g.T @ off_u),
+    }
+    terms = dict.fromkeys(sums, len(x)) | {"dhidden": len(w) + len(a) + 32}  # steps of 16 begin anew at the rank
+    gradients = {
+        name: (want, {"terms": terms[name], "scale": scale, "carried": carried, "unit": unit})
+        for name, (want, scale, carried) in sums.items()
+    }
+    return LoraTruth(np.where(of.counted, of.logprob, 0.0), np.where(of.counted, off, 0.0), gradients)
+
+
+def lora_failures(h: Head, of_lora: Lora, unit: str = "ieee") -> str:
+    """As :func:`failures`, of log-probabilities with LoRA and the gradients of their sum."""
+    dtype = str(h.hidden.dtype).removeprefix("torch.")
+    leaves = [t.clone().requires_grad_() for t in (*h[:3], of_lora.a, of_lora.b)]
+    options = {"lora_a": leaves[3], "lora_b": leaves[4], "lora_scale": of_lora.scale}
+    found = rk.linear_logprob(*leaves[:2], h.target, bias=leaves[2], **options)
+    found.sum().backward()
+    of = lora_truth(h, of_lora, unit)
+    off = abs(float64(found) - of.logprob)
+    wrong = [] if (off <= of.off).all() else [f"logprob: off by {off.max():.3g}, allowed {of.off.max():.3g}"]
+    for name, leaf in zip(("dhidden", "dweight", "dlora_a", "dlora_b"), leaves[:2] + leaves[3:], strict=True):
+        want, facts = of.gradients[name]
+        wrong.append(beyond("linear_logprob", name, leaf.grad, want, dtype, **facts))
+    return "; ".join(filter(None, wrong))
+
+
 def loss_failures(h: Head, loss: Any, **options: Any) -> str:
     """As :func:`failures`, of linear_cross_entropy."""
     arrays = [float64(t) for t in h[:3]]

@@ -186,7 +186,8 @@ def of_linear() -> str:
 def of_linear_logprob() -> str:
     h = linear_logprob_cases.head(RNG, 5, 40, 90)
     loss = rk.linear_cross_entropy(*h[:2], h.target, bias=h.bias)
-    return f"{linear_logprob_cases.failures(h)}; {linear_logprob_cases.loss_failures(h, loss)}"
+    of_lora = linear_logprob_cases.lora_failures(h, linear_logprob_cases.lora(RNG, h, 8, 2.0))
+    return f"{linear_logprob_cases.failures(h)}; {linear_logprob_cases.loss_failures(h, loss)}; {of_lora}"
 
 
 def of_rms_norm() -> str:

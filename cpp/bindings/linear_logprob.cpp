@@ -19,16 +19,23 @@ constexpr std::int64_t kAlign = 256;
 
 [[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 
+// Two arrays or none, and a number.
+struct LoraArguments {
+  nb::handle a, b;
+  float scale;
+};
+
 // Hidden states, the weight and what logprob is told about their logits.
 struct HeadArguments {
   RowsArgument hidden;
   WeightArgument weight;
-  std::optional<Array> bias;
+  std::optional<Array> bias, lora_a, lora_b;
   Head head;
   LogprobCall call;
 
   // A shard of the vocabulary where a.vocab_size is given.
-  HeadArguments(nb::handle x, nb::handle w, nb::handle b, int logits_dtype, int arithmetic, const LogprobArguments& a)
+  HeadArguments(nb::handle x, nb::handle w, nb::handle b, const LoraArguments& lora, int logits_dtype, int arithmetic,
+                const LogprobArguments& a)
       : hidden(x, "hidden"),
         weight((check_operand(hidden), w), "weight", hidden, 1),
         call(a, hidden.array, weight.out_features, read_dtype(logits_dtype, hidden.view().dtype)) {
@@ -56,6 +63,38 @@ struct HeadArguments {
     head.in_features = weight.in_features;
     head.dtype = hidden.view().dtype;
     head.arithmetic = read_arithmetic(arithmetic, hidden.view());
+    read_lora(lora);
+  }
+
+ private:
+  void read_lora(const LoraArguments& lora) {
+    if (lora.a.is_none() && lora.b.is_none()) return;
+    if (lora.a.is_none() || lora.b.is_none()) {
+      value_error(std::string(lora.a.is_none() ? "lora_a" : "lora_b") + ": expected an array beside " +
+                  (lora.a.is_none() ? "lora_b" : "lora_a") + ", got None");
+    }
+    lora_a.emplace(lora.a, "lora_a", name_of(head.dtype));
+    lora_b.emplace(lora.b, "lora_b", name_of(head.dtype));
+    const auto stride_of = [&](const Array& m, std::int64_t rows, std::int64_t columns, const std::string& wanted) {
+      check_same(m, hidden.array);
+      const TensorView& v = m.view();
+      if (v.ndim != 2 || v.shape[1] != columns || (rows < 0 ? v.shape[0] < 1 : v.shape[0] != rows)) {
+        argument_error(m, "expected shape " + wanted + ", got " + shape_text(m.shape()));
+      }
+      require_columns(m);
+      return v.stride(0);
+    };
+    const std::string ins = std::to_string(head.in_features), outs = std::to_string(weight.out_features);
+    constexpr std::int64_t kAnyRank = -1;
+    head.lora_a_stride = stride_of(*lora_a, kAnyRank, head.in_features,
+                                   "[rank, " + ins + "], at least one row of the last dimension of hidden");
+    head.lora_rank = lora_a->view().shape[0];
+    head.lora_b_stride = stride_of(
+        *lora_b, weight.out_features, head.lora_rank,
+        std::string("[") + outs + ", " + std::to_string(head.lora_rank) + "] (the rows of weight, those of lora_a)");
+    head.lora_a = lora_a->view().data;
+    head.lora_b = lora_b->view().data;
+    head.lora_scale = lora.scale;
   }
 };
 
@@ -78,9 +117,9 @@ nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64
 nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
-                   int returns, nb::handle workspace_bytes, int arithmetic, nb::handle allocate,
-                   std::uintptr_t stream) {
-  const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
+                   int returns, nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
+                   float lora_scale, nb::handle allocate, std::uintptr_t stream) {
+  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
@@ -103,8 +142,8 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                    nb::handle vocab_start, nb::handle vocab_size, nb::handle workspace_bytes, int arithmetic,
-                   nb::handle allocate, std::uintptr_t stream) {
-  const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
+                   nb::handle lora_a, nb::handle lora_b, float lora_scale, nb::handle allocate, std::uintptr_t stream) {
+  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
@@ -122,16 +161,17 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
   return stats.array;
 }
 
-// (dhidden, dweight, dbias), None where not asked for. dweight is main_grad itself where that is given. dhidden is float32
-// where `wide`: a shard's share.
+// (dhidden, dweight, dbias, dlora_a, dlora_b), None where not asked for. dweight is main_grad itself where that is given.
+// dhidden is float32 where `wide`: a shard's share.
 nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,
                     nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                     nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                     nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy,
                     bool wants_hidden, bool wants_weight, bool wants_bias, nb::handle main_grad, int weight_dtype,
                     nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
-                    nb::handle workspace_bytes, int arithmetic, nb::handle allocate, std::uintptr_t stream) {
-  const HeadArguments a(hidden, weight, bias, logits_dtype, arithmetic,
+                    nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b, float lora_scale,
+                    bool wants_lora_a, bool wants_lora_b, nb::handle allocate, std::uintptr_t stream) {
+  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
@@ -156,10 +196,10 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
   p.dlse = read(dlse, "dlse", &p.dlse_rows);
   p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
   const Caller caller = make_caller(hidden, device, allocate, stream);
-  nb::object dhidden = nb::none(), dweight = nb::none(), dbias = nb::none();
+  nb::object dhidden = nb::none(), dweight = nb::none(), dbias = nb::none(), dlora_a = nb::none(), dlora_b = nb::none();
+  p.dh_segments = dh_segments;
   if (wants_hidden) {
     p.wide_dhidden = wide;
-    p.dh_segments = dh_segments;
     Caller::Fresh fresh = caller.empty(a.hidden.array.shape(), wide ? DType::kFloat32 : a.head.dtype);
     dhidden = fresh.array;
     p.dhidden = fresh.data;
@@ -189,13 +229,22 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
     dbias = fresh.array;
     p.dbias = fresh.data;
   }
+  const auto like_weight = [&](bool wanted, std::int64_t rows, std::int64_t columns, nb::object* array) -> void* {
+    if (!wanted || a.head.lora_rank == 0) return nullptr;
+    const std::int64_t shape[] = {rows, columns};
+    Caller::Fresh fresh = caller.empty(shape, a.head.dtype);
+    *array = fresh.array;
+    return fresh.data;
+  };
+  p.dlora_a = like_weight(wants_lora_a, a.head.lora_rank, a.head.in_features, &dlora_a);
+  p.dlora_b = like_weight(wants_lora_b, p.num_columns, a.head.lora_rank, &dlora_b);
   const nb::object workspace = allocate_workspace(&p, linear_logprob_backward_workspace(p, device), bytes, caller);
   {
     nb::gil_scoped_release release;
     const auto lock = lock_accumulation(device);
     rlk::linear_logprob_backward(p, device, caller.stream);
   }
-  return nb::make_tuple(dhidden, dweight, dbias);
+  return nb::make_tuple(dhidden, dweight, dbias, dlora_a, dlora_b);
 }
 
 }  // namespace

@@ -522,6 +522,9 @@ def _rows() -> Iterable[Row]:
     by_units = head | {"bound": _carried(_FMA), "unit_bound": _carried(_UNIT)}
     yield Row("linear_logprob", "dhidden", "backward", "matrix product", keeps=NO_SHARDS, **by_units)
     yield Row("linear_logprob", "dweight", "backward", "token sum", keeps=TOKEN_SUM, **by_units)
+    in_one_call = tuple(name for name in TOKEN_SUM if name != "chunks")
+    yield Row("linear_logprob", "dlora_b", "backward", "token sum", keeps=in_one_call, **by_units)
+    yield Row("linear_logprob", "dlora_a", "backward", "token sum", keeps=("layout", "padding", "runs"), **by_units)
     loss = statistics | {"kind": "composed", "keeps": ("layout", "shards", "runs")}  # over all rows
     yield Row("linear_cross_entropy", "loss", "forward", bound=_CROSS_ENTROPY, **loss)
     yield Row("linear_logprob", "dbias", "backward", "token sum", bound=_carried(_GROUPS), keeps=TOKEN_SUM, **head)

@@ -37,6 +37,9 @@ def linear_cross_entropy(
     on_bad_id: str = "nan",
     exp: str | None = None,
     loss_mask: Any = None,
+    lora_a: Any = None,
+    lora_b: Any = None,
+    lora_scale: float = 1.0,
     weight_grad: bool = True,
     main_grad: Any = None,
     workspace_bytes: int = 512 << 20,
@@ -81,9 +84,9 @@ def linear_cross_entropy(
     found = linear_logprob(
         hidden, weight, target, bias=bias, temperature=temperature, softcap=softcap, logit_scale=logit_scale,
         logits_dtype=logits_dtype, ignore_index=ignore_index, valid_vocab=valid_vocab, canonical_vocab=canonical_vocab,
-        return_lse=True, check=check, on_bad_id=on_bad_id, exp=exp, weight_grad=weight_grad, main_grad=main_grad,
-        workspace_bytes=workspace_bytes, process_group=process_group, vocab_start=vocab_start, vocab_size=vocab_size,
-        dh_segments=dh_segments,
+        return_lse=True, check=check, on_bad_id=on_bad_id, exp=exp, lora_a=lora_a, lora_b=lora_b, lora_scale=lora_scale,
+        weight_grad=weight_grad, main_grad=main_grad, workspace_bytes=workspace_bytes, process_group=process_group,
+        vocab_start=vocab_start, vocab_size=vocab_size, dh_segments=dh_segments,
     )  # fmt: skip
     shape = tuple(found.logprob.shape)
     if cu_seqlens is None:

@@ -70,6 +70,9 @@ def linear_logprob(
     on_bad_id: str = "nan",
     exp: str | None = None,
     loss_mask: Any = None,
+    lora_a: Any = None,
+    lora_b: Any = None,
+    lora_scale: float = 1.0,
     weight_grad: bool = True,
     main_grad: Any = None,
     workspace_bytes: int = 512 << 20,
@@ -81,8 +84,9 @@ def linear_logprob(
     """``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``, bit for bit, with at most some
     rows of the logits in memory.
 
-    A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight`` and
-    ``bias`` through ``logprob``, ``lse`` and ``entropy``; backward computes the logits again.
+    A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight``,
+    ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward computes the logits
+    again.
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
@@ -95,14 +99,22 @@ def linear_logprob(
             check, on_bad_id, exp: as for :func:`logprob`.
         loss_mask: bool ``[...]``, of the framework of ``target``: where it is False a row is one whose target is
             ``ignore_index``, whatever its target is: every output and every gradient is 0.
-        weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less.
+        lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, of the dtype of ``hidden``;
+            rows contiguous, any stride between them. Each logit's sum goes on from ``hidden @ weight.T`` over the rank,
+            with ``u = lora_scale * hidden @ lora_a.T`` rounded to the dtype of ``hidden``, before bias and rounding.
+            On an sm_90 a rank that 8 divides is fastest, with rows of ``lora_b`` at multiples of 16 bytes.
+        lora_scale: a finite number: usually alpha / rank.
+        weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less: the
+            way to train ``lora_a`` and ``lora_b`` alone.
         main_grad: float32 ``[vocab_size, in_features]``, to which backward adds the gradient of ``weight`` in place, as
             :func:`linear` does.
         workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
             to a point; results do not change by a bit. The CPU backend takes its own, 64 MiB where it can.
         process_group: of torch.distributed, over whose 1, 2, 4 or 8 ranks the vocabulary lies in rank order; every rank
-            gives the same ``hidden`` and ``target``, and its own rows of ``weight`` and ``bias``. Ranks exchange five
-            numbers a row; all get the result, with the bits of one rank that has the whole.
+            gives the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``, ``bias`` and
+            ``lora_b``. Ranks exchange five numbers a row; all get the result, with the bits of one rank that has the
+            whole. The gradient of ``lora_a`` is a rank's own share, whatever ``dh_segments``: add those of all by an
+            all-reduce.
         vocab_start: global id of the weight's first row; a cut of docs/numerics.md, rule 5 (equal shards where the
             vocabulary is a multiple of 64).
         vocab_size: columns of all ranks. Default, without a group: the weight's.
@@ -110,7 +122,7 @@ def linear_logprob(
             own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
             the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
             all ranks have the whole already: do not add. Of the workspace it takes float32 copies of ``hidden``: 4 on
-            one rank, 2, 1 and none on 2, 4 and 8.
+            one rank, 2, 1 and none on 2, 4 and 8. With LoRA each part rounds the gradient of ``u`` by itself.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
         what is needed.
@@ -120,6 +132,7 @@ def linear_logprob(
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
         raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")
+    scale = _lora_scale(lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
     verify = check or on_bad_id == "raise"
@@ -129,7 +142,7 @@ def linear_logprob(
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
-        head = (hidden, weight, bias)
+        head = (hidden, weight, bias, lora_a, lora_b, scale)
         where = (process_group, vocab_start, vocab_size)
         result = _torch().linear_logprob(
             head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes, dh_segments, where
@@ -152,6 +165,9 @@ def linear_logprob(
             returns,
             workspace_bytes,
             product_unit(),
+            frame.export(lora_a, "lora_a"),
+            frame.export(lora_b, "lora_b"),
+            scale,
             frame.allocate,
             frame.stream,
         )
@@ -185,6 +201,12 @@ def linear_logprob_pair(
     ref_bias: Any = None,
     ref_grad: bool = False,
     loss_mask: Any = None,
+    lora_a: Any = None,
+    lora_b: Any = None,
+    lora_scale: float = 1.0,
+    ref_lora_a: Any = None,
+    ref_lora_b: Any = None,
+    ref_lora_scale: float = 1.0,
     ignore_index: int = -100,
     weight_grad: bool = True,
     main_grad: Any = None,
@@ -193,9 +215,10 @@ def linear_logprob_pair(
     """:func:`linear_logprob` of a policy and of its reference, over the same targets and by the same options.
 
     Args:
-        hidden, weight, bias: of the policy, as for :func:`linear_logprob`.
-        ref_hidden, ref_weight, ref_bias: of the reference; ``in_features`` and dtype may differ from the policy's, with
-            ``valid_vocab`` also the padding of the vocabulary.
+        hidden, weight, bias, lora_a, lora_b, lora_scale: of the policy, as for :func:`linear_logprob`.
+        ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b, ref_lora_scale: of the reference; ``in_features``,
+            rank and dtype may differ from the policy's, with ``valid_vocab`` also the padding of the vocabulary. A
+            policy with LoRA and its base as the reference share ``weight``.
         target, loss_mask, ignore_index: of both.
         ref_grad: whether the reference's operands get gradients. False: they are constants, whatever they require.
         weight_grad, main_grad: of the policy's weight. The reference's gets its gradient, with ``ref_grad``, by itself.
@@ -210,12 +233,19 @@ def linear_logprob_pair(
     if shapes[0] != shapes[1] and options.get("valid_vocab") is None:
         raise ValueError(f"ref_weight: expected {list(shapes[0])} rows (those of weight), got {list(shapes[1])}")
     of_both = {"ignore_index": ignore_index, **options}
-    found = linear_logprob(hidden, weight, target, bias=bias, weight_grad=weight_grad, main_grad=main_grad, **of_both)
-    ref = [a.detach() if not ref_grad and _dispatch.is_tensor(a) else a for a in (ref_hidden, ref_weight, ref_bias)]
+    found = linear_logprob(
+        hidden, weight, target, bias=bias, lora_a=lora_a, lora_b=lora_b, lora_scale=lora_scale, weight_grad=weight_grad,
+        main_grad=main_grad, **of_both,
+    )  # fmt: skip
+    given = (ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b)
+    ref = [a.detach() if not ref_grad and _dispatch.is_tensor(a) else a for a in given]
     try:
-        ref_found = linear_logprob(ref[0], ref[1], target, bias=ref[2], **of_both)
+        ref_found = linear_logprob(
+            ref[0], ref[1], target, bias=ref[2], lora_a=ref[3], lora_b=ref[4], lora_scale=ref_lora_scale, **of_both
+        )
     except (TypeError, ValueError) as error:
-        raise type(error)(re.sub(r"\b(hidden|weight|bias)\b", r"ref_\1", str(error))) from None
+        names = r"\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
+        raise type(error)(re.sub(names, r"ref_\1", str(error))) from None
     policy, reference = (r if isinstance(r, LogprobResult) else LogprobResult(r) for r in (found, ref_found))
     return LinearLogprobPair(*itertools.chain(*zip(policy, reference, strict=True)))
 
@@ -238,24 +268,29 @@ def linear_logprob_partial(
     kept: tuple[Any, Any] | None = None,
     exp: str | None = None,
     loss_mask: Any = None,
+    lora_a: Any = None,
+    lora_b: Any = None,
+    lora_scale: float = 1.0,
     workspace_bytes: int = 512 << 20,
 ) -> Any:
     """:func:`logprob_partial` of a shard of a head: ``weight_shard`` has rows ``vocab_start`` on of ``vocab_size``, and
-    ``bias`` its elements. :func:`logprob_merge` makes results of the statistics of all shards, with the bits of
-    :func:`linear_logprob` of the whole; with torch.distributed, and with gradients, ``process_group`` does both.
+    ``bias`` and ``lora_b`` their elements and rows; ``lora_a`` is whole. :func:`logprob_merge` makes results of the
+    statistics of all shards, with the bits of :func:`linear_logprob` of the whole; with torch.distributed, and with
+    gradients, ``process_group`` does both.
 
     Args: as for :func:`linear_logprob` and :func:`logprob_partial`.
     Returns: ``[..., 5]`` float32, as :func:`logprob_partial`.
     Raises: as :func:`linear_logprob`; ValueError where a shard is not whole parts of the vocabulary.
     Source: docs/numerics.md, rules 1, 4 and 5.
     """
+    scale = _lora_scale(lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     if _dispatch.is_tensor(hidden):
-        head = (hidden, weight_shard, bias)
+        head = (hidden, weight_shard, bias, lora_a, lora_b, scale)
         return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)
     frame = _dispatch.Frame(hidden, "hidden")
     _dispatch.match_torch_threads()
@@ -271,10 +306,23 @@ def linear_logprob_partial(
         vocab_size,
         workspace_bytes,
         product_unit(),
+        frame.export(lora_a, "lora_a"),
+        frame.export(lora_b, "lora_b"),
+        scale,
         frame.allocate,
         frame.stream,
     )
     return frame.result(stats)
+
+
+_MOST = 3.4028235677973366e38  # what float32 rounds to infinity
+
+
+def _lora_scale(value: Any) -> float:
+    scale = _check.number("lora_scale", float(value) if type(value) is int else value)
+    if not -_MOST < scale < _MOST:
+        raise ValueError(f"lora_scale: expected a finite number of float32, got {scale!r}")
+    return scale
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:

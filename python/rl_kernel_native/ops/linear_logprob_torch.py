@@ -27,7 +27,6 @@ from .._torch import (
     wants_grad,
 )
 from . import linear_logprob_traced as traced
-from .linear_autograd import wanted
 from .logprob_torch import _selected
 
 __all__ = ["linear_logprob", "partial", "scored_target"]
@@ -44,13 +43,14 @@ class Shard(NamedTuple):
 
 
 def linear_logprob(
-    head: tuple[Any, Any, Any], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
+    head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, returns: int,
     weight_grad: bool, main_grad: Any, workspace_bytes: int, dh_segments: int, where: tuple[Any, Any, Any],
 ) -> Any:  # fmt: skip
-    """``where``: process_group, vocab_start and vocab_size."""
-    hidden, weight, bias = head
+    """``head``: hidden, weight, bias, lora_a, lora_b and lora_scale; ``where``: process_group, vocab_start and
+    vocab_size."""
+    hidden, weight, bias, lora_a, lora_b, lora_scale = head
     temperature, *_, kept_ids, kept_offsets = arguments
-    direct = is_direct(hidden, weight, bias, target, temperature, kept_ids, kept_offsets)
+    direct = is_direct(hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets)
     if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
         raise ValueError("temperature: has no gradient here; pass temperature.detach()")
     compiling = not direct and is_compiling()
@@ -66,22 +66,34 @@ def linear_logprob(
     if not weight_grad and isinstance(weight, Tensor):
         weight = weight.detach()
     if not direct:
-        require_tensors(hidden=hidden, weight=weight, target=target, optional={"bias": bias})
+        optional = {"bias": bias, "lora_a": lora_a, "lora_b": lora_b}
+        require_tensors(hidden=hidden, weight=weight, target=target, optional=optional)
+        _require_both(lora_a, lora_b)
         if where[0] is not None:
             raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
     shard = _shard(weight, arguments, *where)
     if not direct:
         outputs = traced.linear_logprob(
-            hidden, weight, bias, target, arguments, mode, logits, workspace_bytes, unit, dh_segments, returns,
-            main_grad,
+            hidden, weight, bias, lora_a, lora_b, target, arguments, mode, logits, workspace_bytes, unit, dh_segments,
+            lora_scale, returns, main_grad,
         )  # fmt: skip
         return _selected(outputs, returns)
-    how = (mode, logits, workspace_bytes, unit, dh_segments, shard)
-    if wants_grad(hidden, weight, bias):
-        outputs = _LinearLogprob.apply(hidden, weight, bias, target, arguments, how, returns, main_grad)
+    how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard)
+    if wants_grad(hidden, weight, bias, lora_a, lora_b):
+        outputs = _LinearLogprob.apply(hidden, weight, bias, lora_a, lora_b, target, arguments, how, returns, main_grad)
         return _selected(outputs, returns)
     prepare(hidden)
-    return _forward(hidden, weight, bias, target, arguments, how, returns)
+    return _forward((hidden, weight, bias, lora_a, lora_b, target), arguments, how, returns)
+
+
+def _require_both(lora_a: Any, lora_b: Any) -> None:
+    """In the binding's words."""
+    for name, array, name_of_other, other in (
+        ("lora_a", lora_a, "lora_b", lora_b),
+        ("lora_b", lora_b, "lora_a", lora_a),
+    ):
+        if array is None and other is not None:
+            raise ValueError(f"{name}: expected an array beside {name_of_other}, got None")
 
 
 def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any) -> Shard | None:
@@ -135,30 +147,30 @@ def _gathered(share: Tensor, group: Any) -> Tensor:
 
 
 def partial(
-    head: tuple[Any, Any, Any], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int,
-    workspace_bytes: int, vocab_start: int, vocab_size: int,
+    head: tuple[Any, ...], target: Any, arguments: tuple[Any, ...], exp: str | None, logits: int, workspace_bytes: int,
+    vocab_start: int, vocab_size: int,
 ) -> Tensor:  # fmt: skip
-    hidden, weight, bias = head
-    if not is_direct(hidden, weight, bias, target):
+    hidden, weight, bias, lora_a, lora_b, lora_scale = head
+    if not is_direct(hidden, weight, bias, lora_a, lora_b, target):
         raise TypeError("linear_logprob_partial: expected plain torch.Tensors in eager mode, got others or a trace")
-    if wants_grad(hidden, weight, bias):
+    if wants_grad(hidden, weight, bias, lora_a, lora_b):
         raise ValueError(
             "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it under "
             "torch.no_grad(), or linear_logprob with process_group"
         )
     mode = resolve_exp(exp, _torch.device_type(hidden, "hidden"))
-    how = (mode, logits, workspace_bytes, product_unit(), 1, Shard(None, vocab_start, vocab_size))
+    how = (mode, logits, workspace_bytes, product_unit(), 1, lora_scale, Shard(None, vocab_start, vocab_size))
     prepare(hidden)
-    return _statistics(hidden, weight, bias, target, arguments, how)
+    return _statistics((hidden, weight, bias, lora_a, lora_b, target), arguments, how)
 
 
-def _statistics(
-    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[Any, ...]
-) -> Tensor:
-    mode, logits, workspace_bytes, unit, _, shard = how
+def _statistics(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...]) -> Tensor:
+    hidden, weight, bias, *lora, target = head
+    mode, logits, workspace_bytes, unit, _, lora_scale, shard = how
     stats: Tensor = _C.linear_logprob_partial(
-        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, None, 0
-    )
+        hidden, weight, bias, target, *arguments, mode, logits, *shard[1:], workspace_bytes, unit, *lora, lora_scale,
+        None, 0,
+    )  # fmt: skip
     return stats
 
 
@@ -180,16 +192,16 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
     return torch.where(loss_mask, target, ignored)
 
 
-def _forward(
-    hidden: Any, weight: Any, bias: Any, target: Any, arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int
-) -> Any:
-    mode, logits, workspace_bytes, unit, _, shard = how
+def _forward(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int) -> Any:
+    hidden, weight, bias, *lora, target = head
+    mode, logits, workspace_bytes, unit, _, lora_scale, shard = how
     if shard is not None:
-        stats = _gathered(_statistics(hidden, weight, bias, target, arguments, how), shard.group)
+        stats = _gathered(_statistics(head, arguments, how), shard.group)
         return _C.logprob_merge(stats, arguments[0], returns, None, 0)
     return _C.linear_logprob(
-        hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, None, 0
-    )
+        hidden, weight, bias, target, *arguments, mode, logits, returns, workspace_bytes, unit, *lora, lora_scale, None,
+        0,
+    )  # fmt: skip
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -197,16 +209,16 @@ class _LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...],
-        how: tuple[Any, ...], returns: int, main_grad: Any,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor,
+        arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int, main_grad: Any,
     ) -> Any:  # fmt: skip
         prepare(hidden)
-        outputs = _forward(hidden, weight, bias, target, arguments, how, returns | 2)
+        head = (hidden, weight, bias, lora_a, lora_b, target)
+        outputs = _forward(head, arguments, how, returns | 2)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
         ctx.save_for_backward(
-            hidden, weight, bias, target, outputs[1], outputs[2], temperature if is_tensor else None, kept_ids,
-            kept_offsets,
+            *head, outputs[1], outputs[2], temperature if is_tensor else None, kept_ids, kept_offsets
         )  # fmt: skip
         ctx.numbers = (None if is_tensor else temperature, *numbers)
         ctx.how = how
@@ -218,8 +230,9 @@ class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(g is None for g in gradients[:3]):
-            return (None,) * 8
-        main_grad, needs = ctx.main_grad, [bool(need) for need in wanted(ctx)]
+            return (None,) * 10
+        *head, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
+        main_grad, needs = ctx.main_grad, traced.needed(ctx, head[2] is not None)
         given = dict(zip(("dlogprob", "dlse", "dentropy"), gradients, strict=False))
         direct = all(g is None or is_direct_gradient(g) for g in given.values())
         for name, g in given.items():
@@ -229,33 +242,33 @@ class _LinearLogprob(torch.autograd.Function):
                     _main_grad.require_addable(g)
         if is_grad_enabled():
             raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
-        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
         value, *numbers = ctx.numbers
         arguments = (value if temperature is None else temperature, *numbers, kept_ids, kept_offsets)
         *how, shard = ctx.how
         rows = [None if g is None else gradient(g, torch.float32, name).contiguous() for name, g in given.items()]
         if direct:
-            found = _backward(hidden, weight, bias, target, arguments, ctx.how, (lse, entropy, *rows), needs, main_grad)
+            found = _backward(tuple(head), arguments, ctx.how, (lse, entropy, *rows), needs, main_grad)
         elif shard is not None:
             raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
         else:
-            head = (hidden, weight, bias, target)
             of_entropy = None if rows[2] is None else entropy
-            found = traced.backward(main_grad, head, (lse, of_entropy, *rows), arguments, tuple(how), needs)
+            found = traced.backward(main_grad, tuple(head), (lse, of_entropy, *rows), arguments, tuple(how), needs)
         return *found, *(None,) * 5
 
 
 def _backward(
-    hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...], how: tuple[Any, ...],
-    rows: tuple[Any, ...], needs: list[bool], main_grad: Any,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    mode, logits, workspace_bytes, unit, dh_segments, shard = how
+    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], rows: tuple[Any, ...], needs: list[bool],
+    main_grad: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Gradients of hidden, weight, bias, lora_a and lora_b."""
+    hidden, weight, bias, *lora, target = head
+    mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard = how
     where = (None, None) if shard is None else shard[1:]
     wide = shard is not None and dh_segments > 1  # a share of the tree
     prepare(hidden)
-    dhidden, dweight, dbias = _C.linear_logprob_backward(
-        hidden, weight, bias, target, *arguments, mode, logits, *rows, *needs, main_grad, _SAME, *where, dh_segments,
-        wide, workspace_bytes, unit, None, 0,
+    dhidden, dweight, *others = _C.linear_logprob_backward(
+        hidden, weight, bias, target, *arguments, mode, logits, *rows, *needs[:3], main_grad, _SAME, *where,
+        dh_segments, wide, workspace_bytes, unit, *lora, lora_scale, *needs[3:], None, 0,
     )  # fmt: skip
     if needs[0] and wide:
         shares = _gathered(dhidden, shard.group).unbind(0)
@@ -263,4 +276,4 @@ def _backward(
     if needs[1] and main_grad is not None:
         count_write(main_grad)
         dweight = None
-    return dhidden, dweight, dbias
+    return dhidden, dweight, *others

@@ -14,6 +14,7 @@ from .. import _main_grad
 from .._arithmetic import resolve_traced, resolve_traced_unit
 from .._dispatch import count_write
 from .._in_graph import apply, callable_in_graph
+from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._torch import DTYPES, apply_function, device_type, implement, memory, prepare
 from .._transforms import looped
@@ -21,55 +22,70 @@ from .linear_autograd import wanted
 from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target"
-_HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments"
+_HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor? lora_a, Tensor? lora_b, Tensor target"
+_HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale"
 # What is not there is an empty tensor.
 _library.define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 _GIVEN = f"{_HEAD}, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, Tensor? dentropy, {_HOW}, int needs"
-_library.define(f"linear_logprob_backward({_GIVEN}) -> (Tensor, Tensor, Tensor)")
-_library.define(f"linear_logprob_backward_(Tensor(a!) main_grad, {_GIVEN}) -> (Tensor, Tensor)")
+_library.define(f"linear_logprob_backward({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+_library.define(f"linear_logprob_backward_(Tensor(a!) main_grad, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
 _ops = torch.ops.rl_kernel_native
 _LSE, _ENTROPY = 2, 4  # bits of `returns`
+_OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
+_NUMBERS = 5  # of `how`, after logprob's options
 
 
-def _resolved(hidden: Tensor, how: tuple[Any, ...]) -> tuple[tuple[Any, ...], int, int, int, int, int]:
-    """The extension's arguments, and mode, dtype of the logits, workspace, unit and dh_segments."""
-    *options, logits, workspace_bytes, unit, dh_segments = how
+def _resolved(hidden: Tensor, how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The extension's arguments, and mode, dtype of the logits, workspace, unit, dh_segments and lora_scale."""
+    options, (logits, workspace_bytes, unit, dh_segments, lora_scale) = how[:-_NUMBERS], how[-_NUMBERS:]
     arguments, mode = _arguments(tuple(options))
     kind = device_type(hidden, "hidden")
-    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, resolve_traced_unit(unit, kind), dh_segments
+    unit = resolve_traced_unit(unit, kind)
+    return arguments, resolve_traced(mode, kind), logits, workspace_bytes, unit, dh_segments, lora_scale
 
 
-def _forward(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _forward(
+    hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     *how, returns = rest
-    arguments, mode, logits, workspace_bytes, unit, _ = _resolved(hidden, tuple(how))
+    arguments, mode, logits, workspace_bytes, unit, _, lora_scale = _resolved(hidden, tuple(how))
     prepare(hidden)
     plain = memory(hidden)
     outputs = _C.linear_logprob(
         plain, memory(weight), memory(bias), target, *arguments, mode, logits, returns | _LSE, workspace_bytes, unit,
-        None, 0,
+        memory(lora_a), memory(lora_b), lora_scale, None, 0,
     )  # fmt: skip
     return tuple(plain.new_empty(0, dtype=_dtype(i)) if o is None else o for i, o in enumerate(outputs))
 
 
 def _gradients(
-    main_grad: Any, hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any,
-    dlse: Any, dentropy: Any, *rest: Any,
+    main_grad: Any, hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, lse: Tensor,
+    entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any, *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    *how, needs = rest
-    arguments, mode, logits, workspace_bytes, unit, dh_segments = _resolved(hidden, tuple(how))
+    *how, bits = rest
+    needs = _bools(bits)
+    arguments, mode, logits, workspace_bytes, unit, dh_segments, lora_scale = _resolved(hidden, tuple(how))
     prepare(hidden)
     rows = (memory(g) if g is None else memory(g).contiguous() for g in (dlogprob, dlse, dentropy))
     outputs = _C.linear_logprob_backward(
         memory(hidden), memory(weight), memory(bias), target, *arguments, mode, logits, lse, entropy, *rows,
-        *_bools(needs),        main_grad, -1, None, None, dh_segments, False, workspace_bytes, unit, None, 0,
+        *needs[:3], main_grad, -1, None, None, dh_segments, False, workspace_bytes, unit, memory(lora_a),
+        memory(lora_b), lora_scale, *needs[3:], None, 0,
     )  # fmt: skip
     return tuple(hidden.new_empty(0) if o is None else o for o in outputs)
 
 
 def _bools(needs: int) -> list[bool]:
-    """Whether hidden, weight and bias are to get gradients. A number: vmap would look for batches in a list."""
-    return [bool(needs >> i & 1) for i in range(3)]
+    """Whether each operand is to get a gradient. A number: vmap would look for batches in a list."""
+    return [bool(needs >> i & 1) for i in range(_OPERANDS)]
+
+
+def needed(ctx: Any, has_bias: bool) -> list[bool]:
+    """Whether the running backward asks for the gradient of each operand."""
+    found, node = [bool(need) for need in wanted(ctx)], 2 + has_bias  # of lora_a: there is one for each tensor
+    for i in (0, 1):
+        found.append(ctx.needs_input_grad[3 + i] and is_asked_for(ctx.next_functions[node + i][0]))
+    return found
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -77,9 +93,9 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_into(main_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    dhidden, _, dbias = _gradients(main_grad.detach(), *arguments)
+    dhidden, _, *others = _gradients(main_grad.detach(), *arguments)
     count_write(main_grad)
-    return dhidden, dbias
+    return dhidden, *others
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
@@ -93,10 +109,14 @@ implement(_library, "linear_logprob_backward_", _backward_into)
 
 
 @torch.library.register_fake("rl_kernel_native::linear_logprob", lib=_library)
-def _forward_fake(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _forward_fake(
+    hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     *how, returns = rest
     _check_shapes(hidden, weight, bias, target)
-    logits = how[-4]
+    if lora_a is not None:
+        _check_lora(hidden, weight, lora_a, lora_b)
+    logits = how[-_NUMBERS]
     if logits >= 0 and DTYPES[logits] not in (torch.float32, hidden.dtype):
         raise TypeError(f"logits_dtype: expected float32 or {hidden.dtype} (that of hidden), got {DTYPES[logits]}")
     wanted = returns | _LSE
@@ -119,49 +139,63 @@ def _check_shapes(hidden: Tensor, weight: Tensor, bias: Any, target: Tensor) -> 
         raise ValueError(f"target: expected shape {list(hidden.shape[:-1])}, got {list(target.shape)}")
 
 
+def _check_lora(hidden: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor) -> None:
+    for name, tensor in (("lora_a", lora_a), ("lora_b", lora_b)):
+        if tensor.dtype != hidden.dtype:
+            raise TypeError(f"{name}: expected dtype {hidden.dtype} (that of hidden), got {tensor.dtype}")
+    if lora_a.dim() != 2 or lora_a.shape[1] != hidden.shape[-1] or lora_a.shape[0] < 1:
+        wanted = f"[rank, {hidden.shape[-1]}], at least one row of the last dimension of hidden"
+        raise ValueError(f"lora_a: expected shape {wanted}, got {list(lora_a.shape)}")
+    if lora_b.dim() != 2 or lora_b.shape[0] != weight.shape[0] or lora_b.shape[1] != lora_a.shape[0]:
+        wanted = f"[{weight.shape[0]}, {lora_a.shape[0]}] (the rows of weight, those of lora_a)"
+        raise ValueError(f"lora_b: expected shape {wanted}, got {list(lora_b.shape)}")
+
+
 @torch.library.register_fake("rl_kernel_native::linear_logprob_backward", lib=_library)
-def _backward_fake(hidden: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
-    needs = _bools(rest[-1])
-    shapes = (hidden.shape, weight.shape, weight.shape[:1])
-    dtypes = (hidden.dtype, hidden.dtype, hidden.dtype if bias is None else bias.dtype)
+def _backward_fake(
+    hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, *rest: Any
+) -> tuple[Tensor, ...]:
+    operands = (hidden, weight, bias, lora_a, lora_b)
     return tuple(
-        hidden.new_empty(shape if need else (0,), dtype=dtype if need else hidden.dtype)
-        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
+        hidden.new_empty(operand.shape, dtype=operand.dtype) if need else hidden.new_empty(0)
+        for operand, need in zip(operands, _bools(rest[-1]), strict=True)
     )
 
 
 @torch.library.register_fake("rl_kernel_native::linear_logprob_backward_", lib=_library)
 def _backward_into_fake(main_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    dhidden, _, dbias = _backward_fake(*arguments)
-    return dhidden, dbias
+    dhidden, _, *others = _backward_fake(*arguments)
+    return dhidden, *others
 
 
 def linear_logprob(
-    hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, arguments: tuple[Any, ...], mode: int, logits: int,
-    workspace_bytes: int, unit: int, dh_segments: int, returns: int, main_grad: Any,
+    hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, arguments: tuple[Any, ...],
+    mode: int, logits: int, workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float, returns: int,
+    main_grad: Any,
 ) -> Any:  # fmt: skip
-    how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments)
+    how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments, lora_scale)
     *outputs, status = apply_function(
-        _TracedLinearLogprob, "_TransformedLinearLogprob", hidden, weight, bias, target, *how, returns, main_grad
-    )
+        _TracedLinearLogprob, "_TransformedLinearLogprob", hidden, weight, bias, lora_a, lora_b, target, *how, returns,
+        main_grad,
+    )  # fmt: skip
     return *outputs, status.to(torch.int32)
 
 
 def backward(
-    main_grad: Any, head: tuple[Any, ...], rows: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[int, ...],
+    main_grad: Any, head: tuple[Any, ...], rows: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...],
     needs: list[bool],
 ) -> Any:  # fmt: skip
     """Of an eager forward, through the dispatcher. ``rows``: lse, entropy and the incoming gradients; ``how``: mode,
-    dtype of the logits, workspace, unit and dh_segments."""
+    dtype of the logits, workspace, unit, dh_segments and lora_scale."""
     return _apply_backward(main_grad, (*head, *rows, *_options(arguments, how[0]), *how[1:]), needs)
 
 
 def _apply_backward(main_grad: Any, given: tuple[Any, ...], needs: list[bool]) -> tuple[Any, ...]:
-    """Gradients of hidden, weight and bias, None where not asked for; that of weight goes to a main_grad."""
+    """Gradients of the operands, None where not asked for; that of weight goes to a main_grad."""
     bits = sum(need << i for i, need in enumerate(needs))
     if main_grad is not None and needs[1]:
-        dhidden, dbias = _ops.linear_logprob_backward_(main_grad, *given, bits)
-        found: Any = (dhidden, None, dbias)
+        dhidden, *others = _ops.linear_logprob_backward_(main_grad, *given, bits)
+        found: Any = (dhidden, None, *others)
     else:
         found = apply_function(_TracedLinearLogprobBackward, "_TransformedLinearLogprobBackward", *given, bits)
     return tuple(g if need else None for g, need in zip(found, needs, strict=True))
@@ -172,46 +206,44 @@ class _TracedLinearLogprob(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, temperature: Any, kept_ids: Any, kept_offsets: Any,
-        value: float, scale: float, softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int,
-        logits: int, workspace_bytes: int, unit: int, dh_segments: int, returns: int,
-        main_grad: Any,
+        hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, temperature: Any,
+        kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any, ignore_index: int, valid_vocab: Any,
+        canonical: Any, exp: int, logits: int, workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float,
+        returns: int, main_grad: Any,
     ) -> Any:  # fmt: skip
         return _ops.linear_logprob(
-            hidden, weight, bias, target, temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index,
-            valid_vocab, canonical, exp, logits, workspace_bytes, unit, dh_segments, returns,
+            hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets, value, scale, softcap,
+            ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes, unit, dh_segments, lora_scale, returns,
         )  # fmt: skip
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        hidden, weight, bias, target, temperature, kept_ids, kept_offsets = inputs[:7]
-        ctx.numbers = tuple(inputs[7:-2])
+        hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets = inputs[:9]
+        ctx.numbers = tuple(inputs[9:-2])
         ctx.returns, ctx.main_grad = inputs[-2:]
-        ctx.has_bias = bias is not None
         ctx.save_for_backward(
-            hidden, weight, bias, target, output[1], output[2], temperature, kept_ids, kept_offsets
+            hidden, weight, bias, lora_a, lora_b, target, output[1], output[2], temperature, kept_ids, kept_offsets
         )  # fmt: skip
         ctx.mark_non_differentiable(output[3], output[4])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        hidden, weight, bias, target, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
+        *head, lse, entropy, temperature, kept_ids, kept_offsets = ctx.saved_tensors
         of_entropy = bool(ctx.returns & _ENTROPY)
         rows = (*gradients[:2], gradients[2] if of_entropy else None)
         if all(g is None for g in rows):
-            return (None,) * 20
-        needs = [bool(n) for n in ctx.needs_input_grad[:3]]
+            return (None,) * 23
+        needs = [bool(n) for n in ctx.needs_input_grad[:_OPERANDS]]
         if ctx.main_grad is not None:
-            needs = [bool(n) for n in wanted(ctx)]
+            needs = needed(ctx, head[2] is not None)
             for g in rows:
                 if g is not None and needs[1]:
                     _main_grad.require_addable(g)
         given = (
-            hidden, weight, bias, target, lse, entropy if of_entropy else None, *rows, temperature, kept_ids,
-            kept_offsets, *ctx.numbers,
+            *head, lse, entropy if of_entropy else None, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers
         )  # fmt: skip
-        return *_apply_backward(ctx.main_grad, given, needs), *(None,) * 17
+        return *_apply_backward(ctx.main_grad, given, needs), *(None,) * 18
 
 
 @callable_in_graph
@@ -231,15 +263,15 @@ class _TransformedLinearLogprob(_TracedLinearLogprob):
 class _TracedLinearLogprobBackward(torch.autograd.Function):
     @staticmethod
     def forward(
-        hidden: Tensor, weight: Tensor, bias: Any, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any,
-        dentropy: Any, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any,
-        ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, logits: int, workspace_bytes: int, unit: int,
-        dh_segments: int, needs: int,
+        hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, lse: Tensor, entropy: Any,
+        dlogprob: Any, dlse: Any, dentropy: Any, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float,
+        scale: float, softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, logits: int,
+        workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float, needs: int,
     ) -> Any:  # fmt: skip
         return _ops.linear_logprob_backward(
-            hidden, weight, bias, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids, kept_offsets,
-            value, scale, softcap, ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes, unit,
-            dh_segments, needs,
+            hidden, weight, bias, lora_a, lora_b, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids,
+            kept_offsets, value, scale, softcap, ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes,
+            unit, dh_segments, lora_scale, needs,
         )  # fmt: skip
 
     @staticmethod
@@ -255,4 +287,4 @@ class _TracedLinearLogprobBackward(torch.autograd.Function):
 class _TransformedLinearLogprobBackward(_TracedLinearLogprobBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedLinearLogprobBackward.apply, info, in_dims, inputs), (0,) * 3
+        return looped(_TransformedLinearLogprobBackward.apply, info, in_dims, inputs), (0,) * _OPERANDS

@@ -18,18 +18,25 @@ def linear_logprob_reference(
     bias: Any = None,
     ignore_index: int = -100,
     loss_mask: Any = None,
+    lora_a: Any = None,
+    lora_b: Any = None,
+    lora_scale: float = 1.0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
     """:func:`logprob_reference` of the logits of :func:`linear_reference`, which nothing rounds.
 
     Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: bool ``[...]``, False where
-        a row is ignored; target, ``options``: as for :func:`logprob_reference`; NumPy arrays in any float dtype.
-        Ignored rows of ``hidden`` are not read.
+        a row is ignored; lora_a, lora_b: ``[rank, in_features]`` and ``[vocab_size, rank]``, or None: the weight is
+        ``weight + lora_scale * lora_b @ lora_a``; target, ``options``: as for :func:`logprob_reference`; NumPy arrays
+        in any float dtype. Ignored rows of ``hidden`` are not read.
     Returns: as :func:`logprob_reference`.
     """
     if loss_mask is not None:
         target = np.where(loss_mask, target, ignore_index)
     rows = np.where((np.asarray(target) == ignore_index)[..., None], 0.0, np.asarray(hidden).astype(np.float64))
+    if lora_a is not None:
+        a, b = (np.asarray(factor).astype(np.float64) for factor in (lora_a, lora_b))
+        weight = np.asarray(weight).astype(np.float64) + lora_scale * (b @ a)
     logits = linear_reference(rows, weight, bias)["y"]
     return logprob_reference(logits, target, ignore_index=ignore_index, **options)
 
