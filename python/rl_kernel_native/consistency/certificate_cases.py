@@ -291,6 +291,11 @@ def linear_logprob(arrays: Arrays, quick: bool) -> Iterator[Case]:
                 "linear_logprob", "backward", dtype, shape, (name,), given, functools.partial(_head_sums, name=name),
                 fixed, TOKENS, ways, "portable",
             )  # fmt: skip
+        factors = {"lora_a": ((8, 24), 0.2, dtype), "lora_b": ((17, 8), 0.5, dtype)}
+        yield Case(
+            "linear_logprob", "backward", dtype, (*shape, 8), ("dlora_a", "dlora_b"), given, _head_factors,
+            fixed | factors, TOKENS, {}, "portable", options="lora",
+        )  # fmt: skip
 
 
 def _linear_logprob(ins: int, vocab: int, dtype: str, exp: str, gradients: bool) -> Iterator[Case]:
@@ -345,6 +350,15 @@ def _head_sums(arrays: Arrays, a: Mapping[str, Any], name: str, total: Any = Non
     return {name: bias.grad if total is None else total}
 
 
+def _head_factors(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Gradients of LoRA's factors."""
+    lora: dict[str, Any] = {n: arrays.unwrap(a[n]).detach().requires_grad_() for n in ("lora_a", "lora_b")}
+    hidden, weight, bias, target, dlogprob = (arrays.unwrap(a[n]) for n in ("hidden", "weight", "bias", "target", "dy"))
+    found = rk.linear_logprob(hidden, weight, target, bias=bias, exp="portable", lora_scale=LORA_SCALE, **lora)
+    found.backward(dlogprob)
+    return {f"d{name}": leaf.grad for name, leaf in lora.items()}
+
+
 def _head_chunks(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
     total = torch.zeros(17, 24, device=arrays.device)
     for part in _chunks(arrays, a):
@@ -353,6 +367,7 @@ def _head_chunks(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 TOKENS = 8203  # two blocks of rule 9
+LORA_SCALE = 0.5
 BLOCK = 8192
 CHUNKS = "chunks of 8192 through main_grad"
 
