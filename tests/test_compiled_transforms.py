@@ -60,6 +60,11 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "tree_sum": (lambda p: rk.tree_sum([p, DY]), DY),
     "linear_logprob in hidden": (lambda x: rk.linear_logprob(x, W, TARGET, dh_segments=8), X),
     "linear_logprob in weight": (lambda w: rk.linear_logprob(X, w, TARGET), W),
+    "linear_logprob in lora_a": (lambda a: rk.linear_logprob(X, W, TARGET, lora_a=a, lora_b=DY.T.contiguous()), R),
+    "linear_logprob in lora_b": (
+        lambda b: rk.linear_logprob(X, W, TARGET, lora_a=X, lora_b=b, lora_scale=0.5),
+        W[:, :3] * 1,
+    ),
     "linear_cross_entropy": (lambda x: rk.linear_cross_entropy(x, W, TARGET, z_loss=0.1, reduction="none"), X),
     "logprob": (lambda x: rk.logprob(x, TARGET), X),
     "rms_norm in x": (lambda x: rk.rms_norm(x, GAIN, EPS, weight_offset=1.0), X),

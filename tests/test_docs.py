@@ -143,6 +143,20 @@ def test_a_head_of_the_docs_has_gradients_that_no_split_changes() -> None:
     assert found[0].any(-1).tolist() == mask.tolist()
 
 
+def test_a_head_with_lora_of_the_docs_trains_its_factors_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(40, 32, generator=generator))
+    x, target = torch.randn(6, 32, generator=generator), torch.randint(0, 40, (6,), generator=generator)
+    layer = run_code_of("docs/linear.md")["LoraHead"](weight, 4, 8)
+    assert not differing(layer(x, target), rk.linear_logprob(x, weight, target)), "lora_b is zero at first"
+    layer(x, target).sum().backward()
+    assert weight.grad is None
+    assert bool(layer.lora_b.grad.any())
+    torch.nn.init.ones_(layer.lora_b)
+    layer(x, target).sum().backward()
+    assert bool(layer.lora_a.grad.any())
+
+
 def on_a_rank(rank: int, ranks: int, port: int, k_segments: int) -> None:
     """A row-parallel layer of the docs next to the same layer on one rank."""
     import torch.distributed as dist

@@ -36,12 +36,15 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert report["healthy"] is True
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
-    # Exact ones have one check; linear has one of the models of other hardware, too.
+    # Exact ones have one check; linear has one of the models of other hardware, too, linear_logprob one of LoRA.
     one = (
         "covariance_mask", "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
         "scatter_rewards", "shift_labels_packed", "value_loss",
     )  # fmt: skip
-    checks = {operator: {"linear": 3}.get(operator, 2 - (operator in one)) for operator in _selftest.OPERATORS}
+    checks = {
+        operator: {"linear": 3, "linear_logprob": 3}.get(operator, 2 - (operator in one))
+        for operator in _selftest.OPERATORS
+    }
     assert on_cpu == [(operator, True) for operator, count in checks.items() for _ in range(count)]
     for operator in checks:
         assert report["operators"][operator][0]["backend"].startswith("cpu")
@@ -220,6 +223,18 @@ def test_a_wrong_head_is_reported(check, monkeypatch):
     monkeypatch.setattr(module, "linear_logprob", wrong)
     checks = {found.check: found for found in _selftest.OPERATORS["linear_logprob"](None, "cpu", None)}
     assert checks[check].passed is False
+
+
+def test_lora_of_another_scale_is_reported(monkeypatch):
+    module = importlib.import_module("rl_kernel_native.ops.linear_logprob")
+    right = module.linear_logprob
+
+    def wrong(*arguments, lora_scale=1.0, **options):
+        return right(*arguments, lora_scale=lora_scale * (1 + 2.0**-8), **options)
+
+    monkeypatch.setattr(module, "linear_logprob", wrong)
+    checks = {found.check: found for found in _selftest.OPERATORS["linear_logprob"](None, "cpu", None)}
+    assert checks["LoRA continues the head's sums"].passed is False
 
 
 @pytest.mark.parametrize("broken", ["gae", "group_advantage", "masked_whiten", "optimal_token_baseline"])

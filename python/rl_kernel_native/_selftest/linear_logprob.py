@@ -55,6 +55,25 @@ class _Head(NamedTuple):
         )
         return of | {name: arrays.get(g) for name, g in zip(_GRADIENTS, grads, strict=True)}
 
+    def with_lora(self, arrays: Arrays, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """logprob and lse with LoRA, and those of logprob of the same sums as one product of more features."""
+        random, (vocab, ins) = np.random.default_rng(rank), self.weight.shape
+        a, b = (
+            round_to(random.normal(0, deviation, shape).astype(np.float32), self.dtype)
+            for shape, deviation in (((rank, ins), 1 / ins**0.5), ((vocab, rank), 2 / rank**0.5))
+        )
+        hidden, weight, bias = (arrays.put(x, self.dtype) for x in self[1:4])
+        factors = {"lora_a": arrays.put(a, self.dtype), "lora_b": arrays.put(b, self.dtype), "lora_scale": 0.5}
+        target = arrays.put(self.target)
+        found = op.linear_logprob(hidden, weight, target, bias=bias, return_lse=True, **factors)
+        sums = arrays.get(linear_op.linear(hidden, factors["lora_a"], out_dtype="float32"))
+        u = round_to(np.float32(0.5) * sums, self.dtype)
+        x, w = (arrays.put(_side_by_side(*pair), self.dtype) for pair in ((self.hidden, u), (self.weight, b)))
+        logits = linear_op.linear(x, w, bias, out_dtype="float32")
+        want = logprob_op.logprob(logits, target, return_lse=True)
+        got, expected = (np.stack([arrays.get(of.logprob), arrays.get(of.lse)]) for of in (found, want))
+        return got, expected
+
     def over_ranks(self, arrays: Arrays, ranks: int) -> np.ndarray:
         """logprob through the vocabulary-parallel form."""
         width, stats = len(self.weight) // ranks, []
@@ -64,6 +83,11 @@ class _Head(NamedTuple):
             how = {"vocab_start": first, "vocab_size": len(self.weight), "bias": bias[own]}
             stats.append(arrays.get(op.linear_logprob_partial(hidden, weight[own], arrays.put(self.target), **how)))
         return arrays.get(logprob_op.logprob_merge(arrays.put(np.stack(stats))))
+
+
+def _side_by_side(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """[a, zeros up to a step of 16, b]."""
+    return np.concatenate([a, np.zeros((len(a), -a.shape[1] % 16), np.float32), b], 1)
 
 
 _OUTPUTS = ("logprob", "lse", "entropy", "sum_p_sq")
@@ -96,8 +120,8 @@ def _against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Scores of hidden states against float64, against logprob of linear and its gradients, over shards, and on an
-    sm_90 against the CPU."""
+    """Scores of hidden states against float64, against logprob of linear and its gradients, over shards, with LoRA, and
+    on an sm_90 against the CPU."""
     arrays = Arrays(torch, device)
     dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # float32 products are the CPU's alone
 
@@ -118,6 +142,13 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         return differ == 0, f"{differ} of {total} values differ from logprob of linear, or on 1, 2, 4, 8 ranks"
 
     yield timed("same bytes as logprob of linear, on any number of ranks", composed)
+
+    def lora() -> tuple[bool, str]:
+        pairs = [case.with_lora(arrays, rank) for case in _heads(dtypes) for rank in (5, 16)]
+        differ, total = sum(same_bytes(*pair) for pair in pairs), sum(got.size for got, _ in pairs)
+        return differ == 0, f"{differ} of {total} values differ from a head of more features"
+
+    yield timed("LoRA continues the head's sums", lora)
     if capability != (9, 0) or device == "cpu":
         return
     cpu = Arrays(torch, "cpu")
