@@ -2,6 +2,7 @@
 // those of the operators that it is made of, as the CPU computes them with the device's arithmetic.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -45,18 +46,22 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// The least workspace, some between, the most, and the operator's own.
+// The least workspace, some between, the most, and the operator's own. What lies behind a workspace stays as it is.
 template <class Params, class F>
 void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {
   ASSERT_LE(range.least, range.most);
-  std::vector<unsigned char> memory(static_cast<std::size_t>(range.most) + 256);
+  std::vector<unsigned char> memory(static_cast<std::size_t>(range.most) + 512);
   const auto first = reinterpret_cast<std::uintptr_t>(memory.data());
   void* const aligned = memory.data() + (256 - first % 256) % 256;
   for (const std::int64_t part : kWorkspaces) {
     p->workspace = aligned;
     p->workspace_bytes = range.least + (range.most - range.least) * part / 16;
     SCOPED_TRACE(p->workspace_bytes);
+    constexpr unsigned char kCanary = 0x5a;
+    unsigned char* const end = static_cast<unsigned char*>(aligned) + p->workspace_bytes;
+    std::fill(end, memory.data() + memory.size(), kCanary);
     f();
+    EXPECT_TRUE(std::all_of(end, memory.data() + memory.size(), [](unsigned char c) { return c == kCanary; }));
   }
   if (kOwnsWorkspace) {
     p->workspace = nullptr;
