@@ -18,11 +18,18 @@ set(RLK_HIP_FLAGS
   -x hip --cuda-device-only --no-gpu-bundle-output -nogpulib -nogpuinc -include stdlib.h
   "-D__host__=__attribute__((host))" "-D__device__=__attribute__((device))"
   -std=c++20 -O3 -ffp-contract=off -Wall -Wextra -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/cpp/include)
+set(RLK_HIP_DEVICE_CODE "" CACHE PATH "The hip folder of another build of these sources, whose device code is taken")
 # Compiles `source` for every architecture; each of `instructions` must come out. The objects' paths go into `objects`.
 function(rlk_compile_hip name source instructions objects)
   set(made "")
   foreach(arch IN LISTS RLK_HIP_ARCHITECTURES)
     set(object "${PROJECT_BINARY_DIR}/hip/${name}.${arch}.hsaco")
+    list(APPEND made "${object}")
+    if(RLK_HIP_DEVICE_CODE)
+      set(there "${RLK_HIP_DEVICE_CODE}/${name}.${arch}.hsaco")
+      add_custom_command(OUTPUT "${object}" COMMAND "${CMAKE_COMMAND}" -E copy "${there}" "${object}" DEPENDS "${there}")
+      continue()
+    endif()
     add_custom_command(
       OUTPUT "${object}"
       COMMAND "${CMAKE_COMMAND}" -DCLANG=${RLK_HIP_CLANG} -DOBJDUMP=${RLK_HIP_OBJDUMP} -DARCH=${arch}
@@ -31,7 +38,6 @@ function(rlk_compile_hip name source instructions objects)
       DEPENDS "${source}" "${PROJECT_SOURCE_DIR}/cmake/CompileHip.cmake"
       DEPFILE "${object}.d"
       COMMENT "${name} for ${arch}" VERBATIM)
-    list(APPEND made "${object}")
   endforeach()
   set(${objects} "${made}" PARENT_SCOPE)
 endfunction()

@@ -4,9 +4,11 @@
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
 #   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
-#   hip       the HIP kernels compile without spills (preset hip) and run under the emulation; skipped without clang 19
+#   hip       the HIP kernels compile without spills (preset hip) and serve Python under the emulation; skipped without
+#             clang 19
 #   wheel     the wheel of variant cpu for this Python, tried in an empty environment
-#   sanitize  C++ tests under ASan and UBSan (preset sanitize), those of the HIP kernels with clang 19
+#   sanitize  C++ tests under ASan and UBSan (preset sanitize), and with clang 19 those of the HIP kernels, which run
+#             nowhere else
 # Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
 # the exit status is 1 if any failed.
 set -euo pipefail
@@ -37,9 +39,13 @@ stage_lint() {
   return $status
 }
 
+# configure PRESET [OPTION...]
+configure() {
+  cmake --preset "$@" --fresh -Wno-dev >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
+}
 # build PRESET [OPTION...]
 build() {
-  cmake --preset "$@" --fresh -Wno-dev >"build/$1.log" 2>&1 || { cat "build/$1.log"; return 1; }
+  configure "$@"
   cmake --build "build/$1" --parallel "$(nproc)"
 }
 
@@ -66,8 +72,8 @@ stage_hip() {
     return
   fi
   pip install -q 'nanobind>=3.1,<4'
-  build hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
-  ctest --test-dir build/hip --output-on-failure --parallel "$(nproc)" --label-regex hip
+  configure hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
+  cmake --build build/hip --parallel "$(nproc)" --target _C hip_standin hip_tiles
   # The extension with the HIP backend, over the package's Python files.
   rm -rf build/hip/package
   mkdir build/hip/package
@@ -83,9 +89,12 @@ stage_wheel() {
 }
 
 stage_sanitize() {
-  local variant=cpu
-  ! install_hip_compiler || variant=rocm6
-  build sanitize -DRLK_VARIANT=$variant
+  local options=(-DRLK_VARIANT=cpu)
+  if install_hip_compiler; then
+    options=(-DRLK_VARIANT=rocm6)
+    [[ ! -e build/hip/hip/tiles.gfx942.hsaco ]] || options+=("-DRLK_HIP_DEVICE_CODE=$PWD/build/hip/hip")
+  fi
+  build sanitize "${options[@]}"
   UBSAN_OPTIONS=print_stacktrace=1 \
     ctest --test-dir build/sanitize --output-on-failure --parallel "$(nproc)" --label-exclude gpu
 }

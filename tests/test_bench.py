@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -394,3 +397,22 @@ def test_a_gpu_that_cannot_be_used_exits_with_2_and_auto_is_the_cpu_without_kern
     assert error.value.code == 2
     assert words in capsys.readouterr().err
     assert command._device(torch, "auto") == ("cuda" if built else "cpu")
+
+
+def test_the_ways_of_a_grpo_step_have_the_same_loss_and_gradients():
+    path = Path(__file__).parents[1] / "bench" / "grpo_head_memory.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    batch = script.make_batch(3, 40, 64, 700, "cpu")
+    expected = script.step(script.stock, batch)
+    gradients = [batch.hidden.grad.clone(), batch.weight.grad.clone()]
+    total = torch.zeros(700, 64)
+    for main_grad in (None, total):
+        got = script.step(functools.partial(script.ours, main_grad=main_grad), batch)
+        assert abs(got - expected) < 1e-2 * abs(expected)  # torch rounds its logits to bfloat16
+        weight_grad = batch.weight.grad if main_grad is None else main_grad
+        for mine, torchs in zip((batch.hidden.grad, weight_grad), gradients, strict=True):
+            assert (mine - torchs).float().norm() < 1e-2 * torchs.float().norm()

@@ -12,7 +12,7 @@ from ..ops import gae as gae_op
 from ..ops import group_advantage as group_op
 from ..ops import masked_whiten as whiten_op
 from ..ops import optimal_token_baseline as baseline_op
-from .tools import Arrays, Check, same_bytes, timed, worst_share
+from .tools import Arrays, Check, same_bytes, same_results, timed, worst_share
 
 
 class _Answers(NamedTuple):
@@ -106,11 +106,6 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
     cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
-        differ = total = 0
-        for case in _answers():
-            here, there = case.results(name, arrays), case.results(name, cpu)
-            differ += sum(same_bytes(here[key], there[key]) for key in here)
-            total += sum(value.size for value in here.values())
-        return differ == 0, f"{differ} of {total} values differ"
+        return same_results((case.results(name, arrays), case.results(name, cpu)) for case in _answers())
 
     yield timed("same bytes as the CPU", bytes_of_cpu)

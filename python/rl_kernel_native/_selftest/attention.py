@@ -10,7 +10,7 @@ import numpy as np
 from ..contract import row
 from ..ops import attention as attention_op
 from ..reference.attention import attention_facts
-from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
+from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
 
 
 class _Attentions(NamedTuple):
@@ -83,11 +83,6 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
-        differ = total = 0
-        for case in _attentions(arrays.dtypes):
-            here, there = case.results(arrays), case.results(cpu)
-            differ += sum(same_bytes(here[name], there[name]) for name in here)
-            total += sum(value.size for value in here.values())
-        return differ == 0, f"{differ} of {total} values differ"
+        return same_results((case.results(arrays), case.results(cpu)) for case in _attentions(arrays.dtypes))
 
     yield timed("same bytes as the CPU", bytes_of_cpu)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..contract import ROUNDING, row
 from ..ops import rope as rope_op
-from .tools import Arrays, Check, round_to, same_bytes, timed, worst_share
+from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
 
 
 class _Rotation(NamedTuple):
@@ -92,11 +92,8 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
-        differ = total = 0
-        for case in _rotations(arrays.dtypes, arrays.device):
-            here, there = case.results(arrays), case.results(cpu)
-            differ += sum(same_bytes(here[name], there[name]) for name in here)
-            total += sum(value.size for value in here.values())
-        return differ == 0, f"{differ} of {total} values differ"
+        return same_results(
+            (case.results(arrays), case.results(cpu)) for case in _rotations(arrays.dtypes, arrays.device)
+        )
 
     yield timed("same bytes as the CPU", bytes_of_cpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +55,15 @@ def worst_share(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> f
 def same_bytes(a: np.ndarray, b: np.ndarray) -> int:
     """Elements whose bytes differ."""
     return int((a.view(np.uint32) != b.view(np.uint32)).sum())
+
+
+def same_results(pairs: Iterable[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]) -> tuple[bool, str]:
+    """Outcome of a test by the bytes of each pair's results of the same name."""
+    differ = total = 0
+    for here, there in pairs:
+        differ += sum(same_bytes(here[name], there[name]) for name in here)
+        total += sum(value.size for value in here.values())
+    return differ == 0, f"{differ} of {total} values differ"
 
 
 def timed(check: str, run: Callable[[], tuple[bool, str]]) -> Check:
