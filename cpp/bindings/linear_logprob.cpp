@@ -17,8 +17,6 @@ namespace {
 
 constexpr std::int64_t kAlign = 256;
 
-[[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
-
 // Two arrays or none, and a number.
 struct LoraArguments {
   nb::handle a, b;

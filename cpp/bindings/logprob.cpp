@@ -137,27 +137,27 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
 RowLayout gradient_layout(const Array& out, const Array& logits) {
   const TensorView& v = out.view();
   const TensorView& x = logits.view();
-  const auto value_error = [](const std::string& message) { throw nb::value_error(("out: " + message).c_str()); };
+  const auto refuse = [](const std::string& message) { value_error("out: " + message); };
   if (v.dtype != x.dtype) {
     throw nb::type_error(
         (std::string("out: expected dtype ") + name_of(x.dtype) + " (that of logits), got " + name_of(v.dtype))
             .c_str());
   }
   if (!(v.device == x.device)) {
-    value_error("expected device " + name_of(x.device) + " (that of logits), got " + name_of(v.device));
+    refuse("expected device " + name_of(x.device) + " (that of logits), got " + name_of(v.device));
   }
   if (!std::ranges::equal(out.shape(), logits.shape())) {
-    value_error("expected shape " + shape_text(logits.shape()) + ", got " + shape_text(out.shape()));
+    refuse("expected shape " + shape_text(logits.shape()) + ", got " + shape_text(out.shape()));
   }
   if (v.read_only) throw nb::buffer_error("out: is read-only");
-  if (overlaps_itself(v)) value_error("expected strides that do not overlap");
+  if (overlaps_itself(v)) refuse("expected strides that do not overlap");
   if (v.num_elements() > 0 && v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1)
-    value_error("expected a contiguous last dimension (stride 1)");
+    refuse("expected a contiguous last dimension (stride 1)");
   bool same = v.data == x.data;
   for (int i = 0; i < v.ndim && same; ++i) same = x.shape[i] == 1 || v.stride(i) == x.stride(i);
-  if (!same && ranges_overlap(v, x)) value_error("overlaps logits without being logits itself");
+  if (!same && ranges_overlap(v, x)) refuse("overlaps logits without being logits itself");
   const auto layout = row_layout(v, v.ndim - 1);
-  if (!layout) value_error("expected leading dimensions that collapse to at most two strides");
+  if (!layout) refuse("expected leading dimensions that collapse to at most two strides");
   return *layout;
 }
 

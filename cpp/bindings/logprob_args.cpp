@@ -7,7 +7,6 @@
 namespace rlk::bindings {
 namespace {
 
-[[noreturn]] void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }

@@ -78,7 +78,8 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 // Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
 nb::object bfloat16_capsule(nb::object capsule);
 
-// A ValueError that names the argument.
+[[noreturn]] inline void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
+// One that names the argument.
 [[noreturn]] void argument_error(const std::string& name, const std::string& message);
 [[noreturn]] inline void argument_error(const Array& a, const std::string& message) {
   argument_error(a.name(), message);

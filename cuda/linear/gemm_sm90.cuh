@@ -23,7 +23,7 @@ struct GemmTile {
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
   // Wide tiles find the next tile's place beside their products; in the short steps of narrow ones that would show.
-  static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192 && kCombine != Combine::kTree;
+  static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
   static constexpr bool kTransposed = kIsTransposed;
   static constexpr int kWarpgroups = kBM / 64;

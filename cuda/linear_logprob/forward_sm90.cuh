@@ -38,7 +38,7 @@ struct HeadLaunch {
   float4* nodes;             // [strips][padded rows]
   float4* tile_nodes;        // [items from whole_items on][kStripTiles][rows of a block]
   float* target_z;           // [rows]
-  std::int64_t target_stride, vocab_start, ignore_index;
+  std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
   int rows, padded_rows, last_rows, last_columns, stages;
   int k_steps, lora_steps;  // stages of a tile, those of LoRA at its end among them

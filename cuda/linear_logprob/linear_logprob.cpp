@@ -13,9 +13,8 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kRowsAtOnce = 8192;   // more are no faster, and their statistics would take more memory
-constexpr std::int64_t kFewestRows = 128;    // a block's
-constexpr std::int64_t kGroupOfRows = 2048;  // kGroupRows: rows at a time are a multiple where they can be
+constexpr std::int64_t kRowsAtOnce = 8192;  // more are no faster, and their statistics would take more memory
+constexpr std::int64_t kFewestRows = 128;   // a block's
 
 // LoRA's part of the workspace, before everything else: u of some rows, and the sums that it is rounded from.
 struct LoraBytes {
@@ -72,7 +71,8 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
   const DeviceGuard guard(device);
   std::int64_t step = std::min(p.num_rows, kRowsAtOnce);
   while (step > kFewestRows && fused_bytes(p, step, device) > p.workspace_bytes) {
-    step = step > kGroupOfRows ? (step - 1) / kGroupOfRows * kGroupOfRows : (step - 1) / kFewestRows * kFewestRows;
+    const std::int64_t multiple = step > kGroupRows ? kGroupRows : kFewestRows;  // whole groups, where that can be
+    step = (step - 1) / multiple * multiple;
   }
   const LoraBytes of_lora(p.head, step);
   auto* const memory = static_cast<unsigned char*>(p.workspace);

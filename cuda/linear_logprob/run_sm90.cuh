@@ -30,7 +30,6 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   g.temperature = p.temperature;
   g.temperature_value = p.temperature_value;
   g.vocab_start = p.vocab_start;
-  g.ignore_index = p.ignore_index;
   g.logit_scale = p.logit_scale;
   g.softcap = p.softcap;
   g.inverse_softcap = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
