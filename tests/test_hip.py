@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
-from cases import ALL, part_cut, torch_logits, torch_targets
+from cases import ALL, differing, part_cut, torch_logits, torch_targets
 from dlpack import BFLOAT, ROCM, Exporter
 from rl_kernel_native import _dispatch
 from rl_kernel_native._native import module as native
@@ -454,3 +455,21 @@ def test_cpu_and_hip_rewards_have_the_same_bytes(name: str, monkeypatch: pytest.
         got = back(outputs_of(reward_batches.run(there, name, **{k: on_device(x) for k, x in more.items()})))
         found = fuzz.differing(want, got)
         assert not found, f"{name}, batch {number}: {found}"
+
+
+def test_workspaces_are_counted_by_device() -> None:
+    rk.workspace_stats(reset=True)
+    hidden, weight = torch.randn(300, 64).bfloat16(), torch.randn(1000, 64).bfloat16()
+    head, target = (on_device(hidden), on_device(weight)), torch.arange(300)
+    for size in (1 << 20, 1 << 19):
+        got = back(rk.linear_logprob(*head, on_device(target), workspace_bytes=size))
+        assert not differing(got, rk.linear_logprob(hidden, weight, target))
+    with pytest.raises(ValueError, match="workspace_bytes: expected at least") as refused:
+        rk.linear_logprob(*head, on_device(target), workspace_bytes=10)
+    least = int(re.search(r"at least (\d+)", str(refused.value))[1])
+    rk.linear_logprob(*head, on_device(target), workspace_bytes=least)
+    found = rk.workspace_stats(reset=True)["rocm:0"]
+    assert found.calls >= 3
+    assert found.last_bytes == least
+    assert 1 << 19 < found.most_bytes <= 1 << 20
+    assert rk.workspace_stats() == {}

@@ -345,3 +345,19 @@ def test_a_tangent_is_an_error(rng: np.random.Generator, device: str) -> None:
     y = score(hidden.clone().requires_grad_())
     with forward_ad.dual_level(), pytest.raises(Exception, match=words):
         y.backward(forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y)))
+
+
+def test_workspaces_are_counted_by_device(device: str) -> None:
+    rk.workspace_stats(reset=True)
+    assert rk.workspace_stats() == {}
+    hidden, weight = torch.randn(300, 64, device=device).bfloat16(), torch.randn(1000, 64, device=device).bfloat16()
+    target = torch.arange(300, device=device)
+    for bytes_ in (LEAST, 2 * LEAST):
+        rk.linear_logprob(hidden, weight, target, kept=None, softcap=30.0, workspace_bytes=bytes_)
+    if device == "cpu":  # whose backend allocates by itself
+        assert rk.workspace_stats() == {}
+        return
+    found = rk.workspace_stats(reset=True)[f"{device}:{torch.cuda.current_device()}"]
+    assert found.calls == 2
+    assert 0 < found.last_bytes <= found.most_bytes <= 2 * LEAST
+    assert rk.workspace_stats() == {}

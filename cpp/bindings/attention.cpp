@@ -13,6 +13,7 @@
 #include "rlk/kernels/attention_row.h"
 #include "rlk/kernels/attention_span.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -333,13 +334,8 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, 
     p.dk = make(call.k(), &dk);
     p.dv = make(call.k(), &dv);
   }
-  nb::object workspace = nb::none();
-  const std::int64_t floats[] = {attention_backward_workspace_bytes(p, call.device()) / 4};
-  if (floats[0] > 0) {
-    Caller::Fresh memory = caller.empty(floats, DType::kFloat32);
-    p.workspace = memory.data;
-    workspace = std::move(memory.array);
-  }
+  const nb::object workspace =
+      take_workspace(caller, attention_backward_workspace_bytes(p, call.device()), &p.workspace);
   {
     nb::gil_scoped_release release;
     rlk::attention_backward(p, call.device(), caller.stream);

@@ -6,6 +6,7 @@
 #include "module.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -35,12 +36,7 @@ nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   const Caller caller = make_caller(logprob, device, allocate, stream);
   const Caller::Fresh selected = caller.empty(tokens.shape(), DType::kFloat32);
   p.selected = static_cast<float*>(selected.data);
-  Caller::Fresh workspace{nb::none(), nullptr};
-  if (const std::int64_t bytes = covariance_mask_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, covariance_mask_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::covariance_mask(p, device, caller.stream);

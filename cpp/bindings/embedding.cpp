@@ -13,6 +13,7 @@
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -131,7 +132,7 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   }
   const Caller caller = make_caller(dy, device, allocate, stream);
   std::optional<Array> given;
-  nb::object dweight, workspace;
+  nb::object dweight;
   if (main_grad.is_none()) {
     const std::int64_t shape[] = {p.num_rows, p.columns};
     Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
@@ -148,13 +149,7 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
     p.accumulate = true;
     dweight = nb::borrow(main_grad);
   }
-  const std::int64_t bytes = embedding_backward_workspace_bytes(p, device);
-  if (bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    Caller::Fresh fresh = caller.empty(shape, DType::kFloat32);
-    p.workspace = fresh.data;
-    workspace = std::move(fresh.array);
-  }
+  const nb::object workspace = take_workspace(caller, embedding_backward_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;
     std::unique_lock<std::mutex> lock;

@@ -9,6 +9,7 @@
 #include "linear_args.h"
 #include "module.h"
 #include "sequences_args.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -84,7 +85,7 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   };
   void *advantage = nullptr, *mean = nullptr, *std = nullptr, *status = nullptr;
   const nb::object advantages = fresh(DType::kFloat32, &advantage);
-  nb::object means = nb::none(), stds = nb::none(), states = nb::none(), workspace;
+  nb::object means = nb::none(), stds = nb::none(), states = nb::none();
   if (return_stats) {
     means = fresh(DType::kFloat32, &mean);
     stds = fresh(DType::kFloat32, &std);
@@ -94,13 +95,7 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   p.mean = static_cast<float*>(mean);
   p.std = static_cast<float*>(std);
   p.status = static_cast<std::int32_t*>(status);
-  const std::int64_t bytes = group_advantage_workspace_bytes(p, device);
-  if (bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 7) / 8};
-    Caller::Fresh out = caller.empty(shape, DType::kInt64);
-    p.workspace = out.data;
-    workspace = std::move(out.array);
-  }
+  const nb::object workspace = take_workspace(caller, group_advantage_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::group_advantage(p, device, caller.stream);

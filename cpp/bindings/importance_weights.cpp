@@ -8,6 +8,7 @@
 #include "module.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -53,12 +54,7 @@ nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
                       kept = caller.empty(tokens.shape(), DType::kFloat32);
   p.weights = static_cast<float*>(weights.data);
   p.kept = static_cast<float*>(kept.data);
-  Caller::Fresh workspace{nb::none(), nullptr};
-  if (const std::int64_t bytes = importance_weights_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, importance_weights_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::importance_weights(p, device, caller.stream);

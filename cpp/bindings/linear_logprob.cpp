@@ -11,6 +11,7 @@
 #include "linear_args.h"
 #include "logprob_outputs.h"
 #include "module.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -99,17 +100,19 @@ struct HeadArguments {
 // As much as is of use, up to `bytes`. The CPU backend has its own.
 template <class Params>
 nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Caller& caller) {
-  if (bytes < range.least) {
-    value_error("workspace_bytes: expected at least " + std::to_string(range.least) + " for this call, got " +
+  // It begins at a multiple of kAlign, wherever the allocator's memory begins.
+  const std::int64_t least = range.least == 0 ? 0 : range.least + kAlign;
+  if (bytes < least) {
+    value_error("workspace_bytes: expected at least " + std::to_string(least) + " for this call, got " +
                 std::to_string(bytes));
   }
   if (caller.device.type == DeviceType::kCpu || range.most == 0) return nb::none();
-  p->workspace_bytes = std::max(range.least, std::min(range.most, bytes - bytes % kAlign));
-  const std::int64_t shape[] = {(p->workspace_bytes + kAlign) / 4};
-  Caller::Fresh memory = caller.empty(shape, DType::kFloat32);
-  const auto first = reinterpret_cast<std::uintptr_t>(memory.data);
-  p->workspace = static_cast<unsigned char*>(memory.data) + (kAlign - first % kAlign) % kAlign;
-  return memory.array;
+  p->workspace_bytes = std::min(range.most, bytes - kAlign);
+  void* memory = nullptr;
+  nb::object array = take_workspace(caller, p->workspace_bytes + kAlign, &memory);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory);
+  p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
+  return array;
 }
 
 nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target, nb::handle temperature,

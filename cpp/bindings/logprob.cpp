@@ -6,18 +6,10 @@
 #include "logprob_outputs.h"
 #include "module.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
-
-nb::object workspace_of(const LogprobParams& p, const Caller& caller, void** data) {
-  const std::int64_t bytes = logprob_workspace_bytes(p, caller.device);
-  if (bytes == 0) return nb::none();
-  const std::int64_t shape[] = {(bytes + 3) / 4};
-  Caller::Fresh memory = caller.empty(shape, DType::kFloat32);
-  *data = memory.data;
-  return memory.array;
-}
 
 nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature, nb::handle logit_scale,
                    nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
@@ -29,7 +21,7 @@ nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature,
   const Outputs outputs(call, caller, returns, out);
   LogprobParams p{call.input()};
   outputs.point(&p);
-  const nb::object workspace = workspace_of(p, caller, &p.workspace);
+  const nb::object workspace = take_workspace(caller, logprob_workspace_bytes(p, caller.device), &p.workspace);
   {
     nb::gil_scoped_release release;
     rlk::logprob(p, call.device(), caller.stream);
@@ -56,7 +48,7 @@ nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, n
   const Outputs outputs(call, caller, returns, nb::none());
   LogprobParams p{call.input()};
   outputs.point(&p);
-  const nb::object workspace = workspace_of(p, caller, &p.workspace);
+  const nb::object workspace = take_workspace(caller, logprob_workspace_bytes(p, caller.device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::logprob(p, call.device(), caller.stream);
@@ -76,7 +68,7 @@ nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature,
   const Caller::Fresh stats = caller.empty(shape, DType::kFloat32);
   LogprobParams p{call.input()};
   p.stats = static_cast<float*>(stats.data);
-  const nb::object workspace = workspace_of(p, caller, &p.workspace);
+  const nb::object workspace = take_workspace(caller, logprob_workspace_bytes(p, caller.device), &p.workspace);
   {
     nb::gil_scoped_release release;
     rlk::logprob(p, call.device(), caller.stream);

@@ -6,6 +6,7 @@
 #include "define.h"
 #include "module.h"
 #include "sequences_args.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -28,7 +29,7 @@ nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle
   const Caller caller = make_caller(x, device, allocate, stream);
   Caller::Fresh y = caller.empty(sequences.first().shape(), DType::kFloat32);
   p.y = {static_cast<float*>(y.data), sequences.contiguous_stride()};
-  nb::object mean = nb::none(), var = nb::none(), workspace;
+  nb::object mean = nb::none(), var = nb::none();
   if (return_stats) {
     Caller::Fresh of_mean = caller.empty({}, DType::kFloat32), of_var = caller.empty({}, DType::kFloat32);
     p.mean = static_cast<float*>(of_mean.data);
@@ -36,13 +37,7 @@ nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle
     mean = std::move(of_mean.array);
     var = std::move(of_var.array);
   }
-  const std::int64_t bytes = masked_whiten_workspace_bytes(p, device);
-  if (bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 7) / 8};
-    Caller::Fresh out = caller.empty(shape, DType::kInt64);
-    p.workspace = out.data;
-    workspace = std::move(out.array);
-  }
+  const nb::object workspace = take_workspace(caller, masked_whiten_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::masked_whiten(p, device, caller.stream);

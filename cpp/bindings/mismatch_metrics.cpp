@@ -6,6 +6,7 @@
 #include "module.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -25,12 +26,7 @@ nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle
   const std::int64_t vector[] = {kMismatchMetrics};
   const Caller::Fresh metrics = caller.empty(vector, DType::kFloat32);
   p.metrics = static_cast<float*>(metrics.data);
-  Caller::Fresh workspace{nb::none(), nullptr};
-  if (const std::int64_t bytes = mismatch_metrics_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, mismatch_metrics_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::mismatch_metrics(p, device, caller.stream);

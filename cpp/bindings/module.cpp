@@ -60,4 +60,5 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_shift_labels_packed(m);
   rlk::bindings::bind_silu_mul(m);
   rlk::bindings::bind_value_loss(m);
+  rlk::bindings::bind_workspace(m);
 }

@@ -26,4 +26,5 @@ void bind_sequence_logprob(nanobind::module_& m);
 void bind_shift_labels_packed(nanobind::module_& m);
 void bind_silu_mul(nanobind::module_& m);
 void bind_value_loss(nanobind::module_& m);
+void bind_workspace(nanobind::module_& m);
 }  // namespace rlk::bindings

@@ -11,6 +11,7 @@
 #include "sequences_args.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -61,12 +62,7 @@ nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb:
                       returns = caller.empty(tokens.shape(), DType::kFloat32);
   p.advantages = static_cast<float*>(advantages.data);
   p.returns = static_cast<float*>(returns.data);
-  Caller::Fresh workspace{nb::none(), nullptr};
-  if (const std::int64_t bytes = optimal_token_baseline_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, optimal_token_baseline_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::optimal_token_baseline(p, device, caller.stream);

@@ -9,6 +9,7 @@
 #include "module.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -68,18 +69,14 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   const Caller caller = make_caller(logprob, device, allocate, stream);
   const std::int64_t vector[] = {kPolicyMetrics};
   Caller::Fresh of_loss = caller.empty({}, DType::kFloat32), metrics = caller.empty(vector, DType::kFloat32);
-  Caller::Fresh d_logprob{nb::none(), nullptr}, d_entropy = d_logprob, workspace = d_logprob;
+  Caller::Fresh d_logprob{nb::none(), nullptr}, d_entropy = d_logprob;
   if (return_d_logprob) d_logprob = caller.empty(tokens.shape(), DType::kFloat32);
   if (return_d_entropy && p.entropy.data != nullptr) d_entropy = caller.empty(tokens.shape(), DType::kFloat32);
   p.loss = static_cast<float*>(of_loss.data);
   p.metrics = static_cast<float*>(metrics.data);
   p.d_logprob = static_cast<float*>(d_logprob.data);
   p.d_entropy = static_cast<float*>(d_entropy.data);
-  if (const std::int64_t bytes = policy_loss_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, policy_loss_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::policy_loss(p, device, caller.stream);

@@ -13,6 +13,7 @@
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -224,13 +225,7 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
       p.main_grad = static_cast<const float*>(p.dweight);
       dweight = nb::borrow(main_grad);
     }
-    const std::int64_t bytes = rms_norm_backward_workspace_bytes(p, device);
-    if (bytes > 0) {
-      const std::int64_t shape[] = {(bytes + 3) / 4};
-      Caller::Fresh fresh = caller.empty(shape, DType::kFloat32);
-      p.workspace = fresh.data;
-      workspace = std::move(fresh.array);
-    }
+    workspace = take_workspace(caller, rms_norm_backward_workspace_bytes(p, device), &p.workspace);
   }
   {
     nb::gil_scoped_release release;

@@ -11,6 +11,7 @@
 #include "sequences_args.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -93,12 +94,7 @@ nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, n
   const std::int64_t num[] = {q.num_sequences};
   const Caller::Fresh lengths = caller.empty(num, DType::kInt64);
   p.lengths = static_cast<std::int64_t*>(lengths.data);
-  Caller::Fresh workspace{nb::none(), nullptr};
-  if (const std::int64_t bytes = scatter_rewards_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, scatter_rewards_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::scatter_rewards(p, device, caller.stream);

@@ -5,6 +5,7 @@
 #include "module.h"
 #include "token_args.h"
 #include "torch_state.h"
+#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -32,16 +33,12 @@ nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::
   const Caller caller = make_caller(value, device, allocate, stream);
   const std::int64_t vector[] = {kValueMetrics};
   Caller::Fresh of_loss = caller.empty({}, DType::kFloat32), metrics = caller.empty(vector, DType::kFloat32);
-  Caller::Fresh d_value{nb::none(), nullptr}, workspace = d_value;
+  Caller::Fresh d_value{nb::none(), nullptr};
   if (return_d_value) d_value = caller.empty(tokens.shape(), DType::kFloat32);
   p.loss = static_cast<float*>(of_loss.data);
   p.metrics = static_cast<float*>(metrics.data);
   p.d_value = static_cast<float*>(d_value.data);
-  if (const std::int64_t bytes = value_loss_workspace_bytes(p, device); bytes > 0) {
-    const std::int64_t shape[] = {(bytes + 3) / 4};
-    workspace = caller.empty(shape, DType::kFloat32);
-    p.workspace = workspace.data;
-  }
+  const nb::object workspace = take_workspace(caller, value_loss_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::value_loss(p, device, caller.stream);

@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import _dispatch, _native, _variants, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from ._workspace import WorkspaceStats, workspace_stats
 from .integrations import patch_model, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.covariance_mask import covariance_mask, covariance_mask_reference
@@ -142,6 +143,7 @@ __all__ = [
     "ValueGradients",
     "ValueLoss",
     "ValueMetrics",
+    "WorkspaceStats",
     "arithmetic",
     "attention",
     "attention_backward",
@@ -230,4 +232,5 @@ __all__ = [
     "variant",
     "vtrace",
     "vtrace_reference",
+    "workspace_stats",
 ]

@@ -1,0 +1,30 @@
+"""What operators took of memory beside their inputs and outputs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ._native import module as _C
+
+
+class WorkspaceStats(NamedTuple):
+    """Of one device, since the process began or the last reset."""
+
+    calls: int
+    last_bytes: int
+    most_bytes: int
+
+
+def workspace_stats(*, reset: bool = False) -> dict[str, WorkspaceStats]:
+    """How much workspace calls took from the caller's allocator.
+
+    It is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool), which keeps what a call gave back
+    for the next one, whichever operator that is of: a second call of the same size allocates nothing anew, and between
+    calls others may use it.
+
+    Args:
+        reset: whether to begin again at 0 afterwards.
+    Returns: ``{"cuda:0": WorkspaceStats(calls, last_bytes, most_bytes)}``, one entry for each device on which a call
+        took any. What the CPU backend allocates by itself is not counted.
+    """
+    return {device: WorkspaceStats(*numbers) for device, numbers in _C.workspace_stats(reset).items()}
