@@ -458,18 +458,21 @@ def test_cpu_and_hip_rewards_have_the_same_bytes(name: str, monkeypatch: pytest.
 
 
 def test_workspaces_are_counted_by_device() -> None:
-    rk.workspace_stats(reset=True)
-    hidden, weight = torch.randn(300, 64).bfloat16(), torch.randn(1000, 64).bfloat16()
-    head, target = (on_device(hidden), on_device(weight)), torch.arange(300)
-    for size in (1 << 20, 1 << 19):
-        got = back(rk.linear_logprob(*head, on_device(target), workspace_bytes=size))
-        assert not differing(got, rk.linear_logprob(hidden, weight, target))
+    arrays = (torch.randn(300, 64).bfloat16(), torch.randn(1000, 64).bfloat16(), torch.arange(300))
+    head = on_device(arrays)
+    want = back(rk.linear_logprob(*head))
     with pytest.raises(ValueError, match="workspace_bytes: expected at least") as refused:
-        rk.linear_logprob(*head, on_device(target), workspace_bytes=10)
-    least = int(re.search(r"at least (\d+)", str(refused.value))[1])
-    rk.linear_logprob(*head, on_device(target), workspace_bytes=least)
-    found = rk.workspace_stats(reset=True)["rocm:0"]
-    assert found.calls >= 3
-    assert found.last_bytes == least
-    assert 1 << 19 < found.most_bytes <= 1 << 20
+        rk.linear_logprob(*head, workspace_bytes=10)
+    named = re.search(r"at least (\d+)", str(refused.value))
+    assert named is not None
+    sizes = (1 << 20, int(named[1]))
+    rk.workspace_stats(reset=True)
+    for size in sizes:
+        before = rk.workspace_stats().get("rocm:0", (0,))[0]
+        assert not differing(back(rk.linear_logprob(*head, workspace_bytes=size)), want)
+        found = rk.workspace_stats()["rocm:0"]
+        assert found.calls == before + 1
+        assert size // 2 < found.last_bytes <= size
+    assert found.most_bytes <= sizes[0]
+    assert rk.workspace_stats(reset=True) == {"rocm:0": found}
     assert rk.workspace_stats() == {}
