@@ -9,12 +9,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpp/ops/linear_logprob_rows.h"
 #include "rlk/base.h"
 
 namespace rlk {
 namespace {
-
-constexpr std::int64_t kAlign = 256;
 
 struct Columns {
   std::int64_t first, count;
@@ -63,8 +62,6 @@ int shares_in_workspace(const LinearLogprobBackwardParams& p, std::size_t parts)
   if (p.dhidden == nullptr) return 0;
   return static_cast<int>(std::bit_width(parts)) - (p.wide_dhidden ? 1 : 0);
 }
-
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 std::int64_t share_bytes(const LinearLogprobBackwardParams& p) {
   return aligned(p.num_rows * p.head.in_features * size_of(DType::kFloat32));

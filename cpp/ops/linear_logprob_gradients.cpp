@@ -1,0 +1,372 @@
+// A block of tokens and a chunk of the vocabulary at a time: gradients of logits, and products of these.
+#include "cpp/ops/linear_logprob_gradients.h"
+
+#include <algorithm>
+
+#include "cpp/ops/linear_logprob_rows.h"
+#include "rlk/build.h"
+#include "rlk/kernels/lora_rows.h"
+#if RLK_WITH_CUDA
+#include "cuda/linear_logprob/linear_logprob.h"
+#endif
+
+namespace rlk {
+namespace {
+
+constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary are multiples of this, where they can be
+constexpr std::int64_t kLeastColumns = 16;        // a step of rule 1, at which a contraction can be cut
+constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
+
+bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
+#if RLK_WITH_CUDA
+  return device.type == DeviceType::kCuda && cuda::fuses_logit_gradients(p, p.head, device.index);
+#else
+  return false;
+#endif
+}
+
+// A block of tokens (rule 9) and a chunk of the vocabulary at a time. Where dweight is float32, or there is one block, it
+// is its own accumulator and blocks go outside, with float32 sums of dhidden for one of them; else chunks go outside, with
+// sums of dweight for one chunk and of dhidden for all rows. Sums of LoRA's gradients follow.
+class Backward {
+ public:
+  Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device, void* workspace)
+      : p_(p),
+        head_(p.head),
+        chunk_(std::min(chunk, p.num_columns)),
+        device_(device),
+        fused_(fuses_gradients(p, device)) {
+    block_rows_ = std::min(kTokenBlock, p.num_rows);
+    const bool sums_logits_here = sums_logits(head_, p.dtype) && !fused_;
+    logit_rows_ = p.dtype == head_.dtype && !sums_logits_here ? block_rows_ : std::min(kRowsOfLogits, block_rows_);
+    blocks_ = ceil_div(p.num_rows, kTokenBlock);
+    chunks_ = ceil_div(p.num_columns, std::max<std::int64_t>(chunk_, 1));
+    sums_dweight_ = p.dweight != nullptr && p.dweight_dtype != DType::kFloat32 && blocks_ > 1;
+    Pieces pieces(workspace);
+    hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
+    gradients_ = pieces.take(block_rows_ * chunk_ * operand_bytes());
+    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
+    if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
+    const std::int64_t kept_rows = sums_dweight_ ? p.num_rows : block_rows_;
+    if (p.dhidden != nullptr && (chunks_ > 1 || has_lora(head_))) {
+      dhidden_ = pieces.take<float>(kept_rows * features() * 4);
+    }
+    if (sums_dweight_) dweight_ = pieces.take<float>(chunk_ * features() * 4);
+    lora_.take(&pieces, head_, block_rows_);
+    if (has_lora(head_) && (p.dhidden != nullptr || p.dlora_a != nullptr)) {
+      v_sums_ = pieces.take<float>(kept_rows * rank() * 4);
+      v_ = pieces.take(block_rows_ * rank() * operand_bytes());
+    }
+    const bool sums_lora = blocks_ > 1 && head_.dtype != DType::kFloat32;
+    if (p.dlora_a != nullptr && sums_lora && !p.wide_dlora_a) dlora_a_ = pieces.take<float>(rank() * features() * 4);
+    if (p.dlora_b != nullptr && sums_lora) {
+      dlora_b_ = pieces.take<float>((sums_dweight_ ? chunk_ : p.num_columns) * rank() * 4);
+    }
+    if (p.dbias != nullptr) {
+      dbias_ = pieces.take<float>(p.num_columns * 4);
+      block_dbias_ = pieces.take<float>(chunk_ * 4);
+    }
+    bytes_ = pieces.used();
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+  void run(Stream stream) {
+    stream_ = stream;
+    if (sums_dweight_) {
+      for (std::int64_t c = 0; c < chunks_; ++c) {
+        for (std::int64_t b = 0; b < blocks_; ++b) step(b, c);
+      }
+    } else {
+      for (std::int64_t b = 0; b < blocks_; ++b) {
+        for (std::int64_t c = 0; c < chunks_; ++c) step(b, c);
+      }
+    }
+  }
+
+ private:
+  std::int64_t features() const { return head_.in_features; }
+  std::int64_t rank() const { return head_.lora_rank; }
+  std::int64_t operand_bytes() const { return size_of(head_.dtype); }
+
+  void step(std::int64_t b, std::int64_t c) {
+    row_ = b * kTokenBlock;
+    rows_ = std::min(kTokenBlock, p_.num_rows - row_);
+    first_ = c * chunk_;
+    columns_ = std::min(chunk_, p_.num_columns - first_);
+    if (c == 0 || sums_dweight_) {
+      copy_scored(p_, head_, row_, rows_, hidden_, device_, stream_);
+      lora_.compute(head_, hidden_, rows_, device_, stream_);
+    }
+    logit_gradients();
+    if (v_ != nullptr) compute_v(c);
+    if (p_.dhidden != nullptr) hidden_gradient(c);
+    if (p_.dlora_a != nullptr && c + 1 == chunks_) lora_a_gradient(b);
+    if (p_.dlora_b != nullptr) lora_b_gradient(b);
+    if (p_.dweight != nullptr) weight_gradient(b);
+    if (p_.dbias != nullptr) bias_gradient(b);
+  }
+
+  void logit_gradients() {
+#if RLK_WITH_CUDA
+    if (fused_) {
+      const LogprobBackwardParams q = of_rows(0, rows_, gradients_);
+      Head head = head_;
+      head.hidden = hidden_;
+      head.hidden_rows = dense(rows_, features());
+      head.weight = at(head_.weight, first_ * head_.weight_stride * operand_bytes());
+      if (has_lora(head_)) head.lora_b = at(head_.lora_b, first_ * head_.lora_b_stride * operand_bytes());
+      return cuda::logit_gradients(q, head, lora_.u, device_.index, stream_);
+    }
+#endif
+    for (std::int64_t i = 0; i < rows_; i += logit_rows_) {
+      const std::int64_t rows = std::min(logit_rows_, rows_ - i);
+      unsigned char* const to = at(gradients_, i * columns_ * operand_bytes());
+      void* const logits = logits_ == nullptr ? static_cast<void*>(to) : logits_;
+      compute_logits(head_, p_.dtype, at(hidden_, i * features() * operand_bytes()),
+                     at(lora_.u, i * rank() * operand_bytes()), rows, first_, columns_, logit_sums_, logits, device_,
+                     stream_);
+      const LogprobBackwardParams q = of_rows(i, rows, logits);
+      logprob_backward(q, device_, stream_);
+      if (logits_ != nullptr) round_to(logits_, to, head_.dtype, rows * columns_, device_, stream_);
+    }
+  }
+
+  // Of rows [i, i + rows) of the step's and its columns; logits and their gradients at `logits`.
+  LogprobBackwardParams of_rows(std::int64_t i, std::int64_t rows, void* logits) const {
+    LogprobBackwardParams q = p_;
+    move_to_rows(&q, row_ + i, rows);
+    q.vocab_start += first_;
+    q.num_columns = columns_;
+    q.logits = q.dlogits = logits;
+    q.logits_rows = q.dlogits_rows = dense(rows, columns_);
+    q.lse = from_row(p_.lse, row_ + i);
+    q.entropy = from_row(p_.entropy, row_ + i);
+    q.dlogprob = from_row(p_.dlogprob, row_ + i, p_.dlogprob_rows.inner_stride);
+    q.dlse = from_row(p_.dlse, row_ + i, p_.dlse_rows.inner_stride);
+    q.dentropy = from_row(p_.dentropy, row_ + i, p_.dentropy_rows.inner_stride);
+    q.dlogprob_rows.inner = q.dlse_rows.inner = q.dentropy_rows.inner = rows;
+    return q;
+  }
+
+  // Of the step's gradients and `weight`, whose rows are the step's columns: `sums`, which go on from chunk to chunk.
+  LinearInputGradParams sums_over_columns(const void* weight, std::int64_t stride, std::int64_t width, float* sums,
+                                          std::int64_t c) const {
+    LinearInputGradParams q;
+    q.dy = gradients_;
+    q.dy_rows = dense(rows_, columns_);
+    q.weight = at(weight, first_ * stride * operand_bytes());
+    q.weight_stride = stride;
+    q.start = c == 0 ? nullptr : sums;
+    q.start_stride = width;
+    q.dx = sums;
+    q.dx_rows = dense(rows_, width);
+    q.dx_dtype = DType::kFloat32;
+    q.num_rows = rows_;
+    q.in_features = width;
+    q.out_features = columns_;
+    q.dtype = head_.dtype;
+    q.arithmetic = head_.arithmetic;
+    return q;
+  }
+
+  void hidden_gradient(std::int64_t c) {
+    const bool last = c + 1 == chunks_;
+    float* const sums = from_row(dhidden_, sums_dweight_ ? row_ : 0, features());
+    LinearInputGradParams q = sums_over_columns(head_.weight, head_.weight_stride, features(), sums, c);
+    if (last && has_lora(head_)) {
+      linear_input_grad(q, device_, stream_);
+      q.dy = v_;
+      q.dy_rows = dense(rows_, rank());
+      q.weight = head_.lora_a;
+      q.weight_stride = head_.lora_a_stride;
+      q.start = sums;
+      q.out_features = rank();
+    }
+    if (last) {
+      q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
+      q.dx = at(p_.dhidden, row_ * p_.dhidden_rows.inner_stride * size_of(q.dx_dtype));
+      q.dx_rows.inner_stride = p_.dhidden_rows.inner_stride;
+    }
+    linear_input_grad(q, device_, stream_);
+  }
+
+  // The chunk's part of v's sums; with the last chunk v itself.
+  void compute_v(std::int64_t c) {
+    float* const sums = from_row(v_sums_, sums_dweight_ ? row_ : 0, rank());
+    linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums, c), device_, stream_);
+    if (c + 1 == chunks_) tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
+  }
+
+  void lora_a_gradient(std::int64_t b) {
+    LinearWeightGradParams q;
+    q.dy = v_;
+    q.dy_rows = dense(rows_, rank());
+    q.x = hidden_;
+    q.x_rows = dense(rows_, features());
+    q.out_features = rank();
+    q.in_features = features();
+    fold_block(&q, b, p_.dlora_a, p_.wide_dlora_a ? DType::kFloat32 : head_.dtype, dlora_a_, p_.adds_dlora_a);
+  }
+
+  void lora_b_gradient(std::int64_t b) {
+    LinearWeightGradParams q;
+    q.dy = gradients_;
+    q.dy_rows = dense(rows_, columns_);
+    q.x = lora_.u;
+    q.x_rows = dense(rows_, rank());
+    q.out_features = columns_;
+    q.in_features = rank();
+    fold_block(&q, b, at(p_.dlora_b, first_ * rank() * operand_bytes()), head_.dtype,
+               from_row(dlora_b_, sums_dweight_ ? 0 : first_, rank()), false);
+  }
+
+  // Block b of a contiguous dweight, by way of `sums` where blocks are several and it is not float32 itself.
+  void fold_block(LinearWeightGradParams* q, std::int64_t b, void* dweight, DType dtype, float* sums, bool adds) {
+    const bool kept = sums != nullptr && b + 1 < blocks_;
+    q->dweight = kept ? sums : dweight;
+    q->dweight_dtype = kept ? DType::kFloat32 : dtype;
+    q->dweight_stride = q->main_grad_stride = q->in_features;
+    if (b > 0 || adds) q->main_grad = sums != nullptr ? sums : static_cast<const float*>(dweight);
+    q->num_rows = rows_;
+    q->dtype = head_.dtype;
+    q->arithmetic = head_.arithmetic;
+    linear_weight_grad(*q, device_, stream_);
+  }
+
+  void weight_gradient(std::int64_t b) {
+    const bool last = b + 1 == blocks_, kept = sums_dweight_ && !last;
+    LinearWeightGradParams q;
+    q.dy = gradients_;
+    q.dy_rows = dense(rows_, columns_);
+    q.x = hidden_;
+    q.x_rows = dense(rows_, features());
+    q.dweight =
+        kept ? static_cast<void*>(dweight_) : at(p_.dweight, first_ * p_.dweight_stride * size_of(p_.dweight_dtype));
+    q.dweight_stride = kept ? features() : p_.dweight_stride;
+    q.dweight_dtype = kept ? DType::kFloat32 : p_.dweight_dtype;
+    if (b == 0) {
+      q.main_grad = from_row(p_.main_grad, first_, p_.main_grad_stride);
+      q.main_grad_stride = p_.main_grad_stride;
+    } else {
+      q.main_grad = sums_dweight_ ? dweight_ : static_cast<const float*>(q.dweight);
+      q.main_grad_stride = sums_dweight_ ? features() : p_.dweight_stride;
+    }
+    q.num_rows = rows_;
+    q.in_features = features();
+    q.out_features = columns_;
+    q.dtype = head_.dtype;
+    q.arithmetic = head_.arithmetic;
+    linear_weight_grad(q, device_, stream_);
+  }
+
+  void bias_gradient(std::int64_t b) {
+    float* const sums = dbias_ + first_;
+    LinearBiasGradParams q;
+    q.dy = gradients_;
+    q.dy_rows = dense(rows_, columns_);
+    q.dbias = b == 0 ? sums : block_dbias_;
+    q.dbias_dtype = DType::kFloat32;
+    q.num_rows = rows_;
+    q.out_features = columns_;
+    q.dtype = head_.dtype;
+    linear_bias_grad(q, device_, stream_);
+    if (b > 0) {
+      TreeSumParams t;
+      t.parts[0] = sums;
+      t.parts[1] = block_dbias_;
+      t.count = 2;
+      t.sum = sums;
+      t.size = columns_;
+      tree_sum(t, device_, stream_);
+    }
+    if (b + 1 == blocks_) {
+      round_to(sums, at(p_.dbias, first_ * size_of(p_.dbias_dtype)), p_.dbias_dtype, columns_, device_, stream_);
+    }
+  }
+
+  const LinearLogprobBackwardParams& p_;
+  const Head& head_;
+  const std::int64_t chunk_;
+  const Device device_;
+  const bool fused_;  // gradients of logits without logits in memory
+  std::int64_t block_rows_, logit_rows_, blocks_, chunks_, bytes_ = 0;
+  bool sums_dweight_;
+  void *hidden_, *gradients_;
+  float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
+  LoraRows lora_;
+  void* v_ = nullptr;
+  float *logit_sums_ = nullptr, *v_sums_ = nullptr, *dlora_a_ = nullptr, *dlora_b_ = nullptr;
+  Stream stream_{};
+  std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // of the step
+};
+
+std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device) {
+  return Backward(p, chunk, device, nullptr).bytes();
+}
+std::int64_t widest_chunk(const LinearLogprobBackwardParams& p) { return std::min(p.num_columns, kMostColumns); }
+
+// The widest chunk that the workspace has room for.
+std::int64_t chunk_of(const LinearLogprobBackwardParams& p, Device device) {
+  const std::int64_t widest = widest_chunk(p);
+  if (backward_bytes(p, widest, device) <= p.workspace_bytes) return widest;
+  std::int64_t low = 1, high = ceil_div(widest, kLeastColumns);
+  while (low < high) {
+    const std::int64_t middle = (low + high + 1) / 2;
+    backward_bytes(p, middle * kLeastColumns, device) <= p.workspace_bytes ? low = middle : high = middle - 1;
+  }
+  const std::int64_t chunk = low * kLeastColumns;
+  return chunk > kColumnsTogether ? chunk / kColumnsTogether * kColumnsTogether : chunk;
+}
+
+}  // namespace
+
+WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
+  // All columns at once need no sums of dhidden, which may be less than a narrow chunk with them.
+  const std::int64_t most = backward_bytes(p, widest_chunk(p), device);
+  return {std::min(backward_bytes(p, std::min(p.num_columns, kLeastColumns), device), most), most};
+}
+
+void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
+  Backward(p, chunk_of(p, device), device, p.workspace).run(stream);
+}
+
+void gradients_of_no_rows(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
+  const auto zeros = [&](void* dweight, DType dtype, std::int64_t rows, std::int64_t columns) {
+    LinearWeightGradParams q;
+    q.dweight = dweight;
+    q.dweight_stride = q.in_features = columns;
+    q.out_features = rows;
+    q.dtype = p.head.dtype;
+    q.dweight_dtype = dtype;
+    q.arithmetic = p.head.arithmetic;
+    if (dweight != nullptr) linear_weight_grad(q, device, stream);
+  };
+  const Head& head = p.head;
+  if (!p.adds_dlora_a) {
+    zeros(p.dlora_a, p.wide_dlora_a ? DType::kFloat32 : head.dtype, head.lora_rank, head.in_features);
+  }
+  zeros(p.dlora_b, head.dtype, p.num_columns, head.lora_rank);
+  if (p.dweight != nullptr) {
+    LinearWeightGradParams q;
+    q.main_grad = p.main_grad;
+    q.main_grad_stride = p.main_grad_stride;
+    q.dweight = p.dweight;
+    q.dweight_stride = p.dweight_stride;
+    q.in_features = p.head.in_features;
+    q.out_features = p.num_columns;
+    q.dtype = p.head.dtype;
+    q.dweight_dtype = p.dweight_dtype;
+    q.arithmetic = p.head.arithmetic;
+    linear_weight_grad(q, device, stream);
+  }
+  if (p.dbias != nullptr) {
+    LinearBiasGradParams q;
+    q.dbias = p.dbias;
+    q.out_features = p.num_columns;
+    q.dtype = p.head.dtype;
+    q.dbias_dtype = p.dbias_dtype;
+    linear_bias_grad(q, device, stream);
+  }
+}
+
+}  // namespace rlk

@@ -1,0 +1,14 @@
+// Backward of linear_logprob, without parts of the vocabulary.
+#pragma once
+
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk {
+
+WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device);
+void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream);
+
+// Of no rows: main_grad as it is, and zeros.
+void gradients_of_no_rows(const LinearLogprobBackwardParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,104 @@
+#include "cpp/ops/linear_logprob_rows.h"
+
+#include "cpp/cpu/linear_logprob.h"
+#include "cpp/ops/backend.h"
+#include "rlk/build.h"
+#include "rlk/kernels/lora_rows.h"
+#include "rlk/kernels/scored_rows.h"
+#if RLK_WITH_CUDA
+#include "cuda/linear_logprob/linear_logprob.h"
+#endif
+#if RLK_WITH_HIP
+#include "hip/linear_logprob/linear_logprob.h"
+#endif
+
+namespace rlk {
+namespace {
+
+void scored_rows(const ScoredRowsParams& p, Device device, [[maybe_unused]] Stream stream) {
+  if (device.type == DeviceType::kCpu) return cpu::scored_rows(p);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::scored_rows(p, device.index, stream);
+#endif
+#if RLK_WITH_HIP
+  if (device.type == DeviceType::kRocm) return hip::scored_rows(p, device.index, stream);
+#endif
+  no_backend("linear_logprob", device);
+}
+
+}  // namespace
+
+void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows, void* to, Device device,
+                 Stream stream) {
+  ScoredRowsParams q;
+  q.from = head.hidden;
+  q.to = to;
+  q.target = p.target;
+  q.from_rows = head.hidden_rows;
+  q.first_row = row;
+  q.num_rows = rows;
+  q.row_bytes = head.in_features * size_of(head.dtype);
+  q.target_stride = p.target_rows.inner_stride;
+  q.ignore_index = p.ignore_index;
+  q.element_bytes = size_of(head.dtype);
+  q.target_dtype = p.target_dtype;
+  if (q.row_bytes > 0) scored_rows(q, device, stream);
+}
+
+void LoraRows::take(Pieces* pieces, const Head& head, std::int64_t rows) {
+  if (!has_lora(head)) return;
+  sums = pieces->take<float>(rows * head.lora_rank * 4);
+  u = pieces->take(rows * head.lora_rank * size_of(head.dtype));
+}
+
+void LoraRows::compute(Head head, const void* hidden, std::int64_t rows, Device device, Stream stream) const {
+  if (!has_lora(head)) return;
+  head.hidden = hidden;
+  head.hidden_rows = dense(rows, head.in_features);
+  linear(lora_product(head, rows, sums), device, stream);
+  tree_sum(lora_rounding(head, rows, sums, u), device, stream);
+}
+
+void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
+                    std::int64_t first, std::int64_t columns, float* sums, void* to, Device device, Stream stream) {
+  LinearParams q;
+  q.x = hidden;
+  q.x_rows = dense(rows, head.in_features);
+  q.weight = at(head.weight, first * head.weight_stride * size_of(head.dtype));
+  q.weight_stride = head.weight_stride;
+  if (head.bias != nullptr) q.bias = at(head.bias, first * size_of(head.bias_dtype));
+  q.bias_dtype = head.bias_dtype;
+  q.y = to;
+  q.y_rows = dense(rows, columns);
+  q.num_rows = rows;
+  q.in_features = head.in_features;
+  q.out_features = columns;
+  q.dtype = head.dtype;
+  q.out_dtype = logits_dtype;
+  q.arithmetic = head.arithmetic;
+  if (!has_lora(head)) return linear(q, device, stream);
+  LinearParams of_hidden = q;
+  of_hidden.bias = nullptr;
+  of_hidden.out_dtype = DType::kFloat32;
+  of_hidden.y = sums_logits(head, logits_dtype) ? sums : to;
+  linear(of_hidden, device, stream);
+  q.start = static_cast<const float*>(of_hidden.y);
+  q.start_stride = columns;
+  q.x = u;
+  q.x_rows = dense(rows, head.lora_rank);
+  q.weight = at(head.lora_b, first * head.lora_b_stride * size_of(head.dtype));
+  q.weight_stride = head.lora_b_stride;
+  q.in_features = head.lora_rank;
+  linear(q, device, stream);
+}
+
+void round_to(const float* from, void* to, DType dtype, std::int64_t size, Device device, Stream stream) {
+  TreeSumParams q;
+  q.parts[0] = from;
+  q.sum = to;
+  q.size = size;
+  q.out_dtype = dtype;
+  tree_sum(q, device, stream);
+}
+
+}  // namespace rlk

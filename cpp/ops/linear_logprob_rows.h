@@ -1,0 +1,83 @@
+// What forward and backward of linear_logprob share: pieces of a workspace, rows that are scored, logits in memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "rlk/ops/linear_logprob.h"
+
+namespace rlk {
+
+constexpr std::int64_t kWorkspaceAlign = 256;
+constexpr std::int64_t kRowsOfLogits = 1024;  // that are float32 at a time where gradients or logits are of 16 bits
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+inline std::int64_t aligned(std::int64_t bytes) { return ceil_div(bytes, kWorkspaceAlign) * kWorkspaceAlign; }
+
+inline unsigned char* at(void* base, std::int64_t bytes) { return static_cast<unsigned char*>(base) + bytes; }
+inline const unsigned char* at(const void* base, std::int64_t bytes) {
+  return static_cast<const unsigned char*>(base) + bytes;
+}
+template <class T>
+T* from_row(T* array, std::int64_t row, std::int64_t each = 1) {
+  return array == nullptr ? nullptr : array + row * each;
+}
+inline RowLayout dense(std::int64_t rows, std::int64_t columns) {
+  return {std::max<std::int64_t>(rows, 1), 0, columns};
+}
+
+// Pieces of a workspace, one after another; of none at all their sizes alone mean something.
+class Pieces {
+ public:
+  explicit Pieces(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}
+  template <class T = unsigned char>
+  T* take(std::int64_t bytes) {
+    const std::uintptr_t piece = base_ + static_cast<std::uintptr_t>(used_);
+    used_ += aligned(bytes);
+    return reinterpret_cast<T*>(piece);
+  }
+  std::int64_t used() const { return used_; }
+
+ private:
+  std::uintptr_t base_;
+  std::int64_t used_ = 0;
+};
+
+// Rows [row, row + rows) of the hidden states, side by side; zeros where they are not scored.
+void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows, void* to, Device device,
+                 Stream stream);
+
+// Rows [row, row + rows) of the inputs of logprob that have one element a row.
+template <class Params>
+void move_to_rows(Params* p, std::int64_t row, std::int64_t rows) {
+  p->target = at(p->target, row * p->target_rows.inner_stride * size_of(p->target_dtype));
+  p->target_rows.inner = rows;
+  p->temperature = from_row(p->temperature, row);
+  p->kept_offsets = from_row(p->kept_offsets, row);
+  p->num_rows = rows;
+}
+
+inline bool has_lora(const Head& head) { return head.lora_rank > 0; }
+
+// What LoRA takes of a workspace for some rows: u, and the sums that it is rounded from.
+struct LoraRows {
+  float* sums = nullptr;
+  void* u = nullptr;
+  void take(Pieces* pieces, const Head& head, std::int64_t rows);
+  // Of rows of `hidden` that are side by side.
+  void compute(Head head, const void* hidden, std::int64_t rows, Device device, Stream stream) const;
+};
+
+// Whether logits are sums in float32 before they are rounded to another type.
+inline bool sums_logits(const Head& head, DType logits_dtype) {
+  return has_lora(head) && logits_dtype != DType::kFloat32;
+}
+
+// Logits of rows of `hidden` and columns [first, first + columns), [rows, columns]; with LoRA of rows of u, by way of
+// `sums` where sums_logits.
+void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
+                    std::int64_t first, std::int64_t columns, float* sums, void* to, Device device, Stream stream);
+
+void round_to(const float* from, void* to, DType dtype, std::int64_t size, Device device, Stream stream);
+
+}  // namespace rlk
