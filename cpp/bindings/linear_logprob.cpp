@@ -3,6 +3,7 @@
 #include "rlk/ops/linear_logprob.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ constexpr std::int64_t kAlign = 256;
 // Two arrays or none, and a number.
 struct LoraArguments {
   nb::handle a, b;
-  float scale;
+  double scale;
 };
 
 // Hidden states, the weight and what logprob is told about their logits.
@@ -67,6 +68,11 @@ struct HeadArguments {
 
  private:
   void read_lora(const LoraArguments& lora) {
+    head.lora_scale = static_cast<float>(lora.scale);
+    if (!std::isfinite(head.lora_scale)) {
+      value_error(std::string("lora_scale: expected a finite number of float32, got ") +
+                  nb::repr(nb::float_(lora.scale)).c_str());
+    }
     if (lora.a.is_none() && lora.b.is_none()) return;
     if (lora.a.is_none() || lora.b.is_none()) {
       value_error(std::string(lora.a.is_none() ? "lora_a" : "lora_b") + ": expected an array beside " +
@@ -93,7 +99,6 @@ struct HeadArguments {
         std::string("[") + outs + ", " + std::to_string(head.lora_rank) + "] (the rows of weight, those of lora_a)");
     head.lora_a = lora_a->view().data;
     head.lora_b = lora_b->view().data;
-    head.lora_scale = lora.scale;
   }
 };
 
@@ -119,7 +124,7 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                    int returns, nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
-                   float lora_scale, nb::handle allocate, std::uintptr_t stream) {
+                   double lora_scale, nb::handle allocate, std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
@@ -143,7 +148,8 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                    nb::handle logit_scale, nb::handle softcap, nb::handle ignore_index, nb::handle valid_vocab,
                    nb::handle canonical_vocab, nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype,
                    nb::handle vocab_start, nb::handle vocab_size, nb::handle workspace_bytes, int arithmetic,
-                   nb::handle lora_a, nb::handle lora_b, float lora_scale, nb::handle allocate, std::uintptr_t stream) {
+                   nb::handle lora_a, nb::handle lora_b, double lora_scale, nb::handle allocate,
+                   std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
@@ -170,7 +176,7 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
                     nb::handle lse, nb::handle entropy, nb::handle dlogprob, nb::handle dlse, nb::handle dentropy,
                     bool wants_hidden, bool wants_weight, bool wants_bias, nb::handle main_grad, int weight_dtype,
                     nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
-                    nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b, float lora_scale,
+                    nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b, double lora_scale,
                     bool wants_lora_a, bool wants_lora_b, nb::handle allocate, std::uintptr_t stream) {
   const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,

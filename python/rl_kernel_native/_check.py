@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 
 def kept_arrays(kept: Any) -> tuple[Any, Any]:
     """The two arrays of a kept set: ids int32 ``[num_ids]`` and offsets int64 ``[num_rows + 1]``."""
@@ -75,17 +77,22 @@ def held_by(array: str, value: int, name: str, dtype: str) -> None:
 
 
 def number(name: str, value: Any) -> float:
+    """A tensor is refused: its device would be waited for, and its gradient lost."""
     if isinstance(value, float):
         return value
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    return float(value)
+    is_tensor = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+    if not is_tensor and not isinstance(value, (bool, np.bool_, str)) and hasattr(value, "__float__"):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):  # several numbers, or one of more digits than any float
+            pass
+    raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
 def denominator(value: Any) -> tuple[Any, float]:
     """The array where it is one, else None; and the number where it is one, else 0."""
     if isinstance(value, (int, float)):
-        found = number("denominator", float(value) if type(value) is int else value)
+        found = number("denominator", value)
         if not 0 < found < float("inf"):
             raise ValueError(f"denominator: expected a finite number > 0, got {value!r}")
         return None, found

@@ -41,8 +41,16 @@ def check(main_grad: Any, weight: Any) -> None:
         raise ValueError("main_grad: expected strides that do not overlap")
     if main_grad.is_neg():
         raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
-    if weight.dtype == torch.float32 and is_plain(main_grad) and is_plain(weight) and _share_memory(main_grad, weight):
-        raise ValueError("main_grad: may share memory with weight: their addresses overlap")
+    check_apart(main_grad, weight=weight)
+
+
+def check_apart(main_grad: Tensor, **operands: Any) -> None:
+    """Refuses a main_grad in the memory of an operand that backward reads again after it has written."""
+    for name, operand in operands.items():
+        if not isinstance(operand, Tensor) or operand.dtype != torch.float32:
+            continue
+        if is_plain(main_grad) and is_plain(operand) and _share_memory(main_grad, operand):
+            raise ValueError(f"main_grad: may share memory with {name}: their addresses overlap")
 
 
 def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:

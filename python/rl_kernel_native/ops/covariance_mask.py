@@ -29,7 +29,7 @@ def _torch() -> Any:
 
 
 def _epsilon(name: str, value: Any, most: float) -> float:
-    x = _check.number(name, float(value) if type(value) is int else value)
+    x = _check.number(name, value)
     if not 0 <= x <= most:
         raise ValueError(f"{name}: expected a number in [0, {most:g}], got {value!r}")
     return x
@@ -40,7 +40,7 @@ def options_of(
 ) -> tuple[Any, ...]:
     """The extension's numbers in their order."""
     _check.one_of("kind", kind, tuple(_KINDS))
-    share = _check.number("ratio", float(ratio) if type(ratio) is int else ratio)
+    share = _check.number("ratio", ratio)
     if not 0 < share <= 1:
         raise ValueError(f"ratio: expected a number in (0, 1], got {ratio!r}")
     if kind == "kl":
@@ -50,7 +50,7 @@ def options_of(
                 raise ValueError(f'{name}: expected None with kind="kl", which takes the largest, got {value!r}')
         return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 0
     least, most = (
-        _check.number(name, float(x) if type(x) is int else x)
+        _check.number(name, x)
         for name, x in (("lower", 1.0 if lower is None else lower), ("upper", 5.0 if upper is None else upper))
     )
     if not least < most:

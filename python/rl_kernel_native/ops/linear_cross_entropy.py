@@ -72,7 +72,7 @@ def linear_cross_entropy(
     Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
-    z_loss = _check.number("z_loss", float(z_loss) if type(z_loss) is int else z_loss)
+    z_loss = _check.number("z_loss", z_loss)
     if not 0 <= z_loss < float("inf"):
         raise ValueError(f"z_loss: expected a finite number >= 0, got {z_loss!r}")
     if denominator is not None and reduction != "mean":

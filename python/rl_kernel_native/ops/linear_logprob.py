@@ -91,7 +91,8 @@ def linear_logprob(
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
             with ``target == ignore_index`` are never read, nor are those that ``loss_mask`` leaves out.
-        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them.
+        weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; rows contiguous, any stride between them. Its
+            numbers, padding's too, are finite where gradients are: columns that take part in nothing are zero operands.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32.
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
@@ -103,7 +104,7 @@ def linear_logprob(
             rows contiguous, any stride between them. Each logit's sum goes on from ``hidden @ weight.T`` over the rank,
             with ``u = lora_scale * hidden @ lora_a.T`` rounded to the dtype of ``hidden``, before bias and rounding.
             On an sm_90 a rank that 8 divides is fastest, with rows of ``lora_b`` at multiples of 16 bytes.
-        lora_scale: a finite number: usually alpha / rank.
+        lora_scale: a finite number, no tensor: usually alpha / rank.
         weight_grad: False: ``weight`` gets no gradient though it may require one, and backward one product less: the
             way to train ``lora_a`` and ``lora_b`` alone.
         main_grad: float32 ``[vocab_size, in_features]``, to which backward adds the gradient of ``weight`` in place, as
@@ -132,7 +133,7 @@ def linear_logprob(
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
         raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")
-    scale = _lora_scale(lora_scale)
+    scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
     verify = check or on_bad_id == "raise"
@@ -283,7 +284,7 @@ def linear_logprob_partial(
     Raises: as :func:`linear_logprob`; ValueError where a shard is not whole parts of the vocabulary.
     Source: docs/numerics.md, rules 1, 4 and 5.
     """
-    scale = _lora_scale(lora_scale)
+    scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
@@ -313,16 +314,6 @@ def linear_logprob_partial(
         frame.stream,
     )
     return frame.result(stats)
-
-
-_MOST = 3.4028235677973366e38  # what float32 rounds to infinity
-
-
-def _lora_scale(value: Any) -> float:
-    scale = _check.number("lora_scale", float(value) if type(value) is int else value)
-    if not -_MOST < scale < _MOST:
-        raise ValueError(f"lora_scale: expected a finite number of float32, got {scale!r}")
-    return scale
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:

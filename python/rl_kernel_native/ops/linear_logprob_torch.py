@@ -61,6 +61,7 @@ def linear_logprob(
             raise ValueError("main_grad: weight_grad is False, so nothing would be added to it")
         _main_grad.check_weight_grad(weight, _SAME, main_grad)
         _main_grad.check(main_grad, weight)
+        _main_grad.check_apart(main_grad, hidden=hidden, bias=bias, lora_a=lora_a, lora_b=lora_b)
     if isinstance(target, Tensor):
         target = target.contiguous()
     if not weight_grad and isinstance(weight, Tensor):

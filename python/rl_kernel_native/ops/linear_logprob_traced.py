@@ -5,10 +5,12 @@ There is no second derivative and no tangent: asking for one is an error.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .. import _main_grad
 from .._arithmetic import resolve_traced, resolve_traced_unit
@@ -106,6 +108,32 @@ def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
 implement(_library, "linear_logprob", _forward, _differentiable)
 implement(_library, "linear_logprob_backward", _backward)
 implement(_library, "linear_logprob_backward_", _backward_into)
+
+
+# For FlopCounterMode: two flops a product, those of logits that backward computes again among them.
+def _products(hidden: Any, weight: Any, lora_a: Any, needs: list[bool]) -> int:
+    """Of the logits, and of the gradients that are wanted of hidden, weight, bias, lora_a and lora_b."""
+    columns, features = weight
+    rank = 0 if lora_a is None else lora_a[0]
+    of_hidden, of_weight, _, of_a, of_b = needs
+    head = columns * features * (1 + of_hidden + of_weight)
+    factors = features * (1 + of_hidden + of_a) + columns * (1 + (of_hidden or of_a) + of_b)
+    return math.prod(hidden[:-1]) * (head + rank * factors)
+
+
+@register_flop_formula(_ops.linear_logprob)
+def _flops(hidden: Any, weight: Any, bias: Any, lora_a: Any, *_: Any, **__: Any) -> int:
+    return 2 * _products(hidden, weight, lora_a, [False] * _OPERANDS)
+
+
+@register_flop_formula(_ops.linear_logprob_backward)
+def _backward_flops(hidden: Any, weight: Any, bias: Any, lora_a: Any, *rest: Any, **_: Any) -> int:
+    return 2 * _products(hidden, weight, lora_a, _bools(rest[-1]))
+
+
+@register_flop_formula(_ops.linear_logprob_backward_)
+def _backward_into_flops(main_grad: Any, *arguments: Any, **_: Any) -> int:
+    return _backward_flops(*arguments)
 
 
 @torch.library.register_fake("rl_kernel_native::linear_logprob", lib=_library)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _check
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
@@ -41,8 +42,8 @@ def _options(arguments: tuple[Any, ...], mode: int) -> tuple[Any, ...]:
         kept_ids,
         kept_offsets,
         1.0 if is_tensor else float(temperature),
-        float(scale),
-        None if softcap is None else float(softcap),
+        _check.number("logit_scale", scale),
+        None if softcap is None else _check.number("softcap", softcap),
         ignore_index,
         valid_vocab,
         canonical_vocab,

@@ -161,7 +161,7 @@ def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 def number(name: str, value: Any, least: float = -INF, open_end: bool = False, optional: bool = False) -> None:
     if value is None and optional:
         return
-    x = _check.number(name, value) if not isinstance(value, int) or isinstance(value, bool) else float(value)
+    x = _check.number(name, value)
     if not math.isfinite(x) or x < least or (open_end and x == least):
         bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
         raise ValueError(f"{name}: expected a finite number{bound}{' or None' if optional else ''}, got {value!r}")
@@ -180,7 +180,7 @@ def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[
 def _pair(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{name}: expected two numbers, got {value!r}")
-    low, high = (_check.number(name, float(v) if type(v) is int else v) for v in value)
+    low, high = (_check.number(name, v) for v in value)
     if not low <= high:
         raise ValueError(f"{name}: expected two numbers in ascending order, got {value!r}")
     return low, high

@@ -34,6 +34,8 @@ def linear_logprob_reference(
     if loss_mask is not None:
         target = np.where(loss_mask, target, ignore_index)
     rows = np.where((np.asarray(target) == ignore_index)[..., None], 0.0, np.asarray(hidden).astype(np.float64))
+    if (lora_a is None) != (lora_b is None):
+        raise ValueError("lora_a, lora_b: expected both or neither")
     if lora_a is not None:
         a, b = (np.asarray(factor).astype(np.float64) for factor in (lora_a, lora_b))
         weight = np.asarray(weight).astype(np.float64) + lora_scale * (b @ a)
