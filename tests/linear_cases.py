@@ -11,6 +11,7 @@ from rl_kernel_native.contract import ROUNDING, row
 
 HALF = ("bfloat16", "float16")
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
+UNIT_DTYPES = [*((unit, dtype) for unit in UNITS for dtype in HALF), ("ieee", "float32")]  # units have no float32
 NAMES = ("y", "dx", "dweight", "dbias")
 
 

@@ -287,7 +287,7 @@ def test_inputs_that_require_a_gradient_are_detached(device: str) -> None:
 def test_a_cuda_graph_replays_without_a_synchronisation() -> None:
     s, ids = torch.randn(48, device="cuda"), torch.arange(48, device="cuda") % 6
     run = lambda: (*everything(s, group_ids=ids, kind="gpg"), *everything(s, group_size=8, scale="batch"))  # noqa: E731
-    graph, got = captured(lambda: run())
+    graph, got = captured(run)
     s.mul_(-3.0)
     graph.replay()
     torch.cuda.synchronize()

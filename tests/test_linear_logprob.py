@@ -265,11 +265,7 @@ def test_bad_arguments_are_named(case: str) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(
-    ("unit", "dtype"),
-    [(unit, dtype) for unit in linear_cases.UNITS for dtype in linear_cases.HALF]
-    + [("ieee", "float32")],  # units have no float32
-)
+@pytest.mark.parametrize(("unit", "dtype"), linear_cases.UNIT_DTYPES)
 def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: str) -> None:
     """Every unit's products, against the bounds of contract.py."""
     rng = np.random.default_rng(linear_cases.UNITS.index(unit))

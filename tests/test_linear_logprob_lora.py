@@ -299,11 +299,7 @@ def test_a_gpu_has_the_bytes_of_the_cpu_as_an_sm_90(
 
 
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize(
-    ("unit", "dtype"),
-    [(unit, dtype) for unit in linear_cases.UNITS for dtype in linear_cases.HALF]
-    + [("ieee", "float32")],  # units have no float32
-)
+@pytest.mark.parametrize(("unit", "dtype"), linear_cases.UNIT_DTYPES)
 def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, rank: int) -> None:
     with rk.arithmetic(unit):
         for ins, vocab in ((48, 300), (200, 1031)):

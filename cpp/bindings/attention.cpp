@@ -218,11 +218,7 @@ class Call {
       input_.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(input_.head_dim)));
       return;
     }
-    const double x = PyFloat_AsDouble(scale.ptr());
-    if ((x == -1.0 && PyErr_Occurred()) || PyBool_Check(scale.ptr())) {
-      PyErr_Clear();
-      throw nb::type_error(("softmax_scale: expected None or a number, got " + kind_of(scale)).c_str());
-    }
+    const double x = read_number(scale, "softmax_scale", "None or a number");
     input_.softmax_scale = static_cast<float>(x);
     const float c = attention_scale(input_.softmax_scale);
     if (!(c >= 0x1p-126f) || !std::isfinite(c)) {

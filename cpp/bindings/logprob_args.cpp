@@ -11,19 +11,6 @@ namespace {
 
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
-// A tensor is refused: its device would be waited for, and its gradient lost.
-double read_number(nb::handle h, const char* name) {
-  if (!PyFloat_CheckExact(h.ptr()) && nb::hasattr(h, "__dlpack__") && !nb::hasattr(h, "__array_interface__")) {
-    type_error(std::string(name) + ": expected a number, got " + kind_of(h));
-  }
-  const double x = PyFloat_AsDouble(h.ptr());
-  if (x == -1.0 && PyErr_Occurred()) {
-    PyErr_Clear();
-    type_error(std::string(name) + ": expected a number, got " + kind_of(h));
-  }
-  return x;
-}
-
 float read_positive(nb::handle h, const char* name, const char* expected) {
   const double x = read_number(h, name);
   const auto single = static_cast<float>(x);

@@ -344,6 +344,18 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
   return caller;
 }
 
+double read_number(nb::handle value, const char* name, const char* expected) {
+  PyObject* const object = value.ptr();
+  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  const bool is_tensor = nb::hasattr(value, "__dlpack__") && !nb::hasattr(value, "__array_interface__");
+  const double x = PyBool_Check(object) || is_tensor ? -1.0 : PyFloat_AsDouble(object);
+  if (PyBool_Check(object) || is_tensor || PyErr_Occurred()) {
+    PyErr_Clear();
+    raise(PyExc_TypeError, std::string(name) + ": expected " + expected + ", got " + kind_of(value));
+  }
+  return x;
+}
+
 Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) const {
   for (const Format& f : kFormats) {
     if (f.dtype == dtype) return empty(shape, f.code, f.bits, f.name);

@@ -87,6 +87,9 @@ nb::object bfloat16_capsule(nb::object capsule);
 // Where a copy mends the layout of an argument.
 constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
+// A Python number, which a bool is not, nor a tensor: its device would be waited for, and its gradient lost.
+double read_number(nb::handle value, const char* name, const char* expected = "a number");
+
 const char* name_of(DType dtype);
 std::string name_of(Device device);
 std::string kind_of(nb::handle object);

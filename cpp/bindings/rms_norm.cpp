@@ -18,18 +18,8 @@
 namespace rlk::bindings {
 namespace {
 
-// A Python number as float32.
-float read_number(nb::handle value, const char* name) {
-  const double x = PyBool_Check(value.ptr()) ? -1.0 : PyFloat_AsDouble(value.ptr());
-  if (PyErr_Occurred() || PyBool_Check(value.ptr())) {
-    PyErr_Clear();
-    throw nb::type_error((std::string(name) + ": expected a number, got " + kind_of(value)).c_str());
-  }
-  return static_cast<float>(x);
-}
-
 float read_eps(nb::handle value) {
-  const float eps = read_number(value, "eps");
+  const auto eps = static_cast<float>(read_number(value, "eps"));
   if (!(eps > 0.0f) || !std::isfinite(eps)) {
     argument_error("eps", std::string("expected a finite number > 0 in float32, got ") + nb::str(value).c_str());
   }
@@ -65,7 +55,7 @@ struct Weight {
   float offset = 0.0f;
 
   Weight(nb::handle weight, nb::handle weight_offset, const RowsArgument& like)
-      : offset(read_number(weight_offset, "weight_offset")) {
+      : offset(static_cast<float>(read_number(weight_offset, "weight_offset"))) {
     if (!std::isfinite(offset)) {
       argument_error("weight_offset", std::string("expected a finite number, got ") + nb::str(weight_offset).c_str());
     }

@@ -24,12 +24,7 @@ void require_float32(const Array& a) {
 }  // namespace
 
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected) {
-  const double x = PyBool_Check(value.ptr()) ? -1.0 : PyFloat_AsDouble(value.ptr());
-  if (PyErr_Occurred() || PyBool_Check(value.ptr())) {
-    PyErr_Clear();
-    throw nb::type_error((std::string(name) + ": expected a number, got " + kind_of(value)).c_str());
-  }
-  const float narrow = static_cast<float>(x);
+  const float narrow = static_cast<float>(read_number(value, name));
   if (!(narrow >= low && narrow <= high)) {
     argument_error(name, std::string("expected ") + expected + ", got " + nb::str(value).c_str());
   }
