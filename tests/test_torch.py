@@ -673,3 +673,23 @@ def test_a_torch_without_the_exchange_api_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "torch tensors need torch 2.10 or later, this is 2.9.1"
+
+
+def _normed(eps: Any) -> Any:
+    return rk.rms_norm(torch.ones(2, 8), torch.ones(8), eps)
+
+
+def _attended(scale: Any) -> Any:
+    return rk.attention(*(torch.ones(1, 1, 2, 16) for _ in range(3)), softmax_scale=scale)
+
+
+def _scored(scale: Any) -> Any:
+    return rk.logprob(torch.ones(2, 8), torch.tensor([1, 2]), logit_scale=scale)
+
+
+@pytest.mark.parametrize(("name", "call"), [("eps", _normed), ("softmax_scale", _attended), ("logit_scale", _scored)])
+@pytest.mark.parametrize("value", [torch.tensor(0.5), torch.tensor(0.5, requires_grad=True), True])
+def test_no_number_is_read_from_a_tensor_or_a_bool(name: str, call: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{name}: expected .*a number, got {type(value).__name__}"):
+        call(value)
+    call(0.5)
