@@ -346,7 +346,7 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 
 double read_number(nb::handle value, const char* name, const char* expected) {
   PyObject* const object = value.ptr();
-  if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+  if (PyFloat_CheckExact(object)) return PyFloat_AsDouble(object);
   const bool is_tensor = nb::hasattr(value, "__dlpack__") && !nb::hasattr(value, "__array_interface__");
   const double x = PyBool_Check(object) || is_tensor ? -1.0 : PyFloat_AsDouble(object);
   if (PyBool_Check(object) || is_tensor || PyErr_Occurred()) {
