@@ -125,6 +125,18 @@ def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
     assert not differing(found[0], found[2])
 
 
+def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
+    """A fused kernel takes 8192 rows, then 7296, of which more work is left for the last wave of 132 blocks."""
+    if device == "cpu":
+        pytest.skip("its workspaces do not depend on the rows")
+    rows, columns = 8192 + 7296, 20_000
+    hidden, weight = torch.randn(rows, 64, device=device).bfloat16(), torch.randn(columns, 64, device=device).bfloat16()
+    target = torch.randint(0, columns, (rows,), device=device)
+    found = rk.linear_logprob(hidden, weight, target)
+    for part in (slice(0, 8192), slice(8192, rows)):
+        assert not differing(rk.linear_logprob(hidden[part], weight, target[part]), found[part])
+
+
 def test_a_row_has_one_result_in_any_batch(head: tuple[Any, ...]) -> None:
     hidden, weight, bias, target = head
     rows, targets = hidden.reshape(-1, HIDDEN), target.reshape(-1)

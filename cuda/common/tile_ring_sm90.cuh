@@ -11,9 +11,16 @@ namespace rlk::cuda {
 constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
+constexpr int kLead = 3;  // stages
+constexpr int kTurnBarrier =
+    3;  // and the next: named barriers of two warpgroups; those before are of one (store_boxes)
 
 // A ring in shared memory. Tile: rows of A and of B (kBM, kBN), whether their contiguous index is the extent (kAMnMajor,
-// kBMnMajor), and the sizes that follow.
+// kBMnMajor), whether its two warpgroups take turns at both ends of a product (kTakesTurns), and the sizes that follow.
+//
+// Taking turns: what a warpgroup does with its sums goes on beside the products of the other. Towards the end the first
+// goes ahead by kLead stages, then the second multiplies what it left; at the beginning of the next product likewise. In
+// between they keep step, so that the ring reaches as far ahead as it can.
 template <class Tile>
 struct TileRing {
   std::uint32_t base, full, empty;  // stages of [A, B], and their barriers
@@ -46,7 +53,12 @@ struct TileRing {
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
     }
-    int previous = 0;
+    int previous = 0, first = 0;
+    // Before stage `pause` a warpgroup waits until the other has multiplied its stage `tells`.
+    const bool leads = warpgroup == 0;
+    const int lead = Tile::kTakesTurns ? min(min(kLead, stages - 1), (steps - 1) / 2) : 0;
+    const int pause = lead == 0 ? steps : leads ? lead : steps - lead;
+    const int tells = lead == 0 ? -1 : leads ? steps - 1 : lead - 1;
     const auto step_of = [&](int k) {
       mbarrier_wait_block(full + at.stage * 8, at.phase);
       const std::uint32_t tile_a = base + at.stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
@@ -62,9 +74,12 @@ struct TileRing {
       }
       wgmma_commit();
       wgmma_wait<1>();  // the stage before this one has been read
-      if (k > 0) release(previous);
+      if (k > first) release(previous);
       previous = at.stage;
       at.advance(stages);
+      if constexpr (Tile::kTakesTurns) {
+        if (k == tells) asm volatile("bar.arrive %0, 256;" ::"r"(kTurnBarrier + leads) : "memory");
+      }
       after(k);
     };
     int k = 0;
@@ -78,9 +93,22 @@ struct TileRing {
       }
       step_of(k++);
     }
+    if constexpr (Tile::kTakesTurns) {
 #pragma unroll 1
-    for (; k < steps; ++k) step_of(k);
-    wgmma_wait<0>();
+      for (int end = pause;; end = steps) {
+#pragma unroll 1
+        for (; k < end; ++k) step_of(k);
+        wgmma_wait<0>();
+        if (end == steps) break;
+        release(previous);
+        first = end;
+        asm volatile("bar.sync %0, 256;" ::"r"(kTurnBarrier + !leads) : "memory");
+      }
+    } else {
+#pragma unroll 1
+      for (; k < steps; ++k) step_of(k);
+      wgmma_wait<0>();
+    }
 #pragma unroll
     for (int i = 0; i < Tile::kBN / 2; ++i) {
       asm volatile("" : "+f"(d[i])::"memory");

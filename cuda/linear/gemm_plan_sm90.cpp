@@ -86,15 +86,15 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
   std::vector<GemmPlan> plans;
   const auto add = [&](int tile_m, int tile_n, int clusters = 1) {
     for (int cluster = 1; cluster <= clusters; ++cluster) {
-      if (ceil_div(p.m, tile_m) >= cluster) plans.push_back({false, tile_m, tile_n, cluster, tile_n >= 192 ? 16 : 8});
+      if (ceil_div(p.m, tile_m) >= cluster) plans.push_back({false, tile_m, tile_n, cluster});
     }
   };
-  const auto add_transposed = [&](int tile_m, int tile_n) { plans.push_back({false, tile_m, tile_n, 1, 8, true}); };
+  const auto add_transposed = [&](int tile_m, int tile_n) { plans.push_back({false, tile_m, tile_n, 1, true}); };
   const bool forward = p.a.contraction_contiguous && p.b.contraction_contiguous;
   const bool whole_stages = p.segments == 1 || p.contraction % (kFewRowsStageK * p.segments) == 0;
   if (forward && p.m <= 32 && p.block == 0 && p.addend == nullptr && whole_stages) {
     for (int rows : {16, 32, 48, 64, 96, 112, kWidestSlice}) {
-      plans.push_back({true, rows, p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32, 1, 1});
+      plans.push_back({true, rows, p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32});
     }
   }
   if (p.segments > 1) {

@@ -6,6 +6,7 @@
 #include "../common/alignment.h"
 #include "../common/kernel_memory.h"
 #include "../common/tensor_map.h"
+#include "../common/wave.h"
 #include "gemm_few_rows_sm90.cuh"
 #include "gemm_sm90.cuh"
 #include "gemm_sm90.h"
@@ -115,14 +116,15 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
   g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
   g.tiles_b = tiles(extent_b, Tile::kBN);
-  g.group_a = plan.group;
+  constexpr bool kWide = !Tile::kTransposed && Tile::kBN >= 192;
+  const int clusters_at_once = multiprocessors(current_device()) / plan.cluster;
+  g.group_a = kWide ? wave_height(clusters_at_once, g.tiles_a, Tile::kBM * plan.cluster, Tile::kBN) : 8;
   auto* kernel = gemm_sm90_kernel<T, Tile>;
   const int memory = allow_shared_memory<gemm_sm90_kernel<T, Tile>>();
   g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);
   const std::int64_t wanted = std::int64_t{g.tiles_a} * g.tiles_b;
   RLK_CHECK(wanted < std::int64_t{1} << 31, "linear: fewer than 2^31 tiles");
-  const int clusters =
-      std::max(1, std::min(static_cast<int>(wanted), multiprocessors(current_device()) / plan.cluster));
+  const int clusters = std::max(1, std::min(static_cast<int>(wanted), clusters_at_once));
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

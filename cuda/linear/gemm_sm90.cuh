@@ -27,6 +27,7 @@ struct GemmTile {
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
   static constexpr bool kTransposed = kIsTransposed;
   static constexpr int kWarpgroups = kBM / 64;
+  static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
       (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads

@@ -15,7 +15,6 @@ struct GemmPlan {
   bool few_rows = false;           // gemm_few_rows_sm90: slices of tile_m weight rows, 8, 16 or 32 rows of x (tile_n)
   int tile_m = 128, tile_n = 256;  // rows and columns of d
   int cluster = 1;          // 1 or 2 blocks, neighbours along m, or transposed along n, that share what they load
-  int group = 16;           // GemmLaunch::group_a
   bool transposed = false;  // the weights are the first operand
   std::string name() const;
 };

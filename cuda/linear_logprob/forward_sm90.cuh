@@ -20,6 +20,7 @@ struct HeadTile {
   static constexpr bool kAMnMajor = false, kBMnMajor = false;
   static constexpr int kBoxes = 1, kStageK = kBoxK;
   static constexpr int kWarpgroups = kBM / 64;
+  static constexpr bool kTakesTurns = kWarpgroups == 2;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
       (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads
@@ -83,6 +84,19 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
 #pragma unroll
   for (int k = 0; k < kFragment; ++k) {
     if (column + k / 4 * 8 + lane % 4 * 2 + k % 2 >= last) d[k] = -infinity();
+  }
+}
+
+// What a thread has of the eight columns j of its row h, of accumulators of columns from 8 kFirst on; j is the same in all
+// lanes. By halves: accumulators have no addresses.
+template <int kFirst, int kCount, int kFragment>
+__device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, int h) {
+  if constexpr (kCount == 1) {
+    return make_float2(d[4 * kFirst + 2 * h], d[4 * kFirst + 2 * h + 1]);
+  } else {
+    constexpr int kHalf = kCount / 2;
+    if (j < kFirst + kHalf) return pair_at<kFirst, kHalf>(d, j, h);
+    return pair_at<kFirst + kHalf, kCount - kHalf>(d, j, h);
   }
 }
 
@@ -229,13 +243,11 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const std::int64_t at = target[h] - column - lane % 4 * 2;
-          if (target[h] >= last) continue;
-#pragma unroll
-          for (int j = 0; j < Tile::kBN / 8; ++j) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              if (at == 8 * j + i) g.target_z[row + 8 * h] = d[4 * j + 2 * h + i];
-            }
+          const bool is_mine = at >= 0 && at < Tile::kBN && at % 8 < 2 && target[h] < last;
+          for (unsigned lanes = __ballot_sync(kQuadLanes, is_mine); lanes != 0; lanes &= lanes - 1) {
+            const int holder = __ffs(lanes) - 1;
+            const float2 z = pair_at<0, Tile::kBN / 8>(d, __shfl_sync(kQuadLanes, static_cast<int>(at) / 8, holder), h);
+            if (lane == holder) g.target_z[row + 8 * h] = at % 2 == 0 ? z.x : z.y;
           }
         }
       }

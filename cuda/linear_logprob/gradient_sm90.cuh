@@ -6,6 +6,7 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "../common/tensor_map.h"
+#include "../common/wave.h"
 #include "../linear/gemm_sm90.cuh"
 #include "../logprob/probability.cuh"
 #include "head_operands_sm90.cuh"
@@ -14,7 +15,6 @@
 namespace rlk::cuda {
 
 using GradientTile = GemmTile<128, 256, false, false, Combine::kAdd>;
-constexpr int kGradientGroup = 16;  // tiles along the rows that are neighbours in time
 
 // What the two rows of a thread need of their gradients.
 struct ThreadRows {
@@ -162,7 +162,7 @@ void run_gradients(const LogprobBackwardParams& p, const Head& head, const void*
   g.last_b = last_tile(g.columns, Tile::kBN);
   g.tiles_a = (g.rows + Tile::kBM - 1) / Tile::kBM;
   g.tiles_b = (g.columns + Tile::kBN - 1) / Tile::kBN;
-  g.group_a = kGradientGroup;
+  g.group_a = wave_height(multiprocessors(current_device()), g.tiles_a, Tile::kBM, Tile::kBN);
   g.d_dtype = head.dtype;
   const AllHeadMaps maps = all_head_maps(head, u, {nullptr, p.num_rows, 0, Tile::kBM, g.last_a},
                                          {nullptr, p.num_columns, 0, Tile::kBN, g.last_b});

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 
+#include "../common/wave.h"
 #include "head_grid.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
-
-constexpr int kGroupRows = 2048;  // whose hidden states stay in L2 while the weights pass by
 
 inline HeadGrid head_grid(const LogprobInput& p, int block_rows, int blocks) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
@@ -24,7 +23,7 @@ inline HeadGrid head_grid(const LogprobInput& p, int block_rows, int blocks) {
     grid.strips_per_part = std::max(grid.strips_per_part, (columns + kStripColumns - 1) / kStripColumns);
   }
   grid.row_blocks = static_cast<int>((p.num_rows + block_rows - 1) / block_rows);
-  grid.group_rows = kGroupRows / block_rows;
+  grid.group_rows = wave_height(blocks, grid.row_blocks, block_rows, kHeadTileColumns);
   plan_head_items(&grid, blocks);
   return grid;
 }

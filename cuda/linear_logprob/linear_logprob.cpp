@@ -14,6 +14,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kRowsAtOnce = 8192;  // more are no faster, and their statistics would take more memory
+constexpr std::int64_t kManyRows = 2048;    // fewer meet every weight with less reuse
 constexpr std::int64_t kFewestRows = 128;   // a block's
 
 // LoRA's part of the workspace, before everything else: u of some rows, and the sums that it is rounded from.
@@ -33,12 +34,18 @@ bool reads_lora(const Head& head, std::int64_t columns) {
                                  rows_begin_at_16_bytes(head.lora_b, rows, columns, 2));
 }
 
-std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t rows, int device) {
+std::int64_t launch_bytes(const LinearLogprobParams& p, std::int64_t rows, int device) {
   const int block_rows = head_block_rows(p, rows);
   LogprobInput q = p;
   q.num_rows = rows;
-  return LoraBytes(p.head, rows).all +
-         head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
+  return head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
+}
+
+// Of all rows, `step` at a time. Fewer rows may need more: more of them may be left over for the last wave of blocks.
+std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
+  const std::int64_t rest = p.num_rows % step;
+  return LoraBytes(p.head, step).all +
+         std::max(launch_bytes(p, step, device), rest > 0 ? launch_bytes(p, rest, device) : 0);
 }
 
 }  // namespace
@@ -71,7 +78,7 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
   const DeviceGuard guard(device);
   std::int64_t step = std::min(p.num_rows, kRowsAtOnce);
   while (step > kFewestRows && fused_bytes(p, step, device) > p.workspace_bytes) {
-    const std::int64_t multiple = step > kGroupRows ? kGroupRows : kFewestRows;  // whole groups, where that can be
+    const std::int64_t multiple = step > kManyRows ? kManyRows : kFewestRows;
     step = (step - 1) / multiple * multiple;
   }
   const LoraBytes of_lora(p.head, step);
@@ -91,6 +98,7 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
     q.status = from(p.status, 1);
     q.stats = from(p.stats, kStatsFields);
     q.workspace = memory + of_lora.all;
+    q.workspace_bytes = p.workspace_bytes - of_lora.all;
     void* u = nullptr;
     if (p.head.lora_rank > 0) {
       u = memory;

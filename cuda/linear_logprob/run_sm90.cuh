@@ -18,6 +18,7 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   HeadLaunch g{};
   g.grid = head_grid(p, kM, blocks);
   const HeadWorkspace workspace = head_workspace(g.grid, p.num_rows, kM);
+  RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
   auto* const memory = static_cast<unsigned char*>(p.workspace);
   g.target_z = reinterpret_cast<float*>(memory);
   g.nodes = reinterpret_cast<float4*>(memory + workspace.nodes);
