@@ -12,8 +12,8 @@ constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
 constexpr int kLead = 3;  // stages
-constexpr int kTurnBarrier =
-    3;  // and the next: named barriers of two warpgroups; those before are of one (store_boxes)
+// Named barriers: from 1 on one of each warpgroup (store_boxes), then these two, of both that take turns.
+constexpr int kTurnBarrier = 3;
 
 // A ring in shared memory. Tile: rows of A and of B (kBM, kBN), whether their contiguous index is the extent (kAMnMajor,
 // kBMnMajor), whether its two warpgroups take turns at both ends of a product (kTakesTurns), and the sizes that follow.
