@@ -93,7 +93,12 @@ def liger() -> Callable[[Batch], Tensor]:
 
 
 def ours(batch: Batch, main_grad: Tensor | None = None) -> Tensor:
-    logprob = rk.linear_logprob(batch.hidden, batch.weight, batch.ids, loss_mask=batch.mask, main_grad=main_grad)
+    # Beside the workspace: a bfloat16 gradient needs float32 sums of its own, of the smaller operand's size.
+    sums = 0 if main_grad is not None else 4 * min(batch.hidden.numel(), batch.weight.numel())
+    logprob = rk.linear_logprob(
+        batch.hidden, batch.weight, batch.ids, loss_mask=batch.mask, main_grad=main_grad,
+        workspace_bytes=(512 << 20) + sums,
+    )  # fmt: skip
     spec = rk.presets.trl(loss_type="bnpo", epsilon=CLIP)
     return rk.policy_loss(logprob, batch.old_logprob, batch.advantage, batch.mask, spec=spec).loss
 

@@ -44,28 +44,39 @@ def peers(device: torch.device, use_compile: bool) -> tuple[list[tuple[str, Forw
         compiled = torch.compile(lambda hidden, weight, target: _torch(Head(hidden, weight, target)), dynamic=False)
         found.append(("torch.compile", lambda head: compiled(*head)))
     others, absent = cuda_peers(device, {"liger_kernel": _liger, "cut_cross_entropy": _cut, "quack": _quack})
-    return found + others, absent
+    return found + [peer for package in others for peer in package], absent
 
 
-def _liger() -> tuple[str, Forward]:
+def _liger() -> list[tuple[str, Forward]]:
+    from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-    def forward(head: Head) -> Tensor:
+    def chunked(head: Head) -> Tensor:
         return -liger_fused_linear_cross_entropy(head.hidden, head.weight, head.target, reduction="none")
 
-    return "Liger", forward
+    def fused(head: Head) -> Tensor:
+        return -LigerFusedLinearScaledCrossEntropyFunction.apply(*head)
+
+    return [("Liger", chunked), ("Liger, scaled", fused)]
 
 
-def _cut() -> tuple[str, Forward]:
+def _cut() -> list[tuple[str, Forward]]:
     from cut_cross_entropy import linear_cross_entropy
 
-    return "cut-cross-entropy", lambda head: -linear_cross_entropy(*head, reduction="none")
+    return [("cut-cross-entropy", lambda head: -linear_cross_entropy(*head, reduction="none"))]
 
 
-def _quack() -> tuple[str, Forward]:
-    from quack.linear_cross_entropy import linear_cross_entropy
+def _quack() -> list[tuple[str, Forward]]:
+    """Of tokens with the logits kept; and their sum, whose gradients its forward makes."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy, linear_cross_entropy_func
 
-    return "quack", lambda head: -linear_cross_entropy(*head, reduction="none")
+    def tokens(head: Head) -> Tensor:
+        return -linear_cross_entropy_func(head.hidden, head.weight, None, head.target, reduction="none")
+
+    def summed(head: Head) -> Tensor:
+        return -chunked_linear_cross_entropy(head.hidden, head.weight, head.target, reduction="sum")
+
+    return [("quack", tokens), ("quack, sum of all", summed)]
 
 
 def _call(forward: Forward, which: str, head: Head) -> Call:
@@ -76,7 +87,8 @@ def _call(forward: Forward, which: str, head: Head) -> Call:
 
     def forward_backward(_: int) -> Any:
         result = forward(leaves)
-        return torch.autograd.grad(result, (leaves.hidden, leaves.weight), gradient.to(result.dtype))
+        of_result = gradient[: result.numel()].reshape(result.shape).to(result.dtype)
+        return torch.autograd.grad(result, (leaves.hidden, leaves.weight), of_result)
 
     return forward_backward
 
@@ -86,6 +98,8 @@ def _error(call: Call, which: str, head: Head) -> float | None:
     if which != "forward":
         return None
     got: Any = call(0)
+    if got.ndim == 0:  # a sum
+        return None
     log_p = (head.hidden[:CHECKED_ROWS].double() @ head.weight.double().T).log_softmax(-1)
     expected = log_p.gather(-1, head.target[:CHECKED_ROWS].unsqueeze(-1)).squeeze(-1)
     return float((got[:CHECKED_ROWS].double() - expected).abs().max())
