@@ -1,0 +1,96 @@
+"""Time, power, energy and clocks of large products under a load that lasts: at the power limit, time is energy.
+
+    python bench/steady_power.py [--rows 8192] [--vocab 128256] [--seconds 2]
+
+Each call repeats by itself for some seconds, of which the first third is not counted. Power is what the driver's energy
+counter gained over time (NVML, by nvidia-ml-py); one run of a kernel differs from the next by 1 to 2 %, and so does the
+counter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import pynvml
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import rl_kernel_native as rk
+
+FEWEST_CHANGES = 3  # of the energy counter, for a measurement
+POLL_SECONDS = 0.002
+
+
+class Steady(NamedTuple):
+    ms: float  # of one call
+    watts: float
+    mhz: float  # of the multiprocessors
+
+    @property
+    def joules(self) -> float:
+        return self.watts * self.ms / 1e3
+
+
+def steady(call: Callable[[], Any], gpu: Any, seconds: float) -> Steady:
+    """Of ``call``, which enqueues work on the current stream, repeated for ``seconds``."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(2):
+        start.record()
+        call()
+        stop.record()
+        torch.cuda.synchronize()
+    count = max(3, int(seconds * 1e3 / start.elapsed_time(stop)))
+    for _ in range(count // 3):
+        call()
+    start.record()
+    for _ in range(count - count // 3):
+        call()
+    stop.record()
+    changes: list[tuple[float, int, int]] = []  # seconds, millijoules, MHz
+    while not stop.query():
+        energy = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+        if start.query() and (not changes or energy != changes[-1][1]):
+            clock = pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)
+            changes.append((time.perf_counter(), energy, clock))
+        time.sleep(POLL_SECONDS)
+    torch.cuda.synchronize()
+    if len(changes) < FEWEST_CHANGES:
+        raise RuntimeError("the energy counter stood still: more --seconds, or a GPU that counts energy")
+    first, last = changes[1], changes[-1]  # the first is no change, but the counter as it was found
+    watts = (last[1] - first[1]) / 1e3 / (last[0] - first[0])
+    mhz = sum(clock for *_, clock in changes) / len(changes)
+    return Steady(start.elapsed_time(stop) / (count - count // 3), watts, mhz)
+
+
+def main(
+    rows: int = 8192,
+    in_features: int = 4096,
+    vocab: int = 128256,
+    seconds: Annotated[float, typer.Option(help="Of each call.")] = 2.0,
+) -> None:
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    x = torch.randn(rows, in_features, device="cuda", dtype=torch.bfloat16)
+    w = (torch.randn(vocab, in_features, device="cuda") / in_features**0.5).bfloat16()
+    zeros, target = torch.zeros_like(w), torch.randint(0, vocab, (rows,), device="cuda")
+    y = torch.empty(rows, vocab, device="cuda", dtype=torch.bfloat16)
+    calls: dict[str, Callable[[], Any]] = {
+        "torch": lambda: torch.mm(x, w.t(), out=y),
+        "linear, native engine": lambda: rk.linear(x, w, engine="native"),
+        "linear_logprob": lambda: rk.linear_logprob(x, w, target),
+        "linear, weights of zeros": lambda: rk.linear(x, zeros, engine="native"),
+    }
+    name = f"{torch.cuda.get_device_name()}: {rows} x {vocab} x {in_features}, bfloat16"
+    table = Table("", "ms", "W", "J", "MHz", title=name)
+    for label, call in calls.items():
+        found = steady(call, gpu, seconds)
+        table.add_row(label, f"{found.ms:.2f}", f"{found.watts:.0f}", f"{found.joules:.2f}", f"{found.mhz:.0f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
