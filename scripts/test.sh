@@ -20,6 +20,10 @@ readonly kStages=(lint cpp python cuda hip wheel sanitize)
 stage_setup() {
   install_torch cpu
   pip install -q -r scripts/requirements-lint.txt 'cmake>=3.31' ninja jax
+  # The trainers whose losses are compared with ours. verl and OpenRLHF without what they ask for, of which they pin other
+  # versions.
+  pip install -q 'trl==1.16.*' datasets ray hydra-core codetiming torchdata pylatexenc
+  pip install -q --no-deps verl==0.9.1 openrlhf==0.11.2 tensordict==0.10.0 peft
 }
 
 stage_package() {
