@@ -43,11 +43,12 @@ def steady(call: Callable[[], Any], gpu: Any, seconds: float) -> Steady:
         call()
         stop.record()
         torch.cuda.synchronize()
-    count = max(3, int(seconds * 1e3 / start.elapsed_time(stop)))
-    for _ in range(count // 3):
+    unmeasured = max(1, int(seconds * 1e3 / start.elapsed_time(stop)) // 3)
+    measured = 2 * unmeasured
+    for _ in range(unmeasured):
         call()
     start.record()
-    for _ in range(count - count // 3):
+    for _ in range(measured):
         call()
     stop.record()
     changes: list[tuple[float, int, int]] = []  # seconds, millijoules, MHz
@@ -63,7 +64,7 @@ def steady(call: Callable[[], Any], gpu: Any, seconds: float) -> Steady:
     first, last = changes[1], changes[-1]  # the first is no change, but the counter as it was found
     watts = (last[1] - first[1]) / 1e3 / (last[0] - first[0])
     mhz = sum(clock for *_, clock in changes) / len(changes)
-    return Steady(start.elapsed_time(stop) / (count - count // 3), watts, mhz)
+    return Steady(start.elapsed_time(stop) / measured, watts, mhz)
 
 
 def main(
