@@ -1,6 +1,7 @@
 // Records which algorithms of cuBLASLt give the bits of our kernels and take less time: the rows of
 // cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, a line a product on standard error. Usage:
-// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--only PART_OF_A_NAME] > rows
+// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] > rows
+// --rows: forward products of these numbers of rows alone
 // An algorithm is admitted if its result is ours, to the byte, for every buffer of weights, with normal data and with
 // exponents that spread over many orders, and the median of its replays is at least kGain below ours, taken in turn. Up to
 // kMostRangeRows rows it is also tried with every number of rows down to the batch before, and recorded for all of them.
@@ -9,6 +10,8 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -168,9 +171,12 @@ class Recorder {
 int main(int argc, char** argv) {
   using namespace rlk;
   using namespace rlk::bench;
-  const char* only = argc == 3 && std::strcmp(argv[1], "--only") == 0 ? argv[2] : "";
-  if (argc != 1 && *only == 0) {
-    std::fprintf(stderr, "usage: record_cublaslt [--only PART_OF_A_NAME], a name as in \"kForward 64\"\n");
+  std::set<std::int64_t> only;
+  if (argc == 3 && std::strcmp(argv[1], "--rows") == 0) {
+    std::stringstream list(argv[2]);
+    for (std::string m; std::getline(list, m, ',');) only.insert(std::stoll(m));
+  } else if (argc != 1) {
+    std::fprintf(stderr, "usage: record_cublaslt [--rows M,M,...]\n");
     return 2;
   }
   int devices = 0;
@@ -193,7 +199,7 @@ int main(int argc, char** argv) {
     std::int64_t before = 0;
     for (std::int64_t m : rows) {
       const std::int64_t smaller = std::exchange(before, m);
-      if ((std::string(name(pass)) + " " + std::to_string(m)).find(only) == std::string::npos) continue;
+      if (!only.empty() && (pass != LinearPass::kForward || !only.contains(m))) continue;
       for (const Layer& layer : kLayers) {
         const bool head = layer.out_features > 1 << 16;
         if (m * layer.out_features > kMostOutputs || (head && pass != LinearPass::kForward)) continue;

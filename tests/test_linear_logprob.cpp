@@ -226,6 +226,13 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     linear_logprob_backward(b, kDevice, 0);
     for (std::size_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], bf16_rn(want_dw[i])) << i;
   });
+  // Frozen hidden states.
+  b.dhidden = nullptr;
+  with_workspaces(linear_logprob_backward_workspace(b, kDevice), &b, [&] {
+    std::fill(narrow.begin(), narrow.end(), std::uint16_t{1});
+    linear_logprob_backward(b, kDevice, 0);
+    for (std::size_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], bf16_rn(want_dw[i])) << i;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprob,
@@ -237,6 +244,28 @@ INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprob,
                          testing::Values(Case{33, 64, 2500, 2500}, Case{20, 40, 1000, 1000, DType::kBFloat16, true},
                                          Case{8300, 8, 96, 96, DType::kBFloat16}));
 #endif
+
+// A gradient of 16 bits over several blocks of tokens: float32 sums of the lesser of both gradients.
+TEST(LinearLogprobWorkspace, NeedsSumsOfTheLesserGradient) {
+  std::uint16_t gradient = 0;
+  LinearLogprobBackwardParams b;
+  b.dhidden = b.dweight = &gradient;
+  b.dweight_dtype = b.head.dtype = DType::kBFloat16;
+  b.head.in_features = 64;
+  const auto least = [&](std::int64_t rows, std::int64_t columns) {
+    b.num_rows = rows;
+    b.num_columns = b.vocab_size = b.valid_vocab = columns;
+    return linear_logprob_backward_workspace(b, kDevice).least;
+  };
+  const std::int64_t of_one_block = least(8192, 128) + 8192 * 64 * 4, each = 64 * 4;
+  EXPECT_GE(least(30'000, 40'000), 30'000 * each);
+  EXPECT_LE(least(30'000, 40'000), 30'000 * each + of_one_block);
+  EXPECT_GE(least(40'000, 30'000), 30'000 * each);
+  EXPECT_LE(least(40'000, 30'000), 30'000 * each + of_one_block);
+  EXPECT_LE(least(1'000'000, 100), 100 * each + of_one_block);
+  b.dhidden = nullptr;
+  EXPECT_LE(least(1'000'000, 1'000'000), of_one_block);
+}
 
 struct LoraCase {
   std::int64_t rows, features, columns, valid, rank;

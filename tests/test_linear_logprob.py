@@ -137,6 +137,20 @@ def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
         assert not differing(rk.linear_logprob(hidden[part], weight, target[part]), found[part])
 
 
+@pytest.mark.parametrize("columns", [200, 8400])  # fewer and more than rows, which decides whose sums are kept
+def test_a_gradient_of_16_bits_is_rounded_once(columns: int, device: str) -> None:
+    rows = 8192 + 100  # two blocks of tokens
+    hidden = torch.randn(rows, 16, device=device).bfloat16().requires_grad_()
+    weight = torch.randn(columns, 16, device=device).bfloat16().requires_grad_()
+    target = torch.randint(0, columns, (rows,), device=device)
+    total = torch.zeros(columns, 16, device=device)
+    rk.linear_logprob(hidden, weight, target, main_grad=total).sum().backward()
+    wanted, hidden.grad = hidden.grad, None
+    rk.linear_logprob(hidden, weight, target).sum().backward()
+    assert not differing(weight.grad, total.bfloat16())
+    assert not differing(hidden.grad, wanted)
+
+
 def test_a_row_has_one_result_in_any_batch(head: tuple[Any, ...]) -> None:
     hidden, weight, bias, target = head
     rows, targets = hidden.reshape(-1, HIDDEN), target.reshape(-1)

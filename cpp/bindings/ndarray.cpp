@@ -348,8 +348,9 @@ double read_number(nb::handle value, const char* name, const char* expected) {
   PyObject* const object = value.ptr();
   if (PyFloat_CheckExact(object)) return PyFloat_AsDouble(object);
   const bool is_tensor = nb::hasattr(value, "__dlpack__") && !nb::hasattr(value, "__array_interface__");
-  const double x = PyBool_Check(object) || is_tensor ? -1.0 : PyFloat_AsDouble(object);
-  if (PyBool_Check(object) || is_tensor || PyErr_Occurred()) {
+  const bool refused = PyBool_Check(object) || is_tensor;
+  const double x = refused ? -1.0 : PyFloat_AsDouble(object);
+  if (refused || PyErr_Occurred()) {
     PyErr_Clear();
     raise(PyExc_TypeError, std::string(name) + ": expected " + expected + ", got " + kind_of(value));
   }

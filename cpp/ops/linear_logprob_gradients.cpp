@@ -25,9 +25,10 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 #endif
 }
 
-// A block of tokens (rule 9) and a chunk of the vocabulary at a time. Where dweight is float32, or there is one block, it
-// is its own accumulator and blocks go outside, with float32 sums of dhidden for one of them; else chunks go outside, with
-// sums of dweight for one chunk and of dhidden for all rows. Sums of LoRA's gradients follow.
+// A block of tokens (rule 9) and a chunk of the vocabulary at a time. Blocks go outside, with float32 sums of dhidden for one
+// of them; dweight is its own accumulator where it is float32 or there is one block, else it has float32 sums. Where these
+// would be more than sums of dhidden for all rows, if any, chunks go outside, with sums of dweight for one chunk. Sums of LoRA's
+// gradients follow.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device, void* workspace)
@@ -42,16 +43,18 @@ class Backward {
     blocks_ = ceil_div(p.num_rows, kTokenBlock);
     chunks_ = ceil_div(p.num_columns, std::max<std::int64_t>(chunk_, 1));
     sums_dweight_ = p.dweight != nullptr && p.dweight_dtype != DType::kFloat32 && blocks_ > 1;
+    chunks_outside_ = sums_dweight_ && (p.dhidden == nullptr || p.num_rows < p.num_columns);
     Pieces pieces(workspace);
     hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
     gradients_ = pieces.take(block_rows_ * chunk_ * operand_bytes());
     if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
     if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
-    const std::int64_t kept_rows = sums_dweight_ ? p.num_rows : block_rows_;
+    const std::int64_t kept_rows = chunks_outside_ ? p.num_rows : block_rows_;
+    const std::int64_t kept_columns = chunks_outside_ ? chunk_ : p.num_columns;
     if (p.dhidden != nullptr && (chunks_ > 1 || has_lora(head_))) {
       dhidden_ = pieces.take<float>(kept_rows * features() * 4);
     }
-    if (sums_dweight_) dweight_ = pieces.take<float>(chunk_ * features() * 4);
+    if (sums_dweight_) dweight_ = pieces.take<float>(kept_columns * features() * 4);
     lora_.take(&pieces, head_, block_rows_);
     if (has_lora(head_) && (p.dhidden != nullptr || p.dlora_a != nullptr)) {
       v_sums_ = pieces.take<float>(kept_rows * rank() * 4);
@@ -59,9 +62,7 @@ class Backward {
     }
     const bool sums_lora = blocks_ > 1 && head_.dtype != DType::kFloat32;
     if (p.dlora_a != nullptr && sums_lora && !p.wide_dlora_a) dlora_a_ = pieces.take<float>(rank() * features() * 4);
-    if (p.dlora_b != nullptr && sums_lora) {
-      dlora_b_ = pieces.take<float>((sums_dweight_ ? chunk_ : p.num_columns) * rank() * 4);
-    }
+    if (p.dlora_b != nullptr && sums_lora) dlora_b_ = pieces.take<float>(kept_columns * rank() * 4);
     if (p.dbias != nullptr) {
       dbias_ = pieces.take<float>(p.num_columns * 4);
       block_dbias_ = pieces.take<float>(chunk_ * 4);
@@ -72,7 +73,7 @@ class Backward {
 
   void run(Stream stream) {
     stream_ = stream;
-    if (sums_dweight_) {
+    if (chunks_outside_) {
       for (std::int64_t c = 0; c < chunks_; ++c) {
         for (std::int64_t b = 0; b < blocks_; ++b) step(b, c);
       }
@@ -93,7 +94,7 @@ class Backward {
     rows_ = std::min(kTokenBlock, p_.num_rows - row_);
     first_ = c * chunk_;
     columns_ = std::min(chunk_, p_.num_columns - first_);
-    if (c == 0 || sums_dweight_) {
+    if (c == 0 || chunks_outside_) {
       copy_scored(p_, head_, row_, rows_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
@@ -171,7 +172,7 @@ class Backward {
 
   void hidden_gradient(std::int64_t c) {
     const bool last = c + 1 == chunks_;
-    float* const sums = from_row(dhidden_, sums_dweight_ ? row_ : 0, features());
+    float* const sums = from_row(dhidden_, chunks_outside_ ? row_ : 0, features());
     LinearInputGradParams q = sums_over_columns(head_.weight, head_.weight_stride, features(), sums, c);
     if (last && has_lora(head_)) {
       linear_input_grad(q, device_, stream_);
@@ -192,7 +193,7 @@ class Backward {
 
   // The chunk's part of v's sums; with the last chunk v itself.
   void compute_v(std::int64_t c) {
-    float* const sums = from_row(v_sums_, sums_dweight_ ? row_ : 0, rank());
+    float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums, c), device_, stream_);
     if (c + 1 == chunks_) tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
   }
@@ -217,7 +218,7 @@ class Backward {
     q.out_features = columns_;
     q.in_features = rank();
     fold_block(&q, b, at(p_.dlora_b, first_ * rank() * operand_bytes()), head_.dtype,
-               from_row(dlora_b_, sums_dweight_ ? 0 : first_, rank()), false);
+               from_row(dlora_b_, chunks_outside_ ? 0 : first_, rank()), false);
   }
 
   // Block b of a contiguous dweight, by way of `sums` where blocks are several and it is not float32 itself.
@@ -235,20 +236,21 @@ class Backward {
 
   void weight_gradient(std::int64_t b) {
     const bool last = b + 1 == blocks_, kept = sums_dweight_ && !last;
+    float* const sums = from_row(dweight_, chunks_outside_ ? 0 : first_, features());
     LinearWeightGradParams q;
     q.dy = gradients_;
     q.dy_rows = dense(rows_, columns_);
     q.x = hidden_;
     q.x_rows = dense(rows_, features());
     q.dweight =
-        kept ? static_cast<void*>(dweight_) : at(p_.dweight, first_ * p_.dweight_stride * size_of(p_.dweight_dtype));
+        kept ? static_cast<void*>(sums) : at(p_.dweight, first_ * p_.dweight_stride * size_of(p_.dweight_dtype));
     q.dweight_stride = kept ? features() : p_.dweight_stride;
     q.dweight_dtype = kept ? DType::kFloat32 : p_.dweight_dtype;
     if (b == 0) {
       q.main_grad = from_row(p_.main_grad, first_, p_.main_grad_stride);
       q.main_grad_stride = p_.main_grad_stride;
     } else {
-      q.main_grad = sums_dweight_ ? dweight_ : static_cast<const float*>(q.dweight);
+      q.main_grad = sums_dweight_ ? sums : static_cast<const float*>(q.dweight);
       q.main_grad_stride = sums_dweight_ ? features() : p_.dweight_stride;
     }
     q.num_rows = rows_;
@@ -290,7 +292,7 @@ class Backward {
   const Device device_;
   const bool fused_;  // gradients of logits without logits in memory
   std::int64_t block_rows_, logit_rows_, blocks_, chunks_, bytes_ = 0;
-  bool sums_dweight_;
+  bool sums_dweight_, chunks_outside_;
   void *hidden_, *gradients_;
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;

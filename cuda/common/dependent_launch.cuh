@@ -20,20 +20,34 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 }
 
 // kOverlap: the kernel was built for compute capability 9.0 and waits for the one before it; without it, the launch does.
+// cluster: blocks of a cluster, of which `blocks` is a multiple.
 template <bool kOverlap, class... Args>
-void launch_dependent(void (*kernel)(Args...), int blocks, int threads, int shared_bytes, cudaStream_t stream,
-                      const Args&... args) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+void launch_dependent_clusters(void (*kernel)(Args...), int cluster, int blocks, int threads, int shared_bytes,
+                               cudaStream_t stream, const Args&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (kOverlap) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = kOverlap ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   check(cudaLaunchKernelEx(&config, kernel, args...), "kernel launch");
+}
+
+template <bool kOverlap, class... Args>
+void launch_dependent(void (*kernel)(Args...), int blocks, int threads, int shared_bytes, cudaStream_t stream,
+                      const Args&... args) {
+  launch_dependent_clusters<kOverlap>(kernel, 1, blocks, threads, shared_bytes, stream, args...);
 }
 
 }  // namespace rlk::cuda

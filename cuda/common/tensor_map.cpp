@@ -32,7 +32,7 @@ Encode encoder() {
 }  // namespace
 
 CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
-                       int box_rows) {
+                       int box_rows, L2Reads reads) {
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride * size_of(dtype))};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size_of(dtype)), static_cast<cuuint32_t>(box_rows)};
@@ -40,10 +40,12 @@ CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::in
   const auto type = dtype == DType::kBFloat16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                     : dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const auto promotion =
+      reads == L2Reads::k128Bytes ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   CUtensorMap map;
   const CUresult status =
       encoder()(&map, type, 2, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(status)));
   }

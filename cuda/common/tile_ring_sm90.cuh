@@ -54,7 +54,7 @@ struct TileRing {
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
     }
     int previous = 0, first = 0;
-    // Before stage `pause` a warpgroup waits until the other has multiplied its stage `tells`.
+    // Before stage `pause` a warpgroup waits until the other has issued the products of its stage `tells`.
     const bool leads = warpgroup == 0;
     const int lead = Tile::kTakesTurns ? min(min(kLead, stages - 1), (steps - 1) / 2) : 0;
     const int pause = lead == 0 ? steps : leads ? lead : steps - lead;

@@ -30,11 +30,13 @@ bool can_copy(const GemmOperand& operand, std::int64_t extent, std::int64_t cont
 }
 
 // Weight rows of a slice in the kernel for few rows: all blocks equally busy. Where all slices run at once and are
-// short, fewer and longer ones read HBM faster.
+// short, fewer and longer ones read HBM faster; where each block has many, shorter ones.
 int slice_rows(const GemmParams& p, int multiprocessors) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);
-  return balanced < 48 && p.m <= 16 ? 96 : std::min(balanced, kWidestSlice);
+  if (p.m <= 8 && turns > 2) return 96;
+  if (p.m <= 16 && balanced < 48) return p.m <= 8 ? 96 : 64;
+  return std::min(balanced, kWidestSlice);
 }
 
 // A maximum whose corners are rounded: what nearly bounds costs something too.
@@ -104,8 +106,8 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
     add(64, 64);
     add(128, 256);
   } else if (forward) {
-    for (int tile_n : {32, 48, 112, 128}) add(64, tile_n);
-    for (int tile_n : {64, 96}) add(64, tile_n, 2);
+    for (int tile_n : {32, 48, 112}) add(64, tile_n);
+    for (int tile_n : {64, 96, 128}) add(64, tile_n, 2);
     for (int tile_n : {96, 192, 224, 256}) add(128, tile_n);
     if (p.m <= kMostTransposedRows) {
       for (int tile_m : {80, 96, 160}) add_transposed(tile_m, 64);

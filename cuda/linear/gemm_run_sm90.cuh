@@ -61,12 +61,12 @@ bool fits(const GemmParams& p, const GemmPlan& plan) {
 }
 
 inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t extent, std::int64_t contraction,
-                          int box_rows) {
+                          int box_rows, L2Reads reads = L2Reads::k256Bytes) {
   const std::int64_t rows = operand.contraction_contiguous ? extent : contraction;
   const std::int64_t columns = operand.contraction_contiguous ? contraction : extent;
   // A lone row's stride means nothing, and may be one that the copy engine refuses.
   const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : (columns + 7) / 8 * 8;
-  return tensor_map(operand.data, dtype, rows, columns, stride, box_rows);
+  return tensor_map(operand.data, dtype, rows, columns, stride, box_rows, reads);
 }
 
 inline GemmLaunch launch_of(const GemmParams& p, int stage_k) {
@@ -98,8 +98,14 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   g.cluster = plan.cluster;
   g.last_a = static_cast<int>((extent_a % Tile::kBM + 7) / 8 * 8);
   g.last_b = static_cast<int>((extent_b % Tile::kBN + 7) / 8 * 8);
+  const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
+  g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
+  g.tiles_b = tiles(extent_b, Tile::kBN);
+  const int clusters_at_once = multiprocessors(current_device()) / plan.cluster;
+  // Each weight is read once, and by more tiles than run at a time.
+  const bool streams = (Tile::kTransposed ? g.tiles_b : g.tiles_a) == 1 && g.tiles_a * g.tiles_b > clusters_at_once;
   const auto map = [&](const GemmOperand& operand, std::int64_t extent, int box_rows) {
-    return map_of(operand, p.dtype, extent, p.contraction, box_rows);
+    return map_of(operand, p.dtype, extent, p.contraction, box_rows, streams ? L2Reads::k128Bytes : L2Reads::k256Bytes);
   };
   const CUtensorMap map_a = map(a, extent_a, Tile::kAMnMajor ? kBoxK : Tile::kBM);
   const CUtensorMap map_b = map(b, extent_b, (Tile::kBMnMajor ? kBoxK : Tile::kBN) / plan.cluster);
@@ -113,11 +119,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
                    stride < std::int64_t{1} << 36;
     if (g.box_stores) map_d = tensor_map(p.d, p.d_dtype, p.m, p.n, stride, kStoreBoxRows);
   }
-  const auto tiles = [](std::int64_t extent, int tile) { return static_cast<int>((extent + tile - 1) / tile); };
-  g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
-  g.tiles_b = tiles(extent_b, Tile::kBN);
   constexpr bool kWide = !Tile::kTransposed && Tile::kBN >= 192;
-  const int clusters_at_once = multiprocessors(current_device()) / plan.cluster;
   g.group_a = kWide ? wave_height(clusters_at_once, g.tiles_a, Tile::kBM * plan.cluster, Tile::kBN) : 8;
   auto* kernel = gemm_sm90_kernel<T, Tile>;
   const int memory = allow_shared_memory<gemm_sm90_kernel<T, Tile>>();
@@ -125,26 +127,15 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const std::int64_t wanted = std::int64_t{g.tiles_a} * g.tiles_b;
   RLK_CHECK(wanted < std::int64_t{1} << 31, "linear: fewer than 2^31 tiles");
   const int clusters = std::max(1, std::min(static_cast<int>(wanted), clusters_at_once));
-
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(clusters * plan.cluster);
-  config.blockDim = Tile::kThreads;
-  config.dynamicSmemBytes = static_cast<std::size_t>(Tile::kFixedBytes + g.stages * Tile::kStageBytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = plan.cluster > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, kernel, map_a, map_last_a, map_b, map_last_b, map_d, g), "launch of gemm_sm90");
+  launch_dependent_clusters<true>(kernel, plan.cluster, clusters * plan.cluster, Tile::kThreads,
+                                  Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, map_a, map_last_a, map_b,
+                                  map_last_b, map_d, g);
 }
 
 template <class T, int kTiles>
 void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
-  const CUtensorMap weight = map_of(p.b, p.dtype, p.n, p.contraction, plan.tile_m);
-  const CUtensorMap x = map_of(p.a, p.dtype, p.m, p.contraction, 8 * kTiles);
+  const CUtensorMap weight = map_of(p.b, p.dtype, p.n, p.contraction, plan.tile_m, L2Reads::k128Bytes);
+  const CUtensorMap x = map_of(p.a, p.dtype, p.m, p.contraction, 8 * kTiles, L2Reads::k128Bytes);
   FewRowsLaunch launch{launch_of(p, kFewRowsStageK), plan.tile_m,
                        static_cast<int>((p.n + plan.tile_m - 1) / plan.tile_m)};
   auto* kernel = gemm_few_rows_sm90_kernel<T, kTiles>;

@@ -37,10 +37,11 @@ struct HeadOperand {
   int tile, last;  // rows of a tile, of the last one; 0: full
 };
 inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOperand& x, const HeadOperand& w) {
+  const L2Reads reads = x.rows <= x.tile ? L2Reads::k128Bytes : L2Reads::k256Bytes;  // whether each weight is read once
   const auto map = [&](const HeadOperand& o, int box_rows) {
     // A lone row's stride means nothing, and may be one that the copy engine refuses.
     const std::int64_t stride = o.rows > 1 ? o.stride : (contraction + 7) / 8 * 8;
-    return tensor_map(o.data, dtype, o.rows, contraction, stride, box_rows);
+    return tensor_map(o.data, dtype, o.rows, contraction, stride, box_rows, reads);
   };
   HeadMaps maps;
   maps.x = map(x, x.tile);

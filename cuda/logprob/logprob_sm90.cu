@@ -2,6 +2,7 @@
 // launch, no workspace. Many rows: stream.cuh.
 // Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
 #include "../common/cluster_sm90.cuh"
+#include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "../common/mbarrier_sm90.cuh"
 #include "kernels.h"
@@ -93,17 +94,8 @@ void run_clusters(const LogprobParams& p, const GroupGrid& grid, cudaStream_t st
       kClusterWarps * (kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0)) + (grid.nodes + 1) * kNodeBytes;
   auto* kernel = logprob_cluster_sm90_kernel<T, kExp, kMoments>;
   allow_shared_memory<logprob_cluster_sm90_kernel<T, kExp, kMoments>>();
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kClusterBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(p.num_rows * kClusterBlocks);
-  config.blockDim = kClusterWarps * kWarp;
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, p, grid), "launch of logprob_sm90");
+  launch_dependent_clusters<false>(kernel, kClusterBlocks, static_cast<int>(p.num_rows * kClusterBlocks),
+                                   kClusterWarps * kWarp, bytes, stream, p, grid);
 }
 
 }  // namespace
