@@ -35,6 +35,27 @@ def twice_with_main_grad() -> None:
     y.float().square().sum().backward(create_graph=True)
 
 
+def once_twice_differentiated() -> None:
+    """The gradient of x alone: what it gives to weight later would miss main_grad."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    torch.autograd.grad(rk.linear(x, w, main_grad=MAIN.clone()).float().sum(), x, create_graph=True)
+
+
+class OwnParameter(torch.nn.Parameter):
+    pass
+
+
+def shared_with_a_parameter() -> None:
+    weight = OwnParameter(W.float())
+    rk.linear(X.float(), weight, main_grad=weight.data)
+
+
+def shared_with_a_narrow_weight() -> None:
+    memory = torch.zeros(W.shape)
+    weight = memory.view(torch.bfloat16)[:, : W.shape[1]].copy_(W).detach().requires_grad_()
+    rk.linear(X.bfloat16(), weight, main_grad=memory)
+
+
 # name: (call, error, what its words must hold).
 CASES: dict[str, tuple[Any, Any, str]] = {
     "main_grad and out": (
@@ -60,7 +81,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "out float16": (
         lambda: rk.linear_weight_grad(DY, X, out=MAIN.half()),
         TypeError,
-        "out_dtype: expected float32 or bfloat16",
+        "out: expected dtype float32 or bfloat16 .that of dy., got float16",
     ),
     "main_grad of another shape": (
         lambda: rk.linear_weight_grad(DY, X, main_grad=torch.zeros(32, 8)),
@@ -138,6 +159,22 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "main_grad: weight requires no gradient",
     ),
     "main_grad twice differentiated": (twice_with_main_grad, ValueError, "main_grad: .*without create_graph"),
+    "main_grad in a weight of a class of its own": (
+        shared_with_a_parameter,
+        ValueError,
+        "main_grad: may share memory with weight",
+    ),
+    "main_grad around a bfloat16 weight": (
+        shared_with_a_narrow_weight,
+        ValueError,
+        "main_grad: may share memory with weight",
+    ),
+    "main_grad around the bias": (
+        lambda: rk.linear(X, W.clone().requires_grad_(), MAIN[0], main_grad=MAIN),
+        ValueError,
+        "main_grad: may share memory with bias",
+    ),
+    "main_grad, x twice differentiated": (once_twice_differentiated, ValueError, "main_grad: .*without create_graph"),
     "main_grad compiled": (compiled(main_grad=MAIN), Exception, "main_grad: cannot be given under torch.compile"),
     "main_grad in torch.func": (
         lambda: torch.func.grad(lambda w: rk.linear(X, w, main_grad=MAIN).float().sum())(W),

@@ -250,3 +250,23 @@ def test_an_arithmetic_context_is_for_one_with() -> None:
         pass
     decorated = rk.arithmetic("sm_80")(rk.current_arithmetic)
     assert [decorated(), decorated(), rk.current_arithmetic()] == ["sm_80", "sm_80", "ieee"]
+
+
+def test_an_arithmetic_context_decorates_no_function_that_runs_after_its_call() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Any:
+        yield
+
+    async def generates() -> Any:
+        yield
+
+    class Layer: ...
+
+    for late in (coroutine, generator, generates, Layer):
+        with pytest.raises(TypeError, match=f"arithmetic: {late.__name__} runs after its call returned"):
+            rk.arithmetic("sm_90")(late)
+    with pytest.raises(RuntimeError, match="not entered"):
+        rk.arithmetic("sm_90").__exit__(None, None, None)
+    with pytest.raises(ValueError, match="unit: expected one of ieee"):
+        rk.arithmetic(("sm_90", "ieee"))  # type: ignore[arg-type]

@@ -151,6 +151,17 @@ def test_a_gradient_of_16_bits_is_rounded_once(columns: int, device: str) -> Non
     assert not differing(hidden.grad, wanted)
 
 
+def test_main_grad_is_no_memory_of_what_backward_reads(device: str) -> None:
+    total = torch.zeros(64, 16, device=device)
+    hidden = torch.randn(40, 16, device=device).bfloat16()
+    weight = torch.randn(64, 16, device=device).bfloat16().requires_grad_()
+    target = torch.randint(0, 64, (40,), device=device)
+    kept = (total.view(torch.int32).view(-1)[:40], torch.arange(41, device=device))
+    for name, given in (("temperature", {"temperature": total.view(-1)[:40]}), ("kept_ids", {"kept": kept})):
+        with pytest.raises(ValueError, match=f"main_grad: may share memory with {name}"):
+            rk.linear_logprob(hidden, weight, target, main_grad=total, **given)
+
+
 def test_a_row_has_one_result_in_any_batch(head: tuple[Any, ...]) -> None:
     hidden, weight, bias, target = head
     rows, targets = hidden.reshape(-1, HIDDEN), target.reshape(-1)

@@ -55,6 +55,13 @@ def twice_with_main_grad() -> None:
     y.sum().backward(create_graph=True)
 
 
+def once_twice_differentiated() -> None:
+    """The gradient of x alone: what it gives to weight later would miss main_grad."""
+    x = X.float().requires_grad_()
+    y = rk.rms_norm(x, W.float().requires_grad_(), 1e-6, main_grad=MAIN)
+    torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
 # name: (call, error, what its words must hold).
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
@@ -167,6 +174,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "main_grad of a frozen weight": (graded(main_grad=MAIN), ValueError, "main_grad: weight requires no gradient"),
     "main_grad without a weight": (graded(weight=None, main_grad=MAIN), ValueError, "main_grad: expected None"),
     "main_grad twice differentiated": (twice_with_main_grad, ValueError, "main_grad: .*without create_graph"),
+    "main_grad, x twice differentiated": (once_twice_differentiated, ValueError, "main_grad: .*without create_graph"),
     "main_grad in torch.func": (
         lambda: torch.func.grad(lambda w: rk.rms_norm(X, w, 1e-6, main_grad=MAIN).float().sum())(W),
         ValueError,

@@ -126,9 +126,9 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
     p.dweight_dtype = read_dtype(out_dtype, p.dtype);
   }
   if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
-    throw nb::type_error((std::string("out_dtype: expected float32 or ") + name_of(p.dtype) + " (that of dy), got " +
-                          name_of(p.dweight_dtype))
-                             .c_str());
+    const std::string wanted = std::string("float32 or ") + name_of(p.dtype) + " (that of dy)";
+    if (given) dtype_error(*given, wanted);
+    throw nb::type_error(("out_dtype: expected " + wanted + ", got " + name_of(p.dweight_dtype)).c_str());
   }
   if (!given) {
     const std::int64_t shape[] = {p.out_features, p.in_features};

@@ -83,7 +83,7 @@ const Format* format_of(DLDataType t) {
 
 std::string dtype_text(DLDataType t) {
   constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-  const char* kind = t.code < std::size(kKinds) ? kKinds[t.code] : "type";
+  const char* kind = t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // of 8 bits and less
   return kind + std::to_string(t.bits) + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
 }
 

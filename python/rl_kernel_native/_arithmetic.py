@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
@@ -27,11 +28,12 @@ def arithmetic(unit: str) -> Computing:
     A backward computes in the unit of its forward, wherever it runs. Activation checkpointing runs the forward again,
     where backward runs: give ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint`` (for
     ``use_reentrant=False``), or open the context inside of the checkpointed function (for both).
-    Returns: a context manager, for one ``with``, or a decorator.
-    Raises: ValueError for another name, at the call.
+    Returns: a context manager, for one ``with``, or a decorator of a function.
+    Raises: ValueError for another name, at the call; TypeError where what is decorated would run after the context: a
+        class, a generator, a coroutine.
     Source: docs/numerics.md, fact 2 and rules 1 and 3.
     """
-    if unit not in UNITS:
+    if not isinstance(unit, str) or unit not in UNITS:
         raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
     return Computing(unit)
 
@@ -49,10 +51,18 @@ class Computing:
         self._token = _current.set(self._unit)
 
     def __exit__(self, *_: object) -> None:
-        assert self._token is not None
+        if self._token is None:
+            raise RuntimeError("arithmetic: a context manager that was not entered")
         _current.reset(self._token)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        late = (inspect.isclass, inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_late(function) for is_late in late):
+            name = getattr(function, "__name__", function)
+            raise TypeError(
+                f"arithmetic: {name} runs after its call returned; open `with rk.arithmetic(...)` inside of it instead"
+            )
+
         @functools.wraps(function)
         def computing(*arguments: Any, **options: Any) -> Any:
             with Computing(self._unit):

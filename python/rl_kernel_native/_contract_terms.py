@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+from ._arithmetic import UNITS
+
 U = 2.0**-24  # what rounding to float32 is off by, relative to the value
 CLIP_RANGE = 0.2  # of PPO and GRPO: beyond it a ratio is clipped
 
@@ -177,8 +179,11 @@ class Row:
             expected: the float64 value, an array or a number.
             unit: "ieee", or the matrix unit that multiplied.
             facts: those of the bound, :data:`FACTS`.
-        Raises: TypeError for a fact that is missing or unknown; KeyError for another dtype.
+        Raises: TypeError for a fact that is missing or unknown; ValueError for another unit; KeyError for another
+            dtype.
         """
+        if unit not in UNITS:
+            raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
         bound = self.unit_bound if unit != "ieee" and self.unit_bound is not None else self.bound
         if "expected" in bound.facts:
             facts["expected"] = abs(expected)

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled, is_plain
+from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled
 
 
-def check(main_grad: Any, weight: Any) -> None:
-    """Of a forward. A weight that is no tensor is for the extension to refuse."""
+def check(main_grad: Any, weight: Any, **operands: Any) -> None:
+    """Of a forward. ``operands``: what else it is given; backward may read it again after it has written. A weight
+    that is no tensor is for the extension to refuse."""
     if not isinstance(main_grad, Tensor):
         raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
     if is_compiling() or functorch_active():
@@ -41,15 +42,12 @@ def check(main_grad: Any, weight: Any) -> None:
         raise ValueError("main_grad: expected strides that do not overlap")
     if main_grad.is_neg():
         raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
-    check_apart(main_grad, weight=weight)
-
-
-def check_apart(main_grad: Tensor, **operands: Any) -> None:
-    """Refuses a main_grad in the memory of an operand that backward reads again after it has written."""
-    for name, operand in operands.items():
-        if not isinstance(operand, Tensor) or operand.dtype != torch.float32:
+    first, end = _addresses(main_grad)
+    for name, operand in (("weight", weight), *operands.items()):
+        if not isinstance(operand, Tensor):
             continue
-        if is_plain(main_grad) and is_plain(operand) and _share_memory(main_grad, operand):
+        of_operand = _addresses(operand)
+        if first < of_operand[1] and of_operand[0] < end:
             raise ValueError(f"main_grad: may share memory with {name}: their addresses overlap")
 
 
@@ -78,15 +76,16 @@ def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
     return dtype
 
 
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether the address ranges of two tensors overlap."""
-    (a0, a1), (b0, b1) = ((t.data_ptr(), t.data_ptr() + _span(t) * t.element_size()) for t in (a, b))
-    return a.numel() > 0 and a0 < b1 and b0 < a1
-
-
-def _span(tensor: Tensor) -> int:
-    """Elements from the first to the last."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+def _addresses(tensor: Tensor) -> tuple[int, int]:
+    """Of the first byte and past the last; both 0 where a tensor has no memory of its own (empty, fake, a wrapper)."""
+    try:
+        first = tensor.data_ptr()
+    except RuntimeError:
+        return 0, 0
+    if first == 0 or tensor.numel() == 0:
+        return 0, 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + span * tensor.element_size()
 
 
 def is_asked_for(node: Any, main_grad: Any = None) -> bool:
@@ -103,9 +102,14 @@ def is_asked_for(node: Any, main_grad: Any = None) -> bool:
         return True
 
 
-def require_addable(dy: Tensor) -> None:
-    """Before a gradient is added through the dispatcher."""
+def refuse_create_graph() -> None:
+    """In a backward with a main_grad, whatever it asks for: a later one would give its part to ``weight.grad``."""
     if is_grad_enabled():
         raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
+
+
+def require_addable(dy: Tensor) -> None:
+    """Before a gradient is added through the dispatcher."""
+    refuse_create_graph()
     if is_batched(dy):
         raise ValueError("main_grad: a batch of gradients (vmap, is_grads_batched) cannot be added to it")

@@ -37,7 +37,7 @@ def embedding(
     ids: Any, weight: Tensor, vocab_start: Any, vocab_size: Any, padding_idx: Any, main_grad: Any, code: int
 ) -> Tensor:
     if main_grad is not None:
-        _main_grad.check(main_grad, weight)
+        _main_grad.check(main_grad, weight, ids=ids)
     dtype = _main_grad.check_weight_grad(weight, code, main_grad)
     direct = is_direct(weight, ids)
     if direct and not wants_grad(weight):

@@ -86,6 +86,8 @@ class _TracedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
+        if ctx.main_grad is not None:
+            _main_grad.refuse_create_graph()
         x, weight = ctx.saved_tensors
         how = (ctx.allow_vendor, _backwards(ctx.unit))
         dy = gradient(dy, x.dtype)

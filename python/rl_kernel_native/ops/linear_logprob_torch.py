@@ -60,8 +60,10 @@ def linear_logprob(
         if not weight_grad:
             raise ValueError("main_grad: weight_grad is False, so nothing would be added to it")
         _main_grad.check_weight_grad(weight, _SAME, main_grad)
-        _main_grad.check(main_grad, weight)
-        _main_grad.check_apart(main_grad, hidden=hidden, bias=bias, lora_a=lora_a, lora_b=lora_b)
+        _main_grad.check(
+            main_grad, weight, hidden=hidden, bias=bias, lora_a=lora_a, lora_b=lora_b, target=target,
+            temperature=temperature, kept_ids=kept_ids, kept_offsets=kept_offsets,
+        )  # fmt: skip
     if isinstance(target, Tensor):
         target = target.contiguous()
     if not weight_grad and isinstance(weight, Tensor):

@@ -58,7 +58,7 @@ def linear(
     unit = _unit()
     weight_dtype = _main_grad.check_weight_grad(weight, weight_grad, main_grad)
     if main_grad is not None:
-        _main_grad.check(main_grad, weight)
+        _main_grad.check(main_grad, weight, x=x, bias=bias)
     if direct and not wants_grad(x, weight, bias):
         _torch.device_type(x, "x")
         prepare(x)
@@ -96,6 +96,8 @@ class _Linear(torch.autograd.Function):
             return (None,) * 9
         x, weight = ctx.saved_tensors
         main_grad = ctx.main_grad
+        if main_grad is not None:
+            _main_grad.refuse_create_graph()
         needs_x, needs_weight, needs_bias = traced.wanted(ctx)
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)

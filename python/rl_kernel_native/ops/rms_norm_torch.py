@@ -43,7 +43,7 @@ def rms_norm(
     main_grad: Any,
 ) -> Any:
     if main_grad is not None:
-        _main_grad.check(main_grad, weight)
+        _main_grad.check(main_grad, weight, x=x, residual=residual)
     direct = is_direct(x, weight, residual)
     if direct and not wants_grad(x, weight, residual):
         _torch.device_type(x, "x")
@@ -78,6 +78,8 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Any, d_new_residual: Any, _: Any) -> Any:
         if dy is None:  # y was not used: nothing reaches the norm
             return traced.past_the_norm(ctx, d_new_residual)
+        if ctx.main_grad is not None:
+            _main_grad.refuse_create_graph()
         h, weight, rstd = ctx.saved_tensors
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)

@@ -261,6 +261,7 @@ class _TracedRmsNorm(torch.autograd.Function):
         h, weight, rstd = ctx.saved_tensors
         needs_x, needs_weight, needs_residual = ctx.needs_input_grad[:3]
         if ctx.main_grad is not None:
+            _main_grad.refuse_create_graph()
             needs_weight = wanted(ctx)[1]
         if d_new_residual is not None:
             d_new_residual = gradient(d_new_residual, h.dtype, "d_new_residual")
