@@ -203,6 +203,7 @@ def main(
                 console.print(sentence)
         for name in list(found):
             costs.setdefault(name, []).append(cost(found.pop(name), batch, steps))
+            typer.echo(f"{size} answers, {name}: {text(costs[name][-1])}", err=True)
     table = Table("answers", *costs)
     for row in zip(sizes, *costs.values(), strict=True):
         table.add_row(str(row[0]), *map(text, itertools.islice(row, 1, None)))
