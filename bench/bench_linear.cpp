@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -83,8 +82,7 @@ int main(int argc, char** argv) {
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       only = argv[++i];
     } else if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) {
-      std::stringstream list(argv[++i]);
-      for (std::string m; std::getline(list, m, ',');) rows.push_back(std::stoll(m));
+      rows = row_list(argv[++i]);
     } else {
       std::fprintf(stderr, "usage: bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans]\n");
       return 2;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "bench/normal_data.h"
@@ -17,6 +19,14 @@ struct Layer {
 // Llama 3 8B and Qwen3 8B: q, k, v; o; gate and up; down; heads.
 constexpr Layer kLayers[] = {{6144, 4096},  {4096, 4096},  {28672, 4096},  {24576, 4096},
                              {4096, 14336}, {4096, 12288}, {128256, 4096}, {151936, 4096}};
+
+// Numbers of rows as --rows has them: "1,8,16".
+inline std::vector<std::int64_t> row_list(const char* text) {
+  std::vector<std::int64_t> rows;
+  std::stringstream list(text);
+  for (std::string m; std::getline(list, m, ',');) rows.push_back(std::stoll(m));
+  return rows;
+}
 
 // Operands and results in bf16 or, dweight, as told; weights rotate among at least three buffers
 // that together exceed the L2 several times: of one, read again and again, a part stays there however large it is.

@@ -10,9 +10,6 @@
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <set>
-#include <sstream>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -171,10 +168,9 @@ class Recorder {
 int main(int argc, char** argv) {
   using namespace rlk;
   using namespace rlk::bench;
-  std::set<std::int64_t> only;
+  std::vector<std::int64_t> only;
   if (argc == 3 && std::strcmp(argv[1], "--rows") == 0) {
-    std::stringstream list(argv[2]);
-    for (std::string m; std::getline(list, m, ',');) only.insert(std::stoll(m));
+    only = row_list(argv[2]);
   } else if (argc != 1) {
     std::fprintf(stderr, "usage: record_cublaslt [--rows M,M,...]\n");
     return 2;
@@ -199,7 +195,7 @@ int main(int argc, char** argv) {
     std::int64_t before = 0;
     for (std::int64_t m : rows) {
       const std::int64_t smaller = std::exchange(before, m);
-      if (!only.empty() && (pass != LinearPass::kForward || !only.contains(m))) continue;
+      if (!only.empty() && (pass != LinearPass::kForward || std::ranges::find(only, m) == only.end())) continue;
       for (const Layer& layer : kLayers) {
         const bool head = layer.out_features > 1 << 16;
         if (m * layer.out_features > kMostOutputs || (head && pass != LinearPass::kForward)) continue;
