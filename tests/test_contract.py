@@ -56,6 +56,12 @@ SELF_TESTS = sorted((ROOT / "python/rl_kernel_native/_selftest").glob("*.py"))
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test draws the same numbers whatever ran before it."""
+    monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
+
+
 def names(rows: Any) -> set[tuple[str, str]]:
     return {(r.operator, r.output) for r in rows}
 

@@ -151,6 +151,14 @@ def test_a_gradient_of_16_bits_is_rounded_once(columns: int, device: str) -> Non
     assert not differing(hidden.grad, wanted)
 
 
+def test_a_workspace_too_small_for_backward_is_refused_in_forward(device: str) -> None:
+    hidden = torch.zeros(8193, 16, device=device).bfloat16().requires_grad_()
+    weight = torch.zeros(64, 16, device=device).bfloat16().requires_grad_()
+    target = torch.zeros(8193, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match=r"workspace_bytes: backward needs 4096 and more .* got 4095; main_grad"):
+        rk.linear_logprob(hidden, weight, target, workspace_bytes=4095)
+
+
 def test_main_grad_is_no_memory_of_what_backward_reads(device: str) -> None:
     total = torch.zeros(64, 16, device=device)
     hidden = torch.randn(40, 16, device=device).bfloat16()

@@ -79,8 +79,8 @@ bool gemm_sm90_serves(const GemmParams& p) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 256;
   return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMost && p.n < kMost && p.contraction < kMost &&
          can_copy(p.a, p.m, p.contraction) && can_copy(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
-         (p.addend == nullptr ||
-          (is_one_stride(p.addend_rows, p.m) && (p.continues || p.d_dtype == DType::kFloat32))) &&
+         (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) &&
+                                  (p.continues || p.d_dtype == DType::kFloat32 || p.contraction <= p.block))) &&
          (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
 }
 

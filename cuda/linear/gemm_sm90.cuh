@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       };
       float d[kFragment];
       if constexpr (Tile::kCombine == Combine::kContinue) {
-        load_start<kBN>(g, d, at.a + warp * 16, at.b, lane);
+        take_addend<kBN, false>(g, d, at.a + warp * 16, at.b, lane);
         ring.template multiply<T, true>(d, g.k_steps, warpgroup, release, meanwhile);
         store(d, true);
       } else if constexpr (Tile::kCombine == Combine::kAdd) {

@@ -110,9 +110,9 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
   for (int i = 0; i < 4; ++i) store_vector<Element>(g, v[i], row + 4 * i + r, c);
 }
 
-// A warp's 16 rows of the tile from the addend, as wgmma lays them out.
-template <int kBN>
-__device__ __forceinline__ void load_start(const GemmLaunch& g, float (&d)[kBN / 2], int row, int column, int lane) {
+// A warp's 16 rows of the tile from the addend, as wgmma lays them out. kAdds: added to what is there.
+template <int kBN, bool kAdds>
+__device__ __forceinline__ void take_addend(const GemmLaunch& g, float (&d)[kBN / 2], int row, int column, int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int r = row + lane / 4 + 8 * i;
@@ -129,8 +129,8 @@ __device__ __forceinline__ void load_start(const GemmLaunch& g, float (&d)[kBN /
           if (c + 1 < g.columns) x.y = from[c + 1];
         }
       }
-      d[4 * j + 2 * i] = x.x;
-      d[4 * j + 2 * i + 1] = x.y;
+      d[4 * j + 2 * i] = kAdds ? __fadd_rn(x.x, d[4 * j + 2 * i]) : x.x;
+      d[4 * j + 2 * i + 1] = kAdds ? __fadd_rn(x.y, d[4 * j + 2 * i + 1]) : x.y;
     }
   }
 }
@@ -230,6 +230,9 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
       __syncwarp();
     }
     return;
+  }
+  if constexpr (kAdds) {  // there is one chunk: its sum is rounded once
+    if (g.addend != nullptr) take_addend<kBN, true>(g, d, row, column, lane);
   }
   const bool bf16 = g.d_dtype == DType::kBFloat16;
 #pragma unroll

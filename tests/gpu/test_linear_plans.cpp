@@ -61,6 +61,8 @@ const std::vector<Case> kCases = {
     {Product::kInputGrad, 1000, 264, 4104, 1, DType::kBFloat16, false, true, 3},
     {Product::kInputGrad, 7, 129, 24, 1, DType::kFloat32, false, true, 2},
     {Product::kWeightGrad, 64, 64, 1},
+    {Product::kWeightGrad, 264, 1000, 4104, 1, DType::kBFloat16, false, true, 3},
+    {Product::kWeightGrad, 130, 520, 8192, 1, DType::kFloat16, false, true},
     {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, true},
     {Product::kWeightGrad, 264, 200, 8192},
     {Product::kWeightGrad, 72, 136, 8200, 1, DType::kFloat32},

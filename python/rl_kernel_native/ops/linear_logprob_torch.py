@@ -32,6 +32,7 @@ from .logprob_torch import _selected
 __all__ = ["linear_logprob", "partial", "scored_target"]
 
 _SAME = -1  # a dtype's code: that of the operands
+_TOKEN_BLOCK = 8192  # rows of rule 9
 
 
 class Shard(NamedTuple):
@@ -83,10 +84,25 @@ def linear_logprob(
         return _selected(outputs, returns)
     how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard)
     if wants_grad(hidden, weight, bias, lora_a, lora_b):
+        if main_grad is None and wants_grad(weight) and wants_grad(hidden):
+            _require_sums(hidden, weight, workspace_bytes)
         outputs = _LinearLogprob.apply(hidden, weight, bias, lora_a, lora_b, target, arguments, how, returns, main_grad)
         return _selected(outputs, returns)
     prepare(hidden)
     return _forward((hidden, weight, bias, lora_a, lora_b, target), arguments, how, returns)
+
+
+def _require_sums(hidden: Tensor, weight: Tensor, workspace_bytes: Any) -> None:
+    """Refuses before the forward what backward could not compute. It needs more than these sums, and says how much."""
+    rows = hidden.numel() // max(1, hidden.shape[-1])
+    if weight.dtype == torch.float32 or rows <= _TOKEN_BLOCK or not isinstance(workspace_bytes, int):
+        return
+    sums = 4 * hidden.shape[-1] * min(rows, len(weight))
+    if workspace_bytes < sums:
+        raise ValueError(
+            f"workspace_bytes: backward needs {sums} and more for float32 sums of a {weight.dtype} gradient of {rows} "
+            f"rows, got {workspace_bytes}; main_grad needs none"
+        )
 
 
 def _require_both(lora_a: Any, lora_b: Any) -> None:
