@@ -27,16 +27,21 @@ struct TileRing {
   int stages;
   RingPosition at;
 
+  // By a whole warp: what it computes is the same in all lanes then, and stays in the uniform registers that the copy
+  // engine takes. From a lane by itself each operand had to be moved there, and a stage of a narrow tile took longer to ask
+  // for than to multiply.
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;
     mbarrier_wait_block(empty + at.stage * 8, at.phase ^ 1);
-    mbarrier_arrive_expect(barrier, Tile::kBoxes * (a.bytes + b.bytes));
+    if (elect_one()) {
+      mbarrier_arrive_expect(barrier, Tile::kBoxes * (a.bytes + b.bytes));
 #pragma unroll
-    for (int box = 0; box < Tile::kBoxes; ++box) {
-      const int first_k = (k * Tile::kBoxes + box) * kBoxK;
-      a.load(to + box * Tile::kBoxBytes, first_a, first_k, barrier);
-      b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, first_b, first_k, barrier);
+      for (int box = 0; box < Tile::kBoxes; ++box) {
+        const int first_k = (k * Tile::kBoxes + box) * kBoxK;
+        a.load(to + box * Tile::kBoxBytes, first_a, first_k, barrier);
+        b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, first_b, first_k, barrier);
+      }
     }
     at.advance(stages);
   }

@@ -93,23 +93,26 @@ __global__ void __launch_bounds__(288, 1)
   const Slices mine = slices_of_block(launch.slices);
   RingPosition ring;
   if (warp == warps) {
-    if (!elect_one()) return;
-    prefetch_tensor_map(&map_weight);
-    prefetch_tensor_map(&map_x);
+    if (elect_one()) {
+      prefetch_tensor_map(&map_weight);
+      prefetch_tensor_map(&map_x);
+    }
     for (int slice = mine.first; slice < mine.end; slice += mine.step) {
 #pragma unroll 1
       for (int k = 0; k < g.k_steps; ++k) {
         const std::uint32_t to = base + ring.stage * stage_bytes, barrier = full + ring.stage * 8;
         mbarrier_wait_block(empty + ring.stage * 8, ring.phase ^ 1);
-        mbarrier_arrive_expect(barrier, stage_bytes);
+        if (elect_one()) {  // the loop is the whole warp's, as in tile_ring_sm90.cuh
+          mbarrier_arrive_expect(barrier, stage_bytes);
 #pragma unroll
-        for (int box = 0; box < 2; ++box) {
-          load_box(to + box * weight_bytes, &map_weight, k * kFewRowsStageK + box * 64, slice * launch.slice_rows,
-                   barrier);
-        }
+          for (int box = 0; box < 2; ++box) {
+            load_box(to + box * weight_bytes, &map_weight, k * kFewRowsStageK + box * 64, slice * launch.slice_rows,
+                     barrier);
+          }
 #pragma unroll
-        for (int box = 0; box < 2; ++box) {
-          load_box(to + 2 * weight_bytes + box * kXRows * 128, &map_x, k * kFewRowsStageK + box * 64, 0, barrier);
+          for (int box = 0; box < 2; ++box) {
+            load_box(to + 2 * weight_bytes + box * kXRows * 128, &map_x, k * kFewRowsStageK + box * 64, 0, barrier);
+          }
         }
         ring.advance(g.stages);
       }

@@ -90,17 +90,27 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == Tile::kWarpgroups * 4 && elect_one()) {
-      prefetch_tensor_map(&map_a);
-      prefetch_tensor_map(&map_b);
-      for (int turn = first_tile; turn < tiles; turn += tile_step) {
-        const TilePosition at = tile_of(turn);
-        const int left_a = (Tile::kTransposed ? g.columns : g.rows) - at.a;
-        const int left_b = (Tile::kTransposed ? g.rows : g.columns) - at.b;
-        const Portion<kBM, Tile::kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
-        const Portion<kBN, Tile::kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, g.cluster, rank);
+    if (warp == Tile::kWarpgroups * 4) {
+      if (elect_one()) {
+        prefetch_tensor_map(&map_a);
+        prefetch_tensor_map(&map_b);
+      }
+      const auto load_tiles = [&](int sharing, int slice) {
+        for (int turn = first_tile; turn < tiles; turn += tile_step) {
+          const TilePosition at = tile_of(turn);
+          const int left_a = (Tile::kTransposed ? g.columns : g.rows) - at.a;
+          const int left_b = (Tile::kTransposed ? g.rows : g.columns) - at.b;
+          const Portion<kBM, Tile::kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
+          const Portion<kBN, Tile::kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, sharing, slice);
 #pragma unroll 1
-        for (int k = 0; k < g.k_steps; ++k) ring.load(a, b, at.a, at.b, k);
+          for (int k = 0; k < g.k_steps; ++k) ring.load(a, b, at.a, at.b, k);
+        }
+      };
+      // Two loops, so that the one of blocks by themselves asks for nothing but what they need.
+      if (g.cluster > 1) {
+        load_tiles(g.cluster, rank);
+      } else {
+        load_tiles(1, 0);
       }
     }
   } else {

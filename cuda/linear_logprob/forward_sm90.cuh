@@ -134,9 +134,11 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
 
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == Tile::kWarpgroups * 4 && elect_one()) {
-      prefetch_tensor_map(&head.x);
-      prefetch_tensor_map(&head.w);
+    if (warp == Tile::kWarpgroups * 4) {
+      if (elect_one()) {
+        prefetch_tensor_map(&head.x);
+        prefetch_tensor_map(&head.w);
+      }
       for (int index = blockIdx.x; index < work_items; index += gridDim.x) {
         const HeadWork work = head_work(g.grid, index);
         const int row = work.row_block * kM, last = g.grid.part_last[work.part];

@@ -112,9 +112,11 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
   if (warpgroup == Tile::kWarpgroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == Tile::kWarpgroups * 4 && elect_one()) {
-      prefetch_tensor_map(&head.x);
-      prefetch_tensor_map(&head.w);
+    if (warp == Tile::kWarpgroups * 4) {
+      if (elect_one()) {
+        prefetch_tensor_map(&head.x);
+        prefetch_tensor_map(&head.w);
+      }
       for (int turn = blockIdx.x; turn < tiles; turn += step) {
         const TilePosition at = tile_of(turn);
         const auto load = [&](const HeadMaps& maps, int steps) {

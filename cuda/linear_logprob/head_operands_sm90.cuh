@@ -15,7 +15,7 @@ struct HeadMaps {
   CUtensorMap x, last_x, w, last_w;
 };
 
-// Stages of a tile from (row, column) on; `last_rows`, `last_columns`: of the last tiles.
+// By a whole warp: stages of a tile from (row, column) on; `last_rows`, `last_columns`: of the last tiles.
 template <int kRows, int kColumns, class Ring>
 __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, int row, int rows_left,
                                             int last_rows, int column, int columns_left, int last_columns) {
