@@ -16,11 +16,12 @@ void scored_rows(const ScoredRowsParams& p) {
   parallel_for(p.num_rows, kRowsAtOnce, [&](std::int64_t begin, std::int64_t end) {
     const auto bytes = static_cast<std::size_t>(p.row_bytes);
     for (std::int64_t i = begin; i < end; ++i) {
-      unsigned char* const to = static_cast<unsigned char*>(p.to) + i * p.row_bytes;
-      if (is_scored(p, i)) {
-        std::memcpy(to, static_cast<const unsigned char*>(p.from) + scored_row_offset(p, i), bytes);
-      } else {
+      unsigned char* const to = static_cast<unsigned char*>(p.to) + scored_to_offset(p, i);
+      const std::int64_t source = scored_source(p, i);
+      if (source < 0) {
         std::memset(to, 0, bytes);
+      } else if (p.from != p.to) {
+        std::memcpy(to, static_cast<const unsigned char*>(p.from) + scored_from_offset(p, source), bytes);
       }
     }
   });

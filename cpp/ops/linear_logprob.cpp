@@ -70,7 +70,7 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
   const ForwardPieces pieces(p, step, device);
   for (std::int64_t row = 0; row < p.num_rows; row += step) {
     const std::int64_t rows = std::min(step, p.num_rows - row);
-    copy_scored(p, p.head, row, rows, pieces.hidden, device, stream);
+    copy_scored(p, p.head, row, rows, nullptr, pieces.hidden, device, stream);
     pieces.lora.compute(p.head, pieces.hidden, rows, device, stream);
     compute_logits(p.head, p.dtype, pieces.hidden, pieces.lora.u, rows, 0, p.num_columns, pieces.sums, pieces.logits,
                    device, stream);

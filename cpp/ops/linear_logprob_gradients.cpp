@@ -28,7 +28,8 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 // A block of tokens (rule 9) and a chunk of the vocabulary at a time. Blocks go outside, with float32 sums of dhidden for one
 // of them; dweight is its own accumulator where it is float32 or there is one block, else it has float32 sums. Where these
 // would be more than sums of dhidden for all rows, if any, chunks go outside, with sums of dweight for one chunk. Sums of LoRA's
-// gradients follow.
+// gradients follow. Where gradients of logits are fused, groups of rows without a scored one are left out of a block: its
+// hidden states, gradients and sums of dhidden are those of the others, and then zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device, void* workspace)
@@ -45,13 +46,14 @@ class Backward {
     sums_dweight_ = p.dweight != nullptr && p.dweight_dtype != DType::kFloat32 && blocks_ > 1;
     chunks_outside_ = sums_dweight_ && (p.dhidden == nullptr || p.num_rows < p.num_columns);
     Pieces pieces(workspace);
+    if (fused_) groups_ = pieces.take<ScoredGroups>(sizeof(ScoredGroups));
     hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
     gradients_ = pieces.take(block_rows_ * chunk_ * operand_bytes());
     if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
     if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
     const std::int64_t kept_rows = chunks_outside_ ? p.num_rows : block_rows_;
     const std::int64_t kept_columns = chunks_outside_ ? chunk_ : p.num_columns;
-    if (p.dhidden != nullptr && (chunks_ > 1 || has_lora(head_))) {
+    if (p.dhidden != nullptr && (chunks_ > 1 || has_lora(head_) || (fused_ && p.wide_dhidden))) {
       dhidden_ = pieces.take<float>(kept_rows * features() * 4);
     }
     if (sums_dweight_) dweight_ = pieces.take<float>(kept_columns * features() * 4);
@@ -95,28 +97,44 @@ class Backward {
     first_ = c * chunk_;
     columns_ = std::min(chunk_, p_.num_columns - first_);
     if (c == 0 || chunks_outside_) {
-      copy_scored(p_, head_, row_, rows_, hidden_, device_, stream_);
+      find_groups();
+      copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
-    logit_gradients();
+    logit_gradients(c);
     if (v_ != nullptr) compute_v(c);
-    if (p_.dhidden != nullptr) hidden_gradient(c);
     if (p_.dlora_a != nullptr && c + 1 == chunks_) lora_a_gradient(b);
     if (p_.dlora_b != nullptr) lora_b_gradient(b);
     if (p_.dweight != nullptr) weight_gradient(b);
     if (p_.dbias != nullptr) bias_gradient(b);
+    if (p_.dhidden != nullptr) hidden_gradient(c);  // the last chunk's may take the place of the hidden states
   }
 
-  void logit_gradients() {
+  void find_groups() {
+#if RLK_WITH_CUDA
+    if (groups_ == nullptr) return;
+    LogprobInput q = p_;
+    move_to_rows(&q, row_, rows_);
+    cuda::find_scored_groups(q, groups_, device_.index, stream_);
+#endif
+  }
+  // What products need of a block's rows, for kernels that can do with less than all.
+  const std::int32_t* row_limit() const { return groups_ == nullptr ? nullptr : &groups_->limit; }
+
+  void logit_gradients([[maybe_unused]] std::int64_t c) {
 #if RLK_WITH_CUDA
     if (fused_) {
+      // Rows that are left out are zeros for products that take all; they stay so while the columns are as many.
+      if (c == 0 || chunks_outside_ || columns_ != chunk_) {
+        cuda::zero_rows_past(groups_, gradients_, rows_, columns_ * operand_bytes(), device_.index, stream_);
+      }
       const LogprobBackwardParams q = of_rows(0, rows_, gradients_);
       Head head = head_;
       head.hidden = hidden_;
       head.hidden_rows = dense(rows_, features());
       head.weight = at(head_.weight, first_ * head_.weight_stride * operand_bytes());
       if (has_lora(head_)) head.lora_b = at(head_.lora_b, first_ * head_.lora_b_stride * operand_bytes());
-      return cuda::logit_gradients(q, head, lora_.u, device_.index, stream_);
+      return cuda::logit_gradients(q, head, lora_.u, groups_, device_.index, stream_);
     }
 #endif
     for (std::int64_t i = 0; i < rows_; i += logit_rows_) {
@@ -162,6 +180,7 @@ class Backward {
     q.dx = sums;
     q.dx_rows = dense(rows_, width);
     q.dx_dtype = DType::kFloat32;
+    q.row_limit = row_limit();
     q.num_rows = rows_;
     q.in_features = width;
     q.out_features = columns_;
@@ -183,12 +202,18 @@ class Backward {
       q.start = sums;
       q.out_features = rank();
     }
-    if (last) {
-      q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
-      q.dx = at(p_.dhidden, row_ * p_.dhidden_rows.inner_stride * size_of(q.dx_dtype));
-      q.dx_rows.inner_stride = p_.dhidden_rows.inner_stride;
+    if (!last) return linear_input_grad(q, device_, stream_);
+    const std::int64_t stride = p_.dhidden_rows.inner_stride;
+    q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
+    unsigned char* const dhidden = at(p_.dhidden, row_ * stride * size_of(q.dx_dtype));
+    if (groups_ == nullptr) {
+      q.dx = dhidden;
+      q.dx_rows.inner_stride = stride;
+    } else {
+      q.dx = p_.wide_dhidden ? static_cast<void*>(sums) : hidden_;
     }
     linear_input_grad(q, device_, stream_);
+    return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), q.dx_dtype, device_, stream_);
   }
 
   // The chunk's part of v's sums; with the last chunk v itself.
@@ -228,6 +253,7 @@ class Backward {
     q->dweight_dtype = kept ? DType::kFloat32 : dtype;
     q->dweight_stride = q->main_grad_stride = q->in_features;
     if (b > 0 || adds) q->main_grad = sums != nullptr ? sums : static_cast<const float*>(dweight);
+    q->row_limit = row_limit();
     q->num_rows = rows_;
     q->dtype = head_.dtype;
     q->arithmetic = head_.arithmetic;
@@ -253,6 +279,7 @@ class Backward {
       q.main_grad = sums_dweight_ ? sums : static_cast<const float*>(q.dweight);
       q.main_grad_stride = sums_dweight_ ? features() : p_.dweight_stride;
     }
+    q.row_limit = row_limit();
     q.num_rows = rows_;
     q.in_features = features();
     q.out_features = columns_;
@@ -293,6 +320,7 @@ class Backward {
   const bool fused_;  // gradients of logits without logits in memory
   std::int64_t block_rows_, logit_rows_, blocks_, chunks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
+  ScoredGroups* groups_ = nullptr;
   void *hidden_, *gradients_;
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;

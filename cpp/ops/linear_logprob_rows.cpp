@@ -26,22 +26,44 @@ void scored_rows(const ScoredRowsParams& p, Device device, [[maybe_unused]] Stre
   no_backend("linear_logprob", device);
 }
 
-}  // namespace
-
-void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows, void* to, Device device,
-                 Stream stream) {
+ScoredRowsParams scored_rows_of(const LogprobInput& p, std::int64_t row, std::int64_t rows, std::int64_t columns,
+                                DType dtype) {
   ScoredRowsParams q;
-  q.from = head.hidden;
-  q.to = to;
   q.target = p.target;
-  q.from_rows = head.hidden_rows;
   q.first_row = row;
   q.num_rows = rows;
-  q.row_bytes = head.in_features * size_of(head.dtype);
+  q.row_bytes = columns * size_of(dtype);
   q.target_stride = p.target_rows.inner_stride;
   q.ignore_index = p.ignore_index;
-  q.element_bytes = size_of(head.dtype);
+  q.element_bytes = size_of(dtype);
   q.target_dtype = p.target_dtype;
+  return q;
+}
+
+}  // namespace
+
+void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows,
+                 const ScoredGroups* groups, void* to, Device device, Stream stream) {
+  ScoredRowsParams q = scored_rows_of(p, row, rows, head.in_features, head.dtype);
+  q.from = head.hidden;
+  q.from_rows = head.hidden_rows;
+  q.first_from = row;
+  q.from_group = groups == nullptr ? nullptr : groups->group;
+  q.to = to;
+  q.to_stride = head.in_features;
+  if (q.row_bytes > 0) scored_rows(q, device, stream);
+}
+
+void return_scored(const LogprobInput& p, std::int64_t row, std::int64_t rows, const ScoredGroups* groups,
+                   const void* from, void* to, std::int64_t to_stride, std::int64_t columns, DType dtype, Device device,
+                   Stream stream) {
+  ScoredRowsParams q = scored_rows_of(p, row, rows, columns, dtype);
+  q.back = true;
+  q.from = from;
+  q.from_rows = dense(rows, from == to ? to_stride : columns);
+  q.from_group = groups == nullptr ? nullptr : groups->place;
+  q.to = to;
+  q.to_stride = to_stride;
   if (q.row_bytes > 0) scored_rows(q, device, stream);
 }
 

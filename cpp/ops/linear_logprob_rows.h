@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {
@@ -43,9 +44,15 @@ class Pieces {
   std::int64_t used_ = 0;
 };
 
-// Rows [row, row + rows) of the hidden states, side by side; zeros where they are not scored.
-void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows, void* to, Device device,
-                 Stream stream);
+// Rows [row, row + rows) of the hidden states, side by side; zeros where they are not scored. With `groups` those of groups
+// with a scored row come first, and the rest is zeros.
+void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows,
+                 const ScoredGroups* groups, void* to, Device device, Stream stream);
+// And back: rows of gradients, side by side (with `groups` as above), to rows [row, row + rows) of `to`, which begins with
+// the first of these and has stride `to_stride`; zeros where they are not scored. from may be `to`.
+void return_scored(const LogprobInput& p, std::int64_t row, std::int64_t rows, const ScoredGroups* groups,
+                   const void* from, void* to, std::int64_t to_stride, std::int64_t columns, DType dtype, Device device,
+                   Stream stream);
 
 // Rows [row, row + rows) of the inputs of logprob that have one element a row.
 template <class Params>

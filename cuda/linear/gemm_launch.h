@@ -8,9 +8,10 @@
 namespace rlk::cuda {
 
 struct GemmLaunch {
-  void* d;              // [rows, columns]
-  const void* bias;     // [columns], or null
-  const float* addend;  // [rows, columns], or null; of Combine::kContinue what the sums begin with
+  void* d;                        // [rows, columns]
+  const void* bias;               // [columns], or null
+  const float* addend;            // [rows, columns], or null; of Combine::kContinue what the sums begin with
+  const std::int32_t* row_limit;  // rows of d, of an input gradient, or of the contraction, of a weight's, or null: all
   std::int64_t d_stride, addend_stride;
   int rows, columns;  // of d
   int k_steps;        // stages of the contraction

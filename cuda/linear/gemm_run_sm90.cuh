@@ -74,6 +74,7 @@ inline GemmLaunch launch_of(const GemmParams& p, int stage_k) {
   g.d = p.d;
   g.bias = p.bias;
   g.addend = p.addend;
+  g.row_limit = p.row_limit;
   g.d_stride = p.d_rows.inner_stride;
   g.addend_stride = p.addend_rows.inner_stride;
   g.rows = static_cast<int>(p.m);

@@ -46,9 +46,9 @@ struct GemmTile {
 struct TilePosition {
   int a, b;
 };
-__device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int turn) {
+__device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int tiles_a, int turn) {
   const int per_group = g.group_a * g.tiles_b, group = turn / per_group, in_group = turn - group * per_group;
-  const int first = group * g.group_a, height = min(g.group_a, g.tiles_a - first);
+  const int first = group * g.group_a, height = min(g.group_a, tiles_a - first);
   return {first + in_group % height, in_group / height};
 }
 
@@ -80,10 +80,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   wait_for_previous_kernel();
 
-  const int tiles = g.tiles_a * g.tiles_b, first_tile = blockIdx.x / g.cluster;
+  int tiles_a = g.tiles_a, k_steps = g.k_steps;
+  if constexpr (Tile::kBMnMajor) {
+    if (g.row_limit != nullptr) {
+      const int limit = *g.row_limit;
+      if (Tile::kAMnMajor) {
+        k_steps = min(k_steps, limit / Tile::kStageK);
+      } else {
+        tiles_a = min(tiles_a, (limit + kBM * g.cluster - 1) / (kBM * g.cluster));
+      }
+    }
+  }
+  const int tiles = tiles_a * g.tiles_b, first_tile = blockIdx.x / g.cluster;
   const int tile_step = gridDim.x / g.cluster;
   const auto tile_of = [&](int turn) {
-    const TilePosition at = tile_position(g, turn);
+    const TilePosition at = tile_position(g, tiles_a, turn);
     return TilePosition{(at.a * g.cluster + rank) * kBM, at.b * kBN};
   };
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
@@ -103,7 +114,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           const Portion<kBM, Tile::kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
           const Portion<kBN, Tile::kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, sharing, slice);
 #pragma unroll 1
-          for (int k = 0; k < g.k_steps; ++k) ring.load(a, b, at.a, at.b, k);
+          for (int k = 0; k < k_steps; ++k) ring.load(a, b, at.a, at.b, k);
         }
       };
       // Two loops, so that the one of blocks by themselves asks for nothing but what they need.
@@ -156,11 +167,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       float d[kFragment];
       if constexpr (Tile::kCombine == Combine::kContinue) {
         take_addend<kBN, false>(g, d, at.a + warp * 16, at.b, lane);
-        ring.template multiply<T, true>(d, g.k_steps, warpgroup, release, meanwhile);
+        ring.template multiply<T, true>(d, k_steps, warpgroup, release, meanwhile);
         store(d, true);
       } else if constexpr (Tile::kCombine == Combine::kAdd) {
         for (int chunk = 0; chunk < g.chunks; ++chunk) {
-          multiply(d, min(g.chunk_steps, g.k_steps - chunk * g.chunk_steps));
+          multiply(d, min(g.chunk_steps, k_steps - chunk * g.chunk_steps));
           store(d, chunk == 0);
         }
       } else if constexpr (Tile::kCombine == Combine::kFold) {
@@ -168,7 +179,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         multiply(sum, g.chunk_steps);
 #pragma unroll 1
         for (int chunk = 1; chunk < g.chunks; ++chunk) {
-          multiply(d, min(g.chunk_steps, g.k_steps - chunk * g.chunk_steps));
+          multiply(d, min(g.chunk_steps, k_steps - chunk * g.chunk_steps));
           add_to(sum, d);
         }
         store(sum, true);

@@ -25,7 +25,7 @@ void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("linear: built for compute capability 8.0 and later");
-  if (allow_vendor) {
+  if (allow_vendor && p.row_limit == nullptr) {
     if (const CublasLtRecord* record = recorded(p, device)) {
       return CublasLt::on(device)->run(p, record->algorithm, to_stream(stream));
     }
@@ -74,6 +74,7 @@ void linear_input_grad(const LinearInputGradParams& p, int device, Stream stream
   g.addend = p.start;
   g.addend_rows = dense_rows(p.num_rows, p.start_stride);
   g.continues = p.start != nullptr;
+  g.row_limit = p.row_limit;
   g.dtype = p.dtype;
   g.d_dtype = p.dx_dtype;
   run(g, p.allow_vendor, device, stream);
@@ -93,6 +94,7 @@ void linear_weight_grad(const LinearWeightGradParams& p, int device, Stream stre
   g.n = p.in_features;
   g.contraction = p.num_rows;
   g.block = kTokenBlock;
+  g.row_limit = p.row_limit;
   g.dtype = p.dtype;
   g.d_dtype = p.dweight_dtype;
   run(g, p.allow_vendor, device, stream);

@@ -32,12 +32,14 @@ struct HeadTile {
 };
 
 struct HeadLaunch {
-  HeadGrid grid;
-  const void* bias;  // [columns], or null
+  HeadColumns columns;
+  int row_blocks, blocks;      // blocks of all rows; those that run at once
+  const ScoredGroups* groups;  // whose rows alone are multiplied, in place of all; null: all rows
+  const void* bias;            // [columns], or null
   const void* target;
   const float* temperature;  // [rows], or null: temperature_value
   float4* nodes;             // [strips][padded rows]
-  float4* tile_nodes;        // [items from whole_items on][kStripTiles][rows of a block]
+  float4* tile_nodes;        // [items that are not whole][kStripTiles][rows of a block]
   float* target_z;           // [rows]
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
@@ -109,6 +111,17 @@ struct NodeTarget {
 };
 constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pairs
 
+// Rows of a tile, the first of which is `row` of those in place of groups: one box where they are neighbours.
+template <int kM>
+__device__ __forceinline__ TileRows tile_rows(const HeadLaunch& g, int row) {
+  if (g.groups == nullptr) return {row, g.rows - row, nullptr, 0};
+  constexpr int kGroups = kM / kScoredGroupRows;
+  const std::int32_t* const groups = g.groups->group + row / kScoredGroupRows;
+  const int count = min(kGroups, g.groups->count - row / kScoredGroupRows), first = groups[0] * kScoredGroupRows;
+  const bool together = count == kGroups && groups[kGroups - 1] == groups[0] + kGroups - 1;
+  return {first, g.rows - first, together ? nullptr : groups, max(0, count)};
+}
+
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
 __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
     linear_logprob_sm90_kernel(const __grid_constant__ HeadMaps head, const __grid_constant__ HeadMaps lora,
@@ -128,9 +141,12 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   allow_next_kernel();
   __syncthreads();
   wait_for_previous_kernel();
+  __shared__ HeadItems items;
+  if (threadIdx.x == 0) items = scored_items(g.columns, g.groups, g.row_blocks, kM, g.blocks);
+  __syncthreads();
 
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
-  const int work_items = head_work_items(g.grid);
+  const int work_items = head_work_items(items);
 
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -140,12 +156,13 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
         prefetch_tensor_map(&head.w);
       }
       for (int index = blockIdx.x; index < work_items; index += gridDim.x) {
-        const HeadWork work = head_work(g.grid, index);
-        const int row = work.row_block * kM, last = g.grid.part_last[work.part];
-        int column = g.grid.part_first[work.part] + (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
+        const HeadWork work = head_work(g.columns, items, index);
+        const TileRows rows = tile_rows<kM>(g, work.row_block * kM);
+        const int last = g.columns.part_last[work.part];
+        int column = g.columns.part_first[work.part] + (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
         for (int tile = 0; tile < work.tiles; ++tile, column += kHeadTileColumns) {
           const auto load = [&](const HeadMaps& maps, int steps) {
-            load_stages<kM, kHeadTileColumns>(&ring, maps, steps, row, g.rows - row, g.last_rows, column, last - column,
+            load_stages<kM, kHeadTileColumns>(&ring, maps, steps, rows, g.last_rows, column, last - column,
                                               g.last_columns);
           };
           load(head, g.k_steps - g.lora_steps);
@@ -194,20 +211,20 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
     level = kNothingLeft;
   };
 
-  HeadWork work = head_work(g.grid, blockIdx.x);
+  HeadWork work = head_work(g.columns, items, blockIdx.x);
   for (int index = blockIdx.x; index < work_items;) {
     const int row = work.row_block * kM + in_block;
     const int strip = (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
-    int column = g.grid.part_first[work.part] + strip;
-    const int last = g.grid.part_last[work.part], tiles = work.tiles;
+    int column = g.columns.part_first[work.part] + strip;
+    const int last = g.columns.part_last[work.part], tiles = work.tiles;
     float4* const to =
-        work.whole ? g.nodes + std::int64_t{work.part * g.grid.strips_per_part + work.strip} * g.padded_rows + row
+        work.whole ? g.nodes + std::int64_t{work.part * g.columns.strips_per_part + work.strip} * g.padded_rows + row
                    : g.tile_nodes + std::int64_t{work.slot} * kM + in_block;
     if (tiles == 0 && lane % 4 == 0) to[0] = to[8] = pack(identity_stats());
     float c[2], temperature[2];
     std::int64_t target[2];
     index += gridDim.x;
-    if (tiles == 0 && index < work_items) work = head_work(g.grid, index);
+    if (tiles == 0 && index < work_items) work = head_work(g.columns, items, index);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, column += kHeadTileColumns) {
       float d[Tile::kBN / 2];
@@ -220,15 +237,20 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
         } while (last_step && level != kNothingLeft);
         if (k == 0) {
           if (tile == 0) {
+            int place = row;  // in the call
+            if (g.groups != nullptr) {
+              const int group = g.groups->group[row / kScoredGroupRows];
+              place = group < 0 ? g.rows : group * kScoredGroupRows + row % kScoredGroupRows;
+            }
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              const bool exists = row + 8 * h < g.rows;
-              target[h] =
-                  exists ? load_index(g.target, g.target_dtype, (row + 8 * h) * g.target_stride) - g.vocab_start : -1;
-              temperature[h] = exists && g.temperature != nullptr ? g.temperature[row + 8 * h] : g.temperature_value;
+              const int at = place + 8 * h;
+              const bool exists = at < g.rows;
+              target[h] = exists ? load_index(g.target, g.target_dtype, at * g.target_stride) - g.vocab_start : -1;
+              temperature[h] = exists && g.temperature != nullptr ? g.temperature[at] : g.temperature_value;
             }
           }
-          if (tile == tiles - 1 && index < work_items) work = head_work(g.grid, index);
+          if (tile == tiles - 1 && index < work_items) work = head_work(g.columns, items, index);
         }
         if (last_step) {
 #pragma unroll

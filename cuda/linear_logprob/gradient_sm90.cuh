@@ -23,14 +23,17 @@ struct ThreadRows {
   bool empty[2];
 };
 
-__device__ __forceinline__ void load_rows(const LogprobBackwardParams& p, int first, ThreadRows* rows) {
+// Of rows `first` and 8 further of those in place of `groups`, both of one group.
+__device__ __forceinline__ void load_rows(const LogprobBackwardParams& p, const ScoredGroups& groups, int first,
+                                          ThreadRows* rows) {
+  const int group = groups.group[first / kScoredGroupRows];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const std::int64_t row = first + 8 * h;
+    const std::int64_t row = group * kScoredGroupRows + first % kScoredGroupRows + 8 * h;
     rows->empty[h] = true;
     rows->target[h] = -1;
     rows->row[h] = {};
-    if (row >= p.num_rows) continue;
+    if (group < 0 || row >= p.num_rows) continue;
     const RowGradient gradient = row_gradient(p, row);
     if (gradient.empty(p.ignore_index)) continue;
     rows->empty[h] = false;
@@ -88,7 +91,8 @@ template <class T, Exp kExp, bool kRounded>
 __global__ void __launch_bounds__(GradientTile::kThreads, 1)
     logit_gradients_sm90_kernel(const __grid_constant__ HeadMaps head, const __grid_constant__ HeadMaps lora,
                                 const __grid_constant__ CUtensorMap map_d, const __grid_constant__ GemmLaunch g,
-                                int lora_steps, const __grid_constant__ LogprobBackwardParams p) {
+                                int lora_steps, const ScoredGroups* groups,
+                                const __grid_constant__ LogprobBackwardParams p) {
   using Tile = GradientTile;
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight][staging][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
@@ -104,9 +108,9 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   __syncthreads();
   wait_for_previous_kernel();
 
-  const int tiles = g.tiles_a * g.tiles_b, step = static_cast<int>(gridDim.x);
+  const int tiles_a = groups->limit / Tile::kBM, tiles = tiles_a * g.tiles_b, step = static_cast<int>(gridDim.x);
   const auto tile_of = [&](int turn) {
-    const TilePosition at = tile_position(g, turn);
+    const TilePosition at = tile_position(g, tiles_a, turn);
     return TilePosition{at.a * Tile::kBM, at.b * Tile::kBN};
   };
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
@@ -120,8 +124,8 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       for (int turn = blockIdx.x; turn < tiles; turn += step) {
         const TilePosition at = tile_of(turn);
         const auto load = [&](const HeadMaps& maps, int steps) {
-          load_stages<Tile::kBM, Tile::kBN>(&ring, maps, steps, at.a, g.rows - at.a, g.last_a, at.b, g.columns - at.b,
-                                            g.last_b);
+          load_stages<Tile::kBM, Tile::kBN>(&ring, maps, steps, {at.a, g.rows - at.a, nullptr, 0}, g.last_a, at.b,
+                                            g.columns - at.b, g.last_b);
         };
         load(head, g.k_steps - lora_steps);
         load(lora, lora_steps);
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
     float d[Tile::kBN / 2];
     ring.template multiply<T>(d, g.k_steps, warpgroup, release, [&](int k) {  // beside products
       if (k > 0) return;
-      load_rows(p, at.a + warp * 16 + lane / 4, &rows);
+      load_rows(p, *groups, at.a + warp * 16 + lane / 4, &rows);
       if (turn + step < tiles) next = tile_of(turn + step);
     });
     make_gradients<T, kExp, kRounded>(d, rows, at.b, valid, lane);
@@ -153,7 +157,8 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
 }
 
 template <class T, Exp kExp, bool kRounded>
-void run_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, cudaStream_t stream) {
+void run_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                   cudaStream_t stream) {
   using Tile = GradientTile;
   GemmLaunch g{};
   g.rows = static_cast<int>(p.num_rows);
@@ -175,18 +180,19 @@ void run_gradients(const LogprobBackwardParams& p, const Head& head, const void*
   g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);
   launch_dependent<true>(kernel, std::min(multiprocessors(current_device()), g.tiles_a * g.tiles_b), Tile::kThreads,
                          Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, d, g,
-                         lora_steps, p);
+                         lora_steps, groups, p);
 }
 
 template <class T>
-void run_gradients_for(const LogprobBackwardParams& p, const Head& head, const void* u, cudaStream_t stream) {
+void run_gradients_for(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                       cudaStream_t stream) {
   const bool rounded = p.dtype != DType::kFloat32;
   if (p.exp == Exp::kHardware) {
-    return rounded ? run_gradients<T, Exp::kHardware, true>(p, head, u, stream)
-                   : run_gradients<T, Exp::kHardware, false>(p, head, u, stream);
+    return rounded ? run_gradients<T, Exp::kHardware, true>(p, head, u, groups, stream)
+                   : run_gradients<T, Exp::kHardware, false>(p, head, u, groups, stream);
   }
-  rounded ? run_gradients<T, Exp::kPortable, true>(p, head, u, stream)
-          : run_gradients<T, Exp::kPortable, false>(p, head, u, stream);
+  rounded ? run_gradients<T, Exp::kPortable, true>(p, head, u, groups, stream)
+          : run_gradients<T, Exp::kPortable, false>(p, head, u, groups, stream);
 }
 
 }  // namespace rlk::cuda

@@ -6,23 +6,51 @@
 
 #include "../common/tensor_map.h"
 #include "../common/tile_ring_sm90.cuh"
+#include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
 
-// Of one contraction; the last ones have boxes of as many rows as the last tile.
+// Of one contraction; the last ones have boxes of as many rows as the last tile, group_x of a group of rows.
 struct HeadMaps {
-  CUtensorMap x, last_x, w, last_w;
+  CUtensorMap x, last_x, group_x, w, last_w;
 };
 
-// By a whole warp: stages of a tile from (row, column) on; `last_rows`, `last_columns`: of the last tiles.
-template <int kRows, int kColumns, class Ring>
-__device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, int row, int rows_left,
-                                            int last_rows, int column, int columns_left, int last_columns) {
-  const Portion<kRows, false> x(&maps.x, &maps.last_x, last_rows, rows_left, 1, 0);
-  const Portion<kColumns, false> w(&maps.w, &maps.last_w, last_columns, columns_left, 1, 0);
+// Rows of a tile of hidden states: `left` are there from row `first` on, or, where `groups` is not null, `count` groups.
+struct TileRows {
+  int first, left;
+  const std::int32_t* groups;
+  int count;
+};
+
+// Groups of rows that lie anywhere, in place of a Portion.
+struct GroupsPortion {
+  const CUtensorMap* map;
+  const std::int32_t* groups;
+  int count, bytes;
+  __device__ __forceinline__ void load(std::uint32_t shared, int, int k, std::uint32_t barrier) const {
 #pragma unroll 1
-  for (int k = 0; k < steps; ++k) ring->load(x, w, row, column, k);
+    for (int i = 0; i < count; ++i) {
+      load_box(shared + i * kScoredGroupRows * 128, map, k, groups[i] * kScoredGroupRows, barrier);
+    }
+  }
+};
+
+// By a whole warp: stages of a tile of these rows and columns from `column` on; `last_rows`, `last_columns`: of the last
+// tiles.
+template <int kRows, int kColumns, class Ring>
+__device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, const TileRows& rows,
+                                            int last_rows, int column, int columns_left, int last_columns) {
+  const Portion<kColumns, false> w(&maps.w, &maps.last_w, last_columns, columns_left, 1, 0);
+  if (rows.groups != nullptr) {
+    const GroupsPortion x{&maps.group_x, rows.groups, rows.count, rows.count * kScoredGroupRows * 128};
+#pragma unroll 1
+    for (int k = 0; k < steps; ++k) ring->load(x, w, 0, column, k);
+    return;
+  }
+  const Portion<kRows, false> x(&maps.x, &maps.last_x, last_rows, rows.left, 1, 0);
+#pragma unroll 1
+  for (int k = 0; k < steps; ++k) ring->load(x, w, rows.first, column, k);
 }
 
 // Stages of a contraction of `count`.
@@ -46,6 +74,7 @@ inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOpera
   HeadMaps maps;
   maps.x = map(x, x.tile);
   maps.last_x = x.last == 0 ? maps.x : map(x, x.last);
+  maps.group_x = map(x, kScoredGroupRows);
   maps.w = map(w, w.tile);
   maps.last_w = w.last == 0 ? maps.w : map(w, w.last);
   return maps;

@@ -1,43 +1,41 @@
-// What the host plans of a fused head: its grid and its workspace.
+// What the host plans of a fused head: its columns and its workspace.
 #pragma once
 
 #include <algorithm>
 
-#include "../common/wave.h"
 #include "head_grid.h"
+#include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
 
-inline HeadGrid head_grid(const LogprobInput& p, int block_rows, int blocks) {
+inline HeadColumns head_columns(const LogprobInput& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "linear_logprob: the columns are a whole, aligned group of parts of the vocabulary");
-  HeadGrid grid{};
-  grid.num_parts = parts.count;
-  for (int i = 0; i < grid.num_parts; ++i) {
+  HeadColumns columns{};
+  columns.num_parts = parts.count;
+  for (int i = 0; i < columns.num_parts; ++i) {
     const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
     const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
-    grid.part_first[i] = static_cast<int>(std::min(first, last) - p.vocab_start);
-    grid.part_last[i] = static_cast<int>(last - p.vocab_start);
-    const int columns = grid.part_last[i] - grid.part_first[i];
-    grid.strips_per_part = std::max(grid.strips_per_part, (columns + kStripColumns - 1) / kStripColumns);
+    columns.part_first[i] = static_cast<int>(std::min(first, last) - p.vocab_start);
+    columns.part_last[i] = static_cast<int>(last - p.vocab_start);
+    const int count = columns.part_last[i] - columns.part_first[i];
+    columns.strips_per_part = std::max(columns.strips_per_part, (count + kStripColumns - 1) / kStripColumns);
   }
-  grid.row_blocks = static_cast<int>((p.num_rows + block_rows - 1) / block_rows);
-  grid.group_rows = wave_height(blocks, grid.row_blocks, block_rows, kHeadTileColumns);
-  plan_head_items(&grid, blocks);
-  return grid;
+  return columns;
 }
 
-// Workspace: target_z, nodes of strips, nodes of tiles, each from a multiple of 16 bytes on.
+// Workspace: groups of rows, target_z, nodes of strips, nodes of tiles, each from a multiple of 16 bytes on. For any number
+// of rows up to `row_blocks` blocks, since how many of them are scored is not known here.
 struct HeadWorkspace {
-  std::int64_t nodes, tile_nodes, bytes;
+  std::int64_t target_z, nodes, tile_nodes, bytes;
 };
-inline HeadWorkspace head_workspace(const HeadGrid& grid, std::int64_t rows, int block_rows) {
-  const std::int64_t padded = std::int64_t{grid.row_blocks} * block_rows;
-  const std::int64_t nodes = (rows * 4 + 15) / 16 * 16;
-  const std::int64_t strips = grid.whole_items > 0 ? std::int64_t{grid.num_parts} * grid.strips_per_part * padded : 0;
-  const std::int64_t tiles = std::int64_t{grid.items - grid.whole_items} * kStripTiles * block_rows;
-  return {nodes, nodes + strips * 16, nodes + (strips + tiles) * 16};
+inline HeadWorkspace head_workspace(const HeadColumns& columns, int row_blocks, int block_rows, int blocks) {
+  const std::int64_t rows = std::int64_t{row_blocks} * block_rows, all = std::int64_t{row_blocks} * strips_of(columns);
+  const std::int64_t strips = all < blocks ? 0 : strips_of(columns) * rows;
+  const std::int64_t tiles = std::min<std::int64_t>(all, blocks - 1) * kStripTiles * block_rows;
+  const std::int64_t target_z = (sizeof(ScoredGroups) + 15) / 16 * 16, nodes = target_z + rows * 4;
+  return {target_z, nodes, nodes + strips * 16, nodes + (strips + tiles) * 16};
 }
 
 // Whether logits are what they are before anything is done to them, but for rounding.

@@ -3,20 +3,28 @@
 
 #include <cuda_runtime.h>
 
+#include "rlk/kernels/scored_groups.h"
 #include "rlk/kernels/scored_rows.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
 
-void scored_rows_sm80(const ScoredRowsParams& p, cudaStream_t stream);  // compute capability 8.0 and later
+// Compute capability 8.0 and later.
+void scored_rows_sm80(const ScoredRowsParams& p, cudaStream_t stream);
+void find_scored_groups_sm80(const LogprobInput& p, ScoredGroups* groups, cudaStream_t stream);
+void zero_rows_past_sm80(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes,
+                         cudaStream_t stream);
 
 // Forward without logits in memory, of rows of one stride that the copy engine can read; a workspace for all of them. u: of
 // LoRA, [num_rows, lora_rank]; null without.
 void linear_logprob_bf16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 void linear_logprob_f16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 
-// dlogits, in the operands' type, of rows of hidden states and rows of weights that the copy engine can read.
-void logit_gradients_bf16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u, cudaStream_t stream);
-void logit_gradients_f16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u, cudaStream_t stream);
+// dlogits, in the operands' type, of rows of hidden states and rows of weights that the copy engine can read; groups as in
+// linear_logprob.h.
+void logit_gradients_bf16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u,
+                               const ScoredGroups* groups, cudaStream_t stream);
+void logit_gradients_f16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u,
+                              const ScoredGroups* groups, cudaStream_t stream);
 
 }  // namespace rlk::cuda

@@ -34,18 +34,11 @@ bool reads_lora(const Head& head, std::int64_t columns) {
                                  rows_begin_at_16_bytes(head.lora_b, rows, columns, 2));
 }
 
-std::int64_t launch_bytes(const LinearLogprobParams& p, std::int64_t rows, int device) {
-  const int block_rows = head_block_rows(p, rows);
-  LogprobInput q = p;
-  q.num_rows = rows;
-  return head_workspace(head_grid(q, block_rows, multiprocessors(device)), rows, block_rows).bytes;
-}
-
-// Of all rows, `step` at a time. Fewer rows may need more: more of them may be left over for the last wave of blocks.
+// Of all rows, `step` at a time.
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
-  const std::int64_t rest = p.num_rows % step;
+  const int block_rows = head_block_rows(p, step), row_blocks = static_cast<int>((step + block_rows - 1) / block_rows);
   return LoraBytes(p.head, step).all +
-         std::max(launch_bytes(p, step, device), rest > 0 ? launch_bytes(p, rest, device) : 0);
+         head_workspace(head_columns(p), row_blocks, block_rows, multiprocessors(device)).bytes;
 }
 
 }  // namespace
@@ -55,6 +48,18 @@ void scored_rows(const ScoredRowsParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   if (compute_capability(device) < 80) throw Unsupported("linear_logprob: built for compute capability 8.0 and later");
   scored_rows_sm80(p, to_stream(stream));
+}
+
+void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, int device, Stream stream) {
+  RLK_CHECK(p.num_rows <= kScoredGroupRows * kMostScoredGroups, "linear_logprob: groups of a block of 8192 rows");
+  const DeviceGuard guard(device);
+  find_scored_groups_sm80(p, groups, to_stream(stream));
+}
+
+void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes, int device,
+                    Stream stream) {
+  const DeviceGuard guard(device);
+  zero_rows_past_sm80(groups, rows, num_rows, row_bytes, to_stream(stream));
 }
 
 bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
@@ -120,10 +125,11 @@ bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int
          rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns);
 }
 
-void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, int device, Stream stream) {
+void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                     int device, Stream stream) {
   const DeviceGuard guard(device);
-  head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, u, to_stream(stream))
-                                 : logit_gradients_f16_sm90(p, head, u, to_stream(stream));
+  head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, u, groups, to_stream(stream))
+                                 : logit_gradients_f16_sm90(p, head, u, groups, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

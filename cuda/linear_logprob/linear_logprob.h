@@ -1,6 +1,7 @@
 // What linear_logprob needs of CUDA beside linear and logprob.
 #pragma once
 
+#include "rlk/kernels/scored_groups.h"
 #include "rlk/kernels/scored_rows.h"
 #include "rlk/ops/linear_logprob.h"
 
@@ -13,9 +14,16 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device);
 WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device);
 void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream);
 
-// Whether gradients of logits can do without the logits in memory, and they: of `head`, whose hidden states are rows side
-// by side, to p.dlogits, which is of the operands' type. u: with LoRA, of the same rows.
+// The groups of at most 8192 rows that have a scored row, to the device's memory; and zeros in all rows past their limit,
+// of whole 16 bytes, side by side.
+void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, int device, Stream stream);
+void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes, int device,
+                    Stream stream);
+
+// Whether gradients of logits can do without the logits in memory, and they: of `head`, whose hidden states are the rows of
+// `groups` side by side, as far as their limit, to p.dlogits, which is of the operands' type. u: with LoRA, of the same rows.
 bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int device);
-void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, int device, Stream stream);
+void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                     int device, Stream stream);
 
 }  // namespace rlk::cuda

@@ -11,24 +11,25 @@ namespace rlk::cuda {
 constexpr int kRootWarps = 8;
 
 struct HeadNodes {
-  HeadGrid grid;
-  const float4* nodes;       // [strips][padded rows]
-  const float4* tile_nodes;  // [items from whole_items on][kStripTiles][block_rows]
-  const float* target_z;     // [rows]
-  int padded_rows, block_rows;
+  HeadColumns columns;
+  const ScoredGroups* groups;  // as of the launch before
+  const float4* nodes;         // [strips][padded rows]
+  const float4* tile_nodes;    // [items that are not whole][kStripTiles][block_rows]
+  const float* target_z;       // [rows]
+  int row_blocks, blocks, padded_rows, block_rows;
 };
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
 // Node of a strip of a row: as it was stored, or the tree over its tiles.
-__device__ __forceinline__ SoftmaxStats strip_node(const HeadNodes& n, std::int64_t row, int part, int strip) {
-  const int row_block = static_cast<int>(row / n.block_rows);
-  const int item = head_item(n.grid, row_block, part, strip);
-  if (item < n.grid.whole_items) {
-    return stats_of(n.nodes[std::int64_t{part * n.grid.strips_per_part + strip} * n.padded_rows + row]);
+__device__ __forceinline__ SoftmaxStats strip_node(const HeadNodes& n, const HeadItems& items, int row, int part,
+                                                   int strip) {
+  const int item = head_item(n.columns, items, row / n.block_rows, part, strip);
+  if (item < items.whole) {
+    return stats_of(n.nodes[std::int64_t{part * n.columns.strips_per_part + strip} * n.padded_rows + row]);
   }
   SoftmaxStats node[kStripTiles];
-  const std::int64_t first = std::int64_t{item - n.grid.whole_items} * kStripTiles;
+  const std::int64_t first = std::int64_t{item - items.whole} * kStripTiles;
 #pragma unroll
   for (int i = 0; i < kStripTiles; ++i) {
     node[i] = stats_of(n.tile_nodes[(first + i) * n.block_rows + row % n.block_rows]);
@@ -53,17 +54,21 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
     if (lane == 0) write_ignored(p, row);
     return;
   }
-  const int strips = next_power_of_two(n.grid.strips_per_part);
+  int place = static_cast<int>(row);  // among those that were multiplied
+  if (n.groups != nullptr)
+    place = n.groups->place[place / kScoredGroupRows] * kScoredGroupRows + place % kScoredGroupRows;
+  const int strips = next_power_of_two(n.columns.strips_per_part);
   SoftmaxStats root = failed_stats(kBadTemperature);
   if (is_temperature(temperature_of(p, row))) {
-    root = tree_over_nodes<kMoments>(n.grid.num_parts * strips, lane, [&](int i) {
+    const HeadItems items = scored_items(n.columns, n.groups, n.row_blocks, n.block_rows, n.blocks);
+    root = tree_over_nodes<kMoments>(n.columns.num_parts * strips, lane, [&](int i) {
       const int part = i / strips, strip = i % strips;
-      return strip < n.grid.strips_per_part ? strip_node(n, row, part, strip) : identity_stats();
+      return strip < n.columns.strips_per_part ? strip_node(n, items, place, part, strip) : identity_stats();
     });
   }
   const std::int64_t local = target - p.vocab_start;
   const bool here = target >= 0 && target < p.valid_vocab && local >= 0 && local < p.num_columns;
-  const float z = here ? n.target_z[row] : canonical_nan();
+  const float z = here ? n.target_z[place] : canonical_nan();
   if (lane == 0) write_outputs(p, row, root, is_nan(z) ? canonical_nan() : z);
 }
 

@@ -7,6 +7,7 @@
 #include "../common/kernel_memory.h"
 #include "forward_sm90.cuh"
 #include "head_plan.h"
+#include "kernels.h"
 #include "roots.cuh"
 
 namespace rlk::cuda {
@@ -16,11 +17,18 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   using Tile = HeadTile<kM>;
   const int blocks = multiprocessors(current_device());
   HeadLaunch g{};
-  g.grid = head_grid(p, kM, blocks);
-  const HeadWorkspace workspace = head_workspace(g.grid, p.num_rows, kM);
+  g.columns = head_columns(p);
+  g.row_blocks = static_cast<int>((p.num_rows + kM - 1) / kM);
+  g.blocks = blocks;
+  const HeadWorkspace workspace = head_workspace(g.columns, g.row_blocks, kM, blocks);
   RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
   auto* const memory = static_cast<unsigned char*>(p.workspace);
-  g.target_z = reinterpret_cast<float*>(memory);
+  if (g.row_blocks > 1) {  // one block by itself has nothing to leave out
+    auto* const groups = reinterpret_cast<ScoredGroups*>(memory);
+    find_scored_groups_sm80(p, groups, stream);
+    g.groups = groups;
+  }
+  g.target_z = reinterpret_cast<float*>(memory + workspace.target_z);
   g.nodes = reinterpret_cast<float4*>(memory + workspace.nodes);
   g.tile_nodes = reinterpret_cast<float4*>(memory + workspace.tile_nodes);
   g.bias = p.head.bias;
@@ -36,12 +44,12 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   g.inverse_softcap = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
   g.logits_dtype = p.dtype;
   g.rows = static_cast<int>(p.num_rows);
-  g.padded_rows = g.grid.row_blocks * kM;
+  g.padded_rows = g.row_blocks * kM;
   g.lora_steps = head_steps(p.head.lora_rank);
   g.k_steps = head_steps(p.head.in_features) + g.lora_steps;
   g.last_rows = last_tile(g.rows, kM);
-  for (int i = 0; i < g.grid.num_parts; ++i) {  // the widest of the parts' last tiles
-    const int columns = g.grid.part_last[i] - g.grid.part_first[i];
+  for (int i = 0; i < g.columns.num_parts; ++i) {  // the widest of the parts' last tiles
+    const int columns = g.columns.part_last[i] - g.columns.part_first[i];
     g.last_columns = std::max(g.last_columns, last_tile(columns, kHeadTileColumns));
   }
   const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kM, g.last_rows},
@@ -49,9 +57,11 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   auto* kernel = linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits, kM>;
   const int shared = allow_shared_memory<linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits, kM>>();
   g.stages = std::min(kMaxStages, (shared - Tile::kFixedBytes) / Tile::kStageBytes);
-  launch_dependent<true>(kernel, std::min(blocks, head_work_items(g.grid)), Tile::kThreads,
+  const HeadItems items = head_items(g.columns, g.row_blocks, kM, blocks);
+  launch_dependent<true>(kernel, std::min(blocks, head_work_items(items)), Tile::kThreads,
                          Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, g);
-  const HeadNodes nodes{g.grid, g.nodes, g.tile_nodes, g.target_z, g.padded_rows, kM};
+  const HeadNodes nodes{g.columns, g.groups,      g.nodes, g.tile_nodes, g.target_z, g.row_blocks,
+                        blocks,    g.padded_rows, kM};
   launch_dependent<true>(linear_logprob_roots_kernel<kMoments>, (g.rows + kRootWarps - 1) / kRootWarps,
                          kRootWarps * kWarp, 0, stream, static_cast<const LogprobParams&>(p), nodes);
 }

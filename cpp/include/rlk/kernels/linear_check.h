@@ -57,6 +57,7 @@ inline void check_linear_weight_grad(const LinearWeightGradParams& p) {
   if (p.in_features == 0 || p.out_features == 0) return;
   RLK_CHECK(p.dy_rows.inner > 0 && p.x_rows.inner > 0, "linear_weight_grad: row layouts have inner >= 1");
   RLK_CHECK(p.dweight != nullptr, "linear_weight_grad: dweight is given");
+  RLK_CHECK(p.row_limit == nullptr || p.num_rows <= kTokenBlock, "linear_weight_grad: a row limit is of one block");
   RLK_CHECK(p.num_rows == 0 || (p.dy && p.x), "linear_weight_grad: dy and x are given");
 }
 

@@ -1,11 +1,12 @@
 // Rows of hidden states as a product reads them: side by side, and zero where a row is not scored, so that what it holds
-// takes part in nothing.
+// takes part in nothing; and rows of their gradients back to where they belong.
 #pragma once
 
 #include <cstdint>
 
 #include "rlk/base.h"
 #include "rlk/kernels/row_split.h"
+#include "rlk/kernels/scored_groups.h"
 #include "rlk/load_index.h"
 #include "rlk/unroll.h"
 
@@ -13,21 +14,35 @@ namespace rlk {
 
 struct ScoredRowsParams {
   const void* from = nullptr;    // rows of row_bytes, anywhere
-  void* to = nullptr;            // [num_rows, row_bytes]
+  void* to = nullptr;            // [num_rows, row_bytes], rows at to_stride; may be `from`, in its layout
   const void* target = nullptr;  // [first_row + num_rows], of target_stride elements
-  RowLayout from_rows;           // in elements of element_bytes
-  std::int64_t first_row = 0, num_rows = 0;
-  std::int64_t row_bytes = 0, target_stride = 1, ignore_index = -100;
+  const std::int32_t* from_group =
+      nullptr;          // the group of `from` for each group of `to`, or -1 (zeros); null: the same
+  bool back = false;    // `to` has the rows of the targets, and not `from`
+  RowLayout from_rows;  // in elements of element_bytes
+  std::int64_t first_from = 0, first_row = 0, num_rows = 0;
+  std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
   int element_bytes = 2;
   DType target_dtype = DType::kInt64;
 };
 
-// Where row i of the call begins, in bytes; whether it is scored.
-RLK_HD std::int64_t scored_row_offset(const ScoredRowsParams& p, std::int64_t i) {
-  return p.from_rows.offset(p.first_row + i) * p.element_bytes;
+// The row of `from` that row i of `to` is a copy of; -1 where it is zero.
+RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
+  std::int64_t source = i;
+  if (p.from_group != nullptr) {
+    const std::int32_t group = p.from_group[i / kScoredGroupRows];
+    source = std::int64_t{group} * kScoredGroupRows + i % kScoredGroupRows;
+    if (group < 0 || source >= p.num_rows) return -1;
+  }
+  const std::int64_t row = p.first_row + (p.back ? i : source);
+  return load_index(p.target, p.target_dtype, row * p.target_stride) == p.ignore_index ? -1 : source;
 }
-RLK_HD bool is_scored(const ScoredRowsParams& p, std::int64_t i) {
-  return load_index(p.target, p.target_dtype, (p.first_row + i) * p.target_stride) != p.ignore_index;
+// Where rows begin, in bytes.
+RLK_HD std::int64_t scored_from_offset(const ScoredRowsParams& p, std::int64_t source) {
+  return p.from_rows.offset(p.first_from + source) * p.element_bytes;
+}
+RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) {
+  return i * p.to_stride * p.element_bytes;
 }
 
 // On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are under way together.
@@ -37,6 +52,7 @@ constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
 inline bool scored_rows_have_vectors(const ScoredRowsParams& p) {
   const auto bits = reinterpret_cast<std::uintptr_t>(p.from) | reinterpret_cast<std::uintptr_t>(p.to) |
                     static_cast<std::uintptr_t>(p.row_bytes) |
+                    static_cast<std::uintptr_t>(p.to_stride * p.element_bytes) |
                     static_cast<std::uintptr_t>(p.from_rows.inner_stride * p.element_bytes) |
                     static_cast<std::uintptr_t>(p.from_rows.outer_stride * p.element_bytes);
   return bits % 16 == 0;
@@ -47,10 +63,12 @@ RLK_HD void copy_scored_rows(const ScoredRowsParams& p, const RowSplit& split, s
   const RowPlace place = place_in_rows(split, kScoredUnits, block, thread);
   if (place.row >= p.num_rows) return;
   const int units = static_cast<int>(p.row_bytes / static_cast<int>(sizeof(Unit)));
-  auto* const to = reinterpret_cast<Unit*>(static_cast<unsigned char*>(p.to) + place.row * p.row_bytes);
-  const auto* const from =
-      reinterpret_cast<const Unit*>(static_cast<const unsigned char*>(p.from) + scored_row_offset(p, place.row));
-  const bool scored = is_scored(p, place.row);
+  const std::int64_t source = scored_source(p, place.row);
+  const bool scored = source >= 0;
+  if (scored && p.from == p.to) return;  // it is there
+  auto* const to = reinterpret_cast<Unit*>(static_cast<unsigned char*>(p.to) + scored_to_offset(p, place.row));
+  const auto* const from = reinterpret_cast<const Unit*>(static_cast<const unsigned char*>(p.from) +
+                                                         (scored ? scored_from_offset(p, source) : 0));
   Unit x[kScoredUnits];
   RLK_UNROLL
   for (int i = 0; i < kScoredUnits; ++i) {

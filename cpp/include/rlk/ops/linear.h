@@ -69,6 +69,8 @@ struct LinearInputGradParams {
   const void* weight = nullptr;  // [out_features, in_features], dtype
   void* dx = nullptr;            // [num_rows, in_features], dx_dtype
   const float* start = nullptr;  // [num_rows, in_features], or null; may be dx itself, in its layout
+  // In the device's memory, or null: rows from there on (a multiple of 128) are of no use, and may be left as they are.
+  const std::int32_t* row_limit = nullptr;
   RowLayout dy_rows, dx_rows;
   std::int64_t weight_stride = 0, start_stride = 0;
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;
@@ -84,6 +86,8 @@ struct LinearWeightGradParams {
   const void* x = nullptr;           // [num_rows, in_features], dtype
   const float* main_grad = nullptr;  // [out_features, in_features], or null; may be dweight itself
   void* dweight = nullptr;           // [out_features, in_features], dweight_dtype
+  // In the device's memory, or null: rows from there on (a multiple of 128) are zeros. At most one block of rows.
+  const std::int32_t* row_limit = nullptr;
   RowLayout dy_rows, x_rows;
   std::int64_t main_grad_stride = 0, dweight_stride = 0;
   std::int64_t num_rows = 0, in_features = 0, out_features = 0;

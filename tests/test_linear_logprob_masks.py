@@ -1,0 +1,173 @@
+"""linear_logprob of rows most of which are not scored: kernels may leave them out, and no bit tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rl_kernel_native as rk
+from cases import differing
+
+torch = pytest.importorskip("torch")
+
+FEATURES, VOCAB = 64, 3000
+BLOCK = 8192  # rows of rule 9
+
+
+def spans(rows: int, *scored: tuple[int, int]) -> Any:
+    mask = torch.zeros(rows, dtype=torch.bool)
+    for first, last in scored:
+        mask[first:last] = True
+    return mask
+
+
+def answers(rows: int, width: int) -> Any:
+    """A padded batch: of each `width` rows the first few are scored."""
+    place = torch.arange(rows)
+    return place % width < 1 + (place // width * 37) % width
+
+
+MASKS = {
+    "none": spans(700),
+    "all": spans(700, (0, 700)),
+    "one row": spans(700, (333, 334)),
+    "first and last": spans(701, (0, 1), (700, 701)),
+    "a tile off its place": spans(900, (272, 400)),
+    "more than a tile": spans(900, (16, 500)),
+    "every other group": torch.arange(1500) // 16 % 2 == 1,
+    "answers": answers(1300, 100),
+    "few rows": answers(120, 40),
+    "second block alone": spans(BLOCK + 600, (BLOCK + 50, BLOCK + 90)),
+    "first block alone": spans(BLOCK + 600, (8000, 8100)),
+    "both blocks": answers(BLOCK + 600, 256),
+}
+MANY = [name for name, mask in MASKS.items() if len(mask) > BLOCK]
+SHORT = [name for name in MASKS if name not in MANY]
+
+
+class Case:
+    def __init__(self, name: str, device: str, dtype: Any = torch.bfloat16) -> None:
+        generator = torch.Generator().manual_seed(len(name))
+        self.mask = MASKS[name].to(device)
+        rows = len(self.mask)
+
+        def normal(*sizes: int) -> Any:
+            return torch.randn(*sizes, generator=generator)
+
+        hidden, weight = normal(rows, FEATURES), normal(VOCAB, FEATURES) / 4
+        self.hidden, self.weight = hidden.to(device, dtype), weight.to(device, dtype)
+        self.target = torch.randint(0, VOCAB, (rows,), generator=generator).to(device)
+        self.temperature = (0.5 + torch.rand(rows, generator=generator)).to(device)
+        self.dy = normal(rows).to(device)
+        self.hidden[~self.mask] = float("nan")  # never read
+        self.scored = torch.where(self.mask[:, None], self.hidden, torch.zeros_like(self.hidden))
+
+    def called(self, hidden: Any = None, weight: Any = None, **options: Any) -> Any:
+        x, w = self.hidden if hidden is None else hidden, self.weight if weight is None else weight
+        return rk.linear_logprob(x, w, self.target, loss_mask=self.mask, **options)
+
+    @property
+    def ignoring(self) -> Any:
+        return torch.where(self.mask, self.target, -100)
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def dtype(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.mark.parametrize("moments", [False, True])
+@pytest.mark.parametrize("logits_dtype", ["float32", "same"])
+@pytest.mark.parametrize("name", SHORT)
+def test_outputs_have_the_bits_of_logprob_of_linear(
+    name: str, logits_dtype: str, moments: bool, dtype: Any, device: str
+) -> None:
+    c = Case(name, device, dtype)
+    logits_dtype = dtype if logits_dtype == "same" else logits_dtype
+    how: dict[str, Any] = {"temperature": c.temperature, "return_lse": True, "return_status": True}
+    if moments:
+        how |= {"return_entropy": True, "return_sum_p_sq": True}
+    want = rk.logprob(rk.linear(c.scored, c.weight, out_dtype=logits_dtype), c.ignoring, **how)
+    assert not differing(tuple(c.called(logits_dtype=logits_dtype, **how)), tuple(want))
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_outputs_of_several_blocks(name: str, device: str) -> None:
+    c = Case(name, device)
+    want = rk.logprob(rk.linear(c.scored, c.weight, out_dtype="float32"), c.ignoring)
+    assert not differing(c.called(), want)
+
+
+def gradients(c: Case, **options: Any) -> tuple[Any, Any]:
+    x, w = c.hidden.clone().requires_grad_(), c.weight.clone().requires_grad_()
+    c.called(x, w, temperature=c.temperature, **options).backward(c.dy)
+    return x.grad, w.grad
+
+
+def logit_gradients(c: Case) -> Any:
+    lse = c.called(temperature=c.temperature, return_lse=True).lse
+    logits = rk.linear(c.scored, c.weight, out_dtype="float32")
+    d = rk.logprob_backward(logits, c.ignoring, lse, dlogprob=c.dy, temperature=c.temperature)
+    return d.to(c.hidden.dtype)
+
+
+@pytest.mark.parametrize("workspace", [1 << 21, 1 << 28], ids=["small", "large"])  # chunks of the vocabulary
+@pytest.mark.parametrize("name", SHORT)
+def test_gradients_have_the_bits_of_products(name: str, workspace: int, dtype: Any, device: str) -> None:
+    c = Case(name, device, dtype)
+    dx, dw = gradients(c, workspace_bytes=workspace)
+    d = logit_gradients(c)
+    assert not differing(dx, rk.linear_input_grad(d, c.weight))
+    assert not differing(dw, rk.linear_weight_grad(d, c.scored))
+
+
+@pytest.mark.parametrize("main_grad", [False, True])
+@pytest.mark.parametrize("name", MANY)
+def test_gradients_of_several_blocks(name: str, main_grad: bool, device: str) -> None:
+    c = Case(name, device)
+    d = logit_gradients(c)
+    total = torch.linspace(-1, 1, VOCAB * FEATURES, device=device).view(VOCAB, FEATURES) if main_grad else None
+    want = rk.linear_weight_grad(d, c.scored, main_grad=None if total is None else total.clone())
+    dx, dw = gradients(c, main_grad=total, workspace_bytes=1 << 25)
+    assert not differing(dx, rk.linear_input_grad(d, c.weight))
+    assert not differing(dw if total is None else total, want)
+
+
+@pytest.mark.parametrize("dh_segments", [1, 8])
+@pytest.mark.parametrize("name", ["answers", "none", "both blocks"])
+def test_gradients_of_lora_have_the_bits_of_products(name: str, dh_segments: int, device: str) -> None:
+    c = Case(name, device)
+    rank, scale = 16, 0.5
+    generator = torch.Generator().manual_seed(7)
+    a = (torch.randn(rank, FEATURES, generator=generator) / 8).to(c.hidden)
+    b = (torch.randn(VOCAB, rank, generator=generator) / 4).to(c.hidden)
+    leaves = [t.clone().requires_grad_() for t in (c.hidden, c.weight, a, b)]
+    of_lora = {"lora_a": leaves[2], "lora_b": leaves[3], "lora_scale": scale}
+    found = c.called(*leaves[:2], dh_segments=dh_segments, return_lse=True, **of_lora)
+    found.logprob.backward(c.dy)
+    u = (rk.linear(c.scored, a, out_dtype="float32") * scale).to(c.hidden.dtype)
+    logits = rk.linear(torch.cat([c.scored, u], 1), torch.cat([c.weight, b], 1), out_dtype="float32")
+    assert not differing(found.logprob.detach(), rk.logprob(logits, c.ignoring))
+    d = rk.logprob_backward(logits, c.ignoring, found.lse.detach(), dlogprob=c.dy).to(c.hidden.dtype)
+    assert not differing(leaves[1].grad, rk.linear_weight_grad(d, c.scored))
+    assert not differing(leaves[3].grad, rk.linear_weight_grad(d, u))
+    assert not leaves[0].grad[~c.mask].any()
+    if dh_segments == 8:
+        return
+    v = (rk.linear(d, b.T.contiguous(), out_dtype="float32") * scale).to(d.dtype)
+    assert not differing(leaves[2].grad, rk.linear_weight_grad(v, c.scored))
+    wide = (
+        torch.cat([c.weight.T, b.new_zeros(FEATURES, -VOCAB % 16), a.T], 1),
+        torch.cat([d, d.new_zeros(len(d), -VOCAB % 16), v], 1),
+    )
+    assert not differing(leaves[0].grad, rk.linear(wide[1], wide[0]))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_a_weight_holds_reaches_scored_rows_alone(value: float, device: str) -> None:
+    c = Case("answers", device)
+    c.weight[5, 3] = value
+    dx, _ = gradients(c)
+    assert not dx[~c.mask].any()
+    assert dx[c.mask].isnan().any()
