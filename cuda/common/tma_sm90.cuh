@@ -16,6 +16,9 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
+// What is the same in all lanes, known as that to the compiler: it stays in uniform registers.
+__device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

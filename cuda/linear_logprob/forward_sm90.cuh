@@ -111,15 +111,25 @@ struct NodeTarget {
 };
 constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pairs
 
-// Rows of a tile, the first of which is `row` of those in place of groups: one box where they are neighbours.
+// By a whole warp: rows of a tile, the first of which is `row` of those in place of groups; one box where they are
+// neighbours.
 template <int kM>
-__device__ __forceinline__ TileRows tile_rows(const HeadLaunch& g, int row) {
-  if (g.groups == nullptr) return {row, g.rows - row, nullptr, 0};
-  constexpr int kGroups = kM / kScoredGroupRows;
-  const std::int32_t* const groups = g.groups->group + row / kScoredGroupRows;
-  const int count = min(kGroups, g.groups->count - row / kScoredGroupRows), first = groups[0] * kScoredGroupRows;
-  const bool together = count == kGroups && groups[kGroups - 1] == groups[0] + kGroups - 1;
-  return {first, g.rows - first, together ? nullptr : groups, max(0, count)};
+__device__ __forceinline__ TileRows<kM> tile_rows(const HeadLaunch& g, int row) {
+  constexpr int kGroups = TileRows<kM>::kGroups;
+  static_assert(kMostScoredGroups <= 1 << 16);
+  row = same_in_warp(row);
+  TileRows<kM> rows{row, g.rows - row};
+  if (g.groups == nullptr) return rows;
+  const int lane = static_cast<int>(threadIdx.x) % 32, left = g.groups->count - row / kScoredGroupRows;
+  const int group = lane < min(kGroups, left) ? g.groups->group[row / kScoredGroupRows + lane] : 0;
+  const auto of_lane = [&](int i) { return __shfl_sync(0xffffffff, group, i); };
+  rows.first = of_lane(0) * kScoredGroupRows;
+  rows.left = g.rows - rows.first;
+  if (left >= kGroups && of_lane(kGroups - 1) == of_lane(0) + kGroups - 1) return rows;
+  rows.count = same_in_warp(max(0, min(kGroups, left)));
+#pragma unroll
+  for (int i = 0; i < kGroups / 2; ++i) rows.pairs[i] = of_lane(2 * i) | of_lane(2 * i + 1) << 16;
+  return rows;
 }
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
@@ -146,7 +156,8 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   __syncthreads();
 
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
-  const int work_items = head_work_items(items);
+  // Read where it is asked for: kept, it would be one register too many.
+  const auto exists = [&](int index) { return index < head_work_items(items); };
 
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -155,12 +166,13 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
         prefetch_tensor_map(&head.x);
         prefetch_tensor_map(&head.w);
       }
-      for (int index = blockIdx.x; index < work_items; index += gridDim.x) {
+      for (int index = blockIdx.x; exists(index); index += gridDim.x) {
         const HeadWork work = head_work(g.columns, items, index);
-        const TileRows rows = tile_rows<kM>(g, work.row_block * kM);
-        const int last = g.columns.part_last[work.part];
-        int column = g.columns.part_first[work.part] + (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
-        for (int tile = 0; tile < work.tiles; ++tile, column += kHeadTileColumns) {
+        const TileRows<kM> rows = tile_rows<kM>(g, work.row_block * kM);
+        const int last = same_in_warp(g.columns.part_last[work.part]), tiles = same_in_warp(work.tiles);
+        const int strip = (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
+        int column = same_in_warp(g.columns.part_first[work.part] + strip);
+        for (int tile = 0; tile < tiles; ++tile, column += kHeadTileColumns) {
           const auto load = [&](const HeadMaps& maps, int steps) {
             load_stages<kM, kHeadTileColumns>(&ring, maps, steps, rows, g.last_rows, column, last - column,
                                               g.last_columns);
@@ -212,7 +224,7 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   };
 
   HeadWork work = head_work(g.columns, items, blockIdx.x);
-  for (int index = blockIdx.x; index < work_items;) {
+  for (int index = blockIdx.x; exists(index);) {
     const int row = work.row_block * kM + in_block;
     const int strip = (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
     int column = g.columns.part_first[work.part] + strip;
@@ -224,7 +236,7 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
     float c[2], temperature[2];
     std::int64_t target[2];
     index += gridDim.x;
-    if (tiles == 0 && index < work_items) work = head_work(g.columns, items, index);
+    if (tiles == 0 && exists(index)) work = head_work(g.columns, items, index);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, column += kHeadTileColumns) {
       float d[Tile::kBN / 2];
@@ -245,12 +257,12 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const int at = place + 8 * h;
-              const bool exists = at < g.rows;
-              target[h] = exists ? load_index(g.target, g.target_dtype, at * g.target_stride) - g.vocab_start : -1;
-              temperature[h] = exists && g.temperature != nullptr ? g.temperature[at] : g.temperature_value;
+              const bool is_row = at < g.rows;
+              target[h] = is_row ? load_index(g.target, g.target_dtype, at * g.target_stride) - g.vocab_start : -1;
+              temperature[h] = is_row && g.temperature != nullptr ? g.temperature[at] : g.temperature_value;
             }
           }
-          if (tile == tiles - 1 && index < work_items) work = head_work(g.columns, items, index);
+          if (tile == tiles - 1 && exists(index)) work = head_work(g.columns, items, index);
         }
         if (last_step) {
 #pragma unroll
