@@ -1,4 +1,4 @@
-// The second launch of the fused head: a warp makes a row's outputs of the nodes of its strips.
+// The second launch of the fused head: a warp makes a row's outputs of the nodes of its strips, or, of few rows, a block.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -42,34 +42,75 @@ __device__ __forceinline__ SoftmaxStats strip_node(const HeadNodes& n, const Hea
   return node[0];
 }
 
+// One of the kStripTiles nodes that a strip's tree begins with: the tile's, or, where the strip's was stored, that and
+// identities.
+__device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, const HeadItems& items, int row, int part,
+                                                  int strip, int tile) {
+  const int item = head_item(n.columns, items, row / n.block_rows, part, strip);
+  if (item >= items.whole) {
+    const std::int64_t slot = std::int64_t{item - items.whole} * kStripTiles + tile;
+    return stats_of(n.tile_nodes[slot * n.block_rows + row % n.block_rows]);
+  }
+  if (tile > 0) return identity_stats();
+  return stats_of(n.nodes[std::int64_t{part * n.columns.strips_per_part + strip} * n.padded_rows + row]);
+}
+
+// The root of a row by its warp.
 template <bool kMoments>
+__device__ __forceinline__ SoftmaxStats root_by_warp(const HeadNodes& n, const HeadItems& items, int row) {
+  const int strips = next_power_of_two(n.columns.strips_per_part), lane = static_cast<int>(threadIdx.x) % kWarp;
+  return tree_over_nodes<kMoments>(n.columns.num_parts * strips, lane, [&](int i) {
+    const int part = i / strips, strip = i % strips;
+    return strip < n.columns.strips_per_part ? strip_node(n, items, row, part, strip) : identity_stats();
+  });
+}
+
+// By its block: each warp has an eighth of the nodes of tiles. Few rows have no others to hide behind: a warp's loads and
+// trees one after another took 12 us.
+template <bool kMoments>
+__device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, const HeadItems& items, int row) {
+  static_assert(kRootWarps == kStripTiles);
+  __shared__ float4 of_warps[kRootWarps];
+  const int strips = next_power_of_two(n.columns.strips_per_part), count = n.columns.num_parts * strips;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const SoftmaxStats mine = tree_over_nodes<kMoments>(count, lane, [&](int i) {
+    const int node = warp * count + i, part = node / kStripTiles / strips, strip = node / kStripTiles % strips;
+    return strip < n.columns.strips_per_part ? tile_node(n, items, row, part, strip, node % kStripTiles)
+                                             : identity_stats();
+  });
+  if (lane == 0) of_warps[warp] = make_float4(mine.m, mine.S, mine.E, mine.Q);
+  __syncthreads();
+  return tree_over_lanes<kMoments>(lane < kRootWarps ? stats_of(of_warps[lane]) : identity_stats());
+}
+
+template <bool kMoments, bool kByBlock>
 __global__ void __launch_bounds__(kRootWarps* kWarp)
     linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {
+  HeadItems items;
+  if (n.groups == nullptr) items = head_items(n.columns, n.row_blocks, n.block_rows, n.blocks);
   wait_for_previous_kernel();
-  const int lane = threadIdx.x % kWarp;
-  const std::int64_t row = std::int64_t{blockIdx.x} * kRootWarps + threadIdx.x / kWarp;
+  if (n.groups != nullptr) items = scored_items(n.columns, n.groups, n.row_blocks, n.block_rows, n.blocks);
+  const std::int64_t row =
+      kByBlock ? blockIdx.x : std::int64_t{blockIdx.x} * kRootWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const bool writes = threadIdx.x % (kByBlock ? kRootWarps * kWarp : kWarp) == 0;
   if (row >= p.num_rows) return;
   const std::int64_t target = target_of(p, row);
   if (target == p.ignore_index) {
-    if (lane == 0) write_ignored(p, row);
+    if (writes) write_ignored(p, row);
     return;
   }
   int place = static_cast<int>(row);  // among those that were multiplied
-  if (n.groups != nullptr)
+  if (n.groups != nullptr) {
     place = n.groups->place[place / kScoredGroupRows] * kScoredGroupRows + place % kScoredGroupRows;
-  const int strips = next_power_of_two(n.columns.strips_per_part);
-  SoftmaxStats root = failed_stats(kBadTemperature);
-  if (is_temperature(temperature_of(p, row))) {
-    const HeadItems items = scored_items(n.columns, n.groups, n.row_blocks, n.block_rows, n.blocks);
-    root = tree_over_nodes<kMoments>(n.columns.num_parts * strips, lane, [&](int i) {
-      const int part = i / strips, strip = i % strips;
-      return strip < n.columns.strips_per_part ? strip_node(n, items, place, part, strip) : identity_stats();
-    });
   }
   const std::int64_t local = target - p.vocab_start;
   const bool here = target >= 0 && target < p.valid_vocab && local >= 0 && local < p.num_columns;
   const float z = here ? n.target_z[place] : canonical_nan();
-  if (lane == 0) write_outputs(p, row, root, is_nan(z) ? canonical_nan() : z);
+  SoftmaxStats root = failed_stats(kBadTemperature);
+  if (is_temperature(temperature_of(p, row))) {
+    root = kByBlock ? root_by_block<kMoments>(n, items, place) : root_by_warp<kMoments>(n, items, place);
+  }
+  if (writes) write_outputs(p, row, root, is_nan(z) ? canonical_nan() : z);
 }
 
 }  // namespace rlk::cuda

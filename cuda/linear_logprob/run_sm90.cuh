@@ -62,8 +62,11 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
                          Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, g);
   const HeadNodes nodes{g.columns, g.groups,      g.nodes, g.tile_nodes, g.target_z, g.row_blocks,
                         blocks,    g.padded_rows, kM};
-  launch_dependent<true>(linear_logprob_roots_kernel<kMoments>, (g.rows + kRootWarps - 1) / kRootWarps,
-                         kRootWarps * kWarp, 0, stream, static_cast<const LogprobParams&>(p), nodes);
+  const bool by_block = g.row_blocks == 1;
+  launch_dependent<true>(
+      by_block ? linear_logprob_roots_kernel<kMoments, true> : linear_logprob_roots_kernel<kMoments, false>,
+      by_block ? g.rows : (g.rows + kRootWarps - 1) / kRootWarps, kRootWarps * kWarp, 0, stream,
+      static_cast<const LogprobParams&>(p), nodes);
 }
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
