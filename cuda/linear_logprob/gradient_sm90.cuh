@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       for (int turn = blockIdx.x; turn < tiles; turn += step) {
         const TilePosition at = tile_of(turn);
         const auto load = [&](const HeadMaps& maps, int steps) {
-          load_stages<Tile::kBM, Tile::kBN>(&ring, maps, steps, {at.a, g.rows - at.a}, g.last_a, at.b,
-                                            g.columns - at.b, g.last_b);
+          load_stages<Tile::kBM, Tile::kBN>(&ring, maps, steps, {at.a, g.rows - at.a}, g.last_a, at.b, g.columns - at.b,
+                                            g.last_b);
         };
         load(head, g.k_steps - lora_steps);
         load(lora, lora_steps);

@@ -8,7 +8,8 @@
 
 namespace rlk::cuda {
 
-constexpr int kRootWarps = 8;
+constexpr int kRootWarps = 8;        // with a row each
+constexpr int kWarpsOfFewRows = 16;  // of a row
 
 struct HeadNodes {
   HeadColumns columns;
@@ -16,6 +17,7 @@ struct HeadNodes {
   const float4* nodes;         // [strips][padded rows]
   const float4* tile_nodes;    // [items that are not whole][kStripTiles][block_rows]
   const float* target_z;       // [rows]
+  HeadItems items;             // where groups is null
   int row_blocks, blocks, padded_rows, block_rows;
 };
 
@@ -65,52 +67,63 @@ __device__ __forceinline__ SoftmaxStats root_by_warp(const HeadNodes& n, const H
   });
 }
 
-// By its block: each warp has an eighth of the nodes of tiles. Few rows have no others to hide behind: a warp's loads and
+// By its block: each warp has a sixteenth of the nodes of tiles. Few rows have no others to hide behind: a warp's loads and
 // trees one after another took 12 us.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, const HeadItems& items, int row) {
-  static_assert(kRootWarps == kStripTiles);
-  __shared__ float4 of_warps[kRootWarps];
-  const int strips = next_power_of_two(n.columns.strips_per_part), count = n.columns.num_parts * strips;
+  __shared__ float4 of_warps[kWarpsOfFewRows];
+  const int strips = next_power_of_two(n.columns.strips_per_part), nodes = n.columns.num_parts * strips * kStripTiles;
+  const int of_warp = (nodes + kWarpsOfFewRows - 1) / kWarpsOfFewRows;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const SoftmaxStats mine = tree_over_nodes<kMoments>(count, lane, [&](int i) {
-    const int node = warp * count + i, part = node / kStripTiles / strips, strip = node / kStripTiles % strips;
-    return strip < n.columns.strips_per_part ? tile_node(n, items, row, part, strip, node % kStripTiles)
-                                             : identity_stats();
+  const SoftmaxStats mine = tree_over_nodes<kMoments>(of_warp, lane, [&](int i) {
+    const int node = warp * of_warp + i, part = node / kStripTiles / strips, strip = node / kStripTiles % strips;
+    if (node >= nodes || strip >= n.columns.strips_per_part) return identity_stats();
+    return tile_node(n, items, row, part, strip, node % kStripTiles);
   });
   if (lane == 0) of_warps[warp] = make_float4(mine.m, mine.S, mine.E, mine.Q);
   __syncthreads();
-  return tree_over_lanes<kMoments>(lane < kRootWarps ? stats_of(of_warps[lane]) : identity_stats());
+  return tree_over_lanes<kMoments>(lane < kWarpsOfFewRows ? stats_of(of_warps[lane]) : identity_stats());
 }
 
-template <bool kMoments, bool kByBlock>
-__global__ void __launch_bounds__(kRootWarps* kWarp)
-    linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {
-  HeadItems items;
-  if (n.groups == nullptr) items = head_items(n.columns, n.row_blocks, n.block_rows, n.blocks);
-  wait_for_previous_kernel();
-  if (n.groups != nullptr) items = scored_items(n.columns, n.groups, n.row_blocks, n.block_rows, n.blocks);
-  const std::int64_t row =
-      kByBlock ? blockIdx.x : std::int64_t{blockIdx.x} * kRootWarps + static_cast<int>(threadIdx.x) / kWarp;
-  const bool writes = threadIdx.x % (kByBlock ? kRootWarps * kWarp : kWarp) == 0;
-  if (row >= p.num_rows) return;
-  const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) {
-    if (writes) write_ignored(p, row);
-    return;
-  }
-  int place = static_cast<int>(row);  // among those that were multiplied
-  if (n.groups != nullptr) {
-    place = n.groups->place[place / kScoredGroupRows] * kScoredGroupRows + place % kScoredGroupRows;
-  }
+// The outputs of a row, by one thread.
+__device__ __forceinline__ void write_row(const LogprobParams& p, const HeadNodes& n, std::int64_t row, int place,
+                                          std::int64_t target, const SoftmaxStats& root) {
+  if (target == p.ignore_index) return write_ignored(p, row);
   const std::int64_t local = target - p.vocab_start;
   const bool here = target >= 0 && target < p.valid_vocab && local >= 0 && local < p.num_columns;
   const float z = here ? n.target_z[place] : canonical_nan();
-  SoftmaxStats root = failed_stats(kBadTemperature);
-  if (is_temperature(temperature_of(p, row))) {
-    root = kByBlock ? root_by_block<kMoments>(n, items, place) : root_by_warp<kMoments>(n, items, place);
+  const bool fails = !is_temperature(temperature_of(p, row));
+  write_outputs(p, row, fails ? failed_stats(kBadTemperature) : root, is_nan(z) ? canonical_nan() : z);
+}
+
+template <bool kMoments>
+__global__ void __launch_bounds__(kRootWarps* kWarp)
+    linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {
+  wait_for_previous_kernel();
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRootWarps + static_cast<int>(threadIdx.x) / kWarp;
+  if (row >= p.num_rows) return;
+  const std::int64_t target = target_of(p, row);
+  int place = static_cast<int>(row);  // among those that were multiplied
+  SoftmaxStats root = identity_stats();
+  if (target != p.ignore_index) {
+    if (n.groups != nullptr) {
+      place = n.groups->place[place / kScoredGroupRows] * kScoredGroupRows + place % kScoredGroupRows;
+    }
+    const HeadItems items = scored_items(n.columns, n.groups, n.row_blocks, n.block_rows, n.blocks);
+    root = root_by_warp<kMoments>(n, items, place);
   }
-  if (writes) write_outputs(p, row, root, is_nan(z) ? canonical_nan() : z);
+  if (threadIdx.x % kWarp == 0) write_row(p, n, row, place, target, root);
+}
+
+// Of a launch without groups. Nothing waits for the target: its load is under way beside those of the nodes.
+template <bool kMoments>
+__global__ void __launch_bounds__(kWarpsOfFewRows* kWarp)
+    linear_logprob_few_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {
+  wait_for_previous_kernel();
+  const int row = static_cast<int>(blockIdx.x);
+  const std::int64_t target = target_of(p, row);
+  const SoftmaxStats root = root_by_block<kMoments>(n, n.items, row);
+  if (threadIdx.x == 0) write_row(p, n, row, row, target, root);
 }
 
 }  // namespace rlk::cuda

@@ -60,13 +60,15 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   const HeadItems items = head_items(g.columns, g.row_blocks, kM, blocks);
   launch_dependent<true>(kernel, std::min(blocks, head_work_items(items)), Tile::kThreads,
                          Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, g);
-  const HeadNodes nodes{g.columns, g.groups,      g.nodes, g.tile_nodes, g.target_z, g.row_blocks,
-                        blocks,    g.padded_rows, kM};
-  const bool by_block = g.row_blocks == 1;
-  launch_dependent<true>(
-      by_block ? linear_logprob_roots_kernel<kMoments, true> : linear_logprob_roots_kernel<kMoments, false>,
-      by_block ? g.rows : (g.rows + kRootWarps - 1) / kRootWarps, kRootWarps * kWarp, 0, stream,
-      static_cast<const LogprobParams&>(p), nodes);
+  const HeadNodes nodes{g.columns, g.groups,     g.nodes, g.tile_nodes,  g.target_z,
+                        items,     g.row_blocks, blocks,  g.padded_rows, kM};
+  const LogprobParams& row_params = p;
+  if (g.row_blocks == 1) {
+    return launch_dependent<true>(linear_logprob_few_roots_kernel<kMoments>, g.rows, kWarpsOfFewRows * kWarp, 0, stream,
+                                  row_params, nodes);
+  }
+  launch_dependent<true>(linear_logprob_roots_kernel<kMoments>, (g.rows + kRootWarps - 1) / kRootWarps,
+                         kRootWarps * kWarp, 0, stream, row_params, nodes);
 }
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
