@@ -34,8 +34,9 @@ bool can_copy(const GemmOperand& operand, std::int64_t extent, std::int64_t cont
 int slice_rows(const GemmParams& p, int multiprocessors) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);
-  if (p.m <= 8 && turns > 2) return 96;
-  if (p.m <= 16 && balanced < 48) return p.m <= 8 ? 96 : 64;
+  const bool many = turns > 2, short_ones = balanced < 48;
+  if (p.m <= 8 && (many || short_ones)) return 96;
+  if (p.m <= 16 && short_ones) return 64;
   return std::min(balanced, kWidestSlice);
 }
 

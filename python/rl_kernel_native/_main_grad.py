@@ -102,14 +102,14 @@ def is_asked_for(node: Any, main_grad: Any = None) -> bool:
         return True
 
 
-def refuse_create_graph() -> None:
+def refuse_create_graph(main_grad: Tensor | None) -> None:
     """In a backward with a main_grad, whatever it asks for: a later one would give its part to ``weight.grad``."""
-    if is_grad_enabled():
+    if main_grad is not None and is_grad_enabled():
         raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
 
 
-def require_addable(dy: Tensor) -> None:
-    """Before a gradient is added through the dispatcher."""
-    refuse_create_graph()
+def require_addable(dy: Tensor, main_grad: Tensor) -> None:
+    """Before a gradient is added to it through the dispatcher."""
+    refuse_create_graph(main_grad)
     if is_batched(dy):
         raise ValueError("main_grad: a batch of gradients (vmap, is_grads_batched) cannot be added to it")

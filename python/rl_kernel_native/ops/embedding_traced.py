@@ -144,7 +144,7 @@ def gradients(dy: Tensor, ids: Tensor, num_rows: int, where: Where, weight_dtype
     """dweight, where main_grad does not take it, through the dispatcher."""
     if main_grad is None:
         return backward(dy, ids, num_rows, where, weight_dtype)
-    _main_grad.require_addable(dy)
+    _main_grad.require_addable(dy, main_grad)
     _ops.embedding_backward_(main_grad, dy, ids, num_rows, *where)
     return None
 

@@ -86,8 +86,7 @@ class _TracedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        if ctx.main_grad is not None:
-            _main_grad.refuse_create_graph()
+        _main_grad.refuse_create_graph(ctx.main_grad)
         x, weight = ctx.saved_tensors
         how = (ctx.allow_vendor, _backwards(ctx.unit))
         dy = gradient(dy, x.dtype)
@@ -113,7 +112,7 @@ def wanted(ctx: Any) -> tuple[bool, bool, bool]:
 
 def accumulate(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, unit: int) -> None:
     """Adds the gradient of weight to main_grad through the dispatcher."""
-    _main_grad.require_addable(dy)
+    _main_grad.require_addable(dy, main_grad)
     _ops.linear_weight_grad_(main_grad, dy, rows_of(x), allow_vendor, unit)
 
 

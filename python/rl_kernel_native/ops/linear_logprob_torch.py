@@ -258,7 +258,7 @@ class _LinearLogprob(torch.autograd.Function):
             if g is not None and (is_grad_enabled() or not direct):
                 require_tensors(**{name: g})
                 if needs[1] and main_grad is not None:
-                    _main_grad.require_addable(g)
+                    _main_grad.require_addable(g, main_grad)
         if is_grad_enabled():
             raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
         value, *numbers = ctx.numbers

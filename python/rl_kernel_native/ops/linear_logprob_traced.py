@@ -267,7 +267,7 @@ class _TracedLinearLogprob(torch.autograd.Function):
             needs = needed(ctx, head[2] is not None)
             for g in rows:
                 if g is not None and needs[1]:
-                    _main_grad.require_addable(g)
+                    _main_grad.require_addable(g, ctx.main_grad)
         given = (
             *head, lse, entropy if of_entropy else None, *rows, temperature, kept_ids, kept_offsets, *ctx.numbers
         )  # fmt: skip

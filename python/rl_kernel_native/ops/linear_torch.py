@@ -96,8 +96,7 @@ class _Linear(torch.autograd.Function):
             return (None,) * 9
         x, weight = ctx.saved_tensors
         main_grad = ctx.main_grad
-        if main_grad is not None:
-            _main_grad.refuse_create_graph()
+        _main_grad.refuse_create_graph(main_grad)
         needs_x, needs_weight, needs_bias = traced.wanted(ctx)
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)

@@ -78,8 +78,7 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Any, d_new_residual: Any, _: Any) -> Any:
         if dy is None:  # y was not used: nothing reaches the norm
             return traced.past_the_norm(ctx, d_new_residual)
-        if ctx.main_grad is not None:
-            _main_grad.refuse_create_graph()
+        _main_grad.refuse_create_graph(ctx.main_grad)
         h, weight, rstd = ctx.saved_tensors
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)

@@ -197,7 +197,7 @@ def gradients(
     if not return_dweight or main_grad is None:
         dtype = weight.dtype if return_dweight else None
         return backward(dy, h, weight, rstd, d_new_residual, *numbers, return_dx, dtype)
-    _main_grad.require_addable(dy)
+    _main_grad.require_addable(dy, main_grad)
     dx = _ops.rms_norm_backward_(main_grad, dy, h, weight, rstd, d_new_residual, *numbers, return_dx)
     return dx if return_dx else None, None
 
@@ -260,8 +260,8 @@ class _TracedRmsNorm(torch.autograd.Function):
             return past_the_norm(ctx, d_new_residual)
         h, weight, rstd = ctx.saved_tensors
         needs_x, needs_weight, needs_residual = ctx.needs_input_grad[:3]
+        _main_grad.refuse_create_graph(ctx.main_grad)
         if ctx.main_grad is not None:
-            _main_grad.refuse_create_graph()
             needs_weight = wanted(ctx)[1]
         if d_new_residual is not None:
             d_new_residual = gradient(d_new_residual, h.dtype, "d_new_residual")

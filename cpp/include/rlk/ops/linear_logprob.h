@@ -11,7 +11,8 @@
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
 // that is one accumulator: rule 1's steps over in_features, filled up with +0 to whole steps of 16, then steps of 16 that
 // begin anew over the rank. So a row has the bits of linear of [hidden, u] and of [weight, lora_b], padded alike.
-// Rows with target == ignore_index take part in nothing: hidden[i] is not read, their outputs are 0.
+// Rows with target == ignore_index take part in nothing: hidden[i] is not read, their outputs and dhidden[i] are 0, whatever
+// weight holds.
 //
 // Backward: the logits are computed again, g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
 //   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1)
