@@ -36,11 +36,18 @@ MASKS = {
     "a tile off its place": spans(900, (272, 400)),
     "more than a tile": spans(900, (16, 500)),
     "every other group": torch.arange(1500) // 16 % 2 == 1,
+    "a tile off its place at an end off the groups": spans(325, (208, 325)),
+    "the last answer": spans(700, (580, 700)),
+    "an end of a tile and another": spans(701, (0, 128), (576, 701)),
     "answers": answers(1300, 100),
     "few rows": answers(120, 40),
+    "fewer rows": answers(60, 20),
+    "129 rows": spans(129, (128, 129)),
     "second block alone": spans(BLOCK + 600, (BLOCK + 50, BLOCK + 90)),
     "first block alone": spans(BLOCK + 600, (8000, 8100)),
     "both blocks": answers(BLOCK + 600, 256),
+    "the end of both blocks": spans(BLOCK + 325, (7000, 7100), (BLOCK + 208, BLOCK + 325)),
+    "8193 rows": spans(BLOCK + 1, (BLOCK, BLOCK + 1)),
 }
 MANY = [name for name, mask in MASKS.items() if len(mask) > BLOCK]
 SHORT = [name for name in MASKS if name not in MANY]

@@ -19,7 +19,8 @@ constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
 
 bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
-  return device.type == DeviceType::kCuda && cuda::fuses_logit_gradients(p, p.head, device.index);
+  // dbias sums rows at their places, which a fused backward does not keep.
+  return device.type == DeviceType::kCuda && p.dbias == nullptr && cuda::fuses_logit_gradients(p, p.head, device.index);
 #else
   return false;
 #endif

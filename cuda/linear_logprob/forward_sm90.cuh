@@ -112,7 +112,7 @@ struct NodeTarget {
 constexpr int kNothingLeft = -2, kWholeTile = -1;  // instead of a level of pairs
 
 // By a whole warp: rows of a tile, the first of which is `row` of those in place of groups; one box where they are
-// neighbours.
+// neighbours and all there. The box of the call's last tile has too few rows for one that begins elsewhere.
 template <int kM>
 __device__ __forceinline__ TileRows<kM> tile_rows(const HeadLaunch& g, int row) {
   constexpr int kGroups = TileRows<kM>::kGroups;
@@ -125,7 +125,7 @@ __device__ __forceinline__ TileRows<kM> tile_rows(const HeadLaunch& g, int row) 
   const auto of_lane = [&](int i) { return __shfl_sync(0xffffffff, group, i); };
   rows.first = of_lane(0) * kScoredGroupRows;
   rows.left = g.rows - rows.first;
-  if (left >= kGroups && of_lane(kGroups - 1) == of_lane(0) + kGroups - 1) return rows;
+  if (left >= kGroups && of_lane(kGroups - 1) == of_lane(0) + kGroups - 1 && rows.left >= kM) return rows;
   rows.count = same_in_warp(max(0, min(kGroups, left)));
 #pragma unroll
   for (int i = 0; i < kGroups / 2; ++i) rows.pairs[i] = of_lane(2 * i) | of_lane(2 * i + 1) << 16;
