@@ -47,7 +47,6 @@ void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std:
   ScoredRowsParams q = scored_rows_of(p, row, rows, head.in_features, head.dtype);
   q.from = head.hidden;
   q.from_rows = head.hidden_rows;
-  q.first_from = row;
   q.from_group = groups == nullptr ? nullptr : groups->group;
   q.to = to;
   q.to_stride = head.in_features;

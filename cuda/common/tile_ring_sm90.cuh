@@ -28,8 +28,7 @@ struct TileRing {
   RingPosition at;
 
   // By a whole warp: what it computes is the same in all lanes then, and stays in the uniform registers that the copy
-  // engine takes. From a lane by itself each operand had to be moved there, and a stage of a narrow tile took longer to ask
-  // for than to multiply.
+  // engine takes. From a lane by itself each operand had to be moved there (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;

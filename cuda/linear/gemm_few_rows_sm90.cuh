@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(288, 1)
   constexpr int kXRows = 8 * kTiles;
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][2 x weights, 2 x x][staging][barriers]
   const GemmLaunch& g = launch.gemm;
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32;
   const int weight_bytes = launch.slice_rows * 128, stage_bytes = few_rows_stage_bytes(launch.slice_rows, kXRows);
   const int warps = launch.slice_rows / 16;
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u, staging = base + g.stages * stage_bytes;

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   const std::uint32_t kept = base + g.stages * Tile::kStageBytes, staging = kept + Tile::kKeptBytes;
   const std::uint32_t full = staging + Tile::kWarpgroups * Tile::kStaging, empty = full + kMaxStages * 8;
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4;
+  const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
   const int rank = g.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
 
   if (threadIdx.x < g.stages) {

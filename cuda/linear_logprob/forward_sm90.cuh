@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   auto* const kept = reinterpret_cast<float4*>(shared + (base - shared_address(shared)) + g.stages * Tile::kStageBytes);
   const std::uint32_t full = base + g.stages * Tile::kStageBytes + Tile::kNodeBytes, empty = full + kMaxStages * 8;
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4;
+  const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
 
   if (threadIdx.x < g.stages) {
     mbarrier_init(full + threadIdx.x * 8, 1);

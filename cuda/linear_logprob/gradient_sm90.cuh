@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   const std::uint32_t staging = base + g.stages * Tile::kStageBytes;
   const std::uint32_t full = staging + Tile::kWarpgroups * Tile::kStaging, empty = full + kMaxStages * 8;
-  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4;
+  const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
   if (threadIdx.x < g.stages) {
     mbarrier_init(full + threadIdx.x * 8, 1);
     mbarrier_init(empty + threadIdx.x * 8, Tile::kWarpgroups * 4);

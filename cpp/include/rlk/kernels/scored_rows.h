@@ -20,7 +20,7 @@ struct ScoredRowsParams {
       nullptr;          // the group of `from` for each group of `to`, or -1 (zeros); null: the same
   bool back = false;    // `to` has the rows of the targets, and not `from`
   RowLayout from_rows;  // in elements of element_bytes
-  std::int64_t first_from = 0, first_row = 0, num_rows = 0;
+  std::int64_t first_row = 0, num_rows = 0;  // of the targets, and of `from` where not back
   std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
   int element_bytes = 2;
   DType target_dtype = DType::kInt64;
@@ -39,7 +39,7 @@ RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
 }
 // Where rows begin, in bytes.
 RLK_HD std::int64_t scored_from_offset(const ScoredRowsParams& p, std::int64_t source) {
-  return p.from_rows.offset(p.first_from + source) * p.element_bytes;
+  return p.from_rows.offset((p.back ? 0 : p.first_row) + source) * p.element_bytes;
 }
 RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) {
   return i * p.to_stride * p.element_bytes;
