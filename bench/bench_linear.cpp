@@ -1,7 +1,8 @@
 // Microbenchmark of the CUDA kernels of linear: one row per product, with its operations, the bytes it must move and their
 // share of the copy ceiling measured in the same run. Usage:
-// bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans]
-// --rows: y with these numbers of rows alone; --plans: every plan of every product, not the chosen one alone
+// bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]...
+// --only: of names such as "y 64 x 4096 x 14336"; --rows: y with these numbers of rows alone; --plans: every plan of every
+// product, not the chosen one alone; --plan: those alone that have such a name
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -35,7 +36,24 @@ std::vector<Case> cases_of(const std::vector<std::int64_t>& rows) {
   return cases;
 }
 
-void run(const Case& c, const Layer& layer, double ceiling, bool every_plan) {
+// Plans that are measured: the chosen one, all, or those with a name.
+struct Wanted {
+  bool every = false;
+  std::vector<std::string> names;
+};
+
+std::vector<cuda::GemmPlan> plans_of(const cuda::GemmParams& p, const Wanted& wanted) {
+  if (!wanted.every && wanted.names.empty()) return {cuda::choose_plan_sm90(p, cuda::multiprocessors(0))};
+  std::vector<cuda::GemmPlan> plans = cuda::gemm_plans_sm90(p);
+  if (!wanted.every) {
+    std::erase_if(plans, [&](const cuda::GemmPlan& plan) {
+      return std::find(wanted.names.begin(), wanted.names.end(), plan.name()) == wanted.names.end();
+    });
+  }
+  return plans;
+}
+
+void run(const Case& c, const Layer& layer, double ceiling, const Wanted& wanted) {
   const std::int64_t m = c.rows, n = layer.out_features, k = layer.in_features;
   const bool main_grad = std::strstr(c.name, "main_grad") != nullptr;
   const LinearPass pass = c.name[0] == 'y'                     ? LinearPass::kForward
@@ -46,9 +64,9 @@ void run(const Case& c, const Layer& layer, double ceiling, bool every_plan) {
   const int buffers = memory.buffers();
   const double flops = memory.flops(), weights = static_cast<double>(n) * static_cast<double>(k);
   const double bytes = 2.0 * static_cast<double>(m * n + m * k + n * k) + (main_grad ? 6.0 : 0.0) * weights;
-  std::vector<cuda::GemmPlan> plans = {cuda::choose_plan_sm90(params(0), cuda::multiprocessors(0))};
-  if (every_plan) plans = cuda::gemm_plans_sm90(params(0));
-  const int calls = std::max(buffers, static_cast<int>(std::min(64.0, (every_plan ? 1e12 : 4e12) / flops)));
+  const std::vector<cuda::GemmPlan> plans = plans_of(params(0), wanted);
+  if (plans.empty()) return;
+  const int calls = std::max(buffers, static_cast<int>(std::min(64.0, (wanted.every ? 1e12 : 4e12) / flops)));
   // Plans take turns, so that all of them meet the same clocks.
   std::vector<std::unique_ptr<Replay>> replays;
   for (const cuda::GemmPlan& plan : plans) {
@@ -74,17 +92,19 @@ void run(const Case& c, const Layer& layer, double ceiling, bool every_plan) {
 int main(int argc, char** argv) {
   using namespace rlk::bench;
   const char* only = "";
-  bool every_plan = false;
+  Wanted wanted;
   std::vector<std::int64_t> rows;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--plans") == 0) {
-      every_plan = true;
+      wanted.every = true;
+    } else if (std::strcmp(argv[i], "--plan") == 0 && i + 1 < argc) {
+      wanted.names.emplace_back(argv[++i]);
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       only = argv[++i];
     } else if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) {
       rows = row_list(argv[++i]);
     } else {
-      std::fprintf(stderr, "usage: bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans]\n");
+      std::fprintf(stderr, "usage: bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]...\n");
       return 2;
     }
   }
@@ -96,12 +116,13 @@ int main(int argc, char** argv) {
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   for (const Case& c : cases_of(rows)) {
-    const std::string name = std::string(c.name) + " " + std::to_string(c.rows);
-    if (name.find(only) == std::string::npos) continue;
     for (const Layer& layer : kLayers) {
+      const std::string name = std::string(c.name) + " " + std::to_string(c.rows) + " x " +
+                               std::to_string(layer.out_features) + " x " + std::to_string(layer.in_features);
+      if (name.find(only) == std::string::npos) continue;
       const bool head = layer.out_features > 1 << 16;
       if (c.name[0] == 'y' && c.segments == 1 ? c.rows * layer.out_features < kMostOutputs : !head) {
-        run(c, layer, ceiling, every_plan);
+        run(c, layer, ceiling, wanted);
       }
     }
   }

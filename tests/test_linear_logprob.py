@@ -309,6 +309,14 @@ def test_bad_arguments_are_named(case: str) -> None:
         rk.linear_logprob(**{**arguments, **changed})
 
 
+@pytest.mark.parametrize("name", ["hidden", "weight"])
+def test_a_lone_number_is_named(name: str) -> None:
+    head = {"hidden": torch.randn(3, 16).bfloat16(), "weight": torch.randn(40, 16).bfloat16()}
+    head[name] = torch.tensor(1.0).bfloat16()
+    with pytest.raises(ValueError, match=f"{name}: expected shape"):
+        rk.linear_logprob(**{k: v.requires_grad_() for k, v in head.items()}, target=torch.tensor([1, 2, 3]))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("unit", "dtype"), linear_cases.UNIT_DTYPES)
 def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: str) -> None:

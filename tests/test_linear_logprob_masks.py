@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 import rl_kernel_native as rk
-from cases import differing
+from cases import ALL, differing, part_cut
 
 torch = pytest.importorskip("torch")
 
@@ -99,11 +100,50 @@ def test_outputs_have_the_bits_of_logprob_of_linear(
     assert not differing(tuple(c.called(logits_dtype=logits_dtype, **how)), tuple(want))
 
 
+@pytest.mark.parametrize("workspace", [1 << 20, 1 << 29], ids=["in steps", "at once"])
 @pytest.mark.parametrize("name", MANY)
-def test_outputs_of_several_blocks(name: str, device: str) -> None:
+def test_outputs_of_several_blocks(name: str, workspace: int, device: str) -> None:
     c = Case(name, device)
-    want = rk.logprob(rk.linear(c.scored, c.weight, out_dtype="float32"), c.ignoring)
-    assert not differing(c.called(), want)
+    want = rk.logprob(rk.linear(c.scored, c.weight, out_dtype="float32"), c.ignoring, **ALL)
+    assert not differing(tuple(c.called(workspace_bytes=workspace, **ALL)), tuple(want))
+
+
+@pytest.mark.parametrize("name", ["the last answer", "answers", "fewer rows"])
+def test_statistics_of_shards_merge_to_the_bits_of_the_whole(name: str, device: str) -> None:
+    c = Case(name, device)
+    middle = part_cut(VOCAB, 4)
+    stats = [
+        rk.linear_logprob_partial(
+            c.hidden, c.weight[first:last], c.target, vocab_start=first, vocab_size=VOCAB, loss_mask=c.mask
+        )
+        for first, last in ((0, middle), (middle, VOCAB))
+    ]
+    assert not differing(rk.logprob_merge(torch.stack(stats)), c.called())
+
+
+def test_a_graph_replays_with_another_mask(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("graphs are CUDA's")
+    c = Case("answers", device)
+    x, w = c.hidden.nan_to_num().requires_grad_(), c.weight.clone().requires_grad_()
+    target = c.ignoring
+
+    def step() -> tuple[Any, Any, Any]:
+        y = rk.linear_logprob(x, w, target)
+        return y, *torch.autograd.grad(y, (x, w), c.dy)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for mask in (MASKS["answers"].roll(500), MASKS["answers"].flip(0), torch.zeros_like(MASKS["answers"])):
+        target.copy_(torch.where(mask.to(device), c.target, -100))
+        graph.replay()
+        assert not differing(tuple(t.detach() for t in found), tuple(t.detach() for t in step()))
 
 
 def gradients(c: Case, **options: Any) -> tuple[Any, Any]:
@@ -113,8 +153,8 @@ def gradients(c: Case, **options: Any) -> tuple[Any, Any]:
 
 
 def logit_gradients(c: Case) -> Any:
-    lse = c.called(temperature=c.temperature, return_lse=True).lse
     logits = rk.linear(c.scored, c.weight, out_dtype="float32")
+    lse = rk.logprob(logits, c.ignoring, temperature=c.temperature, return_lse=True).lse
     d = rk.logprob_backward(logits, c.ignoring, lse, dlogprob=c.dy, temperature=c.temperature)
     return d.to(c.hidden.dtype)
 
@@ -141,8 +181,17 @@ def test_gradients_of_several_blocks(name: str, main_grad: bool, device: str) ->
     assert not differing(dw if total is None else total, want)
 
 
+@pytest.mark.parametrize("name", ["both blocks", "the end of both blocks"])
+def test_a_gradient_of_the_weight_alone(name: str, device: str) -> None:
+    """In 16 bits, of several blocks: chunks of the vocabulary go outside of blocks."""
+    c = Case(name, device)
+    w = c.weight.clone().requires_grad_()
+    c.called(c.hidden, w, temperature=c.temperature, workspace_bytes=1 << 25).backward(c.dy)
+    assert not differing(w.grad, rk.linear_weight_grad(logit_gradients(c), c.scored).to(w.dtype))
+
+
 @pytest.mark.parametrize("dh_segments", [1, 8])
-@pytest.mark.parametrize("name", ["answers", "none", "both blocks"])
+@pytest.mark.parametrize("name", ["answers", "none", "both blocks", "the last answer"])
 def test_gradients_of_lora_have_the_bits_of_products(name: str, dh_segments: int, device: str) -> None:
     c = Case(name, device)
     rank, scale = 16, 0.5
@@ -160,15 +209,17 @@ def test_gradients_of_lora_have_the_bits_of_products(name: str, dh_segments: int
     assert not differing(leaves[1].grad, rk.linear_weight_grad(d, c.scored))
     assert not differing(leaves[3].grad, rk.linear_weight_grad(d, u))
     assert not leaves[0].grad[~c.mask].any()
-    if dh_segments == 8:
-        return
-    v = (rk.linear(d, b.T.contiguous(), out_dtype="float32") * scale).to(d.dtype)
-    assert not differing(leaves[2].grad, rk.linear_weight_grad(v, c.scored))
-    wide = (
-        torch.cat([c.weight.T, b.new_zeros(FEATURES, -VOCAB % 16), a.T], 1),
-        torch.cat([d, d.new_zeros(len(d), -VOCAB % 16), v], 1),
-    )
-    assert not differing(leaves[0].grad, rk.linear(wide[1], wide[0]))
+    cuts = [0, VOCAB] if dh_segments == 1 else [part_cut(VOCAB, part) for part in range(9)]
+    shares, da = [], None
+    for first, last in itertools.pairwise(cuts):
+        part = d[:, first:last].contiguous()
+        v = (rk.linear(part, b[first:last].T.contiguous(), out_dtype="float32") * scale).to(d.dtype)
+        padding = -(last - first) % 16
+        wide = torch.cat([c.weight[first:last].T, b.new_zeros(FEATURES, padding), a.T], 1)
+        shares.append(rk.linear(torch.cat([part, d.new_zeros(len(d), padding), v], 1), wide, out_dtype="float32"))
+        da = rk.linear_weight_grad(v, c.scored, out_dtype="float32", main_grad=da)
+    assert not differing(leaves[0].grad, rk.tree_sum(shares, out_dtype=d.dtype))
+    assert not differing(leaves[2].grad, da.to(d.dtype))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

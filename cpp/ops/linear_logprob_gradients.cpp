@@ -221,7 +221,13 @@ class Backward {
   void compute_v(std::int64_t c) {
     float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums, c), device_, stream_);
-    if (c + 1 == chunks_) tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
+    if (c + 1 < chunks_) return;
+    tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
+#if RLK_WITH_CUDA
+    if (groups_ != nullptr) {  // past the limit there are no sums
+      cuda::zero_rows_past(groups_, v_, rows_, rank() * operand_bytes(), device_.index, stream_);
+    }
+#endif
   }
 
   void lora_a_gradient(std::int64_t b) {

@@ -119,7 +119,7 @@ __device__ __forceinline__ TileRows<kM> tile_rows(const HeadLaunch& g, int row) 
   static_assert(kMostScoredGroups <= 1 << 16);
   row = same_in_warp(row);
   TileRows<kM> rows{row, g.rows - row};
-  if (g.groups == nullptr) return rows;
+  if (kM < kScoredTileRows || g.groups == nullptr) return rows;  // a block of 64 is the only one
   const int lane = static_cast<int>(threadIdx.x) % 32, left = g.groups->count - row / kScoredGroupRows;
   const int group = lane < min(kGroups, left) ? g.groups->group[row / kScoredGroupRows + lane] : 0;
   const auto of_lane = [&](int i) { return __shfl_sync(0xffffffff, group, i); };

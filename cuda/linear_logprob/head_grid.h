@@ -64,7 +64,8 @@ RLK_HD HeadWork head_work(const HeadColumns& columns, const HeadItems& items, in
   const int item = work.whole ? index : items.whole + work.slot / kStripTiles;
   const int per_group = items.group_rows * strips_of(columns);
   const int group = item / per_group, in_group = item - group * per_group, first = group * items.group_rows;
-  const int height = items.row_blocks - first < items.group_rows ? items.row_blocks - first : items.group_rows;
+  const int rows_left = items.row_blocks - first;  // none of an index past the last, which is no work
+  const int height = rows_left < 1 ? 1 : rows_left < items.group_rows ? rows_left : items.group_rows;
   const int strip = in_group / height;
   work.row_block = first + in_group - strip * height;
   work.part = strip / columns.strips_per_part;
@@ -86,6 +87,11 @@ RLK_HD int next_power_of_two(int n) {
   int power = 1;
   while (power < n) power *= 2;
   return power;
+}
+
+// Whether a warp has room for the nodes of all strips (tree_over_nodes): two million columns and more.
+inline bool fits_one_tree(const HeadColumns& columns) {
+  return columns.num_parts * next_power_of_two(columns.strips_per_part) <= 1024;
 }
 
 }  // namespace rlk::cuda

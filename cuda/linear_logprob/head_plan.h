@@ -14,6 +14,7 @@ inline HeadColumns head_columns(const LogprobInput& p) {
   RLK_CHECK(parts.count > 0, "linear_logprob: the columns are a whole, aligned group of parts of the vocabulary");
   HeadColumns columns{};
   columns.num_parts = parts.count;
+  columns.strips_per_part = 1;  // of a shard of padding alone, too
   for (int i = 0; i < columns.num_parts; ++i) {
     const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
     const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);

@@ -71,7 +71,8 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
          p.num_columns < (std::int64_t{1} << 30) && head.hidden_rows.inner >= p.num_rows &&
          rows_begin_at_16_bytes(head.hidden, head.hidden_rows, p.num_rows, 2) &&
          rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns) &&
-         parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0;
+         parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0 &&
+         fits_one_tree(head_columns(p));
 }
 
 WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device) {

@@ -94,6 +94,8 @@ def linear_logprob(
 
 def _require_sums(hidden: Tensor, weight: Tensor, workspace_bytes: Any) -> None:
     """Refuses before the forward what backward could not compute. It needs more than these sums, and says how much."""
+    if hidden.dim() == 0 or weight.dim() == 0:  # which the forward refuses
+        return
     rows = hidden.numel() // max(1, hidden.shape[-1])
     if weight.dtype == torch.float32 or rows <= _TOKEN_BLOCK or not isinstance(workspace_bytes, int):
         return
