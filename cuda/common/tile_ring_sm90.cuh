@@ -1,5 +1,5 @@
-// The main loop of the sm_90 products: tiles of the operands arrive in a ring of stages, one warp fills it by the copy
-// engine, warpgroups multiply by wgmma what lies in it.
+// The main loop of the sm_90 products: tiles of the operands arrive in a ring of stages, one or two warps fill it by the
+// copy engine, warpgroups multiply by wgmma what lies in it.
 #pragma once
 
 #include "mbarrier_sm90.cuh"
@@ -40,6 +40,22 @@ struct TileRing {
         const int first_k = (k * Tile::kBoxes + box) * kBoxK;
         a.load(to + box * Tile::kBoxBytes, first_a, first_k, barrier);
         b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, first_b, first_k, barrier);
+      }
+    }
+    at.advance(stages);
+  }
+
+  // One operand, where each has a warp that loads it: both arrive at a stage's barrier.
+  template <bool kIsA, class Loaded>
+  __device__ __forceinline__ void load_one(const Loaded& portion, int first, int k) {
+    const std::uint32_t to = base + at.stage * Tile::kStageBytes + (kIsA ? 0 : Tile::kBytesA);
+    const std::uint32_t barrier = full + at.stage * 8;
+    mbarrier_wait_block(empty + at.stage * 8, at.phase ^ 1);
+    if (elect_one()) {
+      mbarrier_arrive_expect(barrier, Tile::kBoxes * portion.bytes);
+#pragma unroll
+      for (int box = 0; box < Tile::kBoxes; ++box) {
+        portion.load(to + box * Tile::kBoxBytes, first, (k * Tile::kBoxes + box) * kBoxK, barrier);
       }
     }
     at.advance(stages);
@@ -163,6 +179,11 @@ struct Portion {
         load_box_multicast(to, map, x, y, barrier, ranks);
       }
     }
+  }
+
+  __device__ __forceinline__ void prefetch(int first, int k) const {
+    static_assert(!kMnMajor);
+    if (chunks > 0) prefetch_box(map, k, first + slice);
   }
 };
 

@@ -32,7 +32,11 @@ __device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// The same to the same offset of every block whose bit is set in `ranks`, and counted there.
+// The same to the L2 alone.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, std::int32_t x, std::int32_t y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
+// A box to the same offset of every block whose bit is set in `ranks`, and counted there.
 __device__ __forceinline__ void load_box_multicast(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                    std::int32_t y, std::uint32_t barrier, std::uint16_t ranks) {
   asm volatile(

@@ -86,17 +86,20 @@ __global__ void __launch_bounds__(288, 1)
     mbarrier_init(empty + threadIdx.x * 8, warps);
     mbarrier_init_fence();
   }
+  const Slices mine = slices_of_block(launch.slices);
+  if (warp == warps && elect_one()) {  // as in gemm_sm90.cuh
+    prefetch_tensor_map(&map_weight);
+    prefetch_tensor_map(&map_x);
+    for (int box = 0; box < g.prefetched_steps * 2; ++box) {
+      prefetch_box(&map_weight, box * kBoxK, mine.first * launch.slice_rows);
+    }
+  }
   allow_next_kernel();
   __syncthreads();
   wait_for_previous_kernel();
 
-  const Slices mine = slices_of_block(launch.slices);
   RingPosition ring;
   if (warp == warps) {
-    if (elect_one()) {
-      prefetch_tensor_map(&map_weight);
-      prefetch_tensor_map(&map_x);
-    }
     for (int slice = mine.first; slice < mine.end; slice += mine.step) {
 #pragma unroll 1
       for (int k = 0; k < g.k_steps; ++k) {

@@ -22,6 +22,7 @@ struct GemmLaunch {
   int tiles_a, tiles_b;  // of clusters, along the rows of A and of B
   int group_a;           // clusters along A's rows that are neighbours in time, for L2
   int stages;
+  int prefetched_steps;  // stages of weights that a block asks for while the kernel before this one still runs
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // rows of d, of addend begin at 16 bytes
   bool box_stores;                    // d goes to memory by the copy engine: nothing is added to it there

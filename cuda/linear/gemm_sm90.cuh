@@ -1,4 +1,4 @@
-// Matrix product for compute capability 9.0: one warp copies tiles by TMA, the others multiply them with wgmma; blocks
+// Matrix product for compute capability 9.0: one or two warps copy tiles by TMA, others multiply them with wgmma; blocks
 // stay and take tiles in turn, and the blocks of a cluster share what they load. Bound by the tensor cores where m is
 // large, by HBM where it is small. Numbers: README.md.
 #pragma once
@@ -28,6 +28,8 @@ struct GemmTile {
   static constexpr bool kTransposed = kIsTransposed;
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
+  // A warp for each operand asks for the shortest stages sooner than one for both (README.md).
+  static constexpr bool kTwoLoaders = kBoxes > 1 && kBN <= 64 && !kTransposed;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
       (504 - 40) / kWarpgroups / 8 * 8;  // of a thread that multiplies; 40 of one that loads
@@ -52,6 +54,20 @@ __device__ __forceinline__ TilePosition tile_position(const GemmLaunch& g, int t
   return {first + in_group % height, in_group / height};
 }
 
+// The first row of A and of B of a block's part of it.
+template <class Tile>
+__device__ __forceinline__ TilePosition block_tile(const GemmLaunch& g, int tiles_a, int turn, int rank) {
+  const TilePosition at = tile_position(g, tiles_a, turn);
+  return {(at.a * g.cluster + rank) * Tile::kBM, at.b * Tile::kBN};
+}
+
+template <class Tile, class Loaded>
+__device__ __forceinline__ void prefetch_stages(const Loaded& portion, int first, const GemmLaunch& g) {
+  if (!elect_one()) return;
+#pragma unroll 1
+  for (int box = 0; box < g.prefetched_steps * Tile::kBoxes; ++box) portion.prefetch(first, box * kBoxK);
+}
+
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_last_a,
@@ -66,8 +82,39 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
   const int rank = g.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
 
+  const auto portion_a = [&](int left) {
+    return Portion<kBM, Tile::kAMnMajor>(&map_a, &map_last_a, g.last_a, left, 1, 0);
+  };
+  const auto portion_b = [&](int left, int sharing, int slice) {
+    return Portion<kBN, Tile::kBMnMajor>(&map_b, &map_last_b, g.last_b, left, sharing, slice);
+  };
+  // Apart, so that the loop of blocks by themselves asks for nothing but what they need.
+  const auto alone_or_sharing_b = [&](const auto& load) {
+    if (g.cluster > 1) {
+      load(g.cluster, rank);
+    } else {
+      load(1, 0);
+    }
+  };
+  if (warp == Tile::kWarpgroups * 4) {
+    if (elect_one()) {
+      prefetch_tensor_map(&map_a);
+      prefetch_tensor_map(&map_b);
+    }
+    if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor) {
+      // The first weights, while the kernel before this one still runs: to the L2 alone, since that one may write them.
+      const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
+      if constexpr (Tile::kTransposed) {
+        prefetch_stages<Tile>(portion_a(g.columns - at.a), at.a, g);
+      } else {
+        alone_or_sharing_b([&](int sharing, int slice) {
+          prefetch_stages<Tile>(portion_b(g.columns - at.b, sharing, slice), at.b, g);
+        });
+      }
+    }
+  }
   if (threadIdx.x < g.stages) {
-    mbarrier_init(full + threadIdx.x * 8, 1);
+    mbarrier_init(full + threadIdx.x * 8, Tile::kTwoLoaders ? 2 : 1);
     mbarrier_init(empty + threadIdx.x * 8, g.cluster * Tile::kWarpgroups * 4);
     mbarrier_init_fence();
   }
@@ -93,36 +140,40 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   const int tiles = tiles_a * g.tiles_b, first_tile = blockIdx.x / g.cluster;
   const int tile_step = gridDim.x / g.cluster;
-  const auto tile_of = [&](int turn) {
-    const TilePosition at = tile_position(g, tiles_a, turn);
-    return TilePosition{(at.a * g.cluster + rank) * kBM, at.b * kBN};
-  };
+  const auto tile_of = [&](int turn) { return block_tile<Tile>(g, tiles_a, turn, rank); };
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
 
   if (warpgroup == Tile::kWarpgroups) {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == Tile::kWarpgroups * 4) {
-      if (elect_one()) {
-        prefetch_tensor_map(&map_a);
-        prefetch_tensor_map(&map_b);
+    const auto for_each_tile = [&](const auto& load) {
+      for (int turn = first_tile; turn < tiles; turn += tile_step) {
+        const TilePosition at = tile_of(turn);
+        load(at, (Tile::kTransposed ? g.columns : g.rows) - at.a, (Tile::kTransposed ? g.rows : g.columns) - at.b);
       }
-      const auto load_tiles = [&](int sharing, int slice) {
-        for (int turn = first_tile; turn < tiles; turn += tile_step) {
-          const TilePosition at = tile_of(turn);
-          const int left_a = (Tile::kTransposed ? g.columns : g.rows) - at.a;
-          const int left_b = (Tile::kTransposed ? g.rows : g.columns) - at.b;
-          const Portion<kBM, Tile::kAMnMajor> a(&map_a, &map_last_a, g.last_a, left_a, 1, 0);
-          const Portion<kBN, Tile::kBMnMajor> b(&map_b, &map_last_b, g.last_b, left_b, sharing, slice);
+    };
+    if (Tile::kTwoLoaders && warp == Tile::kWarpgroups * 4) {
+      for_each_tile([&](TilePosition at, int left_a, int) {
+        const auto a = portion_a(left_a);
+#pragma unroll 1
+        for (int k = 0; k < k_steps; ++k) ring.template load_one<true>(a, at.a, k);
+      });
+    } else if (Tile::kTwoLoaders && warp == Tile::kWarpgroups * 4 + 1) {
+      alone_or_sharing_b([&](int sharing, int slice) {
+        for_each_tile([&](TilePosition at, int, int left_b) {
+          const auto b = portion_b(left_b, sharing, slice);
+#pragma unroll 1
+          for (int k = 0; k < k_steps; ++k) ring.template load_one<false>(b, at.b, k);
+        });
+      });
+    } else if (!Tile::kTwoLoaders && warp == Tile::kWarpgroups * 4) {
+      alone_or_sharing_b([&](int sharing, int slice) {
+        for_each_tile([&](TilePosition at, int left_a, int left_b) {
+          const auto a = portion_a(left_a);
+          const auto b = portion_b(left_b, sharing, slice);
 #pragma unroll 1
           for (int k = 0; k < k_steps; ++k) ring.load(a, b, at.a, at.b, k);
-        }
-      };
-      // Two loops, so that the one of blocks by themselves asks for nothing but what they need.
-      if (g.cluster > 1) {
-        load_tiles(g.cluster, rank);
-      } else {
-        load_tiles(1, 0);
-      }
+        });
+      });
     }
   } else {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
