@@ -25,7 +25,7 @@ std::uint64_t count_differences(const void* a, const void* b, std::int64_t bytes
 namespace {
 
 constexpr double kGain = 0.01;
-constexpr int kMostProposals = 6;
+constexpr int kMostProposals = 16;
 constexpr std::int64_t kMostOutputs = 2'300'000'000;
 constexpr std::int64_t kMostRangeRows = 512;
 
@@ -134,7 +134,7 @@ class Recorder {
       vendor.push_back(std::make_unique<Replay>(
           [&](cudaStream_t s, int i) { library_.run(params(i % buffers, rows), algorithm, s); }, calls));
     }
-    native.warm_up(30);
+    native.warm_up(200);  // at the clocks that a load which lasts leaves
     std::size_t best = 0;
     const auto rounds = [&](int count, bool all) {
       for (int i = 0; i < count; ++i) {
