@@ -36,10 +36,10 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                        std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
+  allow_next_kernel();  // which waits for all of this one, and for nothing when it is
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
-  allow_next_kernel();
 }
 
 // Whether this block is the last of its launch to come here: what all blocks wrote is then visible to all of its threads.
@@ -67,6 +67,15 @@ __global__ void __launch_bounds__(kGatherThreads, 1)
     batch_results<TokenGpu>(w, static_cast<int>(gridDim.x), &shared.of.total);
   }
   if (threadIdx.x == 0) Batch::store(p, w.context(), shared.of.total);
+}
+
+template <class Batch>
+__global__ void __launch_bounds__(kTokenThreads, 2)
+    few_sums_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile) {
+  __shared__ BatchSumsShared<Batch> shared;
+  wait_for_previous_kernel();
+  few_sums<TokenGpu>(p, w, tile, &shared);
+  if (threadIdx.x == 0) Batch::store(p, w.context(), shared.total);
 }
 
 template <class Batch>
@@ -109,7 +118,12 @@ class TokenLaunches {
     }
     const bool sums = Batch::needs_sums(p_);
     if (token_blocks > 0 || sums) run_terms(terms);
-    if (sums) launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
+    if (!sums) return;
+    if (are_few<Batch>(Batch::sequences(p_), tile_)) {
+      launch(few_sums_kernel<Batch>, 1, kTokenThreads, tile_);
+    } else {
+      launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
+    }
   }
   void run_terms(TermsKernel<Batch> terms) {
     launch(terms, passes_.token_blocks > 0 ? passes_.token_blocks : 1, kTokenThreads, passes_.slots, tile_);

@@ -33,6 +33,12 @@
     rlk::batch_sums<rlk::hip::TokenGpu>(p, w, tile, lanes, num_blocks, first_block + rlk::hip::block_id_x(), shared); \
     if (rlk::hip::thread_id() == 0 && num_blocks == 1) Batch::store(p, w.context(), shared->total);                   \
   }                                                                                                                   \
+  RLK_TOKEN_KERNEL(op, few, Batch, rlk::kTokenThreads), int tile) {                                                   \
+    static_cast<void>(first_block);                                                                                   \
+    auto* const shared = RLK_TOKEN_SHARED(rlk::BatchSumsShared<Batch>);                                               \
+    rlk::few_sums<rlk::hip::TokenGpu>(p, w, tile, shared);                                                            \
+    if (rlk::hip::thread_id() == 0) Batch::store(p, w.context(), shared->total);                                      \
+  }                                                                                                                   \
   RLK_TOKEN_KERNEL(op, results, Batch, rlk::kGatherThreads), std::int64_t num_blocks) {                               \
     static_cast<void>(first_block);                                                                                   \
     auto* const total = RLK_TOKEN_SHARED(rlk::TotalsOf<Batch>);                                                       \

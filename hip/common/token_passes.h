@@ -26,7 +26,7 @@ void run_token_terms(const typename Batch::Params& p, int device, Stream stream,
                 token_workspace<Batch>(q, p.workspace), passes.slots, token_tile(q));
 }
 
-// Kernels are named `prefix`_statistics, _sequences, _sums and _results; that of the terms has a name of its own.
+// Kernels are named `prefix`_statistics, _sequences, _few, _sums and _results; that of the terms has a name of its own.
 template <class Batch>
 void run_token_passes(const typename Batch::Params& p, int device, Stream stream, const std::string& prefix,
                       const std::string& terms_kernel) {
@@ -45,6 +45,10 @@ void run_token_passes(const typename Batch::Params& p, int device, Stream stream
   }
   run_token_terms<Batch>(p, device, stream, terms_kernel);
   if (!Batch::needs_sums(p)) return;
+  if (are_few<Batch>(q, tile)) {
+    launch_blocks(device, stream, {kTokenThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_few", 1, p, w, tile);
+    return;
+  }
   launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_sums",
                 passes.sequence_blocks, p, w, tile, passes.lanes, passes.sequence_blocks);
   if (passes.sequence_blocks > 1) {

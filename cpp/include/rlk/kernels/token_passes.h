@@ -2,7 +2,8 @@
 //   statistics   where tokens need something of their sequence, or numbers of tokens: the sums of each tile
 //   sequences    and of each sequence, with what follows for its tokens; counts over all of them
 //   tokens       the terms of tokens: what they give, and each tile's sums
-//   sums         the tree over tiles and sequences, by blocks of sequences; the results where one is enough
+//   sums         the tree over tiles and sequences, by blocks of sequences, or a block that has them all; the results where one
+//                block is enough
 //   results      the tree over these blocks: by whoever knows that they are there
 // Tokens that need nothing of their sequence take the last three or two; without sums there is `tokens` alone.
 // map_values: an elementwise pass.
@@ -60,15 +61,16 @@ RLK_DEVICE void token_terms(const typename Batch::Params& p, const TokenWorkspac
   token_groups<Gpu, Batch, 0, Terms...>(p, w, slots, tile, block, shared);
 }
 
-// Totals over `count` of them to `*to`: sums by the tree over their index, a column by a wave. kMany: more than kTotals.
+// Totals over `count` of them to `*to`: sums by the tree over their index, a column by one of `kWaves` waves. kMany: more
+// than kTotals.
 constexpr int kTotals = 128;
-template <class Gpu, class Batch, bool kMany>
+template <class Gpu, class Batch, int kWaves, bool kMany>
 RLK_DEVICE void sum_totals(const TotalsOf<Batch>* from, int count, TotalsOf<Batch>* to) {
   constexpr int kLanes = Gpu::kLanes, kAhead = kTotals / kLanes;  // loads that are under way together
   constexpr int kCounts = Batch::kSums, kMaxima = Batch::kSums + Batch::kCounts, kColumns = kMaxima + Batch::kMaxima;
   const int wave = Gpu::thread() / kLanes, lane = Gpu::thread() % kLanes;
   RLK_UNROLL_NOT
-  for (int column = wave; column < kColumns; column += kGatherWaves<Gpu>) {
+  for (int column = wave; column < kColumns; column += kWaves) {
     if (column < kCounts) {
       SumTree<kMany ? kSequenceLevels : 1> tree;
       float x[kAhead];
@@ -113,9 +115,55 @@ RLK_DEVICE void sum_totals(const TotalsOf<Batch>* from, int count, TotalsOf<Batc
 
 template <class Batch>
 struct BatchSumsShared {
-  GatheredSums of[Batch::kGroups];
-  TotalsOf<Batch> sums[kGatherLeaves], total;
+  union {
+    struct {
+      GatheredSums of[Batch::kGroups];
+      TotalsOf<Batch> sums[kGatherLeaves];
+    } leaves;
+    TotalsOf<Batch> few[kFewSequences<Batch>];
+  };
+  TotalsOf<Batch> total;
 };
+// The sums of at most kFewTiles tiles.
+RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int tiles) {
+  static_assert(kFewTiles == 2);
+  const TilePartial<8> first = partials[0];
+  SequenceSums<8> of;
+  RLK_UNROLL
+  for (int i = 0; i < 8; ++i) of.sum[i] = first.sum[i];
+  RLK_UNROLL
+  for (int i = 0; i < kTokenCounts; ++i) of.count[i] = first.count[i];
+  RLK_UNROLL
+  for (int i = 0; i < kTokenMaxima; ++i) of.maximum[i] = first.maximum[i];
+  if (tiles > 1) {
+    const TilePartial<8> second = partials[1];
+    RLK_UNROLL
+    for (int i = 0; i < 8; ++i) of.sum[i] = add_rn(of.sum[i], second.sum[i]);
+    RLK_UNROLL
+    for (int i = 0; i < kTokenCounts; ++i) of.count[i] += second.count[i];
+    RLK_UNROLL
+    for (int i = 0; i < kTokenMaxima; ++i) of.maximum[i] = maximum_of(of.maximum[i], second.maximum[i]);
+  }
+  return of;
+}
+// Totals of few sequences (are_few), by one block of kTokenThreads, in shared->total.
+template <class Gpu, class Batch>
+RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
+                         BatchSumsShared<Batch>* shared) {
+  static_assert(kFewSequences<Batch> <= kTokenThreads);
+  const PolicySequences& q = Batch::sequences(p);
+  const auto count = static_cast<int>(q.num_sequences), tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
+  const int s = Gpu::thread();
+  if (s < count) {
+    SequenceSums<8> of[Batch::kGroups];
+    RLK_UNROLL
+    for (int g = 0; g < Batch::kGroups; ++g) of[g] = sums_of_few_tiles(in_global(w.partials[g]) + s * tiles, tiles);
+    shared->few[s] = Batch::of_sequence(p, w.context(), s, of);
+  }
+  Gpu::barrier();
+  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, (kFewSequences<Batch> > kTotals)>(shared->few, count, &shared->total);
+  Gpu::barrier();
+}
 // Totals of the sequences of `block`, in shared->total; where there are more blocks, in blocks[block] too.
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
@@ -123,16 +171,16 @@ RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace
   const PolicySequences& q = Batch::sequences(p);
   RLK_UNROLL
   for (int g = 0; g < Batch::kGroups; ++g) {
-    sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[g], &shared->of[g]);
+    sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[g], &shared->leaves.of[g]);
   }
-  TotalsOf<Batch>* const sums = shared->sums;
+  TotalsOf<Batch>* const sums = shared->leaves.sums;
   const int thread = Gpu::thread(), groups = kGatherLeaves >> lanes;
   if (thread < groups) {
     const std::int64_t s = block * groups + thread;
     if (s < q.num_sequences) {
       SequenceSums<8> of[Batch::kGroups];
       RLK_UNROLL
-      for (int g = 0; g < Batch::kGroups; ++g) of[g] = gathered(shared->of[g], thread);
+      for (int g = 0; g < Batch::kGroups; ++g) of[g] = gathered(shared->leaves.of[g], thread);
       sums[thread] = Batch::of_sequence(p, w.context(), s, of);
     } else {
       sums[thread] = Batch::missing();
@@ -140,14 +188,14 @@ RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace
   }
   Gpu::barrier();
   static_assert(kGatherLeaves <= kTotals);
-  sum_totals<Gpu, Batch, false>(sums, groups, &shared->total);
+  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, false>(sums, groups, &shared->total);
   Gpu::barrier();
   if (thread == 0 && num_blocks > 1) in_global(w.blocks)[block] = shared->total;
 }
 // And over all blocks.
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_results(const TokenWorkspace<Batch>& w, int num_blocks, TotalsOf<Batch>* total) {
-  sum_totals<Gpu, Batch, true>(in_global(w.blocks), num_blocks, total);
+  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, true>(in_global(w.blocks), num_blocks, total);
   Gpu::barrier();
 }
 

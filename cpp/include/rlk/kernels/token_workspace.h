@@ -23,6 +23,16 @@ inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
 
+// Few sequences of few tiles are one block's, a sequence a thread: what it would say to others it need not wait for.
+constexpr int kFewTiles = 2;
+template <class Batch>
+constexpr int kFewSequences = sizeof(TotalsOf<Batch>) * 256 <= (32 << 10) ? 256 : 128;
+template <class Batch>
+bool are_few(const PolicySequences& q, int tile) {
+  return !q.packed() && q.num_sequences > 0 && q.num_sequences <= kFewSequences<Batch> &&
+         tiles_of(q.num_tokens, tile) <= kFewTiles;
+}
+
 inline std::int64_t slots_of(const PolicySequences& q, int tile) {
   return q.num_slots() == 0 ? 0 : workspace_slots(q, tile);
 }
