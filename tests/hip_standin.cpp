@@ -111,14 +111,15 @@ const Table kAttention = {
 };
 const Table kLinearLogprob = {RLK_OF(rlk_linear_logprob_rows_vectors), RLK_OF(rlk_linear_logprob_rows_halves)};
 const Table kCovarianceMask = {
-    RLK_OF(rlk_covariance_mask_clear),   RLK_OF(rlk_covariance_mask_means),  RLK_OF(rlk_covariance_mask_sums),
-    RLK_OF(rlk_covariance_mask_results), RLK_OF(rlk_covariance_mask_tokens), RLK_OF(rlk_covariance_mask_priorities),
-    RLK_OF(rlk_covariance_mask_digits),  RLK_OF(rlk_covariance_mask_write),
+    RLK_OF(rlk_covariance_mask_clear),      RLK_OF(rlk_covariance_mask_means),   RLK_OF(rlk_covariance_mask_sums),
+    RLK_OF(rlk_covariance_mask_few),        RLK_OF(rlk_covariance_mask_results), RLK_OF(rlk_covariance_mask_tokens),
+    RLK_OF(rlk_covariance_mask_priorities), RLK_OF(rlk_covariance_mask_digits),  RLK_OF(rlk_covariance_mask_write),
 };
 const Table kImportanceWeights = {
     RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
     RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_sums),
-    RLK_OF(rlk_importance_weights_results),    RLK_OF(rlk_importance_weights_divide),
+    RLK_OF(rlk_importance_weights_few),        RLK_OF(rlk_importance_weights_results),
+    RLK_OF(rlk_importance_weights_divide),
 };
 const Table kKl = {RLK_OF(rlk_kl_tokens)};
 const Table kLinear = {
@@ -145,15 +146,21 @@ const Table kMaskedWhiten = {
 const Table kMismatchMetrics = {
     RLK_OF(rlk_mismatch_metrics_tokens),
     RLK_OF(rlk_mismatch_metrics_sums),
+    RLK_OF(rlk_mismatch_metrics_few),
     RLK_OF(rlk_mismatch_metrics_results),
 };
 const Table kOptimalTokenBaseline = {RLK_OF(rlk_optimal_token_baseline_scan),
                                      RLK_OF(rlk_optimal_token_baseline_groups)};
 const Table kPolicyLoss = {
-    RLK_OF(rlk_policy_loss_statistics),       RLK_OF(rlk_policy_loss_sequences),
-    RLK_OF(rlk_policy_loss_tokens_clipped),   RLK_OF(rlk_policy_loss_tokens_any),
-    RLK_OF(rlk_policy_loss_tokens_sequences), RLK_OF(rlk_policy_loss_sums),
-    RLK_OF(rlk_policy_loss_results),          RLK_OF(rlk_policy_loss_scale),
+    RLK_OF(rlk_policy_loss_statistics),
+    RLK_OF(rlk_policy_loss_sequences),
+    RLK_OF(rlk_policy_loss_tokens_clipped),
+    RLK_OF(rlk_policy_loss_tokens_any),
+    RLK_OF(rlk_policy_loss_tokens_sequences),
+    RLK_OF(rlk_policy_loss_sums),
+    RLK_OF(rlk_policy_loss_few),
+    RLK_OF(rlk_policy_loss_results),
+    RLK_OF(rlk_policy_loss_scale),
 };
 const Table kRmsNorm = {
     RLK_OF_FLOATS(rlk_rms_norm_forward_wave),
@@ -190,7 +197,7 @@ const Table kSiluMul = {
 
 const Table kValueLoss = {
     RLK_OF(rlk_value_loss_statistics), RLK_OF(rlk_value_loss_sequences), RLK_OF(rlk_value_loss_tokens),
-    RLK_OF(rlk_value_loss_sums),       RLK_OF(rlk_value_loss_results),
+    RLK_OF(rlk_value_loss_sums),       RLK_OF(rlk_value_loss_few),       RLK_OF(rlk_value_loss_results),
 };
 
 const Kernel* find_kernel(std::string_view name) {
