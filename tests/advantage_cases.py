@@ -9,7 +9,7 @@ import numpy as np
 
 from cases import beyond
 
-MASKS = ("bool", "int32", "int64", "float32")
+MASKS = ("bool", "int32", "int64", "float32", "uint8")
 # A token; a lane's share; a chunk and its neighbours; several chunks; more than a block of 16 warps has.
 LENGTHS = (1, 3, 127, 128, 129, 700, 2200)
 

@@ -104,7 +104,7 @@ Results reference(const rlk::KlParams& p) {
       slope = slope * at(p.weight);
       value = value * at(p.weight);
     }
-    if (policy_test::outside(value, -s.limit, s.limit)) slope = along = 0.0f;
+    if (policy_test::outside(value, -s.limit, s.limit) && !s.straight_through) slope = along = 0.0f;
     const auto k = static_cast<std::size_t>(i);
     r.kl[k] = written(policy_test::limited(value, -s.limit, s.limit));
     r.d_logprob[k] = written(at(p.d_kl) * slope);

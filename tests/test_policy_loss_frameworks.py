@@ -156,6 +156,97 @@ def test_verl(verl: Any, name: str, correction: str | None) -> None:
     compare(a, presets.verl(**fields), theirs, **more)
 
 
+def verl_loss(verl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """Of the policy and the KL, and verl's metrics of the policy."""
+    mode, aggregation = fields.get("loss_mode", "vanilla"), fields.get("loss_agg_mode", "token-mean")
+    info = {"loss_scale_factor": fields["loss_scale_factor"]} if "loss_scale_factor" in fields else {}
+    own = {k: fields[k] for k in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "dro_beta") if k in fields}
+    config = verl_config(clip_ratio=0.2, tau_pos=1.0, tau_neg=1.05, **own)
+    object.__setattr__(config, "global_batch_info", info)
+    mask = a["mask"].float()
+    loss, metrics = verl.get_policy_loss_fn(mode)(a["old_logprob"], x, a["advantage"], mask, aggregation, config)
+    if fields.get("use_kl_loss"):
+        kl = verl.kl_penalty(x, a["ref_logprob"], fields.get("kl_loss_type", "low_var_kl"))
+        loss = loss + fields["kl_loss_coef"] * verl.agg_loss(kl, mask, aggregation, **info)
+    return loss, metrics
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gspo", "sapo", "cispo", "k1+", "k3", "k3+", "k2", "abs"])
+def test_verl_beyond_its_clamps(verl: Any, name: str) -> None:
+    """Log-ratios of +-30, and KL of as much: limits of 20 and 10 hold for some tokens."""
+    a = batch(seed=5)
+    generator = torch.Generator().manual_seed(0)
+    kl = name in ("k1+", "k3", "k3+", "k2", "abs")
+    far = a["logprob"] + 60 * torch.rand(B, T, generator=generator) - 30
+    a["ref_logprob" if kl else "old_logprob"] = far
+    fields = {"use_kl_loss": True, "kl_loss_type": name, "kl_loss_coef": 0.05} if kl else VERL[name]
+    more = {"ref_logprob": far} if kl else {}
+    compare(a, presets.verl(**fields), lambda x, _: verl_loss(verl, a, fields, x)[0], **more)
+
+
+@pytest.mark.parametrize("name", [k for k in VERL if "entropy" not in k])
+def test_verl_with_a_sequence_without_tokens(verl: Any, name: str) -> None:
+    a, fields = batch(seed=6), VERL[name]
+    a["mask"][3] = False
+    more = {"ref_logprob": a["ref_logprob"]} if fields.get("use_kl_loss") else {}
+    compare(a, presets.verl(**fields), lambda x, _: verl_loss(verl, a, fields, x)[0], **more)
+
+
+def test_metrics_are_those_of_verl(verl: Any) -> None:
+    a, fields = batch(seed=7), VERL["vanilla, asymmetric"]
+    a["advantage"][4] = -2.0
+    a["logprob"] = a["old_logprob"] + 3 * (a["logprob"] - a["old_logprob"])
+    spec = presets.verl(**fields)
+    ours = rk.policy_loss(a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=spec).metrics.asdict()
+    _, theirs = verl_loss(verl, a, fields, a["logprob"])
+    theirs = {name.removeprefix("actor/"): value for name, value in theirs.items()}
+    for name, of_verl in (("clip_fraction", "pg_clipfrac"), ("clip_fraction_dual", "pg_clipfrac_lower"),
+                          ("ppo_kl", "ppo_kl")):  # fmt: skip
+        assert theirs[of_verl] != 0
+        assert ours[name] == pytest.approx(theirs[of_verl], rel=1e-5), name
+
+
+def test_a_preset_ignores_what_it_has_no_use_for() -> None:
+    a = batch()
+    operands = (a["logprob"], a["old_logprob"], a["advantage"], a["mask"])
+    extra = {k: a[k] for k in ("ref_logprob", "rollout_logprob")}
+    extra |= {"importance_weight": torch.full((B, T), 0.5), "selected": torch.ones(B, T)}
+    for spec in (presets.verl(), presets.trl(loss_type="grpo"), presets.openrlhf(), presets.slime()):
+        want = rk.policy_loss(*operands, spec=spec)
+        got = rk.policy_loss(*operands, spec=spec, **extra)
+        assert got.loss.equal(want.loss)
+        assert got.metrics.vector.equal(want.metrics.vector)
+        with pytest.raises(ValueError, match="expected None"):
+            rk.policy_loss(*operands, spec=dataclasses.replace(spec, lenient=False), **extra)
+
+
+@pytest.mark.parametrize(
+    ("corrected", "plain"),
+    [
+        (presets.verl(rollout_is="token", rollout_is_threshold="0.5_2"), presets.verl()),
+        (presets.verl(rollout_is="given"), presets.verl()),
+        (
+            presets.trl(loss_type="grpo", use_vllm=True, off_policy_mask_threshold=0.01),
+            presets.trl(loss_type="grpo", off_policy_mask_threshold=0.01),
+        ),
+        (presets.openrlhf(is_correction_level="seq"), presets.openrlhf()),
+        (presets.slime(use_tis=True), presets.slime()),
+    ],
+)
+def test_a_preset_corrects_nothing_without_the_rollout(corrected: rk.PolicySpec, plain: rk.PolicySpec) -> None:
+    a = batch()
+    results = []
+    for spec in (corrected, plain):
+        x = a["logprob"].clone().requires_grad_()
+        loss = rk.policy_loss(x, a["old_logprob"], a["advantage"], a["mask"], spec=spec).loss
+        loss.backward()
+        results.append((loss.detach(), x.grad))
+    assert all(got.equal(want) for got, want in zip(*results, strict=True))
+    strict = dataclasses.replace(corrected, lenient=False)
+    with pytest.raises(ValueError, match="expected an array"):
+        rk.policy_loss(a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=strict)
+
+
 def test_verl_clip_cov(verl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """verl draws what covariance_mask drew, and from as many candidates."""
     a, clip = batch(seed=3), {"clip_ratio_low": 0.1, "clip_ratio_high": 0.28}
@@ -527,6 +618,10 @@ def test_slime(name: str) -> None:
         (lambda: presets.trl(use_vllm=True, vllm_importance_sampling_mode="x"), "vllm_importance_sampling_mode"),
         (lambda: presets.slime(kl_loss_type="k4"), "kl_loss_type: expected"),
         (lambda: presets.openrlhf(is_correction_gating="tv"), "is_correction_gating: expected"),
+        (
+            lambda: presets.openrlhf(is_correction_level="seq", is_correction_mode="clip"),
+            'is_correction_mode: expected "mask"',
+        ),
     ],
 )
 def test_what_a_preset_does_not_know_is_an_error(call: Any, message: str) -> None:

@@ -107,12 +107,12 @@ TokensArgument::TokensArgument(nb::handle object, const char* name, const Sequen
 
 MaskArgument::MaskArgument(nb::handle object, const SequencesArgument& of) {
   if (object.is_none()) return;
-  constexpr const char* kMasks = "bool, int32, int64 or float32";
+  constexpr const char* kMasks = "bool, uint8, int32, int64 or float32";
   array_.emplace(object, "mask", kMasks);
   const TensorView& v = array_->view();
   if (v.dtype == DType::kBFloat16 || v.dtype == DType::kFloat16) dtype_error(*array_, kMasks);
   of.check(*array_);
-  mask_ = {v.data, of.row_stride(*array_), v.dtype};
+  mask_ = {v.data, of.row_stride(*array_), v.dtype == DType::kUInt8 ? DType::kBool : v.dtype};  // bytes alike
 }
 
 VectorArgument::VectorArgument(nb::handle object, const char* name, std::initializer_list<DType> dtypes,

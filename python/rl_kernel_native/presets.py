@@ -1,5 +1,7 @@
 """Objectives of RL frameworks by their own configuration names: each function gives a :class:`PolicySpec` that
-reproduces the framework's loss and gradients to float32 rounding. docs/objectives.md has the table, and the test."""
+reproduces the framework's loss and gradients to float32 rounding. As there, an array that a spec has no use for is
+ignored, and without ``rollout_logprob`` nothing is corrected (:attr:`PolicySpec.lenient`). docs/objectives.md has the
+table, and the test."""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def verl(
     entropy_coeff: float = 0.0,
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
-    ppo_kl_coef: float = 1.0,
+    ppo_kl_coef: float = 0.1,
     dro_beta: float | None = None,
     rollout_is: str | None = None,
     rollout_is_threshold: float | str = 2.0,
@@ -115,7 +117,7 @@ def verl(
         fields["kl_straight_through"] = kl_loss_type.endswith("+") and fields["kl"] != "k2"
         if fields["kl"] == "k3":
             fields |= {"kl_input_clamp": 20.0, "kl_clamp": 10.0}
-    return PolicySpec(entropy_coef=entropy_coeff, **fields)
+    return PolicySpec(entropy_coef=entropy_coeff, lenient=True, **fields)
 
 
 def _threshold(threshold: float | str) -> dict[str, Any]:
@@ -213,7 +215,9 @@ def trl(
         }  # fmt: skip
     if off_policy_mask_threshold is not None:
         fields |= {"drop_above": off_policy_mask_threshold, "drop_of": "rollout" if use_vllm else "old"}
-    return PolicySpec(entropy_coef=entropy_coef, entropy_aggregation="token-mean", entropy_scale=share, **fields)
+    return PolicySpec(
+        entropy_coef=entropy_coef, entropy_aggregation="token-mean", entropy_scale=share, lenient=True, **fields
+    )
 
 
 def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> PolicySpec:
@@ -230,7 +234,7 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
     # One number of each sequence: the mean over its tokens is itself.
     return PolicySpec(
         level="sequence", epsilon_low=epsilon, epsilon_high=_either(epsilon_high, epsilon),
-        aggregation="seq-mean-token-mean", count_empty=True,
+        aggregation="seq-mean-token-mean", count_empty=True, lenient=True,
     )  # fmt: skip
 
 
@@ -251,7 +255,8 @@ def trl_gmpo(
     fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
     return PolicySpec(
         clip="gmpo", level="geometric", epsilon_low=epsilon, epsilon_high=_either(epsilon_high, epsilon),
-        aggregation="seq-mean-token-mean", count_empty=True, scale=1.0 / gradient_accumulation_steps, **fields,
+        aggregation="seq-mean-token-mean", count_empty=True, scale=1.0 / gradient_accumulation_steps, lenient=True,
+        **fields,
     )  # fmt: skip
 
 
@@ -310,7 +315,7 @@ def slime(
         }  # fmt: skip
     if use_opsm:
         fields["drop_above"] = opsm_delta
-    return PolicySpec(**fields)
+    return PolicySpec(lenient=True, **fields)
 
 
 vime = slime
@@ -350,6 +355,8 @@ def openrlhf(
         raise _unknown("is_correction_level", is_correction_level, ("off", "token", "seq"))
     if is_correction_mode not in ("mask", "clip"):
         raise _unknown("is_correction_mode", is_correction_mode, ("mask", "clip"))
+    if is_correction_level == "seq" and is_correction_mode == "clip":
+        raise ValueError('is_correction_mode: expected "mask" with is_correction_level="seq", got "clip"')
     if is_correction_gating != "ratio":
         raise _unknown("is_correction_gating", is_correction_gating, ("ratio",))
     if kl_estimator not in ("k1", "k2", "k3"):
@@ -379,4 +386,4 @@ def openrlhf(
             }
     if use_kl_loss:
         fields |= {"kl": kl_estimator, "kl_coef": kl_coef, "kl_clamp": 10.0}
-    return PolicySpec(**fields)
+    return PolicySpec(lenient=True, **fields)

@@ -73,7 +73,7 @@ def gae(
         rewards: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, last
             dimension contiguous.
         values: of the shape and dtype of ``rewards``.
-        mask: of that shape, bool, int32, int64 or float32: tokens that are not 0 count. None: all do.
+        mask: of that shape, bool, uint8, int32, int64 or float32: tokens that are not 0 count. None: all do.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 to ``num_tokens`` and not decreasing. Others are a
             ValueError on the CPU; on a GPU sequences are cut short and no memory outside is touched.
         gamma, lam: in ``[0, 1]``.

@@ -116,7 +116,8 @@ def policy_loss(
         spec: the objective: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
-        rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``.
+        rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``; of
+            this and others :attr:`PolicySpec.lenient` asks less.
         importance_weight: as ``logprob``, or ``[num_sequences]``; given exactly where ``spec.importance == "given"``.
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
@@ -130,7 +131,7 @@ def policy_loss(
         that do not ascend from 0 to num_tokens; on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
     """
-    operands, value = _operands(
+    operands, value, spec = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, denominator,
     )  # fmt: skip
@@ -163,7 +164,7 @@ def policy_loss_and_grad(
     Raises: as :func:`policy_loss`.
     Source: docs/numerics.md, rules 3 and 10.
     """
-    operands, value = _operands(
+    operands, value, spec = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, denominator,
     )  # fmt: skip
@@ -192,10 +193,17 @@ NAMES = (
 def _operands(
     logprob: Any, old_logprob: Any, advantage: Any, mask: Any, spec: Any, cu_seqlens: Any, ref_logprob: Any,
     rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, denominator: Any,
-) -> tuple[tuple[Any, ...], float]:  # fmt: skip
-    """Arrays in the order of NAMES, and the denominator where it is a number, else 0."""
+) -> tuple[tuple[Any, ...], float, PolicySpec]:  # fmt: skip
+    """Arrays in the order of NAMES; the denominator where it is a number, else 0; the spec that they are for."""
     if type(spec) is not PolicySpec:
         raise TypeError(f"spec: expected a PolicySpec, got {type(spec).__name__}")
+    if spec.lenient:
+        if (importance_weight if spec.importance == "given" else rollout_logprob) is None:
+            spec = spec.uncorrected
+        ref_logprob = ref_logprob if spec.needs_ref else None
+        rollout_logprob = rollout_logprob if spec.needs_rollout else None
+        importance_weight = importance_weight if spec.importance == "given" else None
+        selected = selected if spec.clip in SELECTING else None
     if (ref_logprob is not None) != (spec.kl is not None):
         _refuse("ref_logprob", ref_logprob, "spec.kl is None", "spec.kl")
     if (rollout_logprob is not None) != spec.needs_rollout:
@@ -212,7 +220,7 @@ def _operands(
     denominator, value = checked_denominator(denominator, spec.aggregation, "spec.aggregation")
     weights = importance_weight if given else rollout_logprob
     arrays = (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, entropy, selected, denominator)
-    return arrays, value
+    return arrays, value, spec
 
 
 def _refuse(name: str, array: Any, unused: str, needed: str) -> None:

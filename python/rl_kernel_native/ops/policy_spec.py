@@ -81,6 +81,9 @@ class PolicySpec:
         count_empty: means over sequences count those without a token, too.
         horizon: of ``"seq-mean-token-sum-norm"``; > 0.
         scale, dp_size: the loss is multiplied by both (ranks whose gradients are averaged need ``dp_size``).
+        lenient: of a call with this spec an array without use is ignored, and without ``rollout_logprob`` (or
+            ``importance_weight``) nothing is corrected, and ``drop_of`` is ``"old"``, as in the frameworks
+            whose presets set it. False: either is an error.
     Raises: ValueError for a value or a combination without a meaning, saying why; TypeError for a type.
     Source: docs/objectives.md.
     """
@@ -125,12 +128,18 @@ class PolicySpec:
     horizon: float | None = None
     scale: float = 1.0
     dp_size: int = 1
+    lenient: bool = False
 
     def __post_init__(self) -> None:
         _validate(self)
         numbers = _numbers(self)
         object.__setattr__(self, "_numbers", numbers)
         object.__setattr__(self, "_packed", struct.pack(f"{len(numbers)}d", *numbers))
+        corrects = self.needs_rollout or self.importance == "given"
+        plain = dataclasses.replace(
+            self, importance=None, importance_low=None, gate=None, drop_of="old"
+        ) if self.lenient and corrects else self  # fmt: skip
+        object.__setattr__(self, "_uncorrected", plain)
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -141,6 +150,11 @@ class PolicySpec:
     def packed(self) -> bytes:
         """:attr:`numbers` as the extension reads them."""
         return self._packed  # type: ignore[attr-defined]
+
+    @property
+    def uncorrected(self) -> PolicySpec:
+        """Without what needs ``rollout_logprob`` or ``importance_weight``, where it is lenient."""
+        return self._uncorrected  # type: ignore[attr-defined]
 
     @property
     def needs_ref(self) -> bool:

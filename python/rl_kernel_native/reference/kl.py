@@ -54,4 +54,5 @@ def kl_reference(
         k = k * xp.exp(ell - tokens(old_logprob))
     if importance_weight is not None:
         k = k * tokens(importance_weight)
-    return tokens(_limited(xp, k, *_symmetric(clamp)))
+    limited = _limited(xp, k, *_symmetric(clamp))
+    return tokens(k - xp.stop(k) + xp.stop(limited) if straight_through else limited)

@@ -73,7 +73,7 @@ def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
         k = xp.abs(e)
     if spec.kl_straight_through:
         k2 = 0.5 * (ell - f) ** 2
-        k = k2 - xp.stop(k2) + xp.stop(k)
+        return k2 - xp.stop(k2) + xp.stop(_limited(xp, k, *_symmetric(spec.kl_clamp)))
     if spec.kl_times_ratio:
         k = k * ratio
     return _limited(xp, k, *_symmetric(spec.kl_clamp))

@@ -42,9 +42,14 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
   if (straight_through) k.slope = -raw;
   return k;
 }
+// Where a slope is not that of its value, the limit is the value's alone.
 template <class F>
-RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit) {
-  return {clamped(k.value, -limit, limit), inside_or(k.value, -limit, limit, k.slope, broadcast<F>(0.0f))};
+RLK_HD F limited_slope(F value, float limit, F slope, bool straight_through) {
+  return straight_through ? slope : inside_or(value, -limit, limit, slope, broadcast<F>(0.0f));
+}
+template <class F>
+RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit, bool straight_through) {
+  return {clamped(k.value, -limit, limit), limited_slope(k.value, limit, k.slope, straight_through)};
 }
 
 enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
@@ -78,8 +83,8 @@ struct KlTokenTerms : EverySum {
                            TokenSums<F, kSums>*) {
     const KlSpec& s = p.spec;
     const F zero = broadcast<F>(0.0f);
-    const KlTerm<F> plain =
-        kl_term(s.estimator, in[kKlLogprob], in[kKlRefLogprob], s.input_limit, s.straight_through != 0);
+    const bool straight_through = s.straight_through != 0;
+    const KlTerm<F> plain = kl_term(s.estimator, in[kKlLogprob], in[kKlRefLogprob], s.input_limit, straight_through);
     KlTerm<F> k = plain;
     if (s.weight == KlWeight::kOldLogprob) {
       const F r = exp(sub_rn(in[kKlLogprob], in[kKlWeight]));
@@ -87,8 +92,8 @@ struct KlTokenTerms : EverySum {
     } else if (s.weight == KlWeight::kImportance) {
       k = {mul_rn(k.value, in[kKlWeight]), mul_rn(k.slope, in[kKlWeight])};
     }
-    const F of_weight = inside_or(k.value, -s.limit, s.limit, plain.value, zero);
-    k = limited_kl(k, s.limit);
+    const F of_weight = limited_slope(k.value, s.limit, plain.value, straight_through);
+    k = limited_kl(k, s.limit, straight_through);
     // No zero has a sign, and no NaN a payload.
     const auto written = [&](F x) { return canonical(where(mask, add_rn(x, zero))); };
     out[kKlValue] = written(k.value);

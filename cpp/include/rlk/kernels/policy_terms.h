@@ -497,7 +497,7 @@ struct PolicyTokenTerms : EverySum {
         const F of_ratio = shared ? zero : x.slope;
         k = {mul_rn(k.value, x.ratio), fma_rn(k.value, of_ratio, mul_rn(k.slope, x.ratio))};
       }
-      k = limited_kl(k, s.kl_limit);
+      k = limited_kl(k, s.kl_limit, s.kl_straight_through != 0);
       kl = k.value;
       slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
     }

@@ -88,7 +88,7 @@ struct RewardTokenTerms : NoSums {
     F x = in[kRewardOfToken];
     if (s.kl != KlEstimator::kNone) {
       const KlTerm<F> k = kl_term(s.kl, in[kRewardLogprob], in[kRewardRefLogprob], s.kl_input_limit, false);
-      x = sub_rn(x, mul_rn(broadcast<F>(s.kl_coef), limited_kl(k, s.kl_limit).value));
+      x = sub_rn(x, mul_rn(broadcast<F>(s.kl_coef), limited_kl(k, s.kl_limit, false).value));
     }
     out[kRewardValue] = canonical(where(mask, add_rn(x, broadcast<F>(f.added))));
     out[kRewardCost] = zero;

@@ -10,7 +10,8 @@
 //   kNone          value = K, slope = K_l
 //   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K r, slope = fma(K, r, K_l r): through the ratio, too
 //   kImportance    r = weight, a constant of l: value = K r, slope = K_l r; slope along r: K
-// kl = limited(value, limit); all slopes are 0 where that limit holds, which it does beyond it, not on it.
+// kl = limited(value, limit); all slopes are 0 where that limit holds, which it does beyond it, not on it; with
+// straight_through none is.
 // d_logprob = fl(d_kl slope), d_importance_weight = fl(d_kl K).
 // These are the KL term of policy_loss (ops/policy_loss.h), whose kl_times_ratio is kOldLogprob with its own ratio.
 // A token has the same bits at any position, in any batch, at any strides, and on every backend. Outputs of a masked token
