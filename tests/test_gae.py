@@ -261,7 +261,7 @@ BAD = {
     "mask a shape": (lambda: rk.gae(X, V, X[:1] > 0), ValueError, "mask: expected shape [2, 8] (that of rewards), got"),
     "mask a dtype": (
         lambda: rk.gae(X, V, X.half()), TypeError, "mask: expected dtype bool, uint8, int32, int64 or float32",
-    ),  # fmt: skip
+    ),
     "cu a dtype": (
         lambda: rk.gae(X[0], V[0], None, CU.float()), TypeError, "cu_seqlens: expected dtype int32 or int64, got",
     ),

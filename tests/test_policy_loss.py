@@ -141,6 +141,16 @@ def test_no_token_is_a_loss_of_zero(name: str, shape: tuple[int, int]) -> None:
     assert np.isfinite(result.metrics.vector).all()
 
 
+@pytest.mark.parametrize("cuts", [[0], [0, 0, 0]])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_pack_without_tokens_is_a_loss_of_zero(name: str, cuts: list[int]) -> None:
+    packed = {k: x.reshape(-1)[:0] for k, x in arrays(2, 3).items()}
+    result = run(packed, SPECS[name], cu_seqlens=np.array(cuts, np.int32))
+    assert float(result.loss) == 0
+    assert np.asarray(result.d_logprob).shape == (0,)
+    assert np.isfinite(result.metrics.vector).all()
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_advantages_of_zero_give_a_policy_term_of_zero(name: str) -> None:
     """Groups without variance, with ratios that overflow: no NaN."""

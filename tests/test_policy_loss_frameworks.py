@@ -330,6 +330,8 @@ def test_verl_with_a_global_batch(verl: Any) -> None:
     for aggregation, info, size in (
         ("token-mean", {"dp_size": 4, "batch_num_tokens": 777}, 777),
         ("seq-mean-token-mean", {"dp_size": 4, "global_batch_size": 24}, 24),
+        ("seq-mean-token-sum", {"dp_size": 4, "global_batch_size": 24}, 24),
+        ("seq-mean-token-sum-norm", {"dp_size": 4, "global_batch_size": 24, "loss_scale_factor": 40}, 24),
     ):
         object.__setattr__(config, "global_batch_info", info)
 
@@ -337,7 +339,8 @@ def test_verl_with_a_global_batch(verl: Any) -> None:
             arguments = (a["old_logprob"], x, a["advantage"], a["mask"].float(), mode, config)
             return verl.get_policy_loss_fn("vanilla")(*arguments)[0]
 
-        compare(a, presets.verl(loss_agg_mode=aggregation, dp_size=4), theirs, denominator=size)
+        spec = presets.verl(loss_agg_mode=aggregation, dp_size=4, loss_scale_factor=info.get("loss_scale_factor"))
+        compare(a, spec, theirs, denominator=size)
 
 
 # ---- TRL ------------------------------------------------------------------------------------------------------------
@@ -418,11 +421,15 @@ def trl_loss(
     return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
+@pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", TRL)
-def test_trl(trl: Any, name: str, mode: str | None) -> None:
+def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
+    """``empty``: with a sequence that has no token."""
     fields = dict(TRL[name])
     a = batch(advantage_per_sequence=True)
+    if empty:
+        a["mask"][3] = False
     weights, more = None, {}
     if mode is not None:
         if fields.get("loss_type") == "vespo" and mode.startswith("sequence"):
