@@ -29,7 +29,7 @@ template <class Batch>
 constexpr int kFewSequences = sizeof(TotalsOf<Batch>) * 256 <= (32 << 10) ? 256 : 128;
 template <class Batch>
 bool are_few(const PolicySequences& q, int tile) {
-  return !q.packed() && q.num_sequences > 0 && q.num_sequences <= kFewSequences<Batch> &&
+  return !q.packed() && q.num_slots() > 0 && q.num_sequences <= kFewSequences<Batch> &&
          tiles_of(q.num_tokens, tile) <= kFewTiles;
 }
 
