@@ -141,6 +141,13 @@ def test_no_token_is_a_loss_of_zero(name: str, shape: tuple[int, int]) -> None:
     assert np.isfinite(result.metrics.vector).all()
 
 
+def test_no_token_has_a_gradient_of_its_shape() -> None:
+    none = np.zeros((4, 0), np.float32)
+    spec = rk.PolicySpec(entropy_coef=0.1)
+    found = rk.policy_loss_and_grad(none, none, np.zeros(4, np.float32), none > 0, spec=spec, entropy=none)
+    assert found.d_logprob.shape == found.d_entropy.shape == (4, 0)
+
+
 @pytest.mark.parametrize("cuts", [[0], [0, 0, 0]])
 @pytest.mark.parametrize("name", SPECS)
 def test_a_pack_without_tokens_is_a_loss_of_zero(name: str, cuts: list[int]) -> None:

@@ -71,7 +71,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   Caller::Fresh of_loss = caller.empty({}, DType::kFloat32), metrics = caller.empty(vector, DType::kFloat32);
   Caller::Fresh d_logprob{nb::none(), nullptr}, d_entropy = d_logprob;
   if (return_d_logprob) d_logprob = caller.empty(tokens.shape(), DType::kFloat32);
-  if (return_d_entropy && p.entropy.data != nullptr) d_entropy = caller.empty(tokens.shape(), DType::kFloat32);
+  if (return_d_entropy && !entropy.is_none()) d_entropy = caller.empty(tokens.shape(), DType::kFloat32);
   p.loss = static_cast<float*>(of_loss.data);
   p.metrics = static_cast<float*>(metrics.data);
   p.d_logprob = static_cast<float*>(d_logprob.data);
