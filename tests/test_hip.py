@@ -420,8 +420,8 @@ def outputs_of(found: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("operator", TOKENS)
 def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way to call it, padded and packed; one shape has more sequences than a block sums, one several tiles, one no
-    token."""
+    """Every way to call it, padded and packed; one shape has more sequences than a block sums, one several tiles,
+    one no token."""
     make, ways, run = TOKENS[operator]
     for number, (way, packed) in enumerate(itertools.product(ways, (False, True))):
         if packed and operator == "kl":  # has no sequences
