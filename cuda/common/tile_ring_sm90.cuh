@@ -31,31 +31,28 @@ struct TileRing {
   // engine takes. From a lane by itself each operand had to be moved there (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
-    const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;
-    mbarrier_wait_block(empty + at.stage * 8, at.phase ^ 1);
-    if (elect_one()) {
-      mbarrier_arrive_expect(barrier, Tile::kBoxes * (a.bytes + b.bytes));
-#pragma unroll
-      for (int box = 0; box < Tile::kBoxes; ++box) {
-        const int first_k = (k * Tile::kBoxes + box) * kBoxK;
-        a.load(to + box * Tile::kBoxBytes, first_a, first_k, barrier);
-        b.load(to + box * Tile::kBoxBytes + Tile::kBytesA, first_b, first_k, barrier);
-      }
-    }
-    at.advance(stages);
+    load_boxes(a.bytes + b.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
+      a.load(to, first_a, first_k, barrier);
+      b.load(to + Tile::kBytesA, first_b, first_k, barrier);
+    });
   }
-
   // One operand, where each has a warp that loads it: both arrive at a stage's barrier.
   template <bool kIsA, class Loaded>
   __device__ __forceinline__ void load_one(const Loaded& portion, int first, int k) {
-    const std::uint32_t to = base + at.stage * Tile::kStageBytes + (kIsA ? 0 : Tile::kBytesA);
-    const std::uint32_t barrier = full + at.stage * 8;
+    load_boxes(portion.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
+      portion.load(to + (kIsA ? 0 : Tile::kBytesA), first, first_k, barrier);
+    });
+  }
+  // Stage k: load_box(to, first_k, barrier) asks for `bytes` of each box.
+  template <class LoadBox>
+  __device__ __forceinline__ void load_boxes(int bytes, int k, const LoadBox& load_box) {
+    const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;
     mbarrier_wait_block(empty + at.stage * 8, at.phase ^ 1);
     if (elect_one()) {
-      mbarrier_arrive_expect(barrier, Tile::kBoxes * portion.bytes);
+      mbarrier_arrive_expect(barrier, Tile::kBoxes * bytes);
 #pragma unroll
       for (int box = 0; box < Tile::kBoxes; ++box) {
-        portion.load(to + box * Tile::kBoxBytes, first, (k * Tile::kBoxes + box) * kBoxK, barrier);
+        load_box(to + box * Tile::kBoxBytes, (k * Tile::kBoxes + box) * kBoxK, barrier);
       }
     }
     at.advance(stages);

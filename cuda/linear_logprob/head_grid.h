@@ -89,7 +89,7 @@ RLK_HD int next_power_of_two(int n) {
   return power;
 }
 
-// Whether a warp has room for the nodes of all strips (tree_over_nodes): two million columns and more.
+// Whether a warp has room for the nodes of all strips (tree_over_nodes), which two million columns and more do not find.
 inline bool fits_one_tree(const HeadColumns& columns) {
   return columns.num_parts * next_power_of_two(columns.strips_per_part) <= 1024;
 }
