@@ -299,7 +299,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "arithmetic unknown": (
         lambda: rk.arithmetic("sm_70"),  # at the call, not on entering
         ValueError,
-        "unit: expected one of ieee.* got .sm_70",
+        'unit: expected "ieee".* got .sm_70',
     ),
     # Kept sets.
     "kept a tensor": (

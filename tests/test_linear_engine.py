@@ -268,5 +268,5 @@ def test_an_arithmetic_context_decorates_no_function_that_runs_after_its_call() 
             rk.arithmetic("sm_90")(late)
     with pytest.raises(RuntimeError, match="not entered"):
         rk.arithmetic("sm_90").__exit__(None, None, None)
-    with pytest.raises(ValueError, match="unit: expected one of ieee"):
+    with pytest.raises(ValueError, match='unit: expected "ieee"'):
         rk.arithmetic(("sm_90", "ieee"))  # type: ignore[arg-type]

@@ -121,10 +121,9 @@ def test_statistics_of_shards_merge_to_the_bits_of_the_whole(name: str, device: 
     assert not differing(rk.logprob_merge(torch.stack(stats)), c.called())
 
 
-def test_a_graph_replays_with_another_mask(device: str) -> None:
-    if device == "cpu":
-        pytest.skip("graphs are CUDA's")
-    c = Case("answers", device)
+@pytest.mark.gpu
+def test_a_graph_replays_with_another_mask() -> None:
+    c = Case("answers", "cuda")
     x, w = c.hidden.nan_to_num().requires_grad_(), c.weight.clone().requires_grad_()
     target = c.ignoring
 
@@ -141,7 +140,7 @@ def test_a_graph_replays_with_another_mask(device: str) -> None:
     with torch.cuda.graph(graph):
         found = step()
     for mask in (MASKS["answers"].roll(500), MASKS["answers"].flip(0), torch.zeros_like(MASKS["answers"])):
-        target.copy_(torch.where(mask.to(device), c.target, -100))
+        target.copy_(torch.where(mask.cuda(), c.target, -100))
         graph.replay()
         assert not differing(tuple(t.detach() for t in found), tuple(t.detach() for t in step()))
 

@@ -9,15 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any
 
+from ._check import one_of
+
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
 
 _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="ieee")
-
-
-def check_unit(unit: object) -> None:
-    """Here and not in _check.py: the contract's module needs the standard library alone."""
-    if not isinstance(unit, str) or unit not in UNITS:
-        raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
 
 
 def arithmetic(unit: str) -> Computing:
@@ -39,7 +35,7 @@ def arithmetic(unit: str) -> Computing:
         class, a generator, a coroutine.
     Source: docs/numerics.md, fact 2 and rules 1 and 3.
     """
-    check_unit(unit)
+    one_of("unit", unit, UNITS)
     return Computing(unit)
 
 

@@ -1,4 +1,5 @@
-"""Checks of what is Python's alone: flags, tuples, names. Arrays are checked once, in the extension."""
+"""Checks of what is Python's alone: flags, tuples, names. Arrays are checked once, in the extension. Importing
+it takes the standard library alone, which the contract's module needs."""
 
 from __future__ import annotations
 
@@ -6,8 +7,6 @@ import operator
 import re
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 
 def kept_arrays(kept: Any) -> tuple[Any, Any]:
@@ -80,6 +79,8 @@ def number(name: str, value: Any) -> float:
     """A tensor is refused: its device would be waited for, and its gradient lost."""
     if isinstance(value, float):
         return value
+    import numpy as np
+
     is_tensor = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
     if not is_tensor and not isinstance(value, (bool, np.bool_, str)) and hasattr(value, "__float__"):
         try:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from ._arithmetic import check_unit
+from ._arithmetic import UNITS
+from ._check import one_of
 
 U = 2.0**-24  # what rounding to float32 is off by, relative to the value
 CLIP_RANGE = 0.2  # of PPO and GRPO: beyond it a ratio is clipped
@@ -182,7 +183,7 @@ class Row:
         Raises: TypeError for a fact that is missing or unknown; ValueError for another unit; KeyError for another
             dtype.
         """
-        check_unit(unit)
+        one_of("unit", unit, UNITS)
         bound = self.unit_bound if unit != "ieee" and self.unit_bound is not None else self.bound
         if "expected" in bound.facts:
             facts["expected"] = abs(expected)
