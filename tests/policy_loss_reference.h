@@ -74,6 +74,7 @@ class Reference {
     m[rlk::kPolicyMetricRatioMax] = written(ratio_max_);
     const float w = tree(sums_[5]);
     m[rlk::kPolicyMetricImportanceMean] = written(over(w, n));
+    m[rlk::kPolicyMetricImportanceMax] = written(importance_max_);
     m[rlk::kPolicyMetricImportanceClipFraction] = over(static_cast<float>(counts_[4]), n);
     m[rlk::kPolicyMetricImportanceEss] = written(over(over(w * w, tree(sums_[6])), n));
     m[rlk::kPolicyMetricMismatchMean] = written(over(tree(sums_[7]), n));
@@ -292,6 +293,8 @@ class Reference {
       const float found[] = {p.value, k, x.h, log_ratio, r1, w, w * w, mismatch};
       for (int i = 0; i < 8; ++i) leaves[i].push_back(found[i]);
       if (!std::isnan(ratio_max_) && !(ratio_max_ > r1)) ratio_max_ = r1;
+      const float weight_or_zero = w < 0.0f ? 0.0f : w;
+      if (!std::isnan(importance_max_) && !(importance_max_ > weight_or_zero)) importance_max_ = weight_or_zero;
       if (!std::isnan(mismatch_max_) && !(mismatch_max_ > mismatch)) mismatch_max_ = mismatch;
       counts_[0] += s_.selected_drops ? chosen : p.clipped;
       counts_[1] += p.dual;
@@ -374,7 +377,7 @@ class Reference {
   const PolicyLossParams& p_;
   const PolicySpec& s_;
   std::int64_t tokens_ = 0, sequences_ = 0, counts_[5] = {};
-  float share_ = 0.0f, ratio_max_ = 0.0f, mismatch_max_ = 0.0f;
+  float share_ = 0.0f, ratio_max_ = 0.0f, mismatch_max_ = 0.0f, importance_max_ = 0.0f;
   std::vector<float> weighted_[3], sums_[8];
 };
 

@@ -199,6 +199,69 @@ def test_metrics_have_names() -> None:
     assert float(metrics.kl) == metrics.asdict()["kl"]
     with pytest.raises(AttributeError, match="no 'nothing'"):
         _ = metrics.nothing
+    with pytest.raises(ValueError, match="ratio_metrics: expected True"):
+        _ = metrics.ratio
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_metrics_of_the_ratio_are_those_of_mismatch(name: str) -> None:
+    """Behind the metrics, which they do not change, in every framework's arrays, padded and packed."""
+    spec, a = SPECS[name], arrays(5, 300, seed=13)
+    alone, got = run(a, spec), run(a, spec, ratio_metrics=True)
+    want = rk.mismatch_metrics(a["logprob"], a["old_logprob"], a["mask"])
+    size = len(rk.PolicyMetrics.names)
+    assert same(got.metrics.vector[:size], alone.metrics.vector)
+    assert same(got.metrics.ratio.vector, want.vector)
+    assert same(got.metrics.ratio.histogram, want.histogram)
+    assert got.metrics.asdict()["ratio_histogram_4"] == float(want.histogram[4]) > 0
+    assert same(got.d_logprob, alone.d_logprob)
+    t = tensors({k: x.reshape(-1) for k, x in a.items()})
+    t["logprob"].requires_grad_()
+    packed = rk.policy_loss(
+        t["logprob"], t["old_logprob"], t["advantage"], t["mask"], spec=spec, ratio_metrics=True,
+        cu_seqlens=torch.arange(6) * 300, **keywords(spec, t),
+    )  # fmt: skip
+    assert same(packed.metrics.vector, got.metrics.vector)
+    packed.loss.backward()
+    assert same(t["logprob"].grad, got.d_logprob.reshape(-1))
+
+
+def test_without_an_old_policy_every_ratio_is_one() -> None:
+    a = arrays(3, 40, seed=14)
+    metrics = rk.policy_loss(
+        a["logprob"], None, a["advantage"], a["mask"], spec=rk.PolicySpec(), ratio_metrics=True
+    ).metrics
+    assert metrics.ratio.histogram[4] == metrics.ratio.ess == 1
+    with pytest.raises(TypeError, match="ratio_metrics: expected a bool, got int"):
+        run(a, rk.PolicySpec(), ratio_metrics=1)
+
+
+@pytest.mark.parametrize("importance", [None, "token", "sequence", "given"])
+def test_metrics_of_importance_weights(importance: str | None) -> None:
+    a = arrays(6, 90, seed=15)
+    spec = rk.PolicySpec(importance=importance, importance_high=None if importance in (None, "given") else 1.15)
+    metrics, keep = run(a, spec).metrics, a["mask"]
+    drift = np.where(keep, a["old_logprob"].astype(np.float64) - a["rollout_logprob"], 0)
+    if importance == "sequence":
+        drift = drift.sum(axis=1, keepdims=True) + 0 * drift
+    w = np.minimum(np.exp(drift), 1.15)[keep]
+    if importance == "given":
+        w = a["weight"][keep].astype(np.float64)
+    if importance is None:
+        w = np.ones(keep.sum())
+    assert float(metrics.importance_mean) == pytest.approx(w.mean(), rel=1e-6)
+    assert float(metrics.importance_max) == pytest.approx(w.max(), rel=1e-6)
+    assert float(metrics.importance_ess) == pytest.approx(w.sum() ** 2 / (w**2).sum() / w.size, rel=1e-6)
+
+
+def test_the_largest_importance_weight_at_its_edges() -> None:
+    a, spec = arrays(4, 50, seed=16), rk.PolicySpec(importance="given")
+    for fill in (-1.0, -0.0, 0.0):
+        assert same(run({**a, "weight": np.full_like(a["weight"], fill)}, spec).metrics.importance_max, np.float32(0))
+    a["weight"][2, np.flatnonzero(a["mask"][2])[0]] = np.nan
+    assert np.isnan(run(a, spec).metrics.importance_max)
+    a["mask"][:] = False
+    assert run(a, spec).metrics.importance_max == run(a, rk.PolicySpec()).metrics.importance_max == 0
 
 
 @pytest.mark.gpu
@@ -207,15 +270,15 @@ def test_a_gpu_has_the_bits_of_the_cpu(name: str) -> None:
     spec = SPECS[name]
     for rows, columns in ((1, 1), (5, 37), (300, 64), (33, 2048), (3, 20000)):
         a = tensors(arrays(rows, columns, seed=11))
-        want = run(a, spec)
-        got = run({k: x.cuda() for k, x in a.items()}, spec)
+        want = run(a, spec, ratio_metrics=True)
+        got = run({k: x.cuda() for k, x in a.items()}, spec, ratio_metrics=True)
         assert same(got.loss.cpu(), want.loss)
         assert same(got.metrics.vector.cpu(), want.metrics.vector)
         assert same(got.d_logprob.cpu(), want.d_logprob)
         assert same(got.d_entropy.cpu(), want.d_entropy)
         flat = {k: x.reshape(-1).cuda() for k, x in a.items()}
         cuts = torch.arange(rows + 1, dtype=torch.int32, device="cuda") * columns
-        packed = run(flat, spec, cu_seqlens=cuts)
+        packed = run(flat, spec, cu_seqlens=cuts, ratio_metrics=True)
         assert same(packed.metrics.vector.cpu(), want.metrics.vector)
         assert same(packed.d_logprob.cpu(), want.d_logprob.reshape(-1))
 

@@ -140,9 +140,12 @@ def test_the_operator_passes_torchs_own_check() -> None:
     x, h = leaves(a)
     arguments = (x, h, a["old_logprob"], a["advantage"], a["mask"], None, a["ref_logprob"], a["rollout_logprob"], None,
                  None, list(SPEC.numbers), 0.0)  # fmt: skip
-    torch.library.opcheck(
-        torch.ops.rl_kernel_native.policy_loss, arguments, test_utils=("test_schema", "test_faketensor")
-    )
+    for ratio_metrics in (False, True):
+        torch.library.opcheck(
+            torch.ops.rl_kernel_native.policy_loss,
+            (*arguments, ratio_metrics),
+            test_utils=("test_schema", "test_faketensor"),
+        )
 
 
 def test_functional_gradients_are_those_of_autograd() -> None:

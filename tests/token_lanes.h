@@ -39,7 +39,7 @@ void expect_four_alike(const typename Terms::Params& p, const typename Terms::Fa
         got.push_back(rlk::canonical(four.sum[i].v[j]));
         want.push_back(rlk::canonical(alone.sum[i]));
       }
-      for (int i = 0; i < rlk::kTokenMaxima; ++i) {
+      for (int i = 0; i < Terms::kMaxima; ++i) {
         got.push_back(rlk::canonical(four.maximum[i].v[j]));
         want.push_back(rlk::canonical(alone.maximum[i]));
       }

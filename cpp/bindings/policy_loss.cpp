@@ -45,10 +45,10 @@ PolicySpec read_spec(nb::handle packed) {
   return s;
 }
 
-// (loss, metrics, d_logprob or None, d_entropy or None).
+// (loss, metrics with those of the ratio behind them, d_logprob or None, d_entropy or None).
 nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
-                nb::handle selected, nb::handle spec, nb::handle denominator, bool return_d_logprob,
+                nb::handle selected, nb::handle spec, nb::handle denominator, bool ratio_metrics, bool return_d_logprob,
                 bool return_d_entropy, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
@@ -67,13 +67,14 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.selected = tokens.optional(selected, "selected", false);
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
   const Caller caller = make_caller(logprob, device, allocate, stream);
-  const std::int64_t vector[] = {kPolicyMetrics};
+  const std::int64_t vector[] = {kPolicyMetrics + (ratio_metrics ? kMismatchMetrics : 0)};
   Caller::Fresh of_loss = caller.empty({}, DType::kFloat32), metrics = caller.empty(vector, DType::kFloat32);
   Caller::Fresh d_logprob{nb::none(), nullptr}, d_entropy = d_logprob;
   if (return_d_logprob) d_logprob = caller.empty(tokens.shape(), DType::kFloat32);
   if (return_d_entropy && !entropy.is_none()) d_entropy = caller.empty(tokens.shape(), DType::kFloat32);
   p.loss = static_cast<float*>(of_loss.data);
   p.metrics = static_cast<float*>(metrics.data);
+  if (ratio_metrics) p.ratio_metrics = p.metrics + kPolicyMetrics;
   p.d_logprob = static_cast<float*>(d_logprob.data);
   p.d_entropy = static_cast<float*>(d_entropy.data);
   const nb::object workspace = take_workspace(caller, policy_loss_workspace_bytes(p, device), &p.workspace);

@@ -59,7 +59,7 @@ RLK_HD float tree_over(float* values, int count) {
 }
 
 // What a tile's tokens are summed into: take() each vector, then finish().
-template <int kSums, bool kHasSums>
+template <int kSums, bool kHasSums, int kMaxima>
 class TileSums {
  public:
   RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums) {
@@ -67,7 +67,7 @@ class TileSums {
     for (int i = 0; i < kTokenCounts; ++i) {
       counts_[i] += static_cast<std::uint32_t>(__builtin_popcount(lanes_of(sums.count[i])));
     }
-    for (int i = 0; i < kTokenMaxima; ++i) {
+    for (int i = 0; i < kMaxima; ++i) {
       const Floats x = sums.maximum[i];
       maxima_[i] = select(is_nan(maxima_[i]) | (maxima_[i] > x), maxima_[i], x);
     }
@@ -76,6 +76,8 @@ class TileSums {
     for (int i = 0; i < kSums; ++i) partial->sum[i] = kHasSums ? tree_over(terms_[i], whole) : 0.0f;
     for (int i = 0; i < kTokenCounts; ++i) partial->count[i] = counts_[i];
     for (int i = 0; i < kTokenMaxima; ++i) {
+      partial->maximum[i] = 0.0f;
+      if (i >= kMaxima) continue;
       alignas(64) float lanes[kLanes];
       store_bytes(lanes, maxima_[i]);
       float most = 0.0f;
@@ -88,10 +90,10 @@ class TileSums {
   static constexpr int kKept = kHasSums ? kSums : 0;
   alignas(64) float terms_[kHasSums ? kSums : 1][kHasSums ? kTilePositions + kLanes : 1];
   std::uint32_t counts_[kTokenCounts] = {};
-  Floats maxima_[kTokenMaxima] = {};
+  Floats maxima_[kMaxima] = {};
 };
-template <>
-class TileSums<0, true> {
+template <int kMaxima>
+class TileSums<0, true, kMaxima> {
  public:
   RLK_HD void take(int, const TokenSums<Floats, 0>&) {}
   RLK_HD void finish(int, TilePartial<0>*) {}
@@ -120,7 +122,7 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
     to[i] = out == nullptr ? nullptr : out + (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;
   }
   const Floats zero = broadcast<Floats>(0.0f);
-  TileSums<kSums, Terms::kHasSums> gathered;
+  TileSums<kSums, Terms::kHasSums, Terms::kMaxima> gathered;
   for (int k = 0; k < tile.count; k += kLanes) {
     const int left = tile.count - k;
     const Mask taken = {load_bytes<Ints>(mask + k).v};

@@ -45,7 +45,7 @@ class MismatchMetrics(MetricVector):
     the host; ``metrics.histogram`` is its fractions of tokens by log-ratio, with the edges ``histogram_edges``;
     ``metrics.asdict()`` makes one copy of all. Definitions: the contract, and docs/objectives.md."""
 
-    names = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
+    names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES
 
     @property

@@ -8,6 +8,7 @@ from .. import _dispatch
 from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
+from .mismatch_metrics import MismatchMetrics
 from .policy_spec import SELECTING, PolicySpec, checked_denominator
 
 __all__ = [
@@ -41,18 +42,35 @@ METRICS = (
     "ratio_mean",
     "ratio_max",
     "importance_mean",
+    "importance_max",
     "importance_clip_fraction",
     "importance_ess",
     "mismatch_mean",
     "mismatch_max",
 )
+_WITH_RATIO = (*METRICS, *(f"ratio_{name}" for name in MismatchMetrics.names))
 
 
 class PolicyMetrics(MetricVector):
     """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is an element of it, without a copy to
-    the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract."""
+    the host; ``metrics.asdict()`` makes one copy of all. Definitions: PolicyMetric in the contract.
 
-    names = METRICS
+    With ``ratio_metrics`` the same vector goes on with how far the trained policy is from the old one:
+    ``metrics.ratio``, a :class:`MismatchMetrics` with its histogram of log-ratios, names of which begin with
+    ``ratio_`` here."""
+
+    names: tuple[str, ...] = METRICS
+
+    def __init__(self, vector: Any) -> None:
+        super().__init__(vector)
+        if vector.shape[0] > len(METRICS):
+            self.names = _WITH_RATIO
+
+    @property
+    def ratio(self) -> MismatchMetrics:
+        if len(self.names) == len(METRICS):
+            raise ValueError("ratio_metrics: expected True for metrics.ratio, got False")
+        return MismatchMetrics(self.vector[len(METRICS) :])
 
 
 class PolicyLoss(NamedTuple):
@@ -99,6 +117,7 @@ def policy_loss(
     entropy: Any = None,
     selected: Any = None,
     denominator: Any = None,
+    ratio_metrics: bool = False,
 ) -> PolicyLoss:
     """A policy-gradient loss over per-token log-probabilities, with its metrics, in one pass that also computes the
     gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
@@ -124,6 +143,7 @@ def policy_loss(
             :func:`covariance_mask` chooses, and for ``"dppo"``, of tokens outside of the trust region.
         denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
             device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
+        ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.
     Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
@@ -133,12 +153,12 @@ def policy_loss(
     """
     operands, value, spec = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
-        entropy, selected, denominator,
+        entropy, selected, denominator, ratio_metrics,
     )  # fmt: skip
     if _dispatch.is_tensor(logprob):
-        loss, vector = _torch().policy_loss(operands, spec, value)
+        loss, vector = _torch().policy_loss(operands, spec, value, ratio_metrics)
         return PolicyLoss(loss, PolicyMetrics(vector))
-    result = _call(operands, spec, value, False)
+    result = _call(operands, spec, value, ratio_metrics, False)
     return PolicyLoss(result[0], PolicyMetrics(result[1]))
 
 
@@ -156,6 +176,7 @@ def policy_loss_and_grad(
     entropy: Any = None,
     selected: Any = None,
     denominator: Any = None,
+    ratio_metrics: bool = False,
 ) -> PolicyGradients:
     """:func:`policy_loss` and its gradients without an autograd, for callers that run backward themselves.
 
@@ -166,12 +187,12 @@ def policy_loss_and_grad(
     """
     operands, value, spec = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
-        entropy, selected, denominator,
+        entropy, selected, denominator, ratio_metrics,
     )  # fmt: skip
     if _dispatch.is_tensor(logprob):
-        loss, vector, d_logprob, d_entropy = _torch().policy_loss_and_grad(operands, spec, value)
+        loss, vector, d_logprob, d_entropy = _torch().policy_loss_and_grad(operands, spec, value, ratio_metrics)
     else:
-        loss, vector, d_logprob, d_entropy = _call(operands, spec, value, True)
+        loss, vector, d_logprob, d_entropy = _call(operands, spec, value, ratio_metrics, True)
     return PolicyGradients(loss, PolicyMetrics(vector), d_logprob, d_entropy)
 
 
@@ -193,10 +214,13 @@ NAMES = (
 def _operands(
     logprob: Any, old_logprob: Any, advantage: Any, mask: Any, spec: Any, cu_seqlens: Any, ref_logprob: Any,
     rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, denominator: Any,
+    ratio_metrics: Any,
 ) -> tuple[tuple[Any, ...], float, PolicySpec]:  # fmt: skip
     """Arrays in the order of NAMES; the denominator where it is a number, else 0; the spec that they are for."""
     if type(spec) is not PolicySpec:
         raise TypeError(f"spec: expected a PolicySpec, got {type(spec).__name__}")
+    if not isinstance(ratio_metrics, bool):
+        raise TypeError(f"ratio_metrics: expected a bool, got {type(ratio_metrics).__name__}")
     if spec.lenient:
         if (importance_weight if spec.importance == "given" else rollout_logprob) is None:
             spec = spec.uncorrected
@@ -229,11 +253,13 @@ def _refuse(name: str, array: Any, unused: str, needed: str) -> None:
     raise ValueError(f"{name}: expected None where {unused}, got {type(array).__name__}")
 
 
-def _call(operands: tuple[Any, ...], spec: PolicySpec, value: float, gradients: bool) -> tuple[Any, ...]:
+def _call(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool, gradients: bool) -> tuple[Any, ...]:
     """Of frameworks other than torch."""
     frame = _dispatch.Frame(operands[0], "logprob")
     _dispatch.match_torch_threads()
     arrays = [frame.export(a, name) for a, name in zip(operands[:9], NAMES, strict=False)]
     denominator = value if value else frame.export(operands[9], "denominator")
-    result = _C.policy_loss(*arrays, spec.packed, denominator, gradients, gradients, frame.allocate, frame.stream)
+    result = _C.policy_loss(
+        *arrays, spec.packed, denominator, ratio, gradients, gradients, frame.allocate, frame.stream
+    )
     return tuple(map(frame.result, result))

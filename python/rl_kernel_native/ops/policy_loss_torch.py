@@ -50,40 +50,42 @@ def _checked(operands: tuple[Any, ...]) -> tuple[Any, ...]:
     return operands
 
 
-def _direct(operands: tuple[Any, ...], spec: PolicySpec, value: float, d_logprob: bool, d_entropy: bool) -> Any:
+def _direct(
+    operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool, d_logprob: bool, d_entropy: bool
+) -> Any:
     logprob = operands[0]
     _torch.device_type(logprob, "logprob")
     prepare(logprob)
     denominator = value if value else operands[9]
-    return _C.policy_loss(*operands[:9], spec.packed, denominator, d_logprob, d_entropy, None, 0)
+    return _C.policy_loss(*operands[:9], spec.packed, denominator, ratio, d_logprob, d_entropy, None, 0)
 
 
-def _traced(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Tensor, ...]:
+def _traced(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Tensor, ...]:
     optional = {n: x for n, x in zip(_NAMES, operands, strict=True) if n not in ("logprob", "advantage", "mask")}
     require_tensors(logprob=operands[0], advantage=operands[2], mask=operands[3], optional=optional)
-    return traced.policy_loss(operands, spec, value)
+    return traced.policy_loss(operands, spec, value, ratio)
 
 
-def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Tensor, Tensor]:
+def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Tensor, Tensor]:
     operands = _checked(operands)
     if not is_direct(*operands):
-        loss, vector, *_ = _traced(operands, spec, value)
+        loss, vector, *_ = _traced(operands, spec, value, ratio)
         return loss, vector
     if not wants_grad(operands[0], operands[7]):
-        loss, vector, *_ = _direct(operands, spec, value, False, False)
+        loss, vector, *_ = _direct(operands, spec, value, ratio, False, False)
         return loss, vector
-    return _PolicyLoss.apply(operands[0], operands[7], operands, spec, value)
+    return _PolicyLoss.apply(operands[0], operands[7], operands, spec, value, ratio)
 
 
-def policy_loss_and_grad(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Any, ...]:
+def policy_loss_and_grad(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Any, ...]:
     if wants_grad(operands[0], operands[7]):
         raise ValueError(
             "logprob: requires a gradient; policy_loss_and_grad gives it as a constant: detach, or call policy_loss"
         )
     operands = _checked(operands)
     if is_direct(*operands):
-        return _direct(operands, spec, value, True, operands[7] is not None)
-    loss, vector, d_logprob, d_entropy = _traced(operands, spec, value)
+        return _direct(operands, spec, value, ratio, True, operands[7] is not None)
+    loss, vector, d_logprob, d_entropy = _traced(operands, spec, value, ratio)
     return loss, vector, d_logprob, None if operands[7] is None else d_entropy
 
 
@@ -93,10 +95,16 @@ class _PolicyLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logprob: Tensor, entropy: Any, operands: tuple[Any, ...], spec: PolicySpec, value: float
+        ctx: Any,
+        logprob: Tensor,
+        entropy: Any,
+        operands: tuple[Any, ...],
+        spec: PolicySpec,
+        value: float,
+        ratio: bool,
     ) -> tuple[Tensor, Tensor]:
         needs_entropy = ctx.needs_input_grad[1]
-        loss, vector, *ctx.gradients = _direct(operands, spec, value, True, needs_entropy)
+        loss, vector, *ctx.gradients = _direct(operands, spec, value, ratio, True, needs_entropy)
         ctx.save_for_backward(*operands)
         ctx.how = (spec, value, needs_entropy)
         ctx.mark_non_differentiable(vector)
@@ -106,12 +114,12 @@ class _PolicyLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_loss: Any, _: Any) -> Any:
         if d_loss is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         found, ctx.gradients = ctx.gradients, None
         if found is None:
             spec, value, needs_entropy = ctx.how
             operands = tuple(None if x is None else x.detach() for x in ctx.saved_tensors)
-            found = _direct(operands, spec, value, True, needs_entropy)[2:]
+            found = _direct(operands, spec, value, False, True, needs_entropy)[2:]
         d_logprob, d_entropy = found
         if not is_grad_enabled() and is_direct_gradient(d_loss):
             _C.scale_gradients(d_logprob, d_entropy, d_loss, _torch_stream)
@@ -119,7 +127,7 @@ class _PolicyLoss(torch.autograd.Function):
             logprob, entropy = ctx.saved_tensors[0], ctx.saved_tensors[7]
             d_logprob, d_entropy = traced.scaled(d_loss, d_logprob, d_entropy, logprob, entropy)
         needs_logprob, needs_entropy = ctx.needs_input_grad[:2]
-        return d_logprob if needs_logprob else None, d_entropy if needs_entropy else None, None, None, None
+        return d_logprob if needs_logprob else None, d_entropy if needs_entropy else None, None, None, None, None
 
 
 _torch_stream = 0  # of torch tensors the extension asks torch itself

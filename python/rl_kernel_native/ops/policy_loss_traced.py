@@ -23,10 +23,10 @@ _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(
     "policy_loss(Tensor logprob, Tensor? entropy, Tensor? old_logprob, Tensor advantage, Tensor mask, "
     "Tensor? cu_seqlens, Tensor? ref_logprob, Tensor? importance, Tensor? selected, Tensor? denominator, float[] spec, "
-    "float denominator_value) -> (Tensor, Tensor, Tensor, Tensor)"
+    "float denominator_value, bool ratio_metrics) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _ops = torch.ops.rl_kernel_native
-_METRICS = 24
+_METRICS, _RATIO_METRICS = 25, 31
 _GIVEN = 4.0  # the importance level whose weights may be one a sequence
 _IMPORTANCE_FIELD = 27
 
@@ -34,13 +34,14 @@ _IMPORTANCE_FIELD = 27
 def _kernel(
     logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any, ref_logprob: Any,
     importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
+    ratio_metrics: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     prepare(logprob)
     operands = (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy, selected)
     packed = struct.pack(f"{len(spec)}d", *spec)
     given = denominator_value if denominator_value else memory(denominator)
     loss, vector, d_logprob, d_entropy = _C.policy_loss(
-        *map(memory, operands), packed, given, True, entropy is not None, None, 0
+        *map(memory, operands), packed, given, ratio_metrics, True, entropy is not None, None, 0
     )
     return loss, vector, d_logprob, logprob.new_empty(0) if d_entropy is None else d_entropy
 
@@ -56,6 +57,7 @@ implement(_library, "policy_loss", _kernel, _differentiable)
 def _fake(
     logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any, ref_logprob: Any,
     importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
+    ratio_metrics: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sequences = check_first(logprob, "logprob", cu_seqlens)
     check_mask(mask, logprob, "logprob")
@@ -70,20 +72,20 @@ def _fake(
     check_tokens(selected, "selected", logprob, "logprob")
     return (
         logprob.new_empty(()),
-        logprob.new_empty(_METRICS),
+        logprob.new_empty(_METRICS + (_RATIO_METRICS if ratio_metrics else 0)),
         logprob.new_empty(logprob.shape),
         logprob.new_empty(0 if entropy is None else logprob.shape),
     )
 
 
-def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float) -> tuple[Tensor, ...]:
+def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Tensor, ...]:
     """loss, metrics, d_logprob, d_entropy (empty without an entropy)."""
     logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy, selected, denominator = (
         operands
     )
     arguments = (
         logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
-        list(spec.numbers), value,
+        list(spec.numbers), value, ratio,
     )  # fmt: skip
     result: tuple[Tensor, ...] = apply_function(_TracedPolicyLoss, "_TransformedPolicyLoss", *arguments)
     return result
@@ -102,10 +104,11 @@ class _TracedPolicyLoss(torch.autograd.Function):
     def forward(
         logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any,
         ref_logprob: Any, importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
+        ratio_metrics: bool,
     ) -> Any:  # fmt: skip
         return _ops.policy_loss(
             logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
-            spec, denominator_value,
+            spec, denominator_value, ratio_metrics,
         )  # fmt: skip
 
     @staticmethod
@@ -120,7 +123,7 @@ class _TracedPolicyLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
-        nothing = (None,) * 10
+        nothing = (None,) * 11
         if d_loss is None:
             return None, None, *nothing
         d_logprob, d_entropy, logprob, entropy = ctx.saved_tensors
@@ -132,7 +135,7 @@ class _TracedPolicyLoss(torch.autograd.Function):
 class _TransformedPolicyLoss(_TracedPolicyLoss):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        dims = (*in_dims[:10], None, None)
+        dims = (*in_dims[:10], None, None, None)
         return looped(_TransformedPolicyLoss.apply, info, dims, inputs), (0, 0, 0, 0)
 
     @staticmethod

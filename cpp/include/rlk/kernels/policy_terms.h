@@ -405,6 +405,8 @@ template <PolicyForm kForm>
 struct PolicyTokenTerms : EverySum {
   static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
+  static constexpr int kMaxima =
+      kClipped ? 2 : kTokenMaxima;  // of the ratio, of the mismatch, of the importance weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
@@ -523,6 +525,7 @@ struct PolicyTokenTerms : EverySum {
     if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // a sequence's own, of all of its tokens
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
+    if (!kClipped) sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);  // given ones may be negative
   }
 };
 
@@ -569,6 +572,7 @@ RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals,
   to[kPolicyMetricRatioMax] = finished_sum(t.maximum[0]);
   to[kPolicyMetricImportanceMean] = finished_sum(mean(t.sum[kSumImportance]));
   to[kPolicyMetricImportanceClipFraction] = fraction(kCountImportance);
+  to[kPolicyMetricImportanceMax] = has_importance(s) ? finished_sum(t.maximum[2]) : tokens > 0.0f ? 1.0f : 0.0f;
   const float w = t.sum[kSumImportance];
   to[kPolicyMetricImportanceEss] = finished_sum(mean(quotient_or_zero(mul_rn(w, w), t.sum[kSumImportanceSquared])));
   to[kPolicyMetricMismatchMean] = finished_sum(mean(t.sum[kSumMismatch]));

@@ -141,7 +141,7 @@ struct WaveTokens {
 };
 
 // A wave's steps, each of as many tokens as its lanes have: take() each, then finish().
-template <class Gpu, int kSums, bool kHasSums>
+template <class Gpu, int kSums, bool kHasSums, int kMaxima>
 class WaveSums {
  public:
   RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, kSums>* sums, bool upper) {
@@ -154,14 +154,14 @@ class WaveSums {
     RLK_UNROLL
     for (int j = 0; j < kEach; ++j) {
       RLK_UNROLL
-      for (int i = 0; i < kTokenMaxima; ++i) {
+      for (int i = 0; i < kMaxima; ++i) {
         const auto bits = static_cast<std::uint32_t>(bits_of(token_of(sums->maximum[i], j)));
         most_[i] = most_[i] > bits ? most_[i] : bits;
       }
     }
   }
   RLK_DEVICE WaveTokens finish() const {
-    WaveTokens of;
+    WaveTokens of = {};
     of.sum[0] = lower_.finish();
     of.sum[1] = upper_.finish();
     RLK_UNROLL
@@ -171,8 +171,7 @@ class WaveSums {
       of.count[i + 1] = both >> 16;
     }
     RLK_UNROLL
-    for (int i = 0; i < kTokenMaxima; ++i)
-      of.maximum[i] = float_of(static_cast<std::int32_t>(Gpu::max_over_wave(most_[i])));
+    for (int i = 0; i < kMaxima; ++i) of.maximum[i] = float_of(static_cast<std::int32_t>(Gpu::max_over_wave(most_[i])));
     return of;
   }
 
@@ -197,10 +196,10 @@ class WaveSums {
 
   SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
-  std::uint32_t most_[kTokenMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
+  std::uint32_t most_[kMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
 };
-template <class Gpu>
-class WaveSums<Gpu, 0, true> {
+template <class Gpu, int kMaxima>
+class WaveSums<Gpu, 0, true, kMaxima> {
  public:
   RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, 0>*, bool) {}
   RLK_DEVICE WaveTokens finish() const { return {}; }
@@ -307,7 +306,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   const std::int64_t rest = span.length - first;
   const int left = rest < steps * kStep ? static_cast<int>(rest) : steps * kStep;
   const int last = (left + kStep - 1) / kStep, whole_steps = aligned ? left / kStep : 0;
-  WaveSums<Gpu, kSums, Terms::kHasSums> gathered;
+  WaveSums<Gpu, kSums, Terms::kHasSums, Terms::kMaxima> gathered;
   RLK_UNROLL_NOT
   for (int step = 0; step < last; ++step) {
     const typename Terms::Params& now = Gpu::again(p);

@@ -4,6 +4,7 @@
 // An operator's terms are a class with, for F float or a vector:
 //   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens; kSums 0: no
 //                                                          sums, counts and maxima
+//   kMaxima                                                of tokens, the first; the others are 0
 //   sums_upper(p), upper_sum(i, tokens)                    EverySum, LowerSums, NoSums
 //   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
 //   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already; with
@@ -26,7 +27,7 @@ template <class F>
 using MaskOf = typename MaskType<F>::Type;
 
 constexpr int kTokenCounts = 6;
-constexpr int kTokenMaxima = 2;  // of values that are not negative
+constexpr int kTokenMaxima = 3;  // of values that are not negative
 
 // What a token's share of a count is kept as: of several tokens of a lane their number, so that no mask is.
 template <class F>
@@ -63,6 +64,7 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
 // last four are otherwise by the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
+  static constexpr int kMaxima = 2;
   static constexpr bool kHasSums = true, kTakesPosition = false;
   template <class Params>
   static RLK_HD bool sums_upper(const Params&) {

@@ -51,6 +51,7 @@
 
 #include "rlk/base.h"
 #include "rlk/ops/kl.h"
+#include "rlk/ops/mismatch_metrics.h"
 #include "rlk/policy_sequences.h"
 
 namespace rlk {
@@ -109,12 +110,15 @@ enum PolicyMetric : int {
   kPolicyMetricRatioMean,
   kPolicyMetricRatioMax,
   kPolicyMetricImportanceMean,
+  kPolicyMetricImportanceMax,           // of negative weights 0
   kPolicyMetricImportanceClipFraction,  // w != e
   kPolicyMetricImportanceEss,           // sum(w)^2 / sum(w^2) / number of tokens
   kPolicyMetricMismatchMean,            // |fl(o - m)|
   kPolicyMetricMismatchMax,
   kPolicyMetrics,
 };
+
+constexpr float kRatioMetricsLimit = 20.0f;
 
 struct PolicyLossParams {
   PolicySequences sequences;
@@ -130,11 +134,13 @@ struct PolicyLossParams {
   const float* denominator =
       nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting
   float denominator_value = 0.0f;
-  float* loss = nullptr;       // [1]
-  float* metrics = nullptr;    // [kPolicyMetrics]
-  float* d_logprob = nullptr;  // [slots], contiguous, or null: not wanted
-  float* d_entropy = nullptr;  // [slots], contiguous, or null: not wanted
-  void* workspace = nullptr;   // policy_loss_workspace_bytes(...), 16-byte aligned
+  float* loss = nullptr;           // [1]
+  float* metrics = nullptr;        // [kPolicyMetrics]
+  float* ratio_metrics = nullptr;  // [kMismatchMetrics], by one pass more: mismatch_metrics of logprob and
+                                   // old_logprob, whose limit is kRatioMetricsLimit; or null: not wanted
+  float* d_logprob = nullptr;      // [slots], contiguous, or null: not wanted
+  float* d_entropy = nullptr;      // [slots], contiguous, or null: not wanted
+  void* workspace = nullptr;       // policy_loss_workspace_bytes(...), 16-byte aligned
 };
 void require_policy_loss_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
