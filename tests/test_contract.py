@@ -324,10 +324,12 @@ def of_value_loss() -> str:
 
 def of_importance_weights() -> str:
     a, options = rollouts(6, 37), {"level": "sequence", "upper": 2.0, "rejection": {"token_k3": 0.05}}
-    got = rk.importance_weights(a["train"], a["rollout"], a["mask"], **options)
+    got: Any = rk.importance_weights(a["train"], a["rollout"], a["mask"], return_metrics=True, **options)
     want = rk.importance_weights_reference(a["train"], a["rollout"], a["mask"], **options)
+    metrics = np.array(list(want["metrics"].values()))
     found = (
         beyond("importance_weights", "weights", got.weights, want["weights"], terms=37),
+        beyond("importance_weights", "metrics", got.metrics.vector, metrics, terms=37, spread=1.0),
         beyond("importance_weights", "mask", got.mask, want["mask"]),
     )
     return "; ".join(found)

@@ -38,14 +38,16 @@ constexpr unsigned kPaddedCases = 40;
 #endif
 
 struct Results {
-  std::vector<float> weights, kept;
+  std::vector<float> weights, kept, metrics;
 };
 
 Results run(rlk::ImportanceWeightsParams p) {
   constexpr float kCanary = -12345.0f;
   constexpr std::size_t kGuard = 16;
   const auto slots = static_cast<std::size_t>(p.sequences.num_slots());
-  Results r = {std::vector<float>(slots + kGuard, kCanary), std::vector<float>(slots + kGuard, kCanary)};
+  Results r = {std::vector<float>(slots + kGuard, kCanary), std::vector<float>(slots + kGuard, kCanary),
+               std::vector<float>(rlk::kImportanceMetrics + kGuard, kCanary)};
+  if (p.metrics != nullptr) p.metrics = r.metrics.data();
   p.weights = r.weights.data();
   p.kept = r.kept.data();
 #if RLK_TEST_HIP
@@ -55,10 +57,13 @@ Results run(rlk::ImportanceWeightsParams p) {
 #else
   rlk::cpu::importance_weights(p);
 #endif
-  for (auto* array : {&r.weights, &r.kept}) {
-    for (std::size_t i = slots; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";
-    array->resize(slots);
-  }
+  const auto trim = [&](std::vector<float>* array, std::size_t size) {
+    for (std::size_t i = size; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";
+    array->resize(size);
+  };
+  trim(&r.weights, slots);
+  trim(&r.kept, slots);
+  trim(&r.metrics, p.metrics == nullptr ? 0 : rlk::kImportanceMetrics);
   return r;
 }
 
@@ -97,15 +102,118 @@ bool allowed(const RejectionBounds& b, float k1, float k2, float k3) {
   return !(b.k3 < kInf && !(k3 <= b.k3));
 }
 
+float ratio_of(const ImportanceSpec& s, float z) { return rlk::exp(limited(z, -s.limit, s.limit)); }
 float weight_of(const ImportanceSpec& s, float z) {
-  const float e = rlk::exp(limited(z, -s.limit, s.limit));
+  const float e = ratio_of(s, z);
   if (s.zero_outside) return e < s.low || e > s.high ? 0.0f : e;
   return limited(e, s.low, s.high);
 }
 
+float share(std::int64_t part, std::int64_t of) {
+  return of == 0 ? 0.0f : static_cast<float>(part) / static_cast<float>(of);
+}
+// The extremes of values; a NaN is both.
+struct Range {
+  float least = kInf, most = 0.0f;
+  void take(float x) {
+    if (std::isnan(x) || std::isnan(most)) {
+      least = most = NAN;
+    } else {
+      least = x < least ? x : least;
+      most = x > most ? x : most;
+    }
+  }
+};
+// Of values by the sum and the sum of squares.
+float deviation_of(float sum, float squares, std::int64_t count, std::int64_t degrees) {
+  const float v = std::fma(-sum, sum / static_cast<float>(count), squares);
+  return v <= 0x1p-20f * squares || degrees == 0 ? 0.0f : v / static_cast<float>(degrees);
+}
+
+// What the metrics are made of, a sequence at a time.
+struct Statistics {
+  explicit Statistics(const ImportanceSpec& spec) : s(spec), low(s.low > -kInf ? s.low : 1.0f / s.high) {}
+
+  const ImportanceSpec& s;
+  float low;
+  std::vector<float> u, squares, means, of_means;
+  Range ratio, weight, of_sequences, off;
+  std::int64_t tokens = 0, sequences = 0, below = 0, above = 0, sequences_below = 0, sequences_above = 0;
+  std::int64_t refused = 0, refusing = 0;
+
+  // Of a sequence's positions; 0 where they do not count.
+  void add(const std::vector<float>& w, const std::vector<float>& e, const std::vector<bool>& counts,
+           std::int64_t not_kept) {
+    std::vector<float> du, uu, es;
+    std::int64_t n = 0, under = 0, over = 0;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      du.push_back(counts[i] ? w[i] - 1.0f : 0.0f);
+      uu.push_back(du.back() * du.back());
+      es.push_back(counts[i] ? e[i] : 0.0f);
+      if (!counts[i]) continue;
+      ++n;
+      ratio.take(e[i]);
+      weight.take(w[i]);
+      under += e[i] < low;
+      over += e[i] > s.high;
+    }
+    if (n == 0) {
+      for (auto* of : {&u, &squares, &means, &of_means}) of->push_back(0.0f);
+      return;
+    }
+    const float count = static_cast<float>(n), g = tree(du) / count, mean = 1.0f + g;
+    u.push_back(tree(du));
+    squares.push_back(tree(uu));
+    means.push_back(g);
+    of_means.push_back(g * g);
+    of_sequences.take(mean < 0.0f ? 0.0f : mean);
+    off.take(std::fabs(g));
+    tokens += n;
+    ++sequences;
+    const bool of_token = s.level == ImportanceLevel::kToken;
+    below += of_token ? under : under > 0;
+    above += of_token ? over : over > 0;
+    sequences_below += tree(es) / count < low;
+    sequences_above += tree(es) / count > s.high;
+    refused += not_kept;
+    refusing += not_kept > 0;
+  }
+  std::vector<float> metrics(float divisor) const {
+    std::vector<float> m(rlk::kImportanceMetrics, 0.0f);
+    m[rlk::kImportanceDivisor] = divisor;
+    if (tokens == 0) return m;
+    const std::int64_t units = s.level == ImportanceLevel::kToken ? tokens : sequences;
+    const float sum = tree(u), mean = 1.0f + sum / static_cast<float>(tokens);
+    const float spread = deviation_of(sum, tree(squares), tokens, tokens);
+    const float below_it = std::fma(mean, mean, spread);
+    m[rlk::kImportanceNumTokens] = static_cast<float>(tokens);
+    m[rlk::kImportanceNumSequences] = static_cast<float>(sequences);
+    m[rlk::kImportanceWeightMean] = written(mean);
+    m[rlk::kImportanceWeightStd] = written(std::sqrt(spread));
+    m[rlk::kImportanceWeightMin] = written(weight.least);
+    m[rlk::kImportanceWeightMax] = written(weight.most);
+    m[rlk::kImportanceRatioMin] = written(ratio.least);
+    m[rlk::kImportanceRatioMax] = written(ratio.most);
+    m[rlk::kImportanceFractionLow] = share(below, units);
+    m[rlk::kImportanceFractionHigh] = share(above, units);
+    m[rlk::kImportanceEss] = written(below_it == 0.0f ? 0.0f : mean * mean / below_it);
+    m[rlk::kImportanceSeqMean] = written(1.0f + tree(means) / static_cast<float>(sequences));
+    m[rlk::kImportanceSeqStd] = written(std::sqrt(deviation_of(tree(means), tree(of_means), sequences, sequences - 1)));
+    m[rlk::kImportanceSeqMin] = written(of_sequences.least);
+    m[rlk::kImportanceSeqMax] = written(of_sequences.most);
+    m[rlk::kImportanceSeqDeviationMax] = written(off.most);
+    m[rlk::kImportanceSeqFractionLow] = share(sequences_below, sequences);
+    m[rlk::kImportanceSeqFractionHigh] = share(sequences_above, sequences);
+    m[rlk::kImportanceRejectedFraction] = share(refused, tokens);
+    m[rlk::kImportanceSeqRejectedFraction] = share(refusing, sequences);
+    return m;
+  }
+};
+
 Results reference(const Batch& b, const ImportanceSpec& s) {
   const auto slots = static_cast<std::size_t>(b.sequences.num_slots());
-  Results r = {std::vector<float>(slots, 0.0f), std::vector<float>(slots, 0.0f)};
+  Results r = {std::vector<float>(slots, 0.0f), std::vector<float>(slots, 0.0f), {}};
+  Statistics statistics{s};
   std::vector<float> to_average;
   std::int64_t tokens = 0, sequences = 0;
   for (std::int64_t q = 0; q < b.sequences.num_sequences; ++q) {
@@ -131,6 +239,7 @@ Results reference(const Batch& b, const ImportanceSpec& s) {
     const float of_k3 = any_nan ? NAN : most_k3, of_k2 = any_nan ? NAN : most_k2;
     if (n == 0) {
       to_average.push_back(0.0f);
+      statistics.add({}, {}, {}, 0);
       continue;
     }
     tokens += n;
@@ -138,28 +247,37 @@ Results reference(const Batch& b, const ImportanceSpec& s) {
     const float count = static_cast<float>(n), k1 = -tree(cs), k2 = tree(k2s), k3 = tree(k3s);
     kept = kept && allowed(s.sum, k1, k2, k3) && allowed(s.mean, k1 / count, k2 / count, k3 / count);
     kept = kept && allowed(s.most, 0.0f, of_k2, of_k3);
-    const float of_sequence = weight_of(s, s.level == ImportanceLevel::kSequence ? tree(ds) : tree(ds) / count);
-    std::vector<float> weights;
+    const float z = s.level == ImportanceLevel::kSequence ? tree(ds) : tree(ds) / count, of_sequence = weight_of(s, z);
+    std::vector<float> weights, ratios;
+    std::vector<bool> are_counted;
+    std::int64_t not_kept = 0;
     for (std::int64_t t = 0; t < b.length(q); ++t) {
       const auto i = static_cast<std::size_t>(t);
       const bool counts = b.counts(q, t);
       const float w = s.level == ImportanceLevel::kToken ? weight_of(s, ds[i]) : of_sequence;
       weights.push_back(counts ? w : 0.0f);
+      ratios.push_back(ratio_of(s, s.level == ImportanceLevel::kToken ? ds[i] : z));
+      are_counted.push_back(counts);
       if (!counts) continue;
       r.weights[b.slot(q, t)] = written(w);
       r.kept[b.slot(q, t)] = kept && allowed(s.token, -cs[i], k2s[i], k3s[i]) ? 1.0f : 0.0f;
+      not_kept += r.kept[b.slot(q, t)] == 0.0f;
     }
+    statistics.add(weights, ratios, are_counted, not_kept);
     to_average.push_back(s.level == ImportanceLevel::kToken ? tree(weights) : of_sequence);
   }
+  r.metrics = statistics.metrics(1.0f);
   if (!s.normalize || sequences == 0) return r;
   const float mean = tree(to_average) / static_cast<float>(s.level == ImportanceLevel::kToken ? tokens : sequences);
   if (mean <= 1e-8f) return r;
+  r.metrics[rlk::kImportanceDivisor] = mean;
   for (float& w : r.weights) w = w == 0.0f ? 0.0f : written(w / mean);
   return r;
 }
 
 rlk::ImportanceWeightsParams params(const Batch& b, const ImportanceSpec& s) {
-  return {b.sequences, b.train, b.rollout, b.token_mask, s};
+  static float wanted;  // replaced by run()
+  return {b.sequences, b.train, b.rollout, b.token_mask, s, nullptr, nullptr, &wanted};
 }
 
 TEST(ImportanceWeights, HaveTheBytesOfTheContract) {
@@ -174,6 +292,10 @@ TEST(ImportanceWeights, HaveTheBytesOfTheContract) {
           const Results got = run(params(b, s)), want = reference(b, s);
           ASSERT_TRUE(same_bytes(got.weights, want.weights)) << backend << ", weights, " << b.text;
           ASSERT_TRUE(same_bytes(got.kept, want.kept)) << backend << ", kept, " << b.text;
+          ASSERT_TRUE(same_bytes(got.metrics, want.metrics)) << backend << ", metrics, " << b.text;
+          rlk::ImportanceWeightsParams without = params(b, s);
+          without.metrics = nullptr;
+          ASSERT_TRUE(same_bytes(run(without).weights, want.weights)) << backend << ", weights alone, " << b.text;
           for (const float x : want.kept) (x != 0.0f ? kept : refused) += 1;
         }
       }
@@ -192,8 +314,11 @@ TEST(ImportanceWeights, PaddingChangesNoBit) {
                                                         {padded.train.data(), padded.width, 1},
                                                         {padded.rollout.data(), padded.width, 1},
                                                         {padded.mask.data(), padded.width, rlk::DType::kBool},
-                                                        s});
-    Results back = {std::vector<float>(one.weights.size()), std::vector<float>(one.kept.size())};
+                                                        s,
+                                                        nullptr,
+                                                        nullptr,
+                                                        params(b, s).metrics});
+    Results back = {std::vector<float>(one.weights.size()), std::vector<float>(one.kept.size()), other.metrics};
     for (std::int64_t q = 0; q < b.sequences.num_sequences; ++q) {
       for (std::int64_t t = 0; t < padded.width; ++t) {
         const auto from = static_cast<std::size_t>(q * padded.width + t);
@@ -207,6 +332,7 @@ TEST(ImportanceWeights, PaddingChangesNoBit) {
     }
     EXPECT_TRUE(same_bytes(back.weights, one.weights)) << b.text;
     EXPECT_TRUE(same_bytes(back.kept, one.kept)) << b.text;
+    EXPECT_TRUE(same_bytes(back.metrics, one.metrics)) << b.text;
   }
 }
 
@@ -215,7 +341,7 @@ TEST(ImportanceWeights, FourTokensOfALaneHaveTheirOwnBits) {
     const Batch b(seed, 1, 4, false);
     const rlk::ImportanceWeightsParams p = params(b, random_spec(seed));
     b.expect_four_alike<rlk::ImportanceStatisticsTerms>(p, {});
-    b.expect_four_alike<rlk::ImportanceTokenTerms>(p, {1.25f, seed % 3 != 0, seed % 7 == 0});
+    b.expect_four_alike<rlk::ImportanceTokenTerms>(p, {1.25f, 1.5f, seed % 3 != 0, seed % 7 == 0});
   }
 }
 

@@ -50,6 +50,21 @@ def run(a: dict[str, Any], name: str, **more: Any) -> rk.ImportanceWeights:
     return rk.importance_weights(a["train"], a["rollout"], a["mask"], **OPTIONS[name], **more)
 
 
+def everything(a: dict[str, Any], name: str, **more: Any) -> list[Any]:
+    """Weights, mask, metrics."""
+    found: Any = run(a, name, return_metrics=True, **more)
+    return [found.weights, found.mask, found.metrics.vector]
+
+
+def off(got: Any, want: dict[str, float], terms: int) -> str:
+    """Where metrics are further from float64 than the contract allows."""
+    assert list(got.names) == list(want)
+    spread = {"weight_std": (want["weight_mean"], "weight_std"), "seq_std": (want["seq_mean"], "seq_std")}
+    rms = [np.hypot(spread[n][0] - 1, want[spread[n][1]]) if n in spread else 0.0 for n in want]
+    values = np.array(list(want.values()))
+    return beyond("importance_weights", "metrics", got.vector, values, terms=terms, spread=np.array(rms))
+
+
 def assert_same(got: Any, want: Any) -> None:
     assert all(same(g.cpu(), w.cpu()) for g, w in zip(got, want, strict=True))
 
@@ -59,8 +74,9 @@ def test_values_lie_near_float64(name: str, device: str) -> None:
     kept = tokens = 0
     for shape in ((1, 1), (12, 97), (3, 1300)):
         a = rollouts(*shape, seed=len(name))
-        got = run(tensors(a, device), name)
+        got: Any = run(tensors(a, device), name, return_metrics=True)
         want = rk.importance_weights_reference(a["train"], a["rollout"], a["mask"], **OPTIONS[name])
+        assert not off(got.metrics, want["metrics"], shape[1])
         assert not beyond("importance_weights", "weights", got.weights, want["weights"], terms=shape[1])
         assert not beyond("importance_weights", "mask", got.mask, want["mask"])
         kept, tokens = kept + int(want["mask"].sum()), tokens + int(a["mask"].sum())
@@ -83,8 +99,9 @@ def test_fuzzed_options_lie_near_float64() -> None:
             "rejection": {k: v for i in random.integers(0, len(criteria), 2) for k, v in criteria[i].items()},
             "normalize": bool(random.integers(2)),
         }
-        got = rk.importance_weights(a["train"], a["rollout"], a["mask"], **options)
+        got: Any = rk.importance_weights(a["train"], a["rollout"], a["mask"], return_metrics=True, **options)
         want = rk.importance_weights_reference(a["train"], a["rollout"], a["mask"], **options)
+        assert not off(got.metrics, want["metrics"], shape[1]), options
         assert not beyond("importance_weights", "weights", got.weights, want["weights"], terms=shape[1]), options
         assert not beyond("importance_weights", "mask", got.mask, want["mask"]), options
 
@@ -136,9 +153,24 @@ def test_weights_and_what_is_kept_are_those_of_slimes_mis(level: str, mode: str)
         "clip": {"mode": "clip", "lower": low, "upper": high},
         "mask": {"upper": math.inf, "rejection": {by: (1 / high, 1 / low)}},
     }[mode]
-    got = rk.importance_weights(a["train"], a["rollout"], mask, level=level, veto=veto, **how)
+    preset = rk.presets.slime_mis(
+        mis_level=level, mis_mode=mode, mis_upper_bound=high, mis_lower_bound=low, mis_veto_threshold=veto
+    )
+    got = rk.importance_weights(a["train"], a["rollout"], mask, **preset)
+    assert_same(got, rk.importance_weights(a["train"], a["rollout"], mask, level=level, veto=veto, **how))
     assert not beyond("importance_weights", "weights", got.weights, weights * mask, terms=60)
     assert torch.equal(got.mask > 0, kept)
+
+
+def test_slimes_lower_bound_is_one_over_the_upper() -> None:
+    assert rk.presets.slime_mis(mis_mode="clip", mis_upper_bound=4.0)["lower"] == 0.25
+    assert rk.presets.slime_mis(mis_mode="mask", mis_upper_bound=4.0)["rejection"] == {"token_k1": (0.25, 4.0)}
+    for how, text in (
+        ({"mis_level": "batch"}, "mis_level: expected 'token'"),
+        ({"mis_mode": ""}, "mis_mode: expected"),
+    ):
+        with pytest.raises(ValueError, match=f"^{text}"):
+            rk.presets.slime_mis(**how)
 
 
 def test_a_threshold_of_k1_is_on_the_inverse_ratio() -> None:
@@ -166,9 +198,10 @@ def test_weights_have_the_bits_of_the_policy_losss(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_packing_padding_and_strides_change_no_bit(name: str, device: str) -> None:
     padded, packed, cuts = ragged()
-    want = run(tensors(padded, device), name)
+    *want, metrics = everything(tensors(padded, device), name)
     for dtype in (torch.int32, torch.int64):
-        got = run(tensors(packed, device), name, cu_seqlens=torch.from_numpy(cuts).to(device, dtype))
+        *got, found = everything(tensors(packed, device), name, cu_seqlens=torch.from_numpy(cuts).to(device, dtype))
+        assert same(found.cpu(), metrics.cpu())
         for s, n in enumerate(LENGTHS):
             assert_same([x[cuts[s] : cuts[s + 1]] for x in got], [x[s, :n] for x in want])
     strided = {}
@@ -192,10 +225,9 @@ def test_a_sequence_has_its_bits_in_any_batch(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_masked_slots_are_never_read(name: str) -> None:
     a = rollouts(4, 65, seed=2)
-    want, got = run(a, name), run(wild(a), name)
-    assert same(got.weights, want.weights)
-    assert same(got.mask, want.mask)
-    for x in got:
+    want, got = everything(a, name), everything(wild(a), name)
+    assert all(same(g, w) for g, w in zip(got, want, strict=True))
+    for x in got[:2]:
         assert not x[~a["mask"]].view(np.int32).any(), "+0"
 
 
@@ -215,8 +247,36 @@ def test_no_mask_counts_every_token() -> None:
 @pytest.mark.parametrize("shape", [(0, 5), (4, 0), (3, 7)])
 def test_without_a_token_all_are_zero(shape: tuple[int, int], name: str) -> None:
     x = torch.full(shape, float("nan"))
-    for found in run({"train": x, "rollout": x, "mask": torch.zeros(shape, dtype=torch.bool)}, name):
+    *arrays, metrics = everything({"train": x, "rollout": x, "mask": torch.zeros(shape, dtype=torch.bool)}, name)
+    for found in arrays:
         assert same(found, np.zeros(shape, np.float32))
+    assert same(metrics, np.array([*([0.0] * (len(rk.ImportanceMetrics.names) - 1)), 1.0], np.float32))  # the divisor
+
+
+def test_metrics_of_weights_that_are_all_alike() -> None:
+    """A constant has no deviation, whatever rounding makes of its sums."""
+    rollout = np.zeros((7, 1001), np.float32)
+    for options in ({}, {"level": "sequence"}, {"mode": "mask"}):
+        for d in (0.3, 1.0, -0.7):
+            how: dict[str, Any] = {"upper": 2.0, "log_ratio_clamp": None, **options}
+            found: Any = rk.importance_weights(rollout + np.float32(d) / 77, rollout, return_metrics=True, **how)
+            metrics = found.metrics.asdict()
+            assert metrics["weight_std"] == metrics["seq_std"] == 0, (options, d)
+            assert metrics["weight_min"] == metrics["weight_max"] == float(found.weights[0, 0])
+            assert metrics["ess"] == float((found.weights != 0).any())
+
+
+def test_metrics_say_nan_where_a_weight_is() -> None:
+    a = rollouts(3, 20, seed=9, masked=0.0)
+    a["mask"][:] = True
+    a["train"][0, 3] = np.nan
+    metrics = rk.importance_weights(a["train"], a["rollout"], a["mask"], upper=2.0, return_metrics=True).metrics
+    named = metrics.asdict()
+    for name in ("weight_mean", "weight_std", "weight_min", "weight_max", "ratio_max", "ess", "seq_mean", "seq_max"):
+        assert math.isnan(named[name]), name
+    assert named["num_tokens"] == 60
+    with pytest.raises(AttributeError, match="no 'nothing'"):
+        _ = metrics.nothing
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -272,14 +332,18 @@ def test_compiled_calls_give_the_same_bytes(backend: str, device: str) -> None:
     a = tensors(rollouts(4, 65), device)
     compiled: Any = torch.compile(lambda a: run(a, "many"), fullgraph=True, backend=backend)
     assert_same(compiled(a), run(a, "many"))
+    assert_same(
+        torch.compile(lambda a: everything(a, "many"), fullgraph=True, backend=backend)(a), everything(a, "many")
+    )
     learned = {**a, "train": a["train"].clone().requires_grad_()}
     assert_same(compiled(learned), run(a, "many"))
     assert not run(learned, "many").weights.requires_grad
     spec = [1.0, 0.0, 1.0, -math.inf, 2.0, 20.0, *([-math.inf, math.inf, math.inf, math.inf] * 4), -math.inf]
-    torch.library.opcheck(
-        torch.ops.rl_kernel_native.importance_weights, (a["train"], a["rollout"], a["mask"], None, spec),
-        test_utils=("test_schema", "test_faketensor"),
-    )  # fmt: skip
+    for metrics in (False, True):
+        torch.library.opcheck(
+            torch.ops.rl_kernel_native.importance_weights, (a["train"], a["rollout"], a["mask"], None, spec, metrics),
+            test_utils=("test_schema", "test_faketensor"),
+        )  # fmt: skip
 
 
 X = torch.zeros(2, 8)
@@ -308,6 +372,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "clamp": ({"log_ratio_clamp": -1.0}, ValueError, "log_ratio_clamp: expected a finite number > 0 or None"),
     "veto": ({"veto": 0.0}, ValueError, "veto: expected a finite number > 0 in float32, got 0.0"),
     "normalize": ({"normalize": 1}, TypeError, "normalize: expected a bool, got int"),
+    "metrics": ({"return_metrics": None}, TypeError, "return_metrics: expected a bool, got NoneType"),
     "rejection": ({"rejection": "token_k1"}, TypeError, "rejection: expected a dict of thresholds or None, got str"),
     "criterion": ({"rejection": {"seq_max_k1": 1.0}}, ValueError, "rejection: expected of token_k1, token_k2,"),
     "range of k2": ({"rejection": {"token_k2": (0, 1)}}, TypeError, 'rejection["token_k2"]: expected a number, got'),
@@ -333,12 +398,13 @@ def test_a_mistake_names_the_argument(case: str) -> None:
 def test_cpu_and_cuda_have_the_same_bytes(name: str) -> None:
     for rows, columns in ((1, 1), (5, 37), (300, 64), (33, 2048), (3, 20000), (5000, 7)):
         a = rollouts(rows, columns, seed=11)
-        want = run(tensors(a), name)
+        want = everything(tensors(a), name)
         there = tensors(a, "cuda")
-        assert_same(run(there, name), want)
+        assert_same(everything(there, name), want)
+        assert_same(run(there, name), want[:2])
         cuts = torch.arange(rows + 1, dtype=torch.int32, device="cuda") * columns
         flat = {k: x.reshape(-1) for k, x in there.items()}
-        assert_same(run(flat, name, cu_seqlens=cuts), [x.reshape(-1) for x in want])
+        assert_same(everything(flat, name, cu_seqlens=cuts), [x.reshape(-1) for x in want])
 
 
 @pytest.mark.gpu
@@ -347,7 +413,8 @@ def test_a_gpu_says_nan_beside_bad_cuts(name: str) -> None:
     a = {k: x.reshape(-1) for k, x in tensors(rollouts(4, 50, masked=0.0), "cuda").items()}
     a["mask"][:] = True
     cuts = torch.tensor([0, 40, 100, 90, 160, 200], dtype=torch.int32, device="cuda")
-    found = run(a, name, cu_seqlens=cuts)
+    found: Any = run(a, name, cu_seqlens=cuts, return_metrics=True)
+    assert bool(found.metrics.vector.isnan().all())
     in_doubt = torch.zeros(200, dtype=torch.bool, device="cuda")
     in_doubt[40:160] = True  # whatever begins or ends at 100 or 90
     assert bool(found.weights[in_doubt].isnan().all())
@@ -359,8 +426,8 @@ def test_a_gpu_says_nan_beside_bad_cuts(name: str) -> None:
 @pytest.mark.parametrize("name", ["TIS", "normalized sequences"])
 def test_a_cuda_graph_replays_without_a_synchronisation(name: str) -> None:
     a = tensors(rollouts(64, 512, seed=12), "cuda")
-    graph, got = captured(lambda: run(a, name))
+    graph, got = captured(lambda: everything(a, name))
     a["train"].mul_(1.1)
     graph.replay()
     torch.cuda.synchronize()
-    assert_same(got, run(a, name))
+    assert_same(got, everything(a, name))

@@ -50,6 +50,103 @@ def test_weights_are_verls_own(helper: Any, level: str, threshold: str, normaliz
     assert not beyond("importance_weights", "weights", got.weights, want, terms=COLUMNS)
 
 
+# verl's names of what importance_weights has. Of tokens it looks for extremes after the bounds, of sequences before.
+IS_METRICS = {
+    "rollout_is_mean": "weight_mean", "rollout_is_std": "weight_std", "rollout_is_eff_sample_size": "ess",
+    "rollout_is_ratio_fraction_high": "fraction_high", "rollout_is_ratio_fraction_low": "fraction_low",
+    "rollout_is_seq_mean": "seq_mean", "rollout_is_seq_std": "seq_std", "rollout_is_seq_min": "seq_min",
+    "rollout_is_seq_max": "seq_max", "rollout_is_seq_max_deviation": "seq_deviation_max",
+    "rollout_is_seq_fraction_high": "seq_fraction_high", "rollout_is_seq_fraction_low": "seq_fraction_low",
+    "rollout_is_batch_norm_factor": "divisor",
+}  # fmt: skip
+EXTREMES = {
+    "token": {"rollout_is_min": "weight_min", "rollout_is_max": "weight_max"},
+    "sequence": {"rollout_is_min": "ratio_min", "rollout_is_max": "ratio_max"},
+}
+
+
+@pytest.mark.parametrize(
+    ("level", "threshold"),
+    [("token", "1.2"), ("token", "0.8_1.25"), ("sequence", "1.2"), ("sequence", "0.3_20")],
+)
+def test_metrics_of_weights_are_verls_own(helper: Any, level: str, threshold: str) -> None:
+    a, d, mask = batch()
+    _, want = helper.compute_rollout_correction_weights(d, mask, level, threshold, True)
+    low, _, high = threshold.rpartition("_")
+    how: dict[str, Any] = {"mode": "mask", "lower": float(low)} if low else {}
+    got: Any = rk.importance_weights(
+        a["train"], a["rollout"], a["mask"], level=level, upper=float(high), normalize=True, return_metrics=True, **how
+    )
+    names = IS_METRICS | EXTREMES[level]
+    metrics = got.metrics.asdict()
+    outside = want.pop("rollout_is_oob_ratio", None)  # of tokens, where the weight is a sequence's, too
+    if low and level == "token":
+        assert metrics["fraction_low"] + metrics["fraction_high"] == pytest.approx(outside)
+    assert set(want) == set(names)
+    assert 0 < metrics["fraction_low"] + metrics["fraction_high"] <= 1, "thresholds that say nothing test nothing"
+    for theirs, ours in names.items():
+        assert metrics[ours] == pytest.approx(want[theirs], rel=2e-4, abs=1e-6), theirs
+
+
+def test_metrics_of_what_is_rejected_are_verls_own(helper: Any) -> None:
+    a, d, mask = batch()
+    _, want = helper.compute_rollout_rejection_mask(d, mask, "token_k1,seq_mean_k3", "0.7_1.1,0.02")
+    got: Any = rk.importance_weights(
+        a["train"], a["rollout"], a["mask"], upper=2.0, rejection={"token_k1": (0.7, 1.1), "seq_mean_k3": 0.02},
+        return_metrics=True,
+    )  # fmt: skip
+    assert 0 < float(got.metrics.rejected_fraction) < 1
+    assert float(got.metrics.rejected_fraction) == pytest.approx(want["rollout_rs_masked_fraction"], rel=1e-6)
+    assert float(got.metrics.seq_rejected_fraction) == pytest.approx(want["rollout_rs_seq_masked_fraction"], rel=1e-6)
+
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "token": {"rollout_is": "token", "rollout_is_threshold": 1.2},
+    "IcePop": {"rollout_is": "token", "rollout_is_threshold": "0.8_1.25", "rollout_is_batch_normalize": True},
+    "sequence and sums": {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"},
+    "geometric": {"rollout_is": None, "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.01"},
+    "k1 of one number": {"rollout_is": None, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.2},
+    "k3": {"rollout_is": "sequence", "rollout_is_threshold": "0.1_3", "rollout_rs": "seq_mean_k3",
+           "rollout_rs_threshold": 0.02},
+    "two": {"rollout_is": "token", "rollout_rs": "token_k1, seq_max_k2", "rollout_rs_threshold": "0.7_1.1,0.15"},
+    "two by one number": {"rollout_is": "token", "rollout_rs": "token_k2,seq_mean_k3", "rollout_rs_threshold": "0.04"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_configuration_of_verl_is_verls_own(helper: Any, name: str) -> None:
+    for seed in range(4):
+        a, _, _ = batch(seed)
+        train, rollout, mask = a["train"].double(), a["rollout"].double(), a["mask"].double()
+        theirs = {"rollout_is": "sequence"} | CONFIGURATIONS[name]  # its function's own default is None
+        proto, want, _ = helper.compute_rollout_correction_and_rejection_mask(train, rollout, mask, **theirs)
+        how = rk.presets.verl_rollout_correction(**CONFIGURATIONS[name])
+        got = rk.importance_weights(a["train"], a["rollout"], a["mask"], **how)
+        assert torch.equal(got.mask.double(), want)
+        if proto is not None:
+            weights = proto.batch["rollout_is_weights"]
+            assert not beyond("importance_weights", "weights", got.weights, weights, terms=COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"rollout_is": "geometric"}, "rollout_is: expected 'token', 'sequence' or None"),
+        ({"rollout_is_threshold": "1_2_3"}, "rollout_is_threshold: expected a number or"),
+        ({"rollout_is_threshold": True}, "rollout_is_threshold: expected a number or"),
+        ({"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 1}, "rollout_rs: expected of token_k1"),
+        ({"rollout_rs": ""}, "rollout_rs: expected of token_k1"),
+        ({"rollout_rs": "token_k1"}, "rollout_rs_threshold: expected a threshold beside rollout_rs"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "1_2"}, "rollout_rs_threshold: expected a number, got"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": "1,2"}, "rollout_rs_threshold: expected one threshold"),
+    ],
+)
+def test_a_mistake_in_a_configuration_of_verl_names_it(how: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match="^" + text):
+        rk.presets.verl_rollout_correction(**how)
+
+
 # Thresholds that some tokens or sequences meet and others do not.
 CRITERIA: dict[str, Any] = {
     "token_k1": (0.7, 1.1), "token_k2": 0.05, "token_k3": 0.04, "seq_sum_k1": (0.3, 4.0), "seq_sum_k2": 0.9,

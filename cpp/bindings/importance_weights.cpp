@@ -37,9 +37,9 @@ ImportanceSpec read_spec(nb::handle packed) {
   return s;
 }
 
-// (weights, kept).
+// (weights, kept, metrics or None).
 nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask, nb::handle cu_seqlens, nb::handle spec,
-                nb::handle allocate, std::uintptr_t stream) {
+                bool return_metrics, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
   require_importance_weights_backend(device);
@@ -54,12 +54,16 @@ nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
                       kept = caller.empty(tokens.shape(), DType::kFloat32);
   p.weights = static_cast<float*>(weights.data);
   p.kept = static_cast<float*>(kept.data);
+  Caller::Fresh metrics{nb::none(), nullptr};
+  const std::int64_t vector[] = {kImportanceMetrics};
+  if (return_metrics) metrics = caller.empty(vector, DType::kFloat32);
+  p.metrics = static_cast<float*>(metrics.data);
   const nb::object workspace = take_workspace(caller, importance_weights_workspace_bytes(p, device), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::importance_weights(p, device, caller.stream);
   }
-  return nb::make_tuple(weights.array, kept.array);
+  return nb::make_tuple(weights.array, kept.array, metrics.array);
 }
 
 }  // namespace

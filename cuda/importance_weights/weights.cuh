@@ -20,10 +20,11 @@ __global__ void __launch_bounds__(kTokenThreads)
 template <bool kOverlap>
 void run_importance_weights(const ImportanceWeightsParams& p, const TokenPlan& plan, cudaStream_t stream) {
   const std::int64_t count = p.sequences.num_slots();
-  if (count == 0) return;
+  if (count == 0 && p.metrics == nullptr) return;
   TokenLaunches<kOverlap, ImportanceBatch> launches(p, plan, stream);
   launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms>);
-  if (p.spec.normalize != 0) launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
+  if (p.spec.normalize != 0 && count > 0)
+    launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
 }
 
 }  // namespace

@@ -14,9 +14,9 @@ void importance_weights(const ImportanceWeightsParams& p, int device, Stream str
   check_importance_weights(p);
   RLK_CHECK(p.workspace, "importance_weights: a workspace is given");
   const std::int64_t count = p.sequences.num_slots(), blocks = map_blocks(count);
-  if (count == 0) return;
+  if (count == 0 && p.metrics == nullptr) return;
   run_token_passes<ImportanceBatch>(p, device, stream, "rlk_importance_weights", "rlk_importance_weights_tokens");
-  if (p.spec.normalize == 0) return;
+  if (p.spec.normalize == 0 || count == 0) return;
   launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_importance_weights_divide", blocks, p,
                 token_workspace<ImportanceBatch>(p.sequences, p.workspace), count, blocks);
 }

@@ -29,7 +29,13 @@ from .ops.group_advantage import (
     group_advantage,
     group_advantage_reference,
 )
-from .ops.importance_weights import ImportanceWeights, importance_weights, importance_weights_reference
+from .ops.importance_weights import (
+    ImportanceMetrics,
+    ImportanceWeights,
+    ImportanceWeightsAndMetrics,
+    importance_weights,
+    importance_weights_reference,
+)
 from .ops.kl import KlGradients, kl, kl_backward, kl_reference
 from .ops.linear import (
     linear,
@@ -124,7 +130,9 @@ __all__ = [
     "GaeResult",
     "GroupAdvantageResult",
     "GroupAdvantageStatus",
+    "ImportanceMetrics",
     "ImportanceWeights",
+    "ImportanceWeightsAndMetrics",
     "KlGradients",
     "LinearLogprobPair",
     "LogprobResult",

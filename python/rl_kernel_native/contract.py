@@ -371,6 +371,11 @@ _IMPORTANCE = Bound(
     "(16 + terms) * u * (expected + 1e-6)",
     "an exponential, and of a sequence's weight the sum of the log-ratios of `terms` tokens, each below 1",
 )
+_IMPORTANCE_METRICS = Bound(
+    lambda expected, terms, spread: (64 + terms) * U * (expected + 1.0) + 1e-3 * spread,
+    "(64 + terms) * u * (expected + 1) + 1e-3 * spread",
+    "weights; `spread` of a standard deviation is the root mean square of what it deviates from 1, else 0",
+)
 _REWARD = Bound(
     lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,
     "8 * u * (expected + largest) + 1e-6 * largest",
@@ -448,6 +453,8 @@ def _sequences() -> Iterable[Row]:
     yield Row("kl", "d_importance_weight", "backward", **tokens)
     weights = of | {"kind": "scan", "stem": "importance_weights"}
     yield Row("importance_weights", "weights", "forward", bound=_IMPORTANCE, **weights)
+    means = weights | {"keeps": ("layout", "padding", "packing", "runs")}
+    yield Row("importance_weights", "metrics", "forward", bound=_IMPORTANCE_METRICS, **means)
     yield Row("importance_weights", "mask", "forward", bound=_BITWISE, **(weights | {"kind": "integers"}))
     scattered = of | {"kind": "scan", "stem": "scatter_rewards"}
     yield Row("scatter_rewards", "rewards", "forward", bound=_REWARD, **scattered)

@@ -1,5 +1,6 @@
 """Objectives of RL frameworks by their own configuration names: each function gives a :class:`PolicySpec` that
-reproduces the framework's loss and gradients to float32 rounding. As there, an array that a spec has no use for is
+reproduces the framework's loss and gradients to float32 rounding; ``verl_rollout_correction`` and ``slime_mis`` the
+arguments of :func:`importance_weights`. As there, an array that a spec has no use for is
 ignored, and without ``rollout_logprob`` nothing is corrected (:attr:`PolicySpec.lenient`). docs/objectives.md has the
 table, and the test."""
 
@@ -7,9 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._rollout_presets import slime_mis, verl_rollout_correction
 from .ops.policy_spec import PolicySpec
 
-__all__ = ["openrlhf", "slime", "trl", "trl_gmpo", "trl_rloo", "verl", "vime"]
+__all__ = [
+    "openrlhf",
+    "slime",
+    "slime_mis",
+    "trl",
+    "trl_gmpo",
+    "trl_rloo",
+    "verl",
+    "verl_rollout_correction",
+    "vime",
+]
 
 
 def _unknown(name: str, value: Any, choices: tuple[str, ...]) -> ValueError:
@@ -52,10 +64,11 @@ def verl(
 
     ``batch_num_tokens`` of ``"token-mean"`` and ``global_batch_size`` of the others go to
     ``policy_loss(denominator=...)``. ``rollout_is``: ``"token"`` or ``"sequence"`` compute the weights here, from
-    ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight`` (batch-normalised
-    ones, too). ``loss_mode="reinforce"`` is bypass mode's, whose weights are of the current policy. clip_cov and kl_cov
-    take the tokens that :func:`covariance_mask` chooses as ``selected``, dppo_tv and dppo_kl those outside of their
-    trust region (docs/objectives.md), of which ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are bounds.
+    ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight``, or those of
+    :func:`verl_rollout_correction`, which also normalises over the batch and rejects. ``loss_mode="reinforce"`` is
+    bypass mode's, whose weights are of the current policy. clip_cov and kl_cov take the tokens that
+    :func:`covariance_mask` chooses as ``selected``, dppo_tv and dppo_kl those outside of their trust region
+    (docs/objectives.md), of which ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are bounds.
 
     Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.
         ``clip_ratio_low`` and ``clip_ratio_high`` of None are ``clip_ratio``; verl's configuration has 0.2 for both, so

@@ -67,19 +67,22 @@ void run_metrics(const rollout_test::Batch& b, const There& there, PlanCheck* ch
 
 void run_weights(const rollout_test::Batch& b, const There& there, const ImportanceSpec& s, PlanCheck* check_of) {
   const std::int64_t slots = b.sequences.num_slots();
-  std::vector<float> weights = guarded(slots), kept = guarded(slots);
-  cpu::importance_weights({b.sequences, b.train, b.rollout, b.token_mask, s, weights.data(), kept.data()});
+  std::vector<float> weights = guarded(slots), kept = guarded(slots), metrics = guarded(kImportanceMetrics);
+  cpu::importance_weights(
+      {b.sequences, b.train, b.rollout, b.token_mask, s, weights.data(), kept.data(), metrics.data()});
   for (const TokenPlan& plan : kTokenPlans) {
     for (const int arch : {90, 80}) {
       DeviceArrays memory;
       ImportanceWeightsParams p = {there.sequences, there.train, there.rollout, there.mask, s};
       p.weights = memory.put_guarded(weights.size());
       p.kept = memory.put_guarded(kept.size());
+      p.metrics = memory.put_guarded(metrics.size());
       p.workspace = memory.workspace<ImportanceBatch>(p.sequences, plan);
       arch == 90 ? importance_weights_sm90(p, plan, nullptr) : importance_weights_sm80(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "importance_weights");
       check_of->compare("weights, " + b.text, plan.tile, arch, 0, p.weights, weights);
       check_of->compare("kept, " + b.text, plan.tile, arch, 1, p.kept, kept);
+      check_of->compare("metrics of weights, " + b.text, plan.tile, arch, 2, p.metrics, metrics);
     }
   }
 }

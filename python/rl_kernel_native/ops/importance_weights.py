@@ -8,11 +8,18 @@ import struct
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
+from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.importance_weights import importance_weights_reference
 from .mismatch_metrics import limit_of
 
-__all__ = ["ImportanceWeights", "importance_weights", "importance_weights_reference"]
+__all__ = [
+    "ImportanceMetrics",
+    "ImportanceWeights",
+    "ImportanceWeightsAndMetrics",
+    "importance_weights",
+    "importance_weights_reference",
+]
 
 _LEVELS = {"token": 1, "sequence": 2, "geometric": 3}  # ImportanceLevel
 _MODES = ("truncate", "clip", "mask")
@@ -30,6 +37,26 @@ class ImportanceWeights(NamedTuple):
 
     weights: Any
     mask: Any
+
+
+class ImportanceMetrics(MetricVector):
+    """Scalars of one call in one float32 vector on its device: ``metrics.ess`` is an element of it, without a copy to
+    the host; ``metrics.asdict()`` makes one copy of all. Definitions: the contract, and docs/objectives.md."""
+
+    names: tuple[str, ...] = (
+        "num_tokens", "num_sequences", "weight_mean", "weight_std", "weight_min", "weight_max", "ratio_min",
+        "ratio_max", "fraction_low", "fraction_high", "ess", "seq_mean", "seq_std", "seq_min", "seq_max",
+        "seq_deviation_max", "seq_fraction_low", "seq_fraction_high", "rejected_fraction", "seq_rejected_fraction",
+        "divisor",
+    )  # fmt: skip
+
+
+class ImportanceWeightsAndMetrics(NamedTuple):
+    """:class:`ImportanceWeights` with their :class:`ImportanceMetrics`."""
+
+    weights: Any
+    mask: Any
+    metrics: ImportanceMetrics
 
 
 def _torch() -> Any:
@@ -109,9 +136,9 @@ def spec_of(
 
 
 def call_native(*arguments: Any) -> Any:
-    """The extension's function, whose spec is packed: arrays, spec, allocate, stream."""
-    *arrays, spec, allocate, stream = arguments
-    return _C.importance_weights(*arrays, struct.pack(f"{len(spec)}d", *spec), allocate, stream)
+    """The extension's function, whose spec is packed: arrays, spec, whether metrics are wanted, allocate, stream."""
+    *arrays, spec, metrics, allocate, stream = arguments
+    return _C.importance_weights(*arrays, struct.pack(f"{len(spec)}d", *spec), metrics, allocate, stream)
 
 
 def importance_weights(
@@ -128,7 +155,8 @@ def importance_weights(
     rejection: dict[str, Any] | None = None,
     veto: float | None = None,
     normalize: bool = False,
-) -> ImportanceWeights:
+    return_metrics: bool = False,
+) -> ImportanceWeights | ImportanceWeightsAndMetrics:
     """Weights pi / mu of the policy to the engine that sampled, bounded (TIS, MIS, IcePop), and the mask of what
     rejection leaves. They have the bits of the weights that :class:`PolicySpec` multiplies by.
 
@@ -157,19 +185,28 @@ def importance_weights(
         veto: a sequence with a token whose ratio is below is not kept.
         normalize: weights are divided by their mean over this call: of tokens with ``"token"``, else of sequences that
             have a token; not where that is at most 1e-8. Rejected tokens count in it.
-    Returns: :class:`ImportanceWeights`.
+        return_metrics: whether statistics of the weights before ``normalize``, of the ratios before their bounds and of
+            what is rejected are wanted, in one vector on the device.
+    Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
         effect; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens that
-        do not ascend from 0 to num_tokens; on a GPU the weights of the sequences beside are NaN then.
+        do not ascend from 0 to num_tokens; on a GPU the weights of the sequences beside, and all metrics, are NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
     """
     tensors = {"logprob": logprob, "rollout_logprob": rollout_logprob, "mask": mask, "cu_seqlens": cu_seqlens}
     spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize)
+    if not isinstance(return_metrics, bool):
+        raise TypeError(f"return_metrics: expected a bool, got {type(return_metrics).__name__}")
     if _dispatch.is_tensor(logprob):
-        return ImportanceWeights(*_torch().call(tensors, spec))
-    frame = _dispatch.Frame(logprob, "logprob")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(array, name) for name, array in tensors.items()]
-    return ImportanceWeights(*map(frame.result, call_native(*arrays, spec, frame.allocate, frame.stream)))
+        weights, kept, vector = _torch().call(tensors, spec, return_metrics)
+    else:
+        frame = _dispatch.Frame(logprob, "logprob")
+        _dispatch.match_torch_threads()
+        arrays = [frame.export(array, name) for name, array in tensors.items()]
+        found = call_native(*arrays, spec, return_metrics, frame.allocate, frame.stream)
+        weights, kept, vector = map(frame.result, found)
+    if return_metrics:
+        return ImportanceWeightsAndMetrics(weights, kept, ImportanceMetrics(vector))
+    return ImportanceWeights(weights, kept)

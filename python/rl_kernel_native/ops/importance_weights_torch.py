@@ -10,34 +10,40 @@ from torch import Tensor
 
 from .._constants import call_constant
 from .._torch import implement, memory, prepare
-from .importance_weights import call_native
+from .importance_weights import ImportanceMetrics, call_native
 from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(
-    "importance_weights(Tensor logprob, Tensor rollout_logprob, Tensor? mask, Tensor? cu_seqlens, float[] spec) "
-    "-> (Tensor, Tensor)"
+    "importance_weights(Tensor logprob, Tensor rollout_logprob, Tensor? mask, Tensor? cu_seqlens, float[] spec, "
+    "bool metrics) -> (Tensor, Tensor, Tensor)"
 )
 
 
-def call(tensors: dict[str, Any], spec: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = call_constant(call_native, "importance_weights", tensors, (list(spec),))
+def call(tensors: dict[str, Any], spec: tuple[float, ...], metrics: bool) -> tuple[Tensor, Tensor, Any]:
+    """The metrics are None, or of a traced call empty, where they are not wanted."""
+    found: tuple[Tensor, Tensor, Any] = call_constant(call_native, "importance_weights", tensors, (list(spec), metrics))
     return found
 
 
-def _kernel(logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any, spec: Any) -> tuple[Tensor, Tensor]:
+def _kernel(
+    logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any, spec: Any, metrics: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     prepare(logprob)
     operands = map(memory, (logprob, rollout_logprob, mask, cu_seqlens))
-    weights, kept = call_native(*operands, spec, None, 0)
-    return weights, kept
+    weights, kept, vector = call_native(*operands, spec, metrics, None, 0)
+    return weights, kept, logprob.new_empty(0) if vector is None else vector
 
 
 implement(_library, "importance_weights", _kernel)
 
 
 @torch.library.register_fake("rl_kernel_native::importance_weights", lib=_library)
-def _fake(logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any, _spec: Any) -> tuple[Tensor, Tensor]:
+def _fake(
+    logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any, _spec: Any, metrics: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     check_first(logprob, "logprob", cu_seqlens)
     check_tokens(rollout_logprob, "rollout_logprob", logprob, "logprob")
     check_mask(mask, logprob, "logprob")
-    return logprob.new_empty(logprob.shape), logprob.new_empty(logprob.shape)
+    vector = logprob.new_empty(len(ImportanceMetrics.names) if metrics else 0)
+    return logprob.new_empty(logprob.shape), logprob.new_empty(logprob.shape), vector

@@ -26,20 +26,20 @@ def importance_weights_reference(
     rejection: dict[str, Any] | None = None,
     veto: float | None = None,
     normalize: bool = False,
-) -> dict[str, np.ndarray]:
-    """``weights`` and ``mask`` of :func:`importance_weights` in float64, in the shape of ``logprob``.
+) -> dict[str, Any]:
+    """``weights`` and ``mask`` of :func:`importance_weights` in float64, in the shape of ``logprob``, and
+    ``metrics`` by name.
 
     Args: as :func:`importance_weights`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives.md.
     """
     shape = np.asarray(logprob).shape
     limit = math.inf if log_ratio_clamp is None else log_ratio_clamp
-    if mode == "truncate":
-        lower = 0.0
-    elif lower is None:
-        lower = 1.0 / upper
+    low_ratio = 1.0 / upper if lower is None else lower
+    lower = 0.0 if mode == "truncate" else low_ratio
     weights, kept = np.zeros(shape).reshape(-1), np.zeros(shape).reshape(-1)
     mean_of: list[float] = []
+    of_sequences: list[Any] = []
     indices = np.arange(weights.size).reshape(shape)
     for x, y, at in sequences_of((logprob, rollout_logprob, indices), mask, cu_seqlens):
         if not x.size:
@@ -56,9 +56,34 @@ def importance_weights_reference(
         for name, threshold in (rejection or {}).items():
             keep &= _allowed(name, threshold, np.clip(d, -limit, limit))
         kept[at] = keep
+        of_sequences.append((w, e, keep))
+    divisor = 1.0
     if normalize and mean_of and np.mean(mean_of) > 1e-8:
-        weights /= np.mean(mean_of)
-    return {"weights": weights.reshape(shape), "mask": kept.reshape(shape)}
+        divisor = float(np.mean(mean_of))
+        weights /= divisor
+    metrics = _metrics(of_sequences, level, low_ratio, upper)
+    return {"weights": weights.reshape(shape), "mask": kept.reshape(shape), "metrics": metrics | {"divisor": divisor}}
+
+
+def _metrics(of_sequences: list[Any], level: str, low: float, high: float) -> dict[str, float]:
+    """Of (weights, ratios before their bounds, whether a token is kept) of each sequence that has a token."""
+    none = [(np.zeros(1), np.zeros(1), np.ones(1, bool))]
+    w, e, keep = (np.concatenate(x) for x in zip(*(of_sequences or none), strict=True))
+    means, ratios, rejects = (
+        np.array(x) for x in zip(*((a.mean(), b.mean(), not c.all()) for a, b, c in of_sequences or none), strict=True)
+    )
+    units = e if level == "token" else ratios
+    found = {
+        "num_tokens": w.size, "num_sequences": means.size, "weight_mean": w.mean(), "weight_std": w.std(),
+        "weight_min": w.min(), "weight_max": w.max(), "ratio_min": e.min(), "ratio_max": e.max(),
+        "fraction_low": (units < low).mean(), "fraction_high": (units > high).mean(),
+        "ess": w.mean() ** 2 / (w * w).mean() if w.any() else 0.0, "seq_mean": means.mean(),
+        "seq_std": means.std(ddof=1) if means.size > 1 else 0.0, "seq_min": means.min(), "seq_max": means.max(),
+        "seq_deviation_max": np.abs(means - 1).max(), "seq_fraction_low": (ratios < low).mean(),
+        "seq_fraction_high": (ratios > high).mean(), "rejected_fraction": (~keep).mean(),
+        "seq_rejected_fraction": rejects.mean(),
+    }  # fmt: skip
+    return {name: float(x) if of_sequences else 0.0 for name, x in found.items()}
 
 
 def _allowed(name: str, threshold: Any, c: Any) -> Any:

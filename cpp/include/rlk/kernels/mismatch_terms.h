@@ -22,8 +22,6 @@ inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
             "mismatch_metrics: logprob_rollout, one a token");
 }
 
-constexpr float kLeastVariance = 0x1p-20f;  // of the second moment
-
 // Whether x and y have other bits, all NaN being one. Vectors have no comparison of bits: those of a zero, plus those of 1,
 // are the bits of 1 or of -1.
 template <class F>

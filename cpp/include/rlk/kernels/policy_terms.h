@@ -37,6 +37,7 @@ enum PolicySum : int {
   kSumMismatch,
   kPolicySums
 };
+constexpr int kPolicyMaxima = 3;
 enum PolicyCount : int { kCountClipped = kCountTokens + 1, kCountDual, kCountLow, kCountHigh, kCountImportance };
 // Of the pass before, where the policy term of a token needs sums over its sequence.
 enum PolicyStatistic : int {
@@ -406,7 +407,7 @@ struct PolicyTokenTerms : EverySum {
   static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   static constexpr int kMaxima =
-      kClipped ? 2 : kTokenMaxima;  // of the ratio, of the mismatch, of the importance weight
+      kClipped ? 2 : kPolicyMaxima;  // of the ratio, of the mismatch, of the importance weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
@@ -536,7 +537,7 @@ using PolicyLossTerms = PolicyTokenTerms<PolicyForm::kSequences>;
 // A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
 constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
-using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kTokenMaxima>;
+using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kPolicyMaxima>;
 
 RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t) {
   const PolicySpec& s = p.spec;
@@ -580,7 +581,7 @@ RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals,
 }
 
 struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
-  static constexpr int kSums = kPolicyTotalSums, kMaxima = kTokenMaxima;
+  static constexpr int kSums = kPolicyTotalSums, kMaxima = kPolicyMaxima;
   using Context = TokenContext<PolicyBatch>;
   using Statistics = PolicyStatisticsTerms;
   static RLK_HD Factors factors_of(const Params& p, std::int64_t, const SequenceSums<8>& of) {
@@ -592,7 +593,7 @@ struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
     const SequenceSums<8>& of = groups[0];
     PolicyTotalSums t;
     for (int i = 0; i < kPolicySums; ++i) t.sum[i] = of.sum[i];
-    for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
+    for (int i = 0; i < kPolicyMaxima; ++i) t.maximum[i] = of.maximum[i];
     count(p, s, of, &t);
     PolicyFactors f;
     set_weights(p, totals_of(p, context), of.count[kCountTokens], &f);

@@ -24,6 +24,13 @@ inline void check_importance_weights(const ImportanceWeightsParams& p) {
 
 constexpr float kLeastMeanWeight = 1e-8f;
 
+// Of values that are not negative what is larger where they are smaller, so that a maximum finds the least; and back again.
+template <class F>
+RLK_HD F opposite(F x) {
+  const auto zero = bits_of(broadcast<F>(0.0f));
+  return select(is_nan(x), x, float_of(zero - bits_of(x) + bits_of(infinity())));
+}
+
 RLK_HD ImportanceBounds importance_bounds(const ImportanceSpec& s) {
   return {s.low, s.high, s.limit, s.zero_outside != 0};
 }
@@ -56,7 +63,7 @@ RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf
 
 // What is the same for a sequence's tokens.
 struct ImportanceFactors {
-  float weight = 0.0f;
+  float weight = 0.0f, ratio = 0.0f;  // after and before its bounds
   std::int32_t kept = 1;
   std::int32_t broken = 0;  // the cuts beside it do not ascend
 };
@@ -100,7 +107,9 @@ RLK_HD ImportanceFactors importance_factors(const ImportanceWeightsParams& p, st
   if (tokens == 0) return f;
   const float n = static_cast<float>(tokens), d = of.sum[kStatOfRatio];
   if (s.level != ImportanceLevel::kToken) {
-    f.weight = importance_of_log(importance_bounds(s), s.level == ImportanceLevel::kSequence ? d : div_rn(d, n)).weight;
+    const float z = s.level == ImportanceLevel::kSequence ? d : div_rn(d, n);
+    f.ratio = exp(clamped(z, -s.limit, s.limit));
+    f.weight = limited_weight(importance_bounds(s), f.ratio).weight;
   }
   const Divergence<float> sum = {-of.sum[kStatOfLimited], of.sum[kStatK2], of.sum[kStatK3]};
   bool kept = !vetoes(s) || of.count[kStatAboveVeto] == tokens;
@@ -111,8 +120,14 @@ RLK_HD ImportanceFactors importance_factors(const ImportanceWeightsParams& p, st
   return f;
 }
 
+enum : int { kSumWeight, kSumDeviation, kSumDeviationSquared, kSumOfRatios };
+enum : int { kCountLowRatio = kStatTokens + 1, kCountHighRatio, kCountKept };
+enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
+
+RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
+
 struct ImportanceTokenTerms : LowerSums {
-  static constexpr int kInputs = 2, kOutputs = 2, kSums = 8;
+  static constexpr int kInputs = 2, kOutputs = 2, kSums = 8, kMaxima = 4;
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
@@ -126,23 +141,40 @@ struct ImportanceTokenTerms : LowerSums {
     const ImportanceSpec& s = p.spec;
     const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), d = sub_rn(in[0], in[1]);
     const auto never = MaskOf<F>(zero > zero);
-    F w = broadcast<F>(f.weight);
-    if (s.level == ImportanceLevel::kToken) w = importance_of_log(importance_bounds(s), d).weight;
+    F e = broadcast<F>(f.ratio), w = broadcast<F>(f.weight);
+    if (s.level == ImportanceLevel::kToken) {
+      e = exp(clamped(d, -s.limit, s.limit));
+      w = limited_weight(importance_bounds(s), e).weight;
+    }
     w = either(f.broken != 0, broadcast<F>(canonical_nan()), w);
     auto kept = either(f.kept != 0 && f.broken == 0, mask, never);
     if (rejects(s.token)) kept = inside(s.token, divergence_of(clamped(d, -s.limit, s.limit)), kept);
     out[0] = canonical(where(mask, w));
     out[1] = select(kept, one, zero);
     clear(sums);
-    sums->sum[0] = where(mask, w);
+    sums->sum[kSumWeight] = where(mask, w);
     sums->count[kStatTokens] = counted<F>(mask);
+    if (p.metrics == nullptr) return;
+    const F u = sub_rn(w, one);
+    sums->sum[kSumDeviation] = where(mask, u);
+    sums->sum[kSumDeviationSquared] = where(mask, mul_rn(u, u));
+    sums->sum[kSumOfRatios] = where(mask, e);
+    sums->count[kCountLowRatio] = counted<F>(MaskOf<F>(mask & (e < broadcast<F>(low_ratio(s)))));
+    sums->count[kCountHighRatio] = counted<F>(MaskOf<F>(mask & (e > broadcast<F>(s.high))));
+    sums->count[kCountKept] = counted<F>(kept);
+    sums->maximum[kMostRatio] = where(mask, e);
+    sums->maximum[kLeastRatio] = where(mask, opposite(e));
+    sums->maximum[kMostWeight] = where(mask, w);
+    sums->maximum[kLeastWeightOfTokens] = where(mask, opposite(w));
   }
 };
 
-// Its total is the mean weight that all are divided by.
+// Its total is the mean weight that all are divided by, and the metrics.
 struct ImportanceBatch {
-  static constexpr int kGroups = 1, kSums = 1, kCounts = 3, kMaxima = 1;
-  enum : int { kTokens, kSequences, kBadCuts };
+  static constexpr int kGroups = 1, kSums = 5, kCounts = 9, kMaxima = 7;
+  enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };
+  enum : int { kWeight, kDeviation, kDeviationSquared, kSequenceDeviation, kSequenceDeviationSquared };
+  enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;
   struct Shared {
@@ -153,7 +185,7 @@ struct ImportanceBatch {
   using Total = TotalSums<kSums, kCounts, kMaxima>;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params& p) { return needs_statistics(p.spec); }
-  static RLK_HD bool needs_sums(const Params& p) { return p.spec.normalize != 0; }
+  static RLK_HD bool needs_sums(const Params& p) { return p.spec.normalize != 0 || p.metrics != nullptr; }
   static RLK_HD Factors factors_of(const Params& p, std::int64_t s, const SequenceSums<8>& of) {
     return importance_factors(p, s, of);
   }
@@ -175,7 +207,26 @@ struct ImportanceBatch {
     if (tokens == 0) return t;
     t.count[kTokens] = tokens;
     t.count[kSequences] = 1;
-    t.sum[0] = p.spec.level == ImportanceLevel::kToken ? groups[0].sum[0] : in_global(context.factors)[s].weight;
+    const SequenceSums<8>& of = groups[0];
+    const bool of_token = p.spec.level == ImportanceLevel::kToken;
+    t.sum[kWeight] = of_token ? of.sum[kSumWeight] : in_global(context.factors)[s].weight;
+    if (p.metrics == nullptr) return t;
+    const float n = static_cast<float>(tokens), deviation = div_rn(of.sum[kSumDeviation], n);
+    const float mean = max_of(add_rn(1.0f, deviation), 0.0f), ratio = div_rn(of.sum[kSumOfRatios], n);
+    t.sum[kDeviation] = of.sum[kSumDeviation];
+    t.sum[kDeviationSquared] = of.sum[kSumDeviationSquared];
+    t.sum[kSequenceDeviation] = deviation;
+    t.sum[kSequenceDeviationSquared] = mul_rn(deviation, deviation);
+    t.count[kLow] = of_token ? of.count[kCountLowRatio] : of.count[kCountLowRatio] > 0;
+    t.count[kHigh] = of_token ? of.count[kCountHighRatio] : of.count[kCountHighRatio] > 0;
+    t.count[kKept] = of.count[kCountKept];
+    t.count[kRejecting] = of.count[kCountKept] < tokens;
+    t.count[kLowSequences] = ratio < low_ratio(p.spec);
+    t.count[kHighSequences] = ratio > p.spec.high;
+    for (int i = 0; i < kTokenMaxima; ++i) t.maximum[i] = of.maximum[i];
+    t.maximum[kMostOfSequences] = mean;
+    t.maximum[kLeastOfSequences] = opposite(mean);
+    t.maximum[kMostDeviation] = abs_of(deviation);
     return t;
   }
   static RLK_HD void store(const Params& p, const Context& context, const Total& t) {
@@ -183,6 +234,50 @@ struct ImportanceBatch {
     const float mean = quotient_or_zero(t.sum[0], static_cast<float>(t.count[of_token ? kTokens : kSequences]));
     const float divisor = mean <= kLeastMeanWeight ? 1.0f : mean;
     in_global(context.shared)->divisor = t.count[kBadCuts] > 0 ? canonical_nan() : divisor;
+    if (p.metrics != nullptr) store_metrics(p, t, p.spec.normalize != 0 ? divisor : 1.0f);
+  }
+  // Of `count` values by their sums, over `degrees`.
+  static RLK_HD float variance(float sum, float squares, float count, float degrees) {
+    const float v = fma_rn(-sum, quotient_or_zero(sum, count), squares);
+    return v <= mul_rn(kLeastVariance, squares) ? 0.0f : quotient_or_zero(v, degrees);
+  }
+  static RLK_HD void store_metrics(const Params& p, const Total& t, float divisor) {
+    float* const to = in_global(p.metrics);
+    if (t.count[kBadCuts] > 0) {
+      for (int i = 0; i < kImportanceMetrics; ++i) to[i] = canonical_nan();
+      return;
+    }
+    const float tokens = static_cast<float>(t.count[kTokens]), sequences = static_cast<float>(t.count[kSequences]);
+    const bool any = t.count[kTokens] > 0;
+    const float units = p.spec.level == ImportanceLevel::kToken ? tokens : sequences;
+    const auto fraction = [&](std::int64_t count, float of) { return quotient_or_zero(static_cast<float>(count), of); };
+    const auto mean_of = [&](float sum, float of) { return any ? add_rn(1.0f, div_rn(sum, of)) : 0.0f; };
+    const auto least = [&](int i) { return any ? canonical(opposite(t.maximum[i])) : 0.0f; };
+    const float mean = mean_of(t.sum[kDeviation], tokens);
+    const float spread = variance(t.sum[kDeviation], t.sum[kDeviationSquared], tokens, tokens);
+    const float of_sequences = variance(t.sum[kSequenceDeviation], t.sum[kSequenceDeviationSquared], sequences,
+                                        t.count[kSequences] > 1 ? sub_rn(sequences, 1.0f) : 0.0f);
+    to[kImportanceNumTokens] = tokens;
+    to[kImportanceNumSequences] = sequences;
+    to[kImportanceWeightMean] = finished_sum(mean);
+    to[kImportanceWeightStd] = finished_sum(sqrt_rn(spread));
+    to[kImportanceWeightMin] = least(kLeastWeightOfTokens);
+    to[kImportanceWeightMax] = canonical(t.maximum[kMostWeight]);
+    to[kImportanceRatioMin] = least(kLeastRatio);
+    to[kImportanceRatioMax] = canonical(t.maximum[kMostRatio]);
+    to[kImportanceFractionLow] = fraction(t.count[kLow], units);
+    to[kImportanceFractionHigh] = fraction(t.count[kHigh], units);
+    to[kImportanceEss] = finished_sum(quotient_or_zero(mul_rn(mean, mean), fma_rn(mean, mean, spread)));
+    to[kImportanceSeqMean] = finished_sum(mean_of(t.sum[kSequenceDeviation], sequences));
+    to[kImportanceSeqStd] = finished_sum(sqrt_rn(of_sequences));
+    to[kImportanceSeqMin] = least(kLeastOfSequences);
+    to[kImportanceSeqMax] = canonical(t.maximum[kMostOfSequences]);
+    to[kImportanceSeqDeviationMax] = canonical(t.maximum[kMostDeviation]);
+    to[kImportanceSeqFractionLow] = fraction(t.count[kLowSequences], sequences);
+    to[kImportanceSeqFractionHigh] = fraction(t.count[kHighSequences], sequences);
+    to[kImportanceRejectedFraction] = fraction(t.count[kTokens] - t.count[kKept], tokens);
+    to[kImportanceSeqRejectedFraction] = fraction(t.count[kRejecting], sequences);
+    to[kImportanceDivisor] = divisor;
   }
 };
 

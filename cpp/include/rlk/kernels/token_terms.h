@@ -27,7 +27,7 @@ template <class F>
 using MaskOf = typename MaskType<F>::Type;
 
 constexpr int kTokenCounts = 6;
-constexpr int kTokenMaxima = 3;  // of values that are not negative
+constexpr int kTokenMaxima = 4;  // of values that are not negative
 
 // What a token's share of a count is kept as: of several tokens of a lane their number, so that no mask is.
 template <class F>
@@ -179,6 +179,9 @@ RLK_HD F canonical(F x) {
 }
 // A sum that leaves: no sign of a zero, one NaN.
 RLK_HD float finished_sum(float x) { return canonical(add_rn(x, 0.0f)); }
+
+// Of a second moment: a variance that is no more of it is what rounding leaves of a constant.
+constexpr float kLeastVariance = 0x1p-20f;
 
 RLK_HD float maximum_of(float a, float b) { return is_nan(a) || a > b ? a : b; }
 RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }

@@ -16,6 +16,13 @@
 //   A bound that is not finite gives no criterion; where there is one, a NaN is refused.
 //   normalize  w = fl(w / mean): of tokens where the weight is a token's, else of sequences that have a token; 0 stays 0; not
 //              where mean <= 1e-8. Tokens count here whether they are kept or not.
+//   metrics    of weights w before they are normalized and ratios e, u = fl(w - 1); N tokens, S sequences that have one; low' is
+//              low, or 1 / high where that is -Inf. Of tokens m = weight_mean = 1 + sum(u) / N, V = v / N with
+//              v = fma(-sum(u), sum(u) / N, sum(u u)), 0 where v <= 2^-20 sum(u u), which rounding leaves of a constant;
+//              weight_std = sqrt(V); ess = m m / fma(m, m, V), 0 where m is. Of a sequence g = sum(u) / n: its mean weight
+//              max(1 + g, 0), its deviation |g|; seq_mean = 1 + sum(g) / S, seq_std as weight_std of g, over S - 1, of one 0;
+//              it is low or high as sum(e) / n is. fraction_low, fraction_high: e < low', e > high, of tokens where the weight
+//              is a token's, else of sequences. rejected: tokens that count and are not kept, sequences with one of these
 // Masked: weight +0, kept 0. NaN weights are canonical. Nothing in a masked slot decides a bit. Weights are not zeroed where
 // a token is not kept: multiply, or take `kept` for the mask of what follows.
 // Same bits for padded and packed sequences, any strides, in any batch (but for normalize), and on every backend. Enqueues on
@@ -46,6 +53,32 @@ struct ImportanceSpec {
   float veto_below = -std::numeric_limits<float>::infinity();  // of a log-ratio
 };
 
+// What comes out where metrics are wanted, in this order; without a token all are 0 but the divisor.
+enum ImportanceMetric : int {
+  kImportanceNumTokens,
+  kImportanceNumSequences,  // that have a token
+  kImportanceWeightMean,
+  kImportanceWeightStd,
+  kImportanceWeightMin,
+  kImportanceWeightMax,
+  kImportanceRatioMin,
+  kImportanceRatioMax,
+  kImportanceFractionLow,
+  kImportanceFractionHigh,
+  kImportanceEss,
+  kImportanceSeqMean,
+  kImportanceSeqStd,
+  kImportanceSeqMin,
+  kImportanceSeqMax,
+  kImportanceSeqDeviationMax,
+  kImportanceSeqFractionLow,
+  kImportanceSeqFractionHigh,
+  kImportanceRejectedFraction,
+  kImportanceSeqRejectedFraction,
+  kImportanceDivisor,  // what normalize divides by; else 1
+  kImportanceMetrics,
+};
+
 struct ImportanceWeightsParams {
   PolicySequences sequences;
   PolicyTokens logprob;          // [slots]
@@ -54,12 +87,13 @@ struct ImportanceWeightsParams {
   ImportanceSpec spec;
   float* weights = nullptr;   // [slots], contiguous
   float* kept = nullptr;      // [slots], contiguous: 1 or 0
+  float* metrics = nullptr;   // [kImportanceMetrics], or null: not wanted
   void* workspace = nullptr;  // importance_weights_workspace_bytes(...), 16-byte aligned
 };
 void require_importance_weights_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
 // Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU the sequences beside them have NaN
-// weights, with normalize all have, and slots of no sequence are not written.
+// weights, with normalize all have, metrics are NaN, and slots of no sequence are not written.
 void importance_weights(const ImportanceWeightsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

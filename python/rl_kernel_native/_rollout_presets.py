@@ -1,0 +1,107 @@
+"""Corrections of RL frameworks for the engine that sampled, by their own configuration names: part of ``presets``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .ops.importance_weights import CRITERIA
+
+__all__ = ["slime_mis", "verl_rollout_correction"]
+
+
+def _numbers(name: str, text: Any, most: int) -> list[float]:
+    """ "lower_upper" or a number."""
+    try:
+        parts = [float(x) for x in str(text).split("_")]
+    except ValueError:
+        parts = []
+    if isinstance(text, bool) or not 1 <= len(parts) <= most:
+        expected = 'a number or "lower_upper"' if most == 2 else "a number"
+        raise ValueError(f"{name}: expected {expected}, got {text!r}")
+    return parts
+
+
+def verl_rollout_correction(
+    *,
+    rollout_is: str | None = "sequence",
+    rollout_is_threshold: float | str | None = 2.0,
+    rollout_is_batch_normalize: bool = False,
+    rollout_rs: str | None = None,
+    rollout_rs_threshold: float | str | None = None,
+) -> dict[str, Any]:
+    """verl's ``algorithm.rollout_correction`` as arguments of :func:`importance_weights` (verl 0.9.1:
+    verl/trainer/ppo/rollout_corr_helper.py).
+
+    The weights go to ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, the mask to
+    its ``mask``. With a ``rollout_is`` of None verl has no weights: take the mask alone, and a spec without
+    ``rollout_is``. In bypass mode ``logprob`` is the current policy's, and so is the ratio of the loss:
+    ``presets.verl(loss_mode="reinforce")``, or for its clipped loss ``old_logprob=rollout_logprob``. The batch's mean
+    of ``rollout_is_batch_normalize`` is over this call, in verl over all ranks.
+
+    Args: as verl's configuration names them; ``rollout_rs`` may be of several criteria, ``"token_k1,seq_mean_k3"``,
+        ``rollout_rs_threshold`` then one for each or one for all, ``"0.5_2.0,0.01"``.
+    Returns: keyword arguments.
+    Raises: ValueError for a value that verl does not know.
+    Source: docs/objectives/rollout_correction.md.
+    """
+    if rollout_is not in (None, "token", "sequence"):
+        raise ValueError(f"rollout_is: expected 'token', 'sequence' or None, got {rollout_is!r}")
+    options: dict[str, Any] = {"upper": math.inf}
+    if rollout_is is not None and rollout_is_threshold is not None:
+        *low, high = _numbers("rollout_is_threshold", rollout_is_threshold, 2)
+        options = {"level": rollout_is, "upper": high, "normalize": rollout_is_batch_normalize}
+        if low:
+            options |= {"mode": "mask", "lower": low[0]}
+    if rollout_rs is None:
+        return options
+    names = list(dict.fromkeys(part.strip() for part in rollout_rs.split(",") if part.strip()))
+    unknown = [name for name in names if name not in CRITERIA]
+    if unknown or not names:
+        raise ValueError(f"rollout_rs: expected of {', '.join(CRITERIA)}, got {rollout_rs!r}")
+    if rollout_rs_threshold is None:
+        raise ValueError("rollout_rs_threshold: expected a threshold beside rollout_rs, got None")
+    texts = [part.strip() for part in str(rollout_rs_threshold).split(",") if part.strip()]
+    if len(texts) not in (1, len(names)):
+        raise ValueError(
+            f"rollout_rs_threshold: expected one threshold, or one for each of {len(names)} criteria, got {len(texts)}"
+        )
+    texts = texts * (len(names) // len(texts))
+    rejection = {}
+    for name, text in zip(names, texts, strict=True):
+        found = _numbers("rollout_rs_threshold", text, 2 if name.endswith("k1") else 1)
+        rejection[name] = tuple(found) if len(found) == 2 else found[0]
+    return options | {"rejection": rejection}
+
+
+def slime_mis(
+    *,
+    mis_level: str = "token",
+    mis_mode: str = "truncate",
+    mis_upper_bound: float = 2.0,
+    mis_lower_bound: float | None = None,
+    mis_veto_threshold: float | None = None,
+    mis_batch_normalize: bool = False,
+) -> dict[str, Any]:
+    """slime's MIS as arguments of :func:`importance_weights` (slime 2026-08:
+    examples/train_infer_mismatch_helper/mis.py), vime's, too.
+
+    The weights go to ``policy_loss(importance_weight=...)`` with ``importance="given"``, the mask to its ``mask``. Its
+    mode ``"mask"`` takes tokens out of the loss and leaves weights as they are.
+
+    Args: as slime's mis.yaml names them; a ``mis_lower_bound`` of None is ``1 / mis_upper_bound``, which slime means.
+    Returns: keyword arguments.
+    Raises: ValueError for a value that slime does not know.
+    Source: docs/objectives/rollout_correction.md.
+    """
+    criteria = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+    if mis_level not in criteria:
+        raise ValueError(f"mis_level: expected {', '.join(map(repr, criteria))}, got {mis_level!r}")
+    if mis_mode not in ("truncate", "clip", "mask"):
+        raise ValueError(f"mis_mode: expected 'truncate', 'clip', 'mask', got {mis_mode!r}")
+    high = float(mis_upper_bound)
+    low = 1.0 / high if mis_lower_bound is None else float(mis_lower_bound)
+    options: dict[str, Any] = {"level": mis_level, "normalize": mis_batch_normalize, "veto": mis_veto_threshold}
+    if mis_mode == "mask":  # k1 is minus the log-ratio
+        return options | {"upper": math.inf, "rejection": {criteria[mis_level]: (1.0 / high, 1.0 / low)}}
+    return options | {"mode": mis_mode, "upper": high} | ({"lower": low} if mis_mode == "clip" else {})
