@@ -58,7 +58,7 @@ inline rlk::PolicySpec random_spec(std::mt19937* random) {
   s.kl_input_limit = one_in(2) ? kInf : 0.25f;
   s.kl_limit = one_in(2) ? kInf : 0.03f;
   s.selected_kl = 0.7f;
-  s.selected_drops = pick(2);
+  s.selected_drops = pick(3);
   s.entropy_coef = 0.01f;
   s.entropy_scale = 0.5f;
   s.entropy_token_mean = pick(2);
@@ -142,7 +142,8 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   p.mask.sequence_stride = row;
   rlk::PolicyTokens* const to[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
                                    &p.importance, &p.entropy,     &p.selected};
-  const bool needs_importance = p.spec.importance != rlk::ImportanceLevel::kNone || p.spec.drop_by_rollout;
+  const bool needs_importance =
+      p.spec.importance != rlk::ImportanceLevel::kNone || p.spec.drop_by_rollout || p.spec.gate;
   const bool given[] = {true,         pick(6) != 0, true, p.spec.kl != rlk::KlEstimator::kNone, needs_importance,
                         pick(2) == 0, pick(3) == 0};
   for (int k = 0; k < 7; ++k) {

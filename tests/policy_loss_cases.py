@@ -78,7 +78,7 @@ def keywords(spec: PolicySpec, a: dict[str, Any]) -> dict[str, Any]:
     found = {name: a[name] for name, needed in wanted.items() if needed}
     if spec.importance == "given":
         found["importance_weight"] = a["weight"]
-    if spec.clip in ("clip_cov", "kl_cov", "dppo"):
+    if spec.needs_selected:
         found["selected"] = a["selected"]
     return found
 
@@ -107,6 +107,8 @@ def specs() -> dict[str, PolicySpec]:
         "cispo": s(clip="cispo"),
         "absolute cispo": s(clip="cispo", epsilon_low=None, epsilon_high=1.2, epsilon_absolute=True),
         "clip_cov": s(clip="clip_cov"),
+        "selected dropped": s(drop_selected=True, kl="k3", kl_coef=0.1, **mean),
+        "gate alone": s(gate=(0.98, 1.02)),
         "dppo": s(clip="dppo", epsilon_low=None, epsilon_high=1.2, epsilon_absolute=True),
         "kl_cov": s(clip="kl_cov", selected_kl_coef=0.3),
         "sapo": s(clip="sapo", **mean),
@@ -124,6 +126,8 @@ def specs() -> dict[str, PolicySpec]:
             found[f"{name} ppo"] = s(epsilon_low=0.3, **of)
             found[f"{name} sapo"] = s(clip="sapo", **of)
             found[f"{name} cispo"] = s(clip="cispo", **of)
+            found[f"{name} clip_cov"] = s(clip="clip_cov", importance="token", **of)
+            found[f"{name} selected dropped"] = s(clip="sapo", drop_selected=True, **of)
             found[f"{name} kl, weights"] = s(
                 kl="k3", kl_coef=0.3, kl_times_ratio=True, importance="token", importance_high=1.05, **of
             )

@@ -147,13 +147,15 @@ class Reference {
     float weight = share_;
     if (s_.sequence_mean) weight = over(weight, tokens);
     const float entropy_weight = s_.entropy_token_mean ? over(s_.entropy_scale, static_cast<float>(tokens_)) : weight;
-    const bool rollout = s_.importance != rlk::ImportanceLevel::kNone && s_.importance != rlk::ImportanceLevel::kGiven;
+    const bool rollout = p_.importance.data != nullptr && s_.importance != rlk::ImportanceLevel::kGiven;
     const auto drift = [&](const Token& x) { return (s_.importance_of_current ? x.l : x.o) - x.m; };
     const auto token_weight = [&](const Token& x, bool* clipped) {
       *clipped = false;
       if (s_.importance == rlk::ImportanceLevel::kGiven) return x.m;
       return s_.importance == rlk::ImportanceLevel::kToken ? importance(drift(x), clipped) : 1.0f;
     };
+    const auto chosen = [&](const Token& x) { return p_.selected.data != nullptr && (x.chosen < 0 || x.chosen > 0); };
+    const auto drops = [&](const Token& x) { return s_.selected_drops != 0 && chosen(x); };
     bool ignored = false;
     // Of the sequence.
     float of_sequence = 1.0f, ratio = 1.0f, slope = 0.0f, shared = 0.0f, gamma_up = 0.0f, gamma_down = 0.0f,
@@ -206,10 +208,10 @@ class Reference {
           }
         } else if (!s_.straight_through) {
           if (s_.surrogate == rlk::Surrogate::kRatio || s_.surrogate == rlk::Surrogate::kSigmoid) {
-            const float up =
-                over_tokens([&](const Token& k) { return k.a > 0 ? k.a * token_weight(k, &ignored) : 0.0f; });
-            const float down =
-                over_tokens([&](const Token& k) { return k.a < 0 ? k.a * token_weight(k, &ignored) : 0.0f; });
+            const float up = over_tokens(
+                [&](const Token& k) { return k.a > 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
+            const float down = over_tokens(
+                [&](const Token& k) { return k.a < 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
             const float of_up = up == 0.0f ? 0.0f : up * term(1.0f, 0, 0, ratio, slope).along_ratio;
             const float of_down = dropped || down == 0.0f ? 0.0f : down * -term(-1.0f, 0, 0, ratio, slope).along_ratio;
             shared = gated ? 0.0f : of_sequence * (of_up + of_down);
@@ -254,7 +256,7 @@ class Reference {
       }
       bool w_clipped = false;
       float w = token_weight(x, &w_clipped);
-      if (rollout && s_.importance != rlk::ImportanceLevel::kToken) {
+      if (has_weights && rollout && s_.importance != rlk::ImportanceLevel::kToken) {
         w = of_sequence;
         w_clipped = of_sequence_clipped;
       }
@@ -265,11 +267,10 @@ class Reference {
         p.along_ratio *= by;
         p.along_logprob *= by;
       }
-      const bool chosen = p_.selected.data != nullptr && (x.chosen < 0 || x.chosen > 0);
-      const bool none = gated || (dropped && x.a < 0) || (chosen && s_.selected_drops) ||
-                        (x.a == 0 && s_.surrogate != rlk::Surrogate::kGeometricClip);
+      const bool none =
+          gated || (dropped && x.a < 0) || drops(x) || (x.a == 0 && s_.surrogate != rlk::Surrogate::kGeometricClip);
       if (none) p.value = p.along_ratio = p.along_logprob = 0.0f;
-      if (chosen && !s_.selected_drops) {
+      if (chosen(x) && s_.selected_drops == 0) {
         const float c = s_.selected_kl * w;
         p.value = p.value + c * std::fabs(d);
         p.along_logprob = p.along_logprob + (d > 0 ? c : d < 0 ? -c : 0.0f);
@@ -296,7 +297,7 @@ class Reference {
       const float weight_or_zero = w < 0.0f ? 0.0f : w;
       if (!std::isnan(importance_max_) && !(importance_max_ > weight_or_zero)) importance_max_ = weight_or_zero;
       if (!std::isnan(mismatch_max_) && !(mismatch_max_ > mismatch)) mismatch_max_ = mismatch;
-      counts_[0] += s_.selected_drops ? chosen : p.clipped;
+      counts_[0] += s_.selected_drops == rlk::kDropsAsClipped ? chosen(x) : p.clipped;
       counts_[1] += p.dual;
       counts_[2] += r1 < s_.clip_low && x.a < 0;
       counts_[3] += r1 > s_.clip_high && x.a > 0;

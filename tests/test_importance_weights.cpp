@@ -341,7 +341,9 @@ TEST(ImportanceWeights, FourTokensOfALaneHaveTheirOwnBits) {
     const Batch b(seed, 1, 4, false);
     const rlk::ImportanceWeightsParams p = params(b, random_spec(seed));
     b.expect_four_alike<rlk::ImportanceStatisticsTerms>(p, {});
-    b.expect_four_alike<rlk::ImportanceTokenTerms>(p, {1.25f, 1.5f, seed % 3 != 0, seed % 7 == 0});
+    const rlk::ImportanceFactors factors = {1.25f, 1.5f, seed % 3 != 0, seed % 7 == 0};
+    b.expect_four_alike<rlk::ImportanceTokenTerms<false>>(p, factors);
+    b.expect_four_alike<rlk::ImportanceTokenTerms<true>>(p, factors);
   }
 }
 

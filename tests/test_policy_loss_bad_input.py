@@ -15,6 +15,8 @@ import rl_kernel_native as rk
 from policy_loss_cases import arrays
 from rl_kernel_native import PolicySpec
 
+GMPO = {"clip": "gmpo", "level": "geometric", "aggregation": "seq-mean-token-mean"}
+
 
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -40,6 +42,10 @@ from rl_kernel_native import PolicySpec
         ({"clip": "vespo", "level": "sequence", "importance": "sequence"}, "go into the sequence's own"),
         ({"clip": "kl_cov", "level": "sequence"}, "tokens are selected, not sequences"),
         ({"clip": "dppo", "level": "geometric"}, "tokens are selected, not sequences"),
+        ({"clip": "kl_cov", "drop_selected": True}, "it takes selected tokens itself"),
+        ({**GMPO, "drop_selected": True}, "its loss is one per sequence"),
+        ({**GMPO, "drop_above": 0.1}, "its loss is one per sequence"),
+        ({**GMPO, "log_ratio_clamp": 20.0}, "it limits the log-ratios itself"),
         ({"straight_through": True}, "a token's ratio is its own already"),
         ({"kl_coef": 0.1}, "kl: expected an estimator"),
         ({"kl": "k3", "kl_times_ratio": True, "kl_straight_through": True}, "two different corrections"),

@@ -13,7 +13,9 @@ void statistics(const ImportanceWeightsParams& p, const TokenTile& tile, void* p
 }
 
 void terms(const ImportanceWeightsParams& p, const ImportanceFactors& factors, const TokenTile& tile, void* partial) {
-  run_tile<ImportanceTokenTerms>(p, factors, tile, static_cast<TilePartial<8>*>(partial));
+  auto* const to = static_cast<TilePartial<8>*>(partial);
+  p.metrics == nullptr ? run_tile<ImportanceTokenTerms<false>>(p, factors, tile, to)
+                       : run_tile<ImportanceTokenTerms<true>>(p, factors, tile, to);
 }
 
 void divide(float* values, std::int64_t count, float divisor) {

@@ -22,7 +22,8 @@ void run_importance_weights(const ImportanceWeightsParams& p, const TokenPlan& p
   const std::int64_t count = p.sequences.num_slots();
   if (count == 0 && p.metrics == nullptr) return;
   TokenLaunches<kOverlap, ImportanceBatch> launches(p, plan, stream);
-  launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms>);
+  launches.run(p.metrics == nullptr ? token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms<false>>
+                                    : token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms<true>>);
   if (p.spec.normalize != 0 && count > 0)
     launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
 }

@@ -15,7 +15,9 @@ void importance_weights(const ImportanceWeightsParams& p, int device, Stream str
   RLK_CHECK(p.workspace, "importance_weights: a workspace is given");
   const std::int64_t count = p.sequences.num_slots(), blocks = map_blocks(count);
   if (count == 0 && p.metrics == nullptr) return;
-  run_token_passes<ImportanceBatch>(p, device, stream, "rlk_importance_weights", "rlk_importance_weights_tokens");
+  run_token_passes<ImportanceBatch>(
+      p, device, stream, "rlk_importance_weights",
+      p.metrics == nullptr ? "rlk_importance_weights_tokens" : "rlk_importance_weights_tokens_measured");
   if (p.spec.normalize == 0 || count == 0) return;
   launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_importance_weights_divide", blocks, p,
                 token_workspace<ImportanceBatch>(p.sequences, p.workspace), count, blocks);

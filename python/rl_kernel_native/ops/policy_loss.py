@@ -9,7 +9,7 @@ from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
-from .policy_spec import SELECTING, PolicySpec, checked_denominator
+from .policy_spec import PolicySpec, checked_denominator
 
 __all__ = [
     "PolicyGradients",
@@ -140,7 +140,8 @@ def policy_loss(
         importance_weight: as ``logprob``, or ``[num_sequences]``; given exactly where ``spec.importance == "given"``.
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
-            :func:`covariance_mask` chooses, and for ``"dppo"``, of tokens outside of the trust region.
+            :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with
+            ``spec.drop_selected``, of which :func:`entropy_mask` says the others.
         denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
             device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
         ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.
@@ -227,7 +228,7 @@ def _operands(
         ref_logprob = ref_logprob if spec.needs_ref else None
         rollout_logprob = rollout_logprob if spec.needs_rollout else None
         importance_weight = importance_weight if spec.importance == "given" else None
-        selected = selected if spec.clip in SELECTING else None
+        selected = selected if spec.needs_selected else None
     if (ref_logprob is not None) != (spec.kl is not None):
         _refuse("ref_logprob", ref_logprob, "spec.kl is None", "spec.kl")
     if (rollout_logprob is not None) != spec.needs_rollout:
@@ -237,8 +238,8 @@ def _operands(
     given = spec.importance == "given"
     if (importance_weight is not None) != given:
         _refuse("importance_weight", importance_weight, 'spec.importance is not "given"', 'spec.importance = "given"')
-    if (selected is not None) != (spec.clip in SELECTING):
-        _refuse("selected", selected, f'spec.clip is "{spec.clip}"', f'spec.clip = "{spec.clip}"')
+    if (selected is not None) != spec.needs_selected:
+        _refuse("selected", selected, "the spec has no use for it", "the spec's clip or drop_selected")
     if entropy is None and spec.entropy_coef != 0:
         _refuse("entropy", entropy, "", "spec.entropy_coef")
     denominator, value = checked_denominator(denominator, spec.aggregation, "spec.aggregation")

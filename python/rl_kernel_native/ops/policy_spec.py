@@ -62,6 +62,8 @@ class PolicySpec:
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
         kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
         selected_kl_coef: of ``"kl_cov"``; >= 0.
+        drop_selected: ``selected`` tokens have no policy term, whatever else ``clip`` does; they count where lengths do
+            (TRL's quantile of entropies).
         entropy_coef: the entropy's mean times this is taken off the loss.
         entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``.
         importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``:
@@ -111,6 +113,7 @@ class PolicySpec:
     kl_clamp: float | None = None
     kl_times_ratio: bool = False
     selected_kl_coef: float = 1.0
+    drop_selected: bool = False
     entropy_coef: float = 0.0
     entropy_aggregation: str = "loss"
     entropy_scale: float = 1.0
@@ -159,6 +162,10 @@ class PolicySpec:
     @property
     def needs_ref(self) -> bool:
         return self.kl is not None
+
+    @property
+    def needs_selected(self) -> bool:
+        return self.clip in SELECTING or self.drop_selected
 
     @property
     def needs_rollout(self) -> bool:
@@ -251,6 +258,9 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("delta", f'None with clip="{s.clip}"', "it caps the unclipped ratio of PPO alone")
     if s.clip in ("kl_cov", "dppo") and s.level != "token":
         refuse("level", f'"token" with clip="{s.clip}"', "tokens are selected, not sequences")
+    if s.drop_selected and s.clip in (*SELECTING, "gmpo"):
+        why = "its loss is one per sequence" if s.clip == "gmpo" else "it takes selected tokens itself"
+        refuse("drop_selected", f'False with clip="{s.clip}"', why)
     if s.clip in ("none", "dro") and s.level != "token" and not s.kl_times_ratio:
         refuse("level", f'"token" with clip="{s.clip}"', "no ratio enters its loss")
     if s.clip == "dro" and (s.level != "token" or s.dro_beta is None):
@@ -264,6 +274,12 @@ def _validate_combination(s: PolicySpec) -> None:
         )
     if s.clip == "gmpo" and s.importance in ("sequence", "geometric"):
         refuse("importance", 'None, "token" or "given" with clip="gmpo"', "it takes the weights' geometric mean itself")
+    if s.clip == "gmpo" and s.drop_above is not None:
+        refuse(
+            "drop_above", 'None with clip="gmpo"', "its loss is one per sequence, not of tokens that could be dropped"
+        )
+    if s.clip == "gmpo" and s.log_ratio_clamp is not None:
+        refuse("log_ratio_clamp", 'None with clip="gmpo"', "it limits the log-ratios itself")
     if s.clip == "gmpo" and s.kl_times_ratio:
         refuse("kl_times_ratio", 'False with clip="gmpo"', "its ratio is of clipped tokens")
     if s.clip == "vespo":
@@ -323,6 +339,11 @@ def _bounds(s: PolicySpec) -> tuple[float, float]:
     return -INF if low is None else center - low, INF if high is None else center + high
 
 
+def _drops(s: PolicySpec) -> int:
+    """The contract's selected_drops."""
+    return 1 if s.clip in ("clip_cov", "dppo") else 2 if s.drop_selected else 0
+
+
 def or_inf(x: float | None) -> float:
     return INF if x is None else x
 
@@ -353,7 +374,7 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         or_inf(s.kl_input_clamp),
         or_inf(s.kl_clamp),
         s.selected_kl_coef,
-        s.clip in ("clip_cov", "dppo"),
+        _drops(s),
         s.entropy_coef,
         s.entropy_scale,
         s.entropy_aggregation == "token-mean",

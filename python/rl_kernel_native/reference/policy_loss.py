@@ -30,9 +30,9 @@ class _Numpy:
 
 def _limited(xp: Any, x: Any, low: float | None, high: float | None) -> Any:
     if high is not None:
-        x = xp.where(x > high, high + 0 * xp.stop(x), x)
+        x = xp.where(x > high, high, x)
     if low is not None:
-        x = xp.where(x < low, low + 0 * xp.stop(x), x)
+        x = xp.where(x < low, low, x)
     return x
 
 
@@ -197,7 +197,7 @@ def policy_loss_reference(
         if spec.drop_above is not None:
             behind = ((m if spec.drop_of == "rollout" else o) - xp.stop(ell)).sum() / n
             off = off | (a < 0) if float(behind) > spec.drop_above else off
-        if spec.clip in ("clip_cov", "dppo"):
+        if spec.clip in ("clip_cov", "dppo") or spec.drop_selected:
             off = off | (chosen != 0)
         loss = xp.where(off, 0 * xp.stop(loss), loss)
         if spec.clip == "kl_cov":

@@ -76,6 +76,10 @@ RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
 }
 
 RLK_HD bool has_importance(const PolicySpec& s) { return s.importance != ImportanceLevel::kNone; }
+// Whether `importance` is of log-probabilities.
+RLK_HD bool has_rollout(const PolicyLossParams& p) {
+  return p.importance.data != nullptr && p.spec.importance != ImportanceLevel::kGiven;
+}
 RLK_HD bool importance_of_token(const PolicySpec& s) {
   return s.importance == ImportanceLevel::kToken || s.importance == ImportanceLevel::kGiven;
 }
@@ -278,14 +282,16 @@ RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope)
 // ---- the pass before ------------------------------------------------------------------------------------------------
 
 struct PolicyStatisticsTerms : EverySum {
-  static constexpr int kInputs = 5, kOutputs = 1, kSums = kPolicyStatistics;
+  static constexpr int kInputs = 6, kOutputs = 1, kSums = kPolicyStatistics;
+  static constexpr int kDropped = 5;  // the last input: tokens that have no policy term
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
-    PolicyTokens a = policy_input(p, i);
+    PolicyTokens a = policy_input(p, i == kDropped ? static_cast<int>(kInputSelected) : i);
     if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio == 0)) a.data = nullptr;
+    if (i == kDropped && p.spec.selected_drops == 0) a.data = nullptr;
     return a;
   }
   static RLK_HD float* output(const Params&, int) { return nullptr; }
@@ -302,7 +308,6 @@ struct PolicyStatisticsTerms : EverySum {
     const F l = in[kInputLogprob], o = in[kInputOldLogprob];
     const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
     const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
-    const bool rollout = has_importance(s) && s.importance != ImportanceLevel::kGiven;
     F w = broadcast<F>(1.0f);
     if (s.importance == ImportanceLevel::kToken) w = importance_of_log(importance_bounds(s), d).weight;
     if (s.importance == ImportanceLevel::kGiven) w = m;
@@ -310,9 +315,9 @@ struct PolicyStatisticsTerms : EverySum {
     sum[kStatLogRatio] = raw;
     if (s.surrogate == Surrogate::kGeometricClip) sum[kStatLogRatio] = clipped_log_ratio(s, raw, a).value;
     if (s.surrogate == Surrogate::kGamma) sum[kStatLogRatio] = clamped(raw, -kGammaLimit, kGammaLimit);
-    if (rollout) sum[kStatMismatch] = d;
+    if (has_rollout(p)) sum[kStatMismatch] = d;
     if (drops(s)) sum[kStatDrop] = sub_rn(either(s.drop_by_rollout != 0, m, o), l);
-    const F product = mul_rn(a, w);
+    const F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     sum[kStatPositive] = select(a > zero, product, zero);
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
@@ -486,7 +491,7 @@ struct PolicyTokenTerms : EverySum {
       sums->count[kCountDual] = counted<F>(t.dual);
       sums->count[kCountImportance] = counted<F>(never);
     } else {
-      sums->count[kCountClipped] = counted<F>(either(s.selected_drops != 0, selected, t.clipped) & mask);
+      sums->count[kCountClipped] = counted<F>(either(s.selected_drops == kDropsAsClipped, selected, t.clipped) & mask);
       sums->count[kCountDual] = counted<F>(mask & t.dual);
       sums->count[kCountImportance] = counted<F>(mask & w_clipped);
     }
@@ -507,8 +512,7 @@ struct PolicyTokenTerms : EverySum {
     out[0] = canonical(where(mask, mul_rn(broadcast<F>(f.weight), slope)));
     out[1] = where(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)));
 
-    const bool rollout = !kClipped && has_importance(s) && s.importance != ImportanceLevel::kGiven;
-    const F mismatch = rollout ? abs_of(sub_rn(o, m)) : zero;
+    const F mismatch = !kClipped && has_rollout(p) ? abs_of(sub_rn(o, m)) : zero;
     F* const sum = sums->sum;
     sum[kSumPolicy] = t.value;
     sum[kSumKl] = kl;

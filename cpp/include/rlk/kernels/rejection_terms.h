@@ -126,8 +126,10 @@ enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
 RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
 
+// kMeasures: with what metrics are made of.
+template <bool kMeasures>
 struct ImportanceTokenTerms : LowerSums {
-  static constexpr int kInputs = 2, kOutputs = 2, kSums = 8, kMaxima = 4;
+  static constexpr int kInputs = 2, kOutputs = 2, kSums = 8, kMaxima = kMeasures ? kTokenMaxima : 1;
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
@@ -154,7 +156,7 @@ struct ImportanceTokenTerms : LowerSums {
     clear(sums);
     sums->sum[kSumWeight] = where(mask, w);
     sums->count[kStatTokens] = counted<F>(mask);
-    if (p.metrics == nullptr) return;
+    if constexpr (!kMeasures) return;
     const F u = sub_rn(w, one);
     sums->sum[kSumDeviation] = where(mask, u);
     sums->sum[kSumDeviationSquared] = where(mask, mul_rn(u, u));

@@ -39,7 +39,7 @@
 // is 0. D = denominator, else the number of tokens, of sequences, or of sequences that have a token.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l); where the ratio is a sequence's and straight_through is not
 // set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric, with sum(w A) over A > 0 and A < 0 as
-// the only sums, 0 where that is 0, and kl_times_ratio's share sum(K) r' likewise. d_entropy = -entropy_coef weight; with entropy_token_mean
+// the only sums, without selected tokens that are dropped, 0 where that is 0, and kl_times_ratio's share sum(K) r' likewise. d_entropy = -entropy_coef weight; with entropy_token_mean
 // the weight of H is entropy_scale / number of tokens. Masked: +0.
 // Loss: of each sequence sum(P), sum(K), sum(H) times its weight, summed over sequences: policy, kl, entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
@@ -60,6 +60,9 @@ enum class RatioLevel : std::int32_t { kToken, kSequence, kGeometric };
 enum class Surrogate : std::int32_t { kRatio, kWeighted, kLogprob, kSigmoid, kGeometricClip, kGamma, kQuadratic };
 enum class ImportanceLevel : std::int32_t { kNone, kToken, kSequence, kGeometric, kGiven };
 
+// How selected tokens have no policy term: as a kind of clipping, whose fraction they are, or beside it.
+constexpr std::int32_t kDropsAsClipped = 1, kDrops = 2;
+
 struct PolicySpec {
   RatioLevel level = RatioLevel::kToken;
   Surrogate surrogate = Surrogate::kRatio;
@@ -74,7 +77,7 @@ struct PolicySpec {
   std::int32_t kl_straight_through = 0, kl_times_ratio = 0;
   float kl_coef = 0.0f, kl_input_limit = 0.0f, kl_limit = 0.0f;  // limits: Inf: none
   float selected_kl = 0.0f;
-  std::int32_t selected_drops = 0;
+  std::int32_t selected_drops = 0;  // 0, kDropsAsClipped or kDrops
   float entropy_coef = 0.0f, entropy_scale = 1.0f;
   std::int32_t entropy_token_mean = 0;
   ImportanceLevel importance = ImportanceLevel::kNone;
@@ -100,7 +103,7 @@ enum PolicyMetric : int {
   kPolicyMetricPolicySum,     // over tokens, unweighted: these three
   kPolicyMetricKlSum,
   kPolicyMetricEntropySum,
-  kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; or dropped as selected
+  kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; of kDropsAsClipped: selected
   kPolicyMetricClipFractionDual,  // kRatio: dual_clip holds; kGeometricClip: A < 0 and clipped
   kPolicyMetricClipFractionLow,   // r < clip_low and A < 0
   kPolicyMetricClipFractionHigh,  // r > clip_high and A > 0
