@@ -6,7 +6,7 @@
 
 namespace covariance_test {
 
-// Every third is kKl; shares of which nothing, a part and all is chosen; seeds of more than 32 bits. Some batches have
+// Every third is kKl or kEntropy; shares of which nothing, a part and all is chosen; seeds of more than 32 bits. Some batches have
 // covariances that are equal: an advantage of few values and log-probabilities of one.
 struct Batch : rollout_test::Batch {
   rlk::CovarianceMaskParams params;
@@ -24,7 +24,12 @@ struct Batch : rollout_test::Batch {
     params.logprob = train;
     params.advantage = p.advantage;
     params.mask = token_mask;
-    params.kind = seed % 3 == 0 ? rlk::CovarianceKind::kKl : rlk::CovarianceKind::kClip;
+    const auto largest = seed % 6 == 0 ? rlk::CovarianceKind::kEntropy : rlk::CovarianceKind::kKl;
+    params.kind = seed % 3 == 0 ? largest : rlk::CovarianceKind::kClip;
+    if (params.kind == rlk::CovarianceKind::kEntropy) {
+      params.advantage = {};
+      for (float& h : arrays[0]) h = std::isfinite(h) ? std::round(8.0f * h) / 8.0f : h;  // some are equal
+    }
     if (params.kind == rlk::CovarianceKind::kClip) params.old_logprob = {arrays[1].data(), train.sequence_stride, 1};
     params.lower = seed % 5 == 0 ? -1.0f : 0.1f;
     params.upper = seed % 5 == 1 ? 0.6f : policy_test::kInf;

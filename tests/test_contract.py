@@ -347,7 +347,15 @@ def of_covariance_mask() -> str:
     operands = (a["logprob"], None, a["advantage"], a["mask"])
     want = rk.covariance_mask_reference(*operands, kind="kl", ratio=0.1)
     got = rk.covariance_mask(*operands, kind="kl", ratio=0.1)
-    return beyond("covariance_mask", "selected", got, want["selected"])
+    entropy, mask = operands[0], operands[-1]
+    found = (
+        beyond("covariance_mask", "selected", got, want["selected"]),
+        beyond(
+            "entropy_mask", "selected", rk.entropy_mask(-entropy, mask, top_quantile=0.2),
+            rk.entropy_mask_reference(-entropy, mask, top_quantile=0.2),
+        ),
+    )  # fmt: skip
+    return "; ".join(found)
 
 
 def of_optimal_token_baseline() -> str:

@@ -70,7 +70,7 @@ Found reference(const Batch& b) {
     for (std::int64_t t = 0; t < b.length(s); ++t) {
       const bool counts = b.counts(s, t);
       n += counts;
-      a.push_back(counts ? value(p.advantage, s, t) : 0.0f);
+      a.push_back(counts && p.advantage.data != nullptr ? value(p.advantage, s, t) : 0.0f);
       l.push_back(counts ? value(p.logprob, s, t) : 0.0f);
     }
     advantages.push_back(a.empty() ? 0.0f : tree(a));
@@ -84,8 +84,10 @@ Found reference(const Batch& b) {
   for (std::int64_t s = 0; s < b.sequences.num_sequences; ++s) {
     for (std::int64_t t = 0; t < b.length(s); ++t) {
       if (!b.counts(s, t)) continue;
-      const float l = value(p.logprob, s, t), a = value(p.advantage, s, t), c = (a - mean_a) * (l - mean_l);
-      if (p.kind == rlk::CovarianceKind::kKl) {
+      const bool entropy = p.kind == rlk::CovarianceKind::kEntropy;
+      const float l = value(p.logprob, s, t), a = entropy ? 0.0f : value(p.advantage, s, t);
+      const float c = entropy ? l : (a - mean_a) * (l - mean_l);
+      if (p.kind != rlk::CovarianceKind::kClip) {
         candidates.emplace_back(std::isnan(c) ? -kInf : -c, std::isnan(c) ? 0 : 1, b.slot(s, t));
         continue;
       }
@@ -104,6 +106,15 @@ Found reference(const Batch& b) {
   Found found;
   found.candidates = candidates.size();
   found.chosen = std::min(candidates.size(), static_cast<std::size_t>(std::max(1.0, std::floor(p.ratio * n))));
+  if (p.kind == rlk::CovarianceKind::kEntropy && n > 0) {
+    const float below = std::ceil(static_cast<float>(1.0 - p.ratio) * static_cast<float>(n - 1));
+    found.chosen = static_cast<std::size_t>(std::max(1.0, static_cast<double>(n) - static_cast<double>(below)));
+    const auto equal = [&](std::size_t i) {
+      return std::get<0>(candidates[i]) == std::get<0>(candidates[i - 1]) &&
+             std::get<1>(candidates[i]) == std::get<1>(candidates[i - 1]);
+    };
+    while (found.chosen < candidates.size() && equal(found.chosen)) ++found.chosen;
+  }
   found.selected.assign(static_cast<std::size_t>(b.sequences.num_slots()), 0.0f);
   for (std::size_t i = 0; i < found.chosen; ++i) found.selected[std::get<2>(candidates[i])] = 1.0f;
   return found;

@@ -454,18 +454,23 @@ def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
     compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, weights), **more)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_trl_with_a_quantile_of_entropies(trl: Any, loss_type: str) -> None:
-    """TRL's mask of uncertain tokens goes in as weights: they count where lengths are counted."""
-    a, fields = batch(advantage_per_sequence=True), {"loss_type": loss_type, "beta": 0.04}
-    threshold = torch.quantile(a["entropy"][a["mask"]], 0.8)
-    weight = ((a["entropy"] >= threshold) & a["mask"]).float()
-    assert 0 < int(weight.sum()) < int(a["mask"].sum()) / 4
-    more: dict[str, Any] = {"importance_weight": weight, "ref_logprob": a["ref_logprob"]}
-    if loss_type == "dapo":
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "sapo", "cispo", "luspo"])
+def test_trl_with_a_quantile_of_entropies(trl: Any, loss_type: str, level: str) -> None:
+    """TRL's mask of uncertain tokens: the others have no policy term, and count where lengths are counted."""
+    a = batch(advantage_per_sequence=True)
+    fields: dict[str, Any] = {
+        "loss_type": loss_type, "beta": 0.04, "top_entropy_quantile": 0.2, "importance_sampling_level": level,
+    }  # fmt: skip
+    uncertain = rk.entropy_mask(a["entropy"], a["mask"], top_quantile=0.2)
+    assert 0 < int(uncertain.sum()) < int(a["mask"].sum()) / 4
+    more: dict[str, Any] = {"selected": 1 - uncertain, "ref_logprob": a["ref_logprob"]}
+    if loss_type in ("dapo", "cispo"):
         more["denominator"] = 150.0
-    spec = dataclasses.replace(presets.trl(**fields), importance="given", importance_high=None)
-    compare(a, spec, lambda x, h: trl_loss(trl, a, fields | {"top_entropy_quantile": 0.2}, x, h, None), **more)
+    spec = presets.trl(**fields)
+    compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, None), **more)
+    with pytest.raises(ValueError, match=r"^entropy_coef: expected 0 with top_entropy_quantile=0\.2"):
+        presets.trl(top_entropy_quantile=0.2, entropy_coef=0.1)
 
 
 @pytest.mark.parametrize("epsilon_high", [None, 0.3])

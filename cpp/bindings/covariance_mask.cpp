@@ -2,6 +2,8 @@
 // caller.
 #include "rlk/ops/covariance_mask.h"
 
+#include <string>
+
 #include "define.h"
 #include "module.h"
 #include "token_args.h"
@@ -14,17 +16,19 @@ namespace {
 nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, int kind, double ratio, double lower, double upper, double clip_low,
                 double clip_high, std::int64_t seed, nb::handle allocate, std::uintptr_t stream) {
-  TokenArguments tokens(logprob, "logprob", cu_seqlens);
+  const bool entropy = static_cast<CovarianceKind>(kind) == CovarianceKind::kEntropy;
+  const char* const first = entropy ? "entropy" : "logprob";
+  TokenArguments tokens(logprob, first, cu_seqlens);
   const Device device = tokens.device();
   require_covariance_mask_backend(device);
   CovarianceMaskParams p;
   p.sequences = tokens.sequences();
   if (p.sequences.num_slots() >= std::int64_t{1} << 32) {
-    throw nb::value_error("logprob: expected fewer than 2^32 elements");
+    throw nb::value_error((std::string(first) + ": expected fewer than 2^32 elements").c_str());
   }
   p.logprob = tokens.first();
   p.old_logprob = tokens.optional(old_logprob, "old_logprob", false);
-  p.advantage = tokens.required(advantage, "advantage", true);
+  if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);
   p.mask = tokens.optional_mask(mask);
   p.kind = static_cast<CovarianceKind>(kind);
   p.ratio = ratio;

@@ -35,8 +35,9 @@ std::int64_t slot_of(const PolicySequences& q, const TokenTile& tile) {
 void to_priorities(const CovarianceMaskParams& p, const TokenTile& tile, float* values) {
   for (int i = 0; i < tile.count; ++i) {
     if (bits_of(values[i]) == kNoCandidate) continue;
-    const std::uint32_t priority =
-        p.kind == CovarianceKind::kKl ? largest_first(values[i]) : draw_priority(p.seed, tile.sequence, tile.first + i);
+    const std::uint32_t priority = p.kind != CovarianceKind::kClip
+                                       ? largest_first(values[i])
+                                       : draw_priority(p.seed, tile.sequence, tile.first + i);
     values[i] = float_of(static_cast<std::int32_t>(priority));
   }
 }
@@ -86,7 +87,8 @@ void covariance_mask(const CovarianceMaskParams& p) {
   const Key last = last_chosen(p.selected, count, shared.state[0].remaining);
   parallel_for(count, 16384, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      p.selected[i] = bits_of(p.selected[i]) != kNoCandidate && key_of(p.selected, i) <= last ? 1.0f : 0.0f;
+      const bool candidate = bits_of(p.selected[i]) != kNoCandidate;
+      p.selected[i] = candidate && is_chosen(p.kind, key_of(p.selected, i), last) ? 1.0f : 0.0f;
     }
   });
 }

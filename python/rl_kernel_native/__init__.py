@@ -14,6 +14,7 @@ from .integrations import patch_model, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
+from .ops.entropy_mask import entropy_mask, entropy_mask_reference
 from .ops.gae import (
     GaeResult,
     discounted_returns,
@@ -166,6 +167,8 @@ __all__ = [
     "embedding",
     "embedding_backward",
     "embedding_reference",
+    "entropy_mask",
+    "entropy_mask_reference",
     "gae",
     "gae_reference",
     "gelu_mul",

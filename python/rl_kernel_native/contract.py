@@ -465,6 +465,7 @@ def _sequences() -> Iterable[Row]:
     yield Row("mismatch_metrics", "metrics", "forward", bound=_MISMATCH, **measured)
     drawn = measured | {"kind": "integers", "stem": "covariance_mask"}
     yield Row("covariance_mask", "selected", "forward", bound=_BITWISE, **drawn)
+    yield Row("entropy_mask", "selected", "forward", bound=_BITWISE, **drawn)
 
     pairs = of | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):

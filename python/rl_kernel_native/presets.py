@@ -168,6 +168,7 @@ def trl(
     vllm_importance_sampling_clip_max: float | None = 3.0,
     vllm_importance_sampling_clip_min: float | None = None,
     entropy_coef: float = 0.0,
+    top_entropy_quantile: float = 1.0,
     max_completion_length: int = 256,
     gradient_accumulation_steps: int = 1,
 ) -> PolicySpec:
@@ -176,11 +177,13 @@ def trl(
     ``loss_type`` ``"dapo"``, ``"cispo"`` and ``"vespo"`` divide by what goes to ``policy_loss(denominator=...)``:
     ``num_items_in_batch.clamp(1) / num_processes``, times ``gradient_accumulation_steps / steps_per_generation`` in
     training. ``use_vllm`` with the correction reads ``rollout_logprob``; its NaN (tokens that vLLM did not score) count
-    as ``old_logprob`` in TRL and must be replaced by that.
+    as ``old_logprob`` in TRL and must be replaced by that. A ``top_entropy_quantile`` below 1 takes
+    ``selected=1 - entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, of the global batch. Of
+    ``use_adaptive_entropy`` each coefficient is a spec of its own.
 
     Args: as TRL's GRPOConfig names them.
     Returns: a :class:`PolicySpec`.
-    Raises: ValueError for a value that TRL does not know.
+    Raises: ValueError for a value that TRL does not know, or that this library does not serve.
     Source: docs/objectives.md.
     """
     if loss_type not in _TRL_LOSSES:
@@ -226,6 +229,13 @@ def trl(
             "importance": level, "importance_mode": mode, "importance_low": vllm_importance_sampling_clip_min,
             "importance_high": vllm_importance_sampling_clip_max,
         }  # fmt: skip
+    if top_entropy_quantile < 1:
+        if entropy_coef != 0:
+            raise ValueError(
+                f"entropy_coef: expected 0 with top_entropy_quantile={top_entropy_quantile:g}, got {entropy_coef!r}: "
+                "TRL's bonus is a mean over the chosen tokens alone, and one call has one mask"
+            )
+        fields["drop_selected"] = True
     if off_policy_mask_threshold is not None:
         fields |= {"drop_above": off_policy_mask_threshold, "drop_of": "rollout" if use_vllm else "old"}
     return PolicySpec(

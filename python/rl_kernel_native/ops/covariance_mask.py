@@ -13,6 +13,7 @@ from ..reference.covariance_mask import covariance_mask_reference
 __all__ = ["covariance_mask", "covariance_mask_reference"]
 
 _KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
+ENTROPY = 2  # another one, of entropy_mask
 
 _torch_path: Any = None
 
@@ -120,9 +121,15 @@ def covariance_mask(
     tensors = {
         "logprob": logprob, "old_logprob": old_logprob, "advantage": advantage, "mask": mask, "cu_seqlens": cu_seqlens,
     }  # fmt: skip
-    if _dispatch.is_tensor(logprob):
+    return call(tensors, options)
+
+
+def call(tensors: dict[str, Any], options: tuple[Any, ...]) -> Any:
+    """The mask by the extension's arrays, by name, and numbers; the first array says where."""
+    name, first = next(iter(tensors.items()))
+    if _dispatch.is_tensor(first):
         return _torch().call(tensors, options)
-    frame = _dispatch.Frame(logprob, "logprob")
+    frame = _dispatch.Frame(first, name)
     _dispatch.match_torch_threads()
     arrays = [frame.export(array, name) for name, array in tensors.items()]
     return frame.result(_C.covariance_mask(*arrays, *options, frame.allocate, frame.stream))

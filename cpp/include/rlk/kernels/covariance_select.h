@@ -126,7 +126,7 @@ RLK_DEVICE void covariance_priorities(const CovarianceMaskParams& p, const Covar
     const float c = values[i];
     if (bits_of(c) == kNoCandidate) return;
     std::uint32_t priority;
-    if (p.kind == CovarianceKind::kKl) {
+    if (p.kind != CovarianceKind::kClip) {
       priority = largest_first(c);
     } else {
       const std::int64_t s = sequence_at(p.sequences, i);
@@ -170,7 +170,8 @@ RLK_DEVICE void covariance_write(const CovarianceMaskParams& p, const Covariance
   const float otherwise = of->broken != 0 ? canonical_nan() : 0.0f, chosen = of->broken != 0 ? otherwise : 1.0f;
   for_each_slot<Gpu>(count, block, blocks, [&](std::int64_t i) {
     const float priority = values[i];
-    values[i] = bits_of(priority) != kNoCandidate && select_key(priority, i) <= last ? chosen : otherwise;
+    const bool is_one = bits_of(priority) != kNoCandidate && is_chosen(p.kind, select_key(priority, i), last);
+    values[i] = is_one ? chosen : otherwise;
   });
 }
 

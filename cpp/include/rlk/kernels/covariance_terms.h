@@ -11,12 +11,13 @@ namespace rlk {
 inline void check_covariance_mask(const CovarianceMaskParams& p) {
   check_sequences(p.sequences, p.mask, "covariance_mask");
   RLK_CHECK(p.sequences.num_slots() < std::int64_t{1} << 32, "covariance_mask: fewer than 2^32 slots");
-  RLK_CHECK(p.ratio > 0.0 && p.ratio <= 1.0, "covariance_mask: ratio is in (0, 1]");
+  const bool entropy = p.kind == CovarianceKind::kEntropy;
+  RLK_CHECK((entropy ? p.ratio >= 0.0 : p.ratio > 0.0) && p.ratio <= 1.0, "covariance_mask: ratio is in (0, 1]");
   if (p.sequences.num_slots() == 0) return;
   RLK_CHECK(p.logprob.data && p.logprob.token_stride == 1, "covariance_mask: logprob, one a token");
-  RLK_CHECK(p.kind == CovarianceKind::kKl || (p.old_logprob.data && p.old_logprob.token_stride == 1),
+  RLK_CHECK(p.kind != CovarianceKind::kClip || (p.old_logprob.data && p.old_logprob.token_stride == 1),
             "covariance_mask: old_logprob, one a token");
-  RLK_CHECK(p.advantage.data != nullptr, "covariance_mask: advantage is given");
+  RLK_CHECK(entropy != (p.advantage.data != nullptr), "covariance_mask: advantage is given, but with entropies");
   RLK_CHECK(p.selected != nullptr, "covariance_mask: selected is given");
 }
 
@@ -81,8 +82,9 @@ struct CovarianceTerms : EverySum {
   static RLK_HD void token(const Params& p, const Factors& f, const F (&in)[kInputs], MaskOf<F> mask,
                            F (&out)[kOutputs], TokenSums<F, kSums>*) {
     const F none = broadcast<F>(float_of(kNoCandidate)), advantage = in[0], logprob = in[1];
-    const F c =
-        mul_rn(sub_rn(advantage, broadcast<F>(f.mean_advantage)), sub_rn(logprob, broadcast<F>(f.mean_logprob)));
+    const F c = either(
+        p.kind == CovarianceKind::kEntropy, logprob,
+        mul_rn(sub_rn(advantage, broadcast<F>(f.mean_advantage)), sub_rn(logprob, broadcast<F>(f.mean_logprob))));
     F of_candidate = canonical(c);
     if (p.kind == CovarianceKind::kClip) {
       const F r = exp(sub_rn(logprob, in[2])), minus = -advantage;
@@ -108,10 +110,21 @@ RLK_HD std::uint32_t largest_first(float c) {
   return (bits >> 31) != 0 ? bits : ~(bits | 0x80000000u);
 }
 
-// How many are chosen at most.
-RLK_HD std::uint32_t most_selected(double ratio, std::int64_t tokens) {
+// How many are chosen at most, less those that are equal to the last.
+RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64_t tokens) {
+  if (kind == CovarianceKind::kEntropy) {
+    const float rank = mul_rn(static_cast<float>(1.0 - ratio), static_cast<float>(tokens - 1));
+    const auto below = static_cast<std::int64_t>(rank);
+    const std::int64_t left = tokens - (static_cast<float>(below) < rank ? below + 1 : below);
+    return left < 1 ? 1u : static_cast<std::uint32_t>(left);
+  }
   const auto share = static_cast<std::int64_t>(ratio * static_cast<double>(tokens));
   return share < 1 ? 1u : static_cast<std::uint32_t>(share);
+}
+
+// Whether a token of this key is chosen; keys are a priority, then a slot.
+RLK_HD bool is_chosen(CovarianceKind kind, std::uint64_t key, std::uint64_t last) {
+  return kind == CovarianceKind::kEntropy ? key >> 32 <= last >> 32 : key <= last;
 }
 
 struct CovarianceBatch {
@@ -149,7 +162,7 @@ struct CovarianceBatch {
     shared->mean_advantage = quotient_or_zero(t.sum[CovarianceSumTerms::kAdvantage], tokens);
     shared->mean_logprob = quotient_or_zero(t.sum[CovarianceSumTerms::kLogprob], tokens);
     shared->broken = t.count[kBadCuts] > 0;
-    shared->state[0] = {0, most_selected(p.ratio, t.count[kTokens])};
+    shared->state[0] = {0, most_selected(p.kind, p.ratio, t.count[kTokens])};
   }
 };
 

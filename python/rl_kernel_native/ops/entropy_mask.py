@@ -1,0 +1,48 @@
+"""The tokens of a high entropy: arguments and their check. The contract is cpp/include/rlk/ops/covariance_mask.h, of
+which this is the third kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _check
+from ..reference.entropy_mask import entropy_mask_reference
+from .covariance_mask import ENTROPY, call
+
+__all__ = ["entropy_mask", "entropy_mask_reference"]
+
+
+def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seqlens: Any = None) -> Any:
+    """The tokens whose entropy is not below a quantile of all of the call: those that decide, to which a policy loss
+    may be restricted.
+
+    The quantile is found on the device by a radix select, exactly, of any number of tokens, and nothing waits for the
+    host (``torch.quantile`` sorts, and takes 16 million at most). The mask does not depend on padding, packing, strides
+    or the backend. Nothing here is differentiated: inputs that require a gradient are taken as detached.
+
+    A quantile of a global batch needs the entropies of all ranks: gather them, padded, with their masks, and take the
+    rows of this rank.
+
+    Args:
+        entropy: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
+            contiguous, rows of any stride; as :func:`logprob` gives.
+        mask: of that shape; bool, uint8, int32, int64 or float32. A token counts where it is not 0; others may hold
+            anything. None: all count.
+        top_quantile: which share is chosen, in [0, 1], TRL's ``top_entropy_quantile``: entropies of at least the
+            quantile ``1 - top_quantile``, which is interpolated as ``torch.quantile`` does it. Of equal ones all; of 0
+            the largest. A NaN is larger than any number.
+        cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
+    Returns: float32 of the shape of ``entropy``: 1 where a token counts and is chosen, else 0. With
+        ``PolicySpec(drop_selected=True)`` the others go in as ``selected``: ``1 - entropy_mask(...)``.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
+        kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not ascend from 0 to
+        num_tokens; on a GPU all is NaN then.
+    Source: docs/numerics.md, rule 10; docs/objectives/entropy.md; Wang et al. 2025, arXiv:2506.01939; TRL's
+        get_high_entropy_mask.
+    """
+    share = _check.number("top_quantile", top_quantile)
+    if not 0 <= share <= 1:
+        raise ValueError(f"top_quantile: expected a number in [0, 1], got {top_quantile!r}")
+    tensors = {"entropy": entropy, "old_logprob": None, "advantage": None, "mask": mask, "cu_seqlens": cu_seqlens}
+    return call(tensors, (ENTROPY, share, 0.0, 0.0, 0.0, 0.0, 0))
