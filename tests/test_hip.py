@@ -392,11 +392,21 @@ def test_cpu_and_hip_sequences_have_the_same_bytes(monkeypatch: pytest.MonkeyPat
 
 # Of an operator over tokens: arrays of a shape and seed, every way to call it, and the call.
 TOKENS: dict[str, tuple[Callable[..., Any], list[Any], Callable[..., Any]]] = {
-    "policy_loss": (policy_loss_cases.arrays, list(policy_tests.SPECS.values()), policy_tests.run),
+    "policy_loss": (
+        policy_loss_cases.arrays,
+        list(policy_tests.SPECS.values()),
+        lambda a, spec, **more: policy_tests.run(a, spec, ratio_metrics=True, **more),
+    ),
     "value_loss": (value_tests.arrays, list(value_tests.HOW.values()), value_tests.run),
     "kl": (policy_loss_cases.arrays, list(kl_tests.HOW.values()), kl_tests.run),
-    "importance_weights": (rollout_cases.rollouts, list(importance_tests.OPTIONS), importance_tests.run),
+    "importance_weights": (rollout_cases.rollouts, list(importance_tests.OPTIONS), importance_tests.everything),
+    "importance_weights alone": (rollout_cases.rollouts, list(importance_tests.OPTIONS), importance_tests.run),
     "covariance_mask": (covariance_tests.make, list(covariance_tests.OPTIONS), covariance_tests.run),
+    "entropy_mask": (
+        rollout_cases.rollouts,
+        [0.0, 0.2, 1.0],
+        lambda a, top, **more: rk.entropy_mask(a["train"], a["mask"], top_quantile=top, **more),
+    ),
     "optimal_token_baseline": (
         baseline_tests.make,
         [{"group_size": 1}, {"group_size": 1, "eps": 0.5}],
