@@ -11,8 +11,8 @@ namespace rlk::bench {
 namespace {
 
 void run(CovarianceKind kind, std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRun& of) {
-  const bool draws = kind == CovarianceKind::kClip;
-  const int arrays = draws ? 5 : 4;
+  const bool draws = kind == CovarianceKind::kClip, entropy = kind == CovarianceKind::kEntropy;
+  const int arrays = draws ? 5 : entropy ? 3 : 4;
   const TokenBench bench(sequences, tokens, arrays);
   std::vector<CovarianceMaskParams> calls(static_cast<std::size_t>(bench.buffers()));
   TokenMemory memory;
@@ -20,14 +20,19 @@ void run(CovarianceKind kind, std::int64_t sequences, std::int64_t tokens, bool 
     p.sequences = bench.sequences(packed, &memory);
     p.logprob = {memory.normal(bench.slots()), tokens, 1};
     if (draws) p.old_logprob = {memory.normal(bench.slots()), tokens, 1};
-    p.advantage = {memory.normal(bench.slots()), tokens, 1};
+    if (!entropy) p.advantage = {memory.normal(bench.slots()), tokens, 1};
     p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
     p.kind = kind;
+    if (entropy) p.ratio = 0.2;
     p.selected = memory.floats(bench.slots());
     p.workspace = memory.workspace<CovarianceBatch>(p.sequences);
   }
-  bench.print((std::string(draws ? "clip" : "kl") + (packed ? ", packed" : "")).c_str(), arrays, calls,
-              cuda::covariance_mask_sm90, of);
+  bench.print((std::string(draws     ? "clip"
+                           : entropy ? "entropy"
+                                     : "kl") +
+               (packed ? ", packed" : ""))
+                  .c_str(),
+              arrays, calls, cuda::covariance_mask_sm90, of);
 }
 
 }  // namespace
@@ -38,7 +43,8 @@ int main(int argc, char** argv) {
   return bench_tokens(argc, argv, "bench_covariance_mask",
                       [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
                         for (const bool packed : {false, true}) {
-                          for (const auto kind : {rlk::CovarianceKind::kClip, rlk::CovarianceKind::kKl}) {
+                          using Kind = rlk::CovarianceKind;
+                          for (const Kind kind : {Kind::kClip, Kind::kKl, Kind::kEntropy}) {
                             run(kind, sequences, tokens, packed, of);
                           }
                         }

@@ -14,12 +14,13 @@ namespace {
 struct Case {
   const char* name;
   ImportanceLevel level;
-  bool rejects, normalize;
+  bool rejects, normalize, measures;
 };
-constexpr Case kCases[] = {{"tokens", ImportanceLevel::kToken, false, false},
-                           {"tokens, normalized", ImportanceLevel::kToken, false, true},
-                           {"sequences", ImportanceLevel::kSequence, false, false},
-                           {"tokens, seq_mean_k3, veto", ImportanceLevel::kToken, true, false}};
+constexpr Case kCases[] = {{"tokens", ImportanceLevel::kToken, false, false, false},
+                           {"tokens, normalized", ImportanceLevel::kToken, false, true, false},
+                           {"tokens, metrics", ImportanceLevel::kToken, false, false, true},
+                           {"sequences", ImportanceLevel::kSequence, false, false, false},
+                           {"tokens, seq_mean_k3, veto", ImportanceLevel::kToken, true, false, false}};
 
 void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRun& of) {
   constexpr int kInputs = 3, kOutputs = 2;  // logprob, rollout_logprob and mask are read
@@ -41,6 +42,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
     }
     p.weights = memory.floats(bench.slots());
     p.kept = memory.floats(bench.slots());
+    if (c.measures) p.metrics = memory.floats(kImportanceMetrics);
     p.workspace = memory.workspace<ImportanceBatch>(p.sequences);
   }
   const int moved = kOutputs + kInputs * (needs_statistics(calls[0].spec) ? 2 : 1) + (c.normalize ? 2 : 0);
