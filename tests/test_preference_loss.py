@@ -397,6 +397,61 @@ def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
         close(a.grad, b.grad.double().numpy(), 2e-4)
 
 
+def trl_batch(rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Chosen and rejected rows of a prompt and an answer, as TRL's collator has them, and logits of all of them."""
+    vocab, width = 23, 14
+    batch = {}
+    for side in ("chosen", "rejected"):
+        ids = torch.from_numpy(rng.integers(1, vocab, (PAIRS, width)))
+        lengths = torch.from_numpy(rng.integers(6, width + 1, (PAIRS, 1)))
+        there = torch.arange(width) < lengths
+        answer = there & (torch.arange(width) >= 4)
+        batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"] = ids * there, there.long()
+        batch[f"{side}_labels"] = torch.where(answer, ids, -100)
+    logits = torch.from_numpy(rng.normal(0, 1.5, (2 * PAIRS, width, vocab)).astype(np.float32))
+    return batch, logits
+
+
+@pytest.mark.parametrize("name", ["cpo", "orpo"])
+def test_the_loss_of_a_batch_of_trl(name: str, rng: np.random.Generator) -> None:
+    """With the likelihood of the chosen tokens, which TRL averages over all of a batch: CPO's over the answers, ORPO's
+    over prompts and answers."""
+    module = framework_sources.trl(f"trl.experimental.{name}.{name}_trainer")
+    trainer = module.CPOTrainer if name == "cpo" else module.ORPOTrainer
+    batch, logits = trl_batch(rng)
+    same = SimpleNamespace(gather_for_metrics=lambda x: x, device="cpu")
+    self = SimpleNamespace(
+        is_encoder_decoder=False, pad_token_id=0, accelerator=same, aux_loss_enabled=False, cpo_alpha=0.7, alpha=0.0,
+        padding_value=0,
+        loss_type="sigmoid", beta=0.1, label_smoothing=0.0, concatenated_inputs=trainer.concatenated_inputs,
+        get_batch_logps=trainer.get_batch_logps,
+    )  # fmt: skip
+    for method in ("concatenated_forward", "cpo_loss", "odds_ratio_loss"):
+        if hasattr(trainer, method):
+            setattr(self, method, getattr(trainer, method).__get__(self))
+    theirs, mine = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    want, _ = trainer.get_batch_loss_metrics(self, lambda *_, **__: SimpleNamespace(logits=theirs), batch)
+    want.backward()
+
+    def sums(key: str, fill: int) -> rk.SequenceLogprob:
+        labels = torch.cat([batch[f"chosen_{key}"], batch[f"rejected_{key}"]])[:, 1:]
+        counts = labels != fill
+        logprob = rk.logprob(mine[:, :-1], torch.where(counts, labels, -100).contiguous())
+        return rk.sequence_logprob(logprob, counts)
+
+    answers = sums("labels", -100)
+    of = answers if name == "cpo" else sums("input_ids", 0)
+    nll = -of.sum[:PAIRS].sum() / of.count[:PAIRS].sum()
+    counts = {"chosen_count": answers.count[:PAIRS], "rejected_count": answers.count[PAIRS:]} if name == "orpo" else {}
+    losses = rk.preference_loss(answers.sum[:PAIRS], answers.sum[PAIRS:], kind=name, beta=0.1, **counts).losses
+    got = losses.mean() + (0.7 if name == "cpo" else 1.0) * nll
+    got.backward()
+    assert got.item() == pytest.approx(want.item(), rel=1e-5)
+    assert mine.grad is not None
+    assert theirs.grad is not None
+    assert float((mine.grad - theirs.grad).abs().max()) <= 2e-5 * float(theirs.grad.abs().max())
+
+
 @pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
 def test_the_losses_of_trl_kto(loss_type: str, rng: np.random.Generator) -> None:
     trainer = framework_sources.trl("trl.trainer.kto_trainer").KTOTrainer

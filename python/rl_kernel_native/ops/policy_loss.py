@@ -61,9 +61,9 @@ class PolicyMetrics(MetricVector):
 
     names: tuple[str, ...] = METRICS
 
-    def __init__(self, vector: Any) -> None:
+    def __init__(self, vector: Any, ratio_metrics: bool = False) -> None:
         super().__init__(vector)
-        if vector.shape[0] > len(METRICS):
+        if ratio_metrics:
             self.names = _WITH_RATIO
 
     @property
@@ -158,9 +158,9 @@ def policy_loss(
     )  # fmt: skip
     if _dispatch.is_tensor(logprob):
         loss, vector = _torch().policy_loss(operands, spec, value, ratio_metrics)
-        return PolicyLoss(loss, PolicyMetrics(vector))
+        return PolicyLoss(loss, PolicyMetrics(vector, ratio_metrics))
     result = _call(operands, spec, value, ratio_metrics, False)
-    return PolicyLoss(result[0], PolicyMetrics(result[1]))
+    return PolicyLoss(result[0], PolicyMetrics(result[1], ratio_metrics))
 
 
 def policy_loss_and_grad(
@@ -194,7 +194,7 @@ def policy_loss_and_grad(
         loss, vector, d_logprob, d_entropy = _torch().policy_loss_and_grad(operands, spec, value, ratio_metrics)
     else:
         loss, vector, d_logprob, d_entropy = _call(operands, spec, value, ratio_metrics, True)
-    return PolicyGradients(loss, PolicyMetrics(vector), d_logprob, d_entropy)
+    return PolicyGradients(loss, PolicyMetrics(vector, ratio_metrics), d_logprob, d_entropy)
 
 
 # Operands in the order of the extension.
