@@ -529,6 +529,42 @@ def test_openrlhf(openrlhf: Any, name: str) -> None:
     compare(a, presets.openrlhf(**fields), theirs, **more)
 
 
+@pytest.mark.parametrize("level", ["token", "seq"])
+@pytest.mark.parametrize(("gating", "delta"), [("binary_kl", 0.006), ("tv", 0.02)])
+def test_openrlhf_with_a_gate_of_a_divergence(openrlhf: Any, gating: str, delta: float, level: str) -> None:
+    a = batch()
+    p, q = (a[name].exp().clamp(1e-6, 1 - 1e-6) for name in ("rollout_logprob", "old_logprob"))  # as it does
+    of_token = (p - q).abs() if gating == "tv" else p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    mask = a["mask"].float()
+    of_sequence = (of_token * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    statistic = of_token if level == "token" else of_sequence.expand_as(of_token)
+    outside = (statistic < 0) | (statistic > delta)  # rounding makes some negative, and it drops these
+    assert 0 < int((outside & a["mask"]).sum()) < int(a["mask"].sum())
+    fields: dict[str, Any] = {
+        "is_correction_level": level, "is_correction_gating": gating, "is_correction_threshold": (0.0, delta),
+    }  # fmt: skip
+    loss = openrlhf.PolicyLoss(**fields)
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
+
+    spec = presets.openrlhf(**fields)
+    compare(a, spec, theirs, rollout_logprob=a["rollout_logprob"], selected=outside.float())
+    with pytest.raises(ValueError, match=r"^is_correction_mode: expected"):
+        presets.openrlhf(**fields, is_correction_mode="clip")
+
+
+def test_openrlhf_gspo_with_a_correction_is_of_the_rollout_policy(openrlhf: Any) -> None:
+    a, fields = batch(), {"policy_loss_type": "gspo", "clip_eps_low": 0.03, "clip_eps_high": 0.04}
+    loss = openrlhf.PolicyLoss(**fields, is_correction_level="token")
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
+
+    spec = presets.openrlhf(**fields, is_correction_level="token")
+    compare({**a, "old_logprob": a["rollout_logprob"]}, spec, theirs)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("tokens", [True, False])
 def test_openrlhf_with_kl_and_entropy_of_a_global_batch(openrlhf: Any, estimator: str, tokens: bool) -> None:
@@ -629,7 +665,7 @@ def test_slime(name: str) -> None:
         (lambda: presets.trl(loss_type="dpo"), "loss_type: expected"),
         (lambda: presets.trl(use_vllm=True, vllm_importance_sampling_mode="x"), "vllm_importance_sampling_mode"),
         (lambda: presets.slime(kl_loss_type="k4"), "kl_loss_type: expected"),
-        (lambda: presets.openrlhf(is_correction_gating="tv"), "is_correction_gating: expected"),
+        (lambda: presets.openrlhf(is_correction_gating="kl"), "is_correction_gating: expected"),
         (
             lambda: presets.openrlhf(is_correction_level="seq", is_correction_mode="clip"),
             'is_correction_mode: expected "mask"',

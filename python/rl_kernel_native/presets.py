@@ -365,7 +365,9 @@ def openrlhf(
 
     ``batch_num_tokens`` or ``global_batch_size`` go to ``policy_loss(denominator=...)``. With
     ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio is to the rollout policy: give that as
-    ``old_logprob``. Its ``unbiased_gradient`` of KL and its gates by a divergence are not served.
+    ``old_logprob``. An ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"`` takes the tokens that it drops as
+    ``selected`` (docs/objectives/rollout_correction.md); ``is_correction_threshold`` is theirs then, and no part of the
+    spec. Its ``unbiased_gradient`` of KL is not served.
 
     Args: as OpenRLHF names them; ``kl_coef``: its KL controller's value.
     Returns: a :class:`PolicySpec`.
@@ -380,8 +382,13 @@ def openrlhf(
         raise _unknown("is_correction_mode", is_correction_mode, ("mask", "clip"))
     if is_correction_level == "seq" and is_correction_mode == "clip":
         raise ValueError('is_correction_mode: expected "mask" with is_correction_level="seq", got "clip"')
-    if is_correction_gating != "ratio":
-        raise _unknown("is_correction_gating", is_correction_gating, ("ratio",))
+    if is_correction_gating not in ("ratio", "binary_kl", "tv"):
+        raise _unknown("is_correction_gating", is_correction_gating, ("ratio", "binary_kl", "tv"))
+    divergence = is_correction_gating != "ratio" and is_correction_level != "off"
+    if divergence and is_correction_mode == "clip":
+        raise ValueError(
+            f'is_correction_mode: expected "mask" with is_correction_gating="{is_correction_gating}", got "clip"'
+        )
     if kl_estimator not in ("k1", "k2", "k3"):
         raise _unknown("kl_estimator", kl_estimator, ("k1", "k2", "k3"))
     gspo = policy_loss_type == "gspo"
@@ -395,7 +402,9 @@ def openrlhf(
         "entropy_coef": entropy_coef or 0.0,
         "dp_size": dp_size,
     }
-    if is_correction_level != "off" and not gspo:
+    if divergence and not gspo:
+        fields |= {"importance": "token", "importance_high": None, "drop_selected": True}
+    elif is_correction_level != "off" and not gspo:
         low, high = is_correction_threshold
         mask = is_correction_mode == "mask"
         fields["importance"] = "token"
