@@ -116,10 +116,15 @@ const Table kCovarianceMask = {
     RLK_OF(rlk_covariance_mask_priorities), RLK_OF(rlk_covariance_mask_digits),  RLK_OF(rlk_covariance_mask_write),
 };
 const Table kImportanceWeights = {
-    RLK_OF(rlk_importance_weights_statistics), RLK_OF(rlk_importance_weights_sequences),
-    RLK_OF(rlk_importance_weights_tokens),     RLK_OF(rlk_importance_weights_tokens_measured),
-    RLK_OF(rlk_importance_weights_sums),       RLK_OF(rlk_importance_weights_few),
-    RLK_OF(rlk_importance_weights_results),    RLK_OF(rlk_importance_weights_divide),
+    RLK_OF(rlk_importance_weights_statistics),
+    RLK_OF(rlk_importance_weights_sequences),
+    RLK_OF(rlk_importance_weights_tokens),
+    RLK_OF(rlk_importance_weights_tokens_normalized),
+    RLK_OF(rlk_importance_weights_tokens_measured),
+    RLK_OF(rlk_importance_weights_sums),
+    RLK_OF(rlk_importance_weights_few),
+    RLK_OF(rlk_importance_weights_results),
+    RLK_OF(rlk_importance_weights_divide),
 };
 const Table kKl = {RLK_OF(rlk_kl_tokens)};
 const Table kLinear = {

@@ -342,8 +342,8 @@ TEST(ImportanceWeights, FourTokensOfALaneHaveTheirOwnBits) {
     const rlk::ImportanceWeightsParams p = params(b, random_spec(seed));
     b.expect_four_alike<rlk::ImportanceStatisticsTerms>(p, {});
     const rlk::ImportanceFactors factors = {1.25f, 1.5f, seed % 3 != 0, seed % 7 == 0};
-    b.expect_four_alike<rlk::ImportanceTokenTerms<false>>(p, factors);
-    b.expect_four_alike<rlk::ImportanceTokenTerms<true>>(p, factors);
+    b.expect_four_alike<rlk::ImportanceTokenTerms<rlk::ImportanceForm::kAlone>>(p, factors);
+    b.expect_four_alike<rlk::ImportanceTokenTerms<rlk::ImportanceForm::kMeasured>>(p, factors);
   }
 }
 

@@ -14,8 +14,14 @@ void statistics(const ImportanceWeightsParams& p, const TokenTile& tile, void* p
 
 void terms(const ImportanceWeightsParams& p, const ImportanceFactors& factors, const TokenTile& tile, void* partial) {
   auto* const to = static_cast<TilePartial<8>*>(partial);
-  p.metrics == nullptr ? run_tile<ImportanceTokenTerms<false>>(p, factors, tile, to)
-                       : run_tile<ImportanceTokenTerms<true>>(p, factors, tile, to);
+  switch (form_of(p)) {
+    case ImportanceForm::kAlone:
+      return run_tile<ImportanceTokenTerms<ImportanceForm::kAlone>>(p, factors, tile, nullptr);
+    case ImportanceForm::kNormalized:
+      return run_tile<ImportanceTokenTerms<ImportanceForm::kNormalized>>(p, factors, tile, to);
+    case ImportanceForm::kMeasured:
+      return run_tile<ImportanceTokenTerms<ImportanceForm::kMeasured>>(p, factors, tile, to);
+  }
 }
 
 void divide(float* values, std::int64_t count, float divisor) {

@@ -5,6 +5,8 @@
 
 #include "chunk_sum.h"
 #include "float_environment.h"
+#include "isa.h"
+#include "masked_whiten_lanes.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rows.h"
 #include "sequences.h"
@@ -13,32 +15,44 @@
 namespace rlk::cpu {
 namespace {
 
-struct OfSequence {
-  std::int64_t n = 0;
-  float sum = 0.0f, least = infinity(), largest = -infinity();
-};
+const MaskedWhitenLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::masked_whiten_lanes;
+    case Isa::kAvx2:
+      return avx2::masked_whiten_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::masked_whiten_lanes;
+}
 
 class Whitening {
  public:
   explicit Whitening(const MaskedWhitenParams& p) : p_(p) {}
 
   void run() {
-    std::vector<OfSequence> of(static_cast<std::size_t>(p_.sequences.num_sequences));
+    std::vector<WhitenSums> of(static_cast<std::size_t>(p_.sequences.num_sequences));
     const auto sum = [&] {
       return chunk_sum(p_.sequences.num_sequences, [&](std::int64_t s) { return of[static_cast<std::size_t>(s)].sum; });
     };
-    for_each_sequence([&](std::int64_t s) { of[static_cast<std::size_t>(s)] = first_pass(s); });
-    OfSequence all;
-    for (const OfSequence& o : of) {
+    for_each_sequence([&](std::int64_t s) { of[static_cast<std::size_t>(s)] = lanes().sums(tokens(s)); });
+    WhitenSums all = {0, 0.0f, infinity(), -infinity()};
+    for (const WhitenSums& o : of) {
       all.n += o.n;
       all.least = o.least < all.least ? o.least : all.least;
       all.largest = o.largest > all.largest ? o.largest : all.largest;
     }
     const FloatEnvironment environment;
-    statistics_ = whiten_mean(all.n, sum(), all.least, all.largest);
-    for_each_sequence([&](std::int64_t s) { of[static_cast<std::size_t>(s)].sum = sum_of_squares(s); });
-    whiten_variance(p_, sum(), &statistics_);
-    for_each_sequence([&](std::int64_t s) { write(s); });
+    WhitenStatistics statistics = whiten_mean(all.n, sum(), all.least, all.largest);
+    for_each_sequence(
+        [&](std::int64_t s) { of[static_cast<std::size_t>(s)].sum = lanes().squares(tokens(s), statistics); });
+    whiten_variance(p_, sum(), &statistics);
+    for_each_sequence([&](std::int64_t s) {
+      lanes().write(tokens(s), p_, statistics, p_.y.data + span_of(p_.sequences, s).offset(p_.y.row_stride));
+    });
   }
 
  private:
@@ -51,53 +65,15 @@ class Whitening {
       for (std::int64_t s = begin; s < end; ++s) f(s);
     });
   }
-
-  // A sequence's tokens and whether each counts.
-  struct Tokens {
-    const MaskedWhitenParams& p;
-    SequenceSpan span;
-    const float* x;
-    std::int64_t mask_at;
-    Tokens(const MaskedWhitenParams& params, std::int64_t s)
-        : p(params),
-          span(span_of(p.sequences, s)),
-          x(p.x.data + span.offset(p.x.row_stride)),
-          mask_at(span.offset(p.mask.row_stride)) {}
-    bool counted(std::int64_t i) const {
-      return p.mask.data == nullptr || counts(p.mask.data, p.mask.dtype, mask_at + i);
-    }
-  };
-
-  OfSequence first_pass(std::int64_t s) const {
-    const Tokens t(p_, s);
-    OfSequence of;
-    of.sum = chunk_sum(t.span.length, [&](std::int64_t i) {
-      if (!t.counted(i)) return 0.0f;
-      ++of.n;
-      of.least = t.x[i] < of.least ? t.x[i] : of.least;
-      of.largest = t.x[i] > of.largest ? t.x[i] : of.largest;
-      return t.x[i];
-    });
-    return of;
-  }
-  float sum_of_squares(std::int64_t s) const {
-    const Tokens t(p_, s);
-    return chunk_sum(t.span.length, [&](std::int64_t i) {
-      if (!t.counted(i)) return 0.0f;
-      const float d = whiten_deviation(statistics_, t.x[i]);
-      return mul_rn(d, d);
-    });
-  }
-  void write(std::int64_t s) const {
-    const Tokens t(p_, s);
-    float* y = p_.y.data + t.span.offset(p_.y.row_stride);
-    for (std::int64_t i = 0; i < t.span.length; ++i) {
-      y[i] = t.counted(i) ? whiten_token(p_, statistics_, t.x[i]) : 0.0f;
-    }
+  WhitenTokens tokens(std::int64_t s) const {
+    const SequenceSpan span = span_of(p_.sequences, s);
+    return {p_.x.data + span.offset(p_.x.row_stride),
+            {p_.mask.data, 0, p_.mask.dtype},
+            span.offset(p_.mask.row_stride),
+            span.length};
   }
 
   const MaskedWhitenParams& p_;
-  WhitenStatistics statistics_;
 };
 
 }  // namespace

@@ -54,11 +54,6 @@ class Baseline {
   std::int64_t slot(std::int64_t s, const PolicySpan& span) const {
     return q_.packed() ? span.begin : s * q_.num_tokens;
   }
-  bool counted(std::int64_t s, const PolicySpan& span, std::int64_t t) const {
-    const std::int64_t at = (q_.packed() ? span.begin : s * p_.mask.sequence_stride) + t;
-    return p_.mask.data == nullptr ||
-           counts(p_.mask.data, p_.mask.dtype == DType::kUInt8 ? DType::kBool : p_.mask.dtype, at);
-  }
   const float* at(const PolicyTokens& a, std::int64_t s, const PolicySpan& span, std::int64_t t) const {
     return a.data + offset_of(a, q_, s, span) + t * a.token_stride;
   }
@@ -69,21 +64,20 @@ class Baseline {
     float* const returns = p_.returns + slot(s, span);
     const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
     const bool shares_reward = p_.rewards.token_stride == 0;
+    const std::int64_t mask_at = q_.packed() ? span.begin : s * p_.mask.sequence_stride;
     std::int64_t tokens = 0;
+    alignas(64) std::int32_t counted[kChunk];
     float before = 0.0f, x[kChunk];
     for (std::int64_t first = 0; first < span.length; first += kChunk) {
       const int count = static_cast<int>(std::min(kChunk, span.length - first));
       const float* const importance = p_.importance.data == nullptr ? nullptr : at(p_.importance, s, span, first);
+      lanes().mask(p_.mask, mask_at + first, count, counted);
       lanes().weights(at(p_.logprob, s, span, first), at(p_.sum_p_sq, s, span, first), importance,
-                      p_.importance.token_stride, count, x);
-      for (int i = 0; i < count; ++i) x[i] = counted(s, span, first + i) ? x[i] : 0.0f;
+                      p_.importance.token_stride, counted, count, x);
       std::fill(x + count, x + kChunk, 0.0f);
       lanes().up_to(x);
-      for (int i = 0; i < count; ++i) {
-        const bool is_counted = counted(s, span, first + i);
-        tokens += is_counted;
-        w[first + i] = is_counted ? add_rn(before, x[i]) : kNoWeight;
-      }
+      for (int i = 0; i < count; ++i) tokens -= counted[i];
+      lanes().add_before(before, x, counted, count, w + first);
       before = add_rn(before, x[kChunk - 1]);
     }
     counts_[static_cast<std::size_t>(s)] = tokens;
@@ -91,15 +85,14 @@ class Baseline {
     for (std::int64_t k = chunks - 1; k >= 0; --k) {
       const std::int64_t first = k * kChunk;
       const int count = static_cast<int>(std::min(kChunk, span.length - first));
-      for (int i = 0; i < count; ++i) {
-        x[i] = !shares_reward && w[first + i] != kNoWeight ? *at(p_.rewards, s, span, first + i) : 0.0f;
+      if (shares_reward) {
+        lanes().add_after(0.0f, at(p_.rewards, s, span, 0), 0, w + first, count, returns + first);
+        continue;
       }
+      lanes().rewards(at(p_.rewards, s, span, first), w + first, count, x);
       std::fill(x + count, x + kChunk, 0.0f);
       lanes().from(x);
-      for (int i = 0; i < count; ++i) {
-        const float g = shares_reward ? add_rn(*at(p_.rewards, s, span, 0), 0.0f) : add_rn(after, x[i]);
-        returns[first + i] = w[first + i] != kNoWeight ? finite_or_canonical(g) : 0.0f;
-      }
+      lanes().add_after(after, x, 1, w + first, count, returns + first);
       after = add_rn(after, x[0]);
     }
   }
@@ -128,11 +121,9 @@ class Baseline {
         num[i] = range.end - range.begin == 1 ? 0.0f : div_rn(num[i], add_rn(den[i], p_.eps));
       }
       each([&](std::int64_t s, std::int64_t to, int count) {
-        for (int i = 0; i < count; ++i) {
-          const float x = sub_rn(p_.returns[to + i], tail.has(s, first + i) ? 0.0f : num[i]);
-          p_.advantages[to + i] =
-              weights_[static_cast<std::size_t>(to + i)] == kNoWeight ? 0.0f : finite_or_canonical(x);
-        }
+        const std::int64_t based = tail.is_of(s) ? std::clamp<std::int64_t>(tail.second - first, 0, count) : count;
+        lanes().subtract(p_.returns + to, weights_.data() + to, num, static_cast<int>(based), count,
+                         p_.advantages + to);
       });
     }
   }

@@ -10,17 +10,56 @@ namespace {
 
 constexpr int kChunk = kBaselineChunk;
 
-void weights(const float* logprob, const float* sum_p_sq, const float* importance, std::int64_t stride, int count,
-             float* w) {
+void mask_of(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* counted) {
+  load_mask(mask, at, count, counted);
+}
+
+void weights(const float* logprob, const float* sum_p_sq, const float* importance, std::int64_t stride,
+             const std::int32_t* counted, int count, float* w) {
   for (int k = 0; k < count; k += kLanes) {
     const int left = count - k;
-    const Floats l = load_tokens(logprob + k, left), q = load_tokens(sum_p_sq + k, left);
-    if (importance == nullptr) {
-      store_tokens(w + k, left, baseline_weight(l, q));
-    } else {
-      const Floats s = stride == 0 ? broadcast<Floats>(*importance) : load_tokens(importance + k, left);
-      store_tokens(w + k, left, weighted_by(baseline_weight(l, q), s));
+    Floats x = baseline_weight(load_tokens(logprob + k, left), load_tokens(sum_p_sq + k, left));
+    if (importance != nullptr) {
+      x = weighted_by(x, stride == 0 ? broadcast<Floats>(*importance) : load_tokens(importance + k, left));
     }
+    store_tokens(w + k, left, where(Mask{load_bytes<Ints>(counted + k).v}, x));
+  }
+}
+
+void add_before(float before, const float* x, const std::int32_t* counted, int count, float* w) {
+  for (int k = 0; k < count; k += kLanes) {
+    const int left = count - k;
+    const Floats sum = add_rn(broadcast<Floats>(before), load_tokens(x + k, left));
+    store_tokens(w + k, left, select(Mask{load_bytes<Ints>(counted + k).v}, sum, broadcast<Floats>(kNoWeight)));
+  }
+}
+
+// A token that counts, by its W, which is a NaN or not negative then.
+RLK_HD Mask is_counted(Floats w) { return ~(w == broadcast<Floats>(kNoWeight)); }
+
+void rewards_of(const float* rewards, const float* w, int count, float* x) {
+  for (int k = 0; k < count; k += kLanes) {
+    const int left = count - k;
+    store_tokens(x + k, left, where(is_counted(load_tokens(w + k, left)), load_tokens(rewards + k, left)));
+  }
+}
+
+void add_after(float after, const float* x, int x_stride, const float* w, int count, float* returns) {
+  for (int k = 0; k < count; k += kLanes) {
+    const int left = count - k;
+    const Floats of = x_stride == 0 ? broadcast<Floats>(*x) : load_tokens(x + k, left);
+    const Floats sum = add_rn(broadcast<Floats>(after), of);
+    store_tokens(returns + k, left, where(is_counted(load_tokens(w + k, left)), finite_or_canonical(sum)));
+  }
+}
+
+void subtract(const float* returns, const float* w, const float* baseline, int based, int count, float* advantages) {
+  for (int k = 0; k < count; k += kLanes) {
+    const int left = count - k, has = based - k;
+    Floats b = broadcast<Floats>(0.0f);
+    if (has > 0) b = load_tokens(baseline + k, has);
+    const Floats x = sub_rn(load_tokens(returns + k, left), b);
+    store_tokens(advantages + k, left, where(is_counted(load_tokens(w + k, left)), finite_or_canonical(x)));
   }
 }
 
@@ -65,6 +104,7 @@ void add(const float* g, const float* w, int count, float* num, float* den) {
 
 }  // namespace
 
-const OptimalTokenBaselineLanes optimal_token_baseline_lanes = {weights, up_to, from, add};
+const OptimalTokenBaselineLanes optimal_token_baseline_lanes = {mask_of,  weights, add_before, rewards_of, add_after,
+                                                                subtract, up_to,   from,       add};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

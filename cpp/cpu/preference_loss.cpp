@@ -5,12 +5,28 @@
 #include <numeric>
 
 #include "float_environment.h"
+#include "isa.h"
+#include "preference_loss_lanes.h"
 #include "rlk/kernels/preference_loss_check.h"
 #include "rlk/kernels/preference_pair.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
 namespace {
+
+const PreferenceLossLanes& lanes() {
+#if defined(__x86_64__)
+  switch (isa()) {
+    case Isa::kAvx512:
+      return avx512::preference_loss_lanes;
+    case Isa::kAvx2:
+      return avx2::preference_loss_lanes;
+    case Isa::kBaseline:
+      break;
+  }
+#endif
+  return baseline::preference_loss_lanes;
+}
 
 constexpr std::int64_t kTaskPairs = 512;  // below these a thread's wake-up costs more than its help
 
@@ -28,14 +44,36 @@ void rank(const PreferenceLossParams& p) {
   }
 }
 
+// f(what is added at a position), compiled for each metric.
+template <class F>
+void with_metric(const PreferenceLossParams& p, int metric, const F& f) {
+  const float *const w = p.chosen.reward, *const l = p.rejected.reward;
+  switch (metric) {
+    case 0:
+      return f([of = p.losses](std::int64_t i) { return of[i]; });
+    case 1:
+      return f([w](std::int64_t i) { return w[i]; });
+    case 2:
+      return f([l](std::int64_t i) { return l[i]; });
+    case 3:
+      return f([w, l](std::int64_t i) { return sub_rn(w[i], l[i]); });
+    default:
+      return f([w, l](std::int64_t i) { return w[i] > l[i] ? 1.0f : 0.0f; });
+  }
+}
+
 float metric_sum(const PreferenceLossParams& p, int metric) {
   constexpr int kLanes = kPreferenceMetricThreads, kChunk = 2048;
   const std::int64_t num = preference_metric_items(p, metric);
   float sum = 0.0f;
   for (std::int64_t chunk = 0; chunk < num; chunk += kChunk) {
-    float lanes[kLanes] = {};
-    for (std::int64_t i = chunk; i < std::min(chunk + kChunk, num); ++i) {
-      lanes[i % kLanes] = add_rn(lanes[i % kLanes], preference_metric_item<PlainMemory>(p, metric, i));
+    alignas(64) float lanes[kLanes] = {};
+    const std::int64_t end = std::min(chunk + kChunk, num);
+    for (std::int64_t first = chunk; first < end; first += kLanes) {
+      const int count = static_cast<int>(std::min<std::int64_t>(kLanes, end - first));
+      with_metric(p, metric, [&](const auto& item) {
+        for (int i = 0; i < count; ++i) lanes[i] = add_rn(lanes[i], item(first + i));
+      });
     }
     for (int width = kLanes / 2; width > 0; width /= 2) {
       for (int i = 0; i < width; ++i) lanes[i] = add_rn(lanes[2 * i], lanes[2 * i + 1]);
@@ -53,7 +91,7 @@ void preference_loss(const PreferenceLossParams& p) {
   if (p.sort != PreferenceSort::kNone) rank(p);
   parallel_for(preference_losses(p), kTaskPairs, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment of_thread;
-    for (std::int64_t i = begin; i < end; ++i) preference_item<PlainMemory>(p, i);
+    lanes().items(p, begin, end);
   });
   float sums[kPreferenceMetrics];
   for (int m = 0; m < kPreferenceMetrics; ++m) sums[m] = metric_sum(p, m);

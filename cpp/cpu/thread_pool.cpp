@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -87,6 +88,7 @@ class Pool {
     {
       const std::lock_guard lock(mutex_);
       jobs_.push_back(&job);
+      pushed_.fetch_add(1, std::memory_order_relaxed);
     }
     const std::int64_t others = (job.n + job.grain - 1) / job.grain - 1;
     if (others >= static_cast<std::int64_t>(threads_.size())) {
@@ -109,13 +111,29 @@ class Pool {
   }
 
  private:
+  Job* job_with_work() const {
+    const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const Job* j) { return j->has_work(); });
+    return found == jobs_.end() ? nullptr : *found;
+  }
+
+  // The next pass of an operator, or the next operator, is often a moment away: cheaper than a sleep and a wake-up.
+  void await_next(std::unique_lock<std::mutex>& lock) const {
+    if (job_with_work() != nullptr || stop_) return;
+    const std::uint32_t seen = pushed_.load(std::memory_order_relaxed);
+    lock.unlock();
+    using Clock = std::chrono::steady_clock;
+    for (const auto limit = Clock::now() + std::chrono::microseconds(30);
+         pushed_.load(std::memory_order_relaxed) == seen && Clock::now() < limit;)
+      pause_cpu();
+    lock.lock();
+  }
+
   void serve() {
     std::unique_lock lock(mutex_);
     for (;;) {
       Job* job = nullptr;
       wake_.wait(lock, [&] {
-        const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const Job* j) { return j->has_work(); });
-        job = found == jobs_.end() ? nullptr : *found;
+        job = job_with_work();
         return job != nullptr || stop_;
       });
       if (job == nullptr) return;
@@ -124,12 +142,14 @@ class Pool {
       job->work();
       lock.lock();
       if (job->helpers.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.notify_all();
+      await_next(lock);
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<Job*> jobs_;
+  std::atomic<std::uint32_t> pushed_{0};  // jobs ever; rises only under the mutex
   std::vector<std::thread> threads_;
   bool stop_ = false;
 };

@@ -7,6 +7,7 @@
 
 #include "float_environment.h"
 #include "rlk/kernels/token_terms.h"
+#include "rows.h"
 #include "thread_pool.h"
 #include "token_tile.h"
 
@@ -32,6 +33,11 @@ inline std::vector<TilePartial<8>> partials_of(const PolicySequences& q) {
   return std::vector<TilePartial<8>>(q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
 }
 
+// Of a sequence, from position `first` on.
+inline TokenTile tile_at(std::int64_t s, const PolicySpan& span, std::int64_t first) {
+  const std::int64_t left = span.length - first;
+  return {s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions};
+}
 // run(tile, slot) for every tile.
 template <class F>
 void for_each_tile(const PolicySequences& q, const F& run) {
@@ -43,11 +49,16 @@ void for_each_tile(const PolicySequences& q, const F& run) {
       const std::int64_t s = sequence_of_slot(q, slot, kTile);
       const PolicySpan span = span_of(q, s);
       const std::int64_t first = (slot - first_slot(q, s, kTile)) * kTilePositions;
-      if (first >= span.length) continue;
-      const std::int64_t left = span.length - first;
-      run(TokenTile{s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions}, slot);
+      if (first < span.length) run(tile_at(s, span, first), slot);
     }
   });
+}
+// For those of a sequence.
+template <class F>
+void for_each_tile_of(const PolicySequences& q, std::int64_t s, const F& run) {
+  const PolicySpan span = span_of(q, s);
+  std::int64_t slot = first_slot(q, s, kTile);
+  for (std::int64_t first = 0; first < span.length; first += kTilePositions) run(tile_at(s, span, first), slot++);
 }
 
 template <int kSums>
@@ -100,27 +111,43 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
   typename Batch::Shared shared = {};
   const TokenContext<Batch> context = {factors.data(), &shared};
   const bool has_pass_before = Batch::needs_pass_before(p);
+  const auto terms = [&](const TokenTile& tile, std::int64_t slot) {
+    TilePartial<8>* of_groups[Batch::kGroups];
+    for (int g = 0; g < Batch::kGroups; ++g) of_groups[g] = &partials[g][static_cast<std::size_t>(slot)];
+    run_terms(Batch::template factors<Terms>(p, context, has_pass_before, tile.sequence), tile, of_groups);
+  };
+  bool by_sequences = false;
   if constexpr (!std::is_empty_v<typename Batch::Factors>) {
-    if (has_pass_before) {
-      for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
-        run_statistics(tile, &partials[0][static_cast<std::size_t>(slot)]);
-      });
-      parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
+    const auto statistics = [&](const TokenTile& tile, std::int64_t slot) {
+      run_statistics(tile, &partials[0][static_cast<std::size_t>(slot)]);
+    };
+    const auto find_factors = [&](std::int64_t s) {
+      factors[static_cast<std::size_t>(s)] = Batch::factors_of(p, s, sums_of_sequence(q, partials[0], s));
+    };
+    // Both passes over a sequence while it is in a cache, where that leaves work for all threads.
+    by_sequences = has_pass_before && !Batch::shares(p) && q.num_sequences >= 4 * num_threads();
+    if (by_sequences) {
+      const std::int64_t length = q.packed() ? q.num_tokens / q.num_sequences : q.num_tokens;
+      parallel_for(q.num_sequences, rows_of_a_task(length), [&](std::int64_t begin, std::int64_t end) {
         const FloatEnvironment environment;
         for (std::int64_t s = begin; s < end; ++s) {
-          factors[static_cast<std::size_t>(s)] = Batch::factors_of(p, s, sums_of_sequence(q, partials[0], s));
+          for_each_tile_of(q, s, statistics);
+          find_factors(s);
+          for_each_tile_of(q, s, terms);
         }
+      });
+    } else if (has_pass_before) {
+      for_each_tile(q, statistics);
+      parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
+        const FloatEnvironment environment;
+        for (std::int64_t s = begin; s < end; ++s) find_factors(s);
       });
       for (const auto& of : factors) {
         Batch::share(of, &shared, [](std::int64_t* to, std::int64_t count) { *to += count; });
       }
     }
   }
-  for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
-    TilePartial<8>* of_groups[Batch::kGroups];
-    for (int g = 0; g < Batch::kGroups; ++g) of_groups[g] = &partials[g][static_cast<std::size_t>(slot)];
-    run_terms(Batch::template factors<Terms>(p, context, has_pass_before, tile.sequence), tile, of_groups);
-  });
+  if (!by_sequences) for_each_tile(q, terms);
   const FloatEnvironment environment;
   if (Batch::needs_sums(p)) Batch::store(p, context, sums_of_batch<Batch>(p, context, partials));
   return shared;

@@ -49,21 +49,46 @@ RLK_HD void store_tokens(float* to, int count, Floats x) {
   std::memcpy(to, padded, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// The perfect binary tree over `count` values, a whole number of vectors; they are overwritten.
+// Sums of neighbours: of a, then of b.
+RLK_HD Floats pair_sums(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  const auto even = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const auto odd = __builtin_shufflevector(a.v, b.v, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#else
+  const auto even = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6, 8, 10, 12, 14);
+  const auto odd = __builtin_shufflevector(a.v, b.v, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
+  return {even + odd};
+}
+// The perfect binary tree over `count` vectors; they are overwritten.
 RLK_HD float tree_over(float* values, int count) {
+  const Floats zero = broadcast<Floats>(0.0f);
+  if (count == 0) return 0.0f;
   for (int width = count; width > 1; width = (width + 1) / 2) {
-    if (width % 2 != 0) values[width] = 0.0f;
-    for (int i = 0; i < (width + 1) / 2; ++i) values[i] = values[2 * i] + values[2 * i + 1];
+    for (int i = 0; i < width / 2; ++i) {
+      const float* const from = values + 2 * i * kLanes;
+      store_bytes(values + i * kLanes, pair_sums(load_bytes<Floats>(from), load_bytes<Floats>(from + kLanes)));
+    }
+    if (width % 2 == 0) continue;
+    store_bytes(values + width / 2 * kLanes, pair_sums(load_bytes<Floats>(values + (width - 1) * kLanes), zero));
   }
-  return count == 0 ? 0.0f : values[0];
+  Floats node = load_bytes<Floats>(values);
+  for (int width = kLanes; width > 1; width /= 2) node = pair_sums(node, zero);
+  return node.v[0];
 }
 
 // What a tile's tokens are summed into: take() each vector, then finish().
 template <int kSums, bool kHasSums, int kMaxima>
 class TileSums {
  public:
-  RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums) {
-    for (int i = 0; i < kKept; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
+  // upper: whether the last sums are looked at.
+  RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums, bool upper) {
+    if constexpr (kHasSums) {
+      for (int i = 0; i < kLowerSums; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
+      if (upper) {
+        for (int i = kLowerSums; i < kSums; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
+      }
+    }
     for (int i = 0; i < kTokenCounts; ++i) {
       counts_[i] += static_cast<std::uint32_t>(__builtin_popcount(lanes_of(sums.count[i])));
     }
@@ -72,8 +97,14 @@ class TileSums {
       maxima_[i] = select(is_nan(maxima_[i]) | (maxima_[i] > x), maxima_[i], x);
     }
   }
-  RLK_HD void finish(int whole, TilePartial<kSums>* partial) {
-    for (int i = 0; i < kSums; ++i) partial->sum[i] = kHasSums ? tree_over(terms_[i], whole) : 0.0f;
+  // Of so many vectors; upper_sum(i, tokens) where the last ones are not looked at.
+  template <class UpperSum>
+  RLK_HD void finish(int vectors, bool upper, const UpperSum& upper_sum, TilePartial<kSums>* partial) {
+    for (int i = 0; i < kSums; ++i) {
+      partial->sum[i] = i >= kLowerSums && !upper ? upper_sum(i, counts_[0])
+                        : kHasSums                ? tree_over(terms_[i], vectors)
+                                                  : 0.0f;
+    }
     for (int i = 0; i < kTokenCounts; ++i) partial->count[i] = counts_[i];
     for (int i = 0; i < kTokenMaxima; ++i) {
       partial->maximum[i] = 0.0f;
@@ -87,17 +118,20 @@ class TileSums {
   }
 
  private:
-  static constexpr int kKept = kHasSums ? kSums : 0;
-  alignas(64) float terms_[kHasSums ? kSums : 1][kHasSums ? kTilePositions + kLanes : 1];
+  alignas(64) float terms_[kHasSums ? kSums : 1][kHasSums ? kTilePositions : 1];
   std::uint32_t counts_[kTokenCounts] = {};
   Floats maxima_[kMaxima] = {};
 };
 template <int kMaxima>
 class TileSums<0, true, kMaxima> {
  public:
-  RLK_HD void take(int, const TokenSums<Floats, 0>&) {}
-  RLK_HD void finish(int, TilePartial<0>*) {}
+  RLK_HD void take(int, const TokenSums<Floats, 0>&, bool) {}
+  template <class UpperSum>
+  RLK_HD void finish(int, bool, const UpperSum&, TilePartial<0>*) {}
 };
+
+// Floats: hardware looks ahead within a page alone.
+constexpr int kAhead = 512;
 
 template <class Terms>
 RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Factors& factors, const TokenTile& tile,
@@ -123,6 +157,7 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
   }
   const Floats zero = broadcast<Floats>(0.0f);
   TileSums<kSums, Terms::kHasSums, Terms::kMaxima> gathered;
+  const bool upper = Terms::sums_upper(p);
   for (int k = 0; k < tile.count; k += kLanes) {
     const int left = tile.count - k;
     const Mask taken = {load_bytes<Ints>(mask + k).v};
@@ -131,6 +166,7 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
       in[i] = zero;
       if (from[i] == nullptr) continue;
       const Floats x = step[i] == 0 ? broadcast<Floats>(*from[i]) : load_tokens(from[i] + k, left);
+      if (step[i] != 0) __builtin_prefetch(from[i] + k + kAhead);
       in[i] = select(taken, x, zero);
     }
     TokenSums<Floats, kSums> sums;
@@ -138,9 +174,10 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
     for (int i = 0; i < kOutputs; ++i) {
       if (to[i] != nullptr) store_tokens(to[i] + k, left, out[i]);
     }
-    gathered.take(k, sums);
+    gathered.take(k, sums, upper);
   }
-  gathered.finish((tile.count + kLanes - 1) / kLanes * kLanes, partial);
+  const auto upper_sum = [](int i, std::uint32_t tokens) { return Terms::upper_sum(i, tokens); };
+  gathered.finish((tile.count + kLanes - 1) / kLanes, upper, upper_sum, partial);
 }
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

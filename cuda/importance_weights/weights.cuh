@@ -22,8 +22,16 @@ void run_importance_weights(const ImportanceWeightsParams& p, const TokenPlan& p
   const std::int64_t count = p.sequences.num_slots();
   if (count == 0 && p.metrics == nullptr) return;
   TokenLaunches<kOverlap, ImportanceBatch> launches(p, plan, stream);
-  launches.run(p.metrics == nullptr ? token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms<false>>
-                                    : token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms<true>>);
+  switch (form_of(p)) {
+    case ImportanceForm::kAlone:
+      launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms<ImportanceForm::kAlone>>);
+      break;
+    case ImportanceForm::kNormalized:
+      launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms<ImportanceForm::kNormalized>>);
+      break;
+    case ImportanceForm::kMeasured:
+      launches.run(token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms<ImportanceForm::kMeasured>>);
+  }
   if (p.spec.normalize != 0 && count > 0)
     launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
 }

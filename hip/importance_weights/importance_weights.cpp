@@ -15,9 +15,11 @@ void importance_weights(const ImportanceWeightsParams& p, int device, Stream str
   RLK_CHECK(p.workspace, "importance_weights: a workspace is given");
   const std::int64_t count = p.sequences.num_slots(), blocks = map_blocks(count);
   if (count == 0 && p.metrics == nullptr) return;
-  run_token_passes<ImportanceBatch>(
-      p, device, stream, "rlk_importance_weights",
-      p.metrics == nullptr ? "rlk_importance_weights_tokens" : "rlk_importance_weights_tokens_measured");
+  const ImportanceForm form = form_of(p);
+  const char* const terms = form == ImportanceForm::kAlone        ? "rlk_importance_weights_tokens"
+                            : form == ImportanceForm::kNormalized ? "rlk_importance_weights_tokens_normalized"
+                                                                  : "rlk_importance_weights_tokens_measured";
+  run_token_passes<ImportanceBatch>(p, device, stream, "rlk_importance_weights", terms);
   if (p.spec.normalize == 0 || count == 0) return;
   launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_importance_weights_divide", blocks, p,
                 token_workspace<ImportanceBatch>(p.sequences, p.workspace), count, blocks);

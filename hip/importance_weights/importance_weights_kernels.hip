@@ -4,8 +4,12 @@
 #include "rlk/kernels/importance_kernels.h"
 
 RLK_TOKEN_STATISTICS(importance_weights, rlk::ImportanceBatch)
-RLK_TOKEN_TERMS(importance_weights, tokens, rlk::ImportanceBatch, rlk::ImportanceTokenTerms<false>)
-RLK_TOKEN_TERMS(importance_weights, tokens_measured, rlk::ImportanceBatch, rlk::ImportanceTokenTerms<true>)
+RLK_TOKEN_TERMS(importance_weights, tokens, rlk::ImportanceBatch,
+                rlk::ImportanceTokenTerms<rlk::ImportanceForm::kAlone>)
+RLK_TOKEN_TERMS(importance_weights, tokens_normalized, rlk::ImportanceBatch,
+                rlk::ImportanceTokenTerms<rlk::ImportanceForm::kNormalized>)
+RLK_TOKEN_TERMS(importance_weights, tokens_measured, rlk::ImportanceBatch,
+                rlk::ImportanceTokenTerms<rlk::ImportanceForm::kMeasured>)
 RLK_TOKEN_SUMS(importance_weights, rlk::ImportanceBatch)
 RLK_TOKEN_KERNEL(importance_weights, divide, rlk::ImportanceBatch, rlk::kTokenThreads), std::int64_t count,
     std::int64_t blocks) {

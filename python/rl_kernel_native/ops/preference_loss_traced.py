@@ -93,12 +93,16 @@ def preference_loss(*arguments: Any) -> Any:
     return apply_function(_TracedPreferenceLoss, "_TransformedPreferenceLoss", *arguments)
 
 
-def _gradients(ctx: Any, dlosses: Tensor) -> Any:
+def gradients(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks: Any, sort: int, *policies: Tensor) -> Any:
     """The backward. The policies are among its operands so that a derivative of the derivative meets an error."""
-    policy_chosen, policy_rejected, d_chosen, d_rejected, ranks = ctx.saved_tensors
-    how = (None if ctx.sort == UNSORTED else ranks, ctx.sort, policy_chosen, policy_rejected)
-    operands = (dlosses, d_chosen, d_rejected, *how)
+    operands = (gradient(dlosses, torch.float32, "dlosses"), d_chosen, d_rejected, ranks, sort, *policies)
     return apply_function(_TracedPreferenceLossBackward, "_TransformedPreferenceLossBackward", *operands)
+
+
+def _gradients(ctx: Any, dlosses: Tensor) -> Any:
+    policy_chosen, policy_rejected, d_chosen, d_rejected, ranks = ctx.saved_tensors
+    of_sorted = None if ctx.sort == UNSORTED else ranks
+    return gradients(dlosses, d_chosen, d_rejected, of_sorted, ctx.sort, policy_chosen, policy_rejected)
 
 
 class _TracedPreferenceLoss(torch.autograd.Function):
@@ -123,7 +127,7 @@ class _TracedPreferenceLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dlosses: Tensor, *_: Any) -> Any:
-        found = _gradients(ctx, gradient(dlosses, torch.float32, "dlosses"))
+        found = _gradients(ctx, dlosses)
         return *found, *(None,) * 12
 
 

@@ -27,7 +27,12 @@ RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, floa
   if (n > 0) s.mean = s.constant ? add_rn(largest, 0.0f) : div_rn(sum, static_cast<float>(n));
   return s;
 }
-RLK_HD float whiten_deviation(const WhitenStatistics& s, float x) { return s.constant ? 0.0f : sub_rn(x, s.mean); }
+template <class F>
+RLK_HD F whiten_deviation(const WhitenStatistics& s, F x) {
+  F d = broadcast<F>(0.0f);
+  if (s.constant == 0) d = sub_rn(x, broadcast<F>(s.mean));
+  return d;
+}
 RLK_HD void whiten_variance(const MaskedWhitenParams& p, float sum_of_squares, WhitenStatistics* s) {
   const std::int64_t divisor = p.unbiased ? s->n - 1 : s->n;
   s->var = s->constant || s->n == 0 ? 0.0f : div_rn(sum_of_squares, static_cast<float>(divisor));
@@ -35,10 +40,11 @@ RLK_HD void whiten_variance(const MaskedWhitenParams& p, float sum_of_squares, W
   if (p.mean != nullptr) *p.mean = select(is_nan(s->mean), canonical_nan(), s->mean);
   if (p.var != nullptr) *p.var = select(is_nan(s->var), canonical_nan(), s->var);
 }
-RLK_HD float whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, float x) {
-  float y = mul_rn(whiten_deviation(s, x), s.rstd);
-  if (!p.shift_mean) y = add_rn(y, s.mean);
-  return select(is_nan(y), canonical_nan(), y);
+template <class F>
+RLK_HD F whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, F x) {
+  F y = mul_rn(whiten_deviation(s, x), broadcast<F>(s.rstd));
+  if (!p.shift_mean) y = add_rn(y, broadcast<F>(s.mean));
+  return select(is_nan(y), broadcast<F>(canonical_nan()), y);
 }
 
 // On a GPU: the statistics, and of each sequence how many tokens count, their sum, the least and the largest.

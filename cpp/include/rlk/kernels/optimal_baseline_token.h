@@ -61,11 +61,13 @@ struct BaselineTail {
       second = tokens;
     }
   }
-  RLK_HD bool has(std::int64_t s, std::int64_t position) const {
-    return s == sequence && longest > second && position >= second;
-  }
+  RLK_HD bool has(std::int64_t s, std::int64_t position) const { return is_of(s) && position >= second; }
+  RLK_HD bool is_of(std::int64_t s) const { return s == sequence && longest > second; }
 };
 
-RLK_HD float finite_or_canonical(float x) { return select(is_nan(x), canonical_nan(), x); }
+template <class F>
+RLK_HD F finite_or_canonical(F x) {
+  return select(is_nan(x), broadcast<F>(canonical_nan()), x);
+}
 
 }  // namespace rlk

@@ -71,7 +71,7 @@ struct ImportanceFactors {
 enum : int { kStatOfRatio, kStatOfLimited, kStatK2, kStatK3 };
 enum : int { kStatTokens, kStatAboveVeto };
 
-struct ImportanceStatisticsTerms : EverySum {
+struct ImportanceStatisticsTerms : LowerSums {
   static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
   struct Factors {};
   using Params = ImportanceWeightsParams;
@@ -126,10 +126,18 @@ enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
 RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
 
-// kMeasures: with what metrics are made of.
-template <bool kMeasures>
+// What is wanted beside weights and what is kept: nothing, their mean, or what metrics are made of.
+enum class ImportanceForm { kAlone, kNormalized, kMeasured };
+RLK_HD ImportanceForm form_of(const ImportanceWeightsParams& p) {
+  if (p.metrics != nullptr) return ImportanceForm::kMeasured;
+  return p.spec.normalize != 0 ? ImportanceForm::kNormalized : ImportanceForm::kAlone;
+}
+
+template <ImportanceForm kForm>
 struct ImportanceTokenTerms : LowerSums {
-  static constexpr int kInputs = 2, kOutputs = 2, kSums = 8, kMaxima = kMeasures ? kTokenMaxima : 1;
+  static constexpr bool kMeasures = kForm == ImportanceForm::kMeasured;
+  static constexpr int kInputs = 2, kOutputs = 2, kSums = kForm == ImportanceForm::kAlone ? 0 : 8;
+  static constexpr int kMaxima = kMeasures ? kTokenMaxima : 1;
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
@@ -153,11 +161,18 @@ struct ImportanceTokenTerms : LowerSums {
     if (rejects(s.token)) kept = inside(s.token, divergence_of(clamped(d, -s.limit, s.limit)), kept);
     out[0] = canonical(where(mask, w));
     out[1] = select(kept, one, zero);
+    if constexpr (kSums > 0) sum_up(p, e, w, mask, kept, sums);
+  }
+
+ private:
+  template <class F>
+  static RLK_HD void sum_up(const Params& p, F e, F w, MaskOf<F> mask, MaskOf<F> kept, TokenSums<F, kSums>* sums) {
+    const ImportanceSpec& s = p.spec;
     clear(sums);
     sums->sum[kSumWeight] = where(mask, w);
     sums->count[kStatTokens] = counted<F>(mask);
     if constexpr (!kMeasures) return;
-    const F u = sub_rn(w, one);
+    const F u = sub_rn(w, broadcast<F>(1.0f));
     sums->sum[kSumDeviation] = where(mask, u);
     sums->sum[kSumDeviationSquared] = where(mask, mul_rn(u, u));
     sums->sum[kSumOfRatios] = where(mask, e);
@@ -191,6 +206,7 @@ struct ImportanceBatch {
   static RLK_HD Factors factors_of(const Params& p, std::int64_t s, const SequenceSums<8>& of) {
     return importance_factors(p, s, of);
   }
+  static RLK_HD bool shares(const Params&) { return false; }
   template <class Add>
   static RLK_HD void share(const Factors&, Shared*, const Add&) {}
   template <class Terms>

@@ -137,6 +137,7 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   Statistics                             its terms
 //   factors_of(p, s, sums)                 Factors by a sequence's sums of it
 //   share(factors, shared, add)            add(counter, count) to what all sequences share
+//   shares(p)                              whether tokens, or results, need that
 // Without it Factors and Shared are empty.
 template <class Batch>
 struct TokenContext {

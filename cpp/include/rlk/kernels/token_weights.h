@@ -61,6 +61,7 @@ struct LossBatch {
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params& p) { return needs_counts(p); }
   static RLK_HD bool needs_sums(const Params&) { return true; }
+  static RLK_HD bool shares(const Params& p) { return needs_totals(p); }
   template <class Add>
   static RLK_HD void share(const Factors& f, Shared* shared, const Add& add) {
     if (f.tokens == 0) return;

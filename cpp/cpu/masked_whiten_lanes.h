@@ -1,0 +1,45 @@
+// The inner loops of masked_whiten, one copy per instruction set (masked_whiten_lanes.cpp). Memory has any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/ops/masked_whiten.h"
+#include "rlk/policy_sequences.h"
+
+namespace rlk {
+struct WhitenStatistics;
+}
+
+namespace rlk::cpu {
+
+// A sequence's tokens; the first has element `at` of the mask.
+struct WhitenTokens {
+  const float* x;
+  PolicyMask mask;
+  std::int64_t at, length;
+};
+// Of those that count.
+struct WhitenSums {
+  std::int64_t n;
+  float sum, least, largest;  // NaN left out of the last two
+};
+
+struct MaskedWhitenLanes {
+  WhitenSums (*sums)(const WhitenTokens& t);
+  float (*squares)(const WhitenTokens& t, const WhitenStatistics& s);
+  void (*write)(const WhitenTokens& t, const MaskedWhitenParams& p, const WhitenStatistics& s, float* y);
+};
+
+namespace baseline {
+extern const MaskedWhitenLanes masked_whiten_lanes;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const MaskedWhitenLanes masked_whiten_lanes;
+}
+namespace avx512 {
+extern const MaskedWhitenLanes masked_whiten_lanes;
+}
+#endif
+
+}  // namespace rlk::cpu

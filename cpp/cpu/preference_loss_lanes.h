@@ -1,0 +1,27 @@
+// The inner loop of preference_loss, one copy per instruction set (preference_loss_lanes.cpp).
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/ops/preference_loss.h"
+
+namespace rlk::cpu {
+
+struct PreferenceLossLanes {
+  // Pairs, or losses of sorted ones, or elements of kKto, [begin, end).
+  void (*items)(const PreferenceLossParams& p, std::int64_t begin, std::int64_t end);
+};
+
+namespace baseline {
+extern const PreferenceLossLanes preference_loss_lanes;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const PreferenceLossLanes preference_loss_lanes;
+}
+namespace avx512 {
+extern const PreferenceLossLanes preference_loss_lanes;
+}
+#endif
+
+}  // namespace rlk::cpu
