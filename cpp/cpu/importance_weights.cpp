@@ -31,7 +31,8 @@ void importance_weights(const ImportanceWeightsParams& p) {
   const auto terms = [&](const ImportanceFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
     lanes().terms(p, factors, tile, partials[0]);
   };
-  const auto [divisor] = run_token_passes<ImportanceBatch, ImportanceTokenTerms<ImportanceForm::kMeasured>>(p, statistics, terms);
+  const auto [divisor] =
+      run_token_passes<ImportanceBatch, ImportanceTokenTerms<ImportanceForm::kMeasured>>(p, statistics, terms);
   if (p.spec.normalize == 0 || divisor == 1.0f) return;
   parallel_for(p.sequences.num_slots(), 16384, [&, by = divisor](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
