@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("importance_weights", "weights of a batch's tokens for the engine that sampled it"),
         ("mismatch_metrics", "how far a trainer and the engine that sampled are apart"),
         ("covariance_mask", "the tokens that clip-cov singles out"),
+        ("entropy_mask", "the tokens of the highest entropy, by a quantile"),
     ):
         token_terms.append(operators.add_parser(name, help=text))
         token_terms[-1].add_argument("--rows", type=_count, help="sequences; default 256 on a GPU, 16 on the CPU")

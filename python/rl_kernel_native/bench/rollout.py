@@ -1,4 +1,5 @@
-"""importance_weights, mismatch_metrics, covariance_mask: the peers, formulas of frameworks in torch, what is timed."""
+"""importance_weights, mismatch_metrics, covariance_mask, entropy_mask: the peers, formulas of frameworks in torch, what
+is timed."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ import rl_kernel_native as rk
 
 from .comparison import Candidate, Comparison, count_of_buffers
 
-OPERATORS = ("importance_weights", "mismatch_metrics", "covariance_mask")
+OPERATORS = ("importance_weights", "mismatch_metrics", "covariance_mask", "entropy_mask")
 MOST_BUFFERS = 256
 BYTES = {
     "importance_weights": 8 + 8 + 4 + 8,
     "mismatch_metrics": 8 + 4,
     "covariance_mask": 12 + 4 + 4,
+    "entropy_mask": 4 + 4 + 4,
 }  # of a token; a sequence's weight reads it twice
 
 
@@ -80,6 +82,12 @@ def chosen(o: Operands) -> Tensor:
     return torch.zeros_like(drawn).scatter_(0, indices, (values > 0).to(drawn.dtype)).view_as(cov)
 
 
+def uncertain(o: Operands) -> Tensor:
+    """TRL's mask of the fifth of the tokens with the highest entropy, for which a log-probability's size stands."""
+    h = -o.train
+    return ((h >= torch.quantile(h[o.mask > 0], 0.8)) & (o.mask > 0)).to(h.dtype)
+
+
 _OURS: dict[str, Function] = {
     "importance_weights": lambda o: rk.importance_weights(
         *o, level="sequence", upper=2.0, rejection={"seq_mean_k3": 0.01}
@@ -88,11 +96,13 @@ _OURS: dict[str, Function] = {
     "covariance_mask": lambda o: rk.covariance_mask(
         o.train, o.rollout, o.train + 0.8, o.mask, kind="clip", ratio=0.0002, seed=0
     ),
+    "entropy_mask": lambda o: rk.entropy_mask(-o.train, o.mask, top_quantile=0.2),
 }
 _WRITTEN_OUT: dict[str, Function] = {
     "importance_weights": weights,
     "mismatch_metrics": metrics,
     "covariance_mask": chosen,
+    "entropy_mask": uncertain,
 }
 
 
