@@ -11,7 +11,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 32768;  // below these a thread's wake-up costs more than its help
+constexpr std::int64_t kTaskTokens = 8192;  // worth a wake-up; copies of 64 KB stay in a cache
 
 // Labels of neighbouring tokens come from neighbouring ids: runs of them.
 template <class Id, int kFlagBytes>

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
-from .._torch import gradient, is_direct, is_direct_gradient, is_grad_enabled, prepare, require_tensors, wants_grad
+from .._torch import is_direct, is_direct_gradient, is_grad_enabled, prepare, require_tensors, wants_grad
 from . import preference_loss_traced as traced
 from .preference_loss import NAMES, UNSORTED
 
@@ -55,8 +55,7 @@ class _PreferenceLoss(torch.autograd.Function):
         d_chosen, d_rejected, ranks = ctx.found
         ranks = None if ctx.sort == UNSORTED else ranks
         if not is_grad_enabled() and is_direct_gradient(dlosses):
-            incoming = gradient(dlosses, torch.float32, "dlosses")
-            found = _C.preference_loss_backward(incoming, d_chosen, d_rejected, ranks, ctx.sort, None, 0)
+            found = _C.preference_loss_backward(dlosses, d_chosen, d_rejected, ranks, ctx.sort, None, 0)
         else:
             found = traced.gradients(dlosses, d_chosen, d_rejected, ranks, ctx.sort, *ctx.saved_tensors)
         return *found, None, None
