@@ -52,6 +52,7 @@ inline rlk::PolicySpec random_spec(std::mt19937* random) {
   s.quadratic = 0.5f;
   s.kl = static_cast<rlk::KlEstimator>(pick(5));
   s.kl_straight_through = one_in(4);
+  if (s.kl_straight_through && s.level == rlk::RatioLevel::kToken && one_in(2)) s.kl_gradient_ratio = 1.1f;
   const bool may_multiply = s.surrogate != rlk::Surrogate::kGamma && s.surrogate != rlk::Surrogate::kGeometricClip;
   s.kl_times_ratio = may_multiply && one_in(3);
   s.kl_coef = 0.1f;

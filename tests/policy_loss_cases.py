@@ -117,6 +117,9 @@ def specs() -> dict[str, PolicySpec]:
     for k in ("k1", "k2", "k3", "abs"):
         found[f"{k}"] = s(kl=k, kl_coef=0.3)
         found[f"{k} straight through"] = s(kl=k, kl_coef=0.3, kl_straight_through=True)
+        found[f"{k} straight through, by the ratio"] = s(
+            kl=k, kl_coef=0.3, kl_straight_through=True, kl_gradient_ratio_max=1.1
+        )
         found[f"{k} times ratio"] = s(kl=k, kl_coef=0.3, kl_times_ratio=True)
         found[f"{k} clamped"] = s(kl=k, kl_coef=0.3, kl_input_clamp=0.2, kl_clamp=0.03)
     for level in ("sequence", "geometric"):

@@ -282,6 +282,7 @@ class Reference {
           along = std::fma(value_of, shares ? 0.0f : slope1, along * r1);
           value_of = value_of * r1;
         }
+        if (s_.kl_gradient_ratio > 0.0f) along *= s_.kl_gradient_ratio < r1 ? s_.kl_gradient_ratio : r1;
         if (outside(value_of, -s_.kl_limit, s_.kl_limit) && !s_.kl_straight_through) along = 0.0f;
         k = limited(value_of, -s_.kl_limit, s_.kl_limit);
         gradient = std::fma(s_.kl_coef, along, gradient);

@@ -50,6 +50,10 @@ GMPO = {"clip": "gmpo", "level": "geometric", "aggregation": "seq-mean-token-mea
         ({"kl_coef": 0.1}, "kl: expected an estimator"),
         ({"kl": "k3", "kl_times_ratio": True, "kl_straight_through": True}, "two different corrections"),
         ({"importance_low": 0.5}, "there is no weight to bound"),
+        (
+            {"kl": "k3", "kl_gradient_ratio_max": 2.0},
+            "kl_gradient_ratio_max: expected None without kl_straight_through",
+        ),
         ({"importance": "token", "importance_low": 3.0}, "the range would be empty"),
         ({"importance": "given", "gate": (0.5, 2.0)}, "a given weight says nothing"),
         ({"horizon": 8.0}, "nothing else divides by it"),

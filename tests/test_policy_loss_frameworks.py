@@ -565,9 +565,12 @@ def test_openrlhf_gspo_with_a_correction_is_of_the_rollout_policy(openrlhf: Any)
     compare({**a, "old_logprob": a["rollout_logprob"]}, spec, theirs)
 
 
+@pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("tokens", [True, False])
-def test_openrlhf_with_kl_and_entropy_of_a_global_batch(openrlhf: Any, estimator: str, tokens: bool) -> None:
+def test_openrlhf_with_kl_and_entropy_of_a_global_batch(
+    openrlhf: Any, estimator: str, tokens: bool, unbiased: bool
+) -> None:
     """The sum of three terms is that of its trainer/ray/ppo_actor.py."""
     a = batch()
     a["ref_logprob"][0, :8] += 30.0  # beyond the limit of the KL
@@ -576,13 +579,14 @@ def test_openrlhf_with_kl_and_entropy_of_a_global_batch(openrlhf: Any, estimator
 
     def theirs(x: torch.Tensor, h: torch.Tensor) -> Any:
         actor = policy(x, a["old_logprob"], a["advantage"], mask, None, **info)[0]
-        kl = openrlhf.compute_approx_kl(x, a["ref_logprob"], kl_estimator=estimator)
+        kl = openrlhf.compute_approx_kl(x, a["ref_logprob"], a["old_logprob"], estimator, unbiased)
         of_kl, of_entropy = (openrlhf.aggregate_loss(t, mask, token_level_loss=tokens, **info) for t in (kl, h))
         return actor + 0.05 * of_kl - 0.01 * of_entropy
 
     spec = presets.openrlhf(
-        token_level_loss=tokens, use_kl_loss=True, kl_coef=0.05, kl_estimator=estimator, entropy_coef=0.01, dp_size=4
-    )
+        token_level_loss=tokens, use_kl_loss=True, kl_coef=0.05, kl_estimator=estimator, entropy_coef=0.01, dp_size=4,
+        unbiased_gradient=unbiased,
+    )  # fmt: skip
     compare(a, spec, theirs, ref_logprob=a["ref_logprob"], denominator=777 if tokens else 24)
 
 
@@ -665,6 +669,10 @@ def test_slime(name: str) -> None:
         (lambda: presets.trl(loss_type="dpo"), "loss_type: expected"),
         (lambda: presets.trl(use_vllm=True, vllm_importance_sampling_mode="x"), "vllm_importance_sampling_mode"),
         (lambda: presets.slime(kl_loss_type="k4"), "kl_loss_type: expected"),
+        (
+            lambda: presets.openrlhf(policy_loss_type="gspo", use_kl_loss=True, unbiased_gradient=True),
+            "unbiased_gradient: expected False",
+        ),
         (lambda: presets.openrlhf(is_correction_gating="kl"), "is_correction_gating: expected"),
         (
             lambda: presets.openrlhf(is_correction_level="seq", is_correction_mode="clip"),

@@ -358,6 +358,7 @@ def openrlhf(
     use_kl_loss: bool = False,
     kl_coef: float = 0.0,
     kl_estimator: str = "k1",
+    unbiased_gradient: bool = False,
     entropy_coef: float | None = None,
     dp_size: int = 1,
 ) -> PolicySpec:
@@ -367,7 +368,7 @@ def openrlhf(
     ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio is to the rollout policy: give that as
     ``old_logprob``. An ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"`` takes the tokens that it drops as
     ``selected`` (docs/objectives/rollout_correction.md); ``is_correction_threshold`` is theirs then, and no part of the
-    spec. Its ``unbiased_gradient`` of KL is not served.
+    spec. The ``unbiased_gradient`` of KL is not served with ``"gspo"``, whose ratio is no token's.
 
     Args: as OpenRLHF names them; ``kl_coef``: its KL controller's value.
     Returns: a :class:`PolicySpec`.
@@ -418,4 +419,11 @@ def openrlhf(
             }
     if use_kl_loss:
         fields |= {"kl": kl_estimator, "kl_coef": kl_coef, "kl_clamp": 10.0}
+        if unbiased_gradient and gspo:
+            raise ValueError(
+                'unbiased_gradient: expected False with policy_loss_type="gspo", got True: it weighs the gradient by a '
+                "token's ratio"
+            )
+        if unbiased_gradient:
+            fields |= {"kl_straight_through": True, "kl_gradient_ratio_max": 10.0}
     return PolicySpec(lenient=True, **fields)

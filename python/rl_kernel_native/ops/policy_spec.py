@@ -59,6 +59,8 @@ class PolicySpec:
         kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
         kl_coef: what the KL term is multiplied by in the loss; any finite number.
         kl_straight_through: the estimator's value with the gradient of k2.
+        kl_gradient_ratio_max: with ``kl_straight_through``, of a token's ratio: that gradient times the ratio, a
+            constant, of at most this (OpenRLHF's unbiased gradient); > 0, or None: without it.
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
         kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
         selected_kl_coef: of ``"kl_cov"``; >= 0.
@@ -109,6 +111,7 @@ class PolicySpec:
     kl: str | None = None
     kl_coef: float = 0.0
     kl_straight_through: bool = False
+    kl_gradient_ratio_max: float | None = None
     kl_input_clamp: float | None = None
     kl_clamp: float | None = None
     kl_times_ratio: bool = False
@@ -219,7 +222,15 @@ def _validate(s: PolicySpec) -> None:
     one_of("aggregation", s.aggregation, tuple(AGGREGATIONS))
     for name in ("epsilon_low", "epsilon_high", "importance_low", "importance_high"):
         number(name, getattr(s, name), 0.0, optional=True)
-    for name in ("delta", "dro_beta", "kl_input_clamp", "kl_clamp", "importance_clamp", "horizon"):
+    for name in (
+        "delta",
+        "dro_beta",
+        "kl_input_clamp",
+        "kl_clamp",
+        "kl_gradient_ratio_max",
+        "importance_clamp",
+        "horizon",
+    ):
         number(name, getattr(s, name), 0.0, open_end=True, optional=True)
     for name in ("tau_positive", "tau_negative"):
         number(name, getattr(s, name), 0.0, open_end=True)
@@ -295,6 +306,8 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("straight_through", 'False with level="token"', "a token's ratio is its own already")
     if s.kl is None and (s.kl_straight_through or s.kl_times_ratio or s.kl_coef != 0):
         refuse("kl", "an estimator", "kl_coef, kl_straight_through and kl_times_ratio need one")
+    if s.kl_gradient_ratio_max is not None and (s.level != "token" or not s.kl_straight_through):
+        refuse("kl_gradient_ratio_max", 'None without kl_straight_through and level="token"', "it weighs that gradient")
     if s.kl_times_ratio and s.kl_straight_through:
         refuse("kl_times_ratio", "False with kl_straight_through", "two different corrections of the same gradient")
     if s.kl_times_ratio and s.kl_clamp is not None and s.level != "token" and not s.straight_through:
@@ -392,5 +405,6 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         AGGREGATIONS[s.aggregation][1],
         s.horizon or 0.0,
         s.scale * s.dp_size,
+        s.kl_gradient_ratio_max or 0.0,
     )
     return tuple(float(x) for x in numbers)

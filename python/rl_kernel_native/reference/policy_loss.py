@@ -73,6 +73,8 @@ def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
         k = xp.abs(e)
     if spec.kl_straight_through:
         k2 = 0.5 * (ell - f) ** 2
+        if spec.kl_gradient_ratio_max is not None:
+            k2 = k2 * xp.stop(_limited(xp, ratio, None, spec.kl_gradient_ratio_max))
         return k2 - xp.stop(k2) + xp.stop(_limited(xp, k, *_symmetric(spec.kl_clamp)))
     if spec.kl_times_ratio:
         k = k * ratio

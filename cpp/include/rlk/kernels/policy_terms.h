@@ -505,6 +505,7 @@ struct PolicyTokenTerms : EverySum {
         const F of_ratio = shared ? zero : x.slope;
         k = {mul_rn(k.value, x.ratio), fma_rn(k.value, of_ratio, mul_rn(k.slope, x.ratio))};
       }
+      if (s.kl_gradient_ratio > 0.0f) k.slope = mul_rn(k.slope, min_of(x.ratio, broadcast<F>(s.kl_gradient_ratio)));
       k = limited_kl(k, s.kl_limit, s.kl_straight_through != 0);
       kl = k.value;
       slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);

@@ -32,7 +32,8 @@
 // Drop: sequences with sum(fl((m or o) - l)) / n > drop_above lose the policy terms of tokens with A < 0.
 // KL term K of e = limited(fl(f - l)) (+-kl_input_limit), K_l its slope, 0 where a limit holds:
 //   k1: K = -e, K_l = 1; k2: e e / 2, -e; k3: expm1(e) - e, -expm1(e); abs: |e|, -sign(e); with kl_straight_through
-//   K_l = fl(l - f) whatever holds; with kl_times_ratio K r and fma(K, r', K_l r); K is then limited to +-kl_limit
+//   K_l = fl(l - f) whatever holds, and with kl_gradient_ratio times min(r, kl_gradient_ratio); with kl_times_ratio K r and
+//   fma(K, r', K_l r); K is then limited to +-kl_limit
 // Selected tokens (an array, not zero) add fl(selected_kl w) |fl(l - o)| to P and its slope to P_l, or with selected_drops
 // have no policy term.
 // Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean; 0 where D or n
@@ -89,6 +90,7 @@ struct PolicySpec {
   DenominatorKind denominator = DenominatorKind::kTokens;
   std::int32_t sequence_mean = 0;
   float horizon = 0.0f, scale = 1.0f;
+  float kl_gradient_ratio = 0.0f;  // of kl_straight_through and kToken; 0: none
 };
 
 // What comes out beside the loss, in this order. Means are over tokens; of no tokens they are 0.
