@@ -125,7 +125,14 @@ struct Range {
   }
 };
 // Of values by the sum and the sum of squares.
-float deviation_of(float sum, float squares, std::int64_t count, std::int64_t degrees) {
+float variance_of(float sum, float squares, float of_one, float squares_of_one, std::int64_t count,
+                  std::int64_t degrees) {
+  if (squares_of_one < squares) {
+    sum = of_one;
+    squares = squares_of_one;
+  }
+  if (sum == 0.0f && squares == 0.0f) return 0.0f;
+  if (std::isnan(squares) || std::isinf(squares) || squares < 0x1p-80f) return NAN;
   const float v = std::fma(-sum, sum / static_cast<float>(count), squares);
   return v <= 0x1p-20f * squares || degrees == 0 ? 0.0f : v / static_cast<float>(degrees);
 }
@@ -136,7 +143,7 @@ struct Statistics {
 
   const ImportanceSpec& s;
   float low;
-  std::vector<float> u, squares, means, of_means;
+  std::vector<float> sums, squares, u, squares_of_u, means, of_means, g, of_g;
   Range ratio, weight, of_sequences, off;
   std::int64_t tokens = 0, sequences = 0, below = 0, above = 0, sequences_below = 0, sequences_above = 0;
   std::int64_t refused = 0, refusing = 0;
@@ -144,9 +151,11 @@ struct Statistics {
   // Of a sequence's positions; 0 where they do not count.
   void add(const std::vector<float>& w, const std::vector<float>& e, const std::vector<bool>& counts,
            std::int64_t not_kept) {
-    std::vector<float> du, uu, es;
+    std::vector<float> ws, ww, du, uu, es;
     std::int64_t n = 0, under = 0, over = 0;
     for (std::size_t i = 0; i < w.size(); ++i) {
+      ws.push_back(counts[i] ? w[i] : 0.0f);
+      ww.push_back(ws.back() * ws.back());
       du.push_back(counts[i] ? w[i] - 1.0f : 0.0f);
       uu.push_back(du.back() * du.back());
       es.push_back(counts[i] ? e[i] : 0.0f);
@@ -158,16 +167,20 @@ struct Statistics {
       over += e[i] > s.high;
     }
     if (n == 0) {
-      for (auto* of : {&u, &squares, &means, &of_means}) of->push_back(0.0f);
+      for (auto* of : {&sums, &squares, &u, &squares_of_u, &means, &of_means, &g, &of_g}) of->push_back(0.0f);
       return;
     }
-    const float count = static_cast<float>(n), g = tree(du) / count, mean = 1.0f + g;
+    const float count = static_cast<float>(n), deviation = tree(du) / count, mean = tree(ws) / count;
+    sums.push_back(tree(ws));
+    squares.push_back(tree(ww));
     u.push_back(tree(du));
-    squares.push_back(tree(uu));
-    means.push_back(g);
-    of_means.push_back(g * g);
-    of_sequences.take(mean < 0.0f ? 0.0f : mean);
-    off.take(std::fabs(g));
+    squares_of_u.push_back(tree(uu));
+    means.push_back(mean);
+    of_means.push_back(mean * mean);
+    g.push_back(deviation);
+    of_g.push_back(deviation * deviation);
+    of_sequences.take(mean);
+    off.take(std::fabs(deviation));
     tokens += n;
     ++sequences;
     const bool of_token = s.level == ImportanceLevel::kToken;
@@ -183,9 +196,8 @@ struct Statistics {
     m[rlk::kImportanceDivisor] = divisor;
     if (tokens == 0) return m;
     const std::int64_t units = s.level == ImportanceLevel::kToken ? tokens : sequences;
-    const float sum = tree(u), mean = 1.0f + sum / static_cast<float>(tokens);
-    const float spread = deviation_of(sum, tree(squares), tokens, tokens);
-    const float below_it = std::fma(mean, mean, spread);
+    const float mean = tree(sums) / static_cast<float>(tokens);
+    const float spread = variance_of(tree(sums), tree(squares), tree(u), tree(squares_of_u), tokens, tokens);
     m[rlk::kImportanceNumTokens] = static_cast<float>(tokens);
     m[rlk::kImportanceNumSequences] = static_cast<float>(sequences);
     m[rlk::kImportanceWeightMean] = written(mean);
@@ -196,9 +208,10 @@ struct Statistics {
     m[rlk::kImportanceRatioMax] = written(ratio.most);
     m[rlk::kImportanceFractionLow] = share(below, units);
     m[rlk::kImportanceFractionHigh] = share(above, units);
-    m[rlk::kImportanceEss] = written(below_it == 0.0f ? 0.0f : mean * mean / below_it);
-    m[rlk::kImportanceSeqMean] = written(1.0f + tree(means) / static_cast<float>(sequences));
-    m[rlk::kImportanceSeqStd] = written(std::sqrt(deviation_of(tree(means), tree(of_means), sequences, sequences - 1)));
+    m[rlk::kImportanceEss] = written(mean == 0.0f ? 0.0f : 1.0f / (1.0f + spread / mean / mean));
+    m[rlk::kImportanceSeqMean] = written(tree(means) / static_cast<float>(sequences));
+    m[rlk::kImportanceSeqStd] =
+        written(std::sqrt(variance_of(tree(means), tree(of_means), tree(g), tree(of_g), sequences, sequences - 1)));
     m[rlk::kImportanceSeqMin] = written(of_sequences.least);
     m[rlk::kImportanceSeqMax] = written(of_sequences.most);
     m[rlk::kImportanceSeqDeviationMax] = written(off.most);

@@ -673,6 +673,13 @@ def test_slime(name: str) -> None:
             lambda: presets.openrlhf(policy_loss_type="gspo", use_kl_loss=True, unbiased_gradient=True),
             "unbiased_gradient: expected False",
         ),
+        (
+            lambda: presets.openrlhf(is_correction_level="seq", is_correction_gating="tv"),
+            r"is_correction_threshold: expected \(0, delta\)",
+        ),
+        (lambda: presets.openrlhf(is_correction_threshold=(1, 2, 3)), "is_correction_threshold: expected two numbers"),
+        (lambda: presets.trl(top_entropy_quantile=1.5), "top_entropy_quantile: expected a number in"),
+        (lambda: presets.verl(rollout_is="token", rollout_is_threshold="a"), "rollout_is_threshold: expected a number"),
         (lambda: presets.openrlhf(is_correction_gating="kl"), "is_correction_gating: expected"),
         (
             lambda: presets.openrlhf(is_correction_level="seq", is_correction_mode="clip"),

@@ -139,11 +139,26 @@ def test_a_configuration_of_verl_is_verls_own(helper: Any, name: str) -> None:
         ({"rollout_rs": ""}, "rollout_rs: expected of token_k1"),
         ({"rollout_rs": "token_k1"}, "rollout_rs_threshold: expected a threshold beside rollout_rs"),
         ({"rollout_rs": "token_k2", "rollout_rs_threshold": "1_2"}, "rollout_rs_threshold: expected a number, got"),
+        ({"rollout_is_threshold": -1.0}, "rollout_is_threshold: expected finite numbers > 0"),
+        ({"rollout_is_threshold": "5_0.5"}, "rollout_is_threshold: expected finite numbers > 0, ascending"),
         ({"rollout_rs": "token_k1", "rollout_rs_threshold": "1,2"}, "rollout_rs_threshold: expected one threshold"),
     ],
 )
 def test_a_mistake_in_a_configuration_of_verl_names_it(how: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match="^" + text):
+        rk.presets.verl_rollout_correction(**how)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({"rollout_rs": 5}, "rollout_rs: expected a str of criteria, got int"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": [0.5, 2.0]}, "rollout_rs_threshold: expected a number or"),
+        ({"rollout_is_batch_normalize": "yes"}, "rollout_is_batch_normalize: expected a bool, got str"),
+    ],
+)
+def test_a_wrong_type_in_a_configuration_of_verl_names_it(how: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match="^" + text):
         rk.presets.verl_rollout_correction(**how)
 
 

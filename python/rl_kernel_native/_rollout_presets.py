@@ -5,21 +5,46 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from . import _check
 from .ops.importance_weights import CRITERIA
 
 __all__ = ["slime_mis", "verl_rollout_correction"]
 
 
+def _positive(name: str, value: Any) -> float:
+    x = _check.number(name, value)
+    if not 0 < x < math.inf:
+        raise ValueError(f"{name}: expected a finite number > 0, got {value!r}")
+    return x
+
+
 def _numbers(name: str, text: Any, most: int) -> list[float]:
-    """ "lower_upper" or a number."""
+    """ "lower_upper", or a number; all of them positive."""
     try:
         parts = [float(x) for x in str(text).split("_")]
     except ValueError:
         parts = []
-    if isinstance(text, bool) or not 1 <= len(parts) <= most:
+    if isinstance(text, (bool, list, tuple)) or not 1 <= len(parts) <= most:
         expected = 'a number or "lower_upper"' if most == 2 else "a number"
         raise ValueError(f"{name}: expected {expected}, got {text!r}")
+    if not (all(0 < x < math.inf for x in parts) and parts == sorted(parts)):
+        raise ValueError(f"{name}: expected finite numbers > 0{', ascending' * (most == 2)}, got {text!r}")
     return parts
+
+
+def is_threshold(value: Any) -> list[float]:
+    """verl's ``rollout_is_threshold``: the upper bound, or the lower and the upper one."""
+    return _numbers("rollout_is_threshold", value, 2)
+
+
+def is_bounds(value: Any) -> tuple[float, float]:
+    """OpenRLHF's ``is_correction_threshold``."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"is_correction_threshold: expected two numbers, got {value!r}")
+    low, high = (_check.number("is_correction_threshold", x) for x in value)
+    if not low <= high:
+        raise ValueError(f"is_correction_threshold: expected ascending numbers, got {value!r}")
+    return low, high
 
 
 def verl_rollout_correction(
@@ -33,9 +58,9 @@ def verl_rollout_correction(
     """verl's ``algorithm.rollout_correction`` as arguments of :func:`importance_weights` (verl 0.9.1:
     verl/trainer/ppo/rollout_corr_helper.py).
 
-    The weights go to ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, the mask to
-    its ``mask``. With a ``rollout_is`` of None verl has no weights: take the mask alone, and a spec without
-    ``rollout_is``. In bypass mode ``logprob`` is the current policy's, and so is the ratio of the loss:
+    The weights go to ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, the mask to its
+    ``mask``. With a ``rollout_is`` or ``rollout_is_threshold`` of None verl has no weights: take the mask alone, and a
+    spec without ``rollout_is``. In bypass mode ``logprob`` is the current policy's, and so is the ratio of the loss:
     ``presets.verl(loss_mode="reinforce")``, or for its clipped loss ``old_logprob=rollout_logprob``. The batch's mean
     of ``rollout_is_batch_normalize`` is over this call, in verl over all ranks.
 
@@ -47,20 +72,26 @@ def verl_rollout_correction(
     """
     if rollout_is not in (None, "token", "sequence"):
         raise ValueError(f"rollout_is: expected 'token', 'sequence' or None, got {rollout_is!r}")
+    if not isinstance(rollout_is_batch_normalize, bool):
+        raise TypeError(f"rollout_is_batch_normalize: expected a bool, got {type(rollout_is_batch_normalize).__name__}")
     options: dict[str, Any] = {"upper": math.inf}
     if rollout_is is not None and rollout_is_threshold is not None:
-        *low, high = _numbers("rollout_is_threshold", rollout_is_threshold, 2)
+        *low, high = is_threshold(rollout_is_threshold)
         options = {"level": rollout_is, "upper": high, "normalize": rollout_is_batch_normalize}
         if low:
             options |= {"mode": "mask", "lower": low[0]}
     if rollout_rs is None:
         return options
+    if not isinstance(rollout_rs, str):
+        raise TypeError(f"rollout_rs: expected a str of criteria, got {type(rollout_rs).__name__}")
     names = list(dict.fromkeys(part.strip() for part in rollout_rs.split(",") if part.strip()))
     unknown = [name for name in names if name not in CRITERIA]
     if unknown or not names:
         raise ValueError(f"rollout_rs: expected of {', '.join(CRITERIA)}, got {rollout_rs!r}")
     if rollout_rs_threshold is None:
         raise ValueError("rollout_rs_threshold: expected a threshold beside rollout_rs, got None")
+    if isinstance(rollout_rs_threshold, (bool, list, tuple)):
+        raise TypeError(f'rollout_rs_threshold: expected a number or "first,second", got {rollout_rs_threshold!r}')
     texts = [part.strip() for part in str(rollout_rs_threshold).split(",") if part.strip()]
     if len(texts) not in (1, len(names)):
         raise ValueError(
@@ -99,8 +130,10 @@ def slime_mis(
         raise ValueError(f"mis_level: expected {', '.join(map(repr, criteria))}, got {mis_level!r}")
     if mis_mode not in ("truncate", "clip", "mask"):
         raise ValueError(f"mis_mode: expected 'truncate', 'clip', 'mask', got {mis_mode!r}")
-    high = float(mis_upper_bound)
-    low = 1.0 / high if mis_lower_bound is None else float(mis_lower_bound)
+    high = _positive("mis_upper_bound", mis_upper_bound)
+    low = 1.0 / high if mis_lower_bound is None else _positive("mis_lower_bound", mis_lower_bound)
+    if mis_mode != "truncate" and not low < high:
+        raise ValueError(f"mis_lower_bound: expected a number below mis_upper_bound = {high:g}, got {low:g}")
     options: dict[str, Any] = {"level": mis_level, "normalize": mis_batch_normalize, "veto": mis_veto_threshold}
     if mis_mode == "mask":  # k1 is minus the log-ratio
         return options | {"upper": math.inf, "rejection": {criteria[mis_level]: (1.0 / high, 1.0 / low)}}

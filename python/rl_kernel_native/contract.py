@@ -374,7 +374,7 @@ _IMPORTANCE = Bound(
 _IMPORTANCE_METRICS = Bound(
     lambda expected, terms, spread: (64 + terms) * U * (expected + 1.0) + 1e-3 * spread,
     "(64 + terms) * u * (expected + 1) + 1e-3 * spread",
-    "weights; `spread` of a standard deviation is the root mean square of what it deviates from 1, else 0",
+    "weights; `spread` of a standard deviation is the smaller root mean square, theirs or that of their distance to 1",
 )
 _REWARD = Bound(
     lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,

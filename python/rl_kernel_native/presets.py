@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._rollout_presets import slime_mis, verl_rollout_correction
+from . import _check
+from ._rollout_presets import is_bounds, is_threshold, slime_mis, verl_rollout_correction
 from .ops.policy_spec import PolicySpec
 
 __all__ = [
@@ -135,11 +136,10 @@ def verl(
 
 def _threshold(threshold: float | str) -> dict[str, Any]:
     """A number truncates, "lower_upper" masks."""
-    parts = str(threshold).split("_")
-    if len(parts) == 1:
-        return {"importance_high": float(threshold)}
-    low, high = map(float, parts)
-    return {"importance_low": low, "importance_high": high, "importance_mode": "mask"}
+    *low, high = is_threshold(threshold)
+    if not low:
+        return {"importance_high": high}
+    return {"importance_low": low[0], "importance_high": high, "importance_mode": "mask"}
 
 
 _TRL_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -229,6 +229,8 @@ def trl(
             "importance": level, "importance_mode": mode, "importance_low": vllm_importance_sampling_clip_min,
             "importance_high": vllm_importance_sampling_clip_max,
         }  # fmt: skip
+    if not 0 <= _check.number("top_entropy_quantile", top_entropy_quantile) <= 1:
+        raise ValueError(f"top_entropy_quantile: expected a number in [0, 1], got {top_entropy_quantile!r}")
     if top_entropy_quantile < 1:
         if entropy_coef != 0:
             raise ValueError(
@@ -385,7 +387,13 @@ def openrlhf(
         raise ValueError('is_correction_mode: expected "mask" with is_correction_level="seq", got "clip"')
     if is_correction_gating not in ("ratio", "binary_kl", "tv"):
         raise _unknown("is_correction_gating", is_correction_gating, ("ratio", "binary_kl", "tv"))
+    low, high = is_bounds(is_correction_threshold)
     divergence = is_correction_gating != "ratio" and is_correction_level != "off"
+    if divergence and low > 0:
+        raise ValueError(
+            f'is_correction_threshold: expected (0, delta) with is_correction_gating="{is_correction_gating}", got '
+            f"{is_correction_threshold!r}: a divergence has an upper bound alone"
+        )
     if divergence and is_correction_mode == "clip":
         raise ValueError(
             f'is_correction_mode: expected "mask" with is_correction_gating="{is_correction_gating}", got "clip"'
@@ -406,7 +414,6 @@ def openrlhf(
     if divergence and not gspo:
         fields |= {"importance": "token", "importance_high": None, "drop_selected": True}
     elif is_correction_level != "off" and not gspo:
-        low, high = is_correction_threshold
         mask = is_correction_mode == "mask"
         fields["importance"] = "token"
         if is_correction_level == "seq":

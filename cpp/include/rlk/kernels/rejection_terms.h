@@ -23,6 +23,7 @@ inline void check_importance_weights(const ImportanceWeightsParams& p) {
 }
 
 constexpr float kLeastMeanWeight = 1e-8f;
+constexpr float kLeastSquares = 0x1p-80f;  // below it squares of single weights have lost digits
 
 // Of values that are not negative what is larger where they are smaller, so that a maximum finds the least; and back again.
 template <class F>
@@ -120,7 +121,7 @@ RLK_HD ImportanceFactors importance_factors(const ImportanceWeightsParams& p, st
   return f;
 }
 
-enum : int { kSumWeight, kSumDeviation, kSumDeviationSquared, kSumOfRatios };
+enum : int { kSumWeight, kSumDeviation, kSumDeviationSquared, kSumOfRatios, kSumWeightSquared };
 enum : int { kCountLowRatio = kStatTokens + 1, kCountHighRatio, kCountKept };
 enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
@@ -138,6 +139,10 @@ struct ImportanceTokenTerms : LowerSums {
   static constexpr bool kMeasures = kForm == ImportanceForm::kMeasured;
   static constexpr int kInputs = 2, kOutputs = 2, kSums = kForm == ImportanceForm::kAlone ? 0 : 8;
   static constexpr int kMaxima = kMeasures ? kTokenMaxima : 1;
+  template <class P>
+  static RLK_HD bool sums_upper(const P&) {
+    return kMeasures;
+  }
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
@@ -176,6 +181,7 @@ struct ImportanceTokenTerms : LowerSums {
     sums->sum[kSumDeviation] = where(mask, u);
     sums->sum[kSumDeviationSquared] = where(mask, mul_rn(u, u));
     sums->sum[kSumOfRatios] = where(mask, e);
+    sums->sum[kSumWeightSquared] = where(mask, mul_rn(w, w));
     sums->count[kCountLowRatio] = counted<F>(MaskOf<F>(mask & (e < broadcast<F>(low_ratio(s)))));
     sums->count[kCountHighRatio] = counted<F>(MaskOf<F>(mask & (e > broadcast<F>(s.high))));
     sums->count[kCountKept] = counted<F>(kept);
@@ -188,9 +194,9 @@ struct ImportanceTokenTerms : LowerSums {
 
 // Its total is the mean weight that all are divided by, and the metrics.
 struct ImportanceBatch {
-  static constexpr int kGroups = 1, kSums = 5, kCounts = 9, kMaxima = 7;
+  static constexpr int kGroups = 1, kSums = 9, kCounts = 9, kMaxima = 7;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };
-  enum : int { kWeight, kDeviation, kDeviationSquared, kSequenceDeviation, kSequenceDeviationSquared };
+  enum : int { kWeight, kFirstMoments };  // kWeight: what the mean to divide by is made of
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;
@@ -230,11 +236,11 @@ struct ImportanceBatch {
     t.sum[kWeight] = of_token ? of.sum[kSumWeight] : in_global(context.factors)[s].weight;
     if (p.metrics == nullptr) return t;
     const float n = static_cast<float>(tokens), deviation = div_rn(of.sum[kSumDeviation], n);
-    const float mean = max_of(add_rn(1.0f, deviation), 0.0f), ratio = div_rn(of.sum[kSumOfRatios], n);
-    t.sum[kDeviation] = of.sum[kSumDeviation];
-    t.sum[kDeviationSquared] = of.sum[kSumDeviationSquared];
-    t.sum[kSequenceDeviation] = deviation;
-    t.sum[kSequenceDeviationSquared] = mul_rn(deviation, deviation);
+    const float mean = div_rn(of.sum[kSumWeight], n), ratio = div_rn(of.sum[kSumOfRatios], n);
+    const Moments of_tokens = {of.sum[kSumWeight], of.sum[kSumWeightSquared], of.sum[kSumDeviation],
+                               of.sum[kSumDeviationSquared]};
+    set_moments(&t, 0, of_tokens);
+    set_moments(&t, 1, {mean, mul_rn(mean, mean), deviation, mul_rn(deviation, deviation)});
     t.count[kLow] = of_token ? of.count[kCountLowRatio] : of.count[kCountLowRatio] > 0;
     t.count[kHigh] = of_token ? of.count[kCountHighRatio] : of.count[kCountHighRatio] > 0;
     t.count[kKept] = of.count[kCountKept];
@@ -254,8 +260,27 @@ struct ImportanceBatch {
     in_global(context.shared)->divisor = t.count[kBadCuts] > 0 ? canonical_nan() : divisor;
     if (p.metrics != nullptr) store_metrics(p, t, p.spec.normalize != 0 ? divisor : 1.0f);
   }
-  // Of `count` values by their sums, over `degrees`.
-  static RLK_HD float variance(float sum, float squares, float count, float degrees) {
+  // Sums of weights, of tokens or of sequences' means, and of their deviations from 1.
+  struct Moments {
+    float sum, squares, deviation, deviation_squares;
+  };
+  static RLK_HD void set_moments(Total* t, int of_sequences, const Moments& m) {
+    float* const to = t->sum + kFirstMoments + 4 * of_sequences;
+    to[0] = m.sum;
+    to[1] = m.squares;
+    to[2] = m.deviation;
+    to[3] = m.deviation_squares;
+  }
+  static RLK_HD Moments moments_of(const Total& t, int of_sequences) {
+    const float* const from = t.sum + kFirstMoments + 4 * of_sequences;
+    return {from[0], from[1], from[2], from[3]};
+  }
+  // Of `count` values, over `degrees`: by what has the smaller squares, which keeps the more digits.
+  static RLK_HD float variance(const Moments& m, float count, float degrees) {
+    const bool around_one = m.deviation_squares < m.squares;
+    const float sum = around_one ? m.deviation : m.sum, squares = around_one ? m.deviation_squares : m.squares;
+    if (sum == 0.0f && squares == 0.0f) return 0.0f;
+    if (!(squares >= kLeastSquares && squares < infinity())) return canonical_nan();
     const float v = fma_rn(-sum, quotient_or_zero(sum, count), squares);
     return v <= mul_rn(kLeastVariance, squares) ? 0.0f : quotient_or_zero(v, degrees);
   }
@@ -269,12 +294,10 @@ struct ImportanceBatch {
     const bool any = t.count[kTokens] > 0;
     const float units = p.spec.level == ImportanceLevel::kToken ? tokens : sequences;
     const auto fraction = [&](std::int64_t count, float of) { return quotient_or_zero(static_cast<float>(count), of); };
-    const auto mean_of = [&](float sum, float of) { return any ? add_rn(1.0f, div_rn(sum, of)) : 0.0f; };
     const auto least = [&](int i) { return any ? canonical(opposite(t.maximum[i])) : 0.0f; };
-    const float mean = mean_of(t.sum[kDeviation], tokens);
-    const float spread = variance(t.sum[kDeviation], t.sum[kDeviationSquared], tokens, tokens);
-    const float of_sequences = variance(t.sum[kSequenceDeviation], t.sum[kSequenceDeviationSquared], sequences,
-                                        t.count[kSequences] > 1 ? sub_rn(sequences, 1.0f) : 0.0f);
+    const Moments of_tokens = moments_of(t, 0), of_sequences = moments_of(t, 1);
+    const float mean = quotient_or_zero(of_tokens.sum, tokens), spread = variance(of_tokens, tokens, tokens);
+    const float degrees = t.count[kSequences] > 1 ? sub_rn(sequences, 1.0f) : 0.0f;
     to[kImportanceNumTokens] = tokens;
     to[kImportanceNumSequences] = sequences;
     to[kImportanceWeightMean] = finished_sum(mean);
@@ -285,9 +308,10 @@ struct ImportanceBatch {
     to[kImportanceRatioMax] = canonical(t.maximum[kMostRatio]);
     to[kImportanceFractionLow] = fraction(t.count[kLow], units);
     to[kImportanceFractionHigh] = fraction(t.count[kHigh], units);
-    to[kImportanceEss] = finished_sum(quotient_or_zero(mul_rn(mean, mean), fma_rn(mean, mean, spread)));
-    to[kImportanceSeqMean] = finished_sum(mean_of(t.sum[kSequenceDeviation], sequences));
-    to[kImportanceSeqStd] = finished_sum(sqrt_rn(of_sequences));
+    to[kImportanceEss] =
+        mean == 0.0f ? 0.0f : finished_sum(div_rn(1.0f, add_rn(1.0f, div_rn(div_rn(spread, mean), mean))));
+    to[kImportanceSeqMean] = finished_sum(quotient_or_zero(of_sequences.sum, sequences));
+    to[kImportanceSeqStd] = finished_sum(sqrt_rn(variance(of_sequences, sequences, degrees)));
     to[kImportanceSeqMin] = least(kLeastOfSequences);
     to[kImportanceSeqMax] = canonical(t.maximum[kMostOfSequences]);
     to[kImportanceSeqDeviationMax] = canonical(t.maximum[kMostDeviation]);

@@ -11,7 +11,7 @@
 //                p2 = fl(-A min(max(r, clip_low), clip_high)): a token that PPO clips is none. kKl, kEntropy: every token
 //   chosen       the K candidates of the least priority, all where there are fewer; K = max(floor(ratio N), 1), in fp64;
 //                kEntropy: and all that are equal to the last of these, K = N - ceil(fl(fl(1 - ratio) fl(N - 1))), in
-//                [1, N]: those that are not below torch.quantile of 1 - ratio
+//                [1, N]: those that are not below the entropy up to which torch.quantile interpolates
 //   priority     of 32 bits. kClip: p = word 0 of philox4x32-10, key = seed, counter = [sequence low, sequence high,
 //                position, 0], at most 2^32 - 2; so a draw without replacement, which is the same for the same seed.
 //                kKl, kEntropy: the largest c first, -0 being +0, a NaN before all. Equal ones: the lower sequence, then the lower
