@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/attention.h"
 
 namespace rlk::cpu {
@@ -46,16 +47,6 @@ struct AttentionLanes {
 // The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum.
 constexpr std::int32_t kNothing = static_cast<std::int32_t>(0x80000000u);
 
-namespace baseline {
-extern const AttentionLanes attention_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const AttentionLanes attention_lanes;
-}
-namespace avx512 {
-extern const AttentionLanes attention_lanes;
-}
-#endif
+RLK_CPU_LANES(AttentionLanes, attention_lanes)
 
 }  // namespace rlk::cpu

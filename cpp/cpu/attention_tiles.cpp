@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "isa.h"
-
 namespace rlk::cpu {
 namespace {
 
@@ -30,19 +28,7 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
 
 }  // namespace
 
-const AttentionLanes& attention_lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::attention_lanes;
-    case Isa::kAvx2:
-      return avx2::attention_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::attention_lanes;
-}
+const AttentionLanes& attention_lanes() { return RLK_CPU_LANES_IN_USE(attention_lanes); }
 
 void check_attention_lists(const AttentionInput& p) {
   check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.num_sequences, p.q_tokens);

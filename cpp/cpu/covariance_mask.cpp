@@ -6,26 +6,13 @@
 #include <vector>
 
 #include "covariance_mask_lanes.h"
-#include "isa.h"
 #include "rlk/kernels/covariance_terms.h"
 #include "token_passes.h"
 
 namespace rlk::cpu {
 namespace {
 
-const CovarianceMaskLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::covariance_mask_lanes;
-    case Isa::kAvx2:
-      return avx2::covariance_mask_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::covariance_mask_lanes;
-}
+const CovarianceMaskLanes& lanes() { return RLK_CPU_LANES_IN_USE(covariance_mask_lanes); }
 
 std::int64_t slot_of(const PolicySequences& q, const TokenTile& tile) {
   return (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;

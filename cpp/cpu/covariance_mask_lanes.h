@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/covariance_mask.h"
 #include "token_tile.h"
 
@@ -13,16 +14,6 @@ struct CovarianceMaskLanes {
   void (*covariances)(const CovarianceMaskParams& p, float mean_advantage, float mean_logprob, const TokenTile& tile);
 };
 
-namespace baseline {
-extern const CovarianceMaskLanes covariance_mask_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const CovarianceMaskLanes covariance_mask_lanes;
-}
-namespace avx512 {
-extern const CovarianceMaskLanes covariance_mask_lanes;
-}
-#endif
+RLK_CPU_LANES(CovarianceMaskLanes, covariance_mask_lanes)
 
 }  // namespace rlk::cpu

@@ -7,7 +7,6 @@
 
 #include "embedding_lanes.h"
 #include "float_environment.h"
-#include "isa.h"
 #include "rlk/kernels/embedding_check.h"
 #include "rlk/kernels/embedding_rows.h"
 #include "rlk/math/half.h"
@@ -19,19 +18,7 @@ namespace {
 
 constexpr std::int64_t kSliceColumns = 512;
 
-const EmbeddingLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::embedding_lanes;
-    case Isa::kAvx2:
-      return avx2::embedding_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::embedding_lanes;
-}
+const EmbeddingLanes& lanes() { return RLK_CPU_LANES_IN_USE(embedding_lanes); }
 
 void fill_nan(unsigned char* row, std::int64_t columns, DType dtype) {
   const float wide = canonical_nan();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/embedding.h"
 
 namespace rlk::cpu {
@@ -15,16 +16,6 @@ struct EmbeddingLanes {
   void (*store)(const float* sums, std::int64_t count, unsigned char* to, DType dtype);
 };
 
-namespace baseline {
-extern const EmbeddingLanes embedding_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const EmbeddingLanes embedding_lanes;
-}
-namespace avx512 {
-extern const EmbeddingLanes embedding_lanes;
-}
-#endif
+RLK_CPU_LANES(EmbeddingLanes, embedding_lanes)
 
 }  // namespace rlk::cpu

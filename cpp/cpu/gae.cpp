@@ -5,7 +5,6 @@
 
 #include "float_environment.h"
 #include "gae_lanes.h"
-#include "isa.h"
 #include "rlk/kernels/gae_check.h"
 #include "rows.h"
 #include "sequences.h"
@@ -14,19 +13,7 @@
 namespace rlk::cpu {
 namespace {
 
-const GaeLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::gae_lanes;
-    case Isa::kAvx2:
-      return avx2::gae_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::gae_lanes;
-}
+const GaeLanes& lanes() { return RLK_CPU_LANES_IN_USE(gae_lanes); }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // The inner loops of gae, one copy per instruction set (gae_lanes.cpp).
 #pragma once
 
+#include "lanes.h"
 #include "rlk/ops/gae.h"
 
 namespace rlk::cpu {
@@ -9,16 +10,6 @@ struct GaeLanes {
   void (*scan_sequence)(const GaeParams& p, std::int64_t sequence);
 };
 
-namespace baseline {
-extern const GaeLanes gae_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const GaeLanes gae_lanes;
-}
-namespace avx512 {
-extern const GaeLanes gae_lanes;
-}
-#endif
+RLK_CPU_LANES(GaeLanes, gae_lanes)
 
 }  // namespace rlk::cpu

@@ -2,26 +2,13 @@
 #include "importance_weights.h"
 
 #include "importance_weights_lanes.h"
-#include "isa.h"
 #include "rlk/kernels/rejection_terms.h"
 #include "token_passes.h"
 
 namespace rlk::cpu {
 namespace {
 
-const ImportanceWeightsLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::importance_weights_lanes;
-    case Isa::kAvx2:
-      return avx2::importance_weights_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::importance_weights_lanes;
-}
+const ImportanceWeightsLanes& lanes() { return RLK_CPU_LANES_IN_USE(importance_weights_lanes); }
 
 }  // namespace
 

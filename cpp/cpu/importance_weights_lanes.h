@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/importance_weights.h"
 #include "token_tile.h"
 
@@ -19,16 +20,6 @@ struct ImportanceWeightsLanes {
   void (*divide)(float* values, std::int64_t count, float divisor);
 };
 
-namespace baseline {
-extern const ImportanceWeightsLanes importance_weights_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const ImportanceWeightsLanes importance_weights_lanes;
-}
-namespace avx512 {
-extern const ImportanceWeightsLanes importance_weights_lanes;
-}
-#endif
+RLK_CPU_LANES(ImportanceWeightsLanes, importance_weights_lanes)
 
 }  // namespace rlk::cpu

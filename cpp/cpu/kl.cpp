@@ -1,7 +1,6 @@
 // CPU backend of kl: tiles of rows are spread over threads.
 #include "kl.h"
 
-#include "isa.h"
 #include "kl_lanes.h"
 #include "rlk/kernels/kl_check.h"
 #include "token_passes.h"
@@ -9,19 +8,7 @@
 namespace rlk::cpu {
 namespace {
 
-const KlLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::kl_lanes;
-    case Isa::kAvx2:
-      return avx2::kl_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::kl_lanes;
-}
+const KlLanes& lanes() { return RLK_CPU_LANES_IN_USE(kl_lanes); }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // The inner loops of kl, one copy per instruction set (kl_lanes.cpp). Memory has any alignment.
 #pragma once
 
+#include "lanes.h"
 #include "rlk/ops/kl.h"
 #include "token_tile.h"
 
@@ -10,16 +11,6 @@ struct KlLanes {
   void (*terms)(const KlParams& p, const TokenTile& tile);
 };
 
-namespace baseline {
-extern const KlLanes kl_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const KlLanes kl_lanes;
-}
-namespace avx512 {
-extern const KlLanes kl_lanes;
-}
-#endif
+RLK_CPU_LANES(KlLanes, kl_lanes)
 
 }  // namespace rlk::cpu

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/base.h"
 #include "rlk/ops/linear.h"
 
@@ -56,16 +57,6 @@ struct LinearLanes {
                     DType out_dtype);
 };
 
-namespace baseline {
-extern const LinearLanes linear_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const LinearLanes linear_lanes;
-}
-namespace avx512 {
-extern const LinearLanes linear_lanes;
-}
-#endif
+RLK_CPU_LANES(LinearLanes, linear_lanes)
 
 }  // namespace rlk::cpu

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "rlk/math/ieee.h"
 #include "rlk/math/mma_model.h"
 #include "thread_pool.h"
@@ -219,19 +218,7 @@ class Worker {
 
 }  // namespace
 
-const LinearLanes& linear_lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::linear_lanes;
-    case Isa::kAvx2:
-      return avx2::linear_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::linear_lanes;
-}
+const LinearLanes& linear_lanes() { return RLK_CPU_LANES_IN_USE(linear_lanes); }
 
 void linear_product(const LinearProduct& p) {
   if (p.a_size == 0 || p.b_size == 0) return;

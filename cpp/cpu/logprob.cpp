@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "logprob_lanes.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/load_index.h"
@@ -25,19 +24,7 @@ namespace {
 constexpr std::int64_t kTaskColumns = 16384;
 constexpr std::int64_t kTasksPerThread = 4;  // so that one slow task does not keep all others waiting
 
-const LogprobLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::logprob_lanes;
-    case Isa::kAvx2:
-      return avx2::logprob_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::logprob_lanes;
-}
+const LogprobLanes& lanes() { return RLK_CPU_LANES_IN_USE(logprob_lanes); }
 
 float load_logit(const unsigned char* logits, DType dtype, std::int64_t column) {
   if (dtype == DType::kFloat32) {

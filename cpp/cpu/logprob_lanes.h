@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/base.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/ops/logprob.h"
@@ -34,16 +35,6 @@ struct LogprobLanes {
   void (*backward)(const LogprobBackwardRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept);
 };
 
-namespace baseline {
-extern const LogprobLanes logprob_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const LogprobLanes logprob_lanes;
-}
-namespace avx512 {
-extern const LogprobLanes logprob_lanes;
-}
-#endif
+RLK_CPU_LANES(LogprobLanes, logprob_lanes)
 
 }  // namespace rlk::cpu

@@ -5,7 +5,6 @@
 
 #include "chunk_sum.h"
 #include "float_environment.h"
-#include "isa.h"
 #include "masked_whiten_lanes.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rows.h"
@@ -15,19 +14,7 @@
 namespace rlk::cpu {
 namespace {
 
-const MaskedWhitenLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::masked_whiten_lanes;
-    case Isa::kAvx2:
-      return avx2::masked_whiten_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::masked_whiten_lanes;
-}
+const MaskedWhitenLanes& lanes() { return RLK_CPU_LANES_IN_USE(masked_whiten_lanes); }
 
 class Whitening {
  public:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/masked_whiten.h"
 #include "rlk/policy_sequences.h"
 
@@ -30,16 +31,6 @@ struct MaskedWhitenLanes {
   void (*write)(const WhitenTokens& t, const MaskedWhitenParams& p, const WhitenStatistics& s, float* y);
 };
 
-namespace baseline {
-extern const MaskedWhitenLanes masked_whiten_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const MaskedWhitenLanes masked_whiten_lanes;
-}
-namespace avx512 {
-extern const MaskedWhitenLanes masked_whiten_lanes;
-}
-#endif
+RLK_CPU_LANES(MaskedWhitenLanes, masked_whiten_lanes)
 
 }  // namespace rlk::cpu

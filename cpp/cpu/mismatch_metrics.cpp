@@ -1,7 +1,6 @@
 // CPU backend of mismatch_metrics.
 #include "mismatch_metrics.h"
 
-#include "isa.h"
 #include "mismatch_metrics_lanes.h"
 #include "rlk/kernels/mismatch_terms.h"
 #include "token_passes.h"
@@ -9,19 +8,7 @@
 namespace rlk::cpu {
 namespace {
 
-const MismatchMetricsLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::mismatch_metrics_lanes;
-    case Isa::kAvx2:
-      return avx2::mismatch_metrics_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::mismatch_metrics_lanes;
-}
+const MismatchMetricsLanes& lanes() { return RLK_CPU_LANES_IN_USE(mismatch_metrics_lanes); }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/mismatch_metrics.h"
 #include "token_tile.h"
 
@@ -12,16 +13,6 @@ struct MismatchMetricsLanes {
   void (*terms)(const MismatchMetricsParams& p, const TokenTile& tile, void* differences, void* probabilities);
 };
 
-namespace baseline {
-extern const MismatchMetricsLanes mismatch_metrics_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const MismatchMetricsLanes mismatch_metrics_lanes;
-}
-namespace avx512 {
-extern const MismatchMetricsLanes mismatch_metrics_lanes;
-}
-#endif
+RLK_CPU_LANES(MismatchMetricsLanes, mismatch_metrics_lanes)
 
 }  // namespace rlk::cpu

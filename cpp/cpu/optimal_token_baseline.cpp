@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "optimal_token_baseline_lanes.h"
 #include "rlk/kernels/optimal_baseline_token.h"
 #include "sequences.h"
@@ -15,19 +14,7 @@
 namespace rlk::cpu {
 namespace {
 
-const OptimalTokenBaselineLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::optimal_token_baseline_lanes;
-    case Isa::kAvx2:
-      return avx2::optimal_token_baseline_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::optimal_token_baseline_lanes;
-}
+const OptimalTokenBaselineLanes& lanes() { return RLK_CPU_LANES_IN_USE(optimal_token_baseline_lanes); }
 
 constexpr std::int64_t kChunk = kBaselineChunk;
 

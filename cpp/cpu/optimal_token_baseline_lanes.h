@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/optimal_token_baseline.h"
 
 namespace rlk::cpu {
@@ -30,16 +31,6 @@ struct OptimalTokenBaselineLanes {
   void (*add)(const float* g, const float* w, int count, float* num, float* den);
 };
 
-namespace baseline {
-extern const OptimalTokenBaselineLanes optimal_token_baseline_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const OptimalTokenBaselineLanes optimal_token_baseline_lanes;
-}
-namespace avx512 {
-extern const OptimalTokenBaselineLanes optimal_token_baseline_lanes;
-}
-#endif
+RLK_CPU_LANES(OptimalTokenBaselineLanes, optimal_token_baseline_lanes)
 
 }  // namespace rlk::cpu

@@ -1,7 +1,6 @@
 // CPU backend of policy_loss.
 #include "policy_loss.h"
 
-#include "isa.h"
 #include "policy_loss_lanes.h"
 #include "rlk/kernels/policy_check.h"
 #include "rlk/kernels/policy_terms.h"
@@ -10,19 +9,7 @@
 namespace rlk::cpu {
 namespace {
 
-const PolicyLossLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::policy_loss_lanes;
-    case Isa::kAvx2:
-      return avx2::policy_loss_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::policy_loss_lanes;
-}
+const PolicyLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(policy_loss_lanes); }
 
 }  // namespace
 

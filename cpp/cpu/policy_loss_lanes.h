@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/policy_loss.h"
 #include "token_tile.h"
 
@@ -18,16 +19,6 @@ struct PolicyLossLanes {
   void (*scale)(float* values, std::int64_t count, float factor);
 };
 
-namespace baseline {
-extern const PolicyLossLanes policy_loss_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const PolicyLossLanes policy_loss_lanes;
-}
-namespace avx512 {
-extern const PolicyLossLanes policy_loss_lanes;
-}
-#endif
+RLK_CPU_LANES(PolicyLossLanes, policy_loss_lanes)
 
 }  // namespace rlk::cpu

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "preference_loss_lanes.h"
 #include "rlk/kernels/preference_loss_check.h"
 #include "rlk/kernels/preference_pair.h"
@@ -14,19 +13,7 @@
 namespace rlk::cpu {
 namespace {
 
-const PreferenceLossLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::preference_loss_lanes;
-    case Isa::kAvx2:
-      return avx2::preference_loss_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::preference_loss_lanes;
-}
+const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_lanes); }
 
 constexpr std::int64_t kTaskPairs = 512;  // below these a thread's wake-up costs more than its help
 

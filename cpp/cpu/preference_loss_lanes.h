@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/preference_loss.h"
 
 namespace rlk::cpu {
@@ -12,16 +13,6 @@ struct PreferenceLossLanes {
   void (*items)(const PreferenceLossParams& p, std::int64_t begin, std::int64_t end);
 };
 
-namespace baseline {
-extern const PreferenceLossLanes preference_loss_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const PreferenceLossLanes preference_loss_lanes;
-}
-namespace avx512 {
-extern const PreferenceLossLanes preference_loss_lanes;
-}
-#endif
+RLK_CPU_LANES(PreferenceLossLanes, preference_loss_lanes)
 
 }  // namespace rlk::cpu

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
 #include "rms_norm_lanes.h"
@@ -19,19 +18,7 @@ namespace {
 constexpr std::int64_t kFoldColumns = 256;
 constexpr std::int64_t kGroups = kRmsNormBlock / kRmsNormGroupRows;
 
-const RmsNormLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::rms_norm_lanes;
-    case Isa::kAvx2:
-      return avx2::rms_norm_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::rms_norm_lanes;
-}
+const RmsNormLanes& lanes() { return RLK_CPU_LANES_IN_USE(rms_norm_lanes); }
 
 // The weight as it is multiplied; empty where there is none.
 template <class Params>

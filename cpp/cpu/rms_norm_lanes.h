@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/rms_norm.h"
 
 namespace rlk::cpu {
@@ -50,16 +51,6 @@ struct RmsNormLanes {
   void (*store)(const float* sums, std::int64_t count, unsigned char* to, DType dtype);
 };
 
-namespace baseline {
-extern const RmsNormLanes rms_norm_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const RmsNormLanes rms_norm_lanes;
-}
-namespace avx512 {
-extern const RmsNormLanes rms_norm_lanes;
-}
-#endif
+RLK_CPU_LANES(RmsNormLanes, rms_norm_lanes)
 
 }  // namespace rlk::cpu

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "rlk/kernels/rope_check.h"
 #include "rlk/kernels/rope_rotate.h"
 #include "rope_lanes.h"
@@ -18,19 +17,7 @@ namespace {
 
 constexpr std::int64_t kTaskElements = 16384;  // below these a thread's wake-up costs more than its help
 
-const RopeLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::rope_lanes;
-    case Isa::kAvx2:
-      return avx2::rope_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::rope_lanes;
-}
+const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_lanes); }
 
 struct Token {
   std::int64_t outer, inner;

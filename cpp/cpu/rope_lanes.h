@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/rope.h"
 
 namespace rlk::cpu {
@@ -23,16 +24,6 @@ struct RopeLanes {
   void (*rotate)(const RopeRow& row);
 };
 
-namespace baseline {
-extern const RopeLanes rope_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const RopeLanes rope_lanes;
-}
-namespace avx512 {
-extern const RopeLanes rope_lanes;
-}
-#endif
+RLK_CPU_LANES(RopeLanes, rope_lanes)
 
 }  // namespace rlk::cpu

@@ -1,7 +1,6 @@
 // CPU backend of scatter_rewards: tiles of tokens, then sequences, are spread over threads.
 #include "scatter_rewards.h"
 
-#include "isa.h"
 #include "rlk/kernels/reward_sequence.h"
 #include "scatter_rewards_lanes.h"
 #include "span_check.h"
@@ -10,19 +9,7 @@
 namespace rlk::cpu {
 namespace {
 
-const ScatterRewardsLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::scatter_rewards_lanes;
-    case Isa::kAvx2:
-      return avx2::scatter_rewards_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::scatter_rewards_lanes;
-}
+const ScatterRewardsLanes& lanes() { return RLK_CPU_LANES_IN_USE(scatter_rewards_lanes); }
 
 // A wave of one lane.
 struct Alone {

@@ -1,6 +1,7 @@
 // The inner loop of scatter_rewards, one copy per instruction set (scatter_rewards_lanes.cpp). Memory has any alignment.
 #pragma once
 
+#include "lanes.h"
 #include "rlk/ops/scatter_rewards.h"
 #include "token_tile.h"
 
@@ -10,16 +11,6 @@ struct ScatterRewardsLanes {
   void (*terms)(const ScatterRewardsParams& p, const TokenTile& tile, void* partial);
 };
 
-namespace baseline {
-extern const ScatterRewardsLanes scatter_rewards_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const ScatterRewardsLanes scatter_rewards_lanes;
-}
-namespace avx512 {
-extern const ScatterRewardsLanes scatter_rewards_lanes;
-}
-#endif
+RLK_CPU_LANES(ScatterRewardsLanes, scatter_rewards_lanes)
 
 }  // namespace rlk::cpu

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "float_environment.h"
-#include "isa.h"
 #include "rlk/kernels/silu_mul_check.h"
 #include "rows.h"
 #include "silu_mul_lanes.h"
@@ -13,19 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-const SiluMulLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::silu_mul_lanes;
-    case Isa::kAvx2:
-      return avx2::silu_mul_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::silu_mul_lanes;
-}
+const SiluMulLanes& lanes() { return RLK_CPU_LANES_IN_USE(silu_mul_lanes); }
 
 // f(&piece, at) for pieces of at most kTaskElements columns; at(array, its rows) is where the piece begins in an array.
 template <class Params, class F>

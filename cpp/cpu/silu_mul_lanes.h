@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "rlk/ops/silu_mul.h"
 
 namespace rlk::cpu {
@@ -22,16 +23,6 @@ struct SiluMulLanes {
   void (*backward)(const GatedMulPiece& piece);
 };
 
-namespace baseline {
-extern const SiluMulLanes silu_mul_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const SiluMulLanes silu_mul_lanes;
-}
-namespace avx512 {
-extern const SiluMulLanes silu_mul_lanes;
-}
-#endif
+RLK_CPU_LANES(SiluMulLanes, silu_mul_lanes)
 
 }  // namespace rlk::cpu

@@ -1,7 +1,6 @@
 // CPU backend of value_loss.
 #include "value_loss.h"
 
-#include "isa.h"
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
 #include "token_passes.h"
@@ -10,19 +9,7 @@
 namespace rlk::cpu {
 namespace {
 
-const ValueLossLanes& lanes() {
-#if defined(__x86_64__)
-  switch (isa()) {
-    case Isa::kAvx512:
-      return avx512::value_loss_lanes;
-    case Isa::kAvx2:
-      return avx2::value_loss_lanes;
-    case Isa::kBaseline:
-      break;
-  }
-#endif
-  return baseline::value_loss_lanes;
-}
+const ValueLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(value_loss_lanes); }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // The inner loops of value_loss, one copy per instruction set (value_loss_lanes.cpp). Memory has any alignment.
 #pragma once
 
+#include "lanes.h"
 #include "rlk/ops/value_loss.h"
 #include "token_tile.h"
 
@@ -15,16 +16,6 @@ struct ValueLossLanes {
   void (*terms)(const ValueLossParams& p, const ValueFactors& factors, const TokenTile& tile, void* partial);
 };
 
-namespace baseline {
-extern const ValueLossLanes value_loss_lanes;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const ValueLossLanes value_loss_lanes;
-}
-namespace avx512 {
-extern const ValueLossLanes value_loss_lanes;
-}
-#endif
+RLK_CPU_LANES(ValueLossLanes, value_loss_lanes)
 
 }  // namespace rlk::cpu
