@@ -54,7 +54,7 @@ class _PreferenceLoss(torch.autograd.Function):
             return None, None, None, None
         d_chosen, d_rejected, ranks = ctx.found
         ranks = None if ctx.sort == UNSORTED else ranks
-        if not is_grad_enabled() and is_direct_gradient(dlosses):
+        if not is_grad_enabled() and is_direct_gradient(dlosses) and dlosses.layout is torch.strided:
             found = _C.preference_loss_backward(dlosses, d_chosen, d_rejected, ranks, ctx.sort, None, 0)
         else:
             found = traced.gradients(dlosses, d_chosen, d_rejected, ranks, ctx.sort, *ctx.saved_tensors)
