@@ -1,22 +1,33 @@
 """The frameworks' own source, for tests against it; a test is skipped, with the reason, where one is not installed
-(docs/objectives.md has the commands)."""
+(docs/objectives.md has the commands), and fails where RLK_REQUIRE_FRAMEWORKS is set, as scripts/test.sh does."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import types
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+
+
+def absent(framework: str, error: ImportError | None = None) -> NoReturn:
+    reason = f"{framework} is not installed" + (f": {error}" if error else "")
+    if os.environ.get("RLK_REQUIRE_FRAMEWORKS"):
+        pytest.fail(reason)
+    pytest.skip(reason, allow_module_level=True)
 
 
 def imported(module: str, framework: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(module, reason=f"{framework} is not installed", exc_type=ImportError)
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            absent(framework, error)
 
 
 def verl(module: str = "verl.trainer.ppo.core_algos") -> Any:
@@ -31,7 +42,7 @@ def openrlhf() -> Any:
     """openrlhf/models: loss.py and utils.py alone, since the package imports an engine and a trainer."""
     found = importlib.util.find_spec("openrlhf")
     if found is None or not found.submodule_search_locations:
-        pytest.skip("OpenRLHF is not installed")
+        absent("OpenRLHF")
     package = types.ModuleType("openrlhf_models")
     package.__path__ = [str(Path(found.submodule_search_locations[0]) / "models")]
     sys.modules["openrlhf_models"] = package

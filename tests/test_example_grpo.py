@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-for package in ("trl", "datasets", "typer", "rich", "matplotlib"):
-    pytest.importorskip(package, reason=f"the example needs {package}", exc_type=ImportError)
+import framework_sources
+import rl_kernel_native as rk
 
-import rl_kernel_native as rk  # noqa: E402
+for package in ("trl", "datasets", "typer", "rich", "matplotlib"):
+    framework_sources.imported(package, package)
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "grpo.py"
 

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 
+import framework_sources
 import rl_kernel_native as rk
 from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch", reason="TRL trains models of torch")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    trl = pytest.importorskip("trl", reason="TRL is not installed", exc_type=ImportError)
-    pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL's GRPOTrainer cannot be imported", exc_type=ImportError)
-    from trl.trainer import grpo_trainer, utils
+trl, grpo_trainer, utils = map(framework_sources.trl, ("trl", "trl.trainer.grpo_trainer", "trl.trainer.utils"))
 
 SUPPORTED = rk.integrations.trl.SUPPORTED
 if trl.__version__.split(".")[:2] != SUPPORTED.split("."):
