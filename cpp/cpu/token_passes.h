@@ -149,7 +149,10 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
   }
   if (!by_sequences) for_each_tile(q, terms);
   const FloatEnvironment environment;
-  if (Batch::needs_sums(p)) Batch::store(p, context, sums_of_batch<Batch>(p, context, partials));
+  if (Batch::needs_sums(p)) {
+    const TotalsOf<Batch> total = sums_of_batch<Batch>(p, context, partials);
+    for (int i = 0; i < Batch::kResults; ++i) Batch::store(p, context, total, i);
+  }
   return shared;
 }
 

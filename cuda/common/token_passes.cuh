@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
     token_statistics_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                             std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
+  wait_for_previous_kernel();
   token_statistics<TokenGpu>(p, w, slots, tile, blockIdx.x, &shared);
   allow_next_kernel();
 }
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                        std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
-  allow_next_kernel();  // which waits for all of this one, and for nothing when it is
+  allow_next_kernel();  // of which every one waits for all of the one before it
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
@@ -60,22 +61,21 @@ __global__ void __launch_bounds__(kGatherThreads, 1)
     BatchSumsShared<Batch> of;
     bool is_last;
   } shared;
+  allow_next_kernel();
   wait_for_previous_kernel();
   batch_sums<TokenGpu>(p, w, tile, lanes, gridDim.x, blockIdx.x, &shared.of);
-  if (gridDim.x > 1) {
-    if (!is_last_block(w.finished, &shared.is_last)) return;
-    batch_results<TokenGpu>(w, static_cast<int>(gridDim.x), &shared.of.total);
+  if (gridDim.x > 1 && is_last_block(w.finished, &shared.is_last)) {
+    batch_results<TokenGpu>(p, w, static_cast<int>(gridDim.x), &shared.of.totals);
   }
-  if (threadIdx.x == 0) Batch::store(p, w.context(), shared.of.total);
 }
 
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 2)
     few_sums_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile) {
-  __shared__ BatchSumsShared<Batch> shared;
+  __shared__ TotalsShared<Batch> shared;
+  allow_next_kernel();
   wait_for_previous_kernel();
   few_sums<TokenGpu>(p, w, tile, &shared);
-  if (threadIdx.x == 0) Batch::store(p, w.context(), shared.total);
 }
 
 template <class Batch>
@@ -88,7 +88,7 @@ inline TokenPasses token_passes(const PolicySequences& q, const TokenPlan& plan)
   return passes;
 }
 
-// The kernels of one call, one after another. The first waits for whatever the stream holds.
+// The kernels of one call, one after another.
 template <bool kOverlap, class Batch>
 class TokenLaunches {
  public:
@@ -103,9 +103,7 @@ class TokenLaunches {
   void launch(void (*kernel)(typename Batch::Params, TokenWorkspace<Batch>, Args...), std::int64_t blocks, int threads,
               const Args&... args) {
     const int count = static_cast<int>(blocks);
-    is_first_ ? launch_dependent<false>(kernel, count, threads, 0, stream_, p_, w_, args...)
-              : launch_dependent<kOverlap>(kernel, count, threads, 0, stream_, p_, w_, args...);
-    is_first_ = false;
+    launch_dependent<kOverlap>(kernel, count, threads, 0, stream_, p_, w_, args...);
   }
 
   void run(TermsKernel<Batch> terms) {
@@ -119,7 +117,7 @@ class TokenLaunches {
     const bool sums = Batch::needs_sums(p_);
     if (token_blocks > 0 || sums) run_terms(terms);
     if (!sums) return;
-    if (are_few<Batch>(Batch::sequences(p_), tile_)) {
+    if (are_few(Batch::sequences(p_), tile_)) {
       launch(few_sums_kernel<Batch>, 1, kTokenThreads, tile_);
     } else {
       launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
@@ -135,7 +133,6 @@ class TokenLaunches {
   cudaStream_t stream_;
   TokenPasses passes_;
   TokenWorkspace<Batch> w_;
-  bool is_first_ = true;
 };
 
 template <bool kOverlap, class Batch>

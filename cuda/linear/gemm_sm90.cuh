@@ -107,9 +107,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if constexpr (Tile::kTransposed) {
         prefetch_stages<Tile>(portion_a(g.columns - at.a), at.a, g);
       } else {
-        alone_or_sharing_b([&](int sharing, int slice) {
-          prefetch_stages<Tile>(portion_b(g.columns - at.b, sharing, slice), at.b, g);
-        });
+        prefetch_stages<Tile>(portion_b(g.columns - at.b, 1, 0), at.b, g);
       }
     }
   }

@@ -31,17 +31,13 @@
   RLK_TOKEN_KERNEL(op, sums, Batch, rlk::kGatherThreads), int tile, int lanes, std::int64_t num_blocks) {             \
     auto* const shared = RLK_TOKEN_SHARED(rlk::BatchSumsShared<Batch>);                                               \
     rlk::batch_sums<rlk::hip::TokenGpu>(p, w, tile, lanes, num_blocks, first_block + rlk::hip::block_id_x(), shared); \
-    if (rlk::hip::thread_id() == 0 && num_blocks == 1) Batch::store(p, w.context(), shared->total);                   \
   }                                                                                                                   \
   RLK_TOKEN_KERNEL(op, few, Batch, rlk::kTokenThreads), int tile) {                                                   \
     static_cast<void>(first_block);                                                                                   \
-    auto* const shared = RLK_TOKEN_SHARED(rlk::BatchSumsShared<Batch>);                                               \
-    rlk::few_sums<rlk::hip::TokenGpu>(p, w, tile, shared);                                                            \
-    if (rlk::hip::thread_id() == 0) Batch::store(p, w.context(), shared->total);                                      \
+    rlk::few_sums<rlk::hip::TokenGpu>(p, w, tile, RLK_TOKEN_SHARED(rlk::TotalsShared<Batch>));                        \
   }                                                                                                                   \
   RLK_TOKEN_KERNEL(op, results, Batch, rlk::kGatherThreads), std::int64_t num_blocks) {                               \
     static_cast<void>(first_block);                                                                                   \
-    auto* const total = RLK_TOKEN_SHARED(rlk::TotalsOf<Batch>);                                                       \
-    rlk::batch_results<rlk::hip::TokenGpu>(w, static_cast<int>(num_blocks), total);                                   \
-    if (rlk::hip::thread_id() == 0) Batch::store(p, w.context(), *total);                                             \
+    rlk::batch_results<rlk::hip::TokenGpu>(p, w, static_cast<int>(num_blocks),                                        \
+                                           RLK_TOKEN_SHARED(rlk::TotalsShared<Batch>));                               \
   }

@@ -45,14 +45,14 @@ void run_token_passes(const typename Batch::Params& p, int device, Stream stream
   }
   run_token_terms<Batch>(p, device, stream, terms_kernel);
   if (!Batch::needs_sums(p)) return;
-  if (are_few<Batch>(q, tile)) {
-    launch_blocks(device, stream, {kTokenThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_few", 1, p, w, tile);
+  if (are_few(q, tile)) {
+    launch_blocks(device, stream, {kTokenThreads, sizeof(TotalsShared<Batch>)}, prefix + "_few", 1, p, w, tile);
     return;
   }
   launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_sums",
                 passes.sequence_blocks, p, w, tile, passes.lanes, passes.sequence_blocks);
   if (passes.sequence_blocks > 1) {
-    launch_blocks(device, stream, {kGatherThreads, sizeof(TotalsOf<Batch>)}, prefix + "_results", 1, p, w,
+    launch_blocks(device, stream, {kGatherThreads, sizeof(TotalsShared<Batch>)}, prefix + "_results", 1, p, w,
                   passes.sequence_blocks);
   }
 }

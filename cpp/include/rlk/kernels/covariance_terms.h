@@ -128,7 +128,7 @@ RLK_HD bool is_chosen(CovarianceKind kind, std::uint64_t key, std::uint64_t last
 }
 
 struct CovarianceBatch {
-  static constexpr int kGroups = 1, kSums = 2, kCounts = 2, kMaxima = 1;
+  static constexpr int kGroups = 1, kSums = 2, kCounts = 2, kMaxima = 1, kResults = 1;
   enum : int { kTokens, kBadCuts };
   using Params = CovarianceMaskParams;
   using Factors = CovarianceSumTerms::Factors;
@@ -156,7 +156,7 @@ struct CovarianceBatch {
     t.count[kBadCuts] = has_bad_cuts(p.sequences, s);
     return t;
   }
-  static RLK_HD void store(const Params& p, const Context& context, const Total& t) {
+  static RLK_HD void store(const Params& p, const Context& context, const Total& t, int) {
     Shared* const shared = in_global(context.shared);
     const float tokens = static_cast<float>(t.count[kTokens]);
     shared->mean_advantage = quotient_or_zero(t.sum[CovarianceSumTerms::kAdvantage], tokens);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "rlk/kernels/policy_check.h"
+#include "rlk/kernels/token_results.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
@@ -130,7 +131,7 @@ enum : int { kMostDistance, kMostDiff, kMostMinusDiff, kMismatchMaxima };
 
 struct MismatchBatch {
   static constexpr int kGroups = kMismatchGroups, kSums = kMismatchTotals, kCounts = kCountOfBadCuts + 1;
-  static constexpr int kMaxima = kMismatchMaxima;
+  static constexpr int kMaxima = kMismatchMaxima, kResults = kMismatchMetrics;
   using Params = MismatchMetricsParams;
   using Factors = MismatchFactors;
   struct Shared {};
@@ -194,42 +195,47 @@ struct MismatchBatch {
     return clamped(div_rn(div_rn(both, sqrt_rn(p)), sqrt_rn(q)), -1.0f, 1.0f);
   }
 
-  static RLK_HD void store(const Params& p, const Context&, const Total& t) {
-    float* const to = in_global(p.metrics);
-    if (t.count[kCountOfBadCuts] > 0) {
-      for (int i = 0; i < kMismatchMetrics; ++i) to[i] = canonical_nan();
-      return;
-    }
+  static constexpr ResultSources<kResults> sources() {
+    using Of = ResultOf;
+    constexpr auto kOfTokens = ResultOver::kTokens, kOfSequences = ResultOver::kSequences;
+    ResultSources<kResults> from;
+    from.set(kMismatchNumTokens, Of::kCount, kCountOfTokens);
+    from.set(kMismatchNumSequences, Of::kCount, kCountOfSequences);
+    from.set(kMismatchDlogpMean, Of::kSum, kTotalDistance, kOfTokens);
+    from.set(kMismatchDlogpMax, Of::kMaximum, kMostDistance);
+    from.set(kMismatchKl, Of::kSum, kTotalLogRatio, kOfTokens);
+    from.set(kMismatchK3, Of::kSum, kTotalK3, kOfTokens);
+    from.set(kMismatchRatioMean, Of::kSum, kTotalRatio, kOfTokens);
+    from.set(kMismatchChi2Token, Of::kSum, kTotalChi2, kOfTokens);
+    from.set(kMismatchChi2Seq, Of::kSum, kTotalChi2Seq, kOfSequences);
+    from.set(kMismatchPplTrain, Of::kSum, kTotalPplTrain, kOfSequences);
+    from.set(kMismatchPplRollout, Of::kSum, kTotalPplRollout, kOfSequences);
+    from.set(kMismatchLogPplTrain, Of::kSum, kTotalLogPplTrain, kOfSequences);
+    from.set(kMismatchLogPplRollout, Of::kSum, kTotalLogPplRollout, kOfSequences);
+    from.set(kMismatchPplRatio, Of::kSum, kTotalPplRatio, kOfSequences);
+    from.set(kMismatchLogPplDiffMean, Of::kSum, kTotalDiff, kOfSequences);
+    from.set(kMismatchLogPplDiffAbsMean, Of::kSum, kTotalAbsDiff, kOfSequences);
+    from.set(kMismatchLogPplDiffMin, Of::kMaximum, kMostMinusDiff);
+    from.set(kMismatchLogPplDiffMax, Of::kMaximum, kMostDiff);
+    from.set(kMismatchDifferingFraction, Of::kCount, kCountDiffering, kOfTokens);
+    from.set(kMismatchNonfiniteFraction, Of::kCount, kCountNonfinite, kOfTokens);
+    for (int i = 0; i < kMismatchBins; ++i) from.set(kMismatchHistogram + i, Of::kCount, kFirstBin + i, kOfTokens);
+    return from;
+  }
+  static RLK_HD void store(const Params& p, const Context&, const Total& t, int i) {
     const float tokens = static_cast<float>(t.count[kCountOfTokens]);
-    const float sequences = static_cast<float>(t.count[kCountOfSequences]);
-    const bool any = t.count[kCountOfTokens] > 0;
-    const auto of_tokens = [&](int i) { return quotient_or_zero(t.sum[i], tokens); };
-    const auto of_sequences = [&](int i) { return quotient_or_zero(t.sum[i], sequences); };
-    const auto fraction = [&](int i) { return quotient_or_zero(static_cast<float>(t.count[i]), tokens); };
-    const float ratio = of_tokens(kTotalRatio), chi2 = of_tokens(kTotalChi2);
-    to[kMismatchNumTokens] = tokens;
-    to[kMismatchNumSequences] = sequences;
-    to[kMismatchDlogpMean] = finished_sum(of_tokens(kTotalDistance));
-    to[kMismatchDlogpMax] = finished_sum(t.maximum[kMostDistance]);
-    to[kMismatchKl] = finished_sum(-of_tokens(kTotalLogRatio));
-    to[kMismatchK3] = finished_sum(of_tokens(kTotalK3));
-    to[kMismatchRatioMean] = finished_sum(ratio);
-    to[kMismatchEss] = finished_sum(quotient_or_zero(mul_rn(ratio, ratio), add_rn(1.0f, chi2)));
-    to[kMismatchChi2Token] = finished_sum(chi2);
-    to[kMismatchChi2Seq] = finished_sum(of_sequences(kTotalChi2Seq));
-    to[kMismatchPplTrain] = finished_sum(of_sequences(kTotalPplTrain));
-    to[kMismatchPplRollout] = finished_sum(of_sequences(kTotalPplRollout));
-    to[kMismatchLogPplTrain] = finished_sum(of_sequences(kTotalLogPplTrain));
-    to[kMismatchLogPplRollout] = finished_sum(of_sequences(kTotalLogPplRollout));
-    to[kMismatchPplRatio] = finished_sum(of_sequences(kTotalPplRatio));
-    to[kMismatchLogPplDiffMean] = finished_sum(of_sequences(kTotalDiff));
-    to[kMismatchLogPplDiffAbsMean] = finished_sum(of_sequences(kTotalAbsDiff));
-    to[kMismatchLogPplDiffMin] = any ? finished_sum(-t.maximum[kMostMinusDiff]) : 0.0f;
-    to[kMismatchLogPplDiffMax] = any ? finished_sum(t.maximum[kMostDiff]) : 0.0f;
-    to[kMismatchCorrelation] = any ? finished_sum(correlation_of(t.sum + kTotalProbabilities, tokens)) : 0.0f;
-    to[kMismatchDifferingFraction] = fraction(kCountDiffering);
-    to[kMismatchNonfiniteFraction] = fraction(kCountNonfinite);
-    for (int i = 0; i < kMismatchBins; ++i) to[kMismatchHistogram + i] = fraction(kFirstBin + i);
+    Quotient q = result_of(source_of<MismatchBatch>(i), t, tokens, static_cast<float>(t.count[kCountOfSequences]));
+    if (i == kMismatchKl || i == kMismatchLogPplDiffMin) q.n = -q.n;
+    if ((i == kMismatchLogPplDiffMin || i == kMismatchLogPplDiffMax) && tokens == 0.0f) q.n = 0.0f;
+    if (i == kMismatchEss) {
+      const float ratio = quotient_or_zero(t.sum[kTotalRatio], tokens);
+      q = {mul_rn(ratio, ratio), add_rn(1.0f, quotient_or_zero(t.sum[kTotalChi2], tokens))};
+    }
+    if (i == kMismatchCorrelation) {
+      q = {tokens > 0.0f ? correlation_of(t.sum + kTotalProbabilities, tokens) : 0.0f, 1.0f};
+    }
+    if (t.count[kCountOfBadCuts] > 0) q.n = canonical_nan(), q.d = 1.0f;
+    in_global(p.metrics)[i] = q.value();
   }
 };
 

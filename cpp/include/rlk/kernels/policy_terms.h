@@ -3,6 +3,7 @@
 
 #include "rlk/kernels/importance_terms.h"
 #include "rlk/kernels/kl_terms.h"
+#include "rlk/kernels/token_results.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/kernels/token_weights.h"
 #include "rlk/math/exp.h"
@@ -544,49 +545,60 @@ constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
 using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kPolicyMaxima>;
 
-RLK_HD void store_results(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t) {
-  const PolicySpec& s = p.spec;
+// The loss comes behind the metrics.
+constexpr int kPolicyResults = kPolicyMetrics + 1;
+struct PolicyResults {
+  static constexpr ResultSources<kPolicyResults> sources() {
+    using Of = ResultOf;
+    constexpr auto kMean = ResultOver::kTokens;
+    ResultSources<kPolicyResults> from;
+    from.set(kPolicyMetricPolicyLoss, Of::kSum, kWeightedPolicy);
+    from.set(kPolicyMetricKlLoss, Of::kSum, kWeightedKl);
+    from.set(kPolicyMetricEntropyLoss, Of::kSum, kWeightedEntropy);
+    from.set(kPolicyMetricNumTokens, Of::kCount, kCountTokens);
+    from.set(kPolicyMetricNumSequences, Of::kCount, kCountSequences);
+    from.set(kPolicyMetricPolicySum, Of::kSum, kSumPolicy);
+    from.set(kPolicyMetricKlSum, Of::kSum, kSumKl);
+    from.set(kPolicyMetricEntropySum, Of::kSum, kSumEntropy);
+    from.set(kPolicyMetricClipFraction, Of::kCount, kCountClipped, kMean);
+    from.set(kPolicyMetricClipFractionDual, Of::kCount, kCountDual, kMean);
+    from.set(kPolicyMetricClipFractionLow, Of::kCount, kCountLow, kMean);
+    from.set(kPolicyMetricClipFractionHigh, Of::kCount, kCountHigh, kMean);
+    from.set(kPolicyMetricPpoKl, Of::kSum, kSumPpoKl, kMean);
+    from.set(kPolicyMetricKl, Of::kSum, kSumKl, kMean);
+    from.set(kPolicyMetricEntropy, Of::kSum, kSumEntropy, kMean);
+    from.set(kPolicyMetricRatioMean, Of::kSum, kSumRatio, kMean);
+    from.set(kPolicyMetricRatioMax, Of::kMaximum, 0);
+    from.set(kPolicyMetricImportanceMean, Of::kSum, kSumImportance, kMean);
+    from.set(kPolicyMetricImportanceMax, Of::kMaximum, 2);
+    from.set(kPolicyMetricImportanceClipFraction, Of::kCount, kCountImportance, kMean);
+    from.set(kPolicyMetricImportanceEss, Of::kSum, kSumImportance, kMean);
+    from.set(kPolicyMetricMismatchMean, Of::kSum, kSumMismatch, kMean);
+    from.set(kPolicyMetricMismatchMax, Of::kMaximum, 1);
+    return from;
+  }
+};
+
+RLK_HD float loss_of(const PolicyLossParams& p, const PolicyTotalSums& t) {
+  float loss = t.sum[kWeightedPolicy];
+  if (p.spec.kl != KlEstimator::kNone) loss = fma_rn(p.spec.kl_coef, t.sum[kWeightedKl], loss);
+  if (p.entropy.data != nullptr) loss = fma_rn(-p.spec.entropy_coef, t.sum[kWeightedEntropy], loss);
+  return t.count[kCountBadCuts] > 0 ? canonical_nan() : loss;
+}
+RLK_HD void store_result(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t, int i) {
+  float* const to = i == kPolicyMetrics ? p.loss : p.metrics;
+  if (to == nullptr) return;
   const float tokens = static_cast<float>(t.count[kCountTokens]);
-  const float policy = t.sum[kWeightedPolicy], kl = t.sum[kWeightedKl], entropy = t.sum[kWeightedEntropy];
-  float loss = policy;
-  if (s.kl != KlEstimator::kNone) loss = fma_rn(s.kl_coef, kl, loss);
-  if (p.entropy.data != nullptr) loss = fma_rn(-s.entropy_coef, entropy, loss);
-  loss = t.count[kCountBadCuts] > 0 ? canonical_nan() : finished_sum(loss);
-  if (p.loss != nullptr) *in_global(p.loss) = loss;
-  if (p.metrics == nullptr) return;
-  const auto mean = [&](float sum) { return quotient_or_zero(sum, tokens); };
-  const auto fraction = [&](int count) { return quotient_or_zero(static_cast<float>(t.count[count]), tokens); };
-  float* const to = in_global(p.metrics);
-  to[kPolicyMetricLoss] = loss;
-  to[kPolicyMetricPolicyLoss] = finished_sum(policy);
-  to[kPolicyMetricKlLoss] = finished_sum(kl);
-  to[kPolicyMetricEntropyLoss] = finished_sum(entropy);
-  to[kPolicyMetricNumTokens] = tokens;
-  to[kPolicyMetricNumSequences] = static_cast<float>(t.count[kCountSequences]);
-  to[kPolicyMetricDenominator] = finished_sum(denominator_of(p, totals));
-  to[kPolicyMetricPolicySum] = finished_sum(t.sum[kSumPolicy]);
-  to[kPolicyMetricKlSum] = finished_sum(t.sum[kSumKl]);
-  to[kPolicyMetricEntropySum] = finished_sum(t.sum[kSumEntropy]);
-  to[kPolicyMetricClipFraction] = fraction(kCountClipped);
-  to[kPolicyMetricClipFractionDual] = fraction(kCountDual);
-  to[kPolicyMetricClipFractionLow] = fraction(kCountLow);
-  to[kPolicyMetricClipFractionHigh] = fraction(kCountHigh);
-  to[kPolicyMetricPpoKl] = finished_sum(mean(t.sum[kSumPpoKl]));
-  to[kPolicyMetricKl] = finished_sum(mean(t.sum[kSumKl]));
-  to[kPolicyMetricEntropy] = finished_sum(mean(t.sum[kSumEntropy]));
-  to[kPolicyMetricRatioMean] = finished_sum(mean(t.sum[kSumRatio]));
-  to[kPolicyMetricRatioMax] = finished_sum(t.maximum[0]);
-  to[kPolicyMetricImportanceMean] = finished_sum(mean(t.sum[kSumImportance]));
-  to[kPolicyMetricImportanceClipFraction] = fraction(kCountImportance);
-  to[kPolicyMetricImportanceMax] = has_importance(s) ? finished_sum(t.maximum[2]) : tokens > 0.0f ? 1.0f : 0.0f;
-  const float w = t.sum[kSumImportance];
-  to[kPolicyMetricImportanceEss] = finished_sum(mean(quotient_or_zero(mul_rn(w, w), t.sum[kSumImportanceSquared])));
-  to[kPolicyMetricMismatchMean] = finished_sum(mean(t.sum[kSumMismatch]));
-  to[kPolicyMetricMismatchMax] = finished_sum(t.maximum[1]);
+  Quotient q = result_of(source_of<PolicyResults>(i), t, tokens, 0.0f);
+  if (i == kPolicyMetricLoss || i == kPolicyMetrics) q = {loss_of(p, t), 1.0f};
+  if (i == kPolicyMetricDenominator) q = {denominator_of(p, totals), 1.0f};
+  if (i == kPolicyMetricImportanceMax && !has_importance(p.spec)) q.n = tokens > 0.0f ? 1.0f : 0.0f;
+  if (i == kPolicyMetricImportanceEss) q.n = quotient_or_zero(mul_rn(q.n, q.n), t.sum[kSumImportanceSquared]);
+  in_global(to)[i == kPolicyMetrics ? 0 : i] = q.value();
 }
 
 struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
-  static constexpr int kSums = kPolicyTotalSums, kMaxima = kPolicyMaxima;
+  static constexpr int kSums = kPolicyTotalSums, kMaxima = kPolicyMaxima, kResults = kPolicyResults;
   using Context = TokenContext<PolicyBatch>;
   using Statistics = PolicyStatisticsTerms;
   static RLK_HD Factors factors_of(const Params& p, std::int64_t, const SequenceSums<8>& of) {
@@ -607,8 +619,8 @@ struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
     t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
     return t;
   }
-  static RLK_HD void store(const Params& p, const Context& context, const PolicyTotalSums& t) {
-    store_results(p, totals_of(p, context), t);
+  static RLK_HD void store(const Params& p, const Context& context, const PolicyTotalSums& t, int i) {
+    store_result(p, totals_of(p, context), t, i);
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include "rlk/kernels/importance_terms.h"
 #include "rlk/kernels/policy_check.h"
+#include "rlk/kernels/token_results.h"
 #include "rlk/math/expm1.h"
 #include "rlk/ops/importance_weights.h"
 
@@ -194,7 +195,7 @@ struct ImportanceTokenTerms : LowerSums {
 
 // Its total is the mean weight that all are divided by, and the metrics.
 struct ImportanceBatch {
-  static constexpr int kGroups = 1, kSums = 9, kCounts = 9, kMaxima = 7;
+  static constexpr int kGroups = 1, kSums = 9, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };
   enum : int { kWeight, kFirstMoments };  // kWeight: what the mean to divide by is made of
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
@@ -253,12 +254,23 @@ struct ImportanceBatch {
     t.maximum[kMostDeviation] = abs_of(deviation);
     return t;
   }
-  static RLK_HD void store(const Params& p, const Context& context, const Total& t) {
-    const bool of_token = p.spec.level == ImportanceLevel::kToken;
-    const float mean = quotient_or_zero(t.sum[0], static_cast<float>(t.count[of_token ? kTokens : kSequences]));
-    const float divisor = mean <= kLeastMeanWeight ? 1.0f : mean;
-    in_global(context.shared)->divisor = t.count[kBadCuts] > 0 ? canonical_nan() : divisor;
-    if (p.metrics != nullptr) store_metrics(p, t, p.spec.normalize != 0 ? divisor : 1.0f);
+  // The divisor comes behind the metrics.
+  static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
+    const bool of_divisor = i == kImportanceMetrics;
+    if (!of_divisor && p.metrics == nullptr) return;
+    float divisor = 1.0f;
+    if (of_divisor || (i == kImportanceDivisor && p.spec.normalize != 0)) {
+      const bool of_token = p.spec.level == ImportanceLevel::kToken;
+      const float mean = quotient_or_zero(t.sum[0], static_cast<float>(t.count[of_token ? kTokens : kSequences]));
+      if (!(mean <= kLeastMeanWeight)) divisor = canonical(mean);
+    }
+    float result = i >= kImportanceDivisor ? divisor : metric(p, t, i);
+    if (t.count[kBadCuts] > 0) result = canonical_nan();
+    if (of_divisor) {
+      in_global(context.shared)->divisor = result;
+    } else {
+      in_global(p.metrics)[i] = result;
+    }
   }
   // Sums of weights, of tokens or of sequences' means, and of their deviations from 1.
   struct Moments {
@@ -284,42 +296,52 @@ struct ImportanceBatch {
     const float v = fma_rn(-sum, quotient_or_zero(sum, count), squares);
     return v <= mul_rn(kLeastVariance, squares) ? 0.0f : quotient_or_zero(v, degrees);
   }
-  static RLK_HD void store_metrics(const Params& p, const Total& t, float divisor) {
-    float* const to = in_global(p.metrics);
-    if (t.count[kBadCuts] > 0) {
-      for (int i = 0; i < kImportanceMetrics; ++i) to[i] = canonical_nan();
-      return;
-    }
+  static constexpr ResultSources<kImportanceMetrics> sources() {
+    using Of = ResultOf;
+    constexpr auto kOfTokens = ResultOver::kTokens, kOfSequences = ResultOver::kSequences;
+    constexpr int kSequenceMoments = kFirstMoments + 4;
+    ResultSources<kImportanceMetrics> from;
+    from.set(kImportanceNumTokens, Of::kCount, kTokens);
+    from.set(kImportanceNumSequences, Of::kCount, kSequences);
+    from.set(kImportanceWeightMean, Of::kSum, kFirstMoments, kOfTokens);
+    from.set(kImportanceWeightMin, Of::kMaximum, kLeastWeightOfTokens);
+    from.set(kImportanceWeightMax, Of::kMaximum, kMostWeight);
+    from.set(kImportanceRatioMin, Of::kMaximum, kLeastRatio);
+    from.set(kImportanceRatioMax, Of::kMaximum, kMostRatio);
+    from.set(kImportanceFractionLow, Of::kCount, kLow);
+    from.set(kImportanceFractionHigh, Of::kCount, kHigh);
+    from.set(kImportanceSeqMean, Of::kSum, kSequenceMoments, kOfSequences);
+    from.set(kImportanceSeqMin, Of::kMaximum, kLeastOfSequences);
+    from.set(kImportanceSeqMax, Of::kMaximum, kMostOfSequences);
+    from.set(kImportanceSeqDeviationMax, Of::kMaximum, kMostDeviation);
+    from.set(kImportanceSeqFractionLow, Of::kCount, kLowSequences, kOfSequences);
+    from.set(kImportanceSeqFractionHigh, Of::kCount, kHighSequences, kOfSequences);
+    from.set(kImportanceRejectedFraction, Of::kCount, kTokens, kOfTokens);
+    from.set(kImportanceSeqRejectedFraction, Of::kCount, kRejecting, kOfSequences);
+    return from;
+  }
+  static RLK_HD float metric(const Params& p, const Total& t, int i) {
     const float tokens = static_cast<float>(t.count[kTokens]), sequences = static_cast<float>(t.count[kSequences]);
-    const bool any = t.count[kTokens] > 0;
-    const float units = p.spec.level == ImportanceLevel::kToken ? tokens : sequences;
-    const auto fraction = [&](std::int64_t count, float of) { return quotient_or_zero(static_cast<float>(count), of); };
-    const auto least = [&](int i) { return any ? canonical(opposite(t.maximum[i])) : 0.0f; };
-    const Moments of_tokens = moments_of(t, 0), of_sequences = moments_of(t, 1);
-    const float mean = quotient_or_zero(of_tokens.sum, tokens), spread = variance(of_tokens, tokens, tokens);
-    const float degrees = t.count[kSequences] > 1 ? sub_rn(sequences, 1.0f) : 0.0f;
-    to[kImportanceNumTokens] = tokens;
-    to[kImportanceNumSequences] = sequences;
-    to[kImportanceWeightMean] = finished_sum(mean);
-    to[kImportanceWeightStd] = finished_sum(sqrt_rn(spread));
-    to[kImportanceWeightMin] = least(kLeastWeightOfTokens);
-    to[kImportanceWeightMax] = canonical(t.maximum[kMostWeight]);
-    to[kImportanceRatioMin] = least(kLeastRatio);
-    to[kImportanceRatioMax] = canonical(t.maximum[kMostRatio]);
-    to[kImportanceFractionLow] = fraction(t.count[kLow], units);
-    to[kImportanceFractionHigh] = fraction(t.count[kHigh], units);
-    to[kImportanceEss] =
-        mean == 0.0f ? 0.0f : finished_sum(div_rn(1.0f, add_rn(1.0f, div_rn(div_rn(spread, mean), mean))));
-    to[kImportanceSeqMean] = finished_sum(quotient_or_zero(of_sequences.sum, sequences));
-    to[kImportanceSeqStd] = finished_sum(sqrt_rn(variance(of_sequences, sequences, degrees)));
-    to[kImportanceSeqMin] = least(kLeastOfSequences);
-    to[kImportanceSeqMax] = canonical(t.maximum[kMostOfSequences]);
-    to[kImportanceSeqDeviationMax] = canonical(t.maximum[kMostDeviation]);
-    to[kImportanceSeqFractionLow] = fraction(t.count[kLowSequences], sequences);
-    to[kImportanceSeqFractionHigh] = fraction(t.count[kHighSequences], sequences);
-    to[kImportanceRejectedFraction] = fraction(t.count[kTokens] - t.count[kKept], tokens);
-    to[kImportanceSeqRejectedFraction] = fraction(t.count[kRejecting], sequences);
-    to[kImportanceDivisor] = divisor;
+    Quotient q = result_of(source_of<ImportanceBatch>(i), t, tokens, sequences);
+    if (i == kImportanceFractionLow || i == kImportanceFractionHigh) {
+      q.d = p.spec.level == ImportanceLevel::kToken ? tokens : sequences;
+    }
+    if (i == kImportanceWeightMin || i == kImportanceRatioMin || i == kImportanceSeqMin) {
+      q.n = t.count[kTokens] > 0 ? opposite(q.n) : 0.0f;
+    }
+    if (i == kImportanceRejectedFraction) q.n = static_cast<float>(t.count[kTokens] - t.count[kKept]);
+    if (i == kImportanceWeightStd || i == kImportanceSeqStd || i == kImportanceEss) {
+      const bool of_sequences = i == kImportanceSeqStd;
+      const Moments m = moments_of(t, of_sequences);
+      const float degrees = !of_sequences ? tokens : t.count[kSequences] > 1 ? sub_rn(sequences, 1.0f) : 0.0f;
+      const float spread = variance(m, of_sequences ? sequences : tokens, degrees);
+      q = {sqrt_rn(spread), 1.0f};
+      if (i == kImportanceEss) {
+        const float mean = quotient_or_zero(m.sum, tokens);
+        q = {mean == 0.0f ? 0.0f : 1.0f, add_rn(1.0f, quotient_or_zero(quotient_or_zero(spread, mean), mean))};
+      }
+    }
+    return q.value();
   }
 };
 

@@ -115,22 +115,27 @@ RLK_DEVICE Mask load_mask(const PolicyMask& mask, const unsigned char* at, int c
 
 // Of four sums over a wave's lanes a lane gets the one of this index.
 RLK_HD int sum_index(int lane) { return (lane & 1) << 1 | (lane >> 1 & 1); }
-template <class Gpu, int kDistance, int kHalf>
-RLK_DEVICE void exchange(float (&x)[kLowerSums]) {
+template <class Gpu, int kDistance, int kHalf, class Of>
+RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
   const bool upper = (Gpu::thread() & kDistance) != 0;
   RLK_UNROLL
   for (int i = 0; i < kHalf; ++i) {
     const float sent = upper ? x[i] : x[i + kHalf], kept = upper ? x[i + kHalf] : x[i];
-    x[i] = add_rn(kept, Gpu::shuffle_xor(sent, kDistance));
+    x[i] = of(kept, Gpu::shuffle_xor(sent, kDistance));
   }
+}
+// `of` two of them: a sum, or another that does not ask which comes first.
+template <class Gpu, class Of>
+RLK_DEVICE float scattered(float (&x)[kLowerSums], const Of& of) {
+  exchange<Gpu, 1, 2>(x, of);
+  exchange<Gpu, 2, 1>(x, of);
+  RLK_UNROLL
+  for (int distance = 4; distance < Gpu::kLanes; distance *= 2) x[0] = of(x[0], Gpu::shuffle_xor(x[0], distance));
+  return x[0];
 }
 template <class Gpu>
 RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
-  exchange<Gpu, 1, 2>(x);
-  exchange<Gpu, 2, 1>(x);
-  RLK_UNROLL
-  for (int distance = 4; distance < Gpu::kLanes; distance *= 2) x[0] = add_rn(x[0], Gpu::shuffle_xor(x[0], distance));
-  return x[0];
+  return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
 // What a wave has of its stretch: this lane's sum, and all counts and maxima.

@@ -61,68 +61,98 @@ RLK_DEVICE void token_terms(const typename Batch::Params& p, const TokenWorkspac
   token_groups<Gpu, Batch, 0, Terms...>(p, w, slots, tile, block, shared);
 }
 
-// Totals over `count` of them to `*to`: sums by the tree over their index, a column by one of `kWaves` waves. kMany: more
-// than kTotals.
-constexpr int kTotals = 128;
-template <class Gpu, class Batch, int kWaves, bool kMany>
-RLK_DEVICE void sum_totals(const TotalsOf<Batch>* from, int count, TotalsOf<Batch>* to) {
-  constexpr int kLanes = Gpu::kLanes, kAhead = kTotals / kLanes;  // loads that are under way together
-  constexpr int kCounts = Batch::kSums, kMaxima = Batch::kSums + Batch::kCounts, kColumns = kMaxima + Batch::kMaxima;
-  const int wave = Gpu::thread() / kLanes, lane = Gpu::thread() % kLanes;
-  RLK_UNROLL_NOT
-  for (int column = wave; column < kColumns; column += kWaves) {
-    if (column < kCounts) {
-      SumTree<kMany ? kSequenceLevels : 1> tree;
-      float x[kAhead];
-      RLK_UNROLL_NOT
-      for (int base = 0; base < count; base += kTotals) {
-        RLK_UNROLL
-        for (int k = 0; k < kAhead; ++k) {
-          const int i = base + k * kLanes + lane;
-          x[k] = i < count ? from[i].sum[column] : 0.0f;
-        }
-        RLK_UNROLL
-        for (int distance = 1; distance < kLanes; distance *= 2) {
-          RLK_UNROLL
-          for (int k = 0; k < kAhead; ++k) x[k] = add_rn(x[k], Gpu::shuffle_xor(x[k], distance));
-        }
-        RLK_UNROLL
-        for (int distance = 1; distance < kAhead; distance *= 2) {
-          RLK_UNROLL
-          for (int k = 0; k < kAhead; k += 2 * distance) x[k] = add_rn(x[k], x[k + distance]);
-        }
-        tree.take(x[0]);
-      }
-      if (lane == 0) to->sum[column] = tree.finish();
-    } else if (column < kMaxima) {
-      std::int64_t total = 0;
-      RLK_UNROLL_NOT
-      for (int i = lane; i < count; i += kLanes) total += from[i].count[column - kCounts];
-      RLK_UNROLL_NOT
-      for (int distance = 1; distance < kLanes; distance *= 2) total += shuffle_xor<Gpu>(total, distance);
-      if (lane == 0) to->count[column - kCounts] = total;
-    } else {
-      float most = from[0].maximum[column - kMaxima];
-      RLK_UNROLL_NOT
-      for (int i = lane; i < count; i += kLanes) most = maximum_of(most, from[i].maximum[column - kMaxima]);
-      RLK_UNROLL_NOT
-      for (int distance = 1; distance < kLanes; distance *= 2)
-        most = maximum_of(most, Gpu::shuffle_xor(most, distance));
-      if (lane == 0) to->maximum[column - kMaxima] = most;
-    }
+// What waves of a block leave each other of a total over all of its threads.
+template <class Batch>
+struct TotalsShared {
+  TotalsOf<Batch> node[kMostGatherWaves], total;
+};
+
+// Of one for each lane of a wave the total, to `*to`: sums by the tree over lanes.
+template <class Gpu, class Batch>
+RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
+  const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);
+  RLK_UNROLL
+  for (int first = 0; first < Batch::kSums; first += kLowerSums) {
+    float x[kLowerSums];
+    RLK_UNROLL
+    for (int i = 0; i < kLowerSums; ++i) x[i] = first + i < Batch::kSums ? t.sum[first + i] : 0.0f;
+    const float sum = scattered_sum<Gpu>(x);
+    if (lane < kLowerSums && first + mine < Batch::kSums) to->sum[first + mine] = sum;
   }
+  RLK_UNROLL
+  for (int first = 0; first < Batch::kMaxima; first += kLowerSums) {
+    float x[kLowerSums];
+    RLK_UNROLL
+    for (int i = 0; i < kLowerSums; ++i) x[i] = t.maximum[first + i < Batch::kMaxima ? first + i : first];
+    const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
+    if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
+  }
+  constexpr int kLowBits = 25;  // of which a wave's are fewer than 2^32
+  RLK_UNROLL
+  for (int i = 0; i < Batch::kCounts; ++i) {
+    const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
+    const std::int64_t high = Gpu::sum_over_wave(static_cast<std::uint32_t>(t.count[i] >> kLowBits));
+    const std::int64_t of_wave = Gpu::sum_over_wave(low) + (high << kLowBits);
+    if (lane == 0) to->count[i] = of_wave;
+  }
+}
+// The total of `count` of them, from(i), to shared->total: sums by the tree over their index. kMany: more than a block of
+// kWaves waves has threads.
+template <class Gpu, class Batch, int kWaves, bool kMany, class From>
+RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
+  constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,
+                kApart = 64;  // columns of different kinds, by threads
+  static_assert(Batch::kSums <= kApart && Batch::kCounts <= kApart && Batch::kMaxima <= kApart &&
+                3 * kApart <= kThreads);
+  const int thread = Gpu::thread(), wave = thread / kLanes, kind = thread / kApart, column = thread % kApart;
+  SumTree<kMany ? kSequenceLevels : 1> tree;
+  float sum = 0.0f, most = 0.0f;
+  std::int64_t counted = 0;
+  RLK_UNROLL_NOT
+  for (int base = 0; base == 0 || base < count; base += kThreads) {
+    const int left = count - base, waves = left >= kThreads ? kWaves
+                                           : left <= kLanes ? 1
+                                                            : (left + kLanes - 1) / kLanes;
+    if (wave < waves)
+      total_of_wave<Gpu, Batch>(thread < left ? from(base + thread) : Batch::missing(), &shared->node[wave]);
+    Gpu::barrier();
+    if (kind == 0 && column < Batch::kSums) {
+      float x[kWaves];
+      RLK_UNROLL
+      for (int w = 0; w < kWaves; ++w) x[w] = w < waves ? shared->node[w].sum[column] : 0.0f;
+      RLK_UNROLL
+      for (int distance = 1; distance < kWaves; distance *= 2) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; w += 2 * distance) x[w] = add_rn(x[w], x[w + distance]);
+      }
+      sum = x[0];
+      if constexpr (kMany) tree.take(sum);
+    } else if (kind == 1 && column < Batch::kCounts) {
+      for (int w = 0; w < waves; ++w) counted += shared->node[w].count[column];
+    } else if (kind == 2 && column < Batch::kMaxima) {
+      if (base == 0) most = shared->node[0].maximum[column];
+      for (int w = 0; w < waves; ++w) most = maximum_of(most, shared->node[w].maximum[column]);
+    }
+    if (kMany) Gpu::barrier();
+  }
+  if constexpr (kMany) sum = tree.finish();
+  if (kind == 0 && column < Batch::kSums) shared->total.sum[column] = sum;
+  if (kind == 1 && column < Batch::kCounts) shared->total.count[column] = counted;
+  if (kind == 2 && column < Batch::kMaxima) shared->total.maximum[column] = most;
+  Gpu::barrier();
+}
+// Results, a thread each.
+template <class Gpu, class Batch>
+RLK_DEVICE void store_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w,
+                              const TotalsShared<Batch>& shared) {
+  static_assert(Batch::kResults <= kTokenThreads);
+  if (Gpu::thread() < Batch::kResults) Batch::store(p, w.context(), shared.total, Gpu::thread());
 }
 
 template <class Batch>
 struct BatchSumsShared {
-  union {
-    struct {
-      GatheredSums of[Batch::kGroups];
-      TotalsOf<Batch> sums[kGatherLeaves];
-    } leaves;
-    TotalsOf<Batch> few[kFewSequences<Batch>];
-  };
-  TotalsOf<Batch> total;
+  GatheredSums of[Batch::kGroups];
+  TotalsShared<Batch> totals;
 };
 // The sums of at most kFewTiles tiles.
 RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int tiles) {
@@ -146,57 +176,54 @@ RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int
   }
   return of;
 }
-// Totals of few sequences (are_few), by one block of kTokenThreads, in shared->total.
+// Few sequences (are_few), by one block of kTokenThreads, a sequence a thread.
 template <class Gpu, class Batch>
 RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
-                         BatchSumsShared<Batch>* shared) {
-  static_assert(kFewSequences<Batch> <= kTokenThreads);
+                         TotalsShared<Batch>* shared) {
+  static_assert(kFewSequences <= kTokenThreads);
   const PolicySequences& q = Batch::sequences(p);
-  const auto count = static_cast<int>(q.num_sequences), tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
-  const int s = Gpu::thread();
-  if (s < count) {
+  const auto tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
+  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(static_cast<int>(q.num_sequences), shared, [&](int s) {
     SequenceSums<8> of[Batch::kGroups];
     RLK_UNROLL
     for (int g = 0; g < Batch::kGroups; ++g) of[g] = sums_of_few_tiles(in_global(w.partials[g]) + s * tiles, tiles);
-    shared->few[s] = Batch::of_sequence(p, w.context(), s, of);
-  }
-  Gpu::barrier();
-  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, (kFewSequences<Batch> > kTotals)>(shared->few, count, &shared->total);
-  Gpu::barrier();
+    return Batch::of_sequence(p, w.context(), s, of);
+  });
+  store_results<Gpu>(p, w, *shared);
 }
-// Totals of the sequences of `block`, in shared->total; where there are more blocks, in blocks[block] too.
+// The sequences of `block`; where there are more blocks, to blocks[block].
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {
   const PolicySequences& q = Batch::sequences(p);
   RLK_UNROLL
   for (int g = 0; g < Batch::kGroups; ++g) {
-    sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[g], &shared->leaves.of[g]);
+    sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[g], &shared->of[g]);
   }
-  TotalsOf<Batch>* const sums = shared->leaves.sums;
-  const int thread = Gpu::thread(), groups = kGatherLeaves >> lanes;
-  if (thread < groups) {
-    const std::int64_t s = block * groups + thread;
-    if (s < q.num_sequences) {
-      SequenceSums<8> of[Batch::kGroups];
-      RLK_UNROLL
-      for (int g = 0; g < Batch::kGroups; ++g) of[g] = gathered(shared->leaves.of[g], thread);
-      sums[thread] = Batch::of_sequence(p, w.context(), s, of);
-    } else {
-      sums[thread] = Batch::missing();
-    }
+  const int groups = kGatherLeaves >> lanes;
+  const std::int64_t first = block * groups, left = q.num_sequences - first;
+  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, false>(left < groups ? static_cast<int>(left) : groups, &shared->totals,
+                                                   [&](int i) {
+                                                     SequenceSums<8> of[Batch::kGroups];
+                                                     RLK_UNROLL
+                                                     for (int g = 0; g < Batch::kGroups; ++g) {
+                                                       of[g] = gathered(shared->of[g], i);
+                                                     }
+                                                     return Batch::of_sequence(p, w.context(), first + i, of);
+                                                   });
+  if (num_blocks == 1) {
+    store_results<Gpu>(p, w, shared->totals);
+  } else if (Gpu::thread() == 0) {
+    in_global(w.blocks)[block] = shared->totals.total;
   }
-  Gpu::barrier();
-  static_assert(kGatherLeaves <= kTotals);
-  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, false>(sums, groups, &shared->total);
-  Gpu::barrier();
-  if (thread == 0 && num_blocks > 1) in_global(w.blocks)[block] = shared->total;
 }
 // And over all blocks.
 template <class Gpu, class Batch>
-RLK_DEVICE void batch_results(const TokenWorkspace<Batch>& w, int num_blocks, TotalsOf<Batch>* total) {
-  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, true>(in_global(w.blocks), num_blocks, total);
-  Gpu::barrier();
+RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int num_blocks,
+                              TotalsShared<Batch>* shared) {
+  const TotalsOf<Batch>* const blocks = in_global(w.blocks);
+  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, true>(num_blocks, shared, [&](int i) { return blocks[i]; });
+  store_results<Gpu>(p, w, *shared);
 }
 
 // values[i] = f(values[i]), [count], the share of `block` of `blocks`; null: nothing.

@@ -131,7 +131,7 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   needs_sums(p)                          whether there are results beside those of tokens
 //   missing()                              totals that change no result
 //   of_sequence(p, context, s, sums)       totals of sequence s, by its sums of each group
-//   store(p, context, total)               writes the results
+//   kResults, store(p, context, total, i)  writes the i-th of the results
 //   factors<Terms>(p, context, has_pass_before, s)   what the tokens of sequence s share
 // and for the pass before
 //   Statistics                             its terms

@@ -25,11 +25,9 @@ inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
 
 // Few sequences of few tiles are one block's, a sequence a thread: what it would say to others it need not wait for.
 constexpr int kFewTiles = 2;
-template <class Batch>
-constexpr int kFewSequences = sizeof(TotalsOf<Batch>) * 256 <= (32 << 10) ? 256 : 128;
-template <class Batch>
-bool are_few(const PolicySequences& q, int tile) {
-  return !q.packed() && q.num_slots() > 0 && q.num_sequences <= kFewSequences<Batch> &&
+constexpr int kFewSequences = 256;
+inline bool are_few(const PolicySequences& q, int tile) {
+  return !q.packed() && q.num_slots() > 0 && q.num_sequences <= kFewSequences &&
          tiles_of(q.num_tokens, tile) <= kFewTiles;
 }
 

@@ -1,6 +1,7 @@
 // The formulas of ops/value_loss.h that every backend shares.
 #pragma once
 
+#include "rlk/kernels/token_results.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/kernels/token_weights.h"
 #include "rlk/ops/value_loss.h"
@@ -100,38 +101,52 @@ struct ValueTokenTerms : EverySum {
 constexpr int kWeightedValue = kValueSums;
 using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 1>;
 
-RLK_HD void store_results(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t) {
-  const float tokens = static_cast<float>(t.count[kCountTokens]);
-  const float loss = t.count[kCountBadCuts] > 0 ? canonical_nan() : finished_sum(t.sum[kWeightedValue]);
-  if (p.loss != nullptr) *in_global(p.loss) = loss;
-  if (p.metrics == nullptr) return;
-  const auto mean = [&](float sum) { return quotient_or_zero(sum, tokens); };
+// The loss comes behind the metrics.
+constexpr int kValueResults = kValueMetrics + 1;
+struct ValueResults {
+  static constexpr ResultSources<kValueResults> sources() {
+    using Of = ResultOf;
+    constexpr auto kMean = ResultOver::kTokens;
+    ResultSources<kValueResults> from;
+    from.set(kValueMetricLoss, Of::kSum, kWeightedValue);
+    from.set(kValueMetricNumTokens, Of::kCount, kCountTokens);
+    from.set(kValueMetricNumSequences, Of::kCount, kCountSequences);
+    from.set(kValueMetricLossSum, Of::kSum, kSumValueLoss);
+    from.set(kValueMetricValueSum, Of::kSum, kSumValue);
+    from.set(kValueMetricReturnSum, Of::kSum, kSumReturn);
+    from.set(kValueMetricErrorSum, Of::kSum, kSumError);
+    from.set(kValueMetricErrorSquaredSum, Of::kSum, kSumErrorSquared);
+    from.set(kValueMetricReturnSquaredSum, Of::kSum, kSumReturnSquared);
+    from.set(kValueMetricClipFraction, Of::kCount, kCountValueClipped, kMean);
+    from.set(kValueMetricOutsideFraction, Of::kCount, kCountOutside, kMean);
+    from.set(kValueMetricValueMean, Of::kSum, kSumValue, kMean);
+    from.set(kValueMetricReturnMean, Of::kSum, kSumReturn, kMean);
+    from.set(kValueMetrics, Of::kSum, kWeightedValue);
+    return from;
+  }
+};
+
+RLK_HD float explained_variance(const ValueTotalSums& t, float tokens) {
   const auto variance = [&](int sum, int squares) {
-    const float m = mean(t.sum[sum]);
-    return fma_rn(-m, m, mean(t.sum[squares]));
+    const float mean = quotient_or_zero(t.sum[sum], tokens);
+    return fma_rn(-mean, mean, quotient_or_zero(t.sum[squares], tokens));
   };
   const float of_errors = variance(kSumError, kSumErrorSquared), of_returns = variance(kSumReturn, kSumReturnSquared);
-  float* const to = in_global(p.metrics);
-  to[kValueMetricLoss] = loss;
-  to[kValueMetricNumTokens] = tokens;
-  to[kValueMetricNumSequences] = static_cast<float>(t.count[kCountSequences]);
-  to[kValueMetricDenominator] = finished_sum(denominator_of(p, totals));
-  to[kValueMetricLossSum] = finished_sum(t.sum[kSumValueLoss]);
-  to[kValueMetricValueSum] = finished_sum(t.sum[kSumValue]);
-  to[kValueMetricReturnSum] = finished_sum(t.sum[kSumReturn]);
-  to[kValueMetricErrorSum] = finished_sum(t.sum[kSumError]);
-  to[kValueMetricErrorSquaredSum] = finished_sum(t.sum[kSumErrorSquared]);
-  to[kValueMetricReturnSquaredSum] = finished_sum(t.sum[kSumReturnSquared]);
-  to[kValueMetricClipFraction] = mean(static_cast<float>(t.count[kCountValueClipped]));
-  to[kValueMetricOutsideFraction] = mean(static_cast<float>(t.count[kCountOutside]));
-  to[kValueMetricValueMean] = finished_sum(mean(t.sum[kSumValue]));
-  to[kValueMetricReturnMean] = finished_sum(mean(t.sum[kSumReturn]));
-  to[kValueMetricExplainedVariance] =
-      of_returns <= 0.0f ? 0.0f : finished_sum(sub_rn(1.0f, div_rn(of_errors, of_returns)));
+  return of_returns <= 0.0f ? 0.0f : sub_rn(1.0f, div_rn(of_errors, of_returns));
+}
+RLK_HD void store_result(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t, int i) {
+  float* const to = i == kValueMetrics ? p.loss : p.metrics;
+  if (to == nullptr) return;
+  const float tokens = static_cast<float>(t.count[kCountTokens]);
+  Quotient q = result_of(source_of<ValueResults>(i), t, tokens, 0.0f);
+  if (i == kValueMetricDenominator) q = {denominator_of(p, totals), 1.0f};
+  if (i == kValueMetricExplainedVariance) q = {explained_variance(t, tokens), 1.0f};
+  if ((i == kValueMetricLoss || i == kValueMetrics) && t.count[kCountBadCuts] > 0) q.n = canonical_nan();
+  in_global(to)[i == kValueMetrics ? 0 : i] = q.value();
 }
 
 struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
-  static constexpr int kSums = kValueSums + 1, kMaxima = 1;
+  static constexpr int kSums = kValueSums + 1, kMaxima = 1, kResults = kValueResults;
   using Context = TokenContext<ValueBatch>;
   using Statistics = ValueStatisticsTerms;
   static RLK_HD Factors factors_of(const Params&, std::int64_t, const SequenceSums<8>& of) {
@@ -150,8 +165,8 @@ struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
     t.sum[kWeightedValue] = mul_rn(weight, of.sum[kSumValueLoss]);
     return t;
   }
-  static RLK_HD void store(const Params& p, const Context& context, const ValueTotalSums& t) {
-    store_results(p, totals_of(p, context), t);
+  static RLK_HD void store(const Params& p, const Context& context, const ValueTotalSums& t, int i) {
+    store_result(p, totals_of(p, context), t, i);
   }
 };
 
