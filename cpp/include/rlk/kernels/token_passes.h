@@ -146,7 +146,8 @@ template <class Gpu, class Batch>
 RLK_DEVICE void store_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w,
                               const TotalsShared<Batch>& shared) {
   static_assert(Batch::kResults <= kTokenThreads);
-  if (Gpu::thread() < Batch::kResults) Batch::store(p, w.context(), shared.total, Gpu::thread());
+  const typename Batch::Params& now = Gpu::again(p);
+  if (Gpu::thread() < Batch::kResults) Batch::store(now, w.context(), shared.total, Gpu::thread());
 }
 
 template <class Batch>
