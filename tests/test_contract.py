@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -580,3 +581,15 @@ def test_the_command_prints_the_table() -> None:
     done = run("contract", "--operator", "softmax")
     assert done.returncode == 2
     assert done.stderr.startswith("error: --operator softmax: want one of logprob, linear")
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("--operator", "rope")], ids=["long", "short"])
+def test_a_reader_that_has_enough_gets_no_traceback(arguments: tuple[str, ...]) -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("typer")
+    command = [sys.executable, "-c", "from rl_kernel_native.consistency.main import main; main()", "contract"]
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as closed:
+        done = subprocess.run([*command, *arguments], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (3, "")

@@ -50,6 +50,7 @@ def _statuses() -> Iterator[None]:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         yield
+        sys.stdout.flush()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_BAD_INPUT) from None
@@ -61,6 +62,9 @@ def _statuses() -> Iterator[None]:
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise
+    except BrokenPipeError:  # who reads the output has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILURE) from None
     except Exception:
         traceback.print_exc()
         raise typer.Exit(EXIT_FAILURE) from None
