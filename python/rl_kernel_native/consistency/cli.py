@@ -65,6 +65,8 @@ def _statuses() -> Iterator[None]:
     except BrokenPipeError:  # who reads the output has what it wants
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILURE) from None
+    except SystemExit:  # rich's, for the same reason; its status means drift here
+        raise typer.Exit(EXIT_FAILURE) from None
     except Exception:
         traceback.print_exc()
         raise typer.Exit(EXIT_FAILURE) from None
