@@ -27,6 +27,9 @@ inline void check_policy_loss(const PolicyLossParams& p) {
   RLK_CHECK(p.importance.data || !(has_importance(p.spec) || p.spec.gate || (drops(p.spec) && p.spec.drop_by_rollout)),
             "policy_loss: rollout_logprob is given with importance weights");
   RLK_CHECK(p.entropy.data || p.d_entropy == nullptr, "policy_loss: entropy is given with d_entropy");
+  const PolicySpec& s = p.spec;
+  RLK_CHECK(s.log_ratio_min <= s.log_ratio_max && s.clip_low <= s.clip_high && s.importance_low <= s.importance_high,
+            "policy_loss: lower bounds are not above upper ones");
 }
 
 }  // namespace rlk

@@ -109,7 +109,7 @@ RLK_HD Quad min_of(const Quad& a, const Quad& b) {
 RLK_HD Quad max_of(const Quad& a, const Quad& b) {
   return quad_of<Quad>([&](int i) { return max_or_nan(a.v[i], b.v[i]); });
 }
-// By x inside of its bounds being what is left of it inside of them: two instructions, as what is left is known already.
+// Where low <= high: x is inside if it is what is left of it between them, which is known already, so this is two instructions.
 RLK_HD Quad inside_or(const Quad& x, float low, float high, const Quad& value, const Quad& outside) {
   return quad_of<Quad>([&](int i) {
     const float left = min_or_nan(max_or_nan(x.v[i], low), high);

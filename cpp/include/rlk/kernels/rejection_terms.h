@@ -16,6 +16,7 @@ inline void check_importance_weights(const ImportanceWeightsParams& p) {
                 s.level == ImportanceLevel::kGeometric,
             "importance_weights: level is kToken, kSequence or kGeometric");
   RLK_CHECK(s.limit > 0.0f, "importance_weights: limit is positive");
+  RLK_CHECK(s.low <= s.high, "importance_weights: low is not above high");
   if (p.sequences.num_slots() == 0) return;
   RLK_CHECK(p.logprob.data && p.logprob.token_stride == 1, "importance_weights: logprob, one a token");
   RLK_CHECK(p.rollout_logprob.data && p.rollout_logprob.token_stride == 1,

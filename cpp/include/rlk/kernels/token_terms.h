@@ -169,7 +169,7 @@ template <class F>
 RLK_HD F clamped(F x, float low, float high) {
   return min_of(max_of(x, broadcast<F>(low)), broadcast<F>(high));
 }
-// x where it is inside of [low, high], or NaN; else `outside`.
+// `value` where x is inside of [low, high], or NaN; else `outside`. low <= high.
 template <class F>
 RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
   return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
