@@ -407,6 +407,16 @@ TEST(ImportanceWeights, CutsThatDoNotAscendAreRefused) {
     EXPECT_THROW(run(params(b, random_spec(1))), rlk::InvalidArgument);
   }
 }
+
+TEST(ImportanceWeights, BoundsTheWrongWayRoundAreRefused) {
+  for (const float low : {2.0f, NAN}) {
+    const Batch b(3, 6, 50, true);
+    rlk::ImportanceSpec spec = random_spec(1);
+    spec.low = low;
+    spec.high = 1.0f;
+    EXPECT_THROW(run(params(b, spec)), rlk::InvalidArgument);
+  }
+}
 #endif
 
 }  // namespace

@@ -199,6 +199,20 @@ TEST(PolicyLoss, CutsThatDoNotAscendAreRefused) {
     EXPECT_THROW(run(c.p), rlk::InvalidArgument);
   }
 }
+
+TEST(PolicyLoss, BoundsTheWrongWayRoundAreRefused) {
+  for (const auto& [low, high] : {std::pair{&rlk::PolicySpec::log_ratio_min, &rlk::PolicySpec::log_ratio_max},
+                                  {&rlk::PolicySpec::clip_low, &rlk::PolicySpec::clip_high},
+                                  {&rlk::PolicySpec::importance_low, &rlk::PolicySpec::importance_high}}) {
+    for (const float above : {2.0f, NAN}) {
+      Case c;
+      make_case(3, 6, 50, true, &c);
+      c.p.spec.*low = above;
+      c.p.spec.*high = 1.0f;
+      EXPECT_THROW(run(c.p), rlk::InvalidArgument);
+    }
+  }
+}
 #endif
 
 }  // namespace
