@@ -304,6 +304,28 @@ def test_a_graph_of_calls_has_their_bits() -> None:
 
 
 @pytest.mark.gpu
+def test_in_a_graph_a_call_may_follow_a_copy_and_another_stream() -> None:
+    spec = rk.PolicySpec(kl="k3", kl_coef=0.1)
+    a = {k: x.cuda() for k, x in tensors(arrays(64, 512, seed=13)).items()}
+    want, given = run(a, spec), {k: a[k].clone() for k in ("logprob", "advantage")}
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        a["logprob"].copy_(given["logprob"])
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.add(given["advantage"], 0.0, out=a["advantage"])
+        torch.cuda.current_stream().wait_stream(side)
+        captured = run(a, spec)
+    for _ in range(3):
+        for k in given:
+            a[k].fill_(float("nan"))
+        graph.replay()
+    torch.cuda.synchronize()
+    assert same(captured.d_logprob.cpu(), want.d_logprob.cpu())
+    assert same(captured.metrics.vector.cpu(), want.metrics.vector.cpu())
+
+
+@pytest.mark.gpu
 def test_a_gpu_says_nan_of_bad_cuts() -> None:
     a = {k: x.reshape(-1).cuda() for k, x in tensors(arrays(4, 50)).items()}
     for cuts in ([0, 60, 50, 200], [1, 60, 100, 200], [0, 60, 100, 300], [0, -5, 100, 200]):
