@@ -276,15 +276,18 @@ def test_command_for_advantages_writes_json(operator, tmp_path, capsys):
     assert f"{operator} [16," in capsys.readouterr().out
 
 
-def test_every_peer_computes_the_same_products():
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)], ids=str)
+def test_every_peer_computes_the_same_products(dtype, tolerance):
     device = torch.device("cpu")
-    o = linear._buffers((5, 40, 30), torch.float32, device)[0]
+    o = linear._buffers((5, 40, 30), dtype, device)[0]
+    peers = linear.peers(device, dtype)
+    assert ("rk as sm_90" in {peer.name for peer in peers}) == (dtype != torch.float32)
     for which in linear.PASSES:
         expected = None
-        for peer in linear.peers(device):
+        for peer in peers:
             got = linear._call(peer, which, [o])(0)
             expected = got if expected is None else expected
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=10 * tolerance)
 
 
 def test_a_note_says_which_cublas_was_measured(monkeypatch):

@@ -17,6 +17,7 @@ from .comparison import Candidate, Comparison, count_of_buffers
 from .measure import Call
 
 MOST_BUFFERS = 64
+UNITS = ("sm_90", "sm_80", "gfx942")
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "input gradient", "weight gradient", "forward + backward")
 PRODUCTS = {"forward": 1, "input gradient": 1, "weight gradient": 1, "forward + backward": 3}
@@ -48,11 +49,26 @@ def _rk(name: str, engine: str) -> Peer:
     )
 
 
-def peers(device: torch.device) -> list[Peer]:
+def _as_unit(unit: str) -> Peer:
+    """Ours on a CPU, with the arithmetic of a GPU's matrix unit."""
+
+    def under(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        def run_under(a: Tensor, b: Tensor) -> Tensor:
+            with rk.arithmetic(unit):
+                return operator(a, b)
+
+        return run_under
+
+    return Peer(f"rk as {unit}", under(rk.linear), under(rk.linear_input_grad), under(rk.linear_weight_grad))
+
+
+def peers(device: torch.device, dtype: torch.dtype) -> list[Peer]:
     """Ours first."""
     found = [_rk("rk", "auto")]
     if device.type == "cuda":
         found.append(_rk("rk, native engine", "native"))
+    elif dtype != torch.float32:  # which matrix units do not multiply
+        found.extend(_as_unit(unit) for unit in UNITS)
     theirs = Peer("torch linear", torch.nn.functional.linear, lambda dy, weight: dy @ weight, lambda dy, x: dy.T @ x)
     return [*found, theirs]
 
@@ -103,7 +119,7 @@ def run(shape: tuple[int, int, int], dtype_name: str, device_name: str, *, secon
     comparison = Comparison(device, seconds)
     buffers = _buffers(shape, dtype, device)
     for which in PASSES:
-        calls = [(peer.name, _call(peer, which, buffers)) for peer in peers(device)]
+        calls = [(peer.name, _call(peer, which, buffers)) for peer in peers(device, dtype)]
         comparison.add(
             which,
             [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],
