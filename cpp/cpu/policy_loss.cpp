@@ -2,8 +2,8 @@
 #include "policy_loss.h"
 
 #include "policy_loss_lanes.h"
+#include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_check.h"
-#include "rlk/kernels/policy_terms.h"
 #include "token_passes.h"
 
 namespace rlk::cpu {

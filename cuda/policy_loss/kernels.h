@@ -3,7 +3,7 @@
 
 #include "../common/launch.h"
 #include "../common/token_plan.h"
-#include "rlk/kernels/policy_terms.h"
+#include "rlk/kernels/policy_batch.h"
 
 namespace rlk::cuda {
 

@@ -2,8 +2,8 @@
 #include "policy_loss.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_check.h"
-#include "rlk/kernels/policy_terms.h"
 
 namespace rlk::hip {
 namespace {

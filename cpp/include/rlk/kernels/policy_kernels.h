@@ -1,7 +1,7 @@
 // What policy_loss has on a GPU, for every vendor, beside the passes of token_passes.h.
 #pragma once
 
-#include "rlk/kernels/policy_terms.h"
+#include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/token_passes.h"
 
 namespace rlk {
