@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rl_kernel_native as rk
-from steady_power import Steady, steady
+from steady_power import steady
 
 REST_S = 0.4
 REPLAYS = 8
@@ -116,18 +116,11 @@ def main(rows: int = 8192, seconds: Annotated[float, typer.Option(help="Of each 
     for label, (call, moved) in cases(rows).items():
         calls = max(4, int(REPLAY_BYTES / moved))
         replay = replay_of(call, calls)
-        ms, lasting = burst_ms(replay) / calls, steady(replay, gpu, seconds)
-        lasting = Steady(lasting.ms / calls, *lasting[1:])
-        burst_share, lasting_share = (f"{moved / of * 1e3 / ceiling:.1%}" for of in (ms, lasting.ms))
-        table.add_row(
-            label,
-            f"{1e3 * ms:.1f}",
-            burst_share,
-            f"{1e3 * lasting.ms:.1f}",
-            lasting_share,
-            f"{lasting.watts:.0f}",
-            f"{lasting.mhz:.0f}",
-        )
+        burst, lasting = burst_ms(replay), steady(replay, gpu, seconds)
+        cells: list[str] = []
+        for seconds_of_one in (burst / calls / 1e3, lasting.ms / calls / 1e3):
+            cells += [f"{1e6 * seconds_of_one:.1f}", f"{moved / seconds_of_one / ceiling:.1%}"]
+        table.add_row(label, *cells, f"{lasting.watts:.0f}", f"{lasting.mhz:.0f}")
     Console().print(table)
 
 
