@@ -43,50 +43,63 @@ __device__ __forceinline__ void store_tokens(float* to, int count, bool vectors,
   }
 }
 
-// The masks of four tokens as they were loaded: the words are looked at where they are needed.
-struct TokenMasks {
-  uint32_t low[kLaneTokens], high[kLaneTokens];
+// A bit for each byte of a word that is not zero, the lowest byte's first.
+__device__ __forceinline__ unsigned bytes_not_zero(uint32_t word) {
+  constexpr uint32_t kLow = 0x7f7f7f7f;
+  const uint32_t top = (((word & kLow) + kLow) | word) & ~kLow;
+  return (top >> 7) * 0x01020408u >> 24 & 0xf;
+}
 
-  // A bit for each token that counts, of the first `count`.
-  __device__ __forceinline__ unsigned bits(DType t, int count) const {
+// Whether the masks of four tokens are loaded as one word.
+__device__ __forceinline__ bool are_bytes(const TokenMask& mask, int count, bool vectors) {
+  return mask.dtype == DType::kBool && vectors && count == kLaneTokens;
+}
+
+// The masks of four tokens as they were loaded: the words are looked at where they are needed, so that nothing waits for a
+// load where it is made. kWide: of 64 bits each, or of any type.
+template <bool kWide = true>
+struct TokenMasks {
+  uint32_t low[kLaneTokens] = {}, high[kWide ? kLaneTokens : 1] = {};
+
+  // A bit for each token that counts, of the first `count`; `count` and `vectors` as they were loaded with.
+  __device__ __forceinline__ unsigned bits(const TokenMask& mask, int count, bool vectors) const {
+    const unsigned all = (1u << max(count, 0)) - 1;
+    if (mask.data == nullptr || count <= 0) return all;
+    const DType t = mask.dtype;
+    if (are_bytes(mask, count, vectors)) return bytes_not_zero(low[0]);
     unsigned found = 0;
 #pragma unroll
     for (int j = 0; j < kLaneTokens; ++j) {
-      const uint32_t word = t == DType::kFloat32 ? low[j] << 1 : low[j] | high[j];  // of fp32 both zeros
+      const uint32_t word = t == DType::kFloat32 ? low[j] << 1 : low[j] | high[kWide ? j : 0];  // of fp32 both zeros
       found |= (word != 0 ? 1u : 0u) << j;
     }
-    return count >= kLaneTokens ? found : found & ((1u << max(count, 0)) - 1);
+    return found & all;
   }
 };
 
-__device__ __forceinline__ TokenMasks load_mask(const TokenMask& mask, std::int64_t at, int count, bool vectors) {
-  TokenMasks q;
-#pragma unroll
-  for (int j = 0; j < kLaneTokens; ++j) {
-    q.low[j] = mask.data == nullptr ? 1 << 1 : 0;
-    q.high[j] = 0;
-  }
+template <bool kWide = true>
+__device__ __forceinline__ TokenMasks<kWide> load_mask(const TokenMask& mask, std::int64_t at, int count,
+                                                       bool vectors) {
+  TokenMasks<kWide> q;
   if (mask.data == nullptr) return q;
   if (mask.dtype == DType::kBool) {
     const uint8_t* from = static_cast<const uint8_t*>(mask.data) + at;
-    if (vectors && count == kLaneTokens) {
-      const uint32_t v = __ldcs(reinterpret_cast<const unsigned*>(from));
-#pragma unroll
-      for (int j = 0; j < kLaneTokens; ++j) q.low[j] = v & (0xffu << (8 * j));
+    if (are_bytes(mask, count, vectors)) {
+      q.low[0] = __ldcs(reinterpret_cast<const unsigned*>(from));
     } else {
 #pragma unroll
       for (int j = 0; j < kLaneTokens; ++j) q.low[j] = j < count ? from[j] : 0;
     }
-  } else if (mask.dtype == DType::kInt64) {
+  } else if (kWide && mask.dtype == DType::kInt64) {
     const int2* from = reinterpret_cast<const int2*>(static_cast<const std::int64_t*>(mask.data) + at);
     if (vectors && count == kLaneTokens) {
 #pragma unroll
       for (int i = 0; i < kLaneTokens / 2; ++i) {
         const int4 v = __ldcs(reinterpret_cast<const int4*>(from) + i);
         q.low[2 * i] = v.x;
-        q.high[2 * i] = v.y;
+        q.high[kWide ? 2 * i : 0] = v.y;
         q.low[2 * i + 1] = v.z;
-        q.high[2 * i + 1] = v.w;
+        q.high[kWide ? 2 * i + 1 : 0] = v.w;
       }
     } else {
 #pragma unroll
@@ -94,7 +107,7 @@ __device__ __forceinline__ TokenMasks load_mask(const TokenMask& mask, std::int6
         if (j < count) {
           const int2 v = from[j];
           q.low[j] = v.x;
-          q.high[j] = v.y;
+          q.high[kWide ? j : 0] = v.y;
         }
       }
     }

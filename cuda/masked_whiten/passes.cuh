@@ -22,7 +22,7 @@ constexpr int kWhitenBatchThreads = 512;
 // The tokens of a lane, of a chunk of the block's sequence.
 struct WhitenLane {
   FourTokens x;
-  TokenMasks mask;
+  TokenMasks<> mask;
   int count;
 
   __device__ __forceinline__ void load(const MaskedWhitenParams& p, const SequenceSpan& span, std::int64_t chunk,
@@ -33,8 +33,8 @@ struct WhitenLane {
     x = load_tokens(p.x.data + span.offset(p.x.row_stride) + first, count, vectors);
     mask = load_mask(p.mask, span.offset(p.mask.row_stride) + first, count, vectors);
   }
-  __device__ __forceinline__ unsigned counted(const MaskedWhitenParams& p) const {
-    return count == 0 ? 0 : mask.bits(p.mask.dtype, count);
+  __device__ __forceinline__ unsigned counted(const MaskedWhitenParams& p, bool vectors) const {
+    return mask.bits(p.mask, count, vectors);
   }
 };
 
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
   for (std::int64_t first = 0; first < chunks; first += warps, turn ^= 1) {
     const WhitenLane tokens = coming;
     coming.load(p, span, first + warps + warp, vectors);
-    const unsigned counted = tokens.counted(p);
+    const unsigned counted = tokens.counted(p, vectors);
     float v[kLaneTokens];
 #pragma unroll
     for (int j = 0; j < kLaneTokens; ++j) {
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
   for (std::int64_t chunk = warp; chunk < chunks; chunk += warps) {
     const WhitenLane tokens = coming;
     coming.load(p, span, chunk + warps, vectors);
-    const unsigned counted = tokens.counted(p);
+    const unsigned counted = tokens.counted(p, vectors);
     FourTokens y;
 #pragma unroll
     for (int j = 0; j < kLaneTokens; ++j) {

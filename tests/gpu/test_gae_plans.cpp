@@ -27,9 +27,12 @@ struct Case {
   DType mask_dtype = DType::kBool;
   std::int64_t shift = 0, pad = 0;  // elements
   bool special = false;
+  float gamma = 0.99f;
+  bool stretches = false;  // of tokens that count, so that whole chunks do, or else four of five tokens
 };
 
-// One token; about a chunk; more chunks than a block's warps; empty ones; many short ones; off any alignment; off 16 bytes.
+// One token; about a chunk; more chunks than a block's warps; empty ones; many short ones; off any alignment; off 16 bytes;
+// whole chunks beside others, and with coefficients that become subnormal, vanish or are none.
 const std::vector<Case> kCases = {
     {{1}},
     {{127, 128, 129}, false, DType::kInt32},
@@ -40,6 +43,12 @@ const std::vector<Case> kCases = {
     {{4096, 4096, 17}, false, DType::kBool, 1, 1},
     {{4096, 4096, 17}, false, DType::kInt32, 2, 0, true},
     {{1000, 900, 800, 0}, true, DType::kBool, 0, 0, true},
+    {{5000, 3, 0, 2049}, false, DType::kBool, 0, 3, false, 0.99f, true},
+    {{4096, 640, 128}, false, DType::kBool, 0, 0, true, 1.0f, true},
+    {{4096, 640, 128}, true, DType::kInt64, 1, 0, true, 0.99f, true},
+    {{3000, 640}, false, DType::kInt64, 0, 0, false, 0.45f, true},
+    {{3000, 640}, false, DType::kInt32, 0, 0, true, 0.2f, true},
+    {{3000, 640}, false, DType::kFloat32, 0, 0, true, 0.0f, true},
 };
 
 std::string text(const Case& c) {
@@ -64,7 +73,7 @@ void run_case(const Case& c, std::mt19937* random) {
   for (int i = 0; i < 4; ++i) inputs.push_back(matrix(1, elements, elements, DType::kFloat32, random, c.special));
   std::vector<unsigned char> mask(static_cast<std::size_t>(elements * mask_bytes), 0);
   for (std::int64_t i = 0; i < elements; ++i) {
-    if ((*random)() % 5 == 0) continue;
+    if (c.stretches ? i / 700 % 4 == 2 : (*random)() % 5 == 0) continue;
     const float real = 1.0f;
     const std::int64_t one = 1;
     const void* from = c.mask_dtype == DType::kFloat32 ? static_cast<const void*>(&real) : &one;
@@ -105,7 +114,7 @@ void run_case(const Case& c, std::mt19937* random) {
       p.logprob = input(2, gpu);
       p.rollout_logprob = input(3, gpu);
       p.mask = mask_of(gpu);
-      p.gamma = 0.99f;
+      p.gamma = c.gamma;
       p.lam = 0.95f;
       p.advantages = output(advantages);
       p.returns = output(returns);
