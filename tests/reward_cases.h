@@ -68,7 +68,7 @@ struct Case : rollout_test::Batch {
     span_offsets32.assign(span_offsets64.begin(), span_offsets64.end());
 
     rlk::RewardSpec& spec = call.spec;
-    spec.kl = static_cast<rlk::KlEstimator>(pick(5));
+    spec.kl = pick(2) ? rlk::KlEstimator::kNone : static_cast<rlk::KlEstimator>(pick(5));
     spec.kl_coef = 0.05f;
     if (pick(2)) spec.kl_input_limit = 0.25f;
     if (pick(2)) spec.kl_limit = 0.03f;
@@ -96,7 +96,7 @@ struct Case : rollout_test::Batch {
       call.span_rewards = span_rewards.data();
       call.num_spans = static_cast<std::int64_t>(span_rewards.size());
     }
-    lagrange = std::fabs(normal(random));
+    lagrange = wild && pick(2) == 0 ? INFINITY : std::fabs(normal(random));
     call.lagrange_value = 0.75f;
     if (pick(2)) call.lagrange = &lagrange;
     text +=

@@ -39,7 +39,10 @@ void scatter_rewards(const ScatterRewardsParams& p) {
   constexpr std::int64_t kTaskSequences = 64;
   parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
-    for (std::int64_t s = begin; s < end; ++s) RewardSequence<Alone>(p, s).run(partials.data(), kTile);
+    for (std::int64_t s = begin; s < end; ++s) {
+      spreads(p) ? RewardSequence<Alone, true>(p, s).run(partials.data(), kTile)
+                 : RewardSequence<Alone, false>(p, s).run(partials.data(), kTile);
+    }
   });
 }
 

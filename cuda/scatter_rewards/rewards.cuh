@@ -1,5 +1,5 @@
-// scatter_rewards: a pass over tokens, which writes all of them and counts, and one over sequences, a warp each, which adds to
-// those few where a reward lies. One body for every architecture; each gets its own machine code.
+// scatter_rewards: a pass over tokens, which writes all of them and counts, and one over sequences, a warp each, which adds
+// to those where a reward lies. One body for every architecture; each gets its own machine code.
 // Bound by HBM: each array is read or written once; the second pass reads 64 bytes a tile and touches the tokens of rewards.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include "../common/octet.cuh"
 #include "../common/token_gpu.cuh"
 #include "kernels.h"
-#include "rlk/kernels/reward_sequence.h"
+#include "rlk/kernels/reward_blanks.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -27,15 +27,25 @@ __device__ __forceinline__ void prefetch_mask(const ScatterRewardsParams& p, int
 __global__ void __launch_bounds__(kTokenThreads, 3)
     reward_tokens_kernel(const __grid_constant__ ScatterRewardsParams p, std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
+  wait_for_previous_kernel();
   if (threadIdx.x == 0) prefetch_mask(p, tile);
   reward_tokens<TokenGpu>(p, static_cast<TilePartial<8>*>(p.workspace), slots, tile, blockIdx.x, &shared);
   allow_next_kernel();
 }
 
-__global__ void __launch_bounds__(kTokenThreads, 2)
+__global__ void __launch_bounds__(kTokenThreads, 4)
+    reward_blanks_kernel(const __grid_constant__ ScatterRewardsParams p, int tile) {
+  __shared__ BlanksShared shared;
+  wait_for_previous_kernel();
+  blank_tokens<TokenGpu>(p, static_cast<TilePartial<8>*>(p.workspace), tile, blockIdx.x, &shared);
+  allow_next_kernel();
+}
+
+template <bool kSpreads>
+__global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
     reward_sequences_kernel(const __grid_constant__ ScatterRewardsParams p, int tile) {
   wait_for_previous_kernel();
-  reward_sequences<TokenGpu>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
+  reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
 template <bool kOverlap>
@@ -44,13 +54,15 @@ void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, c
   if (q.num_sequences == 0) return;
   const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
   RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
-  const int token_blocks = static_cast<int>(passes.token_blocks);
+  const int token_blocks = static_cast<int>(passes.token_blocks), tile = plan.tile;
   if (token_blocks > 0) {
-    launch_dependent<false>(reward_tokens_kernel, token_blocks, kTokenThreads, 0, stream, p, passes.slots, plan.tile);
+    are_blank<TokenGpu>(p, tile)
+        ? launch_dependent<kOverlap>(reward_blanks_kernel, token_blocks, kTokenThreads, 0, stream, p, tile)
+        : launch_dependent<kOverlap>(reward_tokens_kernel, token_blocks, kTokenThreads, 0, stream, p, passes.slots,
+                                     tile);
   }
-  const int blocks = static_cast<int>(reward_blocks<TokenGpu>(q));
-  token_blocks > 0 ? launch_dependent<kOverlap>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile)
-                   : launch_dependent<false>(reward_sequences_kernel, blocks, kTokenThreads, 0, stream, p, plan.tile);
+  launch_dependent<kOverlap>(spreads(p) ? reward_sequences_kernel<true> : reward_sequences_kernel<false>,
+                             static_cast<int>(reward_blocks<TokenGpu>(q)), kTokenThreads, 0, stream, p, tile);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include "scatter_rewards.h"
 
 #include "hip/common/token_passes.h"
-#include "rlk/kernels/reward_sequence.h"
+#include "rlk/kernels/reward_blanks.h"
 
 namespace rlk::hip {
 
@@ -19,11 +19,16 @@ void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
   RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
   if (passes.token_blocks > 0) {
     RLK_CHECK(p.workspace, "scatter_rewards: a workspace is given");
-    launch_blocks(device, stream, {kTokenThreads, sizeof(WaveResults)}, "rlk_scatter_rewards_tokens",
-                  passes.token_blocks, p, passes.slots, tile);
+    if (are_blank<TokenGpu>(p, tile)) {
+      launch_blocks(device, stream, {kTokenThreads, sizeof(BlanksShared)}, "rlk_scatter_rewards_blanks",
+                    passes.token_blocks, p, tile);
+    } else {
+      launch_blocks(device, stream, {kTokenThreads, sizeof(WaveResults)}, "rlk_scatter_rewards_tokens",
+                    passes.token_blocks, p, passes.slots, tile);
+    }
   }
-  launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_scatter_rewards_sequences", reward_blocks<TokenGpu>(q), p,
-                tile);
+  const char* const sequences = spreads(p) ? "rlk_scatter_rewards_spread" : "rlk_scatter_rewards_sequences";
+  launch_blocks(device, stream, {kTokenThreads, 0}, sequences, reward_blocks<TokenGpu>(q), p, tile);
 }
 
 }  // namespace rlk::hip

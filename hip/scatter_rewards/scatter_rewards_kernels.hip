@@ -1,6 +1,6 @@
 // The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/token_gpu.h"
-#include "rlk/kernels/reward_sequence.h"
+#include "rlk/kernels/reward_blanks.h"
 
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_tokens(rlk::ScatterRewardsParams p, std::int64_t first_block, std::int64_t slots, int tile) {
@@ -10,7 +10,20 @@ rlk_scatter_rewards_tokens(rlk::ScatterRewardsParams p, std::int64_t first_block
 }
 
 RLK_KERNEL(rlk::kTokenThreads)
+rlk_scatter_rewards_blanks(rlk::ScatterRewardsParams p, std::int64_t first_block, int tile) {
+  rlk::blank_tokens<rlk::hip::TokenGpu>(p, static_cast<rlk::TilePartial<8>*>(p.workspace), tile,
+                                        first_block + rlk::hip::block_id_x(),
+                                        rlk::hip::TokenGpu::shared<rlk::BlanksShared>());
+}
+
+RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_sequences(rlk::ScatterRewardsParams p, std::int64_t first_block, int tile) {
-  rlk::reward_sequences<rlk::hip::TokenGpu>(p, static_cast<const rlk::TilePartial<8>*>(p.workspace), tile,
-                                            first_block + rlk::hip::block_id_x());
+  rlk::reward_sequences<rlk::hip::TokenGpu, false>(p, static_cast<const rlk::TilePartial<8>*>(p.workspace), tile,
+                                                   first_block + rlk::hip::block_id_x());
+}
+
+RLK_KERNEL(rlk::kTokenThreads)
+rlk_scatter_rewards_spread(rlk::ScatterRewardsParams p, std::int64_t first_block, int tile) {
+  rlk::reward_sequences<rlk::hip::TokenGpu, true>(p, static_cast<const rlk::TilePartial<8>*>(p.workspace), tile,
+                                                  first_block + rlk::hip::block_id_x());
 }

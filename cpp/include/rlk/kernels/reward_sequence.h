@@ -18,7 +18,8 @@ struct GlobalMemory {
   }
 };
 
-template <class Gpu>
+// kSpreads: of calls that spread rewards over spans.
+template <class Gpu, bool kSpreads>
 class RewardSequence {
  public:
   RLK_DEVICE RewardSequence(const ScatterRewardsParams& p, std::int64_t s)
@@ -47,7 +48,7 @@ class RewardSequence {
 
  private:
   // kAhead: positions of a lane whose loads are under way together.
-  static constexpr int kLanes = Gpu::kLanes, kAhead = kLanes > 32 ? 2 : 4;
+  static constexpr int kLanes = Gpu::kLanes, kAhead = kSpreads ? 8 : 4;
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
   RLK_DEVICE bool is_mine(std::int64_t position) const { return position % kLanes == lane_; }
@@ -110,11 +111,14 @@ class RewardSequence {
     return most != 0 && at % kLanes == static_cast<std::uint32_t>(lane_) ? 1u << at / kLanes : 0u;
   }
 
+  RLK_DEVICE float value_at(std::int64_t position) const { return in_global(p_.to_tokens)[to_ + position]; }
   RLK_DEVICE void add(std::int64_t position, float reward, float cost) const {
+    add_to(value_at(position), position, reward, cost);
+  }
+  RLK_DEVICE void add_to(float before, std::int64_t position, float reward, float cost) const {
     const ScatterRewardsParams& p = Gpu::again(p_);
-    float* const to = in_global(p.to_tokens) + to_ + position;
-    const float x = finished_reward(add_rn(*to, reward));
-    *to = x;
+    const float x = finished_reward(add_rn(before, reward));
+    in_global(p.to_tokens)[to_ + position] = x;
     if (p.costs != nullptr) in_global(p.costs)[to_ + position] = cost;
     if (p.combined != nullptr) {
       in_global(p.combined)[to_ + position] = combined_reward(p.spec, x, cost, lagrange_);
@@ -131,7 +135,8 @@ class RewardSequence {
     RLK_UNROLL_NOT
     for (std::int64_t first = spans.begin; first < stop; first += kLanes) {
       const std::int64_t after = first + kLanes < stop ? first + kLanes : stop;
-      const bool done = p_.spec.place != SpanPlace::kSpread && add_turns(first, after);
+      bool done = false;
+      if constexpr (!kSpreads) done = add_turns(first, after);
       RLK_UNROLL_NOT
       for (std::int64_t i = done ? after : first; i < after; ++i) {
         const std::int64_t begin = offset_at<GlobalMemory>(p_.spans, 2 * i);
@@ -164,11 +169,11 @@ class RewardSequence {
   // What is spread is so in a second round, after one that counts.
   RLK_DEVICE void add_span(std::int64_t begin, std::int64_t end, float reward) const {
     if (begin >= end) return;
-    const bool spreads = p_.spec.place == SpanPlace::kSpread, last = p_.spec.place == SpanPlace::kLast;
+    const bool last = p_.spec.place == SpanPlace::kLast;
     const std::int64_t low = begin / kChunk, chunks = (end - 1) / kChunk - low + 1;
     std::int64_t count = 0;
     RLK_UNROLL_NOT
-    for (int round = spreads ? 0 : 1; round < 2; ++round) {
+    for (int round = kSpreads ? 0 : 1; round < 2; ++round) {
       RLK_UNROLL_NOT
       for (std::int64_t i = 0; i < chunks; ++i) {
         const std::int64_t chunk = low + (last ? chunks - 1 - i : i);
@@ -179,10 +184,14 @@ class RewardSequence {
           continue;
         }
         bool done = false;
-        if (!spreads) found = nearest(found, last, &done);
+        if constexpr (!kSpreads) found = nearest(found, last, &done);
+        const std::int64_t first = chunk * kChunk + lane_;
+        float before[kAhead];
+        RLK_UNROLL
+        for (int k = 0; k < kAhead; ++k) before[k] = (found >> k & 1u) != 0 ? value_at(first + k * kLanes) : 0.0f;
         RLK_UNROLL
         for (int k = 0; k < kAhead; ++k) {
-          if ((found >> k & 1u) != 0) add(chunk * kChunk + k * kLanes + lane_, reward, 0.0f);
+          if ((found >> k & 1u) != 0) add_to(before[k], first + k * kLanes, reward, 0.0f);
         }
         if (done) return;
       }
@@ -213,11 +222,12 @@ RLK_DEVICE void reward_tokens(const ScatterRewardsParams& p, TilePartial<8>* par
   token_tiles<Gpu, RewardTokenTerms>(p, partials, slots, tile, block, shared,
                                      [&](std::int64_t s) { return RewardTokenTerms::factors(p, s); });
 }
-template <class Gpu>
+template <class Gpu, bool kSpreads>
 RLK_DEVICE void reward_sequences(const ScatterRewardsParams& p, const TilePartial<8>* partials, int tile,
                                  std::int64_t block) {
   const std::int64_t s = block * kTokenWaves<Gpu> + Gpu::thread() / Gpu::kLanes;
-  if (s < p.sequences.num_sequences) RewardSequence<Gpu>(p, s).run(partials, tile);
+  if (s < p.sequences.num_sequences) RewardSequence<Gpu, kSpreads>(p, s).run(partials, tile);
 }
+inline bool spreads(const ScatterRewardsParams& p) { return p.num_spans > 0 && p.spec.place == SpanPlace::kSpread; }
 
 }  // namespace rlk
