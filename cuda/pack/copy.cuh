@@ -7,6 +7,7 @@
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
+#include "../common/dependent_launch.cuh"
 #include "kernels.h"
 
 namespace rlk::cuda {
@@ -21,6 +22,8 @@ constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? 8 : 7))
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   pack_block<PlainMemory, kAllFlat>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
 }
 
@@ -71,10 +74,10 @@ __global__ void __launch_bounds__(kPackScanThreads) pack_scan_kernel(const __gri
   pack_scan_block<PlainMemory>(p, static_cast<int>(threadIdx.x), shared, [] { __syncthreads(); });
 }
 
-inline void run_pack(const PackParams& p, const PackGrid& g, cudaStream_t stream) {
-  auto* kernel = g.all_flat ? pack_kernel<true> : pack_kernel<false>;
-  kernel<<<g.blocks, kPackThreads, 0, stream>>>(p, g);
-  check(cudaGetLastError(), "launch of pack");
+template <bool kOverlap>
+void run_pack(const PackParams& p, const PackGrid& g, cudaStream_t stream) {
+  launch_dependent<kOverlap>(g.all_flat ? pack_kernel<true> : pack_kernel<false>, static_cast<int>(g.blocks),
+                             kPackThreads, 0, stream, p, g);
 }
 
 inline void run_pack_layout(const PackLayoutParams& p, cudaStream_t stream) {

@@ -3,5 +3,5 @@
 
 namespace rlk::cuda {
 void pack_layout_sm90(const PackLayoutParams& p, cudaStream_t stream) { run_pack_layout(p, stream); }
-void pack_sm90(const PackParams& p, const PackGrid& g, cudaStream_t stream) { run_pack(p, g, stream); }
+void pack_sm90(const PackParams& p, const PackGrid& g, cudaStream_t stream) { run_pack<true>(p, g, stream); }
 }  // namespace rlk::cuda

@@ -22,7 +22,8 @@ constexpr int kPackLog2Threads = 7;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // of a thread
 constexpr int kPackTogether = 4;  // of these, whose loads are under way together
-constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * kRunVectors;  // of a block that fills a run
+// Of a block that fills a run: many, since where the bound is the number of tokens all of these blocks are for nothing.
+constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;
 
 struct PackShare {
   RowSplit split;
@@ -82,7 +83,7 @@ inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows
     s.row_blocks = 0;
     if (s.units == 0) continue;
     if (tokens > 0 && p.num_sequences > 0) {
-      s.split = s.flat ? split_rows((tokens * a.token_bytes + 15) / 16, kRunVectors, kPackLog2Threads)
+      s.split = s.flat ? split_rows((tokens * a.token_bytes + 15) / 16, kRunChunk, kPackLog2Threads)
                        : split_rows(tokens * s.units, kPackUnits, kPackLog2Threads);
       s.row_blocks = static_cast<std::uint32_t>(blocks_of(s.split, p.num_sequences));
       blocks += blocks_of(s.split, p.num_sequences);
@@ -128,7 +129,7 @@ RLK_HD Unit fill_unit(std::uint64_t fill) {
 template <class Memory>
 RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s,
                           std::uint32_t block, int thread) {
-  const RowPlace at = place_in_rows(s.split, kRunVectors, block, thread);
+  const RowPlace at = place_in_rows(s.split, kRunChunk, block, thread);
   if (at.row >= p.num_sequences) return;
   const Span span = span_of<Memory>(p.cu_seqlens, p.capacity, at.row);
   const std::int64_t size = a.token_bytes, left = span.length - g.first_token;
