@@ -14,9 +14,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kForwardBlock = 128;           // threads of a block, at least
-constexpr int kForwardThreads = 1024;        // of a multiprocessor, at least: 64 registers each
-constexpr std::int64_t kMostFewRows = 1024;  // of a launch that keeps no memory busy for long
+constexpr int kForwardBlock = 128;     // threads of a block, at least
+constexpr int kForwardThreads = 1024;  // of a multiprocessor, at least: 64 registers each
 constexpr int kAnyThreads = kRmsNormLanes;
 
 template <int kThreads>
@@ -43,23 +42,39 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// kManyRows, with a residual: neither is the weight on its way while a row is summed, since its registers are worth more to
-// other rows, nor is anything prefetched.
-template <class T, int kThreads, int kOctets, bool kResidual, bool kManyRows>
+// What most calls are: rows a stride apart, y wanted, a weight of the rows' type. Nothing is left to decide in the kernel.
+inline bool is_plain(const RmsNormParams& p) {
+  const auto one_stride = [&](const void* base, const RowLayout& rows) {
+    return base == nullptr || rows.inner >= p.num_rows;
+  };
+  return p.y != nullptr && p.weight != nullptr && p.weight_dtype == p.dtype && one_stride(p.x, p.x_rows) &&
+         one_stride(p.y, p.y_rows) && one_stride(p.residual, p.residual_rows) &&
+         one_stride(p.new_residual, p.new_residual_rows);
+}
+
+// kPlain: of is_plain; with a residual of many rows besides: no row is prefetched for a later block, and the weight is not on its
+// way while a row is summed, since its registers are worth more to other rows.
+template <class T, int kThreads, int kOctets, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kOctets>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p) {
   using Storage = typename T::Storage;
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   constexpr int kLanes = kOctets < kRmsNormLanes / kThreads ? kOctets : kRmsNormLanes / kThreads;  // of a thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
-  const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
+  constexpr bool kSumFirst = kPlain && kResidual;  // before anything else is asked for
+  const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);
+  const int thread = static_cast<int>(threadIdx.x) - of_block * kThreads;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + of_block;
-  const int octets = row < p.num_rows ? static_cast<int>(p.columns) / kOctet : 0;
+  const int octets = row < p.num_rows ? static_cast<int>(static_cast<std::uint32_t>(p.columns) / kOctet) : 0;
+  const auto offset = [&](const RowLayout& rows) {
+    if constexpr (kPlain) return row * rows.inner_stride;
+    return rows.offset(row);
+  };
   Octet<T> h[kOctets]{}, w[kOctets];
-  const Storage* x = static_cast<const Storage*>(p.x) + p.x_rows.offset(row);
+  const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = evict_first_policy();
   allow_next_kernel();
-  if constexpr (!kManyRows && kThreads >= 32) {  // rows of few octets are not worth a copy each
+  if constexpr (!kSumFirst && kThreads >= 32) {  // rows of few octets are not worth a copy each
     if (thread == 0 && octets > 0) prefetch_rows<T, kThreads * kOctets, kResidual>(p, row);
   }
   wait_for_previous_kernel();
@@ -68,10 +83,10 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
     const int octet = thread + i * kThreads;
     if (octet < octets) h[i] = load_octet_once<T>(x + octet * kOctet, policy);
   }
-  const bool early_weight = !kManyRows && p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr;
+  const bool early_weight = kPlain ? !kSumFirst : p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr;
   if constexpr (kResidual) {
-    const Storage* residual = static_cast<const Storage*>(p.residual) + p.residual_rows.offset(row);
-    Storage* new_residual = static_cast<Storage*>(p.new_residual) + p.new_residual_rows.offset(row);
+    const Storage* residual = static_cast<const Storage*>(p.residual) + offset(p.residual_rows);
+    Storage* new_residual = static_cast<Storage*>(p.new_residual) + offset(p.new_residual_rows);
     Octet<T> more[kOctets];
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
@@ -106,8 +121,8 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   }
   const float rstd = rms_norm_rstd(row_sum<kThreads>(lanes, of_warps[of_block]), p.columns, p.eps);
   if (p.rstd != nullptr && thread == 0 && row < p.num_rows) p.rstd[row] = Fp32::store(rstd);
-  if (p.y == nullptr) return;
-  Storage* y = static_cast<Storage*>(p.y) + p.y_rows.offset(row);
+  if (!kPlain && p.y == nullptr) return;
+  Storage* y = static_cast<Storage*>(p.y) + offset(p.y_rows);
 #pragma unroll
   for (int i = 0; i < kOctets; ++i) {
     const int octet = thread + i * kThreads;
@@ -116,8 +131,11 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
     h[i].to_float(z);
 #pragma unroll
     for (int j = 0; j < kOctet; ++j) z[j] = __fmul_rn(z[j], rstd);
-    if (p.weight != nullptr) {
-      if (early_weight) {
+    if (kPlain || p.weight != nullptr) {
+      if constexpr (kPlain) {
+        if (!early_weight) w[i] = load_octet<T>(static_cast<const Storage*>(p.weight) + octet * kOctet);
+      }
+      if (kPlain || early_weight) {
         w[i].to_float(weight);
 #pragma unroll
         for (int j = 0; j < kOctet; ++j) weight[j] = rms_norm_weight(weight[j], p.weight_offset);
@@ -195,11 +213,11 @@ void run_rows(const RmsNormParams& p, cudaStream_t stream) {
     launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kRowBlock<kThreads>, 0, stream, p);
   };
   if (p.residual == nullptr) {
-    launch(rms_norm_row_kernel<T, kThreads, kOctets, false, false>);
-  } else if (p.num_rows <= kMostFewRows) {
-    launch(rms_norm_row_kernel<T, kThreads, kOctets, true, false>);
+    launch(is_plain(p) ? rms_norm_row_kernel<T, kThreads, kOctets, false, true>
+                       : rms_norm_row_kernel<T, kThreads, kOctets, false, false>);
   } else {
-    launch(rms_norm_row_kernel<T, kThreads, kOctets, true, true>);
+    launch(is_plain(p) && p.num_rows > kMostFewRows ? rms_norm_row_kernel<T, kThreads, kOctets, true, true>
+                                                    : rms_norm_row_kernel<T, kThreads, kOctets, true, false>);
   }
 }
 

@@ -44,7 +44,10 @@ bool serves(const RmsNormPlan& plan, const RmsNormParams& p) { return holds_row(
 bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) { return holds_row(plan, p); }
 
 RmsNormPlan choose_plan(const RmsNormParams& p) {
+  // Where two inputs keep memory busy, more threads with fewer octets do better, as long as few have none.
+  const bool is_wide = p.residual != nullptr && p.num_rows > kMostFewRows && p.columns > 384 * kOctet;
   for (const RmsNormPlan& plan : kRmsNormPlans) {
+    if (is_wide && plan.threads > 0 && plan.threads < 256) continue;
     if (serves(plan, p)) return plan;
   }
   return {};

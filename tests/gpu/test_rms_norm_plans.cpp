@@ -25,7 +25,8 @@ struct Case {
   std::int64_t pad = 0;  // elements between the end of a row and the next
 };
 
-// Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest.
+// Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest; with a
+// residual more than 1024, whose kernels are others.
 // Columns: a head; every plan's most, one octet less and more; widths of models; odd ones that take no vector.
 const std::vector<Case> kCases = {
     {1, 8},
@@ -53,6 +54,10 @@ const std::vector<Case> kCases = {
     {3, 4099, DType::kFloat16, true, true, false, false, false, 0.0f, 5},
     {17000, 16, DType::kBFloat16, true, true, true, true, true},
     {17000, 8, DType::kFloat32},
+    {1100, 256, DType::kBFloat16, true, true, false, true, false, 0.5f},
+    {1025, 248, DType::kFloat16, true, true, false, false, false, 0.0f, 8},
+    {1040, 4096, DType::kFloat32, true},
+    {1040, 4096, DType::kBFloat16, true, true, false, true},
 };
 
 std::string text(const Case& c) {
