@@ -30,13 +30,15 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 // of them; dweight is its own accumulator where it is float32 or there is one block, else it has float32 sums. Where these
 // would be more than sums of dhidden for all rows, if any, chunks go outside, with sums of dweight for one chunk. Sums of LoRA's
 // gradients follow. Where gradients of logits are fused, groups of rows without a scored one are left out of a block: its
-// hidden states, gradients and sums of dhidden are those of the others, and then zeros.
+// hidden states, gradients and sums of dhidden are those of the others, and then zeros. `borrows`: a block's hidden states lie
+// where its dhidden will, which leaves the workspace to wider chunks; dhidden is then rounded in a pass of its own.
 class Backward {
  public:
-  Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device, void* workspace)
+  Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, bool borrows, Device device, void* workspace)
       : p_(p),
         head_(p.head),
         chunk_(std::min(chunk, p.num_columns)),
+        borrows_(borrows),
         device_(device),
         fused_(fuses_gradients(p, device)) {
     block_rows_ = std::min(kTokenBlock, p.num_rows);
@@ -48,7 +50,7 @@ class Backward {
     chunks_outside_ = sums_dweight_ && (p.dhidden == nullptr || p.num_rows < p.num_columns);
     Pieces pieces(workspace);
     if (fused_) groups_ = pieces.take<ScoredGroups>(sizeof(ScoredGroups));
-    hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
+    if (!borrows_) hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
     gradients_ = pieces.take(block_rows_ * chunk_ * operand_bytes());
     if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
     if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
@@ -98,6 +100,7 @@ class Backward {
     first_ = c * chunk_;
     columns_ = std::min(chunk_, p_.num_columns - first_);
     if (c == 0 || chunks_outside_) {
+      if (borrows_) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
       find_groups();
       copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
@@ -207,14 +210,21 @@ class Backward {
     const std::int64_t stride = p_.dhidden_rows.inner_stride;
     q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
     unsigned char* const dhidden = at(p_.dhidden, row_ * stride * size_of(q.dx_dtype));
-    if (groups_ == nullptr) {
+    if (borrows_) {
+      q.dx_dtype = DType::kFloat32;  // the sums once more
+    } else if (groups_ == nullptr) {
       q.dx = dhidden;
       q.dx_rows.inner_stride = stride;
     } else {
       q.dx = p_.wide_dhidden ? static_cast<void*>(sums) : hidden_;
     }
     linear_input_grad(q, device_, stream_);
-    return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), q.dx_dtype, device_, stream_);
+    if (borrows_) {  // the gradients of logits have served
+      round_to(sums, gradients_, head_.dtype, rows_ * features(), device_, stream_);
+      q.dx = gradients_;
+    }
+    const DType dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
+    return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), dtype, device_, stream_);
   }
 
   // The chunk's part of v's sums; with the last chunk v itself.
@@ -323,12 +333,13 @@ class Backward {
   const LinearLogprobBackwardParams& p_;
   const Head& head_;
   const std::int64_t chunk_;
+  const bool borrows_;
   const Device device_;
   const bool fused_;  // gradients of logits without logits in memory
   std::int64_t block_rows_, logit_rows_, blocks_, chunks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
   ScoredGroups* groups_ = nullptr;
-  void *hidden_, *gradients_;
+  void *hidden_ = nullptr, *gradients_;
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;
   void* v_ = nullptr;
@@ -337,34 +348,59 @@ class Backward {
   std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // of the step
 };
 
-std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, std::int64_t chunk, Device device) {
-  return Backward(p, chunk, device, nullptr).bytes();
+// How a call is cut.
+struct Cut {
+  std::int64_t chunk;
+  bool borrows;
+};
+
+// Whether a block's hidden states may lie in dhidden, and the gradients of so many columns' logits have room for it.
+bool can_borrow(const LinearLogprobBackwardParams& p, std::int64_t chunk) {
+  const std::int64_t features = p.head.in_features;
+  return p.dhidden != nullptr && !p.wide_dhidden && p.dhidden_rows.inner >= p.num_rows &&
+         p.dhidden_rows.inner_stride == features && reinterpret_cast<std::uintptr_t>(p.dhidden) % 16 == 0 &&
+         chunk >= features && chunk < p.num_columns;
+}
+std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, const Cut& cut, Device device) {
+  return Backward(p, cut.chunk, cut.borrows, device, nullptr).bytes();
 }
 std::int64_t widest_chunk(const LinearLogprobBackwardParams& p) { return std::min(p.num_columns, kMostColumns); }
 
-// The widest chunk that the workspace has room for.
-std::int64_t chunk_of(const LinearLogprobBackwardParams& p, Device device) {
+// The widest chunk that the workspace has room for, or a little less, so that the last one is not much narrower.
+std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, Device device) {
   const std::int64_t widest = widest_chunk(p);
-  if (backward_bytes(p, widest, device) <= p.workspace_bytes) return widest;
+  const auto even = [&](std::int64_t chunk) {
+    const std::int64_t each = ceil_div(p.num_columns, ceil_div(p.num_columns, chunk));
+    return std::min(chunk, ceil_div(each, kColumnsTogether) * kColumnsTogether);
+  };
+  if (backward_bytes(p, {widest, borrows}, device) <= p.workspace_bytes) return even(widest);
   std::int64_t low = 1, high = ceil_div(widest, kLeastColumns);
   while (low < high) {
     const std::int64_t middle = (low + high + 1) / 2;
-    backward_bytes(p, middle * kLeastColumns, device) <= p.workspace_bytes ? low = middle : high = middle - 1;
+    const Cut cut = {middle * kLeastColumns, borrows};
+    backward_bytes(p, cut, device) <= p.workspace_bytes ? low = middle : high = middle - 1;
   }
   const std::int64_t chunk = low * kLeastColumns;
-  return chunk > kColumnsTogether ? chunk / kColumnsTogether * kColumnsTogether : chunk;
+  return chunk > kColumnsTogether ? even(chunk / kColumnsTogether * kColumnsTogether) : chunk;
+}
+Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
+  const std::int64_t apart = widest_chunk(p, false, device), borrowing = widest_chunk(p, true, device);
+  if (ceil_div(p.num_columns, borrowing) < ceil_div(p.num_columns, apart) && can_borrow(p, borrowing))
+    return {borrowing, true};
+  return {apart, false};
 }
 
 }  // namespace
 
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
   // All columns at once need no sums of dhidden, which may be less than a narrow chunk with them.
-  const std::int64_t most = backward_bytes(p, widest_chunk(p), device);
-  return {std::min(backward_bytes(p, std::min(p.num_columns, kLeastColumns), device), most), most};
+  const std::int64_t most = backward_bytes(p, {widest_chunk(p), false}, device);
+  return {std::min(backward_bytes(p, {std::min(p.num_columns, kLeastColumns), false}, device), most), most};
 }
 
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  Backward(p, chunk_of(p, device), device, p.workspace).run(stream);
+  const Cut cut = cut_of(p, device);
+  Backward(p, cut.chunk, cut.borrows, device, p.workspace).run(stream);
 }
 
 void gradients_of_no_rows(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
