@@ -2,11 +2,10 @@
 // peak. Usage: bench_attention [--only PART_OF_A_NAME] [--head-dim D] [--portable]
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/attention/kernels.h"
@@ -127,25 +126,12 @@ int main(int argc, char** argv) {
   using namespace rlk::bench;
   using rlk::DType;
   std::string only;
-  long long head_dim = 0;
-  rlk::Exp exp = rlk::Exp::kHardware;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--portable") == 0) {
-      exp = rlk::Exp::kPortable;
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      only = argv[++i];
-    } else if (std::strcmp(argv[i], "--head-dim") == 0 && i + 1 < argc) {
-      head_dim = std::atoll(argv[++i]);
-    } else {
-      std::fprintf(stderr, "usage: bench_attention [--only PART_OF_A_NAME] [--head-dim D] [--portable]\n");
-      return 2;
-    }
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || rlk::cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  std::int64_t head_dim = 0;
+  bool portable = false;
+  CommandLine line;
+  line.value("only", "PART_OF_A_NAME", &only).value("head-dim", "D", &head_dim).flag("portable", &portable);
+  if (!line.read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   // Llama 3 8B and Qwen3 8B: training, prefill, a chunk of one, decode; other widths.
   const std::vector<Case> cases = {
       {"train", 4, 2048, 2048, 32, 8, 128},
@@ -161,6 +147,6 @@ int main(int argc, char** argv) {
   };
   for (const Case& each : cases) {
     if (std::string(each.name).find(only) == std::string::npos) continue;
-    if (head_dim == 0 || each.head_dim == head_dim) run(each, exp);
+    if (head_dim == 0 || each.head_dim == head_dim) run(each, portable ? rlk::Exp::kPortable : rlk::Exp::kHardware);
   }
 }

@@ -40,13 +40,12 @@ void run(CovarianceKind kind, std::int64_t sequences, std::int64_t tokens, bool 
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_covariance_mask",
-                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-                        for (const bool packed : {false, true}) {
-                          using Kind = rlk::CovarianceKind;
-                          for (const Kind kind : {Kind::kClip, Kind::kKl, Kind::kEntropy}) {
-                            run(kind, sequences, tokens, packed, of);
-                          }
-                        }
-                      });
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+    for (const bool packed : {false, true}) {
+      using Kind = rlk::CovarianceKind;
+      for (const Kind kind : {Kind::kClip, Kind::kKl, Kind::kEntropy}) {
+        run(kind, sequences, tokens, packed, of);
+      }
+    }
+  });
 }

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/embedding/embedding.h"
@@ -142,21 +142,10 @@ int main(int argc, char** argv) {
   using rlk::DType;
   std::string only;
   bool every_plan = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plans") == 0) {
-      every_plan = true;
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      only = argv[++i];
-    } else {
-      std::fprintf(stderr, "usage: bench_embedding [--only PART_OF_A_NAME] [--plans]\n");
-      return 2;
-    }
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || rlk::cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  CommandLine line;
+  line.value("only", "PART_OF_A_NAME", &only).flag("plans", &every_plan);
+  if (!line.read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   std::vector<Case> cases;

@@ -40,11 +40,7 @@ void run(std::int64_t sequences, std::int64_t group_size, bool by_ids, GroupScal
 int main() {
   using namespace rlk::bench;
   using rlk::GroupScale;
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || rlk::cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  if (!has_hopper()) return 1;
   for (const std::int64_t sequences : {512, 4096, 65536}) {
     for (const std::int64_t group_size : {8, 16, 512}) {
       for (const bool by_ids : {false, true}) run(sequences, group_size, by_ids, GroupScale::kGroup);

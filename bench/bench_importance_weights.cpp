@@ -55,10 +55,9 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_importance_weights",
-                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-                        for (const bool packed : {false, true}) {
-                          for (const Case& c : kCases) run(c, sequences, tokens, packed, of);
-                        }
-                      });
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+    for (const bool packed : {false, true}) {
+      for (const Case& c : kCases) run(c, sequences, tokens, packed, of);
+    }
+  });
 }

@@ -35,7 +35,7 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool bac
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_kl", [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
     run("k3", sequences, tokens, false, of);
     run("k3, backward", sequences, tokens, true, of);
   });

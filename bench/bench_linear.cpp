@@ -5,11 +5,11 @@
 // product, not the chosen one alone; --plan: those alone that have such a name
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/linear_products.h"
 #include "cuda/linear/gemm_sm90.h"
@@ -91,28 +91,19 @@ void run(const Case& c, const Layer& layer, double ceiling, const Wanted& wanted
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  const char* only = "";
+  std::string only;
   Wanted wanted;
   std::vector<std::int64_t> rows;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plans") == 0) {
-      wanted.every = true;
-    } else if (std::strcmp(argv[i], "--plan") == 0 && i + 1 < argc) {
-      wanted.names.emplace_back(argv[++i]);
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      only = argv[++i];
-    } else if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) {
-      rows = row_list(argv[++i]);
-    } else {
-      std::fprintf(stderr, "usage: bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]...\n");
-      return 2;
-    }
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || rlk::cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  CommandLine line;
+  line.value("only", "PART_OF_A_NAME", &only)
+      .value("rows", "M,M,...", [&](const char* text) { return row_list(text, &rows); })
+      .flag("plans", &wanted.every)
+      .value("plan", "NAME", [&](const char* name) {
+        wanted.names.emplace_back(name);
+        return true;
+      });
+  if (!line.read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   for (const Case& c : cases_of(rows)) {

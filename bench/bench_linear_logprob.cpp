@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "bench/buffers.h"
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "rlk/ops/linear_logprob.h"
 
@@ -124,25 +123,16 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward) {
 int main(int argc, char** argv) {
   using namespace rlk::bench;
   std::int64_t workspace = 1024, rows = 0;
-  bool backward = true;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--workspace") == 0 && i + 1 < argc) {
-      workspace = std::atoll(argv[++i]);
-    } else if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) {
-      rows = std::atoll(argv[++i]);
-    } else if (std::strcmp(argv[i], "--forward") == 0) {
-      backward = false;
-    } else {
-      std::fprintf(stderr, "usage: bench_linear_logprob [--workspace MIB] [--rows N] [--forward]\n");
-      return 2;
-    }
-  }
+  bool forward = false;
+  CommandLine line;
+  line.value("workspace", "MIB", &workspace).value("rows", "N", &rows).flag("forward", &forward);
+  if (!line.read(argc, argv)) return 2;
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::fprintf(stderr, "no CUDA device\n");
     return 1;
   }
   for (const Case& c : kCases) {
-    if (rows == 0 || c.rows == rows) run(c, workspace << 20, backward);
+    if (rows == 0 || c.rows == rows) run(c, workspace << 20, !forward);
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
@@ -104,15 +105,16 @@ void run(const Case& c, int arch, double ceiling) {
 }
 
 int main_(int argc, char** argv) {
-  if (argc > 1 && std::string(argv[1]) == "--verify") return verify() == 0 ? 0 : 1;
-  int arch = 90;
+  std::int64_t arch = 90, vocab_alone = 0;
   std::string only;
+  bool verifies = false;
+  CommandLine line;
+  line.flag("verify", &verifies).value("arch", "90|80", &arch).value("only", "PART_OF_A_NAME", &only);
+  line.value("vocab", "V", &vocab_alone);
+  if (!line.read(argc, argv)) return 2;
+  if (verifies) return verify() == 0 ? 0 : 1;
   std::vector<std::int64_t> vocabs = {128256, 151936};
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::string(argv[i]) == "--arch") arch = std::atoi(argv[i + 1]);
-    if (std::string(argv[i]) == "--only") only = argv[i + 1];
-    if (std::string(argv[i]) == "--vocab") vocabs = {std::atoll(argv[i + 1])};
-  }
+  if (vocab_alone > 0) vocabs = {vocab_alone};
   const double copy = copy_ceiling(), read = read_ceiling();
   std::printf("copy ceiling %.2f TB/s, read ceiling %.2f TB/s\n", copy / 1e12, read / 1e12);
   constexpr auto hw = Exp::kHardware, portable = Exp::kPortable;
@@ -139,7 +141,7 @@ int main_(int argc, char** argv) {
   cases.push_back({"unaligned backward bf16 hw", 8192, 151665, bf16, hw, false, true});
   cases.push_back({"small forward bf16 hw", 65536, 4096, bf16, hw, false, false});
   for (const Case& c : cases) {
-    if (std::string(c.name).find(only) != std::string::npos) run(c, arch, c.backward ? copy : read);
+    if (std::string(c.name).find(only) != std::string::npos) run(c, static_cast<int>(arch), c.backward ? copy : read);
   }
   return 0;
 }

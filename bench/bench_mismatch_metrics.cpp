@@ -32,8 +32,7 @@ void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRu
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_mismatch_metrics",
-                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-                        for (const bool packed : {false, true}) run(sequences, tokens, packed, of);
-                      });
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+    for (const bool packed : {false, true}) run(sequences, tokens, packed, of);
+  });
 }

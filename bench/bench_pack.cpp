@@ -78,6 +78,7 @@ void run(const Case& c, double ceiling) {
 
 int main() {
   using namespace rlk;
+  if (!bench::has_hopper()) return 1;
   const double ceiling = bench::copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   for (const bench::Case& c : bench::kCases) bench::run(c, ceiling);

@@ -71,8 +71,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const Token
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_policy_loss",
-                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-                        for (const Case& c : kCases) run(c, sequences, tokens + c.odd, of);
-                      });
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+    for (const Case& c : kCases) run(c, sequences, tokens + c.odd, of);
+  });
 }

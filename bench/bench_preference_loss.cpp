@@ -44,6 +44,7 @@ void run(std::int64_t num, PreferenceSort sort) {
 
 int main() {
   using rlk::PreferenceSort;
+  if (!rlk::bench::has_hopper()) return 1;
   for (const std::int64_t num : {64, 1024, 65536}) rlk::bench::run(num, PreferenceSort::kNone);
   for (const std::int64_t num : {64, 1024, 8192}) rlk::bench::run(num, PreferenceSort::kAot);
 }

@@ -3,12 +3,11 @@
 // bench_rms_norm [--only PART_OF_A_NAME] [--columns K] [--plans]    --plans: every plan that serves, not the chosen one
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "bench/buffers.h"
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "cuda/rms_norm/kernels.h"
 #include "cuda/rms_norm/rms_norm.h"
@@ -135,25 +134,12 @@ int main(int argc, char** argv) {
   using namespace rlk::bench;
   using rlk::DType;
   std::string only;
-  long long columns = 0;
+  std::int64_t columns = 0;
   bool every_plan = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plans") == 0) {
-      every_plan = true;
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      only = argv[++i];
-    } else if (std::strcmp(argv[i], "--columns") == 0 && i + 1 < argc) {
-      columns = std::atoll(argv[++i]);
-    } else {
-      std::fprintf(stderr, "usage: bench_rms_norm [--only PART_OF_A_NAME] [--columns K] [--plans]\n");
-      return 2;
-    }
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || rlk::cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  CommandLine line;
+  line.value("only", "PART_OF_A_NAME", &only).value("columns", "N", &columns).flag("plans", &every_plan);
+  if (!line.read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   std::vector<Case> cases;

@@ -3,11 +3,10 @@
 // bench_rope [--only PART_OF_A_NAME] [--head-dim D] [--plans]    --plans: every plan that serves, not the chosen one
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/rope/kernels.h"
@@ -131,25 +130,12 @@ int main(int argc, char** argv) {
   using namespace rlk::bench;
   using rlk::DType;
   std::string only;
-  long long head_dim = 0;
+  std::int64_t head_dim = 0;
   bool every_plan = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plans") == 0) {
-      every_plan = true;
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      only = argv[++i];
-    } else if (std::strcmp(argv[i], "--head-dim") == 0 && i + 1 < argc) {
-      head_dim = std::atoll(argv[++i]);
-    } else {
-      std::fprintf(stderr, "usage: bench_rope [--only PART_OF_A_NAME] [--head-dim D] [--plans]\n");
-      return 2;
-    }
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || rlk::cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  CommandLine line;
+  line.value("only", "PART_OF_A_NAME", &only).value("head-dim", "N", &head_dim).flag("plans", &every_plan);
+  if (!line.read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   const double ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   std::vector<Case> cases;

@@ -81,11 +81,10 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_scatter_rewards",
-                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-                        const std::int64_t rows = sequences == 1024 ? 4096 : sequences;  // the batch of gae's aim
-                        for (const bool packed : {false, true}) {
-                          for (const Case& c : kCases) run(c, rows, tokens, packed, of);
-                        }
-                      });
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+    const std::int64_t rows = sequences == 1024 ? 4096 : sequences;  // the batch of gae's aim
+    for (const bool packed : {false, true}) {
+      for (const Case& c : kCases) run(c, rows, tokens, packed, of);
+    }
+  });
 }

@@ -52,6 +52,7 @@ void run(std::int64_t rows, std::int64_t columns, double ceiling) {
 
 int main() {
   using namespace rlk;
+  if (!bench::has_hopper()) return 1;
   const double ceiling = bench::copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", ceiling / 1e12);
   bench::run(4096, 8192, ceiling);

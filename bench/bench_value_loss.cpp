@@ -35,9 +35,8 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool cou
 
 int main(int argc, char** argv) {
   using namespace rlk::bench;
-  return bench_tokens(argc, argv, "bench_value_loss",
-                      [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-                        run("clip", sequences, tokens, false, of);
-                        run("clip, counts", sequences, tokens, true, of);
-                      });
+  return bench_tokens(argc, argv, [](std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
+    run("clip", sequences, tokens, false, of);
+    run("clip, counts", sequences, tokens, true, of);
+  });
 }

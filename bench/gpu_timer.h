@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <vector>
 
@@ -10,6 +11,14 @@
 namespace rlk::bench {
 
 constexpr double kWarmUpMs = 150;
+
+// Whether there is the GPU whose kernels are measured; if not, says so.
+inline bool has_hopper() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 && cuda::compute_capability(0) == 90) return true;
+  std::fprintf(stderr, "no device of compute capability 9.0\n");
+  return false;
+}
 
 // `calls` calls of `enqueue` as one graph, and how long its replays take.
 class Replay {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -21,11 +22,13 @@ constexpr Layer kLayers[] = {{6144, 4096},  {4096, 4096},  {28672, 4096},  {2457
                              {4096, 14336}, {4096, 12288}, {128256, 4096}, {151936, 4096}};
 
 // Numbers of rows as --rows has them: "1,8,16".
-inline std::vector<std::int64_t> row_list(const char* text) {
-  std::vector<std::int64_t> rows;
+inline bool row_list(const char* text, std::vector<std::int64_t>* rows) {
   std::stringstream list(text);
-  for (std::string m; std::getline(list, m, ',');) rows.push_back(std::stoll(m));
-  return rows;
+  for (std::string m; std::getline(list, m, ',');) {
+    rows->push_back(std::strtoll(m.c_str(), nullptr, 10));
+    if (rows->back() <= 0) return false;
+  }
+  return !rows->empty();
 }
 
 // Operands and results in bf16 or, dweight, as told; weights rotate among at least three buffers

@@ -11,12 +11,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "rlk/math/erf.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/exp2.h"
@@ -95,22 +94,12 @@ double logsigmoid_reference(double x) { return x < 0 ? x - std::log1p(std::exp(x
 
 int main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const bool has_value = i + 1 < argc;
-    if (has_value && !std::strcmp(argv[i], "--stride")) {
-      options.stride = std::strtoull(argv[++i], nullptr, 10);
-    } else if (has_value && !std::strcmp(argv[i], "--threads")) {
-      options.threads = static_cast<unsigned>(std::strtoul(argv[++i], nullptr, 10));
-    } else if (has_value && !std::strcmp(argv[i], "--only")) {
-      options.only = argv[++i];
-    } else {
-      options.stride = 0;
-    }
-  }
-  if (options.stride == 0 || options.threads == 0) {
-    std::fprintf(stderr, "usage: %s [--stride N] [--threads N] [--only NAME]\n", argv[0]);
-    return 2;
-  }
+  std::int64_t stride = 1, threads = 1;
+  rlk::bench::CommandLine line;
+  line.value("stride", "N", &stride, 1).value("threads", "N", &threads, 1).value("only", "NAME", &options.only);
+  if (!line.read(argc, argv)) return 2;
+  options.stride = static_cast<std::uint64_t>(stride);
+  options.threads = static_cast<unsigned>(threads);
   std::printf("%-12s %10s  %8s  %-16s %-14s %9s %7s\n", "function", "inputs", "ulp", "at", "", "decreases", "seconds");
   const auto nan_below = [](double x, double low, double y) { return x < low ? std::nan("") : y; };
   measure(

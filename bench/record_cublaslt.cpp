@@ -7,12 +7,12 @@
 // kMostRangeRows rows it is also tried with every number of rows down to the batch before, and recorded for all of them.
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/linear_products.h"
 #include "cuda/linear/cublaslt_records.h"
@@ -169,17 +169,10 @@ int main(int argc, char** argv) {
   using namespace rlk;
   using namespace rlk::bench;
   std::vector<std::int64_t> only;
-  if (argc == 3 && std::strcmp(argv[1], "--rows") == 0) {
-    only = row_list(argv[2]);
-  } else if (argc != 1) {
-    std::fprintf(stderr, "usage: record_cublaslt [--rows M,M,...]\n");
-    return 2;
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  CommandLine line;
+  line.value("rows", "M,M,...", [&](const char* text) { return row_list(text, &only); });
+  if (!line.read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   const cuda::CublasLt* library = cuda::CublasLt::on(0);
   if (library == nullptr) {
     std::fprintf(stderr, "no libcublasLt.so.%d: name its folder in LD_LIBRARY_PATH\n", CUDART_VERSION / 1000);

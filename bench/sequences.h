@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "bench/buffers.h"
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "cuda/common/sequence_warps.h"
 #include "rlk/sequences.h"
@@ -36,19 +36,7 @@ inline void report(const char* what, const Shape& s, int warps, bool chosen, dou
 
 // Of the command line: --plans runs every number of warps. False: a wrong one, or no GPU.
 inline bool read_options(int argc, char** argv, bool* every_plan) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plans") != 0) {
-      std::fprintf(stderr, "usage: %s [--plans]\n", argv[0]);
-      return false;
-    }
-    *every_plan = true;
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return false;
-  }
-  return true;
+  return CommandLine().flag("plans", every_plan).read(argc, argv) && has_hopper();
 }
 
 }  // namespace rlk::bench

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/common/launch.h"
@@ -100,22 +100,12 @@ class TokenBench {
   int arrays_;
 };
 
-// main() of a benchmark: run(sequences, tokens, of) of every shape.
+// main() of a benchmark: run(sequences, tokens, of) of every shape, of every plan with --plans or else of the chosen one.
 template <class Run>
-int bench_tokens(int argc, char** argv, const char* name, const Run& run) {
+int bench_tokens(int argc, char** argv, const Run& run) {
   TokenRun of;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--plans") != 0) {
-      std::fprintf(stderr, "usage: %s [--plans]    --plans: every plan, not the chosen one\n", name);
-      return 2;
-    }
-    of.every_plan = true;
-  }
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cuda::compute_capability(0) != 90) {
-    std::fprintf(stderr, "no device of compute capability 9.0\n");
-    return 1;
-  }
+  if (!CommandLine().flag("plans", &of.every_plan).read(argc, argv)) return 2;
+  if (!has_hopper()) return 1;
   of.ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", of.ceiling / 1e12);
   for (const auto& [sequences, tokens] : kTokenShapes) run(sequences, tokens, of);
