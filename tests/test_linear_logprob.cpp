@@ -242,7 +242,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprob,
 #if !RLK_TEST_HIP  // the emulation takes minutes
 INSTANTIATE_TEST_SUITE_P(LargeShapes, LinearLogprob,
                          testing::Values(Case{33, 64, 2500, 2500}, Case{20, 40, 1000, 1000, DType::kBFloat16, true},
-                                         Case{8300, 8, 96, 96, DType::kBFloat16}));
+                                         Case{8300, 8, 96, 96, DType::kBFloat16},
+                                         Case{8300, 32, 96, 96}));  // lends dhidden to hidden states
 #endif
 
 // A gradient of 16 bits over several blocks of tokens: float32 sums of the lesser of both gradients.
@@ -265,6 +266,28 @@ TEST(LinearLogprobWorkspace, NeedsSumsOfTheLesserGradient) {
   EXPECT_LE(least(1'000'000, 100), 100 * each + of_one_block);
   b.dhidden = nullptr;
   EXPECT_LE(least(1'000'000, 1'000'000), of_one_block);
+}
+
+TEST(LinearLogprobNoColumns, GradientsAreEmptySums) {
+  constexpr std::int64_t kRows = 3, kFeatures = 16;
+  const std::vector<std::uint16_t> hidden(kRows * kFeatures, std::uint16_t{0x3f80});
+  const std::vector<std::int64_t> target(kRows, -100);
+  const std::vector<float> ones(kRows, 1.0f);
+  std::vector<float> dhidden(kRows * kFeatures, 7.0f);
+  LinearLogprobBackwardParams b;
+  b.target = target.data();
+  b.target_rows = b.dlogprob_rows = {kRows, 0, 1};
+  b.num_rows = kRows;
+  b.dtype = DType::kFloat32;
+  b.lse = b.dlogprob = ones.data();
+  b.head = {hidden.data(), hidden.data(), nullptr, {kRows, 0, kFeatures}, kFeatures, kFeatures};
+  b.head.arithmetic = kArithmetic;
+  b.dhidden = dhidden.data();
+  b.dhidden_rows = {kRows, 0, kFeatures};
+  b.wide_dhidden = true;
+  EXPECT_EQ(linear_logprob_backward_workspace(b, kDevice).most, 0);
+  linear_logprob_backward(b, kDevice, 0);
+  EXPECT_TRUE(same(dhidden, std::vector<float>(dhidden.size())));
 }
 
 struct LoraCase {

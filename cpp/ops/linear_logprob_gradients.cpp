@@ -403,7 +403,21 @@ void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stre
   Backward(p, cut.chunk, cut.borrows, device, p.workspace).run(stream);
 }
 
-void gradients_of_no_rows(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
+void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
+  LinearInputGradParams q;  // an empty sum
+  q.dy_rows = dense(std::max<std::int64_t>(p.num_rows, 1), 0);
+  q.weight_stride = p.head.in_features;
+  q.dx = p.dhidden;
+  q.dx_rows = p.dhidden_rows;
+  q.dx_dtype = p.wide_dhidden ? DType::kFloat32 : p.head.dtype;
+  q.num_rows = p.num_rows;
+  q.in_features = p.head.in_features;
+  q.dtype = p.head.dtype;
+  q.arithmetic = p.head.arithmetic;
+  linear_input_grad(q, device, stream);
+}
+
+void gradients_of_nothing(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
   const auto zeros = [&](void* dweight, DType dtype, std::int64_t rows, std::int64_t columns) {
     LinearWeightGradParams q;
     q.dweight = dweight;
@@ -415,6 +429,7 @@ void gradients_of_no_rows(const LinearLogprobBackwardParams& p, Device device, S
     if (dweight != nullptr) linear_weight_grad(q, device, stream);
   };
   const Head& head = p.head;
+  if (p.dhidden != nullptr && p.num_rows > 0) dhidden_of_no_columns(p, device, stream);
   if (!p.adds_dlora_a) {
     zeros(p.dlora_a, p.wide_dlora_a ? DType::kFloat32 : head.dtype, head.lora_rank, head.in_features);
   }

@@ -8,7 +8,10 @@ namespace rlk {
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device);
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
-// Of no rows: main_grad as it is, and zeros.
-void gradients_of_no_rows(const LinearLogprobBackwardParams& p, Device device, Stream stream);
+// Empty sums.
+void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream);
+
+// Of no rows, or a head without columns: main_grad as it is, and zeros.
+void gradients_of_nothing(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpp/ops/linear_logprob_gradients.h"
 #include "cpp/ops/linear_logprob_rows.h"
 #include "rlk/base.h"
 
@@ -73,20 +74,6 @@ std::int64_t sums_bytes(const LinearLogprobBackwardParams& p, std::size_t parts)
   return shares_in_workspace(p, parts) * share_bytes(p) + (sums_lora_a(p) ? aligned(of_lora_a) : 0);
 }
 
-void no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  LinearInputGradParams q;  // an empty sum
-  q.dy_rows = {std::max<std::int64_t>(p.num_rows, 1), 0, 0};
-  q.weight_stride = p.head.in_features;
-  q.dx = p.dhidden;
-  q.dx_rows = p.dhidden_rows;
-  q.dx_dtype = DType::kFloat32;
-  q.num_rows = p.num_rows;
-  q.in_features = p.head.in_features;
-  q.dtype = p.head.dtype;
-  q.arithmetic = p.head.arithmetic;
-  linear_input_grad(q, device, stream);
-}
-
 }  // namespace
 
 WorkspaceRange by_parts_workspace(const LinearLogprobBackwardParams& p, Device device) {
@@ -145,7 +132,7 @@ void backward_by_parts(const LinearLogprobBackwardParams& p, Device device, Stre
     if (c.count > 0) {
       linear_logprob_backward(q, device, stream);
     } else if (p.dhidden != nullptr) {
-      no_columns(q, device, stream);
+      dhidden_of_no_columns(q, device, stream);
     }
     ++done;
     for (int k = done; p.dhidden != nullptr && k % 2 == 0; k /= 2, --there) {
