@@ -168,14 +168,15 @@ def test_gradients_have_the_bits_of_products(name: str, workspace: int, dtype: A
     assert not differing(dw, rk.linear_weight_grad(d, c.scored))
 
 
+@pytest.mark.parametrize("workspace", [1 << 25, 28_200_000], ids=["apart", "hidden states in dhidden"])
 @pytest.mark.parametrize("main_grad", [False, True])
 @pytest.mark.parametrize("name", MANY)
-def test_gradients_of_several_blocks(name: str, main_grad: bool, device: str) -> None:
+def test_gradients_of_several_blocks(name: str, main_grad: bool, workspace: int, device: str) -> None:
     c = Case(name, device)
     d = logit_gradients(c)
     total = torch.linspace(-1, 1, VOCAB * FEATURES, device=device).view(VOCAB, FEATURES) if main_grad else None
     want = rk.linear_weight_grad(d, c.scored, main_grad=None if total is None else total.clone())
-    dx, dw = gradients(c, main_grad=total, workspace_bytes=1 << 25)
+    dx, dw = gradients(c, main_grad=total, workspace_bytes=workspace)
     assert not differing(dx, rk.linear_input_grad(d, c.weight))
     assert not differing(dw if total is None else total, want)
 
