@@ -52,16 +52,16 @@ inline bool is_plain(const RmsNormParams& p) {
          one_stride(p.new_residual, p.new_residual_rows);
 }
 
-// kPlain: of is_plain; with a residual of many rows besides: no row is prefetched for a later block, and the weight is not on its
-// way while a row is summed, since its registers are worth more to other rows.
+// kPlain: of is_plain, and with a residual of `many` rows besides. Of these no row is prefetched for a later block, and the weight
+// is not on its way while a row is summed, since its registers are worth more to other rows.
 template <class T, int kThreads, int kOctets, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kOctets>))
-    rms_norm_row_kernel(const __grid_constant__ RmsNormParams p) {
+    rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {
   using Storage = typename T::Storage;
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   constexpr int kLanes = kOctets < kRmsNormLanes / kThreads ? kOctets : kRmsNormLanes / kThreads;  // of a thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
-  constexpr bool kSumFirst = kPlain && kResidual;  // before anything else is asked for
+  const bool sum_first = kResidual && (kPlain || many);  // before anything else is asked for
   const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);
   const int thread = static_cast<int>(threadIdx.x) - of_block * kThreads;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + of_block;
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = evict_first_policy();
   allow_next_kernel();
-  if constexpr (!kSumFirst && kThreads >= 32) {  // rows of few octets are not worth a copy each
-    if (thread == 0 && octets > 0) prefetch_rows<T, kThreads * kOctets, kResidual>(p, row);
+  if constexpr (kThreads >= 32) {  // rows of few octets are not worth a copy each
+    if (!sum_first && thread == 0 && octets > 0) prefetch_rows<T, kThreads * kOctets, kResidual>(p, row);
   }
   wait_for_previous_kernel();
 #pragma unroll
@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
     const int octet = thread + i * kThreads;
     if (octet < octets) h[i] = load_octet_once<T>(x + octet * kOctet, policy);
   }
-  const bool early_weight = kPlain ? !kSumFirst : p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr;
+  const bool early_weight =
+      !sum_first && (kPlain || (p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr));
   if constexpr (kResidual) {
     const Storage* residual = static_cast<const Storage*>(p.residual) + offset(p.residual_rows);
     Storage* new_residual = static_cast<Storage*>(p.new_residual) + offset(p.new_residual_rows);
@@ -209,15 +210,16 @@ template <bool kOverlap, class T, int kThreads, int kOctets>
 void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows, "rms_norm");
+  const bool many = p.num_rows > kMostFewRows;
   const auto launch = [&](auto* kernel) {
-    launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kRowBlock<kThreads>, 0, stream, p);
+    launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kRowBlock<kThreads>, 0, stream, p, many);
   };
   if (p.residual == nullptr) {
     launch(is_plain(p) ? rms_norm_row_kernel<T, kThreads, kOctets, false, true>
                        : rms_norm_row_kernel<T, kThreads, kOctets, false, false>);
   } else {
-    launch(is_plain(p) && p.num_rows > kMostFewRows ? rms_norm_row_kernel<T, kThreads, kOctets, true, true>
-                                                    : rms_norm_row_kernel<T, kThreads, kOctets, true, false>);
+    launch(is_plain(p) && many ? rms_norm_row_kernel<T, kThreads, kOctets, true, true>
+                               : rms_norm_row_kernel<T, kThreads, kOctets, true, false>);
   }
 }
 
