@@ -18,10 +18,25 @@ constexpr int kPositionWarps = kPositionThreads / 32;
 constexpr int kPositionTokens = 4;  // of a thread, a warp's width apart
 constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 
-// A register more than 64 would cost the eighth block of a multiprocessor, and 5 % of the time.
+constexpr int kPackBlocks = 8;  // of a multiprocessor
+
+// To L2, where the rows of a block of `s` begin: blocks of short rows wait for their two offsets as long as for the rows. It
+// reads no value, so it may come before wait_for_previous_kernel.
+__device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const PackShare& s, std::uint32_t block) {
+  if (block >= s.row_blocks || s.split.chunks.value > 1) return;
+  const std::int64_t row = std::int64_t{block} << s.split.log2_rows, bytes = offsets.dtype == DType::kInt64 ? 8 : 4;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(offsets.data) + row * bytes));
+}
+
+// A register more than 64 would cost the eighth block of a multiprocessor, and 5 % of the time. at_once: blocks that run at a
+// time; each asks for the offsets of one that comes later.
 template <bool kAllFlat>
-__global__ void __launch_bounds__(kPackThreads, (kAllFlat ? 8 : 7))
-    pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g) {
+__global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
+    pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g, std::uint32_t at_once) {
+  if (kAllFlat && threadIdx.x == 0) {  // blocks of further arrays have the same rows again
+    if (blockIdx.x < at_once) prefetch_offsets(p.cu_seqlens, g.shares[0], blockIdx.x);
+    prefetch_offsets(p.cu_seqlens, g.shares[0], blockIdx.x + at_once);
+  }
   allow_next_kernel();
   wait_for_previous_kernel();
   pack_block<PlainMemory, kAllFlat>(p, g, blockIdx.x, static_cast<int>(threadIdx.x));
@@ -76,8 +91,9 @@ __global__ void __launch_bounds__(kPackScanThreads) pack_scan_kernel(const __gri
 
 template <bool kOverlap>
 void run_pack(const PackParams& p, const PackGrid& g, cudaStream_t stream) {
+  const auto at_once = static_cast<std::uint32_t>(kPackBlocks * multiprocessors(current_device()));
   launch_dependent<kOverlap>(g.all_flat ? pack_kernel<true> : pack_kernel<false>, static_cast<int>(g.blocks),
-                             kPackThreads, 0, stream, p, g);
+                             kPackThreads, 0, stream, p, g, at_once);
 }
 
 inline void run_pack_layout(const PackLayoutParams& p, cudaStream_t stream) {
