@@ -23,6 +23,7 @@ for _name in ("typer", "rich", "matplotlib"):
 from typer.testing import CliRunner  # noqa: E402
 
 from rl_kernel_native.consistency import demo, demo_model, sampler  # noqa: E402
+from rl_kernel_native.consistency.batches import batch_inputs, make_batches, plan_batches  # noqa: E402
 from rl_kernel_native.consistency.checks import SideInputs, check_sides  # noqa: E402
 from rl_kernel_native.consistency.cli import app  # noqa: E402
 from rl_kernel_native.consistency.compare import run_compare  # noqa: E402
@@ -37,7 +38,7 @@ from rl_kernel_native.consistency.progress import Progress  # noqa: E402
 from rl_kernel_native.consistency.prompts import load_prompts  # noqa: E402
 from rl_kernel_native.consistency.rollout import run_rollout  # noqa: E402
 from rl_kernel_native.consistency.settings import CompareSettings  # noqa: E402
-from rl_kernel_native.consistency.training import batch_inputs, make_batches, plan_batches, run_training  # noqa: E402
+from rl_kernel_native.consistency.training import run_training  # noqa: E402
 
 BOS, EOS, PAD, VOCAB = 96, 97, 98, 99
 PROMPTS = [[BOS, *range(3 + i, 3 + i + 2 + 3 * (i % 4))] for i in range(6)]

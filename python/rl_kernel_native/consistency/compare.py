@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from .batches import batch_inputs, make_batches
 from .checks import PaddingSide, check_sides, first_difference
 from .divergence import FAULT_TOLERANCE, compare_traces, first_beyond_tolerance, first_divergent
 from .errors import BadInput
@@ -18,7 +19,7 @@ from .prompts import Prompt
 from .result import BatchRun, Comparison, CrossBatch
 from .rollout import RolloutResult, run_rollout
 from .settings import CompareSettings
-from .training import TrainingResult, batch_inputs, make_batches, run_training
+from .training import TrainingResult, run_training
 
 
 def run_compare(

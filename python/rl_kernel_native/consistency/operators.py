@@ -9,14 +9,12 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
+from .batches import MicroBatch
 from .errors import BadInput
-
-if TYPE_CHECKING:
-    from .training import MicroBatch
 
 ServedBy = Literal["stock", "rk"]
 

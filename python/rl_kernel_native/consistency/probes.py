@@ -6,6 +6,7 @@ bits as an unprobed one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ def token_key(prompt: int, position: int) -> int:
 def split_key(key: int) -> tuple[int, int]:
     """(prompt, position) of a token_key."""
     return key >> _POSITION_BITS, key & ((1 << _POSITION_BITS) - 1)
+
+
+def logits_digests(logits: torch.Tensor) -> list[bytes]:
+    """A 16-byte hash of the raw bytes of each row of [n, vocab_size]."""
+    raw = logits.detach().contiguous().cpu().view(torch.uint8).numpy()
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in raw]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ decode batch until it ends. So the batch grows, shrinks and changes its members 
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from .checks import SideInputs
 from .errors import BadInput
 from .model import ForwardCounter, LoadedModel
 from .operators import Operators
-from .probes import Recorder, attached
+from .probes import Recorder, attached, logits_digests
 from .progress import Advance
 from .sampler import sample, uniform
 
@@ -72,12 +71,6 @@ class RolloutResult:
     def logprob(self, prompt: int) -> torch.Tensor:
         """float32 [response length] of one sequence."""
         return torch.stack(self.requests[prompt].logprobs)
-
-
-def logits_digests(logits: torch.Tensor) -> list[bytes]:
-    """A 16-byte hash of the raw bytes of each row of [n, vocab_size]."""
-    raw = logits.detach().contiguous().cpu().view(torch.uint8).numpy()
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in raw]
 
 
 class _Rollout:
