@@ -32,9 +32,11 @@ void print(const char* pass, const Case& c, const std::string& plan, double us, 
   std::fflush(stdout);
 }
 
-template <class Plan>
-std::string name_of(const Plan& plan) {
+std::string name_of(const cuda::RmsNormPlan& plan) {
   return plan.threads == 0 ? "rows" : std::to_string(plan.threads) + " x " + std::to_string(plan.octets);
+}
+std::string name_of(const cuda::RmsNormBackwardPlan& plan) {
+  return name_of(cuda::RmsNormPlan{plan.threads, plan.octets}) + (plan.halves ? " halves" : "");
 }
 
 void run(const Case& c, double ceiling, bool every_plan, const std::string& only) {

@@ -4,11 +4,15 @@
 // rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another: a row's octets t, t + kThreads, ...
 // are a thread's own, so that it reads back only what it copied itself into its ring of stages in shared memory, and adds
 // up dweight's chains of its columns in registers. The next rows are under way meanwhile.
+// rms_norm_halves_kernel: two blocks a group. Of each two rows a block has one, for dx, and of both the chains of half of the
+// columns, so that its other row's half is read twice, the second time from L2.
 // rms_norm_rows_kernel: where groups are too few for all multiprocessors, and for any width and alignment. Of the blocks
 // of a group 64 take a row each, for dx; the others columns of all its rows, for dweight's chains.
 // rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
 // One body for every architecture; each gets its own machine code.
 #pragma once
+
+#include <type_traits>
 
 #include "../common/async_copy_groups_sm80.cuh"
 #include "../common/async_copy_sm80.cuh"
@@ -22,6 +26,32 @@ namespace {  // one copy per architecture
 
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // of 8192 rows
+
+// A thread's first column of the rows of a group in an array. kPlain: of is_plain.
+template <class Element, bool kPlain>
+class GroupRows {
+ public:
+  template <class Array>
+  __device__ __forceinline__ GroupRows(Array* array, const RowLayout& rows, std::int64_t first_row, int column)
+      : from_(static_cast<Element*>(array) + column + (kPlain ? first_row * rows.inner_stride : 0)),
+        rows_(rows),
+        first_row_(first_row) {}
+  __device__ __forceinline__ Element* operator[](int row) const {
+    if constexpr (kPlain) {
+      using Byte = std::conditional_t<std::is_const_v<Element>, const unsigned char, unsigned char>;
+      const auto stride = static_cast<std::uint32_t>(rows_.inner_stride) * static_cast<std::uint32_t>(sizeof(Element));
+      const std::uint64_t bytes = std::uint64_t{static_cast<std::uint32_t>(row)} * stride;
+      return reinterpret_cast<Element*>(reinterpret_cast<Byte*>(from_) + bytes);
+    } else {
+      return from_ + rows_.offset(first_row_ + row);
+    }
+  }
+
+ private:
+  Element* from_;
+  const RowLayout& rows_;
+  std::int64_t first_row_;
+};
 
 // A thread's columns of the rows of a step, of dy and h and, where there is one, the gradient of the new residual. A step
 // has one barrier: two rows share its wait where their values fit the registers.
@@ -42,7 +72,7 @@ struct GroupShape {
   static_assert(kStages >= 2);
 };
 
-template <class T, int kThreads, int kOctets>
+template <class T, int kThreads, int kOctets, bool kPlain>
 __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
                                   (GroupShape<T, kThreads, kOctets>::kBlocks))
     rms_norm_groups_kernel(const __grid_constant__ RmsNormBackwardParams p) {
@@ -63,6 +93,10 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
   const int octets = static_cast<int>(p.columns) / kOctet;
   const bool third = p.d_new_residual != nullptr;
+  using Rows = GroupRows<const Storage, kPlain>;
+  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kOctet), h_rows(p.h, p.h_rows, first_row, thread * kOctet);
+  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kOctet);
+  const GroupRows<Storage, kPlain> dx_rows(p.dx, p.dx_rows, first_row, thread * kOctet);
   wait_for_previous_kernel();
 
   for (int i = thread; i < rows; i += kThreads) rstd_of_row[of_block][i] = p.rstd[first_row + i];
@@ -88,11 +122,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
 #pragma unroll
     for (int r = 0; r < kRows; ++r, ++row) {
       if (row >= rows) continue;
-      const Storage* const from[Shape::kArrays] = {
-          static_cast<const Storage*>(p.dy) + p.dy_rows.offset(first_row + row),
-          static_cast<const Storage*>(p.h) + p.h_rows.offset(first_row + row),
-          third ? static_cast<const Storage*>(p.d_new_residual) + p.d_new_residual_rows.offset(first_row + row)
-                : nullptr};
+      const Storage* const from[Shape::kArrays] = {dy_rows[row], h_rows[row], third ? third_rows[row] : nullptr};
 #pragma unroll
       for (int array = 0; array < Shape::kArrays; ++array) {
         if (array == 2 && !third) continue;
@@ -103,7 +133,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
 #pragma unroll
           for (int v = 0; v < kVectors; ++v) {
             copy_async_16(shared_address(slot(stage, r, array, i, v)),
-                          from[array] + octet * kOctet + v * Vector<T>::kColumns);
+                          from[array] + i * kThreads * kOctet + v * Vector<T>::kColumns);
           }
         }
       }
@@ -166,7 +196,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool exists = row + r < rows;
-      Storage* dx = static_cast<Storage*>(p.dx) + (exists ? p.dx_rows.offset(first_row + row + r) : 0);
+      Storage* const dx = dx_rows[exists ? row + r : 0];
 #pragma unroll
       for (int i = 0; i < kOctets; ++i) {
         const int octet = thread + i * kThreads;
@@ -178,7 +208,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
           if (third) (Shape::kKept ? more[r][i] : read(stage, r, 2, i)).to_float(d);
 #pragma unroll
           for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c[r], rstd[r], d[j]);
-          store_octet(dx + octet * kOctet, octet_of<T>(d));
+          store_octet(dx + i * kThreads * kOctet, octet_of<T>(d));
         }
         if (p.round_before_weight) round_octet<T>(z);
 #pragma unroll
@@ -199,6 +229,169 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
     for (int j = 0; j < kOctet; j += 4) {
       *reinterpret_cast<float4*>(to + octet * kOctet + j) =
           make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
+    }
+  }
+}
+
+// Of a stage, a step of two rows: dy, h and, with kThird, the gradient of the new residual of a block's own row; dy and h of the
+// other's kOwn octets, whose chains the thread has.
+template <class T, int kOctets, bool kThird>
+struct HalfShape {
+  static constexpr int kThreads = kRmsNormLanes, kVectors = Octet<T>::kVectors, kOwn = kOctets / 2;
+  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kOctets * kVectors;  // vectors of a thread
+  static constexpr int kStageBytes = (kOfRow + 2 * kOwn * kVectors) * kThreads * 16;
+  static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // of a multiprocessor, which has 227 KB
+  static constexpr int kStages = (192 << 10) / kBlocks / kStageBytes;
+  static_assert(kStages >= 2);
+};
+
+template <class T, int kOctets, bool kThird>
+__global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (HalfShape<T, kOctets, kThird>::kBlocks))
+    rms_norm_halves_kernel(const __grid_constant__ RmsNormBackwardParams p) {
+  using Storage = typename T::Storage;
+  using Shape = HalfShape<T, kOctets, kThird>;
+  constexpr int kThreads = Shape::kThreads, kVectors = Shape::kVectors, kOwn = Shape::kOwn, kStages = Shape::kStages;
+  extern __shared__ uint4 ring[];
+  __shared__ float rstd_of_row[kGroupRows];
+  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // of every other step
+  const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(blockIdx.x % 2);
+  const std::int64_t group = blockIdx.x / 2, first_row = group * kGroupRows, left = p.num_rows - first_row;
+  const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
+  const int octets = static_cast<int>(p.columns) / kOctet;
+  const auto octet_at = [&](int i) { return thread + i * kThreads; };
+  using Rows = GroupRows<const Storage, true>;
+  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kOctet), h_rows(p.h, p.h_rows, first_row, thread * kOctet);
+  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kOctet);
+  const GroupRows<Storage, true> dx_rows(p.dx, p.dx_rows, first_row, thread * kOctet);
+  wait_for_previous_kernel();
+
+  if (thread < rows) rstd_of_row[thread] = p.rstd[first_row + thread];
+  float w[kOctets][kOctet], sums[kOwn][kOctet]{};
+#pragma unroll
+  for (int i = 0; i < kOctets; ++i) {
+    if (octet_at(i) < octets) load_weights<T, true>(p, octet_at(i) * kOctet, kOctet, w[i]);
+  }
+
+  constexpr int kOfStage = Shape::kStageBytes / 16 / kThreads;
+  const auto slot = [&](int stage, int vector) { return ring + (stage * kOfStage + vector) * kThreads + thread; };
+  const auto copy = [&](const Storage* row, int i, int stage, int vector) {
+    if (octet_at(i) >= octets) return;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      copy_async_16(shared_address(slot(stage, vector + v)), row + i * kThreads * kOctet + v * Vector<T>::kColumns);
+    }
+  };
+  const auto read = [&](int stage, int vector) {
+    Octet<T> x;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, vector + v);
+    return x;
+  };
+  const auto copy_step = [&](int step, int stage) {
+    const int mine = 2 * step + half, other = mine ^ 1;
+    if (mine < rows) {
+      const Storage* const from[3] = {dy_rows[mine], h_rows[mine], kThird ? third_rows[mine] : nullptr};
+#pragma unroll
+      for (int array = 0; array < Shape::kArrays; ++array) {
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) copy(from[array], i, stage, (array * kOctets + i) * kVectors);
+      }
+    }
+    if (other < rows) {
+      const Storage* const from[2] = {dy_rows[other], h_rows[other]};
+#pragma unroll
+      for (int array = 0; array < 2; ++array) {
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) {
+          copy(from[array], half * kOwn + j, stage, Shape::kOfRow + (array * kOwn + j) * kVectors);
+        }
+      }
+    }
+    copy_async_commit();
+  };
+#pragma unroll 1
+  for (int step = 0; step < kStages; ++step) copy_step(step, step);
+  __syncthreads();  // rstd_of_row
+  const auto to_xhat = [](const Octet<T>& h, float rstd, float(&xhat)[kOctet]) {
+    h.to_float(xhat);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd);
+  };
+  const auto add_to = [&](float(&sum)[kOctet], const float(&g)[kOctet], float(&xhat)[kOctet]) {
+    if (p.round_before_weight) round_octet<T>(xhat);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) sum[j] = __fmaf_rn(g[j], xhat[j], sum[j]);
+  };
+  int stage = 0;
+#pragma unroll 1
+  for (int step = 0; 2 * step < rows; ++step) {
+    const int mine = 2 * step + half, other = mine ^ 1;
+    copy_async_wait<kStages - 1>();
+    Octet<T> dy[kOctets], h[kOctets], more[kOctets]{}, other_dy[kOwn], other_h[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      dy[i] = read(stage, i * kVectors);
+      h[i] = read(stage, (kOctets + i) * kVectors);
+      if constexpr (kThird) more[i] = read(stage, (2 * kOctets + i) * kVectors);
+    }
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      other_dy[j] = read(stage, Shape::kOfRow + j * kVectors);
+      other_h[j] = read(stage, Shape::kOfRow + (kOwn + j) * kVectors);
+    }
+    const bool is_mine = mine < rows;
+    const float rstd = is_mine ? rstd_of_row[mine] : 0.0f;
+    float lanes[1] = {};
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (!is_mine || octet_at(i) >= octets) continue;
+      float g[kOctet], xhat[kOctet];
+      dy[i].to_float(g);
+      to_xhat(h[i], rstd, xhat);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[0]);
+    }
+    copy_step(step + kStages, stage);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    const auto add_other = [&] {
+      if (other >= rows) return;
+      const float rstd_of_other = rstd_of_row[other];
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) {
+        if (octet_at(half * kOwn + j) >= octets) continue;
+        float g[kOctet], xhat[kOctet];
+        other_dy[j].to_float(g);
+        to_xhat(other_h[j], rstd_of_other, xhat);
+        add_to(sums[j], g, xhat);
+      }
+    };
+    if (half == 1) add_other();  // the row before
+    const float c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[step % 2]), static_cast<float>(p.columns));
+    Storage* const dx = dx_rows[is_mine ? mine : 0];
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (!is_mine || octet_at(i) >= octets) continue;
+      float g[kOctet], xhat[kOctet], d[kOctet] = {};
+      dy[i].to_float(g);
+      to_xhat(h[i], rstd, xhat);
+      if constexpr (kThird) more[i].to_float(d);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), xhat[j], c, rstd, d[j]);
+      store_octet(dx + i * kThreads * kOctet, octet_of<T>(d));
+      if (i / kOwn == half) add_to(sums[i % kOwn], g, xhat);
+    }
+    if (half == 0) add_other();  // the row behind
+  }
+  allow_next_kernel();
+  float* const to = static_cast<float*>(p.workspace) + group * p.columns;
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int octet = octet_at(half * kOwn + j);
+    if (octet >= octets) continue;
+#pragma unroll
+    for (int k = 0; k < kOctet; k += 4) {
+      *reinterpret_cast<float4*>(to + octet * kOctet + k) =
+          make_float4(sums[j][k], sums[j][k + 1], sums[j][k + 2], sums[j][k + 3]);
     }
   }
 }
@@ -381,10 +574,10 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-template <bool kOverlap, class T, int kThreads, int kOctets>
+template <bool kOverlap, class T, int kThreads, int kOctets, bool kPlain>
 void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
   using Shape = GroupShape<T, kThreads, kOctets>;
-  constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets>;
+  constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets, kPlain>;
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
   const int most = allow_shared_memory<kKernel>();
   RLK_CHECK(most >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
@@ -395,6 +588,30 @@ void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
   const bool alone = static_cast<int>(blocks) <= multiprocessors(current_device());
   launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kBlock,
                              alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
+}
+
+template <bool kOverlap, class T, int kThreads, int kOctets>
+void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  is_plain(p) ? run_groups<kOverlap, T, kThreads, kOctets, true>(p, stream)
+              : run_groups<kOverlap, T, kThreads, kOctets, false>(p, stream);
+}
+
+template <bool kOverlap, class T, int kOctets, bool kThird>
+void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  using Shape = HalfShape<T, kOctets, kThird>;
+  constexpr auto* kKernel = &rms_norm_halves_kernel<T, kOctets, kThird>;
+  constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
+  const int most = allow_shared_memory<kKernel>();
+  RLK_CHECK(most >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
+  const unsigned blocks = checked_blocks(2 * rms_norm_groups(p.num_rows), "rms_norm");
+  const bool alone = static_cast<int>(blocks) <= multiprocessors(current_device());  // as in run_groups
+  launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kThreads,
+                             alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
+}
+template <bool kOverlap, class T, int kOctets>
+void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  p.d_new_residual != nullptr ? run_halves<kOverlap, T, kOctets, true>(p, stream)
+                              : run_halves<kOverlap, T, kOctets, false>(p, stream);
 }
 
 template <bool kOverlap>
@@ -411,6 +628,10 @@ void run_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& pla
         const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks), "rms_norm");
         launch_dependent<kOverlap>(has_vectors(p) ? rms_norm_rows_kernel<T, true> : rms_norm_rows_kernel<T, false>,
                                    static_cast<int>(blocks), kRowThreads, 0, stream, p, row_blocks, column_blocks);
+      } else if (plan.halves) {
+        if constexpr (T::kPacked) {
+          plan.octets == 2 ? run_halves<kOverlap, T, 2>(p, stream) : run_halves<kOverlap, T, 4>(p, stream);
+        }
       } else if (plan.threads == 16) {
         run_groups<kOverlap, T, 16, 1>(p, stream);
       } else if (plan.threads == 32) {

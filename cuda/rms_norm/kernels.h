@@ -17,19 +17,24 @@ constexpr std::int64_t kMostFewRows = 1024;  // of a launch that keeps no memory
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
-// kGroups: `threads` threads take 64 rows one after another, each row read once. kRows: a block a row for dx, and beside
-// them threads with two columns of 64 rows for dweight: rows are read twice, any width and alignment.
+// Groups: `threads` threads take 64 rows one after another, each row read once. Halves: two blocks a group, for dx and dweight
+// together, of 16 bits and rows a stride apart; half of a row is read twice. Rows: a block a row for dx, and beside them threads with two columns of 64 rows for
+// dweight: rows are read twice, any width and alignment.
 struct RmsNormBackwardPlan {
-  int threads = 0, octets = 0;  // 0 threads: kRows
+  int threads = 0, octets = 0;  // 0 threads: rows
+  bool halves = false;
 };
-constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},  {32, 1},  {128, 1}, {256, 1},
-                                                         {256, 2}, {256, 4}, {256, 8}, {0, 0}};
+constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},        {32, 1},  {128, 1}, {256, 1}, {256, 2, true},
+                                                         {256, 4, true}, {256, 2}, {256, 4}, {256, 8}, {0, 0}};
 bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p);
 RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors);
 
 // Whether rows, and the weight, are whole vectors of eight columns at multiples of 16 bytes.
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
+
+// Whether the rows of every array are one stride of less than 2^31 bytes apart: an address is one instruction then.
+bool is_plain(const RmsNormBackwardParams& p);
 
 void rms_norm_sm80(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
 void rms_norm_sm90(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);

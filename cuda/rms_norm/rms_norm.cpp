@@ -40,8 +40,22 @@ bool has_vectors(const RmsNormBackwardParams& p) {
          whole(p.h, p.h_rows) && whole(p.dx, p.dx_rows) && whole(p.d_new_residual, p.d_new_residual_rows);
 }
 
+bool is_plain(const RmsNormBackwardParams& p) {
+  const auto one_stride = [&](const void* base, const RowLayout& rows) {
+    return base == nullptr || (rows.inner >= p.num_rows && rows.inner_stride >= 0 &&
+                               rows.inner_stride < (std::int64_t{1} << 31) / size_of(p.dtype));
+  };
+  return one_stride(p.dy, p.dy_rows) && one_stride(p.h, p.h_rows) && one_stride(p.dx, p.dx_rows) &&
+         one_stride(p.d_new_residual, p.d_new_residual_rows);
+}
+
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p) { return holds_row(plan, p); }
-bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) { return holds_row(plan, p); }
+bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) {
+  if (!holds_row(plan, p)) return false;
+  if (!plan.halves) return true;
+  return p.dx != nullptr && p.dweight != nullptr && is_plain(p) && p.dtype != DType::kFloat32 &&
+         p.columns > std::int64_t{plan.threads} * plan.octets / 2 * kOctet;
+}
 
 RmsNormPlan choose_plan(const RmsNormParams& p) {
   // Where two inputs keep memory busy, more threads with fewer octets do better, as long as few have none.
@@ -54,9 +68,11 @@ RmsNormPlan choose_plan(const RmsNormParams& p) {
 }
 
 RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors) {
-  if (2 * rms_norm_groups(p.num_rows) < multiprocessors) return {};
+  const std::int64_t groups = rms_norm_groups(p.num_rows);
+  const bool halves = 2 * groups <= multiprocessors;  // more of them would wait for one another
+  if (5 * groups < multiprocessors) return {};
   for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
-    if (serves(plan, p)) return plan;
+    if (plan.halves == halves && serves(plan, p)) return plan;
   }
   return {};
 }

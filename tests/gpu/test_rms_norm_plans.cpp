@@ -60,11 +60,13 @@ const std::vector<Case> kCases = {
     {1040, 4096, DType::kBFloat16, true, true, false, true},
 };
 
-std::string text(const Case& c) {
-  return std::string(short_name(c.dtype)) + " [" + std::to_string(c.rows) + ", " + std::to_string(c.columns) + "]";
+// `inner` rows are a stride apart, then the next follow: kernels know one stride from two.
+std::string text(const Case& c, std::int64_t inner) {
+  return std::string(short_name(c.dtype)) + " [" + std::to_string(c.rows) + ", " + std::to_string(c.columns) + "] by " +
+         std::to_string(inner);
 }
 
-void run_forward_case(const Case& c, std::mt19937* random) {
+void run_forward_case(const Case& c, std::int64_t inner, std::mt19937* random) {
   const std::int64_t stride = c.columns + c.pad;
   const DType weight_dtype = c.fp32_weight ? DType::kFloat32 : c.dtype;
   const auto x = matrix(c.rows, c.columns, stride, c.dtype, random, true);
@@ -73,7 +75,7 @@ void run_forward_case(const Case& c, std::mt19937* random) {
   std::vector<unsigned char> y(x.size(), kCanary), new_residual = y;
   std::vector<unsigned char> rstd(static_cast<std::size_t>(c.rows) * 4, kCanary);
   RmsNormParams p;
-  p.x_rows = p.residual_rows = p.y_rows = p.new_residual_rows = {c.rows, 0, stride};
+  p.x_rows = p.residual_rows = p.y_rows = p.new_residual_rows = {inner, inner * stride, stride};
   p.num_rows = c.rows;
   p.columns = c.columns;
   p.dtype = c.dtype;
@@ -100,7 +102,7 @@ void run_forward_case(const Case& c, std::mt19937* random) {
       if (!serves(plan, p)) continue;
       arch == 90 ? rms_norm_sm90(p, plan, nullptr) : rms_norm_sm80(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "rms_norm");
-      const std::string what = text(c) + ", plan " + std::to_string(plan.threads) + " x " +
+      const std::string what = text(c, inner) + ", plan " + std::to_string(plan.threads) + " x " +
                                std::to_string(plan.octets) + ", sm_" + std::to_string(arch);
       expect(out.host(), y, what + ", y");
       expect(sum.host(), c.residual ? new_residual : clean, what + ", new_residual");
@@ -109,7 +111,7 @@ void run_forward_case(const Case& c, std::mt19937* random) {
   }
 }
 
-void run_backward_case(const Case& c, std::mt19937* random) {
+void run_backward_case(const Case& c, std::int64_t inner, std::mt19937* random) {
   const std::int64_t stride = c.columns + c.pad;
   const DType weight_dtype = c.fp32_weight ? DType::kFloat32 : c.dtype;
   const DType dweight_dtype = c.main_grad ? DType::kFloat32 : weight_dtype;
@@ -122,7 +124,7 @@ void run_backward_case(const Case& c, std::mt19937* random) {
   std::vector<unsigned char> dx(dy.size(), kCanary);
   std::vector<unsigned char> dweight(static_cast<std::size_t>(c.columns * size_of(dweight_dtype)), kCanary);
   RmsNormBackwardParams p;
-  p.dy_rows = p.h_rows = p.d_new_residual_rows = p.dx_rows = {c.rows, 0, stride};
+  p.dy_rows = p.h_rows = p.d_new_residual_rows = p.dx_rows = {inner, inner * stride, stride};
   p.num_rows = c.rows;
   p.columns = c.columns;
   p.dtype = c.dtype;
@@ -157,9 +159,9 @@ void run_backward_case(const Case& c, std::mt19937* random) {
         if (!serves(plan, p)) continue;
         arch == 90 ? rms_norm_backward_sm90(p, plan, nullptr) : rms_norm_backward_sm80(p, plan, nullptr);
         check(cudaDeviceSynchronize(), "rms_norm_backward");
-        const std::string what = text(c) + ", backward plan " + std::to_string(plan.threads) + " x " +
-                                 std::to_string(plan.octets) + ", sm_" + std::to_string(arch) + ", wanted " +
-                                 std::to_string(wanted);
+        const std::string what = text(c, inner) + ", backward plan " + std::to_string(plan.threads) + " x " +
+                                 std::to_string(plan.octets) + (plan.halves ? " halves" : "") + ", sm_" +
+                                 std::to_string(arch) + ", wanted " + std::to_string(wanted);
         expect(out.host(), wanted & 1 ? dx : clean, what + ", dx");
         expect(sums.host(), wanted & 2 ? dweight : clean_weight, what + ", dweight");
       }
@@ -179,8 +181,11 @@ int main() {
   }
   std::mt19937 random(1);
   for (const cuda::Case& c : cuda::kCases) {
-    cuda::run_forward_case(c, &random);
-    cuda::run_backward_case(c, &random);
+    for (const std::int64_t inner : {c.rows, std::int64_t{3}}) {
+      if (inner > c.rows) continue;
+      cuda::run_forward_case(c, inner, &random);
+      cuda::run_backward_case(c, inner, &random);
+    }
   }
   std::printf("%d of %d outputs differ\n", cuda::wrong, cuda::compared);
   return cuda::wrong > 0;
