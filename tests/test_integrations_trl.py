@@ -401,6 +401,12 @@ def in_float64(self: Any, model: Any, input_ids: Any, attention_mask: Any, logit
     return self.of_float64, self.entropy_of_float64, None
 
 
+def high_entropy_in_float32(self: Any, entropies: Any, mask: Any, threshold: float) -> Any:
+    """GRPOTrainer.get_high_entropy_mask of float32 entropies, as a step has: it compares them with one of them, rounded
+    to float32, and of float64 that one is below itself as often as not."""
+    return type(self).get_high_entropy_mask(self, entropies.float(), mask, threshold)
+
+
 def norms_of_tokens(trainer: Any) -> tuple[Any, Any]:
     """Norms of the parameters' gradients of each token's log-probability and entropy, [SEQUENCES, COMPLETION]."""
     if not hasattr(trainer, "norms"):
@@ -468,6 +474,7 @@ def compare(trainer: Any, options: dict[str, Any]) -> None:
         ours = Step(settings(trainer, options), model, dict(inputs))
     exact_trainer = settings(trainer, options)
     exact_trainer._get_per_token_logps_and_entropies = types.MethodType(in_float64, exact_trainer)
+    exact_trainer.get_high_entropy_mask = types.MethodType(high_entropy_in_float32, exact_trainer)
     exact = Step(exact_trainer, model, dict(inputs))
     model.zero_grad()
 
