@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -360,12 +361,23 @@ TRL = {
     "sequence sapo": {"importance_sampling_level": "sequence", "loss_type": "sapo"},
     "delta": {"delta": 1.4, "epsilon_high": 0.28},
     "beta": {"beta": 0.04},
-    "unbiased kl": {"beta": 0.04, "use_bias_correction_kl": True},
-    "unbiased kl, sequence": {"beta": 0.04, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+    "beta, sequence": {"beta": 0.04, "importance_sampling_level": "sequence"},
+    "biased kl": {"beta": 0.04, "use_bias_correction_kl": False},
     "off-policy mask": {"off_policy_mask_threshold": 0.01},
     "entropy": {"entropy_coef": 0.02, "gradient_accumulation_steps": 4},
     "entropy grpo": {"entropy_coef": 0.02, "gradient_accumulation_steps": 4, "loss_type": "grpo"},
 }
+
+
+def test_defaults_are_trls(trl: Any) -> None:
+    grpo, rloo = trl.GRPOConfig, framework_sources.trl("trl.trainer.rloo_config").RLOOConfig
+    gmpo = framework_sources.trl("trl.experimental.gmpo.gmpo_config").GMPOConfig
+    for preset, config in ((presets.trl, grpo), (presets.trl_rloo, rloo), (presets.trl_gmpo, gmpo)):
+        theirs = {field.name: field.default for field in dataclasses.fields(config)}
+        for name, ours in inspect.signature(preset).parameters.items():
+            assert ours.default == theirs[name], (preset.__name__, name)
+
+
 MODES = [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
@@ -397,7 +409,7 @@ def trl_loss(
 ) -> Any:
     """GRPOTrainer._compute_loss of TRL itself."""
     args = SimpleNamespace(
-        use_bias_correction_kl=fields.get("use_bias_correction_kl", False), delta=fields.get("delta"),
+        use_bias_correction_kl=fields.get("use_bias_correction_kl", True), delta=fields.get("delta"),
         sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0,
         vespo_lambda_neg=2.0, steps_per_generation=1,
     )  # fmt: skip
@@ -410,7 +422,7 @@ def trl_loss(
         importance_sampling_level=fields.get("importance_sampling_level", "token"), beta=fields.get("beta", 0.0),
         loss_type=fields.get("loss_type", "dapo"), epsilon_low=epsilon,
         epsilon_high=fields.get("epsilon_high", epsilon), use_vllm=weights is not None,
-        vllm_importance_sampling_correction=True, max_completion_length=256,
+        vllm_importance_sampling_correction=True, max_completion_length=512,
         current_gradient_accumulation_steps=fields.get("gradient_accumulation_steps", 1),
         _entropy_bonus_enabled=fields.get("entropy_coef", 0.0) != 0, entropy_coef=fields.get("entropy_coef", 0.0),
         use_adaptive_entropy=False,
@@ -679,6 +691,9 @@ def test_slime(name: str) -> None:
         ),
         (lambda: presets.openrlhf(is_correction_threshold=(1, 2, 3)), "is_correction_threshold: expected two numbers"),
         (lambda: presets.trl(top_entropy_quantile=1.5), "top_entropy_quantile: expected a number in"),
+        (lambda: presets.trl(gradient_accumulation_steps=0), "gradient_accumulation_steps: expected an integer > 0"),
+        (lambda: presets.trl_gmpo(gradient_accumulation_steps=-2), "gradient_accumulation_steps: expected an integer"),
+        (lambda: presets.verl(loss_agg_mode="constant"), "loss_agg_mode: expected"),
         (lambda: presets.verl(rollout_is="token", rollout_is_threshold="a"), "rollout_is_threshold: expected a number"),
         (lambda: presets.openrlhf(is_correction_gating="kl"), "is_correction_gating: expected"),
         (
@@ -689,4 +704,23 @@ def test_slime(name: str) -> None:
 )
 def test_what_a_preset_does_not_know_is_an_error(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: presets.verl(clip_ratio=None), "clip_ratio"),  # type: ignore[arg-type]
+        (lambda: presets.trl(epsilon=None), "epsilon"),  # type: ignore[arg-type]
+        (lambda: presets.trl_rloo(epsilon=None), "epsilon"),  # type: ignore[arg-type]
+        (lambda: presets.trl_gmpo(epsilon=None), "epsilon"),  # type: ignore[arg-type]
+        (lambda: presets.slime(eps_clip=None), "eps_clip"),  # type: ignore[arg-type]
+        (
+            lambda: presets.trl(loss_type="dr_grpo", max_completion_length=None),  # type: ignore[arg-type]
+            "max_completion_length",
+        ),
+    ],
+)
+def test_a_bound_that_is_null_is_no_bound_left_out(call: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: expected a number, got NoneType"):
         call()

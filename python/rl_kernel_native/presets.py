@@ -33,10 +33,18 @@ def _either(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
+def _share(gradient_accumulation_steps: int) -> float:
+    steps = _check.integer("gradient_accumulation_steps", gradient_accumulation_steps)
+    if steps < 1:
+        raise ValueError(f"gradient_accumulation_steps: expected an integer > 0, got {steps}")
+    return 1.0 / steps
+
+
 _VERL_LOSSES = (
     "vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo", "dro", "reinforce", "dppo_tv",
     "dppo_kl",
 )  # fmt: skip
+_VERL_AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _VERL_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
@@ -80,6 +88,9 @@ def verl(
     """
     if loss_mode not in _VERL_LOSSES:
         raise _unknown("loss_mode", loss_mode, _VERL_LOSSES)
+    if loss_agg_mode not in _VERL_AGGREGATIONS:
+        raise _unknown("loss_agg_mode", loss_agg_mode, _VERL_AGGREGATIONS)
+    clip_ratio = _check.number("clip_ratio", clip_ratio)
     low, high = _either(clip_ratio_low, clip_ratio), _either(clip_ratio_high, clip_ratio)
     fields: dict[str, Any] = {"aggregation": loss_agg_mode, "dp_size": dp_size, "horizon": loss_scale_factor}
     if loss_agg_mode != "seq-mean-token-sum-norm":
@@ -154,7 +165,7 @@ def trl(
     delta: float | None = None,
     beta: float = 0.0,
     importance_sampling_level: str = "token",
-    use_bias_correction_kl: bool = False,
+    use_bias_correction_kl: bool = True,
     off_policy_mask_threshold: float | None = None,
     sapo_temperature_pos: float = 1.0,
     sapo_temperature_neg: float = 1.05,
@@ -169,7 +180,7 @@ def trl(
     vllm_importance_sampling_clip_min: float | None = None,
     entropy_coef: float = 0.0,
     top_entropy_quantile: float = 1.0,
-    max_completion_length: int = 256,
+    max_completion_length: int = 512,
     gradient_accumulation_steps: int = 1,
 ) -> PolicySpec:
     """TRL's GRPO loss (TRL 1.16: trl/trainer/grpo_trainer.py, ``_compute_loss``).
@@ -190,7 +201,7 @@ def trl(
         raise _unknown("loss_type", loss_type, _TRL_LOSSES)
     if importance_sampling_level not in ("token", "sequence"):
         raise _unknown("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
-    high = _either(epsilon_high, epsilon)
+    high = _either(epsilon_high, _check.number("epsilon", epsilon))
     fields: dict[str, Any] = {"level": "token" if importance_sampling_level == "token" else "geometric"}
     if loss_type == "cispo":
         fields |= {"clip": "cispo", "epsilon_low": None, "epsilon_high": high, "epsilon_absolute": True}
@@ -210,13 +221,13 @@ def trl(
         fields |= {
             "aggregation": "seq-mean-token-sum-norm",
             "count_empty": True,
-            "horizon": float(max_completion_length),
+            "horizon": _check.number("max_completion_length", max_completion_length),
         }
     elif loss_type == "luspo":
         fields |= {"aggregation": "seq-mean-token-sum", "count_empty": True}
     else:
         fields["aggregation"] = "token-mean" if loss_type == "bnpo" else "constant"
-    share = 1.0 / gradient_accumulation_steps
+    share = _share(gradient_accumulation_steps)
     if fields["aggregation"] != "constant":
         fields["scale"] = share
     if beta != 0:
@@ -258,7 +269,7 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
     """
     # One number of each sequence: the mean over its tokens is itself.
     return PolicySpec(
-        level="sequence", epsilon_low=epsilon, epsilon_high=_either(epsilon_high, epsilon),
+        level="sequence", epsilon_low=_check.number("epsilon", epsilon), epsilon_high=_either(epsilon_high, epsilon),
         aggregation="seq-mean-token-mean", count_empty=True, lenient=True,
     )  # fmt: skip
 
@@ -279,9 +290,9 @@ def trl_gmpo(
     """
     fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
     return PolicySpec(
-        clip="gmpo", level="geometric", epsilon_low=epsilon, epsilon_high=_either(epsilon_high, epsilon),
-        aggregation="seq-mean-token-mean", count_empty=True, scale=1.0 / gradient_accumulation_steps, lenient=True,
-        **fields,
+        clip="gmpo", level="geometric", epsilon_low=_check.number("epsilon", epsilon),
+        epsilon_high=_either(epsilon_high, epsilon), aggregation="seq-mean-token-mean", count_empty=True,
+        scale=_share(gradient_accumulation_steps), lenient=True, **fields,
     )  # fmt: skip
 
 
@@ -308,7 +319,8 @@ def slime(
     """slime's policy loss (slime 2026-08: slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
 
     A loss over samples is divided by ``policy_loss(denominator=global_batch_size)``, one over tokens by the number of
-    tokens. ``advantage_estimator="gspo"`` makes the ratio a sequence's.
+    tokens. ``advantage_estimator="gspo"`` makes the ratio a sequence's; with any other it is a token's. vime, a fork of
+    slime for other engines, has the same loss.
 
     Args: as slime's command line names them; ``use_icepop``: slime's ``icepop_function`` in place of TIS.
     Returns: a :class:`PolicySpec`.
@@ -321,7 +333,7 @@ def slime(
     fields: dict[str, Any] = {
         "level": "geometric" if advantage_estimator == "gspo" else "token",
         "clip": "cispo" if use_cispo else "ppo",
-        "epsilon_low": eps_clip,
+        "epsilon_low": _check.number("eps_clip", eps_clip),
         "epsilon_high": _either(eps_clip_high, eps_clip),
         "dual_clip": None if use_cispo else eps_clip_c,
         "entropy_coef": entropy_coef,
