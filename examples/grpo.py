@@ -43,6 +43,7 @@ GROUP = 16  # answers to a prompt
 PARTS = ("rollout", "ratio/KL", "logprob", "loss", "backward", "update")
 
 console = Console()
+JUDGED_WIDTH = 118  # of the table of judged steps
 
 
 # ---- model, tokenizer, reward ---------------------------------------------------------------------------------------
@@ -383,7 +384,7 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
             f"{j.gradient:.4f}", f"{j.gradient_off['stock']:.1e}", f"{j.gradient_off['rk']:.1e}",
             f"{j.gradient_allowed:.1e}", style=None if j.agrees else "red",
         )  # fmt: skip
-    console.print(table)
+    Console(width=max(console.width, JUDGED_WIDTH)).print(table)  # figures cut short would say nothing
     agreeing = sum(j.agrees for j in judged)
     console.print(f"within the contract: {agreeing} of {len(judged)} steps")
     same = sum(stock.rewards[step] == ours.rewards[step] for step in stock.rewards)
