@@ -245,7 +245,7 @@ class Reference {
       if (s_.surrogate == rlk::Surrogate::kGeometricClip) {
         p.value = -mean_a * r1;
         const bool above = x.a > 0 && d > s_.clip_high, below = x.a < 0 && d < s_.clip_low;
-        p.along_logprob = above || below ? 0.0f : p.value;
+        p.along_logprob = above || below || x.a == 0 ? 0.0f : p.value;
         p.clipped = above;
         p.dual = below;
       } else if (s_.surrogate == rlk::Surrogate::kGamma) {

@@ -364,3 +364,10 @@ def test_a_cuda_graph_replays_without_a_synchronisation(rng: np.random.Generator
         torch.cuda.synchronize()
         for name, outputs in calls(x, x.mask, ends).items():
             assert_same(tuple(o.cpu() for o in got[name]), tuple(o.cpu() for o in outputs), name)
+
+
+def test_a_mask_of_bytes_is_traced() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 3, device="meta")
+    for found in (rk.gae(x, x, x.to(torch.uint8)), rk.masked_whiten(x, x.to(torch.uint8))):
+        assert (found if isinstance(found, torch.Tensor) else found[0]).shape == x.shape

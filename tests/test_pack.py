@@ -278,3 +278,11 @@ def test_bad_lengths_are_clamped_with_a_status_on_a_gpu() -> None:
     got = rk.pack(x, lengths.clamp(0, 5), max_tokens=6)
     assert (got.cu_seqlens.tolist(), got.status.tolist()) == ([0, 2, 2, 6, 6], [2])
     assert got.tensors.tolist() == [0.0, 1.0, 10.0, 11.0, 12.0, 13.0]
+
+
+def test_a_conjugated_view_is_packed_as_what_it_shows() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[1 + 2j, 3 + 4j]])
+    packed = rk.pack(x.conj(), lengths=torch.tensor([2]))
+    assert packed.tensors.tolist() == [1 - 2j, 3 - 4j]
+    assert rk.unpack(x[0].conj(), packed.cu_seqlens, 2).tolist() == [[1 - 2j, 3 - 4j]]

@@ -184,3 +184,13 @@ def test_fake_tensors_say_shapes_and_errors() -> None:
             rk.policy_loss(x, x, torch.zeros(4), mask, spec=rk.PolicySpec())
         with pytest.raises(TypeError, match="old_logprob: expected dtype float32"):
             rk.policy_loss(x, x.half(), torch.zeros(3), mask, spec=rk.PolicySpec())
+
+
+def test_gmpo_has_no_gradient_where_the_advantage_is_zero() -> None:
+    """As verl's and TRL's, whose clip goes by the advantage's sign."""
+    logprob = torch.full((1, 2), 0.1, requires_grad=True)
+    spec = rk.PolicySpec(clip="gmpo", level="geometric", aggregation="seq-mean-token-mean")
+    loss = rk.policy_loss(logprob, torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2), spec=spec).loss
+    gradient = torch.autograd.grad(loss, logprob)[0]
+    assert gradient[0, 0] == loss / 2
+    assert gradient[0, 1] == 0

@@ -12,7 +12,7 @@ from . import _torch
 from ._shapes import check_columns, dtype_name
 from ._torch import is_direct, is_plain, is_untraced, prepare, require_tensors
 
-MASKS = (torch.bool, torch.int32, torch.int64, torch.float32)
+MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
 
 
 def call_constant(native: Any, name: str, tensors: dict[str, Any], options: tuple[Any, ...]) -> Any:

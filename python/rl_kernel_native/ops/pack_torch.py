@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .. import _torch
 from .._native import module as _C
 from .._torch import is_direct, prepare, require_tensors, wants_grad
@@ -20,10 +22,16 @@ def _named(tensors: list[Any]) -> dict[str, Any]:
     return {"tensors": tensors[0]} if len(tensors) == 1 else {f"tensors[{i}]": t for i, t in enumerate(tensors)}
 
 
+def _resolved(tensors: list[Any]) -> list[Any]:
+    """Of a conjugated view the numbers in memory are others."""
+    return [t.resolve_conj() if isinstance(t, torch.Tensor) else t for t in tensors]
+
+
 def pack(
     tensors: list[Any], lengths: Any, mask: Any, num_tokens: Any, capacity: Any, fills: list[float]
 ) -> tuple[list[Any], Any, Any, Any]:
     """(packed, cu_seqlens, positions, status)"""
+    tensors = _resolved(tensors)
     if is_direct(*tensors, lengths, mask) and not wants_grad(*tensors):
         _torch.device_type(tensors[0], "tensors")
         prepare(tensors[0])
@@ -40,6 +48,7 @@ def pack(
 
 
 def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any, fills: list[float]) -> list[Any]:
+    tensors = _resolved(tensors)
     if is_direct(*tensors, cu_seqlens, positions) and not wants_grad(*tensors):
         _torch.device_type(tensors[0], "tensors")
         prepare(tensors[0])

@@ -249,7 +249,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
       const auto clipped = clipped_log_ratio(s, raw, advantage).clipped;
       t.value = broadcast<F>(mul_rn(-f.advantage, f.ratio));
       t.along_ratio = zero;
-      t.along_logprob = select(clipped, zero, t.value);
+      t.along_logprob = select(clipped | (advantage == zero), zero, t.value);
       t.clipped = MaskOf<F>(clipped & (advantage > zero));
       t.dual = MaskOf<F>(clipped & (advantage < zero));
       break;

@@ -21,7 +21,7 @@
 //   kLogprob        the same, w = 1
 //   kSigmoid        s = sigmoid(t (r - 1)), t = tau_positive for A > 0, else tau_negative; P = (-(s (4/t))) A,
 //                   P_x = -A ((4 s (1 - s)) r')
-//   kGeometricClip  P = -(sum(A) / n) r of every token; P_l = P where the token's log-ratio is not clipped, else 0
+//   kGeometricClip  P = -(sum(A) / n) r of every token; P_l = P where A is not 0 and the log-ratio not clipped, else 0
 //   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), 0 where that is not finite; k and lambda by A >= 0
 //   kQuadratic      d = fl(l - o); P = -(l A - (quadratic / 2 * d) d), P_l = -(A - quadratic d)
 // Importance weight w of rollout: d = fl(o - m), or fl(l - m) with importance_of_current, d itself, summed or averaged by

@@ -1,0 +1,81 @@
+"""Presets: defaults are the frameworks', and what a preset does not know is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+import framework_sources
+from rl_kernel_native import presets
+
+
+@pytest.fixture(scope="module")
+def trl() -> Any:
+    return framework_sources.trl("trl.trainer.grpo_trainer")
+
+
+def test_defaults_are_trls(trl: Any) -> None:
+    grpo, rloo = trl.GRPOConfig, framework_sources.trl("trl.trainer.rloo_config").RLOOConfig
+    gmpo = framework_sources.trl("trl.experimental.gmpo.gmpo_config").GMPOConfig
+    for preset, config in ((presets.trl, grpo), (presets.trl_rloo, rloo), (presets.trl_gmpo, gmpo)):
+        theirs = {field.name: field.default for field in dataclasses.fields(config)}
+        for name, ours in inspect.signature(preset).parameters.items():
+            assert ours.default == theirs[name], (preset.__name__, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: presets.verl(loss_mode="dppo"), "loss_mode: expected"),
+        (lambda: presets.verl(loss_agg_mode="seq-mean-token-sum-norm"), "loss_scale_factor: expected a number"),
+        (lambda: presets.verl(loss_mode="sapo", use_kl_loss=True), "one loss has one aggregation"),
+        (lambda: presets.verl(use_kl_loss=True, kl_loss_type="full"), "kl_loss_type: expected"),
+        (lambda: presets.trl(loss_type="dpo"), "loss_type: expected"),
+        (lambda: presets.trl(use_vllm=True, vllm_importance_sampling_mode="x"), "vllm_importance_sampling_mode"),
+        (lambda: presets.slime(kl_loss_type="k4"), "kl_loss_type: expected"),
+        (
+            lambda: presets.openrlhf(policy_loss_type="gspo", use_kl_loss=True, unbiased_gradient=True),
+            "unbiased_gradient: expected False",
+        ),
+        (
+            lambda: presets.openrlhf(is_correction_level="seq", is_correction_gating="tv"),
+            r"is_correction_threshold: expected \(0, delta\)",
+        ),
+        (lambda: presets.openrlhf(is_correction_threshold=(1, 2, 3)), "is_correction_threshold: expected two numbers"),
+        (lambda: presets.trl(top_entropy_quantile=1.5), "top_entropy_quantile: expected a number in"),
+        (lambda: presets.trl(gradient_accumulation_steps=0), "gradient_accumulation_steps: expected an integer > 0"),
+        (lambda: presets.trl_gmpo(gradient_accumulation_steps=-2), "gradient_accumulation_steps: expected an integer"),
+        (lambda: presets.verl(loss_agg_mode="constant"), "loss_agg_mode: expected"),
+        (lambda: presets.verl(rollout_is="token", rollout_is_threshold="a"), "rollout_is_threshold: expected a number"),
+        (lambda: presets.openrlhf(is_correction_gating="kl"), "is_correction_gating: expected"),
+        (
+            lambda: presets.openrlhf(is_correction_level="seq", is_correction_mode="clip"),
+            'is_correction_mode: expected "mask"',
+        ),
+    ],
+)
+def test_what_a_preset_does_not_know_is_an_error(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: presets.verl(clip_ratio=None), "clip_ratio"),  # type: ignore[arg-type]
+        (lambda: presets.trl(epsilon=None), "epsilon"),  # type: ignore[arg-type]
+        (lambda: presets.trl_rloo(epsilon=None), "epsilon"),  # type: ignore[arg-type]
+        (lambda: presets.trl_gmpo(epsilon=None), "epsilon"),  # type: ignore[arg-type]
+        (lambda: presets.slime(eps_clip=None), "eps_clip"),  # type: ignore[arg-type]
+        (
+            lambda: presets.trl(loss_type="dr_grpo", max_completion_length=None),  # type: ignore[arg-type]
+            "max_completion_length",
+        ),
+    ],
+)
+def test_a_bound_that_is_null_is_no_bound_left_out(call: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}: expected a number, got NoneType"):
+        call()
