@@ -592,11 +592,8 @@ void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
 
 template <bool kOverlap, class T, int kThreads, int kOctets>
 void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
-  // Three arrays at once do better the less is asked for ahead (README.md): there the longer way to an address gains.
-  const bool asks_later = kThreads == 256 && kOctets == 2 && p.d_new_residual != nullptr &&
-                          rms_norm_groups(p.num_rows) <= multiprocessors(current_device());
-  is_plain(p) && !asks_later ? run_groups<kOverlap, T, kThreads, kOctets, true>(p, stream)
-                             : run_groups<kOverlap, T, kThreads, kOctets, false>(p, stream);
+  is_plain(p) ? run_groups<kOverlap, T, kThreads, kOctets, true>(p, stream)
+              : run_groups<kOverlap, T, kThreads, kOctets, false>(p, stream);
 }
 
 template <bool kOverlap, class T, int kOctets, bool kThird>
