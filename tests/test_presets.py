@@ -12,13 +12,9 @@ import framework_sources
 from rl_kernel_native import presets
 
 
-@pytest.fixture(scope="module")
-def trl() -> Any:
-    return framework_sources.trl("trl.trainer.grpo_trainer")
-
-
-def test_defaults_are_trls(trl: Any) -> None:
-    grpo, rloo = trl.GRPOConfig, framework_sources.trl("trl.trainer.rloo_config").RLOOConfig
+def test_defaults_are_trls() -> None:
+    grpo = framework_sources.trl("trl.trainer.grpo_config").GRPOConfig
+    rloo = framework_sources.trl("trl.trainer.rloo_config").RLOOConfig
     gmpo = framework_sources.trl("trl.experimental.gmpo.gmpo_config").GMPOConfig
     for preset, config in ((presets.trl, grpo), (presets.trl_rloo, rloo), (presets.trl_gmpo, gmpo)):
         theirs = {field.name: field.default for field in dataclasses.fields(config)}
