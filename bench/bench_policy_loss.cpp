@@ -63,7 +63,8 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const Token
   }
   // Of a ratio over sequences logprob, old_logprob, advantage and mask are read twice; of counts the mask.
   const int again = c.level != RatioLevel::kToken ? 4 : c.counts;
-  bench.print(c.name, inputs + outputs + again, calls, cuda::policy_loss_sm90, of);
+  bench.print(c.name, inputs + outputs + again, calls, cuda::policy_loss_sm90, of,
+              cuda::choose_policy_plan(calls[0], cuda::multiprocessors(0)));
 }
 
 }  // namespace

@@ -81,8 +81,12 @@ class TokenBench {
   template <class Params, class Run>
   void print(const char* name, double moved, const std::vector<Params>& calls, const Run& run,
              const TokenRun& of) const {
+    print(name, moved, calls, run, of, cuda::choose_token_plan(calls[0].sequences, cuda::multiprocessors(0)));
+  }
+  template <class Params, class Run>
+  void print(const char* name, double moved, const std::vector<Params>& calls, const Run& run, const TokenRun& of,
+             const cuda::TokenPlan& chosen) const {
     const double bytes = 4.0 * static_cast<double>(slots()) * moved;
-    const cuda::TokenPlan chosen = cuda::choose_token_plan(calls[0].sequences, cuda::multiprocessors(0));
     for (const cuda::TokenPlan& plan : cuda::kTokenPlans) {
       if (!of.every_plan && plan.tile != chosen.tile) continue;
       const auto call = [&](cudaStream_t s, int i) { run(calls[static_cast<std::size_t>(i) % calls.size()], plan, s); };
@@ -100,14 +104,26 @@ class TokenBench {
   int arrays_;
 };
 
-// main() of a benchmark: run(sequences, tokens, of) of every shape, of every plan with --plans or else of the chosen one.
+// main() of a benchmark: run(sequences, tokens, of) of every shape or of the given one, of every plan with --plans or else
+// of the chosen one.
 template <class Run>
 int bench_tokens(int argc, char** argv, const Run& run) {
   TokenRun of;
-  if (!CommandLine().flag("plans", &of.every_plan).read(argc, argv)) return 2;
+  std::int64_t given_sequences = 0, given_tokens = 0;
+  if (!CommandLine()
+           .flag("plans", &of.every_plan)
+           .value("sequences", "N", &given_sequences, 1)
+           .value("tokens", "N", &given_tokens, 1)
+           .read(argc, argv)) {
+    return 2;
+  }
   if (!has_hopper()) return 1;
   of.ceiling = copy_ceiling();
   std::printf("copy ceiling %.2f TB/s\n", of.ceiling / 1e12);
+  if (given_sequences > 0 && given_tokens > 0) {
+    run(given_sequences, given_tokens, of);
+    return 0;
+  }
   for (const auto& [sequences, tokens] : kTokenShapes) run(sequences, tokens, of);
   return 0;
 }

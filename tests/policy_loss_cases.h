@@ -84,12 +84,25 @@ inline rlk::PolicySpec random_spec(std::mt19937* random) {
   return s;
 }
 
-// `sequences` of up to `longest` tokens.
-inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longest, bool packed, Case* c) {
+// What most configurations choose of it (kernels/policy_plain.h).
+inline void make_plain(rlk::PolicySpec* s) {
+  s->level = rlk::RatioLevel::kToken;
+  s->surrogate = rlk::Surrogate::kRatio;
+  s->importance = rlk::ImportanceLevel::kNone;
+  s->ratio_cap = s->drop_above = std::numeric_limits<float>::infinity();
+  s->gate = s->drop_by_rollout = s->selected_drops = 0;
+  s->kl_straight_through = s->kl_times_ratio = 0;
+  s->kl_gradient_ratio = 0.0f;
+}
+
+// `sequences` of up to `longest` tokens. plain: padded ones, a multiple of four.
+inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longest, bool packed, Case* c,
+                      bool plain = false) {
   std::mt19937 random(seed);
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   rlk::PolicyLossParams& p = c->p;
   p.spec = random_spec(&random);
+  if (plain) make_plain(&p.spec);
   rlk::PolicySequences& q = p.sequences;
   q.num_sequences = sequences;
   q.num_tokens = longest;
@@ -105,7 +118,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
     q.cu_dtype = pick(2) ? rlk::DType::kInt64 : rlk::DType::kInt32;
     q.cu_seqlens = q.cu_dtype == rlk::DType::kInt64 ? static_cast<const void*>(c->cuts64.data()) : c->cuts32.data();
   }
-  const std::int64_t pad = packed ? 0 : pick(3) * pick(4), row = q.num_tokens + pad;
+  const std::int64_t pad = packed ? 0 : pick(3) * (plain ? 4 : pick(4)), row = q.num_tokens + pad;
   const std::int64_t size = packed ? q.num_tokens : sequences * row;
   std::normal_distribution<float> normal;
   for (auto& array : c->arrays) array.resize(static_cast<std::size_t>(size) + 1);
@@ -145,13 +158,18 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
                                    &p.importance, &p.entropy,     &p.selected};
   const bool needs_importance =
       p.spec.importance != rlk::ImportanceLevel::kNone || p.spec.drop_by_rollout || p.spec.gate;
-  const bool given[] = {true,         pick(6) != 0, true, p.spec.kl != rlk::KlEstimator::kNone, needs_importance,
-                        pick(2) == 0, pick(3) == 0};
+  const bool given[] = {true,
+                        pick(6) != 0,
+                        true,
+                        p.spec.kl != rlk::KlEstimator::kNone,
+                        needs_importance,
+                        pick(2) == 0 && !plain,
+                        pick(3) == 0 && !plain};
   for (int k = 0; k < 7; ++k) {
     if (!given[k]) continue;
     *to[k] = {c->arrays[k].data(), row, 1};
     const bool may_be_one = k == 2 || (k == 4 && p.spec.importance == rlk::ImportanceLevel::kGiven);
-    if (may_be_one && size >= sequences && !wild && pick(3) == 0) {
+    if (may_be_one && !plain && size >= sequences && !wild && pick(3) == 0) {
       for (std::int64_t s = 0; s < sequences; ++s)
         c->arrays[k][static_cast<std::size_t>(s)] = std::fabs(normal(random)) - (k == 2);
       *to[k] = {c->arrays[k].data(), 1, 0};

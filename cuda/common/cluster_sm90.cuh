@@ -1,4 +1,4 @@
-// Thread block clusters: rank, barrier, and asynchronous stores into another block's shared memory.
+// Thread block clusters: rank, barrier, and stores into another block's shared memory.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,9 @@ __device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t shared, std::
   std::uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
   return remote;
+}
+__device__ __forceinline__ void store_remote(std::uint32_t remote, std::uint32_t value) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(value) : "memory");
 }
 // Stores 16 bytes at `remote` and counts them at `remote_barrier`, both in the same block's shared memory.
 __device__ __forceinline__ void store_async_16(std::uint32_t remote, float x, float y, float z, float w,

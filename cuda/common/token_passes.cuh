@@ -3,6 +3,7 @@
 #pragma once
 
 #include "claim.cuh"
+#include "cluster_sm90.cuh"
 #include "dependent_launch.cuh"
 #include "rlk/kernels/token_passes.h"
 #include "token_gpu.cuh"
@@ -78,8 +79,64 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   few_sums<TokenGpu>(p, w, tile, &shared);
 }
 
+// More of them by a cluster, from compute capability 9.0 on: a block has `each` sequences, a power of two, and the first makes
+// the results of all blocks' totals. What blocks say to one another by shared memory takes a fraction of the time that it takes by
+// global memory, and a cluster's launch longer than a block's.
+constexpr int kMostFewBlocks = 8, kLeastOfFewBlock = 32;
+template <class Batch>
+__global__ void __launch_bounds__(kTokenThreads, 1)
+    few_clusters_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile,
+                        int each) {
+  __shared__ TotalsShared<Batch> shared;
+  __shared__ TotalsOf<Batch> of_blocks[kMostFewBlocks];
+  allow_next_kernel();
+  cluster_arrive();  // every block is there before another writes to it
+  wait_for_previous_kernel();
+  few_totals<TokenGpu>(p, w, tile, std::int64_t{blockIdx.x} * each, each, &shared);
+  cluster_wait();
+  const std::uint32_t to = map_to_rank(static_cast<std::uint32_t>(__cvta_generic_to_shared(&of_blocks[blockIdx.x])), 0);
+  static_assert(sizeof(TotalsOf<Batch>) % 4 == 0);
+  for (unsigned i = threadIdx.x; i < sizeof(TotalsOf<Batch>) / 4; i += kTokenThreads) {
+    store_remote(to + i * 4, reinterpret_cast<const std::uint32_t*>(&shared.total)[i]);
+  }
+  cluster_arrive();
+  cluster_wait();
+  if (blockIdx.x > 0) return;
+  const auto blocks = static_cast<int>(gridDim.x), i = static_cast<int>(threadIdx.x);
+  if (i < Batch::kSums) {
+    float x[kMostFewBlocks];
+#pragma unroll
+    for (int b = 0; b < kMostFewBlocks; ++b) x[b] = b < blocks ? of_blocks[b].sum[i] : 0.0f;
+#pragma unroll
+    for (int distance = 1; distance < kMostFewBlocks; distance *= 2) {
+#pragma unroll
+      for (int b = 0; b < kMostFewBlocks; b += 2 * distance) x[b] = __fadd_rn(x[b], x[b + distance]);
+    }
+    shared.total.sum[i] = x[0];
+  }
+  if (i < Batch::kCounts) {
+    std::int64_t count = 0;
+    for (int b = 0; b < blocks; ++b) count += of_blocks[b].count[i];
+    shared.total.count[i] = count;
+  }
+  if (i < Batch::kMaxima) {
+    float most = of_blocks[0].maximum[i];
+    for (int b = 1; b < blocks; ++b) most = maximum_of(most, of_blocks[b].maximum[i]);
+    shared.total.maximum[i] = most;
+  }
+  __syncthreads();
+  store_results<TokenGpu>(p, w, shared);
+}
+
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
+// And what it takes of dynamic shared memory.
+template <class Batch>
+struct TermsLaunch {
+  TermsLaunch(TermsKernel<Batch> launched, int bytes = 0) : kernel(launched), shared_bytes(bytes) {}
+  TermsKernel<Batch> kernel;
+  int shared_bytes;
+};
 
 inline TokenPasses token_passes(const PolicySequences& q, const TokenPlan& plan) {
   const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
@@ -106,7 +163,7 @@ class TokenLaunches {
     launch_dependent<kOverlap>(kernel, count, threads, 0, stream_, p_, w_, args...);
   }
 
-  void run(TermsKernel<Batch> terms) {
+  void run(const TermsLaunch<Batch>& terms) {
     const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
     if constexpr (!std::is_empty_v<typename Batch::Factors>) {
       if (Batch::needs_pass_before(p_)) {
@@ -117,14 +174,25 @@ class TokenLaunches {
     const bool sums = Batch::needs_sums(p_);
     if (token_blocks > 0 || sums) run_terms(terms);
     if (!sums) return;
-    if (are_few(Batch::sequences(p_), tile_)) {
+    const PolicySequences& q = Batch::sequences(p_);
+    if (are_few(q, tile_)) {
       launch(few_sums_kernel<Batch>, 1, kTokenThreads, tile_);
+    } else if (kOverlap && are_few(q, tile_, kMostFewBlocks * kFewSequences)) {
+      if constexpr (kOverlap) {
+        int each = kLeastOfFewBlock;
+        while (each * kMostFewBlocks < q.num_sequences) each *= 2;
+        const auto blocks = static_cast<int>((q.num_sequences + each - 1) / each);
+        launch_dependent_clusters<true>(few_clusters_kernel<Batch>, blocks, blocks, kTokenThreads, 0, stream_, p_, w_,
+                                        tile_, each);
+      }
     } else {
       launch(batch_sums_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
     }
   }
-  void run_terms(TermsKernel<Batch> terms) {
-    launch(terms, passes_.token_blocks > 0 ? passes_.token_blocks : 1, kTokenThreads, passes_.slots, tile_);
+  void run_terms(const TermsLaunch<Batch>& terms) {
+    const std::int64_t blocks = passes_.token_blocks > 0 ? passes_.token_blocks : 1;
+    launch_dependent<kOverlap>(terms.kernel, static_cast<int>(blocks), kTokenThreads, terms.shared_bytes, stream_, p_,
+                               w_, passes_.slots, tile_);
   }
 
  private:
@@ -136,7 +204,7 @@ class TokenLaunches {
 };
 
 template <bool kOverlap, class Batch>
-void run_token_passes(const typename Batch::Params& p, const TokenPlan& plan, TermsKernel<Batch> terms,
+void run_token_passes(const typename Batch::Params& p, const TokenPlan& plan, const TermsLaunch<Batch>& terms,
                       cudaStream_t stream) {
   TokenLaunches<kOverlap, Batch>(p, plan, stream).run(terms);
 }

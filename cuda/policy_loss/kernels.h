@@ -4,8 +4,16 @@
 #include "../common/launch.h"
 #include "../common/token_plan.h"
 #include "rlk/kernels/policy_batch.h"
+#include "rlk/kernels/policy_plain.h"
 
 namespace rlk::cuda {
+
+// Tiles of plain arrays are no more than this: blocks of larger ones end when few others still run.
+constexpr int kMostPlainTile = 12;
+inline TokenPlan choose_policy_plan(const PolicyLossParams& p, int multiprocessors) {
+  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors);
+  return {is_plain(p) && plan.tile > kMostPlainTile ? kMostPlainTile : plan.tile};
+}
 
 void policy_loss_sm80(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);
 void policy_loss_sm90(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);

@@ -2,9 +2,11 @@
 // Bound by HBM: the arrays of tokens are read once (twice where a ratio is a sequence's), the gradients written once.
 #pragma once
 
+#include "../common/plain_tokens.cuh"
 #include "../common/token_passes.cuh"
 #include "kernels.h"
 #include "rlk/kernels/policy_kernels.h"
+#include "rlk/kernels/policy_plain.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -23,6 +25,7 @@ void run_policy_loss(const PolicyLossParams& p, const TokenPlan& plan, cudaStrea
   TermsKernel<PolicyBatch> terms = kPolicyTerms<PolicyForm::kSequences>;
   switch (form_of(p)) {
     case PolicyForm::kClipped:
+      if (is_plain(p)) return run_plain_tokens<kOverlap, PolicyBatch, PlainPolicyTerms>(p, plan, stream);
       terms = kPolicyTerms<PolicyForm::kClipped>;
       break;
     case PolicyForm::kTokens:
@@ -31,7 +34,7 @@ void run_policy_loss(const PolicyLossParams& p, const TokenPlan& plan, cudaStrea
     case PolicyForm::kSequences:
       break;
   }
-  run_token_passes<kOverlap, PolicyBatch>(p, plan, terms, stream);
+  run_token_passes<kOverlap, PolicyBatch>(p, plan, {terms}, stream);
 }
 
 inline void run_scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream) {

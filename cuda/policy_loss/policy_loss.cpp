@@ -16,7 +16,7 @@ void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("policy_loss: built for compute capability 8.0 and later");
-  const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
+  const TokenPlan plan = choose_policy_plan(p, multiprocessors(device));
   capability == 90 ? policy_loss_sm90(p, plan, to_stream(stream)) : policy_loss_sm80(p, plan, to_stream(stream));
 }
 

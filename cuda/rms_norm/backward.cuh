@@ -147,8 +147,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   int stage = 0, free_stage = kStages - 1, step = 0;
 #pragma unroll 1
   for (int row = 0; row < last; row += kRows, ++step) {
-    // Rows that a thread keeps in registers leave their stage to the next ones as soon as they are read; others when
-    // the step is over.
+    // Rows that a thread keeps in registers leave their stage to the next ones within the step; others when it is over.
     Octet<T> dy[kRows][kOctets]{}, h[kRows][kOctets]{}, more[kRows][kOctets]{};
     if constexpr (Shape::kKept) {
       copy_async_wait<kStages - 1>();
@@ -186,13 +185,14 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
         for (int j = 0; j < kOctet; ++j) lanes[r] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[r]);
       }
     }
-    if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
     float c[kRows] = {};
     if (p.dx != nullptr) {
       row_sums<kThreads, kRows>(lanes, of_warps[step % 2][of_block]);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
     }
+    // Not before the sum: rows that are asked for too early take memory's time from the ones that are waited for.
+    if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const bool exists = row + r < rows;

@@ -1,5 +1,5 @@
 // Every plan of policy_loss has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random specs,
-// padded and packed, with guard bands around every output.
+// padded and packed, and plain ones, with guard bands around every output.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -7,13 +7,14 @@
 
 #include "cpp/cpu/policy_loss.h"
 #include "cuda/policy_loss/kernels.h"
+#include "rlk/kernels/policy_plain.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/policy_loss_cases.h"
 
 namespace rlk::cuda {
 namespace {
 
-void run_case(policy_test::Case& c, PlanCheck* check_of) {
+void run_case(policy_test::Case& c, PlanCheck* check_of, bool expects_plain = false) {
   const std::int64_t slots = c.p.sequences.num_slots();
   PolicyLossParams p = c.p;
   std::vector<float> want[] = {guarded(1), guarded(kPolicyMetrics), guarded(slots), guarded(slots)};
@@ -34,6 +35,7 @@ void run_case(policy_test::Case& c, PlanCheck* check_of) {
       for (int i = 0; i < outputs; ++i) *to[i] = memory.put_guarded(want[i].size());
       arch == 90 ? policy_loss_sm90(p, plan, nullptr) : policy_loss_sm80(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "policy_loss");
+      if (expects_plain && !is_plain(p)) check_of->fail(c.text + " is not plain");
       for (int i = 0; i < outputs; ++i) check_of->compare(c.text, plan.tile, arch, i, *to[i], want[i]);
     }
   }
@@ -53,5 +55,17 @@ int main() {
       cuda::run_case(c, &check);
     }
   });
+  // Parts of quads' steps and of tiles; sequences of one block, of a cluster's blocks, and more.
+  constexpr std::int64_t kPlainShapes[][2] = {{1, 4},    {5, 12},    {300, 128},  {700, 8},  {1030, 4},  {2048, 4},
+                                              {2050, 4}, {9, 256},   {520, 260},  {2, 1028}, {33, 2048}, {1, 9000},
+                                              {4, 8196}, {2, 20000}, {600, 4100}, {1, 70000}};
+  unsigned seed = 1000000;
+  for (const auto& [sequences, tokens] : kPlainShapes) {
+    for (int i = 0; i < (sequences * tokens > 30000 ? 6 : 25); ++i) {
+      policy_test::Case c;
+      policy_test::make_case(seed++, sequences, tokens, false, &c, true);
+      cuda::run_case(c, &check, true);
+    }
+  }
   return check.finish();
 }

@@ -102,6 +102,10 @@ class PlanCheck {
     std::printf("%s, tile %d, sm_%d, output %d, element %zu: wanted %a, got %a\n", text.c_str(), tile, arch, output, at,
                 want[at], got[at]);
   }
+  void fail(const std::string& text) {
+    ++compared_;
+    if (++wrong_ < 20) std::printf("%s\n", text.c_str());
+  }
   // The exit status.
   int finish() const {
     std::printf("%d of %d outputs differ\n", wrong_, compared_);

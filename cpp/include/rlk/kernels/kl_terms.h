@@ -12,16 +12,13 @@ template <class F>
 struct KlTerm {
   F value, slope;
 };
-// Before any product with the ratio and any limit of the result.
+// K of e alone, and its slope along e.
 template <class F>
-RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through) {
+RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
-  const F raw = sub_rn(ref_logprob, logprob), e = clamped(raw, -input_limit, input_limit);
-  KlTerm<F> k;
   switch (estimator) {
     case KlEstimator::kK2:
-      k = {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), -e};
-      break;
+      return {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), e};
     case KlEstimator::kK3: {
       F m;
       if (input_limit <= 20.0f) {
@@ -29,16 +26,20 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
       } else {
         m = expm1(e);
       }
-      k = {sub_rn(m, e), -m};
-      break;
+      return {sub_rn(m, e), m};
     }
     case KlEstimator::kAbs:
-      k = {abs_of(e), select(e > zero, -one, select(e < zero, one, zero))};
-      break;
+      return {abs_of(e), select(e > zero, one, select(e < zero, -one, zero))};
     default:
-      k = {-e, one};
+      return {-e, -one};
   }
-  k.slope = inside_or(raw, -input_limit, input_limit, k.slope, zero);
+}
+// Before any product with the ratio and any limit of the result.
+template <class F>
+RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through) {
+  const F raw = sub_rn(ref_logprob, logprob);
+  const KlTerm<F> of = kl_along(estimator, clamped(raw, -input_limit, input_limit), input_limit);
+  KlTerm<F> k = {of.value, inside_or(raw, -input_limit, input_limit, -of.slope, broadcast<F>(0.0f))};
   if (straight_through) k.slope = -raw;
   return k;
 }

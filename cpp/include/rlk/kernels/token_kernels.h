@@ -138,6 +138,25 @@ RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
   return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
+// Of four sums over a step, whose tokens are a lane's and its neighbours', this lane's.
+template <class Gpu>
+RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
+  constexpr int kEach = kPerLane<Gpu>;
+  float of_lane[kLowerSums];
+  RLK_UNROLL
+  for (int i = 0; i < kLowerSums; ++i) {
+    RLK_UNROLL
+    for (int distance = 1; distance < kEach; distance *= 2) {
+      RLK_UNROLL
+      for (int j = 0; j < kEach; j += 2 * distance) {
+        token_of(sum[i], j) = add_rn(token_of(sum[i], j), token_of(sum[i], j + distance));
+      }
+    }
+    of_lane[i] = token_of(sum[i], 0);
+  }
+  return scattered_sum<Gpu>(of_lane);
+}
+
 // What a wave has of its stretch: this lane's sum, and all counts and maxima.
 struct WaveTokens {
   float sum[2];  // of the lower four, of the upper four
@@ -152,8 +171,8 @@ class WaveSums {
   RLK_DEVICE void take(TokenSums<typename Gpu::Tokens, kSums>* sums, bool upper) {
     static_assert(kSums == 2 * kLowerSums);
     constexpr int kEach = kPerLane<Gpu>;
-    if constexpr (kHasSums) lower_.take(sum_of(sums->sum));
-    if (upper) upper_.take(sum_of(sums->sum + kLowerSums));
+    if constexpr (kHasSums) lower_.take(sum_of_step<Gpu>(sums->sum));
+    if (upper) upper_.take(sum_of_step<Gpu>(sums->sum + kLowerSums));
     RLK_UNROLL
     for (int i = 0; i < kTokenCounts; ++i) counts_[i] += static_cast<int>(sums->count[i]);
     RLK_UNROLL
@@ -181,24 +200,6 @@ class WaveSums {
   }
 
  private:
-  // Of four sums of a step this lane's.
-  static RLK_DEVICE float sum_of(typename Gpu::Tokens* sum) {
-    constexpr int kEach = kPerLane<Gpu>;
-    float of_lane[kLowerSums];
-    RLK_UNROLL
-    for (int i = 0; i < kLowerSums; ++i) {
-      RLK_UNROLL
-      for (int distance = 1; distance < kEach; distance *= 2) {
-        RLK_UNROLL
-        for (int j = 0; j < kEach; j += 2 * distance) {
-          token_of(sum[i], j) = add_rn(token_of(sum[i], j), token_of(sum[i], j + distance));
-        }
-      }
-      of_lane[i] = token_of(sum[i], 0);
-    }
-    return scattered_sum<Gpu>(of_lane);
-  }
-
   SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
   std::uint32_t most_[kMaxima] = {};  // patterns: of floats that are not negative their order, a NaN above all
@@ -379,30 +380,12 @@ RLK_DEVICE std::int64_t find_sequence(const PolicySequences& q, std::int64_t slo
   return low;
 }
 
-// The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share. Terms without
-// sums need no partials and no memory of waves.
-template <class Gpu, class Terms, class F>
-RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all_partials, std::int64_t slots, int tile,
-                            std::int64_t block, WaveResults* of_waves, const F& factors) {
+// The partial of a tile, of what this wave has of it: of_wave, all of it; else a block's waves, by way of of_waves.
+template <class Gpu>
+RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* partial, WaveResults* of_waves) {
   constexpr int kWaves = kTokenWaves<Gpu>;
-  TilePartial<8>* const partials = in_global(all_partials);
-  const PolicySequences& q = Terms::sequences(p);
   const int thread = Gpu::thread(), wave = thread / Gpu::kLanes, lane = thread % Gpu::kLanes;
-  const bool of_wave = tile == kWaveTile<Gpu>;
-  const std::int64_t slot = of_wave ? block * kWaves + wave : block;
-  if (slot >= slots) return;
-  const std::int64_t s = find_sequence<Gpu>(q, slot, tile);
-  const PolicySpan span = span_of(q, s);
-  std::int64_t first = (slot - first_slot(q, s, tile)) << tile;
-  if (first >= span.length) {  // a slot that no tile has
-    if (Terms::kSums > 0 && (of_wave ? lane == 0 : thread == 0)) partials[slot] = TilePartial<8>{};
-    return;
-  }
-  const int steps = of_wave ? 1 : 1 << (tile - kLeastBlockTile<Gpu>);
-  if (!of_wave) first += std::int64_t{wave} * steps * (Gpu::kLanes * kPerLane<Gpu>);
-  const WaveTokens of = wave_tokens<Gpu, Terms>(p, factors(s), s, span, first, steps);
-  if constexpr (Terms::kSums == 0) return;
-  TilePartial<8>& to = partials[slot];
+  TilePartial<8>& to = *partial;
   if (of_wave) {
     if (lane < kLowerSums) {
       to.sum[sum_index(lane)] = of.sum[0];
@@ -448,6 +431,31 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
     for (int w = 0; w < kWaves; ++w) most = maximum_of(most, of_waves->maximum[w][thread - 16]);
     to.maximum[thread - 16] = most;
   }
+}
+
+// The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share. Terms without
+// sums need no partials and no memory of waves.
+template <class Gpu, class Terms, class F>
+RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all_partials, std::int64_t slots, int tile,
+                            std::int64_t block, WaveResults* of_waves, const F& factors) {
+  constexpr int kWaves = kTokenWaves<Gpu>;
+  TilePartial<8>* const partials = in_global(all_partials);
+  const PolicySequences& q = Terms::sequences(p);
+  const int thread = Gpu::thread(), wave = thread / Gpu::kLanes, lane = thread % Gpu::kLanes;
+  const bool of_wave = tile == kWaveTile<Gpu>;
+  const std::int64_t slot = of_wave ? block * kWaves + wave : block;
+  if (slot >= slots) return;
+  const std::int64_t s = find_sequence<Gpu>(q, slot, tile);
+  const PolicySpan span = span_of(q, s);
+  std::int64_t first = (slot - first_slot(q, s, tile)) << tile;
+  if (first >= span.length) {  // a slot that no tile has
+    if (Terms::kSums > 0 && (of_wave ? lane == 0 : thread == 0)) partials[slot] = TilePartial<8>{};
+    return;
+  }
+  const int steps = of_wave ? 1 : 1 << (tile - kLeastBlockTile<Gpu>);
+  if (!of_wave) first += std::int64_t{wave} * steps * (Gpu::kLanes * kPerLane<Gpu>);
+  const WaveTokens of = wave_tokens<Gpu, Terms>(p, factors(s), s, span, first, steps);
+  if constexpr (Terms::kSums > 0) store_tile<Gpu>(of, of_wave, &partials[slot], of_waves);
 }
 
 constexpr int kGatherLanes = 6, kGatherLeaves = 1 << kGatherLanes;  // tiles that a block reads at a time

@@ -177,19 +177,27 @@ RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int
   }
   return of;
 }
-// Few sequences (are_few), by one block of kTokenThreads, a sequence a thread.
+// The total of at most `most` sequences of few tiles from `first` on, by a block of kTokenThreads, a sequence a thread.
 template <class Gpu, class Batch>
-RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
-                         TotalsShared<Batch>* shared) {
+RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
+                           std::int64_t first, int most, TotalsShared<Batch>* shared) {
   static_assert(kFewSequences <= kTokenThreads);
   const PolicySequences& q = Batch::sequences(p);
   const auto tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
-  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(static_cast<int>(q.num_sequences), shared, [&](int s) {
+  const std::int64_t left = q.num_sequences - first;
+  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(left < most ? static_cast<int>(left) : most, shared, [&](int i) {
+    const std::int64_t s = first + i;
     SequenceSums<8> of[Batch::kGroups];
     RLK_UNROLL
     for (int g = 0; g < Batch::kGroups; ++g) of[g] = sums_of_few_tiles(in_global(w.partials[g]) + s * tiles, tiles);
     return Batch::of_sequence(p, w.context(), s, of);
   });
+}
+// All of them (are_few), by one block.
+template <class Gpu, class Batch>
+RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
+                         TotalsShared<Batch>* shared) {
+  few_totals<Gpu>(p, w, tile, 0, kFewSequences, shared);
   store_results<Gpu>(p, w, *shared);
 }
 // The sequences of `block`; where there are more blocks, to blocks[block].

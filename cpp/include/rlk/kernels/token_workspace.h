@@ -26,9 +26,8 @@ inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
 // Few sequences of few tiles are one block's, a sequence a thread: what it would say to others it need not wait for.
 constexpr int kFewTiles = 2;
 constexpr int kFewSequences = 256;
-inline bool are_few(const PolicySequences& q, int tile) {
-  return !q.packed() && q.num_slots() > 0 && q.num_sequences <= kFewSequences &&
-         tiles_of(q.num_tokens, tile) <= kFewTiles;
+inline bool are_few(const PolicySequences& q, int tile, std::int64_t most = kFewSequences) {
+  return !q.packed() && q.num_slots() > 0 && q.num_sequences <= most && tiles_of(q.num_tokens, tile) <= kFewTiles;
 }
 
 inline std::int64_t slots_of(const PolicySequences& q, int tile) {

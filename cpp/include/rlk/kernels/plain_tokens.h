@@ -1,0 +1,42 @@
+// Plain arrays of tokens, which most calls have: padded sequences of whole quads, each token of each array there, a quad at a
+// multiple of its vector's size. CUDA has a pass over them of its own, which asks for nothing that is so.
+//
+// Its terms, beside what token_terms.h says of them: kInputs, of which those from kFirstOptional on may be missing; one
+// output(p); kCounts; token(p, factors, inputs, mask, output, sums, count), to whom inputs of a masked token are what stands
+// there, and which says count(i, condition) of the counts 1 to kCounts.
+#pragma once
+
+#include "rlk/kernels/quad.h"
+#include "rlk/kernels/token_kernels.h"
+#include "rlk/kernels/token_terms.h"
+
+namespace rlk {
+
+// Of a token: its share of the lower sums, and of the first maximum.
+template <class F>
+struct PlainSums {
+  F sum[kLowerSums];
+  F maximum;
+};
+
+template <class Terms>
+inline bool has_plain_arrays(const typename Terms::Params& p) {
+  const PolicySequences& q = Terms::sequences(p);
+  const auto whole = [&](const void* data, std::int64_t stride, int bytes) {  // bytes: of an element
+    const int quad = bytes * kQuad < 16 ? bytes * kQuad : 16;
+    return data != nullptr && is_aligned(data, static_cast<unsigned>(quad)) && stride * bytes % quad == 0;
+  };
+  if (q.packed() || q.num_slots() == 0 || q.num_tokens % kQuad != 0 || q.num_tokens >= std::int64_t{1} << 30) {
+    return false;
+  }
+  for (int i = 0; i < Terms::kInputs; ++i) {
+    const PolicyTokens a = Terms::input(p, i);
+    const bool missing = i >= Terms::kFirstOptional && a.data == nullptr;
+    if (!missing && (a.token_stride != 1 || !whole(a.data, a.sequence_stride, 4))) return false;
+  }
+  const PolicyMask& mask = Terms::mask(p);
+  return whole(Terms::output(p), q.num_tokens, 4) &&
+         (mask.data == nullptr || whole(mask.data, mask.sequence_stride, static_cast<int>(size_of(mask.dtype))));
+}
+
+}  // namespace rlk

@@ -1,0 +1,275 @@
+// The pass over tokens of plain arrays (rlk/kernels/plain_tokens.h). A lane copies its own quads of the next steps into its own
+// slots of a ring in shared memory, and reads them back itself: no barrier, and no register held for what is under way.
+#pragma once
+
+#include "async_copy_groups_sm80.cuh"
+#include "async_copy_sm80.cuh"
+#include "kernel_memory.h"
+#include "rlk/kernels/plain_tokens.h"
+#include "token_passes.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kPlainStages = 2;  // of the ring
+constexpr int kMaskVectors = 2;  // of a quad's mask of the widest type
+// What a warp keeps of its steps until there are kKeptSteps, to add up together: of a step, four sums of a lane, with gaps
+// by which the threads that add them read different banks.
+constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
+              kKept = kKeptSteps * kKeptStep;
+template <class Terms>
+struct PlainShared {
+  uint4 ring[kPlainStages][Terms::kInputs + kMaskVectors][kTokenThreads];
+  float kept[kTokenWaves<TokenGpu>][kKept];
+  WaveResults of_waves;
+};
+
+__device__ __forceinline__ void copy_async_16_if(bool condition, std::uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p cp.async.cg.shared.global [%0], [%1], 16;\n\t}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(condition))
+      : "memory");
+}
+__device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p cp.async.ca.shared.global [%0], [%1], 4;\n\t}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(condition))
+      : "memory");
+}
+// Without a branch, into which what is stored would move.
+__device__ __forceinline__ void store_quad_if(bool condition, float* to, const Quad& x) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
+          static_cast<int>(condition)),
+      "l"(to), "f"(x.v[0]), "f"(x.v[1]), "f"(x.v[2]), "f"(x.v[3])
+      : "memory");
+}
+__device__ __forceinline__ float add_if(std::int32_t condition, float sum, float value) {
+  asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %1, 0;\n\t@p add.rn.f32 %0, %0, %2;\n\t}"
+      : "+f"(sum)
+      : "r"(condition), "f"(value));
+  return sum;
+}
+
+// The sums over at most kKeptSteps steps that a warp has kept: a lane's is the one of sum_index(lane), as of scattered.
+__device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, step = lane / 4 % 4;
+  const float* const from = kept + step * kKeptStep + lane / 16 * kKeptHalf + sum_index(lane % 4);
+  __syncwarp();
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = from[4 * i];
+  __syncwarp();  // what is kept next comes here
+#pragma unroll
+  for (int distance = 1; distance < 16; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 2 * distance) x[i] = __fadd_rn(x[i], x[i + distance]);
+  }
+  float sum = __fadd_rn(x[0], TokenGpu::shuffle_xor(x[0], 16));
+  sum = step < steps ? sum : 0.0f;
+  sum = __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 4));
+  return __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 8));
+}
+
+// The arrays of a lane's tokens of a warp's stretch of a tile, and the copies of its next steps.
+template <class Terms>
+class PlainCopies {
+ public:
+  static constexpr int kInputs = Terms::kInputs;
+
+  // Of sequence s from `first`, this lane's first token, on; of_lane: tokens that are left from there on.
+  __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
+                                         PlainShared<Terms>* shared)
+      : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      const PolicyTokens a = Terms::input(p, i);
+      input_[i] = kept(a.data + s * a.sequence_stride + first);
+    }
+    const PolicyMask& mask = Terms::mask(p);
+    mask_bytes_ = mask.data == nullptr ? 0 : static_cast<unsigned>(size_of(mask.dtype));
+    masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.sequence_stride + first) * mask_bytes_);
+  }
+
+  // Begins those of the step `at` tokens on, to `stage`.
+  __device__ __forceinline__ void begin(unsigned at, int stage) const {
+    const bool exists = static_cast<int>(at) < of_lane_;
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      copy_async_16_if(exists && (i < Terms::kFirstOptional || is_given_), shared_address(slot(stage, i)),
+                       input_[i] + at);
+    }
+    const unsigned char* const from = masks_ + at * mask_bytes_;
+    copy_async_16_if(exists && mask_bytes_ >= 4, shared_address(slot(stage, kInputs)), from);
+    copy_async_16_if(exists && mask_bytes_ == 8, shared_address(slot(stage, kInputs + 1)), from + 16);
+    copy_async_4_if(exists && mask_bytes_ == 1, shared_address(slot(stage, kInputs)), from);
+    copy_async_commit();
+  }
+  __device__ __forceinline__ Quad input(int stage, int i) const {
+    const uint4 bits = *slot(stage, i);
+    return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
+  }
+  __device__ __forceinline__ QuadMask mask(int stage, DType dtype) const {
+    QuadMask taken = {{-1, -1, -1, -1}};
+    if (mask_bytes_ == 0) return taken;
+    if (dtype == DType::kFloat32) {
+      const Quad x = input(stage, kInputs);
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) taken.v[j] = ones_unless_zero(x.v[j]);
+      return taken;
+    }
+    uint4 bits = *slot(stage, kInputs);
+    if (mask_bytes_ == 8) {
+      const uint4 more = *slot(stage, kInputs + 1);
+      bits = {bits.x | bits.y, bits.z | bits.w, more.x | more.y, more.z | more.w};
+    } else if (mask_bytes_ == 1) {
+      bits = {bits.x & 0xff, bits.x & 0xff00, bits.x & 0xff0000, bits.x & 0xff000000};
+    }
+    const std::uint32_t of[kQuad] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) taken.v[j] = ones_unless_zero(static_cast<std::int32_t>(of[j]));
+    return taken;
+  }
+
+ private:
+  __device__ __forceinline__ uint4* slot(int stage, int i) const { return &shared_->ring[stage][i][threadIdx.x]; }
+  // Not computed again at every step.
+  template <class T>
+  static __device__ __forceinline__ T* kept(T* pointer) {
+    asm("" : "+l"(pointer));
+    return pointer;
+  }
+
+  PlainShared<Terms>* shared_;
+  const float* input_[kInputs];
+  const unsigned char* masks_;
+  unsigned mask_bytes_;
+  int of_lane_;
+  bool is_given_;
+};
+
+// A warp's stretch of a tile: `left` tokens, of which `output` is for this lane's first.
+template <class Terms>
+__device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
+                                                   const typename Terms::Factors& factors, int left,
+                                                   const PlainCopies<Terms>& copies, float* output, float* of_warp) {
+  constexpr int kInputs = Terms::kInputs, kCounts = Terms::kCounts, kLanes = TokenGpu::kLanes;
+  constexpr int kStep = kLanes * kQuad;
+  constexpr unsigned kOther = 64;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kQuad;
+  static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kQuad << kMostSteps) < kOther);
+  float counts[kCounts / 2] = {};  // of two conditions: of the one, and kOther times that of the other
+  int tokens = 0;
+  std::uint32_t most = 0;  // a pattern: WaveSums
+  float* const of_thread = of_warp + lane * 4 + lane / 16 * (kKeptHalf - 64);
+  const auto take_step = [&](unsigned at, int stage, float* to) {
+    copy_async_wait<kPlainStages - 1>();
+    Quad in[kInputs];
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) in[i] = copies.input(stage, i);
+    QuadMask taken = copies.mask(stage, Terms::mask(p).dtype);
+    copies.begin(at + kPlainStages * kStep, stage);  // what this lane has read it may overwrite
+    const bool exists = static_cast<int>(at) < of_lane;
+    if (static_cast<int>(at) + kStep > left) {
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) taken.v[j] = exists ? taken.v[j] : 0;
+    }
+    Quad out;
+    PlainSums<Quad> sums;
+    Terms::token(p, factors, in, taken, &out, &sums, [&](int i, const QuadMask& condition) {
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) {
+        counts[(i - 1) / 2] = add_if(condition.v[j], counts[(i - 1) / 2], i % 2 == 1 ? 1.0f : float{kOther});
+      }
+    });
+    store_quad_if(exists, output + at, out);
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) {
+      tokens -= taken.v[j];
+      most = max(most, __float_as_uint(sums.maximum.v[j]));
+    }
+    float of_quad[kLowerSums];
+#pragma unroll
+    for (int i = 0; i < kLowerSums; ++i) {
+      const float* const v = sums.sum[i].v;
+      of_quad[i] = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+    }
+    *reinterpret_cast<float4*>(to) = make_float4(of_quad[0], of_quad[1], of_quad[2], of_quad[3]);
+  };
+  static_assert(kPlainStages == 2 && kKeptSteps == 4 && kMostSteps == 3);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int begin = 0; begin < left; begin += kKeptSteps * kStep) {
+    const int kept_steps = min(kKeptSteps, (left - begin + kStep - 1) / kStep);
+    float* to = of_thread;
+#pragma unroll 1
+    for (int at = begin, end = begin + kept_steps * kStep; at < end; at += 2 * kStep, to += 2 * kKeptStep) {
+      take_step(at, 0, to);
+      if (at + kStep < end) take_step(at + kStep, 1, to + kKeptStep);
+    }
+    const float of_kept = sum_of_kept(of_warp, kept_steps);
+    sum = begin == 0 ? of_kept : __fadd_rn(sum, of_kept);
+  }
+  WaveTokens of = {};
+  of.sum[0] = sum;
+  of.count[0] = TokenGpu::sum_over_wave(static_cast<std::uint32_t>(tokens));
+#pragma unroll
+  for (int i = 0; i < kCounts; i += 2) {  // two at a time: a warp has fewer than 2^16
+    const auto both = static_cast<std::uint32_t>(counts[i / 2]);
+    const std::uint32_t of_wave = TokenGpu::sum_over_wave(both % kOther | both / kOther << 16);
+    of.count[1 + i] = of_wave & 0xffff;
+    of.count[2 + i] = of_wave >> 16;
+  }
+  of.maximum[0] = __uint_as_float(TokenGpu::max_over_wave(most));
+  of.sum[1] = Terms::upper_sum(kLowerSums + sum_index(lane), of.count[0]);
+  return of;
+}
+
+template <class Batch, class Terms, int kLeastBlocks>
+__global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
+    plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                        std::int64_t slots, int tile) {
+  extern __shared__ uint4 plain_memory[];
+  auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
+  allow_next_kernel();  // of which every one waits for all of the one before it
+  const auto num_tokens = static_cast<int>(Terms::sequences(p).num_tokens);
+  const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
+  const unsigned wave = threadIdx.x / TokenGpu::kLanes;
+  const bool of_wave = tile == kWaveTile<TokenGpu>;
+  const unsigned slot = of_wave ? blockIdx.x * kTokenWaves<TokenGpu> + wave : blockIdx.x;  // of fewer than 2^31
+  const unsigned s = slot / tiles;
+  const int lane = static_cast<int>(threadIdx.x) % TokenGpu::kLanes;
+  const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;  // tokens
+  const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
+  const int left = min(num_tokens - first, of_warp), mine = first + lane * kQuad;
+  const PlainCopies<Terms> copies(p, s, mine, left - lane * kQuad, shared);
+  wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
+  if (slot >= slots) return;
+#pragma unroll
+  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * TokenGpu::kLanes * kQuad, i);
+  const typename Batch::Factors factors =
+      Batch::template factors<Terms>(p, w.context(), Batch::needs_pass_before(p), s);
+  float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
+  const WaveTokens of = plain_tokens<Terms>(p, factors, left, copies, output, shared->kept[wave]);
+  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot, &shared->of_waves);
+}
+
+// Few blocks go two to a multiprocessor, with as many registers as they like; more of them three.
+template <bool kOverlap, class Batch, class Terms>
+void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
+  constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));
+  const auto run = [&](auto blocks) {
+    constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value>;
+    RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
+    run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes}, stream);
+  };
+  if (token_passes(Batch::sequences(p), plan).token_blocks <= 2 * multiprocessors(current_device())) {
+    run(std::integral_constant<int, 2>());
+  } else {
+    run(std::integral_constant<int, 3>());
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
