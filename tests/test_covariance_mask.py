@@ -237,6 +237,15 @@ def test_compiled_calls_choose_the_same_for_any_seed(backend: str, device: str) 
     )  # fmt: skip
 
 
+def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
+    flat = {k: x[0] for k, x in tensors(make(1, 60, seed=3)).items()}
+    cuts = torch.arange(0, 121, 2).clamp(max=60)  # two tokens each of 30 sequences, and 30 empty ones
+    of_sequences = flat["advantage"]
+    want = run({**flat, "advantage": of_sequences[torch.arange(60) // 2]}, "kl", cu_seqlens=cuts)
+    assert same(run({**flat, "advantage": of_sequences[:, None]}, "kl", cu_seqlens=cuts), want)
+    assert not same(run(flat, "kl", cu_seqlens=cuts), want)
+
+
 X = torch.zeros(2, 8)
 
 

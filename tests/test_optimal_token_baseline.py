@@ -164,6 +164,21 @@ def test_packing_padding_and_strides_change_no_bit(name: str, device: str) -> No
     assert_same([x[:, :300] for x in run(tensors(padded, device), True, **OPTIONS[name])], want)
 
 
+def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
+    """Rewards [4] of four packed tokens are of tokens; [4, 1] are of sequences, whose last token has them."""
+    cuts = torch.tensor([0, 3, 3, 4, 4])
+    logprob, squares = torch.full((4,), -0.7), torch.full((4,), 0.3)
+    rewards = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    options: dict[str, Any] = {"group_size": 2, "cu_seqlens": cuts}
+    got = rk.optimal_token_baseline(rewards[:, None], logprob, squares, **options)
+    assert got.returns.tolist() == [1.0, 1.0, 1.0, 4.0]
+    assert rk.optimal_token_baseline(rewards, logprob, squares, **options).returns.tolist() == [7.0, 6.0, 4.0, 8.0]
+    want = rk.optimal_token_baseline(torch.tensor([0.0, 0.0, 1.0, 4.0]), logprob, squares, **options)
+    assert_same(got, want)
+    with pytest.raises(ValueError, match=r"rewards: expected shape \[4\] or \[4, 1\] \(that of logprob"):
+        rk.optimal_token_baseline(rewards[:3], logprob, squares, **options)
+
+
 def test_a_group_has_its_bits_in_any_batch() -> None:
     a = make(9, 90, seed=7)
     want = run(a, group_size=3)

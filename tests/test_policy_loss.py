@@ -117,6 +117,20 @@ def test_an_advantage_of_a_sequence_is_that_of_its_tokens() -> None:
                     whole.d_logprob)  # fmt: skip
 
 
+def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
+    """Lengths 2, 0, 1: [3] alone cannot say what it is, and a GPU's cu_seqlens are not read."""
+    spec, a = rk.PolicySpec(importance="given"), arrays(1, 3, seed=8, masked=0)
+    flat = tensors({k: x[0] for k, x in a.items()})
+    cuts = torch.tensor([0, 2, 2, 3])
+    for name in ("advantage", "weight"):
+        per_token = flat[name][torch.tensor([0, 0, 2])]  # what the three sequences' values are for their tokens
+        want = run({**flat, name: per_token}, spec, cu_seqlens=cuts)
+        got = run({**flat, name: flat[name][:, None]}, spec, cu_seqlens=cuts)
+        assert same(got.d_logprob, want.d_logprob)
+        assert same(got.metrics.vector, want.metrics.vector)
+        assert not same(run(flat, spec, cu_seqlens=cuts).loss, want.loss)
+
+
 def test_frameworks_get_the_same_bits_in_their_own_arrays() -> None:
     spec, a = rk.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.1), arrays(3, 40, seed=8)
     want = run(a, spec)

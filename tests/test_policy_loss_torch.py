@@ -182,6 +182,10 @@ def test_fake_tensors_say_shapes_and_errors() -> None:
         assert result.metrics.vector.shape == (len(rk.PolicyMetrics.names),)
         with pytest.raises(ValueError, match=r"advantage: expected shape \[3, 5\] or \[3\]"):
             rk.policy_loss(x, x, torch.zeros(4), mask, spec=rk.PolicySpec())
+        cuts = torch.zeros(6, dtype=torch.int32)
+        rk.policy_loss(x[0], None, x[0, :, None], mask[0], spec=rk.PolicySpec(), cu_seqlens=cuts)
+        with pytest.raises(ValueError, match=r"advantage: expected shape \[5\] or \[5, 1\]"):
+            rk.policy_loss(x[0], None, torch.zeros(4), mask[0], spec=rk.PolicySpec(), cu_seqlens=cuts)
         with pytest.raises(TypeError, match="old_logprob: expected dtype float32"):
             rk.policy_loss(x, x.half(), torch.zeros(3), mask, spec=rk.PolicySpec())
 

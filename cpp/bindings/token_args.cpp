@@ -72,14 +72,17 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     }
     return array;
   }
+  // Of as many packed tokens as sequences [n] is one a token, whatever their lengths, which a GPU's caller cannot read;
+  // [n, 1] says that it is one a sequence.
   const std::int64_t n = sequences_.num_sequences;
-  if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1 && !sequences_.packed())) && v.shape[0] == n) {
+  if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1)) && v.shape[0] == n) {
     array.token_stride = 0;
     array.sequence_stride = v.stride(0);
     return array;
   }
-  argument_error(a, "expected shape " + shape_text(shape()) + (per_sequence ? " or [" + std::to_string(n) + "]" : "") +
-                        " (that of " + first_.name() + (per_sequence ? ", or one a sequence" : "") + "), got " +
+  const std::string one = std::to_string(n) + (sequences_.packed() && n == sequences_.num_tokens ? ", 1]" : "]");
+  argument_error(a, "expected shape " + shape_text(shape()) + (per_sequence ? " or [" + one : "") + " (that of " +
+                        first_.name() + (per_sequence ? ", or one a sequence" : "") + "), got " +
                         shape_text(a.shape()));
 }
 

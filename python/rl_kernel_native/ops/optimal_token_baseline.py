@@ -64,7 +64,9 @@ def optimal_token_baseline(
     these first, ``rk.pack([...], mask=mask)``.
 
     Args:
-        rewards: as ``logprob``, or ``[num_sequences]``: then of the last token that counts.
+        rewards: as ``logprob``, or one a sequence, ``[num_sequences]`` or ``[num_sequences, 1]``: then of the last
+            token that counts. Of as many packed tokens as sequences ``[num_tokens]`` is one a token, and only
+            ``[num_sequences, 1]`` one a sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride. Of the policy that the tokens are trained against (verl's old one).
         sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, of
@@ -75,7 +77,7 @@ def optimal_token_baseline(
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
         group_size: a number: groups follow one another. Of these two exactly one is given.
-        importance_weight: as ``logprob``, or ``[num_sequences]``; its square multiplies a token's share of W. None: 1.
+        importance_weight: as ``rewards``; its square multiplies a token's share of W. None: 1.
         zero_tail: no baseline beyond the second longest sequence of a group; lengths are numbers of tokens that count.
         eps: added to the sum of W; > 0.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.

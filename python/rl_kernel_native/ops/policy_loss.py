@@ -130,14 +130,15 @@ def policy_loss(
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride. What the trained policy gives.
         old_logprob: as ``logprob``; of the policy that the ratio is to. None: ``logprob`` itself, a ratio of 1.
-        advantage: as ``logprob``, or ``[num_sequences]``.
+        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Of as many packed
+            tokens as sequences ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one a sequence.
         mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0.
         spec: the objective: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
         rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``; of
             this and others :attr:`PolicySpec.lenient` asks less.
-        importance_weight: as ``logprob``, or ``[num_sequences]``; given exactly where ``spec.importance == "given"``.
+        importance_weight: as ``advantage``; given exactly where ``spec.importance == "given"``.
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
             :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with

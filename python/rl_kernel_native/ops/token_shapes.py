@@ -57,7 +57,9 @@ def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: An
         return
     if sequences is not None and shape[:1] == (sequences,) and (len(shape) == 1 or shape[1:] == (1,)):
         return
-    more = "" if sequences is None else f" or [{sequences}]"
+    tokens = tuple(like.shape)
+    one = f"{sequences}, 1" if is_static(like) and tokens == (sequences,) else f"{sequences}"
+    more = "" if sequences is None else f" or [{one}]"
     also = "" if sequences is None else ", or one a sequence"
     raise ValueError(
         f"{name}: expected shape {list(like.shape)}{more} (that of {whose}{also}), got {list(tensor.shape)}"
