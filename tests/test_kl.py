@@ -246,6 +246,14 @@ def test_constants_that_want_a_gradient_are_refused() -> None:
             rk.kl(x, b["ref_logprob"], estimator="k1", old_logprob=b["old_logprob"])
 
 
+@pytest.mark.parametrize("name", ["ref_logprob", "old_logprob"])
+def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
+    a = tensors(arrays(4, 21))
+    b = {k: a[k] for k in ("logprob", "ref_logprob", "old_logprob")}
+    with pytest.raises(ValueError, match=f"^{name}: has a tangent, and kl has no derivative in it"):
+        torch.func.jvp(lambda x: rk.kl(**(b | {name: x}), estimator="k1"), (b[name],), (torch.ones(4, 21),))
+
+
 def test_a_second_derivative_is_an_error() -> None:
     a = tensors(arrays(4, 21))
     x = a["logprob"].clone().requires_grad_()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import rl_kernel_native as rk
 from policy_loss_cases import arrays
@@ -97,6 +98,41 @@ def test_constants_that_want_a_gradient_are_refused() -> None:
             loss_of(*leaves(a), {**a, name: a[name].clone().requires_grad_()})
     with pytest.raises(ValueError, match="logprob: requires a gradient"):
         rk.policy_loss_and_grad(leaves(a)[0], None, a["advantage"], a["mask"], spec=rk.PolicySpec())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["old_logprob", "advantage", "mask", "ref_logprob", "rollout_logprob", "importance_weight", "selected",
+     "denominator"],
+)  # fmt: skip
+def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
+    """Their part of the derivative would be a silent zero."""
+    a = batch()
+    importance = "given" if name == "importance_weight" else "token"
+    spec = rk.PolicySpec(kl="k3", kl_coef=0.1, importance=importance, drop_selected=True)
+    options = {
+        "ref_logprob": a["ref_logprob"], "selected": a["selected"], "denominator": torch.tensor(7.0),
+        "importance_weight" if importance == "given" else "rollout_logprob": a["rollout_logprob"],
+    }  # fmt: skip
+    operands = {k: a[k] for k in ("logprob", "old_logprob", "advantage", "mask")} | options
+    operands["mask"] = operands["mask"].float()
+
+    def loss(x: torch.Tensor, detached: bool = False) -> torch.Tensor:
+        changed = {name: x.detach() if detached else x}
+        return rk.policy_loss(**(operands | changed), spec=spec).loss
+
+    x = operands[name]
+
+    def along(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(loss, (x,), (torch.ones_like(x),))[1]
+
+    with pytest.raises(ValueError, match=f"^{name}: has a tangent, and policy_loss has no derivative in it"):
+        along(x)
+    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo's own, of what it traced
+        torch.compile(along, fullgraph=True, backend="eager")(x)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match=f"^{name}: has a tangent"):
+        loss(forward_ad.make_dual(x, torch.ones_like(x)))
+    assert torch.func.jvp(lambda x: loss(x, True), (x,), (torch.ones_like(x),))[1] == 0
 
 
 def test_a_second_derivative_is_an_error() -> None:

@@ -205,6 +205,33 @@ def test_transforms(kind: str, rng: np.random.Generator) -> None:
         first.sum().backward()
 
 
+@pytest.mark.parametrize("name", ["ref_chosen", "ref_rejected", "chosen_aligned", "rejected_aligned", "kl"])
+def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
+    """Their part of the derivative would be a silent zero."""
+    w = torch.randn(3)
+    arrays = {"ref_chosen": w, "ref_rejected": w * 2}
+    if name == "kl":
+        arrays["kl"] = torch.ones(1)
+    else:
+        arrays |= {"chosen_aligned": w, "rejected_aligned": w}
+
+    def losses(x: Any) -> Any:
+        return rk.preference_loss(w, w * 3, **(arrays | {name: x}), kind="kto" if name == "kl" else "dpo").losses
+
+    x = arrays[name]
+
+    def along(x: Any) -> Any:
+        return torch.func.jvp(losses, (x,), (torch.ones_like(x),))[1]
+
+    with pytest.raises(ValueError, match=f"^{name}: has a tangent, and preference_loss has no derivative in it"):
+        along(x)
+    with pytest.raises(Exception, match=f"{name}: has a tangent"):  # Dynamo's own, of what it traced
+        torch.compile(along, fullgraph=True, backend="eager")(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match=f"^{name}: has a tangent"):
+        losses(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+    assert not torch.func.jvp(lambda x: losses(x.detach()), (x,), (torch.ones_like(x),))[1].any()
+
+
 def test_opcheck(device: str) -> None:
     import rl_kernel_native.ops.preference_loss_traced  # noqa: F401
 

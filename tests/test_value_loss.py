@@ -272,6 +272,13 @@ def test_constants_that_want_a_gradient_are_refused() -> None:
         run({**a, "value": a["value"].clone().requires_grad_()}, TRL)
 
 
+@pytest.mark.parametrize("name", ["old_value", "returns"])
+def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
+    a = tensors(arrays(4, 21))
+    with pytest.raises(ValueError, match=f"^{name}: has a tangent, and value_loss has no derivative in it"):
+        torch.func.jvp(lambda x: loss_of(a["value"], {**a, name: x}, TRL).loss, (a[name],), (torch.ones(4, 21),))
+
+
 def test_a_second_derivative_is_an_error() -> None:
     a = tensors(arrays(4, 21))
     x = a["value"].clone().requires_grad_()

@@ -41,6 +41,13 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
     return torch.stack(outputs)
 
 
+def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]) -> None:
+    """Of constants: their part of the derivative would be lost."""
+    for name, tangent in zip(names, tangents, strict=True):
+        if tangent is not None:
+            raise ValueError(f"{name}: has a tangent, and {operator} has no derivative in it; pass {name}.detach()")
+
+
 def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tuple[Tensor, ...]) -> list[Any]:
     """Gradients of a function that gives a tuple, in the tensors that are there; None where there is none."""
     call, primals = _where_present(function, tensors)

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._torch import apply_function, gradient, implement, memory, prepare, rows_of
-from .._transforms import looped
+from .._transforms import looped, refuse_tangents
 from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -127,9 +127,9 @@ class _TransformedKl(_TracedKl):
         return looped(_TransformedKl.apply, info, in_dims, inputs), 0
 
     @staticmethod
-    def jvp(ctx: Any, along_logprob: Any, along_ref: Any, along_weight: Any, *_: Any) -> Any:
-        if along_ref is not None or (along_weight is not None and ctx.how[2] == 1):
-            raise RuntimeError("kl: a derivative in ref_logprob or old_logprob is wanted, and there is none")
+    def jvp(ctx: Any, along_logprob: Any, along_ref: Any, along_weight: Any, along_mask: Any, *_: Any) -> Any:
+        old = along_weight if ctx.how[2] == 1 else None
+        refuse_tangents("kl", ("ref_logprob", "old_logprob", "mask"), (along_ref, old, along_mask))
         total = None
         for i, tangent in enumerate((along_logprob, along_weight)):
             if tangent is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._torch import apply_function, implement, memory, prepare
-from .._transforms import looped
+from .._transforms import looped, refuse_tangents
 from .policy_spec import PolicySpec
 from .token_shapes import check_first, check_mask, check_tokens
 
@@ -139,7 +139,14 @@ class _TransformedPolicyLoss(_TracedPolicyLoss):
         return looped(_TransformedPolicyLoss.apply, info, dims, inputs), (0, 0, 0, 0)
 
     @staticmethod
-    def jvp(ctx: Any, logprob: Any, entropy: Any, *_: Any) -> Any:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _TracedPolicyLoss.setup_context(ctx, inputs, output)
+        ctx.weights = "importance_weight" if inputs[10][_IMPORTANCE_FIELD] == _GIVEN else "rollout_logprob"
+
+    @staticmethod
+    def jvp(ctx: Any, logprob: Any, entropy: Any, *others: Any) -> Any:
+        names = ("old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", ctx.weights, "selected")
+        refuse_tangents("policy_loss", (*names, "denominator"), others[:8])
         d_logprob, d_entropy = ctx.saved_tensors[:2]
         total = torch.zeros((), dtype=d_logprob.dtype, device=d_logprob.device)
         for gradient, tangent in ((d_logprob, logprob), (d_entropy, entropy)):

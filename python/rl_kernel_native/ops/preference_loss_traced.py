@@ -15,7 +15,7 @@ from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._shapes import dtype_name, is_static
 from .._torch import apply_function, gradient, implement, memory, prepare
-from .._transforms import looped
+from .._transforms import looped, refuse_tangents
 from .preference_loss import AOT_UNPAIRED, KTO, NAMES, UNSORTED
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -121,13 +121,14 @@ class _TracedPreferenceLoss(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.sort = inputs[10]
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # what has no tangent is told from what has one of zeros
         ctx.num_losses = output[0].shape[0]
         ctx.save_for_backward(*inputs[:2], *output[4:])
         ctx.save_for_forward(*inputs[:2], *output[4:])
 
     @staticmethod
-    def backward(ctx: Any, dlosses: Tensor, *_: Any) -> Any:
-        found = _gradients(ctx, dlosses)
+    def backward(ctx: Any, dlosses: Any, *_: Any) -> Any:
+        found = (None, None) if dlosses is None else _gradients(ctx, dlosses)
         return *found, *(None,) * 12
 
 
@@ -139,7 +140,8 @@ class _TransformedPreferenceLoss(_TracedPreferenceLoss):
         return looped(_TransformedPreferenceLoss.apply, info, dims, inputs), (0,) * 7
 
     @staticmethod
-    def jvp(ctx: Any, t_chosen: Any, t_rejected: Any, *_: Any) -> Any:
+    def jvp(ctx: Any, t_chosen: Any, t_rejected: Any, *others: Any) -> Any:
+        refuse_tangents("preference_loss", NAMES[2:], others[: len(NAMES) - 2])
         ranks = ctx.saved_tensors[4]
         ones = torch.ones(ctx.num_losses, dtype=torch.float32, device=ranks.device)
         d_chosen, d_rejected = _gradients(ctx, ones)

@@ -14,10 +14,10 @@ from torch import Tensor
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._torch import apply_function, implement, memory, prepare
-from .._transforms import looped
+from .._transforms import looped, refuse_tangents
 from .policy_loss_traced import scaled
 from .token_shapes import check_first, check_mask, check_tokens
-from .value_loss import METRICS
+from .value_loss import METRICS, NAMES
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # clip and huber: infinite for none. denominator_kind: the contract's. denominator_value: 0 for none.
@@ -95,6 +95,5 @@ class _TransformedValueLoss(_TracedValueLoss):
 
     @staticmethod
     def jvp(ctx: Any, along: Any, *others: Any) -> Any:
-        if any(t is not None for t in others):
-            raise RuntimeError("value_loss: a derivative in a constant is wanted, and there is none")
+        refuse_tangents("value_loss", NAMES[1:], others[: _OPERANDS - 1])
         return (ctx.saved_tensors[0] * along).sum(), None, None
