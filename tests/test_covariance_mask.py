@@ -274,6 +274,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no seed": ({"seed": None}, ValueError, 'seed: expected an integer, which kind="clip" draws by, got None'),
     "seed": ({"seed": -1}, ValueError, "seed: expected an integer in [0, 2^63), got -1"),
     "seed type": ({"seed": 1.5}, TypeError, "seed: expected an integer, got float"),
+    "equal bounds": (
+        {"lower": 2.0, "upper": 2 + 1e-12}, ValueError,
+        "upper: expected a number > lower = 2, got 2.000000000001, which is 2 in float32",
+    ),
+    "lower": ({"lower": -1e39}, ValueError, "lower: expected a number, got -1e+39, which is -inf in float32"),
     "bounds": ({"lower": 2.0, "upper": 2.0}, ValueError, "upper: expected a number > lower = 2, got 2.0"),
     "epsilon_low": ({"epsilon_low": 1.5}, ValueError, "epsilon_low: expected a number in [0, 1], got 1.5"),
     "epsilon_high": ({"epsilon_high": -1}, ValueError, "epsilon_high: expected a number in [0, inf], got -1"),

@@ -192,6 +192,16 @@ def test_the_denominator_may_be_on_the_device() -> None:
         assert same(run(a, rk.PolicySpec(), denominator=given).d_logprob, want.d_logprob)
 
 
+def test_the_denominator_may_be_a_number_of_numpy() -> None:
+    a, spec = arrays(4, 20, seed=9), rk.PolicySpec()
+    want = run(a, spec, denominator=7.0)
+    for of in (a, tensors(a)):
+        for number in (7, np.float32(7), np.int64(7), np.float16(7)):
+            got = run(of, spec, denominator=number)
+            assert same(got.loss, want.loss)
+            assert same(got.d_logprob, want.d_logprob)
+
+
 def test_no_result_depends_on_the_number_of_threads() -> None:
     spec, a = rk.PolicySpec(level="geometric", kl="k3", kl_coef=0.1), tensors(arrays(40, 3000, seed=10))
     before = torch.get_num_threads()

@@ -14,6 +14,7 @@ import torch
 import rl_kernel_native as rk
 from policy_loss_cases import arrays
 from rl_kernel_native import PolicySpec
+from rl_kernel_native._check import in_float32
 
 GMPO = {"clip": "gmpo", "level": "geometric", "aggregation": "seq-mean-token-mean"}
 
@@ -32,6 +33,18 @@ GMPO = {"clip": "gmpo", "level": "geometric", "aggregation": "seq-mean-token-mea
         ({"tau_positive": 0.0}, "tau_positive: expected a finite number > 0"),
         ({"log_ratio_clamp": (2.0, 1.0)}, "log_ratio_clamp: expected two numbers in ascending order"),
         ({"dp_size": 0}, "dp_size: expected a positive integer"),
+        ({"dp_size": 10**400}, "dp_size: expected a positive integer of 64 bits"),
+        ({"scale": 1e39}, "scale: expected a finite number, got 1e+39, which is inf in float32"),
+        ({"scale": 1e38, "dp_size": 100}, "scale * dp_size: expected a finite number, got 1e+40"),
+        (
+            {"dual_clip": 1 + 1e-12},
+            "dual_clip: expected a finite number > 1 or None, got 1.000000000001, which is 1 in",
+        ),
+        ({"gate": (0.5, 1e39)}, "gate: expected two numbers in ascending order, got 1e+39, which is inf in float32"),
+        (
+            {"aggregation": "seq-mean-token-sum-norm", "horizon": 1e-46},
+            "horizon: expected a finite number > 0 or None, got 1e-46, which is below the normal numbers of float32",
+        ),
         ({"clip": "cispo", "dual_clip": 3.0}, 'dual_clip: expected None with clip="cispo"'),
         ({"clip": "sapo", "delta": 2.0}, 'delta: expected None with clip="sapo"'),
         ({"clip": "none", "level": "geometric"}, "no ratio enters its loss"),
@@ -73,6 +86,19 @@ def test_a_spec_of_other_types_is_a_type_error(fields: dict[str, Any]) -> None:
         PolicySpec(**fields)
 
 
+def test_numbers_are_rounded_as_float32_has_them(rng: np.random.Generator) -> None:
+    x = rng.normal(0, 1, 10000) * 2.0 ** rng.integers(-100, 100, 10000)
+    assert [in_float32(v) for v in x.tolist()] == np.float32(x).astype(np.float64).tolist()
+    largest = float(np.finfo(np.float32).max)
+    half = 2.0**103  # of the largest number's last place: from there on rounding gives inf
+    for v, want in {
+        largest: largest, largest + half * 0.999: largest, largest + half: math.inf, -1e39: -math.inf, 0.0: 0.0,
+        2.0**-126: 2.0**-126, 2.0**-127: 0.0, math.inf: math.inf,
+    }.items():  # fmt: skip
+        assert in_float32(v) == want
+    assert math.isnan(in_float32(math.nan))
+
+
 def test_a_spec_is_a_value() -> None:
     a = PolicySpec(kl="k3")
     assert dataclasses.replace(a, kl=None) == PolicySpec()
@@ -110,6 +136,9 @@ def call(**changed: Any) -> Any:
         ({"spec": PolicySpec(aggregation="constant")}, ValueError, "denominator: expected a number"),
         ({"spec": PolicySpec(aggregation="token-sum"), "denominator": 3}, ValueError, "denominator: expected None"),
         ({"denominator": 0}, ValueError, "denominator: expected a finite number > 0"),
+        ({"denominator": 1e-46}, ValueError, "denominator: expected a finite number > 0, got 1e-46, which is below"),
+        ({"denominator": np.float32(0)}, ValueError, "denominator: expected a finite number > 0, got"),
+        ({"denominator": 1e39}, ValueError, r"denominator: expected a finite number > 0, got 1e\+39, which is inf in"),
         ({"denominator": np.zeros(2, np.float32)}, ValueError, "denominator: expected one element"),
         ({"cu_seqlens": np.array([0, 24], np.int32)}, ValueError, r"logprob: expected shape \[num_tokens\]"),
     ],

@@ -258,12 +258,25 @@ def test_empty_batches_and_special_values(device: str) -> None:
         assert not gradient[0].isnan()
 
 
+def test_an_alpha_that_float32_has_not_is_its_limit() -> None:
+    w, l = torch.randn(2, 20)  # noqa: E741
+    want = rk.preference_loss(w, l, kind="simpo", gamma=0.3).losses
+    for alpha in (0, 1e-46, -1e-40):
+        assert not differing(rk.preference_loss(w, l, kind="alphapo", alpha=alpha, gamma=0.3).losses, want)
+
+
 def test_bad_input() -> None:
     w = torch.randn(3)
     call = rk.preference_loss
     for message, f in {
         "kind: expected": lambda: call(w, w, kind="ppo"),
         "beta: expected a finite number > 0, got 0": lambda: call(w, w, beta=0.0),
+        r"beta: expected a finite number > 0, got 1e\+39, which is inf in float32": lambda: call(w, w, beta=1e39),
+        "tau: expected a finite number > 0, got 1e-46, which is below": lambda: call(w, w, kind="discopop", tau=1e-46),
+        "gamma / beta: expected a finite number, got": lambda: call(w, w, kind="simpo", gamma=1e30, beta=1e-20),
+        r"label_smoothing: expected a number in \[0, 1\), got 0.999999999999, which is 1": lambda: call(
+            w, w, label_smoothing=0.999999999999
+        ),
         "tau: expected None for kind 'dpo', which has no such option": lambda: call(w, w, tau=0.1),
         r"label_smoothing: expected a number in \[0, 0.5\), got 0.5": lambda: call(
             w, w, kind="robust", label_smoothing=0.5

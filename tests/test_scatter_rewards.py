@@ -119,6 +119,8 @@ def test_a_reward_and_a_cost_are_combined_as_in_safe_rlhf() -> None:
 def test_a_weight_is_the_same_as_a_number_and_as_an_element() -> None:
     a = tensors(batch(5, 30, seed=7))
     with_number = rk.scatter_rewards(a["rewards"], a["mask"], cost=a["cost"], lagrange=0.75)
+    of_numpy = rk.scatter_rewards(a["rewards"], a["mask"], cost=a["cost"], lagrange=np.float32(0.75))
+    assert_same(of_numpy, with_number)
     for element in (torch.tensor(0.75), torch.tensor([0.75]), torch.tensor(0.75, requires_grad=True)):
         assert_same(rk.scatter_rewards(a["rewards"], a["mask"], cost=a["cost"], lagrange=element), with_number)
 
@@ -337,6 +339,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "lagrange alone": ({"lagrange": 0.5}, ValueError, "cost: expected an array with lagrange, got None"),
     "lagrange": ({"cost": R, "lagrange": -0.5}, ValueError, "lagrange: expected a finite number >= 0, got -0.5"),
+    "lagrange of float64": (
+        {"cost": R, "lagrange": 1e39}, ValueError,
+        "lagrange: expected a finite number >= 0, got 1e+39, which is inf in float32",
+    ),
     "lagrange of two": ({"cost": R, "lagrange": R}, ValueError, "lagrange: expected one element, got shape [2]"),
     "lagrange dtype": (
         {"cost": R, "lagrange": torch.tensor(1.0).double()}, TypeError, "lagrange: expected dtype float32, got float64",

@@ -378,6 +378,13 @@ ROW = np.zeros((3, 8), np.float32)
         ({"dp_size": 0}, ValueError, "dp_size: expected a positive integer"),
         ({"denominator": 0}, ValueError, "denominator: expected a finite number > 0"),
         ({"denominator": np.zeros(2, np.float32)}, ValueError, "denominator: expected one element"),
+        ({"denominator": 1e-46}, ValueError, "denominator: expected a finite number > 0, got 1e-46, which is below"),
+        ({"scale": 1e39}, ValueError, r"scale: expected a finite number, got 1e\+39, which is inf in float32"),
+        (
+            {"aggregation": "seq-mean-token-sum-norm", "horizon": 1e-46},
+            ValueError,
+            "horizon: expected a finite number > 0 or None, got 1e-46, which is below the normal",
+        ),
         ({"value": ROW.astype(np.float64)}, TypeError, "value: expected dtype float32, got float64"),
         ({"value": ROW.T}, ValueError, "value: expected contiguous tokens"),
         ({"old_value": ROW[:, :7]}, ValueError, r"old_value: expected shape \[3, 8\]"),

@@ -3,9 +3,10 @@ it takes the standard library alone, which the contract's module needs."""
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -90,13 +91,49 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
+_SMALLEST, _BEYOND = (
+    2.0**-126,
+    2.0**128 - 2.0**103,
+)  # of float32: the smallest normal number, the least that is infinite
+
+
+def in_float32(x: float) -> float:
+    """A number rounded to float32 (a tie to either side), by what Dynamo reads; what is less than a normal number is 0:
+    its inverse may be infinite."""
+    if x != x or abs(x) >= _BEYOND:
+        return x * math.inf
+    if abs(x) < _SMALLEST:
+        return 0.0
+    scaled = x * (2.0**29 + 1)
+    return scaled - (scaled - x)
+
+
+def single(name: str, value: Any, allows: Callable[[float], bool], expected: str) -> float:
+    """A number that an operator takes as float32, checked as that; one that only then is infinite is refused.
+
+    Returns: it, not rounded."""
+    x = number(name, value)
+    rounded = in_float32(x)
+    if not (allows(x) and allows(rounded)) or abs(x) < abs(rounded) == math.inf:
+        of_float32 = f"{rounded:g} in float32" if rounded else "below the normal numbers of float32"
+        why = f", which is {of_float32}" if allows(x) else ""
+        raise ValueError(f"{name}: expected {expected}, got {value!r}{why}")
+    return x
+
+
+def is_number(value: Any) -> bool:
+    """Python's or NumPy's, where an array may stand as well."""
+    if isinstance(value, (int, float)):
+        return True
+    import numpy as np
+
+    return isinstance(value, np.number)
+
+
 def denominator(value: Any) -> tuple[Any, float]:
     """The array where it is one, else None; and the number where it is one, else 0."""
-    if isinstance(value, (int, float)):
-        found = number("denominator", value)
-        if not 0 < found < float("inf"):
-            raise ValueError(f"denominator: expected a finite number > 0, got {value!r}")
-        return None, found
+    if value is not None and is_number(value):
+        return None, single("denominator", value, lambda x: 0 < x < math.inf, "a finite number > 0")
     return value, 0.0
 
 

@@ -30,10 +30,7 @@ def _torch() -> Any:
 
 
 def _epsilon(name: str, value: Any, most: float) -> float:
-    x = _check.number(name, value)
-    if not 0 <= x <= most:
-        raise ValueError(f"{name}: expected a number in [0, {most:g}], got {value!r}")
-    return x
+    return _check.single(name, value, lambda x: 0 <= x <= most, f"a number in [0, {most:g}]")
 
 
 def options_of(
@@ -50,12 +47,9 @@ def options_of(
             if value is not None:
                 raise ValueError(f'{name}: expected None with kind="kl", which takes the largest, got {value!r}')
         return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 0
-    least, most = (
-        _check.number(name, x)
-        for name, x in (("lower", 1.0 if lower is None else lower), ("upper", 5.0 if upper is None else upper))
-    )
-    if not least < most:
-        raise ValueError(f"upper: expected a number > lower = {least:g}, got {upper!r}")
+    least = _check.single("lower", 1.0 if lower is None else lower, lambda x: x == x, "a number")
+    low = _check.in_float32(least)
+    most = _check.single("upper", 5.0 if upper is None else upper, lambda x: low < x, f"a number > lower = {least:g}")
     low = _epsilon("epsilon_low", 0.2 if epsilon_low is None else epsilon_low, 1.0)
     high = _epsilon("epsilon_high", 0.2 if epsilon_high is None else epsilon_high, math.inf)
     if seed is None:

@@ -71,10 +71,8 @@ def _torch() -> Any:
 
 
 def _positive(name: str, value: Any, or_infinite: bool = False) -> float:
-    x = _check.number(name, value)
-    if not (0 < x <= _LARGEST or (or_infinite and x == math.inf)):
-        raise ValueError(f"{name}: expected a {'' if or_infinite else 'finite '}number > 0 in float32, got {value!r}")
-    return x
+    most, finite = (math.inf, "") if or_infinite else (_LARGEST, "finite ")
+    return _check.single(name, value, lambda x: 0 < x <= most, f"a {finite}number > 0 in float32")
 
 
 def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
@@ -86,10 +84,9 @@ def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
                 f'lower: expected None with mode="truncate", which bounds weights above alone, got {lower!r}'
             )
         return -math.inf, high
-    low = 1.0 / high if lower is None else _check.number("lower", lower)
-    if not 0 <= low <= high:
-        raise ValueError(f"lower: expected a number in [0, upper = {high:g}], got {low!r}")
-    return low, high
+    low = 1.0 / high if lower is None else lower
+    most = _check.in_float32(high)
+    return _check.single("lower", low, lambda x: 0 <= x <= most, f"a number in [0, upper = {high:g}]"), high
 
 
 def _rejection(rejection: Any) -> list[float]:

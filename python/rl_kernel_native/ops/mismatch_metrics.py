@@ -71,10 +71,7 @@ def limit_of(log_ratio_clamp: Any) -> float:
     """The bound of ``|log ratio|`` as the contract takes it."""
     if log_ratio_clamp is None:
         return math.inf
-    limit = _check.number("log_ratio_clamp", log_ratio_clamp)
-    if not 0 < limit < math.inf:
-        raise ValueError(f"log_ratio_clamp: expected a finite number > 0 or None, got {log_ratio_clamp!r}")
-    return limit
+    return _check.single("log_ratio_clamp", log_ratio_clamp, lambda x: 0 < x < math.inf, "a finite number > 0 or None")
 
 
 def mismatch_metrics(

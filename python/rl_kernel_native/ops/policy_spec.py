@@ -185,10 +185,12 @@ def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 def number(name: str, value: Any, least: float = -INF, open_end: bool = False, optional: bool = False) -> None:
     if value is None and optional:
         return
-    x = _check.number(name, value)
-    if not math.isfinite(x) or x < least or (open_end and x == least):
-        bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
-        raise ValueError(f"{name}: expected a finite number{bound}{' or None' if optional else ''}, got {value!r}")
+    bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
+
+    def allows(x: float) -> bool:
+        return math.isfinite(x) and x >= least and not (open_end and x == least)
+
+    _check.single(name, value, allows, f"a finite number{bound}{' or None' if optional else ''}")
 
 
 def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[Any, float]:
@@ -201,10 +203,17 @@ def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[
     return _check.denominator(denominator)
 
 
+def check_scale(scale: Any, dp_size: Any) -> None:
+    number("scale", scale)
+    if not 0 < _check.integer("dp_size", dp_size) < 1 << 63:
+        raise ValueError(f"dp_size: expected a positive integer of 64 bits, got {dp_size}")
+    number("scale * dp_size", scale * dp_size)
+
+
 def _pair(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"{name}: expected two numbers, got {value!r}")
-    low, high = (_check.number(name, v) for v in value)
+    low, high = (_check.single(name, v, lambda x: x == x, "two numbers in ascending order") for v in value)
     if not low <= high:
         raise ValueError(f"{name}: expected two numbers in ascending order, got {value!r}")
     return low, high
@@ -234,7 +243,7 @@ def _validate(s: PolicySpec) -> None:
         number(name, getattr(s, name), 0.0, open_end=True, optional=True)
     for name in ("tau_positive", "tau_negative"):
         number(name, getattr(s, name), 0.0, open_end=True)
-    for name in ("kl_coef", "entropy_coef", "entropy_scale", "scale", "k_positive", "k_negative"):
+    for name in ("kl_coef", "entropy_coef", "entropy_scale", "k_positive", "k_negative"):
         number(name, getattr(s, name))
     for name in ("lambda_positive", "lambda_negative", "selected_kl_coef"):
         number(name, getattr(s, name), 0.0)
@@ -246,8 +255,7 @@ def _validate(s: PolicySpec) -> None:
         number("log_ratio_clamp", s.log_ratio_clamp, 0.0, open_end=True, optional=True)
     if s.gate is not None:
         _pair("gate", s.gate)
-    if _check.integer("dp_size", s.dp_size) < 1:
-        raise ValueError(f"dp_size: expected a positive integer, got {s.dp_size}")
+    check_scale(s.scale, s.dp_size)
     _validate_combination(s)
 
 

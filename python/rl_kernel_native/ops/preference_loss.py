@@ -164,13 +164,11 @@ def preference_loss(
         if value is not None and name not in of_kind.options:
             raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option")
     beta = _number("beta", beta, above=0)
-    smoothing = 0.0 if label_smoothing is None else _check.number("label_smoothing", label_smoothing)
-    low, high = 0.0, 0.5 if kind == "robust" else 1.0
-    if not low <= smoothing < high or (kind == "exo_pair" and smoothing == 0):
-        interval = f"({low:g}, {high:g})" if kind == "exo_pair" else f"[{low:g}, {high:g})"
-        raise ValueError(f"label_smoothing: expected a number in {interval}, got {smoothing}")
+    smoothing = _smoothing(kind, 0.0 if label_smoothing is None else label_smoothing)
     score, of_alpha = _score(kind, f_divergence, f_alpha, alpha)
-    margin = (0.5 if gamma is None else _number("gamma", gamma)) / beta if "gamma" in of_kind.options else 0.0
+    margin = 0.0
+    if "gamma" in of_kind.options:
+        margin = _number("gamma / beta", (0.5 if gamma is None else _number("gamma", gamma)) / beta)
     nll = _number("nll_weight", nll_weight)
     _both("ref_chosen", ref_chosen, "ref_rejected", ref_rejected)
     _both("chosen_count", chosen_count, "rejected_count", rejected_count)
@@ -221,11 +219,18 @@ NAMES = (
 
 
 def _number(name: str, value: Any, above: float = -math.inf) -> float:
-    number = _check.number(name, value)
-    if not above < number < math.inf:
-        wanted = "a finite number" + ("" if above == -math.inf else f" > {above:g}")
-        raise ValueError(f"{name}: expected {wanted}, got {number}")
-    return number
+    wanted = "a finite number" + ("" if above == -math.inf else f" > {above:g}")
+    return _check.single(name, value, lambda x: above < x < math.inf, wanted)
+
+
+def _smoothing(kind: str, value: Any) -> float:
+    high, is_open = 0.5 if kind == "robust" else 1.0, kind == "exo_pair"
+    interval = f"{'(' if is_open else '['}0, {high:g})"
+
+    def allows(x: float) -> bool:
+        return 0 <= x < high and not (is_open and x == 0)
+
+    return _check.single("label_smoothing", value, allows, f"a number in {interval}")
 
 
 def _both(first: str, a: Any, second: str, b: Any) -> None:
@@ -240,7 +245,7 @@ def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: fl
         if alpha is None:
             raise ValueError("alpha: expected a number for kind 'alphapo', got None")
         value = _number("alpha", alpha)
-        return (LOG_RATIO, 1.0) if value == 0 else (ALPHA_PO, value)
+        return (LOG_RATIO, 1.0) if _check.in_float32(value) == 0 else (ALPHA_PO, value)  # its limit
     name = "reverse_kl" if f_divergence is None else f_divergence
     _check.one_of("f_divergence", name, tuple(_DIVERGENCES))
     if (name == "alpha_divergence") != (f_alpha is not None):

@@ -148,7 +148,7 @@ def scatter_rewards(
         raise TypeError(f"normalize_lagrange: expected a bool, got {type(normalize_lagrange).__name__}")
     if normalize_lagrange and lagrange is None:
         raise ValueError("normalize_lagrange: expected False without lagrange, got True")
-    has_value = isinstance(lagrange, (int, float)) and not isinstance(lagrange, bool)
+    has_value = lagrange is not None and _check.is_number(lagrange)
     if has_value:
         number("lagrange", lagrange, 0.0)
     if not kl_coef:

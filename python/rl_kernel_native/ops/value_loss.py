@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _dispatch
 from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.value_loss import value_loss_reference
@@ -13,6 +13,7 @@ from .policy_spec import (
     AGGREGATIONS,
     INF,
     check_aggregation,
+    check_scale,
     checked_denominator,
     denominator_kind,
     number,
@@ -211,9 +212,7 @@ def _numbers(
         raise ValueError(f'huber_delta: expected 1 with loss_type="mse", which has no use for it, got {huber_delta!r}')
     one_of("aggregation", aggregation, tuple(AGGREGATIONS))
     number("horizon", horizon, 0.0, open_end=True, optional=True)
-    number("scale", scale)
-    if _check.integer("dp_size", dp_size) < 1:
-        raise ValueError(f"dp_size: expected a positive integer, got {dp_size}")
+    check_scale(scale, dp_size)
     check_aggregation(aggregation, horizon, count_empty)
     return (
         float(or_inf(clip)),
