@@ -119,6 +119,20 @@ BAD = {
 }  # fmt: skip
 
 
+def test_subnormal_values_are_told_apart_whatever_the_thread_flushes() -> None:
+    """The least and the largest of several sequences: equal ones would make a constant of them."""
+    x = torch.tensor([[1e-40, 1e-40], [2e-40, 2e-40]])
+    want = whiten(x)
+    try:
+        assert torch.set_flush_denormal(True)
+        got = whiten(x)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same(got, want)
+    assert want.var == 0
+    assert want.y[0, 0] != want.y[1, 1]
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_a_mistake_names_the_argument(case: str) -> None:
     call, error, text = BAD[case]

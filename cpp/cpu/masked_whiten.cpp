@@ -21,6 +21,7 @@ class Whitening {
   explicit Whitening(const MaskedWhitenParams& p) : p_(p) {}
 
   void run() {
+    const FloatEnvironment environment;  // minima and maxima of subnormals too
     std::vector<WhitenSums> of(static_cast<std::size_t>(p_.sequences.num_sequences));
     const auto sum = [&] {
       return chunk_sum(p_.sequences.num_sequences, [&](std::int64_t s) { return of[static_cast<std::size_t>(s)].sum; });
@@ -32,7 +33,6 @@ class Whitening {
       all.least = o.least < all.least ? o.least : all.least;
       all.largest = o.largest > all.largest ? o.largest : all.largest;
     }
-    const FloatEnvironment environment;
     WhitenStatistics statistics = whiten_mean(all.n, sum(), all.least, all.largest);
     for_each_sequence(
         [&](std::int64_t s) { of[static_cast<std::size_t>(s)].sum = lanes().squares(tokens(s), statistics); });
