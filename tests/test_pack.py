@@ -108,6 +108,30 @@ def test_strided_arrays_and_fill_values(device: str, rng: np.random.Generator) -
     assert half.tensors.tolist() == [0.0, 1.5, 1.5, 1.5, 1.5, 1.5]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int64", 2**62 + 1), ("int64", 2**63 - 1), ("int64", -(2**63)), ("int64", 2**53 + 1), ("uint8", 255),
+     ("float16", -0.0), ("bfloat16", -0.0), ("float32", -0.0), ("float64", -0.0), ("float16", 65504),
+     ("float16", float("inf")), ("float32", float("nan")), ("complex64", 1.5), ("bool", 1)],
+)  # fmt: skip
+def test_a_fill_value_is_the_dtypes_own(dtype: str, value: Any, device: str) -> None:
+    kind = getattr(torch, dtype)
+    x, lengths = torch.zeros(2, 3, dtype=kind, device=device), torch.tensor([0, 2], device=device)
+    want = raw(torch.cat([torch.zeros(2, dtype=kind), torch.full((4,), value, dtype=kind)]))
+
+    def packed(x: Any) -> Any:
+        return rk.pack(x, lengths, fill_value=value).tensors
+
+    assert raw(packed(x)) == want
+    torch.compiler.reset()
+    assert raw(torch.compile(packed, fullgraph=True, backend="eager")(x)) == want
+    if dtype != "bfloat16":  # which NumPy has not
+        number = np.int64(value) if dtype == "int64" else value
+        assert rk.pack(x.cpu().numpy(), lengths.cpu().numpy(), fill_value=number).tensors.tobytes() == want
+    back = rk.unpack(x[0], torch.tensor([0, 3], device=device), 4, fill_value=value)
+    assert raw(back[0, 3:]) == want[-kind.itemsize :]
+
+
 def test_gradients_of_both(device: str, rng: np.random.Generator) -> None:
     lengths, mask = kept_tokens(rng, device)
     for how in ({"lengths": lengths}, {"mask": mask}):
@@ -252,6 +276,17 @@ def test_bad_input() -> None:
         "lengths: expected dtype int32 or int64, got float32": lambda: rk.pack(x, lengths.float()),
         "fill_value: expected a number that dtype int8 holds, got 300": lambda: rk.pack(
             x.to(torch.int8), lengths, fill_value=300
+        ),
+        "fill_value: expected a number that dtype int64 holds, got nan": lambda: rk.pack(
+            x.long(), lengths, fill_value=float("nan")
+        ),
+        "fill_value: expected a number that dtype float16 holds, got 1e.30": lambda: rk.pack(
+            x.half(), lengths, fill_value=1e30
+        ),
+        "fill_value: expected a number that dtype bool holds, got 2": lambda: rk.pack(x > 0, lengths, fill_value=2),
+        "fill_value: expected an integer of 64 bits, or a float, got 1": lambda: rk.pack(x, lengths, fill_value=2**64),
+        "mask: expected dtype bool, of integers or of floats of 16 bits and more, got float8": lambda: rk.pack(
+            x, mask=x.to(torch.float8_e5m2)
         ),
         "fill_value: expected 0 for dtype complex128": lambda: rk.pack(x.to(torch.complex128), lengths, fill_value=1),
         r"fill_value: expected one number or 1": lambda: rk.pack(x, lengths, fill_value=[1, 2]),

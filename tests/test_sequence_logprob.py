@@ -179,8 +179,8 @@ def test_bad_input() -> None:
             x, m, cu
         ),
         r"mask: expected shape \[3, 4\] .the tokens of logprob., got \[4\]": lambda: rk.sequence_logprob(x, m[0]),
-        "mask: expected dtype bool, of integers or of floats, got complex64": lambda: rk.sequence_logprob(
-            x, m.to(torch.complex64)
+        "mask: expected dtype bool, of integers or of floats of 16 bits and more, got complex64": lambda: (
+            rk.sequence_logprob(x, m.to(torch.complex64))
         ),
         r"logprob: expected a contiguous last dimension .stride 1., got stride 3": lambda: rk.sequence_logprob(
             torch.zeros(4, 3).t(), m

@@ -66,9 +66,7 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   p.status = static_cast<std::int32_t*>(status.data);
   nb::object positions = nb::none();
   if (!by_lengths) {
-    if (in.element_bytes() > 8 || in.dtype_name().starts_with("complex")) {
-      throw nb::type_error(("mask: expected dtype bool, of integers or of floats, got " + in.dtype_name()).c_str());
-    }
+    require_flags(in);
     require_columns(in);
     p.mask = {v.num_elements() == 0 ? nullptr : v.data, row_stride(in), v.num_elements() == 0 ? 0 : in.element_bytes(),
               in.is_float()};

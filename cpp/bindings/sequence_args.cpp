@@ -6,18 +6,23 @@
 #include "sequences_args.h"
 
 namespace rlk::bindings {
-namespace {}  // namespace
-
 std::int64_t row_stride(const Array& a) { return a.view().ndim < 2 ? 0 : a.view().stride(0); }
+
+void require_flags(const Array& mask) {
+  const std::string dtype = mask.dtype_name();
+  const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");  // kinds without a -0, or a 0, too
+  if (mask.element_bytes() > 8 || is_float8 || dtype.starts_with("complex")) {
+    throw nb::type_error(
+        ("mask: expected dtype bool, of integers or of floats of 16 bits and more, got " + dtype).c_str());
+  }
+}
 
 TokenFlagsArgument::TokenFlagsArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose,
                                        Device device) {
   if (object.is_none()) return;
   array_.emplace(Array::of_any_dtype(object, "mask"));
   const TensorView& v = array_->view();
-  if (array_->element_bytes() > 8 || array_->dtype_name().starts_with("complex")) {
-    throw nb::type_error(("mask: expected dtype bool, of integers or of floats, got " + array_->dtype_name()).c_str());
-  }
+  require_flags(*array_);
   require_device(*array_, device);
   if (!std::ranges::equal(array_->shape(), shape)) {
     argument_error("mask", "expected shape " + shape_text(shape) + " (the tokens of " + whose + "), got " +

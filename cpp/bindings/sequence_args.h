@@ -11,6 +11,9 @@
 namespace rlk::bindings {
 
 // Flags of tokens: bool, integers or floats of a shape, padded [rows, tokens] or packed [tokens]; `whose` that is.
+// A mask of any dtype whose zeros one rule tells.
+void require_flags(const Array& mask);
+
 struct TokenFlagsArgument {
   // None: every token counts.
   TokenFlagsArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);

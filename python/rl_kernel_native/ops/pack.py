@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,11 +53,12 @@ def pack(
         tensors: ``[num_sequences, num_tokens, ...]``, one array or a list or tuple of them, any dtypes of 1, 2, 4, 8 or
             16 bytes, on one device. What follows the tokens is contiguous; other strides are free.
         lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
-        mask: ``[num_sequences, num_tokens]`` bool, integers or floats: tokens where it is not zero are kept, in order,
-            wherever they stand (left padding, prompts cut out). Either this or ``lengths``.
+        mask: ``[num_sequences, num_tokens]`` bool, integers or floats of 16 bits and more: tokens where it is not zero
+            are kept, in order, wherever they stand (left padding, prompts cut out). Either this or ``lengths``.
         max_tokens: rows of the results, below 2^31. More tokens than that are a ValueError on the CPU; on a GPU the
             last ones are left out and the status is 2.
-        fill_value: a number, or one for each array.
+        fill_value: a number, or one for each array: an integer that the dtype holds exactly, or a float that is finite
+            in it where it is finite, rounded to nearest. Of 16 bytes an element, and of 8 bits of a float, only 0.
     Returns:
         ``Packed(tensors, cu_seqlens, positions, status)``; ``positions`` is for :func:`unpack`, which needs it where a
         mask was given.
@@ -125,7 +127,7 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
 
 def _move(
     frame: Any, arrays: list[Any], cu_seqlens: Any, positions: Any, unpacks: bool, num_tokens: int, capacity: int,
-    fills: list[float],
+    fills: list[int | float],
 ) -> list[Any]:  # fmt: skip
     names = ["tensors"] if len(arrays) == 1 else [f"tensors[{i}]" for i in range(len(arrays))]
     named = list(zip(arrays, names, strict=True))
@@ -138,36 +140,65 @@ def _move(
     return [frame.result(a) for a in found]
 
 
-def _arrays(tensors: Any, fill_value: Any) -> tuple[list[Any], list[float]]:
+def _arrays(tensors: Any, fill_value: Any) -> tuple[list[Any], list[int | float]]:
     arrays = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     if not arrays:
         raise ValueError("tensors: expected at least one array, got none")
     given = list(fill_value) if isinstance(fill_value, (list, tuple)) else [fill_value] * len(arrays)
     if len(given) != len(arrays):
         raise ValueError(f"fill_value: expected one number or {len(arrays)} (one for each array), got {len(given)}")
-    return arrays, [_check.number("fill_value", value) for value in given]
+    return arrays, [_fill(value) for value in given]
+
+
+def _fill(value: Any) -> int | float:
+    """An integer as it is: float64 has not all of 64 bits."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError(f"fill_value: expected an integer of 64 bits, or a float, got {value}")
+        return int(value)
+    return _check.number("fill_value", value)
 
 
 def _as_given(tensors: Any, found: list[Any]) -> Any:
     return found if isinstance(tensors, (list, tuple)) else found[0]
 
 
-def fill_bits(value: float, dtype: str) -> int:
-    """Eight bytes of elements of this dtype that hold ``value``."""
-    if value == 0:
+def is_zero(fill: int | float) -> bool:
+    """Whether all its bits are 0 in every dtype."""
+    return fill == 0 and math.copysign(1.0, fill) > 0
+
+
+def fill_bits(value: int | float, dtype: str) -> int:
+    """Eight bytes of elements of this dtype that hold ``value``: an integer exactly, a float rounded to nearest."""
+    if is_zero(value):
         return 0
-    if dtype == "bfloat16":  # to nearest even in the integer view
-        bits = int(np.float32(value).view(np.uint32))
-        element = (bits + 0x7FFF + (bits >> 16 & 1) >> 16 & 0xFFFF).to_bytes(2, "little")
-    else:
-        try:
-            kind = np.dtype(dtype)
-            as_dtype = np.array(int(value) if kind.kind in "iu" else value, kind)
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}") from error
-        if kind.kind in "iu" and int(as_dtype) != value:
-            raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}")
-        element = as_dtype.tobytes()
+    element = _bfloat16(value) if dtype == "bfloat16" else _element(value, dtype)
+    if element is None:
+        raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}")
     if len(element) > 8:
         raise ValueError(f"fill_value: expected 0 for dtype {dtype}, got {value!r}")
     return int.from_bytes(element * (8 // len(element)), "little")
+
+
+def _element(value: int | float, dtype: str) -> bytes | None:
+    try:
+        kind = np.dtype(dtype)
+        with np.errstate(over="ignore"):
+            element = np.array(int(value) if kind.kind in "iu" else value, kind)
+    except (TypeError, ValueError, OverflowError):  # of a name that NumPy does not know, and of NaN and inf as integers
+        return None
+    if kind.kind not in "biufc" or (kind.kind in "biu" and int(element) != value):
+        return None
+    if kind.kind in "fc" and bool(np.isinf(element)) and not math.isinf(value):
+        return None
+    return element.tobytes()
+
+
+def _bfloat16(value: int | float) -> bytes | None:
+    """To nearest even in the integer view."""
+    with np.errstate(over="ignore"):
+        bits = int(np.float32(value).view(np.uint32))
+    element = bits + 0x7FFF + (bits >> 16 & 1) >> 16 & 0xFFFF
+    if element & 0x7FFF == 0x7F80 and not math.isinf(value):
+        return None
+    return element.to_bytes(2, "little")

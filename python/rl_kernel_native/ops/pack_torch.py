@@ -28,7 +28,7 @@ def _resolved(tensors: list[Any]) -> list[Any]:
 
 
 def pack(
-    tensors: list[Any], lengths: Any, mask: Any, num_tokens: Any, capacity: Any, fills: list[float]
+    tensors: list[Any], lengths: Any, mask: Any, num_tokens: Any, capacity: Any, fills: list[int | float]
 ) -> tuple[list[Any], Any, Any, Any]:
     """(packed, cu_seqlens, positions, status)"""
     tensors = _resolved(tensors)
@@ -41,13 +41,13 @@ def pack(
     require_tensors(**_named(tensors), optional={"lengths": lengths, "mask": mask})
     cu_seqlens, positions, status = traced.layout(lengths, mask, num_tokens, capacity)
 
-    def packed(some: list[Any], fill: list[float]) -> list[Any]:
+    def packed(some: list[Any], fill: list[int | float]) -> list[Any]:
         return traced.pack(some, cu_seqlens, positions, num_tokens, capacity, fill, True)
 
     return _in_groups(packed, tensors, fills), cu_seqlens, positions, status
 
 
-def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any, fills: list[float]) -> list[Any]:
+def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any, fills: list[int | float]) -> list[Any]:
     tensors = _resolved(tensors)
     if is_direct(*tensors, cu_seqlens, positions) and not wants_grad(*tensors):
         _torch.device_type(tensors[0], "tensors")
@@ -55,13 +55,13 @@ def unpack(tensors: list[Any], cu_seqlens: Any, positions: Any, num_tokens: Any,
         return traced.move(tensors, cu_seqlens, positions, True, True, num_tokens, 0, fills)
     require_tensors(**_named(tensors), cu_seqlens=cu_seqlens, optional={"positions": positions})
 
-    def unpacked(some: list[Any], fill: list[float]) -> list[Any]:
+    def unpacked(some: list[Any], fill: list[int | float]) -> list[Any]:
         return traced.unpack(some, cu_seqlens, positions, num_tokens, fill)
 
     return _in_groups(unpacked, tensors, fills)
 
 
-def _in_groups(call: Any, tensors: list[Any], fills: list[float]) -> list[Any]:
+def _in_groups(call: Any, tensors: list[Any], fills: list[int | float]) -> list[Any]:
     """Calls of at most eight tensors, those that require a gradient apart: all results of one call would require it."""
     found: dict[int, Any] = {}
     for wanted in (True, False):

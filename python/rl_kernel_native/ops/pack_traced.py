@@ -16,7 +16,7 @@ from .._native import module as _C
 from .._shapes import dtype_name, is_static
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped
-from .pack import fill_bits
+from .pack import fill_bits, is_zero
 from .sequence_logprob_traced import check_mask, check_offsets
 
 MOST = 8  # tensors of one call
@@ -27,21 +27,21 @@ _library.define(
     "pack_layout(Tensor? lengths, Tensor? mask, SymInt num_tokens, SymInt capacity) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
-    "pack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, float[] fill, "
+    "pack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, Scalar[] fill, "
     "bool covered) -> Tensor[]"
 )
 _library.define(
-    "unpack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, float[] fill) -> Tensor[]"
+    "unpack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, Scalar[] fill) -> Tensor[]"
 )
 _ops = torch.ops.rl_kernel_native
 
 
 def move(
     tensors: list[Any], cu_seqlens: Tensor, positions: Any, unpacks: bool, covered: bool, num_tokens: int,
-    capacity: int, fills: list[float],
+    capacity: int, fills: list[int | float],
 ) -> list[Any]:  # fmt: skip
     """The extension's call on plain tensors."""
-    bits = [fill_bits(f, dtype_name(t.dtype)) if f else 0 for f, t in zip(fills, tensors, strict=True)]
+    bits = [0 if is_zero(f) else fill_bits(f, dtype_name(t.dtype)) for f, t in zip(fills, tensors, strict=True)]
     found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
     return found
 
@@ -53,7 +53,7 @@ def _layout_kernel(lengths: Any, mask: Any, num_tokens: int, capacity: int) -> t
 
 
 def _pack_kernel(
-    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int, fill: list[float],
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int, fill: list[int | float],
     covered: bool,
 ) -> list[Tensor]:  # fmt: skip
     prepare(cu_seqlens)
@@ -62,7 +62,7 @@ def _pack_kernel(
 
 
 def _unpack_kernel(
-    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: list[float]
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: list[int | float]
 ) -> list[Tensor]:
     prepare(cu_seqlens)
     operands = [memory(t) for t in tensors]
@@ -87,31 +87,33 @@ implement(_library, "unpack", _unpack_kernel, _differentiable_unpack)
 
 # is_grads_batched: torch loops over batches of an operator without lists; tensors of a list go one at a time.
 _library.define(
-    "pack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, float fill, "
+    "pack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, Scalar fill, "
     "bool covered) -> Tensor"
 )
 _library.define(
-    "unpack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, float fill) -> Tensor"
+    "unpack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, Scalar fill) -> Tensor"
 )
 
 
-def _pack_one_kernel(tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int, fill: float,
-                     covered: bool) -> Tensor:  # fmt: skip
+def _pack_one_kernel(tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int,
+                     fill: int | float, covered: bool) -> Tensor:  # fmt: skip
     return _pack_kernel([tensor], cu_seqlens, positions, num_tokens, capacity, [fill], covered)[0]
 
 
-def _unpack_one_kernel(tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: float) -> Tensor:
+def _unpack_one_kernel(
+    tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: int | float
+) -> Tensor:
     return _unpack_kernel([tensor], cu_seqlens, positions, num_tokens, [fill])[0]
 
 
 def _pack_batched(tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int,
-                  fill: list[float], covered: bool) -> list[Tensor]:  # fmt: skip
+                  fill: list[int | float], covered: bool) -> list[Tensor]:  # fmt: skip
     how = (cu_seqlens, positions, num_tokens, capacity)
     return [_ops.pack_one(t, *how, f, covered) for t, f in zip(tensors, fill, strict=True)]
 
 
 def _unpack_batched(
-    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: list[float]
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: int, fill: list[int | float]
 ) -> list[Tensor]:
     return [_ops.unpack_one(t, cu_seqlens, positions, num_tokens, f) for t, f in zip(tensors, fill, strict=True)]
 
@@ -165,13 +167,19 @@ def _check_tokens(tensor: Tensor, name: str, first: int) -> None:
         elements *= tensor.shape[i]
 
 
+def _check_fills(tensors: list[Tensor], fill: list[int | float]) -> None:
+    for t, f in zip(tensors, fill, strict=True):
+        if type(f) in (int, float):  # which a trace knows
+            fill_bits(f, dtype_name(t.dtype))
+
+
 def _names(tensors: list[Tensor]) -> list[str]:
     return ["tensors"] if len(tensors) == 1 else [f"tensors[{i}]" for i in range(len(tensors))]
 
 
 @torch.library.register_fake("rl_kernel_native::pack", lib=_library)
 def _pack_fake(
-    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[float],
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[int | float],
     covered: bool,
 ) -> list[Tensor]:  # fmt: skip
     check_offsets(cu_seqlens)
@@ -180,12 +188,13 @@ def _pack_fake(
         if t.dim() < 2 or (is_static(t) and is_static(cu_seqlens) and tuple(t.shape[:2]) != (rows, num_tokens)):
             raise ValueError(f"{name}: expected shape [{rows}, {num_tokens}, ...], got {list(t.shape)}")
         _check_tokens(t, name, 2)
+    _check_fills(tensors, fill)
     return [t.new_empty((capacity, *t.shape[2:])) for t in tensors]
 
 
 @torch.library.register_fake("rl_kernel_native::unpack", lib=_library)
 def _unpack_fake(
-    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[float]
+    tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[int | float]
 ) -> list[Tensor]:
     check_offsets(cu_seqlens)
     for t, name in zip(tensors, _names(tensors), strict=True):
@@ -193,17 +202,20 @@ def _unpack_fake(
             wanted = "num_tokens" if t is tensors[0] else tensors[0].shape[0]
             raise ValueError(f"{name}: expected shape [{wanted}, ...], got {list(t.shape)}")
         _check_tokens(t, name, 1)
+    _check_fills(tensors, fill)
     return [t.new_empty((cu_seqlens.shape[0] - 1, num_tokens, *t.shape[1:])) for t in tensors]
 
 
 @torch.library.register_fake("rl_kernel_native::pack_one", lib=_library)
 def _pack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
-    return _pack_fake([tensor], *how)[0]
+    *layout, fill, covered = how
+    return _pack_fake([tensor], *layout, [fill], covered)[0]
 
 
 @torch.library.register_fake("rl_kernel_native::unpack_one", lib=_library)
 def _unpack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
-    return _unpack_fake([tensor], *how)[0]
+    *layout, fill = how
+    return _unpack_fake([tensor], *layout, [fill])[0]
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -215,14 +227,16 @@ def layout(lengths: Any, mask: Any, num_tokens: Any, capacity: Any) -> tuple[Any
 
 
 def pack(
-    tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[float],
+    tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[int | float],
     covered: bool,
 ) -> list[Any]:  # fmt: skip
     how = (cu_seqlens, positions, num_tokens, capacity, fill, covered)
     return list(apply_function(_TracedPack, "_TransformedPack", *how, *_filled(tensors)))
 
 
-def unpack(tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[float]) -> list[Any]:
+def unpack(
+    tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[int | float]
+) -> list[Any]:
     how = (cu_seqlens, positions, num_tokens, fill)
     return list(apply_function(_TracedUnpack, "_TransformedUnpack", *how, *_filled(tensors)))
 

@@ -52,8 +52,9 @@ implement(
 def check_mask(mask: Any, shape: Any, whose: str) -> None:
     if mask is None:
         return
-    if mask.is_complex():
-        raise TypeError(f"mask: expected dtype bool, of integers or of floats, got {dtype_name(mask.dtype)}")
+    if mask.is_complex() or (mask.is_floating_point() and mask.itemsize == 1):
+        wanted = "bool, of integers or of floats of 16 bits and more"
+        raise TypeError(f"mask: expected dtype {wanted}, got {dtype_name(mask.dtype)}")
     if mask.dim() != len(shape) or (is_static(mask) and tuple(mask.shape) != tuple(shape)):
         raise ValueError(f"mask: expected shape {list(shape)} (the tokens of {whose}), got {list(mask.shape)}")
     check_columns(mask, "mask")
