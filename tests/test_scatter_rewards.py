@@ -322,6 +322,10 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "spans alone": ({"spans": SPANS["spans"]}, ValueError, "span_offsets: expected an array with spans, got None"),
     "spans": (SPANS | {"spans": torch.zeros(2, 3).long()}, ValueError, "spans: expected a contiguous array of shape"),
     "span dtype": (SPANS | {"spans": torch.zeros(2, 2)}, TypeError, "spans: expected dtype int32 or int64, got"),
+    "span_offsets of none": (
+        {"spans": SPANS["spans"][:0], "span_offsets": torch.tensor([5]), "span_rewards": R[:0], "mask": X[:0],
+         "rewards": None}, ValueError, "span_offsets: expected ascending offsets from 0 to 0 (the spans), got 5 alone",
+    ),
     "span_offsets": (
         SPANS | {"span_offsets": torch.tensor([0, 2])}, ValueError,
         "span_offsets: expected shape [3] (num_sequences + 1), got [2]",

@@ -179,6 +179,9 @@ def test_bad_input() -> None:
             x, m, cu
         ),
         r"mask: expected shape \[3, 4\] .the tokens of logprob., got \[4\]": lambda: rk.sequence_logprob(x, m[0]),
+        "cu_seqlens: expected 0 as its first element, got 5": lambda: rk.sequence_logprob(
+            torch.zeros(0), cu_seqlens=torch.tensor([5])
+        ),
         "mask: expected dtype bool, of integers or of floats of 16 bits and more, got complex64": lambda: (
             rk.sequence_logprob(x, m.to(torch.complex64))
         ),

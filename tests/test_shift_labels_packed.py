@@ -163,6 +163,12 @@ def test_bad_input() -> None:
         r"spans: expected 0 <= begin <= end <= 4": lambda: rk.loss_mask_from_spans(
             torch.tensor([[0, 5]]), torch.tensor([0, 1, 1]), cu, num_tokens=8
         ),
+        r"span_offsets: expected ascending offsets from 0 to 0 \(the spans\), got 5 alone": lambda: (
+            rk.loss_mask_from_spans(torch.zeros(0, 2, dtype=torch.int64), torch.tensor([5]), num_tokens=5)
+        ),
+        "span_offsets: expected ascending offsets from 0 to 2": lambda: rk.loss_mask_from_spans(
+            torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0]), num_tokens=5
+        ),
         "span_offsets: expected ascending offsets from 0 to 1": lambda: rk.loss_mask_from_spans(
             torch.tensor([[0, 5]]), torch.tensor([0, 2]), num_tokens=8
         ),

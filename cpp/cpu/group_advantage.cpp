@@ -35,8 +35,6 @@ struct Groups {
       }
       starts.push_back(p.num_sequences);
     } else if (p.group_offsets != nullptr) {
-      check_offsets(p.group_offsets, p.index_dtype, p.num_groups, p.num_sequences, "group_offsets",
-                    "the number of sequences");
       for (std::int64_t i = 1; i <= p.num_groups; ++i) starts.push_back(index(p.group_offsets, i));
     } else {
       for (std::int64_t i = p.group_size; i <= p.num_sequences; i += p.group_size) starts.push_back(i);
@@ -97,6 +95,8 @@ BatchStatistics batch_of(const GroupAdvantageParams& p) {
 
 void group_advantage(const GroupAdvantageParams& p) {
   check_group_advantage(p);
+  check_offsets(p.group_offsets, p.index_dtype, p.num_groups, p.num_sequences, "group_offsets",
+                "the number of sequences");
   if (p.num_sequences == 0) return;
   const Groups groups(p);
   BatchStatistics batch;

@@ -75,8 +75,8 @@ float chunk_sum(const float* x) {
 
 void sequence_logprob(const SequenceLogprobParams& p) {
   check_sequence_logprob(p);
-  if (p.num_sequences == 0) return;
   check_offset_values(p.cu_seqlens, p.num_sequences, p.num_tokens);
+  if (p.num_sequences == 0) return;
   const bool packed = p.cu_seqlens.data != nullptr;
   const std::int64_t length = std::max<std::int64_t>(packed ? p.num_tokens / p.num_sequences : p.num_tokens, 1);
   const auto run = [&](std::int64_t begin, std::int64_t end, auto type, const auto& counts) {
@@ -116,8 +116,8 @@ void sequence_logprob(const SequenceLogprobParams& p) {
 
 void sequence_logprob_backward(const SequenceLogprobBackwardParams& p) {
   check_sequence_logprob(p);
-  if (p.num_tokens == 0 || (p.num_sequences == 0 && p.cu_seqlens.data == nullptr)) return;
   check_offset_values(p.cu_seqlens, p.num_sequences, p.num_tokens);
+  if (p.num_tokens == 0 || (p.num_sequences == 0 && p.cu_seqlens.data == nullptr)) return;
   const bool packed = p.cu_seqlens.data != nullptr;
   const auto run = [&](std::int64_t begin, std::int64_t end, auto type, const auto& counts) {
     using T = decltype(type);

@@ -11,6 +11,10 @@ namespace rlk::cpu {
 template <class LengthOf>
 void check_spans(const Offsets& spans, const Offsets& span_offsets, std::int64_t num_spans, std::int64_t num_sequences,
                  const LengthOf& length_of) {
+  if (num_sequences == 0 && (offset_at(span_offsets, 0) != 0 || num_spans != 0)) {
+    throw InvalidArgument("span_offsets: expected ascending offsets from 0 to " + std::to_string(num_spans) +
+                          " (the spans), got " + std::to_string(offset_at(span_offsets, 0)) + " alone");
+  }
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     const Span of = span_of(span_offsets, num_spans, i);
     if (!of.good || (i + 1 == num_sequences && of.begin + of.length != num_spans)) {
