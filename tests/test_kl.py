@@ -322,7 +322,13 @@ ROW = np.zeros((3, 8), np.float32)
         ({"clamp": "10"}, TypeError, "clamp: expected a number"),
         ({"input_clamp": math.nan}, ValueError, "input_clamp: expected a finite number > 0"),
         ({"straight_through": True, "old_logprob": ROW}, ValueError, "two different corrections"),
-        ({"importance_weight": ROW, "old_logprob": ROW}, ValueError, "importance_weight: expected None"),
+        (
+            {"importance_weight": ROW, "old_logprob": ROW},
+            ValueError,
+            "importance_weight: expected None .*, got ndarray",
+        ),
+        ({"estimator": ["k1"]}, ValueError, r"estimator: expected .*, got \['k1'\]"),
+        ({"straight_through": "False"}, TypeError, "straight_through: expected a bool, got str"),
         ({"logprob": ROW.astype(np.float64)}, TypeError, "logprob: expected dtype float32, got float64"),
         (
             {"logprob": ROW[None]},

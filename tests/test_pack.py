@@ -260,6 +260,12 @@ def test_bad_input() -> None:
     for message, call in {
         "pack: expected lengths or mask, got neither": lambda: rk.pack(x),
         "pack: expected lengths or mask, got both": lambda: rk.pack(x, lengths, x > 0),
+        r"lengths: expected shape \[2\] \(that of tensors\), got \[3\]": lambda: rk.pack(x, torch.tensor([1, 2, 3])),
+        r"mask: expected shape \[2, 5\] \(that of tensors\), got \[3, 5\]": lambda: rk.pack(x, mask=torch.ones(3, 5)),
+        r"lengths: expected shape \[2\] \(that of tensors\), got \[1\]": lambda: rk.pack(x.numpy(), np.array([1])),
+        "max_tokens: expected an integer of 64 bits, got one of 100 bits": lambda: rk.pack(
+            x, lengths, max_tokens=10**30
+        ),
         "tensors: expected at least one array, got none": lambda: rk.pack([], lengths),
         r"tensors: expected shape \[num_sequences, num_tokens, ...\], got \[5\]": lambda: rk.pack(x[0], lengths),
         r"lengths: expected numbers in \[0, 5\] .the tokens of a row., got 6 for row 1": lambda: rk.pack(
@@ -284,7 +290,9 @@ def test_bad_input() -> None:
             x.half(), lengths, fill_value=1e30
         ),
         "fill_value: expected a number that dtype bool holds, got 2": lambda: rk.pack(x > 0, lengths, fill_value=2),
-        "fill_value: expected an integer of 64 bits, or a float, got 1": lambda: rk.pack(x, lengths, fill_value=2**64),
+        "fill_value: expected an integer of 64 bits, or a float, got one of 65 bits": lambda: rk.pack(
+            x, lengths, fill_value=2**64
+        ),
         "mask: expected dtype bool, of integers or of floats of 16 bits and more, got float8": lambda: rk.pack(
             x, mask=x.to(torch.float8_e5m2)
         ),

@@ -33,7 +33,9 @@ GMPO = {"clip": "gmpo", "level": "geometric", "aggregation": "seq-mean-token-mea
         ({"tau_positive": 0.0}, "tau_positive: expected a finite number > 0"),
         ({"log_ratio_clamp": (2.0, 1.0)}, "log_ratio_clamp: expected two numbers in ascending order"),
         ({"dp_size": 0}, "dp_size: expected a positive integer"),
-        ({"dp_size": 10**400}, "dp_size: expected a positive integer of 64 bits"),
+        ({"dp_size": 10**5000}, "dp_size: expected an integer of 64 bits, got one of 16610 bits"),
+        ({"kl": ["k1"]}, 'kl: expected None, "k1", "k2", "k3", "abs", got'),
+        ({"level": np.array(["token", "x"])}, 'level: expected "token", "sequence", "geometric", got'),
         ({"scale": 1e39}, "scale: expected a finite number, got 1e+39, which is inf in float32"),
         ({"scale": 1e38, "dp_size": 100}, "scale * dp_size: expected a finite number, got 1e+40"),
         (
@@ -80,7 +82,11 @@ def test_a_spec_says_why_it_is_refused(fields: dict[str, Any], message: str) -> 
         PolicySpec(**fields)
 
 
-@pytest.mark.parametrize("fields", [{"kl_coef": "0.1"}, {"gate": 3}, {"scale": None}, {"dp_size": 1.5}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"kl_coef": "0.1"}, {"gate": 3}, {"scale": None}, {"dp_size": 1.5}, {"gate": [[1], 2]}, {"gate": "ab"},
+     {"log_ratio_clamp": [1, 2, 3]}, {"straight_through": "False"}, {"count_empty": 1}, {"lenient": None}],
+)  # fmt: skip
 def test_a_spec_of_other_types_is_a_type_error(fields: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"{next(iter(fields))}: expected"):
         PolicySpec(**fields)
@@ -103,6 +109,8 @@ def test_a_spec_is_a_value() -> None:
     a = PolicySpec(kl="k3")
     assert dataclasses.replace(a, kl=None) == PolicySpec()
     assert hash(a) == hash(PolicySpec(kl="k3"))
+    of_lists = PolicySpec(gate=[0.5, 2], log_ratio_clamp=[-1, 1])  # type: ignore[arg-type]
+    assert hash(of_lists) == hash(PolicySpec(gate=(0.5, 2), log_ratio_clamp=(-1, 1)))
     with pytest.raises(dataclasses.FrozenInstanceError):
         a.kl = None  # type: ignore[misc]
 

@@ -96,6 +96,15 @@ def test_constants_that_want_a_gradient_are_refused() -> None:
     for name in ("old_logprob", "advantage", "ref_logprob", "rollout_logprob"):
         with pytest.raises(ValueError, match=f"{name}: requires a gradient"):
             loss_of(*leaves(a), {**a, name: a[name].clone().requires_grad_()})
+    with pytest.raises(ValueError, match=r"^importance_weight: requires a gradient"):
+        rk.policy_loss(
+            a["logprob"], None, a["advantage"], a["mask"], spec=rk.PolicySpec(importance="given"),
+            importance_weight=a["weight"].clone().requires_grad_(),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"^entropy: requires a gradient"):
+        rk.policy_loss_and_grad(
+            a["logprob"], None, a["advantage"], a["mask"], spec=rk.PolicySpec(), entropy=leaves(a)[1]
+        )
     with pytest.raises(ValueError, match="logprob: requires a gradient"):
         rk.policy_loss_and_grad(leaves(a)[0], None, a["advantage"], a["mask"], spec=rk.PolicySpec())
 

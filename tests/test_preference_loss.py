@@ -277,16 +277,20 @@ def test_bad_input() -> None:
         r"label_smoothing: expected a number in \[0, 1\), got 0.999999999999, which is 1": lambda: call(
             w, w, label_smoothing=0.999999999999
         ),
-        "tau: expected None for kind 'dpo', which has no such option": lambda: call(w, w, tau=0.1),
+        "tau: expected None for kind 'dpo', which has no such option, got 0.1": lambda: call(w, w, tau=0.1),
         r"label_smoothing: expected a number in \[0, 0.5\), got 0.5": lambda: call(
             w, w, kind="robust", label_smoothing=0.5
         ),
         r"label_smoothing: expected a number in \(0, 1\), got 0": lambda: call(w, w, kind="exo_pair"),
         "ref_rejected: expected an array beside ref_chosen, got None": lambda: call(w, w, w),
         "ref_chosen: expected an array for kind 'aot', got None": lambda: call(w, w, kind="aot"),
-        "ref_chosen: expected None for kind 'simpo'": lambda: call(w, w, w, w, kind="simpo"),
+        "ref_chosen: expected None for kind 'simpo', which has no reference, got Tensor": lambda: call(
+            w, w, w, w, kind="simpo"
+        ),
         "chosen_count: expected an array for kind 'sigmoid_norm'": lambda: call(w, w, kind="sigmoid_norm"),
-        "nll_weight: expected none for kind 'kto'": lambda: call(w, w, kind="kto", nll_weight=1.0),
+        "nll_weight: expected 0 for kind 'kto', which has no pairs, got 1.0": lambda: call(
+            w, w, kind="kto", nll_weight=1.0
+        ),
         "alpha: expected a number for kind 'alphapo'": lambda: call(w, w, kind="alphapo"),
         "f_alpha: expected a number for f_divergence='alpha_divergence'": lambda: call(
             w, w, f_divergence="alpha_divergence"

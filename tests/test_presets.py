@@ -58,6 +58,57 @@ def test_what_a_preset_does_not_know_is_an_error(call: Any, message: str) -> Non
         call()
 
 
+BOUNDS: tuple[tuple[Any, dict[str, Any], str, Any], ...] = (
+    (presets.verl, {}, "clip_ratio", -1),
+    (presets.verl, {}, "clip_ratio_low", -1),
+    (presets.verl, {}, "clip_ratio_high", 1e39),
+    (presets.verl, {}, "clip_ratio_c", 0.5),
+    (presets.verl, {"loss_mode": "dppo_tv"}, "clip_ratio_c", -1),
+    (presets.verl, {"loss_mode": "sapo"}, "tau_pos", 0),
+    (presets.verl, {"loss_mode": "sapo"}, "tau_neg", 0),
+    (presets.verl, {"loss_mode": "kl_cov"}, "ppo_kl_coef", -1),
+    (presets.verl, {"loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_scale_factor", 0),
+    (presets.verl, {"use_kl_loss": True}, "kl_loss_coef", "1"),
+    (presets.verl, {"use_kl_loss": True}, "kl_loss_type", ["k1"]),
+    (presets.verl, {"rollout_is": "token"}, "rollout_is_threshold", 1e39),
+    (presets.verl, {}, "entropy_coeff", None),
+    (presets.verl, {}, "use_kl_loss", "False"),
+    (presets.verl, {}, "dp_size", 10**30),
+    (presets.trl, {}, "epsilon", -1),
+    (presets.trl, {}, "epsilon_high", -1),
+    (presets.trl, {}, "beta", "1"),
+    (presets.trl, {"loss_type": "sapo"}, "sapo_temperature_neg", 0),
+    (presets.trl, {"loss_type": "vespo"}, "vespo_k_pos", "1"),
+    (presets.trl, {"loss_type": "vespo"}, "vespo_lambda_neg", "1"),
+    (presets.trl, {"loss_type": "dr_grpo"}, "max_completion_length", 0),
+    (presets.trl, {"use_vllm": True}, "vllm_importance_sampling_clip_min", 5),
+    (presets.trl, {"use_vllm": True}, "vllm_importance_sampling_clip_max", -1),
+    (presets.trl, {}, "off_policy_mask_threshold", "1"),
+    (presets.trl, {}, "use_vllm", "False"),
+    (presets.trl, {}, "gradient_accumulation_steps", 10**400),
+    (presets.trl_rloo, {}, "epsilon_high", -1),
+    (presets.trl_gmpo, {}, "beta", "1"),
+    (presets.slime, {}, "eps_clip_high", -1),
+    (presets.slime, {}, "eps_clip_c", 1),
+    (presets.slime, {"use_kl_loss": True}, "kl_loss_coef", "1"),
+    (presets.slime, {}, "kl_loss_type", ["k1"]),
+    (presets.slime, {"use_tis": True}, "tis_clip_low", 3),
+    (presets.slime, {"use_opsm": True}, "opsm_delta", None),
+    (presets.slime, {}, "use_icepop", 1),
+    (presets.openrlhf, {}, "clip_eps_low", -1),
+    (presets.openrlhf, {"is_correction_level": "seq"}, "is_correction_threshold", (0.5, 1e39)),
+    (presets.openrlhf, {"is_correction_level": "token"}, "is_correction_threshold", (-1, 5)),
+    (presets.openrlhf, {}, "token_level_loss", "False"),
+    (presets.slime_mis, {}, "mis_level", ["token"]),
+)
+
+
+@pytest.mark.parametrize(("preset", "more", "name", "value"), BOUNDS)
+def test_errors_speak_of_the_frameworks_configuration(preset: Any, more: dict[str, Any], name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: expected .*got"):
+        preset(**more, **{name: value})
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [

@@ -182,6 +182,8 @@ def test_bad_input() -> None:
         "cu_seqlens: expected 0 as its first element, got 5": lambda: rk.sequence_logprob(
             torch.zeros(0), cu_seqlens=torch.tensor([5])
         ),
+        "num_tokens: expected an integer of 64 bits": lambda: rk.sequence_logprob_backward(x[:, 0], num_tokens=10**30),
+        "num_tokens: expected a number >= 0, got -1": lambda: rk.sequence_logprob_backward(x[:, 0], num_tokens=-1),
         "mask: expected dtype bool, of integers or of floats of 16 bits and more, got complex64": lambda: (
             rk.sequence_logprob(x, m.to(torch.complex64))
         ),

@@ -378,6 +378,8 @@ ROW = np.zeros((3, 8), np.float32)
         ({"dp_size": 0}, ValueError, "dp_size: expected a positive integer"),
         ({"denominator": 0}, ValueError, "denominator: expected a finite number > 0"),
         ({"denominator": np.zeros(2, np.float32)}, ValueError, "denominator: expected one element"),
+        ({"aggregation": ["token-mean"]}, ValueError, r"aggregation: expected .*, got \['token-mean'\]"),
+        ({"count_empty": "False"}, TypeError, "count_empty: expected a bool, got str"),
         ({"denominator": 1e-46}, ValueError, "denominator: expected a finite number > 0, got 1e-46, which is below"),
         ({"scale": 1e39}, ValueError, r"scale: expected a finite number, got 1e\+39, which is inf in float32"),
         (

@@ -3,6 +3,7 @@ it takes the standard library alone, which the contract's module needs."""
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import re
@@ -59,14 +60,44 @@ def parts(arrays: Any) -> list[Any]:
 
 
 def integer(name: str, value: Any) -> int:
-    if type(value) is int:
-        return value
+    found = value if type(value) is int else _index(name, value)
+    if not -(1 << 63) <= found < 1 << 63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got one of {found.bit_length()} bits")
+    return found
+
+
+def _index(name: str, value: Any) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
         return operator.index(value)
     except Exception:  # an array of several elements has an __index__ that raises
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+
+
+def flag(name: str, value: Any) -> bool:
+    """What is true of Python's other types, such as the text "False", is a mistake."""
+    if isinstance(value, bool):
+        return value
+    import numpy as np
+
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise TypeError(f"{name}: expected a bool, got {type(value).__name__}")
+
+
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of options that checks them once; what cannot be remembered it is to refuse in its own words."""
+    known = functools.lru_cache(maxsize=256, typed=True)(function)
+
+    def call(*options: Any) -> Any:
+        try:
+            hash(options)
+        except TypeError:
+            return function(*options)
+        return known(*options)
+
+    return call
 
 
 def held_by(array: str, value: int, name: str, dtype: str) -> None:

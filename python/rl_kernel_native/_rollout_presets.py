@@ -126,7 +126,7 @@ def slime_mis(
     Source: docs/objectives/rollout_correction.md.
     """
     criteria = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-    if mis_level not in criteria:
+    if not isinstance(mis_level, str) or mis_level not in criteria:
         raise ValueError(f"mis_level: expected {', '.join(map(repr, criteria))}, got {mis_level!r}")
     if mis_mode not in ("truncate", "clip", "mask"):
         raise ValueError(f"mis_mode: expected 'truncate', 'clip', 'mask', got {mis_mode!r}")

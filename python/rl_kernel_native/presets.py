@@ -6,6 +6,7 @@ table, and the test."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import _check
@@ -29,8 +30,22 @@ def _unknown(name: str, value: Any, choices: tuple[str, ...]) -> ValueError:
     return ValueError(f"{name}: expected {', '.join(f'{c!r}' for c in choices)}, got {value!r}")
 
 
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise _unknown(name, value, choices)
+
+
 def _either(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
+
+
+def _spec(names: dict[str, str], **fields: Any) -> PolicySpec:
+    """A spec, whose errors speak of the framework's configuration; ``names``: its names by those of the fields."""
+    try:
+        return PolicySpec(lenient=True, **fields)
+    except (TypeError, ValueError) as error:
+        text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+        raise type(error)(text) from None
 
 
 def _share(gradient_accumulation_steps: int) -> float:
@@ -86,10 +101,9 @@ def verl(
     Raises: ValueError for a value that verl does not know, or that this library does not serve.
     Source: docs/objectives.md.
     """
-    if loss_mode not in _VERL_LOSSES:
-        raise _unknown("loss_mode", loss_mode, _VERL_LOSSES)
-    if loss_agg_mode not in _VERL_AGGREGATIONS:
-        raise _unknown("loss_agg_mode", loss_agg_mode, _VERL_AGGREGATIONS)
+    _choice("loss_mode", loss_mode, _VERL_LOSSES)
+    _choice("loss_agg_mode", loss_agg_mode, _VERL_AGGREGATIONS)
+    _check.flag("use_kl_loss", use_kl_loss)
     clip_ratio = _check.number("clip_ratio", clip_ratio)
     low, high = _either(clip_ratio_low, clip_ratio), _either(clip_ratio_high, clip_ratio)
     fields: dict[str, Any] = {"aggregation": loss_agg_mode, "dp_size": dp_size, "horizon": loss_scale_factor}
@@ -135,14 +149,23 @@ def verl(
     elif rollout_is is not None:
         raise _unknown("rollout_is", rollout_is, ("token", "sequence", "given"))
     if use_kl_loss:
-        base = kl_loss_type.removesuffix("+")
-        if base not in _VERL_KL:
+        base = kl_loss_type.removesuffix("+") if isinstance(kl_loss_type, str) else kl_loss_type
+        if not isinstance(base, str) or base not in _VERL_KL:
             raise _unknown("kl_loss_type", kl_loss_type, (*_VERL_KL, "k1+", "k3+"))
         fields |= {"kl": _VERL_KL[base], "kl_coef": kl_loss_coef}
         fields["kl_straight_through"] = kl_loss_type.endswith("+") and fields["kl"] != "k2"
         if fields["kl"] == "k3":
             fields |= {"kl_input_clamp": 20.0, "kl_clamp": 10.0}
-    return PolicySpec(entropy_coef=entropy_coeff, lenient=True, **fields)
+    names = {
+        "epsilon_low": "clip_ratio" if clip_ratio_low is None else "clip_ratio_low",
+        "epsilon_high": "clip_ratio_c" if fields.get("clip") == "dppo"
+        else "clip_ratio" if clip_ratio_high is None else "clip_ratio_high",
+        "dual_clip": "clip_ratio_c", "aggregation": "loss_agg_mode", "horizon": "loss_scale_factor",
+        "tau_positive": "tau_pos", "tau_negative": "tau_neg", "selected_kl_coef": "ppo_kl_coef",
+        "kl_coef": "kl_loss_coef", "entropy_coef": "entropy_coeff", "importance_low": "rollout_is_threshold",
+        "importance_high": "rollout_is_threshold",
+    }  # fmt: skip
+    return _spec(names, entropy_coef=entropy_coeff, **fields)
 
 
 def _threshold(threshold: float | str) -> dict[str, Any]:
@@ -197,10 +220,13 @@ def trl(
     Raises: ValueError for a value that TRL does not know, or that this library does not serve.
     Source: docs/objectives.md.
     """
-    if loss_type not in _TRL_LOSSES:
-        raise _unknown("loss_type", loss_type, _TRL_LOSSES)
-    if importance_sampling_level not in ("token", "sequence"):
-        raise _unknown("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
+    _choice("loss_type", loss_type, _TRL_LOSSES)
+    _choice("importance_sampling_level", importance_sampling_level, ("token", "sequence"))
+    for name, value in (
+        ("use_bias_correction_kl", use_bias_correction_kl), ("use_vllm", use_vllm),
+        ("vllm_importance_sampling_correction", vllm_importance_sampling_correction),
+    ):  # fmt: skip
+        _check.flag(name, value)
     high = _either(epsilon_high, _check.number("epsilon", epsilon))
     fields: dict[str, Any] = {"level": "token" if importance_sampling_level == "token" else "geometric"}
     if loss_type == "cispo":
@@ -210,8 +236,9 @@ def trl(
     elif loss_type == "vespo":
         fields |= {
             "clip": "vespo", "level": "sequence", "k_positive": vespo_k_pos,
-            "lambda_positive": max(vespo_lambda_pos, 1e-4), "k_negative": vespo_k_neg,
-            "lambda_negative": max(vespo_lambda_neg, 1e-4),
+            "lambda_positive": max(_check.number("vespo_lambda_pos", vespo_lambda_pos), 1e-4),
+            "k_negative": vespo_k_neg,
+            "lambda_negative": max(_check.number("vespo_lambda_neg", vespo_lambda_neg), 1e-4),
         }  # fmt: skip
     else:
         fields |= {"epsilon_low": epsilon, "epsilon_high": high, "delta": delta}
@@ -233,8 +260,7 @@ def trl(
     if beta != 0:
         fields |= {"kl": "k3", "kl_coef": beta, "kl_times_ratio": use_bias_correction_kl}
     if use_vllm and vllm_importance_sampling_correction:
-        if vllm_importance_sampling_mode not in _TRL_MODES:
-            raise _unknown("vllm_importance_sampling_mode", vllm_importance_sampling_mode, _TRL_MODES)
+        _choice("vllm_importance_sampling_mode", vllm_importance_sampling_mode, _TRL_MODES)
         level, mode = vllm_importance_sampling_mode.split("_")
         fields |= {
             "importance": level, "importance_mode": mode, "importance_low": vllm_importance_sampling_clip_min,
@@ -251,9 +277,19 @@ def trl(
         fields["drop_selected"] = True
     if off_policy_mask_threshold is not None:
         fields |= {"drop_above": off_policy_mask_threshold, "drop_of": "rollout" if use_vllm else "old"}
-    return PolicySpec(
-        entropy_coef=entropy_coef, entropy_aggregation="token-mean", entropy_scale=share, lenient=True, **fields
-    )
+    names = {
+        **_trl_bounds(epsilon_high),
+        "tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg", "k_positive": "vespo_k_pos",
+        "lambda_positive": "vespo_lambda_pos", "k_negative": "vespo_k_neg", "lambda_negative": "vespo_lambda_neg",
+        "horizon": "max_completion_length", "kl_coef": "beta", "kl_times_ratio": "use_bias_correction_kl",
+        "importance_low": "vllm_importance_sampling_clip_min", "importance_high": "vllm_importance_sampling_clip_max",
+        "drop_above": "off_policy_mask_threshold",
+    }  # fmt: skip
+    return _spec(names, entropy_coef=entropy_coef, entropy_aggregation="token-mean", entropy_scale=share, **fields)
+
+
+def _trl_bounds(epsilon_high: Any) -> dict[str, str]:
+    return {"epsilon_low": "epsilon", "epsilon_high": "epsilon" if epsilon_high is None else "epsilon_high"}
 
 
 def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> PolicySpec:
@@ -268,9 +304,9 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
     Source: docs/objectives/rloo.md.
     """
     # One number of each sequence: the mean over its tokens is itself.
-    return PolicySpec(
-        level="sequence", epsilon_low=_check.number("epsilon", epsilon), epsilon_high=_either(epsilon_high, epsilon),
-        aggregation="seq-mean-token-mean", count_empty=True, lenient=True,
+    return _spec(
+        _trl_bounds(epsilon_high), level="sequence", epsilon_low=_check.number("epsilon", epsilon),
+        epsilon_high=_either(epsilon_high, epsilon), aggregation="seq-mean-token-mean", count_empty=True,
     )  # fmt: skip
 
 
@@ -289,10 +325,10 @@ def trl_gmpo(
     Source: docs/objectives/gmpo.md.
     """
     fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
-    return PolicySpec(
-        clip="gmpo", level="geometric", epsilon_low=_check.number("epsilon", epsilon),
-        epsilon_high=_either(epsilon_high, epsilon), aggregation="seq-mean-token-mean", count_empty=True,
-        scale=_share(gradient_accumulation_steps), lenient=True, **fields,
+    return _spec(
+        {"kl_coef": "beta"} | _trl_bounds(epsilon_high), clip="gmpo", level="geometric",
+        epsilon_low=_check.number("epsilon", epsilon), epsilon_high=_either(epsilon_high, epsilon),
+        aggregation="seq-mean-token-mean", count_empty=True, scale=_share(gradient_accumulation_steps), **fields,
     )  # fmt: skip
 
 
@@ -328,8 +364,13 @@ def slime(
     Source: docs/objectives.md.
     """
     kinds = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
-    if kl_loss_type not in kinds:
-        raise _unknown("kl_loss_type", kl_loss_type, tuple(kinds))
+    _choice("kl_loss_type", kl_loss_type, tuple(kinds))
+    for name, value in (
+        ("use_cispo", use_cispo), ("use_kl_loss", use_kl_loss), ("use_unbiased_kl", use_unbiased_kl),
+        ("calculate_per_token_loss", calculate_per_token_loss), ("use_tis", use_tis), ("use_icepop", use_icepop),
+        ("use_opsm", use_opsm),
+    ):  # fmt: skip
+        _check.flag(name, value)
     fields: dict[str, Any] = {
         "level": "geometric" if advantage_estimator == "gspo" else "token",
         "clip": "cispo" if use_cispo else "ppo",
@@ -351,8 +392,13 @@ def slime(
             "importance": "token", "importance_mode": mode, "importance_low": tis_clip_low, "importance_high": tis_clip,
         }  # fmt: skip
     if use_opsm:
-        fields["drop_above"] = opsm_delta
-    return PolicySpec(lenient=True, **fields)
+        fields["drop_above"] = _check.number("opsm_delta", opsm_delta)
+    names = {
+        "epsilon_low": "eps_clip", "epsilon_high": "eps_clip" if eps_clip_high is None else "eps_clip_high",
+        "dual_clip": "eps_clip_c", "kl_coef": "kl_loss_coef", "kl_times_ratio": "use_unbiased_kl",
+        "importance_low": "tis_clip_low", "importance_high": "tis_clip", "drop_above": "opsm_delta",
+    }  # fmt: skip
+    return _spec(names, **fields)
 
 
 vime = slime
@@ -389,16 +435,16 @@ def openrlhf(
     Raises: ValueError for a value that OpenRLHF does not know, or that this library does not serve.
     Source: docs/objectives.md.
     """
-    if policy_loss_type not in ("ppo", "gspo"):
-        raise _unknown("policy_loss_type", policy_loss_type, ("ppo", "gspo"))
-    if is_correction_level not in ("off", "token", "seq"):
-        raise _unknown("is_correction_level", is_correction_level, ("off", "token", "seq"))
-    if is_correction_mode not in ("mask", "clip"):
-        raise _unknown("is_correction_mode", is_correction_mode, ("mask", "clip"))
+    _choice("policy_loss_type", policy_loss_type, ("ppo", "gspo"))
+    _choice("is_correction_level", is_correction_level, ("off", "token", "seq"))
+    _choice("is_correction_mode", is_correction_mode, ("mask", "clip"))
+    for name, value in (
+        ("token_level_loss", token_level_loss), ("use_kl_loss", use_kl_loss), ("unbiased_gradient", unbiased_gradient),
+    ):  # fmt: skip
+        _check.flag(name, value)
     if is_correction_level == "seq" and is_correction_mode == "clip":
         raise ValueError('is_correction_mode: expected "mask" with is_correction_level="seq", got "clip"')
-    if is_correction_gating not in ("ratio", "binary_kl", "tv"):
-        raise _unknown("is_correction_gating", is_correction_gating, ("ratio", "binary_kl", "tv"))
+    _choice("is_correction_gating", is_correction_gating, ("ratio", "binary_kl", "tv"))
     low, high = is_bounds(is_correction_threshold)
     divergence = is_correction_gating != "ratio" and is_correction_level != "off"
     if divergence and low > 0:
@@ -410,8 +456,7 @@ def openrlhf(
         raise ValueError(
             f'is_correction_mode: expected "mask" with is_correction_gating="{is_correction_gating}", got "clip"'
         )
-    if kl_estimator not in ("k1", "k2", "k3"):
-        raise _unknown("kl_estimator", kl_estimator, ("k1", "k2", "k3"))
+    _choice("kl_estimator", kl_estimator, ("k1", "k2", "k3"))
     gspo = policy_loss_type == "gspo"
     fields: dict[str, Any] = {
         "level": "geometric" if gspo else "token",
@@ -445,4 +490,9 @@ def openrlhf(
             )
         if unbiased_gradient:
             fields |= {"kl_straight_through": True, "kl_gradient_ratio_max": 10.0}
-    return PolicySpec(lenient=True, **fields)
+    threshold = "is_correction_threshold"
+    names = {
+        "epsilon_low": "clip_eps_low", "epsilon_high": "clip_eps_high", "importance_low": threshold,
+        "importance_high": threshold, "gate": threshold,
+    }  # fmt: skip
+    return _spec(names, **fields)

@@ -165,11 +165,11 @@ def group_advantage(
         of.leave_one_out,
         of.best_only,
         of.by_nonzero,
-        of.exclude_nan if exclude_nan is None else bool(exclude_nan),
+        of.exclude_nan if exclude_nan is None else _check.flag("exclude_nan", exclude_nan),
         of.eps if eps is None else _check.number("eps", eps),
         _check.number("f_norm", f_norm),
-        bool(return_stats),
-        bool(return_status),
+        _check.flag("return_stats", return_stats),
+        _check.flag("return_status", return_status),
     )
     result = GroupAdvantageResult(*_call(tensors, size, {"lengths": lengths, "baseline": baseline}, numbers))
     return result if return_stats or return_status else result.advantage

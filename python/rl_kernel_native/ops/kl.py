@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
@@ -136,15 +135,19 @@ def _operands(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
     """Arrays in the order of the extension, and its numbers."""
     if old_logprob is not None and importance_weight is not None:
-        raise ValueError("importance_weight: expected None beside old_logprob, which is where the ratio comes from")
+        raise ValueError(
+            "importance_weight: expected None beside old_logprob, which is where the ratio comes from, got "
+            f"{type(importance_weight).__name__}"
+        )
+    straight_through = _check.flag("straight_through", straight_through)
     if straight_through and old_logprob is not None:
         raise ValueError(
-            "straight_through: expected False with old_logprob: two different corrections of the same gradient"
+            "straight_through: expected False beside old_logprob, got True: two different corrections of a gradient"
         )
     kind = _OLD_LOGPROB if old_logprob is not None else _NONE if importance_weight is None else _IMPORTANCE
     weight = importance_weight if old_logprob is None else old_logprob
     numbers = _numbers if _dispatch.is_compiling() else _known_numbers
-    return (logprob, ref_logprob, weight, mask), numbers(estimator, bool(straight_through), kind, input_clamp, clamp)
+    return (logprob, ref_logprob, weight, mask), numbers(estimator, straight_through, kind, input_clamp, clamp)
 
 
 def _numbers(estimator: str, straight_through: bool, kind: int, input_clamp: Any, clamp: Any) -> tuple[Any, ...]:
@@ -154,4 +157,4 @@ def _numbers(estimator: str, straight_through: bool, kind: int, input_clamp: Any
     return ESTIMATORS.index(estimator), straight_through, kind, float(or_inf(input_clamp)), float(or_inf(clamp))
 
 
-_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers)  # checked once
+_known_numbers = _check.remembered(_numbers)

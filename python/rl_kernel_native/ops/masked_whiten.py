@@ -64,7 +64,8 @@ def masked_whiten(
     Source: docs/numerics.md, rules 3 and 10; verl's masked_whiten.
     """
     tensors = {"x": x, "mask": mask, "cu_seqlens": cu_seqlens}
-    options = (_check.number("eps", eps), bool(shift_mean), bool(unbiased), bool(return_stats))
+    flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
+    options = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
     if _dispatch.is_tensor(x):
         outputs = _torch().call(tensors, options)
     else:

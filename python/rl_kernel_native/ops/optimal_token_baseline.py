@@ -94,7 +94,7 @@ def optimal_token_baseline(
         "logprob": logprob, "rewards": rewards, "sum_p_sq": sum_p_sq, "mask": mask,
         "importance_weight": importance_weight, "cu_seqlens": cu_seqlens, "group_offsets": group_offsets,
     }  # fmt: skip
-    options = (size, bool(zero_tail), _check.number("eps", eps))
+    options = (size, _check.flag("zero_tail", zero_tail), _check.number("eps", eps))
     if _dispatch.is_tensor(logprob):
         return OptimalTokenBaseline(*_torch().call(tensors, options))
     frame = _dispatch.Frame(logprob, "logprob")

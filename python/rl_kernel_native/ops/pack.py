@@ -77,6 +77,7 @@ def pack(
     if len(shape) < 2:
         raise ValueError(f"tensors: expected shape [num_sequences, num_tokens, ...], got {list(shape)}")
     num_tokens, capacity = shape[1], shape[0] * shape[1]
+    _check_rows(frame, "lengths" if mask is None else "mask", lengths if mask is None else mask, shape)
     if max_tokens is not None:
         capacity = _check.integer("max_tokens", max_tokens)
         if capacity < 0:
@@ -154,9 +155,20 @@ def _fill(value: Any) -> int | float:
     """An integer as it is: float64 has not all of 64 bits."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(f"fill_value: expected an integer of 64 bits, or a float, got {value}")
+            bits = int(value).bit_length()
+            raise ValueError(f"fill_value: expected an integer of 64 bits, or a float, got one of {bits} bits")
         return int(value)
     return _check.number("fill_value", value)
+
+
+def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
+    """One length, or one row of the mask, for each sequence; what is no array is for others to refuse."""
+    if frame is None and not _dispatch.is_tensor(array):
+        return
+    found = array.shape if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]
+    wanted = tuple(shape[: 1 if name == "lengths" else 2])
+    if len(found) == len(wanted) and tuple(found) != wanted:
+        raise ValueError(f"{name}: expected shape {list(wanted)} (that of tensors), got {list(found)}")
 
 
 def _as_given(tensors: Any, found: list[Any]) -> Any:

@@ -198,19 +198,13 @@ def policy_loss_and_grad(
     return PolicyGradients(loss, PolicyMetrics(vector, ratio_metrics), d_logprob, d_entropy)
 
 
-# Operands in the order of the extension.
-NAMES = (
-    "logprob",
-    "old_logprob",
-    "advantage",
-    "mask",
-    "cu_seqlens",
-    "ref_logprob",
-    "rollout_logprob",
-    "entropy",
-    "selected",
-    "denominator",
-)
+def names_of(spec: PolicySpec) -> tuple[str, ...]:
+    """Operands in the order of the extension."""
+    weights = "importance_weight" if spec.importance == "given" else "rollout_logprob"
+    return (
+        "logprob", "old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", weights, "entropy", "selected",
+        "denominator",
+    )  # fmt: skip
 
 
 def _operands(
@@ -218,7 +212,7 @@ def _operands(
     rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, denominator: Any,
     ratio_metrics: Any,
 ) -> tuple[tuple[Any, ...], float, PolicySpec]:  # fmt: skip
-    """Arrays in the order of NAMES; the denominator where it is a number, else 0; the spec that they are for."""
+    """Arrays in the order of names_of; the denominator where it is a number, else 0; the spec that they are for."""
     if type(spec) is not PolicySpec:
         raise TypeError(f"spec: expected a PolicySpec, got {type(spec).__name__}")
     if not isinstance(ratio_metrics, bool):
@@ -259,7 +253,7 @@ def _call(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool
     """Of frameworks other than torch."""
     frame = _dispatch.Frame(operands[0], "logprob")
     _dispatch.match_torch_threads()
-    arrays = [frame.export(a, name) for a, name in zip(operands[:9], NAMES, strict=False)]
+    arrays = [frame.export(a, name) for a, name in zip(operands[:9], names_of(spec), strict=False)]
     denominator = value if value else frame.export(operands[9], "denominator")
     result = _C.policy_loss(
         *arrays, spec.packed, denominator, ratio, gradients, gradients, frame.allocate, frame.stream

@@ -22,26 +22,22 @@ from .._torch import (
     wants_grad,
 )
 from . import policy_loss_traced as traced
+from .policy_loss import names_of
 from .policy_spec import PolicySpec
 
 __all__ = ["policy_loss", "policy_loss_and_grad"]
 
 _CONSTANTS = (1, 2, 3, 5, 6, 8, 9)  # operands that must not require a gradient
-_NAMES = (
-    "logprob", "old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", "rollout_logprob", "entropy",
-    "selected", "denominator",
-)  # fmt: skip
 
 
-def _checked(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked(operands: tuple[Any, ...], spec: PolicySpec) -> tuple[Any, ...]:
     """Operands, of which only logprob and entropy may require a gradient; the denominator as float32."""
     if is_grad_enabled():
         for i in _CONSTANTS:
             x = operands[i]
             if isinstance(x, Tensor) and x.requires_grad:
-                raise ValueError(
-                    f"{_NAMES[i]}: requires a gradient, and policy_loss gives none; pass {_NAMES[i]}.detach()"
-                )
+                name = names_of(spec)[i]
+                raise ValueError(f"{name}: requires a gradient, and policy_loss gives none; pass {name}.detach()")
     denominator = operands[9]
     if isinstance(denominator, Tensor) and denominator.dtype is not torch.float32:
         if denominator.dtype.is_complex or denominator.dtype is torch.bool:
@@ -61,13 +57,15 @@ def _direct(
 
 
 def _traced(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Tensor, ...]:
-    optional = {n: x for n, x in zip(_NAMES, operands, strict=True) if n not in ("logprob", "advantage", "mask")}
+    optional = {
+        n: x for n, x in zip(names_of(spec), operands, strict=True) if n not in ("logprob", "advantage", "mask")
+    }
     require_tensors(logprob=operands[0], advantage=operands[2], mask=operands[3], optional=optional)
     return traced.policy_loss(operands, spec, value, ratio)
 
 
 def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Tensor, Tensor]:
-    operands = _checked(operands)
+    operands = _checked(operands, spec)
     if not is_direct(*operands):
         loss, vector, *_ = _traced(operands, spec, value, ratio)
         return loss, vector
@@ -78,11 +76,12 @@ def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio
 
 
 def policy_loss_and_grad(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool) -> tuple[Any, ...]:
-    if wants_grad(operands[0], operands[7]):
-        raise ValueError(
-            "logprob: requires a gradient; policy_loss_and_grad gives it as a constant: detach, or call policy_loss"
-        )
-    operands = _checked(operands)
+    for name, x in (("logprob", operands[0]), ("entropy", operands[7])):
+        if wants_grad(x):
+            raise ValueError(
+                f"{name}: requires a gradient; policy_loss_and_grad gives it as a constant: detach, or call policy_loss"
+            )
+    operands = _checked(operands, spec)
     if is_direct(*operands):
         return _direct(operands, spec, value, ratio, True, operands[7] is not None)
     loss, vector, d_logprob, d_entropy = _traced(operands, spec, value, ratio)

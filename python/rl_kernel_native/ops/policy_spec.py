@@ -25,6 +25,10 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": (3, False),
     "constant": (0, False),
 }
+FLAGS = (
+    "straight_through", "epsilon_absolute", "kl_straight_through", "kl_times_ratio", "drop_selected", "count_empty",
+    "lenient",
+)  # fmt: skip
 _SURROGATES = {
     "ppo": 0, "cispo": 1, "none": 2, "sapo": 3, "gmpo": 4, "vespo": 5, "dro": 6, "clip_cov": 0, "kl_cov": 0, "dppo": 1,
 }  # fmt: skip
@@ -137,6 +141,9 @@ class PolicySpec:
     lenient: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("log_ratio_clamp", "gate"):  # which a file of settings has as lists
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         _validate(self)
         numbers = _numbers(self)
         object.__setattr__(self, "_numbers", numbers)
@@ -177,7 +184,7 @@ class PolicySpec:
 
 
 def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
+    if not (value is None or isinstance(value, str)) or value not in choices:
         expected = ", ".join("None" if c is None else f'"{c}"' for c in choices)
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
@@ -199,14 +206,15 @@ def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[
         if aggregation == "constant":
             raise ValueError(f'denominator: expected a number or an array with {name}="constant", got None')
     elif aggregation == "token-sum":
-        raise ValueError(f'denominator: expected None with {name}="token-sum", which divides by nothing')
+        got = denominator if _check.is_number(denominator) else type(denominator).__name__
+        raise ValueError(f'denominator: expected None with {name}="token-sum", which divides by nothing, got {got}')
     return _check.denominator(denominator)
 
 
 def check_scale(scale: Any, dp_size: Any) -> None:
     number("scale", scale)
-    if not 0 < _check.integer("dp_size", dp_size) < 1 << 63:
-        raise ValueError(f"dp_size: expected a positive integer of 64 bits, got {dp_size}")
+    if _check.integer("dp_size", dp_size) < 1:
+        raise ValueError(f"dp_size: expected a positive integer, got {dp_size}")
     number("scale * dp_size", scale * dp_size)
 
 
@@ -220,6 +228,8 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
 
 
 def _validate(s: PolicySpec) -> None:
+    for name in FLAGS:
+        _check.flag(name, getattr(s, name))
     one_of("level", s.level, LEVELS)
     one_of("clip", s.clip, CLIPS)
     one_of("kl", s.kl, ESTIMATORS)
@@ -249,7 +259,7 @@ def _validate(s: PolicySpec) -> None:
         number(name, getattr(s, name), 0.0)
     number("dual_clip", s.dual_clip, 1.0, open_end=True, optional=True)
     number("drop_above", s.drop_above, optional=True)
-    if isinstance(s.log_ratio_clamp, (tuple, list)):
+    if isinstance(s.log_ratio_clamp, tuple):
         _pair("log_ratio_clamp", s.log_ratio_clamp)
     else:
         number("log_ratio_clamp", s.log_ratio_clamp, 0.0, open_end=True, optional=True)

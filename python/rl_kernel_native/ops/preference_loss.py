@@ -162,7 +162,8 @@ def preference_loss(
     }  # fmt: skip
     for name, value in given.items():
         if value is not None and name not in of_kind.options:
-            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option")
+            got = value if isinstance(value, (int, float, str)) else type(value).__name__
+            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option, got {got!r}")
     beta = _number("beta", beta, above=0)
     smoothing = _smoothing(kind, 0.0 if label_smoothing is None else label_smoothing)
     score, of_alpha = _score(kind, f_divergence, f_alpha, alpha)
@@ -176,13 +177,16 @@ def preference_loss(
     if of_kind.reference is True and ref_chosen is None:
         raise ValueError(f"ref_chosen: expected an array for kind {kind!r}, got None")
     if of_kind.reference is False and ref_chosen is not None:
-        raise ValueError(f"ref_chosen: expected None for kind {kind!r}, which has no reference")
+        got = type(ref_chosen).__name__
+        raise ValueError(f"ref_chosen: expected None for kind {kind!r}, which has no reference, got {got}")
     if kind == "sigmoid_norm" and chosen_count is None:
         raise ValueError("chosen_count: expected an array for kind 'sigmoid_norm', got None")
     if of_kind.sort != UNSORTED or of_kind.number == KTO:
-        for name, present in (("chosen_aligned", chosen_aligned is not None), ("nll_weight", nll != 0)):
-            if present:
-                raise ValueError(f"{name}: expected none for kind {kind!r}, which has no pairs")
+        if chosen_aligned is not None:
+            got = type(chosen_aligned).__name__
+            raise ValueError(f"chosen_aligned: expected None for kind {kind!r}, which has no pairs, got {got}")
+        if nll != 0:
+            raise ValueError(f"nll_weight: expected 0 for kind {kind!r}, which has no pairs, got {nll_weight!r}")
     numbers = [
         beta,
         smoothing,

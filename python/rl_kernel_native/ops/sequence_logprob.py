@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _dispatch
+from .. import _check, _dispatch
 from .._native import module as _C
 from ..reference.sequence_logprob import sequence_logprob_reference
 
@@ -99,6 +99,9 @@ def sequence_logprob_backward(
     Source: docs/numerics.md, rule 10.
     """
     code = _dispatch.dtype_code(dtype, "dtype")
+    num_tokens = _check.integer("num_tokens", num_tokens)
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens: expected a number >= 0, got {num_tokens}")
     if _dispatch.is_tensor(dsum):
         return _torch().backward(dsum, mask, cu_seqlens, num_tokens, code)
     frame = _dispatch.Frame(dsum, "dsum")

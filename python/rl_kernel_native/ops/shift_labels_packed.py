@@ -134,13 +134,14 @@ def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include
         As :func:`shift_labels_packed`.
     Source: the contract.
     """
+    include_end = _check.flag("include_end", include_end)
     markers = [_marker("begin", begin), _marker("end", end)]
     if _dispatch.is_tensor(ids):
-        return _torch().tool_mask(ids, *markers, cu_seqlens, bool(include_end))
+        return _torch().tool_mask(ids, *markers, cu_seqlens, include_end)
     frame = _dispatch.Frame(ids, "ids")
     _dispatch.match_torch_threads()
     exported = (frame.export(ids, "ids"), *markers, frame.export(cu_seqlens, "cu_seqlens"))
-    return frame.result(_C.tool_mask(*exported, bool(include_end), frame.allocate, frame.stream))
+    return frame.result(_C.tool_mask(*exported, include_end, frame.allocate, frame.stream))
 
 
 def _marker(name: str, ids: Any) -> list[int]:

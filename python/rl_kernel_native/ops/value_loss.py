@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
-from .. import _dispatch
+from .. import _check, _dispatch
 from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.value_loss import value_loss_reference
@@ -191,7 +190,7 @@ def _operands(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], float]:  # fmt: skip
     """Arrays in the order of NAMES, the extension's numbers, and the denominator where it is a number, else 0."""
     numbers = _numbers if _dispatch.is_compiling() else _known_numbers
-    how = numbers(clip, loss_type, huber_delta, aggregation, bool(count_empty), horizon, scale, dp_size)
+    how = numbers(clip, loss_type, huber_delta, aggregation, count_empty, horizon, scale, dp_size)
     if clip is None and old_value is not None:
         raise ValueError(f"old_value: expected None where clip is None, got {type(old_value).__name__}")
     if clip is not None and old_value is None:
@@ -201,10 +200,11 @@ def _operands(
 
 
 def _numbers(
-    clip: Any, loss_type: Any, huber_delta: Any, aggregation: Any, count_empty: bool, horizon: Any, scale: Any,
+    clip: Any, loss_type: Any, huber_delta: Any, aggregation: Any, count_empty: Any, horizon: Any, scale: Any,
     dp_size: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Fields of the contract's ValueSpec."""
+    count_empty = _check.flag("count_empty", count_empty)
     number("clip", clip, 0.0, open_end=True, optional=True)
     one_of("loss_type", loss_type, ("mse", "huber"))
     number("huber_delta", huber_delta, 0.0, open_end=True)
@@ -224,7 +224,7 @@ def _numbers(
     )
 
 
-_known_numbers = functools.lru_cache(maxsize=256, typed=True)(_numbers)  # checked once
+_known_numbers = _check.remembered(_numbers)
 
 
 def _call(operands: tuple[Any, ...], how: tuple[Any, ...], number_given: float, gradient: bool) -> tuple[Any, ...]:
