@@ -180,6 +180,35 @@ def test_compiled_whole_it_has_the_eager_bits() -> None:
     assert equal(h.grad, want[1])
 
 
+@pytest.mark.parametrize("numbers", [(3, 4, 5, 7), (3.0, 4.5, 5.0), (3, 4.5)], ids=str)
+def test_compiled_whole_a_denominator_may_change(numbers: tuple[float, ...]) -> None:
+    a = batch()
+
+    def loss(number: float) -> torch.Tensor:
+        return rk.policy_loss(
+            a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=rk.PolicySpec(), denominator=number
+        ).loss
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    for number in numbers:  # the second is a symbol to Dynamo
+        assert equal(compiled(number), loss(number))
+
+
+def test_compiled_whole_a_tensor_may_be_two_operands() -> None:
+    a = batch()
+    spec = rk.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.02)
+
+    def loss(x: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        return rk.policy_loss(x, old, a["advantage"], a["mask"], spec=spec, ref_logprob=old, entropy=x).loss
+
+    x, want = leaves(a)[0], leaves(a)[0]
+    loss(want, a["old_logprob"]).backward()
+    torch.compiler.reset()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(x, a["old_logprob"]).backward()
+    assert equal(x.grad, want.grad)
+
+
 def test_the_operator_passes_torchs_own_check() -> None:
     a = batch()
     x, h = leaves(a)

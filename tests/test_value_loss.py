@@ -279,6 +279,19 @@ def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
         torch.func.jvp(lambda x: loss_of(a["value"], {**a, name: x}, TRL).loss, (a[name],), (torch.ones(4, 21),))
 
 
+def test_compiled_whole_its_numbers_may_change() -> None:
+    a = tensors(arrays(4, 21))
+
+    def loss(number: float) -> torch.Tensor:
+        how = {"clip": number, "scale": number, "denominator": number}
+        return rk.value_loss(a["value"], a["old_value"], a["returns"], a["mask"], **how).loss
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    for number in (0.5, 1.5, 2.5, 3, 4, 5):
+        assert same(compiled(number), loss(number))
+
+
 def test_a_second_derivative_is_an_error() -> None:
     a = tensors(arrays(4, 21))
     x = a["value"].clone().requires_grad_()

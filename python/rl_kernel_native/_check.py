@@ -111,6 +111,8 @@ def number(name: str, value: Any) -> float:
     """A tensor is refused: its device would be waited for, and its gradient lost."""
     if isinstance(value, float):
         return value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # or a symbol of a trace
+        return float(value)
     import numpy as np
 
     is_tensor = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)

@@ -77,7 +77,16 @@ def apply_function(traced: Any, name: str, *arguments: Any) -> Any:
         return _in_graph.apply(name, *arguments)
     if functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
         return _in_graph.in_graph(name, *arguments)
-    return traced.apply(*arguments)
+    return traced.apply(*_apart(arguments))
+
+
+def _apart(arguments: Any) -> list[Any]:
+    """Dynamo takes no tensor twice: the second time it is a view of itself."""
+    found: list[Any] = []
+    for a in arguments:
+        is_known = isinstance(a, Tensor) and any(a is other for other in found if isinstance(other, Tensor))
+        found.append(a.view_as(a) if is_known else a)
+    return found
 
 
 def autocast_hint() -> str:
