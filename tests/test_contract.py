@@ -390,7 +390,7 @@ def of_preference_loss() -> str:
     rewards = want["chosen_rewards"], want["rejected_rewards"]
     means = want["losses"], *rewards, rewards[0] - rewards[1], rewards[0] > rewards[1]
     want["metrics"] = np.array([values.mean() for values in means])
-    outputs = got._asdict() | {"d_policy": leaf.grad}
+    outputs = got._asdict() | {"d_policy": leaf.grad, "metrics": got.metrics.vector}
     return "; ".join(
         beyond("preference_loss", name, outputs[name], value, largest=np.abs(value).max())
         for name, value in want.items()

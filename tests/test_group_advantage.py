@@ -232,7 +232,17 @@ BAD = {
     "scale": (lambda: rk.group_advantage(S, AT, scale="std"), ValueError, 'scale: expected "none", "group", "batch"'),
     "alone": (lambda: rk.group_advantage(S, AT, alone="nan"), ValueError, 'alone: expected "score", "zero"'),
     "eps": (lambda: rk.group_advantage(S, AT, eps=-1e-6), ValueError, "eps: expected a finite number >= 0 in float32"),
-    "f_norm": (lambda: rk.group_advantage(S, AT, f_norm=0.0), ValueError, "f_norm: expected a finite number > 0 in"),
+    "f_norm of grpo": (lambda: rk.group_advantage(S, AT, f_norm=2.0), ValueError, "f_norm: expected 1 for kind 'grpo'"),
+    "eps of dr_grpo": (
+        lambda: rk.group_advantage(S, AT, kind="dr_grpo", eps=0.1), ValueError, 'eps: expected None with scale="none"',
+    ),
+    "alone of remax": (
+        lambda: rk.group_advantage(S, kind="remax", baseline=S, alone="zero"), ValueError,
+        "alone: expected None for kind 'remax'",
+    ),
+    "f_norm": (
+        lambda: rk.group_advantage(S, AT, kind="gpg", f_norm=0.0), ValueError, "f_norm: expected a finite number > 0",
+    ),
     "lengths missing": (lambda: rk.group_advantage(S, AT, kind="opo"), TypeError, "lengths: expected an array that"),
     "lengths not asked for": (lambda: rk.group_advantage(S, AT, lengths=S), ValueError, "lengths: expected None for"),
     "lengths a shape": (

@@ -192,6 +192,16 @@ def test_the_denominator_may_be_on_the_device() -> None:
         assert same(run(a, rk.PolicySpec(), denominator=given).d_logprob, want.d_logprob)
 
 
+def test_a_nan_selects_nothing() -> None:
+    a = arrays(4, 20, seed=10)
+    a["selected"][:, ::3] = 0
+    want = run(a, rk.PolicySpec(drop_selected=True), selected=a["selected"])
+    a["selected"][:, ::3] = np.nan
+    got = run(a, rk.PolicySpec(drop_selected=True), selected=a["selected"])
+    assert same(got.metrics.vector, want.metrics.vector)
+    assert same(got.d_logprob, want.d_logprob)
+
+
 def test_the_denominator_may_be_a_number_of_numpy() -> None:
     a, spec = arrays(4, 20, seed=9), rk.PolicySpec()
     want = run(a, spec, denominator=7.0)

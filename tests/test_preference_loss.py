@@ -43,6 +43,11 @@ def problem(kind: str, rng: np.random.Generator, smooth: float = 0.1) -> tuple[l
     return [*policy, *([] if kind in FREE else ref)], options
 
 
+def plain(found: Any) -> tuple[Any, ...]:
+    """A result as arrays."""
+    return (*found[:3], found.metrics.vector)
+
+
 def torch_of(x: Any, device: str = "cpu") -> Any:
     return torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x
 
@@ -68,11 +73,13 @@ def test_losses_rewards_and_means_against_float64(kind: str, device: str, rng: n
     want = rk.preference_loss_reference(*arrays, **options)
     for name in ("losses", "chosen_rewards", "rejected_rewards"):
         assert not failures(name, getattr(got, name), want[name])
-    assert not failures("metrics", got.metrics[METRICS.index("loss")], want["losses"].mean())
+    assert rk.PreferenceMetrics.names == METRICS
+    assert not failures("metrics", got.metrics.loss, want["losses"].mean())
+    assert not differing(got.metrics.chosen_reward.cpu(), got.metrics.vector[1].cpu())
     if kind not in UNPAIRED:
-        assert not failures("metrics", got.metrics[4], (want["chosen_rewards"] > want["rejected_rewards"]).mean())
+        assert not failures("metrics", got.metrics.accuracy, (want["chosen_rewards"] > want["rejected_rewards"]).mean())
     numpy = rk.preference_loss(*arrays, **options)
-    assert not differing(tuple(numpy), tuple(t.cpu() for t in got))
+    assert not differing(plain(numpy), tuple(t.cpu() for t in plain(got)))
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -84,7 +91,7 @@ def test_gradients_against_differences_of_float64(kind: str, device: str, rng: n
     dlosses = rng.standard_normal(got.losses.shape[0]).astype(np.float32)
     got.losses.backward(torch_of(dlosses, device))
     assert not got.chosen_rewards.requires_grad
-    assert not got.metrics.requires_grad
+    assert not got.metrics.vector.requires_grad
 
     def total(policy: list[np.ndarray]) -> float:
         losses = rk.preference_loss_reference(*policy, *arrays[2:], **options)["losses"]
@@ -160,7 +167,7 @@ def test_a_pair_has_the_same_bits_in_any_batch_and_at_any_stride(
     got = rk.preference_loss(*(t[3:4] for t in tensors), **one)
     assert not differing(tuple(t[0] for t in got[:3]), tuple(t[3] for t in whole[:3]))
     spread = [torch.stack([t, t], 1)[:, 0] for t in tensors]
-    assert not differing(tuple(rk.preference_loss(*spread, **options)), tuple(whole))
+    assert not differing(plain(rk.preference_loss(*spread, **options)), plain(whole))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -179,7 +186,7 @@ def test_compiled_has_the_bytes_of_eager(kind: str, backend: str, device: str, r
         leaves = [torch_of(a, device).requires_grad_() for a in arrays[:2]]
         out = function(*leaves)
         out.losses.square().sum().backward()
-        outcomes.append((*out, *(t.grad for t in leaves)))
+        outcomes.append((*plain(out), *(t.grad for t in leaves)))
     assert not differing(*outcomes)
 
 
@@ -247,7 +254,7 @@ def test_empty_batches_and_special_values(device: str) -> None:
     empty = torch.empty(0, device=device)
     got = rk.preference_loss(empty, empty, kind="cpo")
     assert got.losses.shape == (0,)
-    assert got.metrics.tolist() == [0.0] * 5
+    assert got.metrics.vector.tolist() == [0.0] * 5
     w = torch.tensor([0.0, float("nan"), -float("inf")], device=device, requires_grad=True)
     for kind in ("cpo", "orpo", "hinge", "apo_down"):
         out = rk.preference_loss(w, torch.full((3,), -1.0, device=device), kind=kind)
@@ -398,8 +405,8 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
     close(got.losses.mean(), np.array(want.item()), 1e-5)
     close(mine.grad, (leaf.grad * mask).double().numpy(), 2e-5)
     rewards = ours_of_them._metrics["train"]
-    close(got.metrics[1], np.array(rewards["rewards/chosen"][0]), 1e-5)
-    close(got.metrics[4], np.array(rewards["rewards/accuracies"][0]), 1e-6)
+    close(got.metrics.chosen_reward, np.array(rewards["rewards/chosen"][0]), 1e-5)
+    close(got.metrics.accuracy, np.array(rewards["rewards/accuracies"][0]), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -564,7 +571,7 @@ def test_the_losses_of_openrlhf(options: dict[str, Any], rng: np.random.Generato
     got = rk.preference_loss(*mine, beta=0.1, **how)
     got.losses.mean().backward()
     close(got.losses.mean(), np.array(want.item()), 1e-5)
-    close(got.metrics[1], chosen.mean().double().numpy(), 1e-5)
-    close(got.metrics[2], rejected.mean().double().numpy(), 1e-5)
+    close(got.metrics.chosen_reward, chosen.mean().double().numpy(), 1e-5)
+    close(got.metrics.rejected_reward, rejected.mean().double().numpy(), 1e-5)
     for a, b in zip(mine[:2], theirs[:2], strict=True):
         close(a.grad, b.grad.double().numpy(), 2e-5)

@@ -169,6 +169,19 @@ def test_numpy_and_jax(rng: np.random.Generator) -> None:
     assert np.asarray(from_jax.sum).tobytes() == got.sum.tobytes()
 
 
+def test_a_status_has_a_name(rng: np.random.Generator) -> None:
+    x, mask = batch(rng, 3, 50)
+    want = rk.sequence_logprob(x, mask)
+    for arrays in ((x, mask), (x.clone().requires_grad_(), mask), (x.numpy(), mask.numpy())):
+        got = rk.sequence_logprob(*arrays, return_status=True)
+        assert isinstance(got, rk.SequenceLogprobAndStatus)
+        assert got.status.tolist() == [0, 0, 0]
+        assert not differing(got.sum if not hasattr(got.sum, "detach") else got.sum.detach(), want.sum)
+        assert not differing(got.count, want.count)
+    with pytest.raises(TypeError, match="return_status: expected a bool, got str"):
+        rk.sequence_logprob(x, return_status="no")
+
+
 def test_bad_input() -> None:
     x, m = torch.zeros(3, 4), torch.ones(3, 4, dtype=torch.bool)
     cu = torch.tensor([0, 5, 12])

@@ -81,12 +81,13 @@ from .ops.policy_loss import (
     policy_loss_and_grad,
     policy_loss_reference,
 )
-from .ops.preference_loss import PreferenceLoss, preference_loss, preference_loss_reference
+from .ops.preference_loss import PreferenceLoss, PreferenceMetrics, preference_loss, preference_loss_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
 from .ops.scatter_rewards import ScatteredRewards, scatter_rewards, scatter_rewards_reference
 from .ops.sequence_logprob import (
     SequenceLogprob,
+    SequenceLogprobAndStatus,
     sequence_logprob,
     sequence_logprob_backward,
     sequence_logprob_reference,
@@ -147,8 +148,10 @@ __all__ = [
     "PolicyMetrics",
     "PolicySpec",
     "PreferenceLoss",
+    "PreferenceMetrics",
     "ScatteredRewards",
     "SequenceLogprob",
+    "SequenceLogprobAndStatus",
     "ValueGradients",
     "ValueLoss",
     "ValueMetrics",

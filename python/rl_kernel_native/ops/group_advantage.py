@@ -122,29 +122,30 @@ def group_advantage(
         group_size: a number: groups follow one another. Of these three exactly one is given, but none for remax and
             reinforce_pp, which know no groups.
         kind: of the table.
-        eps: added to the standard deviation, >= 0; default of the kind.
+        eps: added to the standard deviation, >= 0; None: the kind's, and where nothing is divided by one.
         scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
             ``scale_rewards``.
         lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
         baseline: ``[num_sequences]`` float32; of remax.
-        f_norm: > 0; of gpg.
+        f_norm: > 0; of gpg, else 1.
         exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; else its group is NaN.
             Default of the kind.
         alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
-            Default of the kind.
+            None: the kind's, and where nothing is of the group.
         return_stats: also ``mean``, what was subtracted, and ``std``.
         return_status: also ``status``, bits of :class:`GroupAdvantageStatus`: what dynamic sampling filters by.
     Returns:
         advantage ``[num_sequences]`` float32, or a :class:`GroupAdvantageResult` where more is asked for.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device.
+        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
+        effect; RuntimeError where no kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 10; Shao et al. 2024, arXiv:2402.03300, and the table.
     """
     _check.one_of("kind", kind, tuple(_KINDS))
     of = _KINDS[kind]
     scale = of.scale if scale is None else scale
+    given_alone = alone is not None
     alone = of.alone if alone is None else alone
     _check.one_of("scale", scale, tuple(_SCALES))
     _check.one_of("alone", alone, tuple(_ALONE))
@@ -157,6 +158,13 @@ def group_advantage(
             raise TypeError(f"{name}: expected an array that speaks DLPack (of kind {kind!r}), got NoneType")
         if not wanted and array is not None:
             raise ValueError(f"{name}: expected None for kind {kind!r}, got an array")
+    norm = _check.number("f_norm", f_norm)
+    if norm != 1 and not of.by_nonzero:
+        raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")
+    if eps is not None and scale == "none":
+        raise ValueError(f'eps: expected None with scale="none" (kind {kind!r}), which divides by nothing, got {eps!r}')
+    if given_alone and of.baseline in ("given", "none") and scale != "group":
+        raise ValueError(f"alone: expected None for kind {kind!r}, which takes nothing of its group, got {alone!r}")
     tensors = {"rewards": rewards, "group_offsets": group_offsets, "group_ids": group_ids}
     numbers = (
         _BASELINES[of.baseline],
@@ -167,7 +175,7 @@ def group_advantage(
         of.by_nonzero,
         of.exclude_nan if exclude_nan is None else _check.flag("exclude_nan", exclude_nan),
         of.eps if eps is None else _check.number("eps", eps),
-        _check.number("f_norm", f_norm),
+        norm,
         _check.flag("return_stats", return_stats),
         _check.flag("return_status", return_status),
     )

@@ -123,7 +123,8 @@ def policy_loss(
     gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
-    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.
+    the same bits for any split of the batch into micro-batches and ranks, but for that of the entropy with
+    ``spec.entropy_aggregation="token-mean"``, a mean over the call's tokens. Masked slots may hold anything.
     Differentiable (torch) in ``logprob`` and ``entropy``, once; the others are constants.
 
     Args:
@@ -142,7 +143,8 @@ def policy_loss(
         entropy: as ``logprob``; needed where ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, not 0 where a token is; given exactly for ``"clip_cov"`` and ``"kl_cov"``, as
             :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with
-            ``spec.drop_selected``, of which :func:`entropy_mask` says the others.
+            ``spec.drop_selected``, of which :func:`entropy_mask` says the others. NaN is no choice: such a token is not
+            selected, and nothing says so.
         denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
             device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
         ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.

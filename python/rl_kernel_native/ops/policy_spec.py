@@ -71,7 +71,8 @@ class PolicySpec:
         drop_selected: ``selected`` tokens have no policy term, whatever else ``clip`` does; they count where lengths do
             (TRL's quantile of entropies).
         entropy_coef: the entropy's mean times this is taken off the loss.
-        entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``.
+        entropy_aggregation: ``"loss"``, as the loss; ``"token-mean"``, over this call's tokens, by ``entropy_scale``:
+            whatever the ``denominator``, so that this term and its gradient depend on the split into micro-batches.
         importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``:
             ``importance_weight`` of the call is multiplied in as it is.
         importance_mode: ``"truncate"`` the weight to ``[importance_low, importance_high]`` (TIS), or ``"mask"``: 0

@@ -6,10 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
+from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.preference_loss import preference_loss_reference
 
-__all__ = ["METRICS", "PreferenceLoss", "preference_loss", "preference_loss_reference"]
+__all__ = ["METRICS", "PreferenceLoss", "PreferenceMetrics", "preference_loss", "preference_loss_reference"]
 
 METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
 
@@ -63,13 +64,20 @@ _DIVERGENCES = {
 _torch_path: Any = None
 
 
+class PreferenceMetrics(MetricVector):
+    """Means of one call in one float32 vector on its device: ``metrics.margin`` is an element of it, without a copy to
+    the host; ``metrics.asdict()`` makes one copy of all. Of unpaired kinds ``accuracy`` is NaN."""
+
+    names = METRICS
+
+
 class PreferenceLoss(NamedTuple):
     """What :func:`preference_loss` gives, float32."""
 
     losses: Any  # [num_pairs]; of the unpaired kinds the chosen ones', then the rejected ones'
     chosen_rewards: Any  # [num_pairs]
     rejected_rewards: Any
-    metrics: Any  # [5], the means named by METRICS
+    metrics: PreferenceMetrics
 
 
 def _torch() -> Any:
@@ -145,8 +153,8 @@ def preference_loss(
         nll_weight: adds so many times ``-policy_chosen / chosen_count`` (CPO's ``cpo_alpha``, RPO's, ORPO's 1): an
             average for each sequence, where TRL averages over all tokens of a batch. Not for sorted or unpaired kinds.
     Returns:
-        ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``. Rewards, ``beta`` times log-ratios, and
-        metrics carry no gradient.
+        ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``, the last :class:`PreferenceMetrics`.
+        Rewards, ``beta`` times log-ratios, and metrics carry no gradient.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a device, a value or an option that ``kind`` does not
         take; RuntimeError where no kernel of this build serves the device.
@@ -208,12 +216,17 @@ def preference_loss(
         rejected_aligned, kl,
     )  # fmt: skip
     if _dispatch.is_tensor(policy_chosen):
-        return PreferenceLoss(*_torch().preference_loss(*arrays, *how)[:4])
+        return _result(_torch().preference_loss(*arrays, *how))
     frame = _dispatch.Frame(policy_chosen, "policy_chosen")
     _dispatch.match_torch_threads()
     exported = [frame.export(a, name) for a, name in zip(arrays, NAMES, strict=True)]
     found = _C.preference_loss(*exported, *how, frame.allocate, frame.stream)
-    return PreferenceLoss(*map(frame.result, found[:4]))
+    return _result([frame.result(a) for a in found[:4]])
+
+
+def _result(found: Any) -> PreferenceLoss:
+    losses, chosen, rejected, vector = found[:4]
+    return PreferenceLoss(losses, chosen, rejected, PreferenceMetrics(vector))
 
 
 NAMES = (

@@ -9,7 +9,13 @@ from .. import _check, _dispatch
 from .._native import module as _C
 from ..reference.sequence_logprob import sequence_logprob_reference
 
-__all__ = ["SequenceLogprob", "sequence_logprob", "sequence_logprob_backward", "sequence_logprob_reference"]
+__all__ = [
+    "SequenceLogprob",
+    "SequenceLogprobAndStatus",
+    "sequence_logprob",
+    "sequence_logprob_backward",
+    "sequence_logprob_reference",
+]
 
 _torch_path: Any = None
 _plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
@@ -21,6 +27,14 @@ class SequenceLogprob(NamedTuple):
 
     sum: Any  # [num_sequences] float32, in nats
     count: Any  # [num_sequences] int64, the tokens that count
+
+
+class SequenceLogprobAndStatus(NamedTuple):
+    """:class:`SequenceLogprob` with the status."""
+
+    sum: Any
+    count: Any
+    status: Any  # [num_sequences] int32, 1 where offsets are none, else 0
 
 
 def _torch() -> Any:
@@ -45,42 +59,45 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     Args:
         logprob: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, bfloat16
             or float16, last dimension contiguous.
-        mask: of the same shape: bool, integers or floats; a token counts where it is not zero. What does not count
-            does not matter, NaN and Inf included. None: all tokens count.
+        mask: of that shape: bool, integers or floats of 16 bits and more; a token counts where it is not zero. What
+            does not count does not matter, NaN and Inf included. None: all tokens count.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` is tokens ``[cu_seqlens[i],
             cu_seqlens[i + 1])``. The first is 0; tokens after the last belong to no sequence and are not read, so a
             packed array may be larger than what is in it (:func:`pack`). On a GPU offsets stay there: of a sequence
             whose offsets are none the sum is NaN, the count 0 and the status 1.
         return_status: also an int32 array ``[num_sequences]``, 1 where offsets are none, else 0.
     Returns:
-        ``(sum, count)``, float32 in nats and int64, each ``[num_sequences]``; with ``return_status`` the status third.
-        An empty or wholly masked sequence has sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
+        :class:`SequenceLogprob`, ``(sum, count)``, float32 in nats and int64, each ``[num_sequences]``; with
+        ``return_status`` :class:`SequenceLogprobAndStatus`, the status third. An empty or wholly masked sequence has
+        sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
     Raises:
         TypeError for a dtype; ValueError for a shape, a layout, a device, or on the CPU for offsets that are none;
         RuntimeError where no kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 10.
     """
+    if type(return_status) is not bool:
+        return_status = _check.flag("return_status", return_status)
     plain = type(logprob) in _plain and type(mask) in _plain_or_none and type(cu_seqlens) in _plain_or_none
     if plain and not _torch_path.is_compiling():
-        result = _C.sequence_logprob_eager(logprob, mask, cu_seqlens, bool(return_status))
+        result = _C.sequence_logprob_eager(logprob, mask, cu_seqlens, return_status)
         if result is not NotImplemented:
-            return result if return_status else SequenceLogprob(*result[:2])
+            return SequenceLogprobAndStatus(*result) if return_status else SequenceLogprob(*result[:2])
     if _dispatch.is_tensor(logprob):
-        result = _torch().sequence_logprob(logprob, mask, cu_seqlens, bool(return_status))
-        return result if return_status else SequenceLogprob(*result[:2])
+        result = _torch().sequence_logprob(logprob, mask, cu_seqlens, return_status)
+        return SequenceLogprobAndStatus(*result) if return_status else SequenceLogprob(*result[:2])
     frame = _dispatch.Frame(logprob, "logprob")
     _dispatch.match_torch_threads()
     result = _C.sequence_logprob(
         frame.export(logprob, "logprob"),
         frame.export(mask, "mask"),
         frame.export(cu_seqlens, "cu_seqlens"),
-        bool(return_status),
+        return_status,
         frame.allocate,
         frame.stream,
     )
     found = tuple(map(frame.result, result))
-    return found if return_status else SequenceLogprob(*found[:2])
+    return SequenceLogprobAndStatus(*found) if return_status else SequenceLogprob(*found[:2])
 
 
 def sequence_logprob_backward(
