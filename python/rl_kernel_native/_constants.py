@@ -3,13 +3,14 @@ their fake kernels ask of tokens of sequences, in the extension's words."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _torch
-from ._shapes import check_columns, dtype_name
+from . import _check, _torch
+from ._shapes import COPY, check_columns, check_end, dtype_name, is_static
 from ._torch import is_direct, is_plain, is_untraced, prepare, require_tensors
 
 MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
@@ -51,6 +52,7 @@ def check_tokens(tensor: Tensor, name: str, cu_seqlens: Any) -> None:
         if tensor.dim() != 1:
             raise ValueError(f"{name}: expected shape [num_tokens] beside cu_seqlens, got {list(tensor.shape)}")
         check_offsets(cu_seqlens, "cu_seqlens")
+        check_end(cu_seqlens, "cu_seqlens", tensor.shape[0], "the number of tokens")
     check_columns(tensor, name)
 
 
@@ -63,7 +65,7 @@ def check_same_tokens(tensor: Tensor, name: str, like: Tensor, like_name: str, d
 
 def check_offsets(tensor: Tensor, name: str) -> None:
     _check_dtype(tensor, name, (torch.int32, torch.int64))
-    if tensor.dim() != 1:
+    if tensor.dim() != 1 or (is_static(tensor) and tensor.shape[0] < 1):
         raise ValueError(f"{name}: expected shape [num + 1], got {list(tensor.shape)}")
     check_columns(tensor, name)
 
@@ -72,3 +74,17 @@ def check_vector(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], cou
     _check_dtype(tensor, name, dtypes)
     if tensor.dim() != 1 or tensor.shape[0] != count:
         raise ValueError(f"{name}: expected shape [{count}] ({of}), got {list(tensor.shape)}")
+
+
+def check_contiguous(tensor: Tensor, name: str) -> None:
+    if is_static(tensor) and tensor.shape[0] > 1 and tensor.stride(0) != 1:
+        raise ValueError(f"{name}: expected contiguous elements (stride 1), got stride {tensor.stride(0)}{COPY}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A number that the extension reads as float32."""
+    _check.single(name, value, lambda x: 0 < x < math.inf, "a finite number > 0 in float32")
+
+
+def check_share(name: str, value: Any) -> None:
+    _check.single(name, value, lambda x: 0 <= x <= 1, "a number in [0, 1]")

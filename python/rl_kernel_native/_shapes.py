@@ -29,6 +29,22 @@ def check_columns(tensor: Tensor, name: str) -> None:
         )
 
 
+def check_end(offsets: Tensor, name: str, count: Any, of: str) -> None:
+    """Of offsets [num + 1] of nothing at all: they end with ``count``, which ``of`` names."""
+    if type(count) is int and count > 0 and is_static(offsets) and offsets.shape[0] == 1:
+        raise ValueError(f"{name}: expected {count} ({of}) last, got shape [1]")
+
+
+def check_element(tensor: Any, name: str) -> None:
+    """One number on the device; None passes."""
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tensor.dtype)}")
+    if is_static(tensor) and tensor.numel() != 1:
+        raise ValueError(f"{name}: expected one element, got shape {list(tensor.shape)}")
+
+
 def check_rows(tensor: Tensor, name: str) -> None:
     """[..., features], leading dimensions of at most two strides."""
     if tensor.dtype not in CODES:

@@ -50,7 +50,7 @@ def _fake(
     sequences = check_first(logprob, name, cu_seqlens)
     check_tokens(old_logprob, "old_logprob", logprob, name)
     if kind != ENTROPY and advantage is None:
-        raise TypeError("advantage: expected a tensor, got None")
+        raise TypeError("advantage: expected an array that speaks DLPack, got NoneType")
     check_tokens(advantage, "advantage", logprob, name, sequences)
     check_mask(mask, logprob, name)
     return logprob.new_empty(logprob.shape)

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import MASKS, call_constant, check_same_tokens, check_tokens, check_vector
+from .._constants import (
+    MASKS,
+    call_constant,
+    check_contiguous,
+    check_positive,
+    check_same_tokens,
+    check_share,
+    check_tokens,
+    check_vector,
+)
 from .._native import module as _C
 from .._torch import implement, memory, prepare
 
@@ -55,28 +64,36 @@ def _like(rewards: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any = None, **
     if bootstrap is not None:
         num = rewards.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         check_vector(bootstrap, "bootstrap", (torch.float32,), num, "num_sequences")
+        check_contiguous(bootstrap, "bootstrap")
     return rewards.new_empty(rewards.shape)
 
 
 @torch.library.register_fake("rl_kernel_native::gae", lib=_library)
 def _gae_fake(
-    rewards: Tensor, values: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any, _gamma: float, _lam: float
+    rewards: Tensor, values: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
+    check_share("gamma", gamma)
+    check_share("lam", lam)
     out = _like(rewards, mask, cu_seqlens, bootstrap, values=values)
     return out, torch.empty_like(out)
 
 
 @torch.library.register_fake("rl_kernel_native::discounted_returns", lib=_library)
 def _discounted_returns_fake(
-    rewards: Tensor, mask: Any, cu_seqlens: Any, _gamma: float, _reset: bool
+    rewards: Tensor, mask: Any, cu_seqlens: Any, gamma: float, _reset: bool
 ) -> tuple[Tensor, Tensor]:
+    check_share("gamma", gamma)
     return rewards.new_empty(0), _like(rewards, mask, cu_seqlens)
 
 
 @torch.library.register_fake("rl_kernel_native::vtrace", lib=_library)
 def _vtrace_fake(
     rewards: Tensor, values: Tensor, logprob: Tensor, rollout_logprob: Tensor, mask: Any, cu_seqlens: Any,
-    bootstrap: Any, *_options: float,
+    bootstrap: Any, gamma: float, lam: float, rho_bar: float, c_bar: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    check_share("gamma", gamma)
+    check_share("lam", lam)
+    check_positive("rho_bar", rho_bar)
+    check_positive("c_bar", c_bar)
     out = _like(rewards, mask, cu_seqlens, bootstrap, values=values, logprob=logprob, rollout_logprob=rollout_logprob)
     return out, torch.empty_like(out)

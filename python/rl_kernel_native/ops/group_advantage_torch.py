@@ -3,13 +3,16 @@ derivative: inputs are detached."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._constants import call_constant, check_offsets, check_vector
+from .. import _check
+from .._constants import call_constant, check_offsets, check_positive, check_vector
 from .._native import module as _C
+from .._shapes import check_end
 from .._torch import implement, memory, prepare
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -60,6 +63,7 @@ def _fake(
     indices = (torch.int32, torch.int64)
     if group_offsets is not None:
         check_offsets(group_offsets, "group_offsets")
+        check_end(group_offsets, "group_offsets", num, "the number of sequences")
     elif group_ids is not None:
         check_vector(group_ids, "group_ids", indices, num, "num_sequences")
     elif type(num) is int and (group_size < 1 or num % group_size):
@@ -68,6 +72,8 @@ def _fake(
         check_vector(lengths, "lengths", (*indices, torch.float32), num, "num_sequences")
     if baseline is not None:
         check_vector(baseline, "baseline", (torch.float32,), num, "num_sequences")
-    stats, status = options[-2:]
+    eps, f_norm, stats, status = options[-4:]
+    _check.single("eps", eps, lambda x: 0 <= x < math.inf, "a finite number >= 0 in float32")
+    check_positive("f_norm", f_norm)
     mean, std = (rewards.new_empty(num if stats else 0) for _ in range(2))
     return rewards.new_empty(num), mean, std, rewards.new_empty(num if status else 0, dtype=torch.int32)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import MASKS, call_constant, check_same_tokens, check_tokens
+from .._constants import MASKS, call_constant, check_positive, check_same_tokens, check_tokens
 from .._native import module as _C
 from .._torch import implement, memory, prepare
 
@@ -36,9 +36,10 @@ implement(_library, "masked_whiten", _kernel)
 
 @torch.library.register_fake("rl_kernel_native::masked_whiten", lib=_library)
 def _fake(
-    x: Tensor, mask: Any, cu_seqlens: Any, _eps: float, _shift_mean: bool, _unbiased: bool, return_stats: bool
+    x: Tensor, mask: Any, cu_seqlens: Any, eps: float, _shift_mean: bool, _unbiased: bool, return_stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_tokens(x, "x", cu_seqlens)
+    check_positive("eps", eps)
     if mask is not None:
         check_same_tokens(mask, "mask", x, "x", MASKS)
     shape = () if return_stats else (0,)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import call_constant, check_offsets
+from .._constants import call_constant, check_offsets, check_positive
 from .._native import module as _C
+from .._shapes import check_end
 from .._torch import implement, memory, prepare
 from .token_shapes import check_first, check_mask, check_tokens
 
@@ -43,13 +44,20 @@ implement(_library, "optimal_token_baseline", _kernel)
 @torch.library.register_fake("rl_kernel_native::optimal_token_baseline", lib=_library)
 def _fake(
     logprob: Tensor, rewards: Tensor, sum_p_sq: Tensor, mask: Any, importance_weight: Any, cu_seqlens: Any,
-    group_offsets: Any, _group_size: int, _zero_tail: bool, _eps: float,
+    group_offsets: Any, group_size: int, _zero_tail: bool, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     sequences = check_first(logprob, "logprob", cu_seqlens)
+    for name, tensor in (("rewards", rewards), ("sum_p_sq", sum_p_sq)):
+        if tensor is None:
+            raise TypeError(f"{name}: expected an array that speaks DLPack, got NoneType")
     check_tokens(rewards, "rewards", logprob, "logprob", sequences)
     check_tokens(sum_p_sq, "sum_p_sq", logprob, "logprob")
     check_tokens(importance_weight, "importance_weight", logprob, "logprob", sequences)
     check_mask(mask, logprob, "logprob")
     if group_offsets is not None:
         check_offsets(group_offsets, "group_offsets")
+        check_end(group_offsets, "group_offsets", sequences, "the number of sequences")
+    elif type(sequences) is int and (group_size < 1 or sequences % group_size):
+        raise ValueError(f"group_size: expected a divisor of {sequences} (the number of sequences), got {group_size}")
+    check_positive("eps", eps)
     return logprob.new_empty(logprob.shape), logprob.new_empty(logprob.shape)

@@ -137,10 +137,11 @@ torch.library.register_vmap("rl_kernel_native::pack_layout", _layout_vmap, lib=_
 @torch.library.register_fake("rl_kernel_native::pack_layout", lib=_library)
 def _layout_fake(lengths: Any, mask: Any, num_tokens: Any, capacity: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = mask if lengths is None else lengths
+    _check_counts(num_tokens, capacity)
     if lengths is not None:
         if lengths.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"lengths: expected dtype int32 or int64, got {dtype_name(lengths.dtype)}")
-        if lengths.dim() != 1:
+        if lengths.dim() != 1 or (is_static(lengths) and not lengths.is_contiguous()):
             raise ValueError(
                 f"lengths: expected a contiguous array of shape [num_sequences], got {list(lengths.shape)}"
             )
@@ -167,6 +168,25 @@ def _check_tokens(tensor: Tensor, name: str, first: int) -> None:
         elements *= tensor.shape[i]
 
 
+def _check_counts(num_tokens: Any, capacity: Any) -> None:
+    if type(num_tokens) is int and num_tokens >= 1 << 31:
+        raise ValueError(f"num_tokens: expected fewer than 2^31, got {num_tokens}")
+    if type(capacity) is int and capacity >= 1 << 31:
+        raise ValueError(f"max_tokens: expected fewer than 2^31 (cu_seqlens are int32), got {capacity}")
+
+
+def _check_positions(positions: Any, cu_seqlens: Tensor, num_tokens: Any) -> None:
+    if positions is None:
+        return
+    if positions.dtype != torch.int32:
+        raise TypeError(f"positions: expected dtype int32, got {dtype_name(positions.dtype)}")
+    if not is_static(positions) or not is_static(cu_seqlens) or type(num_tokens) is not int:
+        return
+    wanted = (cu_seqlens.shape[0] - 1, num_tokens)
+    if tuple(positions.shape) != wanted or not positions.is_contiguous():
+        raise ValueError(f"positions: expected a contiguous array of shape {list(wanted)}, got {list(positions.shape)}")
+
+
 def _check_fills(tensors: list[Tensor], fill: list[int | float]) -> None:
     for t, f in zip(tensors, fill, strict=True):
         if type(f) in (int, float):  # which a trace knows
@@ -183,6 +203,8 @@ def _pack_fake(
     covered: bool,
 ) -> list[Tensor]:  # fmt: skip
     check_offsets(cu_seqlens)
+    _check_counts(num_tokens, 0)
+    _check_positions(positions, cu_seqlens, num_tokens)
     for t, name in zip(tensors, _names(tensors), strict=True):
         rows = cu_seqlens.shape[0] - 1
         if t.dim() < 2 or (is_static(t) and is_static(cu_seqlens) and tuple(t.shape[:2]) != (rows, num_tokens)):
@@ -197,6 +219,8 @@ def _unpack_fake(
     tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[int | float]
 ) -> list[Tensor]:
     check_offsets(cu_seqlens)
+    _check_counts(num_tokens, 0)
+    _check_positions(positions, cu_seqlens, num_tokens)
     for t, name in zip(tensors, _names(tensors), strict=True):
         if t.dim() < 1 or (is_static(t) and is_static(tensors[0]) and t.shape[0] != tensors[0].shape[0]):
             wanted = "num_tokens" if t is tensors[0] else tensors[0].shape[0]

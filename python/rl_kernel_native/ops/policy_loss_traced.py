@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._shapes import check_element
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .policy_spec import PolicySpec
@@ -70,6 +71,7 @@ def _fake(
         check_tokens(importance, "rollout_logprob", logprob, "logprob")
     check_tokens(entropy, "entropy", logprob, "logprob")
     check_tokens(selected, "selected", logprob, "logprob")
+    check_element(denominator, "denominator")
     return (
         logprob.new_empty(()),
         logprob.new_empty(_METRICS + (_RATIO_METRICS if ratio_metrics else 0)),

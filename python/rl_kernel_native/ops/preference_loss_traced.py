@@ -71,6 +71,8 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
         if t.dim() != 1:
             wanted = "[1] (that of one number)" if name == "kl" else "[num_pairs]"
             raise ValueError(f"{name}: expected shape {wanted}, got {list(t.shape)}")
+        if name == "kl" and is_static(t) and t.shape[0] != 1:
+            raise ValueError(f"kl: expected shape [1] (that of one number), got {list(t.shape)}")
         free = name == "kl" or (kind == KTO and i == 1)
         if not free and is_static(t) and is_static(like) and t.shape != like.shape:
             raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {whose}), got {list(t.shape)}")

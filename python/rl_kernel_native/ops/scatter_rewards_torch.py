@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._constants import call_constant, check_offsets, check_vector
-from .._shapes import dtype_name
+from .._shapes import check_element, dtype_name, is_static
 from .._torch import implement, memory, prepare
 from .scatter_rewards import call_native
 from .token_shapes import check_first_mask, check_tokens
@@ -57,7 +57,11 @@ def _fake(
         if spans.dim() != 2 or spans.shape[1] != 2:
             raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
         check_offsets(span_offsets, "span_offsets")
+        if is_static(span_offsets) and type(num) is int and span_offsets.shape[0] != num + 1:
+            shape = list(span_offsets.shape)
+            raise ValueError(f"span_offsets: expected shape [{num + 1}] (num_sequences + 1), got {shape}")
         check_vector(span_rewards, "span_rewards", (torch.float32,), spans.shape[0], "one a span")
+    check_element(lagrange, "lagrange")
 
     def empty(is_wanted: bool) -> Tensor:
         return mask.new_empty(mask.shape if is_wanted else (0,), dtype=torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import check_columns, dtype_name, is_static
+from .._shapes import COPY, check_columns, dtype_name, is_static
 from .._torch import CODES, DTYPES, apply_function, gradient, implement, memory, prepare
 from .._transforms import looped
 
@@ -65,8 +65,10 @@ def check_offsets(cu_seqlens: Any) -> None:
         return
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
-    if cu_seqlens.dim() != 1:
+    if cu_seqlens.dim() != 1 or (is_static(cu_seqlens) and cu_seqlens.shape[0] < 1):
         raise ValueError(f"cu_seqlens: expected shape [num_sequences + 1], got {list(cu_seqlens.shape)}")
+    if is_static(cu_seqlens) and not cu_seqlens.is_contiguous():
+        raise ValueError(f"cu_seqlens: expected a contiguous array, got stride {cu_seqlens.stride(0)}{COPY}")
 
 
 @torch.library.register_fake("rl_kernel_native::sequence_logprob", lib=_library)

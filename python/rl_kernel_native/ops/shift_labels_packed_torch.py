@@ -82,7 +82,7 @@ def _check_integers(tensor: Tensor, name: str) -> None:
 
 @torch.library.register_fake("rl_kernel_native::shift_labels_packed", lib=_library)
 def _labels_fake(
-    ids: Tensor, cu_seqlens: Tensor, mask: Any, cp_rank: int, cp_size: int, _zigzag: bool, _ignore: int
+    ids: Tensor, cu_seqlens: Tensor, mask: Any, cp_rank: int, cp_size: int, _zigzag: bool, ignore_index: int
 ) -> Tensor:
     _check_integers(ids, "ids")
     if ids.dim() != 1:
@@ -98,6 +98,8 @@ def _labels_fake(
         raise ValueError(
             f"ids: expected a number of tokens that is a multiple of {cp_size} (cp_size), got {ids.shape[0]}; pad them"
         )
+    if ids.dtype == torch.int32 and not -(1 << 31) <= ignore_index < 1 << 31:
+        raise ValueError(f"ignore_index: expected a number that int32 holds, got {ignore_index}")
     return ids.new_empty(ids.shape[0] // cp_size)
 
 
@@ -108,6 +110,10 @@ def _spans_fake(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens
         raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
     _check_integers(span_offsets, "span_offsets")
     check_offsets(cu_seqlens)
+    known = cu_seqlens is not None and is_static(cu_seqlens) and is_static(span_offsets)
+    if known and tuple(span_offsets.shape) != tuple(cu_seqlens.shape):
+        wanted = list(cu_seqlens.shape)
+        raise ValueError(f"span_offsets: expected a contiguous array of shape {wanted}, got {list(span_offsets.shape)}")
     shape = [num_tokens] if cu_seqlens is not None else [span_offsets.shape[0] - 1, num_tokens]
     return spans.new_empty(shape, dtype=torch.bool)
 

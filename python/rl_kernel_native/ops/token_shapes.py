@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._shapes import dtype_name, is_static
+from .._shapes import COPY, check_end, dtype_name, is_static
 
 _MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
 
@@ -16,7 +16,9 @@ def check_first(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
     """The array that the others are like. Returns: the number of sequences."""
     if tokens.dtype != torch.float32:
         raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tokens.dtype)}")
-    return _check_sequences(tokens, name, cu_seqlens)
+    sequences = _check_sequences(tokens, name, cu_seqlens)
+    _check_stride(tokens, name)
+    return sequences
 
 
 def check_first_mask(mask: Tensor, cu_seqlens: Any) -> Any:
@@ -30,9 +32,28 @@ def _check_sequences(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
     if tokens.dim() != 1 and (packed or tokens.dim() != 2):
         wanted = "[num_tokens] (with cu_seqlens)" if packed else "[num_sequences, num_tokens] or [num_tokens]"
         raise ValueError(f"{name}: expected shape {wanted}, got {list(tokens.shape)}")
-    if packed and cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
+    if packed:
+        _check_cuts(cu_seqlens, tokens.shape[0])
     return cu_seqlens.shape[0] - 1 if packed else tokens.shape[0] if tokens.dim() == 2 else 1
+
+
+def _check_cuts(cu_seqlens: Tensor, num_tokens: Any) -> None:
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
+    is_vector = cu_seqlens.dim() == 1 and cu_seqlens.shape[0] >= 1
+    if not is_vector or (is_static(cu_seqlens) and cu_seqlens.shape[0] > 1 and cu_seqlens.stride(0) != 1):
+        shape = list(cu_seqlens.shape)
+        raise ValueError(f"cu_seqlens: expected shape [num_sequences + 1], contiguous, got {shape}")
+    check_end(cu_seqlens, "cu_seqlens", num_tokens, "the number of tokens")
+
+
+def _check_stride(tensor: Tensor, name: str, expanded: bool = False) -> None:
+    """``expanded``: whether a token's value may be its sequence's."""
+    if not is_static(tensor) or tensor.shape[-1] <= 1 or tensor.numel() == 0:
+        return
+    stride = tensor.stride(-1)
+    if stride != 1 and not (expanded and stride == 0):
+        raise ValueError(f"{name}: expected contiguous tokens (stride 1), got stride {stride}{COPY}")
 
 
 def check_mask(mask: Any, like: Tensor, whose: str) -> None:
@@ -42,6 +63,8 @@ def check_mask(mask: Any, like: Tensor, whose: str) -> None:
         raise TypeError(f"mask: expected dtype bool, uint8, int32, int64 or float32, got {dtype_name(mask.dtype)}")
     if tuple(mask.shape) != tuple(like.shape):
         raise ValueError(f"mask: expected shape {list(like.shape)} (that of {whose}), got {list(mask.shape)}")
+    if mask.dim():
+        _check_stride(mask, "mask")
 
 
 def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: Any = None) -> None:
@@ -52,8 +75,7 @@ def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: An
         raise TypeError(f"{name}: expected dtype float32, got {dtype_name(tensor.dtype)}")
     shape = tuple(tensor.shape)
     if shape == tuple(like.shape):
-        if is_static(tensor) and tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) not in (0, 1):
-            raise ValueError(f"{name}: expected contiguous tokens (stride 1), got stride {tensor.stride(-1)}")
+        _check_stride(tensor, name, expanded=sequences is not None and tensor.dim() == 2)
         return
     if sequences is not None and shape[:1] == (sequences,) and (len(shape) == 1 or shape[1:] == (1,)):
         return

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._shapes import check_element
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .policy_loss_traced import scaled
@@ -43,12 +44,13 @@ implement(_library, "value_loss", _kernel, functools.partial(apply, "_Transforme
 
 @torch.library.register_fake("rl_kernel_native::value_loss", lib=_library)
 def _fake(
-    value: Tensor, old_value: Any, returns: Tensor, mask: Any, cu_seqlens: Any, *_: Any
+    value: Tensor, old_value: Any, returns: Tensor, mask: Any, cu_seqlens: Any, denominator: Any, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_first(value, "value", cu_seqlens)
     check_tokens(old_value, "old_value", value, "value")
     check_tokens(returns, "returns", value, "value")
     check_mask(mask, value, "value")
+    check_element(denominator, "denominator")
     return value.new_empty(()), value.new_empty(len(METRICS)), value.new_empty(value.shape)
 
 

@@ -1,0 +1,150 @@
+"""Fake tensors, of which torch.compile and torch.export make graphs, meet the errors that tensors meet, in the same
+words: a shape, a dtype, a layout or a number that no call takes must not wait for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import rl_kernel_native as rk
+
+S = rk.PolicySpec()
+INTS = torch.int64
+
+
+def z(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def ints(*shape: int, dtype: torch.dtype = INTS) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+# By operator and mistake.
+CASES: dict[str, Callable[[], Any]] = {
+    "policy_loss: two denominators": lambda: rk.policy_loss(z(3, 5), z(3, 5), z(3), z(3, 5), spec=S, denominator=z(2)),
+    "policy_loss: offsets of two dimensions": lambda: rk.policy_loss(
+        z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(1, 3, dtype=torch.int32)
+    ),
+    "policy_loss: offsets of no sequences": lambda: rk.policy_loss(
+        z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(1, dtype=torch.int32)
+    ),
+    "policy_loss: no offsets": lambda: rk.policy_loss(
+        z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(0, dtype=torch.int32)
+    ),
+    "policy_loss: strided offsets": lambda: rk.policy_loss(
+        z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(6, dtype=torch.int32)[::2]
+    ),
+    "policy_loss: transposed tokens": lambda: rk.policy_loss(z(5, 3).T, None, z(3), z(3, 5), spec=S),
+    "policy_loss: transposed mask": lambda: rk.policy_loss(z(3, 5), None, z(3), z(5, 3).T, spec=S),
+    "policy_loss: expanded tokens": lambda: rk.policy_loss(z(3, 5), z(3, 1).expand(3, 5), z(3), z(3, 5), spec=S),
+    "policy_loss: expanded packed tokens": lambda: rk.policy_loss(
+        z(5), None, z(1).expand(5), z(5), spec=S, cu_seqlens=ints(3, dtype=torch.int32)
+    ),
+    "policy_loss: dtype of tokens": lambda: rk.policy_loss(
+        z(3, 5), None, z(3), z(3, 5), spec=rk.PolicySpec(drop_selected=True), selected=z(3, 5, dtype=torch.bool)
+    ),
+    "policy_loss: dimensions of an advantage": lambda: rk.policy_loss(z(3, 5), None, z(3, 1, 1), z(3, 5), spec=S),
+    "value_loss: two denominators": lambda: rk.value_loss(z(3, 5), None, z(3, 5), denominator=z(2)),
+    "value_loss: offsets of no sequences": lambda: rk.value_loss(
+        z(5), None, z(5), cu_seqlens=ints(1, dtype=torch.int32)
+    ),
+    "kl: transposed tokens": lambda: rk.kl(z(5, 3).T, z(3, 5), estimator="k1"),
+    "importance_weights: offsets of two dimensions": lambda: rk.importance_weights(
+        z(5), z(5), upper=2.0, cu_seqlens=ints(1, 3, dtype=torch.int32)
+    ),
+    "optimal_token_baseline: group_size": lambda: rk.optimal_token_baseline(z(3), z(3, 5), z(3, 5), group_size=2),
+    "optimal_token_baseline: eps": lambda: rk.optimal_token_baseline(z(3), z(3, 5), z(3, 5), group_size=3, eps=0.0),
+    "optimal_token_baseline: offsets of no groups": lambda: rk.optimal_token_baseline(
+        z(3), z(3, 5), z(3, 5), group_offsets=ints(1)
+    ),
+    "optimal_token_baseline: no offsets of groups": lambda: rk.optimal_token_baseline(
+        z(3), z(3, 5), z(3, 5), group_offsets=ints(0)
+    ),
+    "optimal_token_baseline: no rewards": lambda: rk.optimal_token_baseline(None, z(3, 5), z(3, 5), group_size=1),
+    "covariance_mask: no advantage": lambda: rk.covariance_mask(z(3, 5), z(3, 5), None, kind="clip", ratio=0.1, seed=1),
+    "group_advantage: group_size": lambda: rk.group_advantage(z(5), group_size=2),
+    "group_advantage: dimensions of rewards": lambda: rk.group_advantage(z(5, 1), group_size=1),
+    "group_advantage: eps": lambda: rk.group_advantage(z(4), group_size=2, eps=-1.0),
+    "group_advantage: f_norm": lambda: rk.group_advantage(z(4), group_size=2, kind="gpg", f_norm=0.0),
+    "group_advantage: number of group_ids": lambda: rk.group_advantage(z(4), group_ids=ints(3)),
+    "group_advantage: dtype of group_ids": lambda: rk.group_advantage(z(4), group_ids=z(4)),
+    "group_advantage: offsets of no groups": lambda: rk.group_advantage(z(4), ints(1)),
+    "group_advantage: number of lengths": lambda: rk.group_advantage(z(4), group_size=2, kind="opo", lengths=ints(3)),
+    "group_advantage: number of baselines": lambda: rk.group_advantage(z(4), kind="remax", baseline=z(3)),
+    "gae: gamma": lambda: rk.gae(z(3, 5), z(3, 5), gamma=1.5),
+    "gae: lam": lambda: rk.gae(z(3, 5), z(3, 5), lam=-1.0),
+    "gae: number of bootstraps": lambda: rk.gae(z(3, 5), z(3, 5), bootstrap=z(4)),
+    "gae: strided bootstrap": lambda: rk.gae(z(3, 5), z(3, 5), bootstrap=z(6)[::2]),
+    "gae: shape of values": lambda: rk.gae(z(3, 5), z(3, 4)),
+    "gae: offsets of no sequences": lambda: rk.gae(z(5), z(5), cu_seqlens=ints(1)),
+    "discounted_returns: gamma": lambda: rk.discounted_returns(z(3, 5), gamma=2.0),
+    "vtrace: rho_bar": lambda: rk.vtrace(z(3, 5), z(3, 5), z(3, 5), z(3, 5), rho_bar=0.0),
+    "masked_whiten: eps": lambda: rk.masked_whiten(z(3, 5), eps=0.0),
+    "masked_whiten: shape of the mask": lambda: rk.masked_whiten(z(3, 5), z(3, 4)),
+    "masked_whiten: dtype": lambda: rk.masked_whiten(z(3, 5, dtype=torch.float64)),
+    "sequence_logprob: no offsets": lambda: rk.sequence_logprob(z(5), cu_seqlens=ints(0)),
+    "sequence_logprob: strided offsets": lambda: rk.sequence_logprob(z(5), cu_seqlens=ints(6)[::2]),
+    "sequence_logprob: shape of the mask": lambda: rk.sequence_logprob(z(3, 5), z(3, 4)),
+    "preference_loss: two numbers of kl": lambda: rk.preference_loss(z(3), z(3), kind="kto", kl=z(2)),
+    "preference_loss: number of references": lambda: rk.preference_loss(z(3), z(3), z(2), z(3)),
+    "preference_loss: dimensions of rewards": lambda: rk.preference_loss(z(3, 1), z(3, 1)),
+    "preference_loss: number of references of kto": lambda: rk.preference_loss(z(3), z(2), z(3), z(3), kind="kto"),
+    "preference_loss: dtype of counts": lambda: rk.preference_loss(z(3), z(3), chosen_count=z(3), rejected_count=z(3)),
+    "scatter_rewards: number of rewards": lambda: rk.scatter_rewards(z(2), z(3, 5)),
+    "scatter_rewards: two weights": lambda: rk.scatter_rewards(z(3), z(3, 5), cost=z(3), lagrange=z(2)),
+    "scatter_rewards: dtype of a weight": lambda: rk.scatter_rewards(
+        z(3), z(3, 5), cost=z(3), lagrange=z(1, dtype=torch.float64)
+    ),
+    "scatter_rewards: shape of spans": lambda: rk.scatter_rewards(
+        None, z(3, 5), spans=ints(2, 3), span_offsets=ints(4), span_rewards=z(2)
+    ),
+    "scatter_rewards: number of span_offsets": lambda: rk.scatter_rewards(
+        None, z(3, 5), spans=ints(2, 2), span_offsets=ints(3), span_rewards=z(2)
+    ),
+    "scatter_rewards: number of span_rewards": lambda: rk.scatter_rewards(
+        None, z(3, 5), spans=ints(2, 2), span_offsets=ints(4), span_rewards=z(3)
+    ),
+    "scatter_rewards: shape of token_rewards": lambda: rk.scatter_rewards(None, z(3, 5), token_rewards=z(3, 4)),
+    "pack: number of lengths": lambda: rk.pack(z(3, 5), ints(4)),
+    "pack: max_tokens": lambda: rk.pack(z(3, 5), ints(3), max_tokens=2**31),
+    "pack: shape of the second array": lambda: rk.pack([z(3, 5), z(3, 4)], ints(3)),
+    "pack: strided lengths": lambda: rk.pack(z(3, 5), ints(6)[::2]),
+    "unpack: offsets of two dimensions": lambda: rk.unpack(z(5), ints(0), 3),
+    "unpack: shape of positions": lambda: rk.unpack(z(5), ints(3), 3, positions=ints(2, 4, dtype=torch.int32)),
+    "unpack: dtype of positions": lambda: rk.unpack(z(5), ints(3), 3, positions=ints(2, 3)),
+    "unpack: max_seqlen": lambda: rk.unpack(z(5), ints(3), 2**31),
+    "shift_labels_packed: cp_size": lambda: rk.shift_labels_packed(ints(5), ints(2), cp_size=0),
+    "shift_labels_packed: cp_rank": lambda: rk.shift_labels_packed(ints(8), ints(2), cp_size=2, cp_rank=2),
+    "shift_labels_packed: a number that cp_size does not divide": lambda: rk.shift_labels_packed(
+        ints(5), ints(2), cp_size=2
+    ),
+    "shift_labels_packed: ignore_index": lambda: rk.shift_labels_packed(
+        ints(5, dtype=torch.int32), ints(2), ignore_index=2**40
+    ),
+    "shift_labels_packed: number of group_ids": lambda: rk.shift_labels_packed(z(5), ints(2)),
+    "loss_mask_from_spans: shape of spans": lambda: rk.loss_mask_from_spans(ints(2, 3), ints(3), num_tokens=5),
+    "loss_mask_from_spans: number of span_offsets": lambda: rk.loss_mask_from_spans(
+        ints(2, 2), ints(3), ints(5), num_tokens=5
+    ),
+    "tool_mask: dtype": lambda: rk.tool_mask(z(5), [1], [2]),
+    "mismatch_metrics: shapes": lambda: rk.mismatch_metrics(z(3, 5), z(3, 4)),
+}
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises((TypeError, ValueError)) as error:
+        call()
+    return f"{error.type.__name__}: {error.value}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fake_tensors_meet_the_errors_of_tensors(case: str) -> None:
+    call = CASES[case]
+    want = refusal(call)
+    with FakeTensorMode():
+        assert refusal(call) == want
