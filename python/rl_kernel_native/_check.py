@@ -124,10 +124,8 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-_SMALLEST, _BEYOND = (
-    2.0**-126,
-    2.0**128 - 2.0**103,
-)  # of float32: the smallest normal number, the least that is infinite
+_SMALLEST = 2.0**-126  # normal number of float32
+_BEYOND = 2.0**128 - 2.0**103  # from here on rounding to float32 gives inf
 
 
 def in_float32(x: float) -> float:
