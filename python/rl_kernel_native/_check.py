@@ -60,19 +60,22 @@ def parts(arrays: Any) -> list[Any]:
 
 
 def integer(name: str, value: Any) -> int:
-    found = value if type(value) is int else _index(name, value)
-    if not -(1 << 63) <= found < 1 << 63:
-        raise ValueError(f"{name}: expected an integer of 64 bits, got one of {found.bit_length()} bits")
-    return found
-
-
-def _index(name: str, value: Any) -> int:
+    if type(value) is int:
+        return value
     try:
         if isinstance(value, bool):
             raise TypeError
         return operator.index(value)
     except Exception:  # an array of several elements has an __index__ that raises
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+
+
+def integer64(name: str, value: Any) -> int:
+    """One that the extension is given as it is."""
+    found = integer(name, value)
+    if not -(1 << 63) <= found < 1 << 63:
+        raise ValueError(f"{name}: expected an integer of 64 bits, got one of {found.bit_length()} bits")
+    return found
 
 
 def flag(name: str, value: Any) -> bool:

@@ -49,7 +49,7 @@ def _spec(names: dict[str, str], **fields: Any) -> PolicySpec:
 
 
 def _share(gradient_accumulation_steps: int) -> float:
-    steps = _check.integer("gradient_accumulation_steps", gradient_accumulation_steps)
+    steps = _check.integer64("gradient_accumulation_steps", gradient_accumulation_steps)
     if steps < 1:
         raise ValueError(f"gradient_accumulation_steps: expected an integer > 0, got {steps}")
     return 1.0 / steps

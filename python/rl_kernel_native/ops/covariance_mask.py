@@ -54,7 +54,7 @@ def options_of(
     high = _epsilon("epsilon_high", 0.2 if epsilon_high is None else epsilon_high, math.inf)
     if seed is None:
         raise ValueError('seed: expected an integer, which kind="clip" draws by, got None')
-    number = _check.integer("seed", seed)
+    number = _check.integer64("seed", seed)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"seed: expected an integer in [0, 2^63), got {number}")
     return _KINDS[kind], share, least, most, 1.0 - low, 1.0 + high, number

@@ -190,7 +190,7 @@ def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: 
         if value is not None
     ]
     if len(given) == 1:
-        count = 0 if size is None else _check.integer("group_size", size)
+        count = 0 if size is None else _check.integer64("group_size", size)
         if size is not None and count < 1:
             raise ValueError(f"group_size: expected a number >= 1, got {count}")
         return count

@@ -36,7 +36,7 @@ def _group_size(group_offsets: Any, group_size: Any) -> int:
     if (group_offsets is None) == (group_size is None):
         got = "neither" if group_size is None else "both"
         raise ValueError(f"group_offsets: expected one of group_offsets and group_size, got {got}")
-    size = 0 if group_size is None else _check.integer("group_size", group_size)
+    size = 0 if group_size is None else _check.integer64("group_size", group_size)
     if group_size is not None and size < 1:
         raise ValueError(f"group_size: expected a number >= 1, got {size}")
     return size

@@ -79,7 +79,7 @@ def pack(
     num_tokens, capacity = shape[1], shape[0] * shape[1]
     _check_rows(frame, "lengths" if mask is None else "mask", lengths if mask is None else mask, shape)
     if max_tokens is not None:
-        capacity = _check.integer("max_tokens", max_tokens)
+        capacity = _check.integer64("max_tokens", max_tokens)
         if capacity < 0:
             raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
     if frame is None:
@@ -114,7 +114,7 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
         docs/numerics.md, rule 10.
     """
     arrays, fills = _arrays(tensors, fill_value)
-    columns = _check.integer("max_seqlen", max_seqlen)
+    columns = _check.integer64("max_seqlen", max_seqlen)
     if columns < 0:
         raise ValueError(f"max_seqlen: expected a number >= 0, got {columns}")
     if _dispatch.is_tensor(arrays[0]):

@@ -214,7 +214,7 @@ def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[
 
 def check_scale(scale: Any, dp_size: Any) -> None:
     number("scale", scale)
-    if _check.integer("dp_size", dp_size) < 1:
+    if _check.integer64("dp_size", dp_size) < 1:
         raise ValueError(f"dp_size: expected a positive integer, got {dp_size}")
     number("scale * dp_size", scale * dp_size)
 

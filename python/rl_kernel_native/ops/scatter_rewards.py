@@ -45,7 +45,7 @@ def _overlong(overlong: Any) -> tuple[float, int, int]:
         return 0.0, 0, 1
     if not isinstance(overlong, (tuple, list)) or len(overlong) != 3:
         raise TypeError(f"overlong: expected None or (max_length, buffer, penalty), got {overlong!r}")
-    longest, buffer = (_check.integer("overlong", x) for x in overlong[:2])
+    longest, buffer = (_check.integer64("overlong", x) for x in overlong[:2])
     if not 0 < buffer <= longest < 1 << 33:
         raise ValueError(f"overlong: expected 0 < buffer <= max_length < 2^33, got {longest} and {buffer}")
     number("overlong", overlong[2], 0.0)

@@ -116,7 +116,7 @@ def sequence_logprob_backward(
     Source: docs/numerics.md, rule 10.
     """
     code = _dispatch.dtype_code(dtype, "dtype")
-    num_tokens = _check.integer("num_tokens", num_tokens)
+    num_tokens = _check.integer64("num_tokens", num_tokens)
     if num_tokens < 0:
         raise ValueError(f"num_tokens: expected a number >= 0, got {num_tokens}")
     if _dispatch.is_tensor(dsum):

@@ -72,8 +72,8 @@ def shift_labels_packed(
     """
     _check.one_of("cp_layout", cp_layout, ("zigzag", "contiguous"))
     how = (
-        _check.integer("cp_rank", cp_rank), _check.integer("cp_size", cp_size), cp_layout == "zigzag",
-        _check.integer("ignore_index", ignore_index),
+        _check.integer64("cp_rank", cp_rank), _check.integer64("cp_size", cp_size), cp_layout == "zigzag",
+        _check.integer64("ignore_index", ignore_index),
     )  # fmt: skip
     if _dispatch.is_tensor(ids):
         return _torch().shift_labels_packed(ids, cu_seqlens, mask, *how)
@@ -100,7 +100,7 @@ def loss_mask_from_spans(spans: Any, span_offsets: Any, cu_seqlens: Any = None, 
         inside.
     Source: the contract.
     """
-    count = _check.integer("num_tokens", num_tokens)
+    count = _check.integer64("num_tokens", num_tokens)
     if count < 0:
         raise ValueError(f"num_tokens: expected a number >= 0, got {count}")
     if _dispatch.is_tensor(spans):
@@ -149,4 +149,4 @@ def _marker(name: str, ids: Any) -> list[int]:
         raise TypeError(f"{name}: expected a list or tuple of ids, got {type(ids).__name__}")
     if not 1 <= len(ids) <= MOST_MARKER_IDS:
         raise ValueError(f"{name}: expected 1 to {MOST_MARKER_IDS} ids, got {len(ids)}")
-    return [_check.integer(name, i) for i in ids]
+    return [_check.integer64(name, i) for i in ids]
