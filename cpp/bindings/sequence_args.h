@@ -10,10 +10,10 @@
 
 namespace rlk::bindings {
 
-// Flags of tokens: bool, integers or floats of a shape, padded [rows, tokens] or packed [tokens]; `whose` that is.
 // A mask of any dtype whose zeros one rule tells.
 void require_flags(const Array& mask);
 
+// Flags of tokens: bool, integers or floats of a shape, padded [rows, tokens] or packed [tokens]; `whose` that is.
 struct TokenFlagsArgument {
   // None: every token counts.
   TokenFlagsArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
