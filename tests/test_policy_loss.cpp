@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@
 #include "linear_backend.h"
 #include "policy_loss_cases.h"
 #include "policy_loss_reference.h"
-#include "rlk/kernels/policy_terms.h"
+#include "rlk/kernels/policy_plain.h"
 #include "token_lanes.h"
 
 namespace policy_test {
@@ -157,6 +158,44 @@ TEST(PolicyLoss, GradientsAreScaledAsIfMultiplied) {
     }
     EXPECT_EQ(a.back(), before.back());
     EXPECT_EQ(b.front(), other.front());
+  }
+}
+
+// The terms of plain calls have the bits of those of any clip, whatever stands in the arrays.
+TEST(PolicyLoss, PlainTokensHaveTheBitsOfOthers) {
+  using Plain = rlk::PlainPolicyTerms;
+  using Any = rlk::PolicyTokenTerms<rlk::PolicyForm::kClipped>;
+  for (unsigned seed = 1; seed < 5000; ++seed) {
+    Case c;
+    make_case(seed, 1, 4, false, &c, true);
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    rlk::PolicyFactors f;
+    f.weight = seed % 7 == 0 ? std::numeric_limits<float>::infinity() : normal(random);
+    rlk::Quad in[Plain::kInputs], d_logprob;
+    rlk::QuadMask mask;
+    for (int j = 0; j < 4; ++j) mask.v[j] = random() % 4 != 0 ? -1 : 0;
+    for (int k = 0; k < Plain::kInputs; ++k) {
+      for (int j = 0; j < 4; ++j) in[k].v[j] = c.arrays[static_cast<std::size_t>(k)][static_cast<std::size_t>(j)];
+    }
+    rlk::PlainSums<rlk::Quad> sums;
+    rlk::QuadMask counted[rlk::kTokenCounts] = {mask};
+    Plain::token(c.p, f, in, mask, &d_logprob, &sums, [&](int i, const rlk::QuadMask& x) { counted[i] = x; });
+    for (int j = 0; j < 4; ++j) {
+      const bool counts = mask.v[j] != 0;
+      float one[Any::kInputs] = {}, of_one[Any::kOutputs];
+      for (int k = 0; k < Plain::kInputs; ++k) one[k] = counts ? in[k].v[j] : 0.0f;
+      rlk::TokenSums<float, Any::kSums> alone;
+      Any::token(c.p, f, one, counts, of_one, &alone);
+      std::vector<float> got = {d_logprob.v[j], rlk::canonical(sums.maximum.v[j])};
+      std::vector<float> want = {of_one[0], rlk::canonical(alone.maximum[0])};
+      for (int i = 0; i < rlk::kLowerSums; ++i) {  // the sign of a zero is no part of a sum
+        got.push_back(rlk::finished_sum(sums.sum[i].v[j]));
+        want.push_back(rlk::finished_sum(alone.sum[i]));
+      }
+      EXPECT_TRUE(same_bytes(got, want)) << c.text << ", token " << j;
+      for (int i = 0; i <= Plain::kCounts; ++i) EXPECT_EQ(counted[i].v[j] != 0, alone.count[i]) << c.text << ' ' << i;
+    }
   }
 }
 

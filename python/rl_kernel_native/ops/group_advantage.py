@@ -122,7 +122,7 @@ def group_advantage(
         group_size: a number: groups follow one another. Of these three exactly one is given, but none for remax and
             reinforce_pp, which know no groups.
         kind: of the table.
-        eps: added to the standard deviation, >= 0; None: the kind's, and where nothing is divided by one.
+        eps: added to the standard deviation, >= 0, where one divides; None: the kind's.
         scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
             ``scale_rewards``.
         lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
@@ -161,8 +161,6 @@ def group_advantage(
     norm = _check.number("f_norm", f_norm)
     if norm != 1 and not of.by_nonzero:
         raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")
-    if eps is not None and scale == "none":
-        raise ValueError(f'eps: expected None with scale="none" (kind {kind!r}), which divides by nothing, got {eps!r}')
     if given_alone and of.baseline in ("given", "none") and scale != "group":
         raise ValueError(f"alone: expected None for kind {kind!r}, which takes nothing of its group, got {alone!r}")
     tensors = {"rewards": rewards, "group_offsets": group_offsets, "group_ids": group_ids}

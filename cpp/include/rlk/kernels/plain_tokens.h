@@ -7,7 +7,6 @@
 #pragma once
 
 #include "rlk/kernels/quad.h"
-#include "rlk/kernels/token_kernels.h"
 #include "rlk/kernels/token_terms.h"
 
 namespace rlk {

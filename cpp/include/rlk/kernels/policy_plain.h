@@ -34,7 +34,7 @@ struct PlainPolicyTerms {
       const F limited = clamped(e, -s.kl_input_limit, s.kl_input_limit);
       const KlTerm<F> k = kl_along(s.kl, limited, s.kl_input_limit);
       kl = clamped(k.value, -s.kl_limit, s.kl_limit);
-      of_kl = select(differ(limited, e) | differ(kl, k.value), zero, k.slope);
+      of_kl = select(is_apart(limited, e) | is_apart(kl, k.value), zero, k.slope);
     }
     const Ratio<F> x = ratio_of(s, raw);
     const F a = where(mask, in[kInputAdvantage]), minus = -a;
@@ -45,7 +45,7 @@ struct PlainPolicyTerms {
     const auto clipped = p2 > p1;
     count(kCountClipped, clipped);
     // Where p2 is more than p1 the ratio is outside of its bounds, along which p2 does not change.
-    along = select(differ(x.log_ratio, raw) | clipped, zero, along);
+    along = select(is_apart(x.log_ratio, raw) | clipped, zero, along);
     F value = select(clipped, p2, p1);
     const auto negative = a < zero;
     count(kCountLow, (r < broadcast<F>(s.clip_low)) & negative);

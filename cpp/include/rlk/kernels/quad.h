@@ -74,7 +74,7 @@ RLK_HD QuadMask operator==(const Quad& a, const Quad& b) {
   return quad_of<QuadMask>([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
 }
 // Neither is NaN, and they are not equal: one instruction.
-RLK_HD QuadMask differ(const Quad& a, const Quad& b) {
+RLK_HD QuadMask is_apart(const Quad& a, const Quad& b) {
   return quad_of<QuadMask>([&](int i) { return a.v[i] < b.v[i] || a.v[i] > b.v[i] ? -1 : 0; });
 }
 RLK_HD QuadMask operator&(const QuadMask& a, const QuadMask& b) {
@@ -92,6 +92,16 @@ RLK_HD QuadMask is_nan(const Quad& a) {
 }
 RLK_HD Quad select(const QuadMask& c, const Quad& yes, const Quad& no) {
   return quad_of<Quad>([&](int i) { return c.v[i] != 0 ? yes.v[i] : no.v[i]; });
+}
+
+// As canonical, of what a multiplication gives, whose NaN is 0x7fffffff on CUDA: as integers above every number, so that this is
+// one instruction.
+RLK_HD Quad canonical_product(const Quad& a) {
+#if defined(__CUDA_ARCH__)
+  return quad_of<Quad>([&](int i) { return float_of(min(bits_of(a.v[i]), bits_of(canonical_nan()))); });
+#else
+  return select(is_nan(a), broadcast<Quad>(canonical_nan()), a);
+#endif
 }
 
 // In place of the templates of token_terms.h: one instruction, where a comparison and a choice are two. The sign of a zero
@@ -112,11 +122,6 @@ RLK_HD Quad min_of(const Quad& a, const Quad& b) {
 }
 RLK_HD Quad max_of(const Quad& a, const Quad& b) {
   return quad_of<Quad>([&](int i) { return max_or_nan(a.v[i], b.v[i]); });
-}
-// As canonical, of what a multiplication gives, whose NaN is 0x7fffffff: as integers above every number, so that this is one
-// instruction.
-RLK_HD Quad canonical_product(const Quad& a) {
-  return quad_of<Quad>([&](int i) { return float_of(min(bits_of(a.v[i]), bits_of(canonical_nan()))); });
 }
 // Where low <= high: x is inside if it is what is left of it between them, which is known already, so this is two instructions.
 RLK_HD Quad inside_or(const Quad& x, float low, float high, const Quad& value, const Quad& outside) {

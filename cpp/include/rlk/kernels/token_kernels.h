@@ -45,8 +45,6 @@ template <class Gpu>
 constexpr int kTokenWaves = kTokenThreads / Gpu::kLanes;
 constexpr int kMostTokenWaves = 8;
 
-RLK_HD bool is_aligned(const void* p, unsigned bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
-
 RLK_DEVICE float& token_of(float& x, int) { return x; }
 RLK_DEVICE float& token_of(Quad& x, int i) { return x.v[i]; }
 RLK_DEVICE bool& token_of(bool& x, int) { return x; }

@@ -19,6 +19,8 @@
 
 namespace rlk {
 
+RLK_HD bool is_aligned(const void* p, unsigned bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
+
 template <class F>
 struct MaskType {
   using Type = decltype(F{} < F{});
