@@ -87,7 +87,8 @@ class PlainCopies {
       input_[i] = kept(a.data + s * a.sequence_stride + first);
     }
     const PolicyMask& mask = Terms::mask(p);
-    mask_bytes_ = mask.data == nullptr ? 0 : static_cast<unsigned>(size_of(mask.dtype));
+    const bool is_byte = mask.dtype == DType::kBool || mask.dtype == DType::kUInt8;
+    mask_bytes_ = mask.data == nullptr ? 0 : is_byte ? 1 : mask.dtype == DType::kInt64 ? 8 : 4;
     masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.sequence_stride + first) * mask_bytes_);
   }
 

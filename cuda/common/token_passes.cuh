@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1)
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 2)
     few_sums_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile) {
-  __shared__ TotalsShared<Batch> shared;
+  __shared__ FewShared<Batch> shared;
   allow_next_kernel();
   wait_for_previous_kernel();
   few_sums<TokenGpu>(p, w, tile, &shared);
@@ -87,8 +87,9 @@ template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 1)
     few_clusters_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile,
                         int each) {
-  __shared__ TotalsShared<Batch> shared;
+  __shared__ FewShared<Batch> shared;
   __shared__ TotalsOf<Batch> of_blocks[kMostFewBlocks];
+  TotalsOf<Batch>& total = shared.totals.total;
   allow_next_kernel();
   cluster_arrive();  // every block is there before another writes to it
   wait_for_previous_kernel();
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
   const std::uint32_t to = map_to_rank(static_cast<std::uint32_t>(__cvta_generic_to_shared(&of_blocks[blockIdx.x])), 0);
   static_assert(sizeof(TotalsOf<Batch>) % 4 == 0);
   for (unsigned i = threadIdx.x; i < sizeof(TotalsOf<Batch>) / 4; i += kTokenThreads) {
-    store_remote(to + i * 4, reinterpret_cast<const std::uint32_t*>(&shared.total)[i]);
+    store_remote(to + i * 4, reinterpret_cast<const std::uint32_t*>(&total)[i]);
   }
   cluster_arrive();
   cluster_wait();
@@ -112,20 +113,20 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 #pragma unroll
       for (int b = 0; b < kMostFewBlocks; b += 2 * distance) x[b] = __fadd_rn(x[b], x[b + distance]);
     }
-    shared.total.sum[i] = x[0];
+    total.sum[i] = x[0];
   }
   if (i < Batch::kCounts) {
     std::int64_t count = 0;
     for (int b = 0; b < blocks; ++b) count += of_blocks[b].count[i];
-    shared.total.count[i] = count;
+    total.count[i] = count;
   }
   if (i < Batch::kMaxima) {
     float most = of_blocks[0].maximum[i];
     for (int b = 1; b < blocks; ++b) most = maximum_of(most, of_blocks[b].maximum[i]);
-    shared.total.maximum[i] = most;
+    total.maximum[i] = most;
   }
   __syncthreads();
-  store_results<TokenGpu>(p, w, shared);
+  store_results<TokenGpu>(p, w, shared.totals);
 }
 
 template <class Batch>

@@ -34,7 +34,7 @@
   }                                                                                                                   \
   RLK_TOKEN_KERNEL(op, few, Batch, rlk::kTokenThreads), int tile) {                                                   \
     static_cast<void>(first_block);                                                                                   \
-    rlk::few_sums<rlk::hip::TokenGpu>(p, w, tile, RLK_TOKEN_SHARED(rlk::TotalsShared<Batch>));                        \
+    rlk::few_sums<rlk::hip::TokenGpu>(p, w, tile, RLK_TOKEN_SHARED(rlk::FewShared<Batch>));                           \
   }                                                                                                                   \
   RLK_TOKEN_KERNEL(op, results, Batch, rlk::kGatherThreads), std::int64_t num_blocks) {                               \
     static_cast<void>(first_block);                                                                                   \

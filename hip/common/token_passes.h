@@ -46,7 +46,7 @@ void run_token_passes(const typename Batch::Params& p, int device, Stream stream
   run_token_terms<Batch>(p, device, stream, terms_kernel);
   if (!Batch::needs_sums(p)) return;
   if (are_few(q, tile)) {
-    launch_blocks(device, stream, {kTokenThreads, sizeof(TotalsShared<Batch>)}, prefix + "_few", 1, p, w, tile);
+    launch_blocks(device, stream, {kTokenThreads, sizeof(FewShared<Batch>)}, prefix + "_few", 1, p, w, tile);
     return;
   }
   launch_blocks(device, stream, {kGatherThreads, sizeof(BatchSumsShared<Batch>)}, prefix + "_sums",

@@ -177,28 +177,43 @@ RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int
   }
   return of;
 }
-// The total of at most `most` sequences of few tiles from `first` on, by a block of kTokenThreads, a sequence a thread.
+template <class Batch>
+struct FewShared {
+  TotalsShared<Batch> totals;
+  TilePartial<8> partials[kFewSequences * kFewTiles];  // of one group of sums at a time
+};
+// The total of at most `most` sequences of few tiles from `first` on, by a block of kTokenThreads, a sequence a thread; their
+// partial results the block reads together.
 template <class Gpu, class Batch>
 RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
-                           std::int64_t first, int most, TotalsShared<Batch>* shared) {
+                           std::int64_t first, int most, FewShared<Batch>* shared) {
   static_assert(kFewSequences <= kTokenThreads);
+  struct alignas(16) Vector {
+    std::uint32_t v[4];
+  };
   const PolicySequences& q = Batch::sequences(p);
   const auto tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
-  const std::int64_t left = q.num_sequences - first;
-  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(left < most ? static_cast<int>(left) : most, shared, [&](int i) {
-    const std::int64_t s = first + i;
-    SequenceSums<8> of[Batch::kGroups];
-    RLK_UNROLL
-    for (int g = 0; g < Batch::kGroups; ++g) of[g] = sums_of_few_tiles(in_global(w.partials[g]) + s * tiles, tiles);
-    return Batch::of_sequence(p, w.context(), s, of);
-  });
+  const int left = q.num_sequences - first < most ? static_cast<int>(q.num_sequences - first) : most;
+  SequenceSums<8> of[Batch::kGroups];
+  RLK_UNROLL
+  for (int g = 0; g < Batch::kGroups; ++g) {
+    if (g > 0) Gpu::barrier();
+    const auto* const from = reinterpret_cast<const Vector*>(in_global(w.partials[g]) + first * tiles);
+    auto* const to = reinterpret_cast<Vector*>(shared->partials);
+    const int vectors = left * tiles * static_cast<int>(sizeof(TilePartial<8>) / sizeof(Vector));
+    for (int i = Gpu::thread(); i < vectors; i += kTokenThreads) to[i] = from[i];
+    Gpu::barrier();
+    if (Gpu::thread() < left) of[g] = sums_of_few_tiles(shared->partials + Gpu::thread() * tiles, tiles);
+  }
+  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(
+      left, &shared->totals, [&](int i) { return Batch::of_sequence(p, w.context(), first + i, of); });
 }
 // All of them (are_few), by one block.
 template <class Gpu, class Batch>
 RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
-                         TotalsShared<Batch>* shared) {
+                         FewShared<Batch>* shared) {
   few_totals<Gpu>(p, w, tile, 0, kFewSequences, shared);
-  store_results<Gpu>(p, w, *shared);
+  store_results<Gpu>(p, w, shared->totals);
 }
 // The sequences of `block`; where there are more blocks, to blocks[block].
 template <class Gpu, class Batch>
