@@ -1,6 +1,6 @@
 // Microbenchmark of the CUDA kernels of policy_loss: one row per case, with the bytes that it must move and their share of
 // the copy ceiling measured in the same run. Usage:
-// bench_policy_loss [--plans]    --plans: every plan, not the chosen one
+// bench_policy_loss [--plans] [--sequences N --tokens N]    --plans: every plan, not the chosen one
 #include <vector>
 
 #include "bench/token_bench.h"
@@ -13,9 +13,11 @@ struct Case {
   const char* name;
   RatioLevel level = RatioLevel::kToken;
   bool importance = false, entropy = false, counts = false, packed = false;
-  int odd = 0;  // tokens more
+  int odd = 0;                // tokens more
+  bool of_sequences = false;  // advantages
 };
 constexpr Case kCases[] = {{"ppo, kl"},
+                           {"grpo, kl", RatioLevel::kToken, false, false, false, false, 0, true},
                            {"ppo, kl, counts", RatioLevel::kToken, false, false, true},
                            {"ppo, kl, tis, entropy", RatioLevel::kToken, true, true},
                            {"gspo, kl", RatioLevel::kGeometric},
@@ -23,7 +25,7 @@ constexpr Case kCases[] = {{"ppo, kl"},
                            {"ppo, kl, packed, odd", RatioLevel::kToken, false, false, false, true, 1}};
 
 void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const TokenRun& of) {
-  const int inputs = 5 + c.importance + c.entropy, outputs = 1 + c.entropy;  // the mask is one
+  const int inputs = 5 + c.importance + c.entropy - c.of_sequences, outputs = 1 + c.entropy;  // the mask is one
   const TokenBench bench(sequences, tokens, inputs + outputs);
   std::vector<PolicyLossParams> calls(static_cast<std::size_t>(bench.buffers()));
   TokenMemory memory;
@@ -35,6 +37,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const Token
     for (int i = 0; i < 6; ++i) {
       if (given[i]) *arrays[i] = {memory.normal(bench.slots(), 0.1f), tokens, 1};
     }
+    if (c.of_sequences) p.advantage = {memory.normal(sequences), 1, 0};
     p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
     PolicySpec& s = p.spec;
     s.level = c.level;

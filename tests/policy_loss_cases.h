@@ -169,7 +169,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
     if (!given[k]) continue;
     *to[k] = {c->arrays[k].data(), row, 1};
     const bool may_be_one = k == 2 || (k == 4 && p.spec.importance == rlk::ImportanceLevel::kGiven);
-    if (may_be_one && !plain && size >= sequences && !wild && pick(3) == 0) {
+    if (may_be_one && size >= sequences && !wild && pick(3) == 0) {
       for (std::int64_t s = 0; s < sequences; ++s)
         c->arrays[k][static_cast<std::size_t>(s)] = std::fabs(normal(random)) - (k == 2);
       *to[k] = {c->arrays[k].data(), 1, 0};

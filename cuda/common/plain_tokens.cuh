@@ -71,11 +71,12 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   return __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 8));
 }
 
-// The arrays of a lane's tokens of a warp's stretch of a tile, and the copies of its next steps.
-template <class Terms>
+// The arrays of a lane's tokens of a warp's stretch of a tile, and the copies of its next steps. kShared: of shares_input.
+template <class Terms, bool kShared>
 class PlainCopies {
  public:
   static constexpr int kInputs = Terms::kInputs;
+  static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
 
   // Of sequence s from `first`, this lane's first token, on; of_lane: tokens that are left from there on.
   __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
@@ -83,6 +84,7 @@ class PlainCopies {
       : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) {
+      if (!is_copied(i)) continue;
       const PolicyTokens a = Terms::input(p, i);
       input_[i] = kept(a.data + s * a.sequence_stride + first);
     }
@@ -97,6 +99,7 @@ class PlainCopies {
     const bool exists = static_cast<int>(at) < of_lane_;
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) {
+      if (!is_copied(i)) continue;
       copy_async_16_if(exists && (i < Terms::kFirstOptional || is_given_), shared_address(slot(stage, i)),
                        input_[i] + at);
     }
@@ -149,11 +152,12 @@ class PlainCopies {
   bool is_given_;
 };
 
-// A warp's stretch of a tile: `left` tokens, of which `output` is for this lane's first.
-template <class Terms>
+// A warp's stretch of a tile: `left` tokens, of which `output` is for this lane's first; kShared: with `value` of all of them.
+template <class Terms, bool kShared>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
-                                                   const PlainCopies<Terms>& copies, float* output, float* of_warp) {
+                                                   const PlainCopies<Terms, kShared>& copies, float value,
+                                                   float* output, float* of_warp) {
   constexpr int kInputs = Terms::kInputs, kCounts = Terms::kCounts, kLanes = TokenGpu::kLanes;
   constexpr int kStep = kLanes * kQuad;
   constexpr unsigned kOther = 64;
@@ -167,7 +171,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
     copy_async_wait<kPlainStages - 1>();
     Quad in[kInputs];
 #pragma unroll
-    for (int i = 0; i < kInputs; ++i) in[i] = copies.input(stage, i);
+    for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Quad>(value);
     QuadMask taken = copies.mask(stage, Terms::mask(p).dtype);
     copies.begin(at + kPlainStages * kStep, stage);  // what this lane has read it may overwrite
     const bool exists = static_cast<int>(at) < of_lane;
@@ -226,7 +230,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   return of;
 }
 
-template <class Batch, class Terms, int kLeastBlocks>
+template <class Batch, class Terms, int kLeastBlocks, bool kShared>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                         std::int64_t slots, int tile) {
@@ -243,7 +247,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;  // tokens
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kQuad;
-  const PlainCopies<Terms> copies(p, s, mine, left - lane * kQuad, shared);
+  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kQuad, shared);
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   if (slot >= slots) return;
@@ -252,7 +256,12 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const typename Batch::Factors factors =
       Batch::template factors<Terms>(p, w.context(), Batch::needs_pass_before(p), s);
   float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
-  const WaveTokens of = plain_tokens<Terms>(p, factors, left, copies, output, shared->kept[wave]);
+  float value = 0.0f;
+  if constexpr (kShared) {
+    const PolicyTokens a = Terms::input(p, Terms::kShareable);
+    value = a.data[std::int64_t{s} * a.sequence_stride];
+  }
+  const WaveTokens of = plain_tokens<Terms>(p, factors, left, copies, value, output, shared->kept[wave]);
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot, &shared->of_waves);
 }
 
@@ -260,15 +269,18 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
 template <bool kOverlap, class Batch, class Terms>
 void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
   constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));
-  const auto run = [&](auto blocks) {
-    constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value>;
+  const auto run = [&](auto blocks, auto shared) {
+    constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value, decltype(shared)::value>;
     RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
     run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes}, stream);
   };
+  const auto run_blocks = [&](auto blocks) {
+    shares_input<Terms>(p) ? run(blocks, std::true_type()) : run(blocks, std::false_type());
+  };
   if (token_passes(Batch::sequences(p), plan).token_blocks <= 2 * multiprocessors(current_device())) {
-    run(std::integral_constant<int, 2>());
+    run_blocks(std::integral_constant<int, 2>());
   } else {
-    run(std::integral_constant<int, 3>());
+    run_blocks(std::integral_constant<int, 3>());
   }
 }
 

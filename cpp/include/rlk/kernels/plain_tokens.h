@@ -1,8 +1,8 @@
 // Plain arrays of tokens, which most calls have: padded sequences of whole quads, each token of each array there, a quad at a
 // multiple of its vector's size. CUDA has a pass over them of its own, which asks for nothing that is so.
 //
-// Its terms, beside what token_terms.h says of them: kInputs, of which those from kFirstOptional on may be missing; one
-// output(p); kCounts; token(p, factors, inputs, mask, output, sums, count), to whom inputs of a masked token are what stands
+// Its terms, beside what token_terms.h says of them: kInputs, of which those from kFirstOptional on may be missing, and
+// kShareable may have one value a sequence; one output(p); kCounts; token(p, factors, inputs, mask, output, sums, count), to whom inputs of a masked token are what stands
 // there, and which says count(i, condition) of the counts 1 to kCounts.
 #pragma once
 
@@ -18,6 +18,11 @@ struct PlainSums {
   F maximum;
 };
 
+// Whether its terms' kShareable has one value a sequence.
+template <class Terms>
+inline bool shares_input(const typename Terms::Params& p) {
+  return Terms::input(p, Terms::kShareable).token_stride == 0;
+}
 template <class Terms>
 inline bool has_plain_arrays(const typename Terms::Params& p) {
   const PolicySequences& q = Terms::sequences(p);
@@ -31,7 +36,8 @@ inline bool has_plain_arrays(const typename Terms::Params& p) {
   for (int i = 0; i < Terms::kInputs; ++i) {
     const PolicyTokens a = Terms::input(p, i);
     const bool missing = i >= Terms::kFirstOptional && a.data == nullptr;
-    if (!missing && (a.token_stride != 1 || !whole(a.data, a.sequence_stride, 4))) return false;
+    const bool shared = i == Terms::kShareable && a.data != nullptr && shares_input<Terms>(p);
+    if (!missing && !shared && (a.token_stride != 1 || !whole(a.data, a.sequence_stride, 4))) return false;
   }
   const PolicyMask& mask = Terms::mask(p);
   return whole(Terms::output(p), q.num_tokens, 4) &&

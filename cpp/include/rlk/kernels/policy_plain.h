@@ -9,7 +9,8 @@ namespace rlk {
 
 struct PlainPolicyTerms {
   static constexpr bool kOfSequence = false;
-  static constexpr int kInputs = kInputRefLogprob + 1, kFirstOptional = kInputRefLogprob, kCounts = 4;
+  static constexpr int kInputs = kInputRefLogprob + 1, kFirstOptional = kInputRefLogprob;
+  static constexpr int kShareable = kInputAdvantage, kCounts = 4;
   static constexpr int kSums = kPolicySums;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
