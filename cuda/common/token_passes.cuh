@@ -6,6 +6,7 @@
 #include "cluster_sm90.cuh"
 #include "dependent_launch.cuh"
 #include "rlk/kernels/token_passes.h"
+#include "token_counts.cuh"
 #include "token_gpu.cuh"
 #include "token_plan.h"
 
@@ -168,7 +169,8 @@ class TokenLaunches {
     const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
     if constexpr (!std::is_empty_v<typename Batch::Factors>) {
       if (Batch::needs_pass_before(p_)) {
-        launch(token_statistics_kernel<Batch>, token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
+        launch(Batch::counts_alone(p_) ? token_counts_kernel<Batch> : token_statistics_kernel<Batch>,
+               token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
         launch(token_sequences_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);
       }
     }

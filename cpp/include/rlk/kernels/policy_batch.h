@@ -68,6 +68,7 @@ struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
   static constexpr int kSums = kPolicyTotalSums, kMaxima = kPolicyMaxima, kResults = kPolicyResults;
   using Context = TokenContext<PolicyBatch>;
   using Statistics = PolicyStatisticsTerms;
+  static RLK_HD bool counts_alone(const Params& p) { return !needs_statistics(p.spec); }
   static RLK_HD Factors factors_of(const Params& p, std::int64_t, const SequenceSums<8>& of) {
     return policy_factors(p, of);
   }

@@ -210,6 +210,7 @@ struct ImportanceBatch {
   using Total = TotalSums<kSums, kCounts, kMaxima>;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params& p) { return needs_statistics(p.spec); }
+  static RLK_HD bool counts_alone(const Params&) { return false; }
   static RLK_HD bool needs_sums(const Params& p) { return p.spec.normalize != 0 || p.metrics != nullptr; }
   static RLK_HD Factors factors_of(const Params& p, std::int64_t s, const SequenceSums<8>& of) {
     return importance_factors(p, s, of);

@@ -137,6 +137,7 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   factors<Terms>(p, context, has_pass_before, s)   what the tokens of sequence s share
 // and for the pass before
 //   Statistics                             its terms
+//   counts_alone(p)                        whether it is wanted for numbers of tokens alone
 //   factors_of(p, s, sums)                 Factors by a sequence's sums of it
 //   share(factors, shared, add)            add(counter, count) to what all sequences share
 //   shares(p)                              whether tokens, or results, need that

@@ -60,6 +60,7 @@ struct LossBatch {
   using Shared = PolicyTotals;
   static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params& p) { return needs_counts(p); }
+  static RLK_HD bool counts_alone(const Params&) { return true; }
   static RLK_HD bool needs_sums(const Params&) { return true; }
   static RLK_HD bool shares(const Params& p) { return needs_totals(p); }
   template <class Add>

@@ -1,0 +1,118 @@
+// The pass before of calls that need nothing of a sequence but its number of tokens: their masks alone, by vectors of 16
+// bytes. Bound by HBM.
+#pragma once
+
+#include "dependent_launch.cuh"
+#include "rlk/kernels/token_passes.h"
+#include "rlk/kernels/token_weights.h"
+#include "token_gpu.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// How many of the elements of a vector of a mask are not 0.
+__device__ __forceinline__ unsigned nonzero_in(const uint4& v, DType dtype) {
+  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  unsigned count = 0;
+  switch (dtype) {
+    case DType::kFloat32:
+#pragma unroll
+      for (const std::uint32_t word : words) count += (word << 1) != 0;  // -0 is 0
+      break;
+    case DType::kInt32:
+#pragma unroll
+      for (const std::uint32_t word : words) count += word != 0;
+      break;
+    case DType::kInt64:
+      count = ((v.x | v.y) != 0) + ((v.z | v.w) != 0);
+      break;
+    default:
+#pragma unroll
+      for (const std::uint32_t word : words) count += __popc(__vcmpne4(word, 0)) / 8;
+  }
+  return count;
+}
+__device__ __forceinline__ bool is_nonzero(const unsigned char* element, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return *reinterpret_cast<const float*>(element) != 0.0f;
+    case DType::kInt32:
+      return *reinterpret_cast<const std::int32_t*>(element) != 0;
+    case DType::kInt64:
+      return *reinterpret_cast<const std::int64_t*>(element) != 0;
+    default:
+      return *element != 0;
+  }
+}
+// This thread's share, of `threads`, of the tokens among `length` whose mask begins at `from`.
+__device__ __forceinline__ unsigned count_tokens(const PolicyMask& mask, const unsigned char* from, int length,
+                                                 int thread, int threads) {
+  constexpr int kAtOnce = 8;
+  const auto bytes = static_cast<int>(size_of(mask.dtype));
+  const auto before = static_cast<int>((0 - reinterpret_cast<std::uintptr_t>(from)) % 16) / bytes;
+  const int head = min(before, length), vectors = (length - head) * bytes / 16, whole = vectors * (16 / bytes);
+  unsigned count = 0;
+  for (int i = thread; i < head; i += threads) count += is_nonzero(from + i * bytes, mask.dtype);
+  for (int i = head + whole + thread; i < length; i += threads) count += is_nonzero(from + i * bytes, mask.dtype);
+  const auto* const at = reinterpret_cast<const uint4*>(from + head * bytes);
+#pragma unroll 1
+  for (int begin = thread; begin < vectors; begin += kAtOnce * threads) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int vector = begin + i * threads;
+      v[i] = vector < vectors ? __ldg(at + vector) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (const uint4& x : v) count += nonzero_in(x, mask.dtype);
+  }
+  return count;
+}
+
+// As token_statistics_kernel, whose partial results are 0 beside the number of tokens.
+template <class Batch>
+__global__ void __launch_bounds__(kTokenThreads)
+    token_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                        std::int64_t slots, int tile) {
+  constexpr int kWaves = kTokenWaves<TokenGpu>, kLanes = TokenGpu::kLanes;
+  using Terms = typename Batch::Statistics;
+  __shared__ unsigned of_waves[kWaves];
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const int thread = static_cast<int>(threadIdx.x), wave = thread / kLanes, lane = thread % kLanes;
+  if (blockIdx.x == 0 && thread == 0) *w.shared = typename Batch::Shared{};
+  const bool of_wave = tile == kWaveTile<TokenGpu>;
+  const std::int64_t slot = of_wave ? std::int64_t{blockIdx.x} * kWaves + wave : blockIdx.x;
+  if (slot >= slots) return;
+  const PolicySequences& q = Terms::sequences(p);
+  const std::int64_t s = find_sequence<TokenGpu>(q, slot, tile);
+  const PolicySpan span = span_of(q, s);
+  const std::int64_t first = (slot - first_slot(q, s, tile)) << tile, rest = span.length - first;
+  const int length = rest < 0 ? 0 : rest < 1 << tile ? static_cast<int>(rest) : 1 << tile;
+  const PolicyMask& mask = Terms::mask(p);
+  unsigned count = 0;
+  if (mask.data == nullptr) {
+    count = (of_wave ? lane : thread) == 0 ? static_cast<unsigned>(length) : 0;
+  } else if (length > 0) {
+    const std::int64_t at = (q.packed() ? span.begin : s * mask.sequence_stride) + first;
+    const auto* const from = static_cast<const unsigned char*>(mask.data) + at * size_of(mask.dtype);
+    count = of_wave ? count_tokens(mask, from, length, lane, kLanes)
+                    : count_tokens(mask, from, length, thread, kTokenThreads);
+  }
+  count = TokenGpu::sum_over_wave(count);
+  TilePartial<8> partial{};
+  if (of_wave) {
+    partial.count[kCountTokens] = count;
+    if (lane == 0) w.partials[0][slot] = partial;
+    return;
+  }
+  if (lane == 0) of_waves[wave] = count;
+  __syncthreads();
+  if (thread > 0) return;
+#pragma unroll
+  for (const unsigned of : of_waves) partial.count[kCountTokens] += of;
+  w.partials[0][slot] = partial;
+}
+
+}  // namespace
+}  // namespace rlk::cuda
