@@ -574,39 +574,34 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-template <bool kOverlap, class T, int kThreads, int kOctets, bool kPlain>
-void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
-  using Shape = GroupShape<T, kThreads, kOctets>;
-  constexpr auto* kKernel = &rms_norm_groups_kernel<T, kThreads, kOctets, kPlain>;
+// Blocks that begin while the kernel before them ends go where there is room first: two on some multiprocessors, none on
+// others. With more than half of the memory each has a multiprocessor of its own, where there are enough.
+template <bool kOverlap, class Shape, auto* kKernel>
+void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, cudaStream_t stream) {
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
   const int most = allow_shared_memory<kKernel>();
   RLK_CHECK(most >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
-  const unsigned blocks =
-      checked_blocks((rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups, "rms_norm");
-  // Blocks that begin while the kernel before them ends go where there is room first: two on some multiprocessors, none
-  // on others. With more than half of the memory each has a multiprocessor of its own.
-  const bool alone = static_cast<int>(blocks) <= multiprocessors(current_device());
-  launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kBlock,
-                             alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
+  const auto count = static_cast<int>(checked_blocks(blocks, "rms_norm"));
+  const bool alone = count <= multiprocessors(current_device());
+  launch_dependent<kOverlap>(kKernel, count, threads, alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
 }
 
 template <bool kOverlap, class T, int kThreads, int kOctets>
 void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
-  is_plain(p) ? run_groups<kOverlap, T, kThreads, kOctets, true>(p, stream)
-              : run_groups<kOverlap, T, kThreads, kOctets, false>(p, stream);
+  using Shape = GroupShape<T, kThreads, kOctets>;
+  const std::int64_t blocks = (rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups;
+  if (is_plain(p)) {
+    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kOctets, true>>(p, blocks, Shape::kBlock, stream);
+  } else {
+    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kOctets, false>>(p, blocks, Shape::kBlock, stream);
+  }
 }
 
 template <bool kOverlap, class T, int kOctets, bool kThird>
 void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
   using Shape = HalfShape<T, kOctets, kThird>;
-  constexpr auto* kKernel = &rms_norm_halves_kernel<T, kOctets, kThird>;
-  constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
-  const int most = allow_shared_memory<kKernel>();
-  RLK_CHECK(most >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
-  const unsigned blocks = checked_blocks(2 * rms_norm_groups(p.num_rows), "rms_norm");
-  const bool alone = static_cast<int>(blocks) <= multiprocessors(current_device());  // as in run_groups
-  launch_dependent<kOverlap>(kKernel, static_cast<int>(blocks), Shape::kThreads,
-                             alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
+  run_ring<kOverlap, Shape, &rms_norm_halves_kernel<T, kOctets, kThird>>(p, 2 * rms_norm_groups(p.num_rows),
+                                                                         Shape::kThreads, stream);
 }
 template <bool kOverlap, class T, int kOctets>
 void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {

@@ -42,18 +42,9 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// What most calls are: rows a stride apart, y wanted, a weight of the rows' type. Nothing is left to decide in the kernel.
-inline bool is_plain(const RmsNormParams& p) {
-  const auto one_stride = [&](const void* base, const RowLayout& rows) {
-    return base == nullptr || rows.inner >= p.num_rows;
-  };
-  return p.y != nullptr && p.weight != nullptr && p.weight_dtype == p.dtype && one_stride(p.x, p.x_rows) &&
-         one_stride(p.y, p.y_rows) && one_stride(p.residual, p.residual_rows) &&
-         one_stride(p.new_residual, p.new_residual_rows);
-}
-
-// kPlain: of is_plain, and with a residual of `many` rows besides. Of these no row is prefetched for a later block, and the weight
-// is not on its way while a row is summed, since its registers are worth more to other rows.
+// kPlain: of is_plain, which most calls are, so that the kernel decides nothing of that, and with a residual of `many` rows
+// besides. Of these no row is prefetched for a later block, and the weight is not on its way while a row is summed, since its
+// registers are worth more to other rows.
 template <class T, int kThreads, int kOctets, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kOctets>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {

@@ -33,6 +33,8 @@ RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocess
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
 
+// Whether y is wanted, with a weight of the rows' type, and the rows of every array are one stride apart.
+bool is_plain(const RmsNormParams& p);
 // Whether the rows of every array are one stride of less than 2^31 bytes apart: an address is one instruction then.
 bool is_plain(const RmsNormBackwardParams& p);
 

@@ -18,6 +18,10 @@ bool holds_row(const Plan& plan, const Params& p) {
   return has_vectors(p) && few_octets && p.columns <= std::int64_t{plan.threads} * plan.octets * kOctet;
 }
 
+bool has_one_stride(const void* base, const RowLayout& rows, std::int64_t num_rows) {
+  return base == nullptr || rows.inner >= num_rows;
+}
+
 void require_capability(int capability) {
   if (capability < 80) throw Unsupported("rms_norm: built for compute capability 8.0 and later");
 }
@@ -40,13 +44,18 @@ bool has_vectors(const RmsNormBackwardParams& p) {
          whole(p.h, p.h_rows) && whole(p.dx, p.dx_rows) && whole(p.d_new_residual, p.d_new_residual_rows);
 }
 
+bool is_plain(const RmsNormParams& p) {
+  const auto plain = [&](const void* base, const RowLayout& rows) { return has_one_stride(base, rows, p.num_rows); };
+  return p.y != nullptr && p.weight != nullptr && p.weight_dtype == p.dtype && plain(p.x, p.x_rows) &&
+         plain(p.y, p.y_rows) && plain(p.residual, p.residual_rows) && plain(p.new_residual, p.new_residual_rows);
+}
 bool is_plain(const RmsNormBackwardParams& p) {
-  const auto one_stride = [&](const void* base, const RowLayout& rows) {
-    return base == nullptr || (rows.inner >= p.num_rows && rows.inner_stride >= 0 &&
+  const auto plain = [&](const void* base, const RowLayout& rows) {
+    return base == nullptr || (has_one_stride(base, rows, p.num_rows) && rows.inner_stride >= 0 &&
                                rows.inner_stride < (std::int64_t{1} << 31) / size_of(p.dtype));
   };
-  return one_stride(p.dy, p.dy_rows) && one_stride(p.h, p.h_rows) && one_stride(p.dx, p.dx_rows) &&
-         one_stride(p.d_new_residual, p.d_new_residual_rows);
+  return plain(p.dy, p.dy_rows) && plain(p.h, p.h_rows) && plain(p.dx, p.dx_rows) &&
+         plain(p.d_new_residual, p.d_new_residual_rows);
 }
 
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p) { return holds_row(plan, p); }
