@@ -5,6 +5,7 @@
 #include "async_copy_groups_sm80.cuh"
 #include "async_copy_sm80.cuh"
 #include "kernel_memory.h"
+#include "octet.cuh"
 #include "rlk/kernels/plain_tokens.h"
 #include "token_passes.cuh"
 
@@ -51,9 +52,16 @@ __device__ __forceinline__ float add_if(std::int32_t condition, float sum, float
   return sum;
 }
 
+// Asked for again where it is needed: what follows from it is not to be kept over all steps.
+__device__ __forceinline__ int lane_again() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // The sums over at most kKeptSteps steps that a warp has kept: a lane's is the one of sum_index(lane), as of scattered.
 __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, step = lane / 4 % 4;
+  const int lane = lane_again(), step = lane / 4 % 4;
   const float* const from = kept + step * kKeptStep + lane / 16 * kKeptHalf + sum_index(lane % 4);
   __syncwarp();
   float x[16];
@@ -94,6 +102,14 @@ class PlainCopies {
     masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.sequence_stride + first) * mask_bytes_);
   }
 
+  // Asks for what the first of them bring, `tokens` from this lane on, which is a warp's first.
+  __device__ __forceinline__ void prefetch(int tokens) const {
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      if (is_copied(i) && (i < Terms::kFirstOptional || is_given_)) prefetch_to_l2(input_[i], tokens * 4);
+    }
+    if (mask_bytes_ >= 4) prefetch_to_l2(masks_, tokens * mask_bytes_);
+  }
   // Begins those of the step `at` tokens on, to `stage`.
   __device__ __forceinline__ void begin(unsigned at, int stage) const {
     const bool exists = static_cast<int>(at) < of_lane_;
@@ -166,7 +182,6 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   float counts[kCounts / 2] = {};  // of two conditions: of the one, and kOther times that of the other
   int tokens = 0;
   std::uint32_t most = 0;  // a pattern: WaveSums
-  float* const of_thread = of_warp + lane * 4 + lane / 16 * (kKeptHalf - 64);
   const auto take_step = [&](unsigned at, int stage, float* to) {
     copy_async_wait<kPlainStages - 1>();
     Quad in[kInputs];
@@ -206,7 +221,8 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
 #pragma unroll 1
   for (int begin = 0; begin < left; begin += kKeptSteps * kStep) {
     const int kept_steps = min(kKeptSteps, (left - begin + kStep - 1) / kStep);
-    float* to = of_thread;
+    const int again = lane_again();
+    float* to = of_warp + again * 4 + again / 16 * (kKeptHalf - 64);
 #pragma unroll 1
     for (int at = begin, end = begin + kept_steps * kStep; at < end; at += 2 * kStep, to += 2 * kKeptStep) {
       take_step(at, 0, to);
@@ -230,6 +246,13 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   return of;
 }
 
+// Of a warp: its own, or its block's. As lane_again.
+__device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return of_wave ? block * kTokenWaves<TokenGpu> + threadIdx.x / TokenGpu::kLanes : block;
+}
+
 template <class Batch, class Terms, int kLeastBlocks, bool kShared>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
@@ -241,13 +264,18 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
   const unsigned wave = threadIdx.x / TokenGpu::kLanes;
   const bool of_wave = tile == kWaveTile<TokenGpu>;
-  const unsigned slot = of_wave ? blockIdx.x * kTokenWaves<TokenGpu> + wave : blockIdx.x;  // of fewer than 2^31
+  const unsigned slot = slot_of_warp(of_wave);  // of fewer than 2^31
   const unsigned s = slot / tiles;
   const int lane = static_cast<int>(threadIdx.x) % TokenGpu::kLanes;
   const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;  // tokens
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kQuad;
   const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kQuad, shared);
+  // Blocks that are there while the kernel before still runs: what it does not write is on its way to L2 meanwhile.
+  constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // of an H100 or H200
+  if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
+    copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kQuad));
+  }
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   if (slot >= slots) return;
@@ -262,7 +290,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     value = a.data[std::int64_t{s} * a.sequence_stride];
   }
   const WaveTokens of = plain_tokens<Terms>(p, factors, left, copies, value, output, shared->kept[wave]);
-  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot, &shared->of_waves);
+  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
 // Few blocks go two to a multiprocessor, with as many registers as they like; more of them three.
