@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../common/element_dtype.cuh"
 #include "../common/tma_sm90.cuh"
@@ -151,13 +152,14 @@ __device__ __forceinline__ void add_bias(const GemmLaunch& g, float (&d)[kBN / 2
 }
 
 // A warpgroup's 64 rows of the tile to memory by the copy engine, 128 bytes of each at a time, by way of kBuffers boxes of
-// its staging memory.
-template <int kBN, int kBuffers>
+// its staging memory. Stored: Bf16 or Fp16 where d is known to be of that type and without a bias, else void.
+template <int kBN, int kBuffers, class Stored = void>
 __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorMap& map, float (&d)[kBN / 2],
                                             std::uint32_t staging, int warpgroup, int row, int column) {
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
   const bool stores = threadIdx.x % 128 == 0;
-  add_bias<kBN>(g, d, column, lane);
+  constexpr bool kIsKnown = !std::is_void_v<Stored>;
+  if constexpr (!kIsKnown) add_bias<kBN>(g, d, column, lane);
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
   // 16 bytes `chunk` of a row's 128 lie where the swizzle has them.
   const auto place = [](std::uint32_t box, int r, int chunk) { return box + r * 128 + ((chunk ^ (r & 7)) << 4); };
@@ -171,7 +173,7 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
     all_warps();
     if (stores) store_box(&map, box, first_column, row);
   };
-  if (g.d_dtype == DType::kFloat32) {
+  if (!kIsKnown && g.d_dtype == DType::kFloat32) {
 #pragma unroll
     for (int i = 0; i < kBN / 32; ++i) {
       const std::uint32_t box = begin(i);
@@ -186,7 +188,7 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
     }
     return;
   }
-  const bool bf16 = g.d_dtype == DType::kBFloat16;
+  const bool bf16 = kIsKnown ? std::is_same_v<Stored, Bf16> : g.d_dtype == DType::kBFloat16;
 #pragma unroll
   for (int i = 0; i < kBN / 64; ++i) {
     const std::uint32_t box = begin(i);

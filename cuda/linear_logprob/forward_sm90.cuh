@@ -38,8 +38,8 @@ struct HeadLaunch {
   const void* bias;            // [columns], or null
   const void* target;
   const float* temperature;  // [rows], or null: temperature_value
-  float4* nodes;             // [strips][padded rows]
-  float4* tile_nodes;        // [items that are not whole][kStripTiles][rows of a block]
+  void* nodes;               // of runs of tiles, [node][padded rows]
+  void* tile_nodes;          // of tiles or pairs that are work by themselves
   float* target_z;           // [rows]
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
@@ -60,10 +60,16 @@ __device__ __forceinline__ void round_pair(float* low, float* high) {
   *low = __uint_as_float(a), *high = __uint_as_float(b);
 }
 
-// Accumulators of 256 columns from `column` on become z; -Inf from column `last` on.
+// The first of a lane's two columns of eight. Read where it is asked for, for want of registers.
+__device__ __forceinline__ int quad_column() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane % 4 * 2;
+}
+
+// Accumulators of columns from `column` on become z; -Inf from column `last` on.
 template <HeadLogits kLogits, int kFragment>
-__device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last,
-                                            int lane) {
+__device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last) {
 #pragma unroll
   for (int j = 0; j < kFragment / 4; ++j) {
     if constexpr (kLogits == HeadLogits::kRounded) {
@@ -71,21 +77,32 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
       round_pair(&d[4 * j + 2], &d[4 * j + 3]);
     }
     if constexpr (kLogits == HeadLogits::kGeneral) {
-      if (column + 8 * j >= last) continue;  // a branch: side by side the temporaries of all columns would not fit
 #pragma unroll
-      for (int k = 4 * j; k < 4 * j + 4; ++k) {
-        const int at = column + 8 * j + lane % 4 * 2 + k % 2;
-        if (g.bias != nullptr && at < last) d[k] = add_rn(d[k], load_element(g.bias, g.bias_dtype, at));
-        if (g.logits_dtype == DType::kBFloat16) d[k] = Bf16::load(Bf16::store(d[k]));
-        if (g.logits_dtype == DType::kFloat16) d[k] = Fp16::load(Fp16::store(d[k]));
-        d[k] = scaled_logit(d[k], g.logit_scale, g.softcap, g.inverse_softcap);
+      for (int h = 0; h < 2; ++h) {
+        // A branch for each pair, all on conditions that differ for all the compiler knows: side by side the temporaries
+        // would not fit.
+        int end = last;
+        asm volatile("" : "+r"(end));
+        if (column + 8 * j >= end) continue;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& z = d[4 * j + 2 * h + i];
+          if (g.bias != nullptr) {
+            const int at = column + 8 * j + quad_column() + i;
+            if (at < last) z = add_rn(z, load_element(g.bias, g.bias_dtype, at));
+          }
+          if (g.logits_dtype == DType::kBFloat16) z = Bf16::load(Bf16::store(z));
+          if (g.logits_dtype == DType::kFloat16) z = Fp16::load(Fp16::store(z));
+          z = scaled_logit(z, g.logit_scale, g.softcap, g.inverse_softcap);
+        }
       }
     }
   }
   if (last - column >= 2 * kFragment) return;
+  const int first = column + quad_column();
 #pragma unroll
   for (int k = 0; k < kFragment; ++k) {
-    if (column + k / 4 * 8 + lane % 4 * 2 + k % 2 >= last) d[k] = -infinity();
+    if (first + k / 4 * 8 + k % 2 >= last) d[k] = -infinity();
   }
 }
 
@@ -229,9 +246,10 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
     const int strip = (work.strip * kStripTiles + work.first_tile) * kHeadTileColumns;
     int column = g.columns.part_first[work.part] + strip;
     const int last = g.columns.part_last[work.part], tiles = work.tiles;
-    float4* const to =
-        work.whole ? g.nodes + std::int64_t{work.part * g.columns.strips_per_part + work.strip} * g.padded_rows + row
-                   : g.tile_nodes + std::int64_t{work.slot} * kM + in_block;
+    float4* const to = work.whole
+                           ? static_cast<float4*>(g.nodes) +
+                                 std::int64_t{work.part * g.columns.strips_per_part + work.strip} * g.padded_rows + row
+                           : static_cast<float4*>(g.tile_nodes) + std::int64_t{work.slot} * kM + in_block;
     if (tiles == 0 && lane % 4 == 0) to[0] = to[8] = pack(identity_stats());
     float c[2], temperature[2];
     std::int64_t target[2];
@@ -274,7 +292,7 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
         }
       };
       ring.template multiply<T, false, kLogits == HeadLogits::kRounded>(d, g.k_steps, warpgroup, release, meanwhile);
-      make_logits<kLogits>(g, d, column, last, lane);
+      make_logits<kLogits>(g, d, column, last);
       if (here) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -287,7 +305,8 @@ __global__ void __launch_bounds__(HeadTile<kM>::kThreads, 1)
           }
         }
       }
-      tile_statistics<kExp, kMoments>(d, c, &shares);
+      const auto z = [&](int leaf, int j, int h) { return columns_of(d, leaf * kLeafFragments, j, h); };
+      leaf_shares<kExp, kMoments>(z, c, shares.of);
       left = {to, tile, tile == tiles - 1};
       level = kWholeTile;
     }

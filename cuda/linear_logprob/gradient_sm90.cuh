@@ -5,6 +5,7 @@
 #include "../common/async_copy_sm80.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
+#include "../common/ping_pong_sm90.cuh"
 #include "../common/tensor_map.h"
 #include "../common/wave.h"
 #include "../linear/gemm_sm90.cuh"
@@ -14,51 +15,52 @@
 
 namespace rlk::cuda {
 
-using GradientTile = GemmTile<128, 256, false, false, Combine::kAdd>;
+using GradientTile = PingPongTile<192>;
+constexpr int kGradientStaging = kStoreBoxBytes;           // of a warpgroup; what is left of shared memory are stages
+constexpr int kGradientRowBytes = GradientTile::kBM * 32;  // of a warpgroup
+constexpr int kGradientFixedBytes = 1024 + GradientTile::kWarpgroups * (kGradientStaging + kGradientRowBytes) +
+                                    (2 * kMaxStages + GradientTile::kWarpgroups) * 8;
 
-// What the two rows of a thread need of their gradients.
-struct ThreadRows {
-  BackwardRow row[2];
-  int target[2];  // column of the product; -1 where it is not among them
-  bool empty[2];
+// What a row needs of its gradients.
+struct alignas(16) GradientRow {
+  BackwardRow row;
+  int target;  // column of the product; -1 where it is not among them
+  bool empty;
 };
 
-// Of rows `first` and 8 further of those in place of `groups`, both of one group.
-__device__ __forceinline__ void load_rows(const LogprobBackwardParams& p, const ScoredGroups& groups, int first,
-                                          ThreadRows* rows) {
-  const int group = groups.group[first / kScoredGroupRows];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const std::int64_t row = group * kScoredGroupRows + first % kScoredGroupRows + 8 * h;
-    rows->empty[h] = true;
-    rows->target[h] = -1;
-    rows->row[h] = {};
-    if (group < 0 || row >= p.num_rows) continue;
-    const RowGradient gradient = row_gradient(p, row);
-    if (gradient.empty(p.ignore_index)) continue;
-    rows->empty[h] = false;
-    rows->row[h] = backward_row(p, gradient, row);
-    const std::int64_t target = gradient.target - p.vocab_start;
-    if (target >= 0 && target < p.num_columns) rows->target[h] = static_cast<int>(target);
-  }
+// Of row `at` of those in place of `groups`.
+__device__ __forceinline__ GradientRow gradient_row(const LogprobBackwardParams& p, const ScoredGroups& groups,
+                                                    int at) {
+  GradientRow out{{}, -1, true};
+  const int group = groups.group[at / kScoredGroupRows];
+  const std::int64_t row = group * kScoredGroupRows + at % kScoredGroupRows;
+  if (group < 0 || row >= p.num_rows) return out;
+  const RowGradient gradient = row_gradient(p, row);
+  if (gradient.empty(p.ignore_index)) return out;
+  out.empty = false;
+  out.row = backward_row(p, gradient, row);
+  const std::int64_t target = gradient.target - p.vocab_start;
+  if (target >= 0 && target < p.num_columns) out.target = static_cast<int>(target);
+  return out;
 }
+static_assert(sizeof(GradientRow) * GradientTile::kBM == kGradientRowBytes);
 
-// Accumulators of 256 columns from `column` on become the logits' gradients.
+// Accumulators of columns from `column` on become the logits' gradients.
 template <class T, Exp kExp, bool kRounded, int kFragment>
-__device__ __forceinline__ void make_gradients(float (&d)[kFragment], const ThreadRows& rows, int column, int valid,
-                                               int lane) {
+__device__ __forceinline__ void make_gradients(float (&d)[kFragment], const GradientRow (&rows)[2], int column,
+                                               int valid, int lane) {
   const int first = column + lane % 4 * 2;
   const auto logit = [](float x) { return kRounded ? T::load(T::store(x)) : x; };
   float at_target[2] = {0.0f, 0.0f};
   bool here[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) here[h] = rows.target[h] >= column && rows.target[h] < column + 2 * kFragment;
+  for (int h = 0; h < 2; ++h) here[h] = rows[h].target >= column && rows[h].target < column + 2 * kFragment;
   const bool any_here = __any_sync(0xffffffff, here[0] || here[1]);
   if (any_here) {
 #pragma unroll
     for (int k = 0; k < kFragment; ++k) {
       const int h = k / 2 % 2;
-      if (rows.target[h] == first + k / 4 * 8 + k % 2) at_target[h] = logit(d[k]);
+      if (rows[h].target == first + k / 4 * 8 + k % 2) at_target[h] = logit(d[k]);
     }
   }
 #pragma unroll
@@ -67,22 +69,22 @@ __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const Thre
     if (column + 2 * group >= valid) continue;
 #pragma unroll
     for (int k = group; k < group + 16; ++k)
-      d[k] = column_gradient<Probability<kExp>>(logit(d[k]), rows.row[k / 2 % 2], false);
+      d[k] = column_gradient<Probability<kExp>>(logit(d[k]), rows[k / 2 % 2].row, false);
   }
   if (any_here) {
     float of_target[2];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) of_target[h] = column_gradient<Probability<kExp>>(at_target[h], rows.row[h], true);
+    for (int h = 0; h < 2; ++h) of_target[h] = column_gradient<Probability<kExp>>(at_target[h], rows[h].row, true);
 #pragma unroll
     for (int k = 0; k < kFragment; ++k) {
       const int h = k / 2 % 2;
-      if (rows.target[h] == first + k / 4 * 8 + k % 2) d[k] = of_target[h];
+      if (rows[h].target == first + k / 4 * 8 + k % 2) d[k] = of_target[h];
     }
   }
-  if (__any_sync(0xffffffff, rows.empty[0] || rows.empty[1] || column + 2 * kFragment > valid)) {
+  if (__any_sync(0xffffffff, rows[0].empty || rows[1].empty || column + 2 * kFragment > valid)) {
 #pragma unroll
     for (int k = 0; k < kFragment; ++k) {
-      if (rows.empty[k / 2 % 2] || first + k / 4 * 8 + k % 2 >= valid) d[k] = 0.0f;
+      if (rows[k / 2 % 2].empty || first + k / 4 * 8 + k % 2 >= valid) d[k] = 0.0f;
     }
   }
 }
@@ -97,13 +99,16 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight][staging][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   const std::uint32_t staging = base + g.stages * Tile::kStageBytes;
-  const std::uint32_t full = staging + Tile::kWarpgroups * Tile::kStaging, empty = full + kMaxStages * 8;
+  const std::uint32_t all_rows = staging + Tile::kWarpgroups * kGradientStaging;
+  const std::uint32_t full = all_rows + Tile::kWarpgroups * kGradientRowBytes, empty = full + kMaxStages * 8;
+  const std::uint32_t turn_barriers = empty + kMaxStages * 8;
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
   if (threadIdx.x < g.stages) {
     mbarrier_init(full + threadIdx.x * 8, 1);
-    mbarrier_init(empty + threadIdx.x * 8, Tile::kWarpgroups * 4);
-    mbarrier_init_fence();
+    mbarrier_init(empty + threadIdx.x * 8, Tile::kArrivals);
   }
+  if (threadIdx.x < Tile::kWarpgroups) mbarrier_init(turn_barriers + threadIdx.x * 8, 4);
+  if (threadIdx.x < 32) mbarrier_init_fence();
   allow_next_kernel();
   __syncthreads();
   wait_for_previous_kernel();
@@ -115,7 +120,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   };
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
   if (warpgroup == Tile::kWarpgroups) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kLoaderRegisters));
     if (warp == Tile::kWarpgroups * 4) {
       if (elect_one()) {
         prefetch_tensor_map(&head.x);
@@ -134,24 +139,35 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-  const auto release = [&](int stage) {
-    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+  const auto arrive = [&](std::uint32_t barrier) {
+    if (elect_one()) mbarrier_arrive(barrier);
   };
   const std::int64_t left = p.valid_vocab - p.vocab_start;  // columns past valid_vocab have no gradient
   const int valid = static_cast<int>(left < p.num_columns ? left : p.num_columns);
-  TilePosition next = tile_of(blockIdx.x);
-  for (int turn = blockIdx.x; turn < tiles; turn += step) {
-    const TilePosition at = next;
-    ThreadRows rows;
-    float d[Tile::kBN / 2];
-    ring.template multiply<T>(d, g.k_steps, warpgroup, release, [&](int k) {  // beside products
-      if (k > 0) return;
-      load_rows(p, *groups, at.a + warp * 16 + lane / 4, &rows);
-      if (turn + step < tiles) next = tile_of(turn + step);
-    });
-    make_gradients<T, kExp, kRounded>(d, rows, at.b, valid, lane);
-    store_boxes<Tile::kBN, Tile::kStoreBuffers>(g, map_d, d, staging + warpgroup * Tile::kStaging, warpgroup,
-                                                at.a + warpgroup * 64, at.b);
+  auto* const tile_rows =
+      reinterpret_cast<GradientRow*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
+  const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
+  if (warpgroup == 1) skip_stages(&ring, g.k_steps);
+  int parity = warpgroup == 0;  // the second's turn follows the first's, the first's that of the tile before
+  for (int turn = blockIdx.x + warpgroup * step; turn < tiles; turn += 2 * step, parity ^= 1) {
+    all_warps();  // nobody reads the rows of the tile before any more
+    const int mine = static_cast<int>(threadIdx.x) % kWarpgroup;
+    tile_rows[mine] = gradient_row(p, *groups, tile_of(turn).a + mine);
+    all_warps();
+    float d[Tile::kHalves][Tile::kFragment];
+    mbarrier_wait_block(turn_barriers + warpgroup * 8, parity);
+    multiply_in_turn<T>(
+        &ring, d, g.k_steps, [&](int stage) { arrive(empty + stage * 8); },
+        [&] { arrive(turn_barriers + (warpgroup ^ 1) * 8); });
+    skip_stages(&ring, g.k_steps);
+    const TilePosition at = tile_of(turn);
+#pragma unroll
+    for (int half = 0; half < Tile::kHalves; ++half) {
+      const GradientRow* const first = tile_rows + half * 64 + warp % 4 * 16 + lane / 4;
+      make_gradients<T, kExp, kRounded>(d[half], {first[0], first[8]}, at.b, valid, lane);
+      store_boxes<Tile::kBN, 1, T>(g, map_d, d[half], staging + warpgroup * kGradientStaging, warpgroup,
+                                   at.a + half * 64, at.b);
+    }
   }
   wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read
 }
@@ -177,9 +193,9 @@ void run_gradients(const LogprobBackwardParams& p, const Head& head, const void*
       tensor_map(p.dlogits, head.dtype, p.num_rows, p.num_columns, p.dlogits_rows.inner_stride, kStoreBoxRows);
   auto* kernel = logit_gradients_sm90_kernel<T, kExp, kRounded>;
   const int memory = allow_shared_memory<logit_gradients_sm90_kernel<T, kExp, kRounded>>();
-  g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);
+  g.stages = std::min(kMaxStages, (memory - kGradientFixedBytes) / Tile::kStageBytes);
   launch_dependent<true>(kernel, std::min(multiprocessors(current_device()), g.tiles_a * g.tiles_b), Tile::kThreads,
-                         Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, d, g,
+                         kGradientFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, d, g,
                          lora_steps, groups, p);
 }
 

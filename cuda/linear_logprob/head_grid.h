@@ -16,7 +16,8 @@ constexpr int kStripColumns = kStripTiles * kHeadTileColumns;
 
 struct HeadColumns {
   int num_parts;                                    // of this shard
-  int strips_per_part;                              // of the longest part
+  int longest;                                      // columns of the longest part
+  int strips_per_part;                              // of that
   int part_first[kNumParts], part_last[kNumParts];  // valid columns of each part, [first, last), local to the shard
 };
 RLK_HD int strips_of(const HeadColumns& columns) { return columns.num_parts * columns.strips_per_part; }
@@ -32,12 +33,15 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int row_blocks, int bloc
   return {row_blocks, wave_height(blocks, row_blocks, block_rows, kHeadTileColumns), all / blocks * blocks, all};
 }
 
-// Of the rows in place of `groups`, or, where that is null, of row_blocks.
+// Blocks of the rows in place of `groups`, at least one, or, where that is null, row_blocks.
+RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int block_rows) {
+  if (groups == nullptr) return row_blocks;
+  const int scored = (groups->count * kScoredGroupRows + block_rows - 1) / block_rows;
+  return scored > 0 ? scored : 1;
+}
 RLK_HD HeadItems scored_items(const HeadColumns& columns, const ScoredGroups* groups, int row_blocks, int block_rows,
                               int blocks) {
-  if (groups == nullptr) return head_items(columns, row_blocks, block_rows, blocks);
-  const int scored_blocks = (groups->count * kScoredGroupRows + block_rows - 1) / block_rows;
-  return head_items(columns, scored_blocks > 0 ? scored_blocks : 1, block_rows, blocks);
+  return head_items(columns, scored_row_blocks(groups, row_blocks, block_rows), block_rows, blocks);
 }
 
 // One stretch of tiles of a strip, and the rows it is for.

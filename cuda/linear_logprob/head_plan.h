@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "head_grid.h"
+#include "pair_grid.h"
 #include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
@@ -14,15 +14,16 @@ inline HeadColumns head_columns(const LogprobInput& p) {
   RLK_CHECK(parts.count > 0, "linear_logprob: the columns are a whole, aligned group of parts of the vocabulary");
   HeadColumns columns{};
   columns.num_parts = parts.count;
-  columns.strips_per_part = 1;  // of a shard of padding alone, too
   for (int i = 0; i < columns.num_parts; ++i) {
     const std::int64_t first = part_cut(p.vocab_size, parts.first + i);
     const std::int64_t last = std::min(part_cut(p.vocab_size, parts.first + i + 1), p.valid_vocab);
     columns.part_first[i] = static_cast<int>(std::min(first, last) - p.vocab_start);
     columns.part_last[i] = static_cast<int>(last - p.vocab_start);
     const int count = columns.part_last[i] - columns.part_first[i];
-    columns.strips_per_part = std::max(columns.strips_per_part, (count + kStripColumns - 1) / kStripColumns);
+    columns.longest = std::max(columns.longest, count);
   }
+  // One strip of a shard of padding alone, too.
+  columns.strips_per_part = std::max(1, (columns.longest + kStripColumns - 1) / kStripColumns);
   return columns;
 }
 
@@ -37,6 +38,21 @@ inline HeadWorkspace head_workspace(const HeadColumns& columns, int row_blocks, 
   const std::int64_t tiles = std::min<std::int64_t>(all, blocks - 1) * kStripTiles * block_rows;
   const std::int64_t target_z = (sizeof(ScoredGroups) + 15) / 16 * 16, nodes = target_z + rows * 4;
   return {target_z, nodes, nodes + strips * 16, nodes + (strips + tiles) * 16};
+}
+
+// The same of pairs of tiles: groups of rows, target_z, nodes of whole runs, leaves of single pairs. node_bytes: of a node.
+struct PairWorkspace {
+  std::int64_t target_z, nodes, pair_nodes, bytes;
+};
+inline PairWorkspace pair_workspace(const HeadColumns& columns, int row_blocks, int blocks, int node_bytes) {
+  const PairItems items = pair_items(columns, row_blocks, blocks);
+  const std::int64_t rows = std::int64_t{row_blocks} * kPairRows;
+  const auto singles = [&](const RunItems& of) { return std::min<std::int64_t>(of.all, blocks - 1) * of.pairs; };
+  const bool any_whole = items.full.whole + items.ends.whole > 0;
+  const std::int64_t whole = any_whole ? rows * columns.num_parts * nodes_per_part(columns) : 0;
+  const std::int64_t single = (singles(items.full) + singles(items.ends)) * kPairLeaves * kPairRows;
+  const std::int64_t target_z = (sizeof(ScoredGroups) + 15) / 16 * 16, nodes = target_z + rows * 4;
+  return {target_z, nodes, nodes + whole * node_bytes, nodes + (whole + single) * node_bytes};
 }
 
 // Whether logits are what they are before anything is done to them, but for rounding.

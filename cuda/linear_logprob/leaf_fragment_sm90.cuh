@@ -69,56 +69,33 @@ __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const
   for (int h = 0; h < kTileRows; ++h) a[h] = combine(a[h], b[h]);
 }
 
-// The rows' nodes of a tile, of the shares of a quad's lanes.
-template <bool kMoments>
-__device__ __forceinline__ void tile_nodes(TileShares* shares, SoftmaxStats (&node)[kTileRows]) {
-#pragma unroll
-  for (int distance = 1; distance < 4; distance *= 2) {
-#pragma unroll
-    for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
-#pragma unroll
-      for (int h = 0; h < kTileRows; ++h) {
-        SoftmaxStats& share = shares->of[leaf][h];
-        share.S = add_rn(share.S, quad_xor(share.S, distance));
-        if constexpr (kMoments) {
-          share.E = add_rn(share.E, quad_xor(share.E, distance));
-          share.Q = add_rn(share.Q, quad_xor(share.Q, distance));
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int h = 0; h < kTileRows; ++h) node[h] = shares->of[0][h];
-  combine_rows<kMoments>(node, shares->of[1]);
-}
-
-// Shares of a tile's leaves, of z in the accumulators' places: -Inf where there is no column. The four maxima, and the four
-// rows of chains, go side by side: one by one each would wait for its shuffles.
-template <Exp kExp, bool kMoments, int kFragment>
-__device__ __forceinline__ void tile_statistics(const float (&z)[kFragment], const float (&c)[kTileRows],
-                                                TileShares* shares) {
+// Shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h): the lane's two columns of the eight from 8 j on of
+// row h, -Inf where there is no column. Maxima, and the rows of chains, go side by side: one by one each would wait for its
+// shuffles.
+template <Exp kExp, bool kMoments, int kLeaves, class Logits>
+__device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
+                                            SoftmaxStats (&shares)[kLeaves][kTileRows]) {
   // A clamped column moves no S: the largest exponential of the leaf is at least 1/2, and what is 2^-120 or less beside it
   // is rounded away. Sums of z, of squares, and the portable exponential's exponents need the clamp.
   constexpr bool kClamps = kMoments || kExp == Exp::kPortable;
-  const auto at = [](int leaf, int j, int h) { return 4 * (kLeafFragments * leaf + j) + 2 * h; };
-  float largest[kTileLeaves][kTileRows], smallest[kTileLeaves][kTileRows];
+  float largest[kLeaves][kTileRows], smallest[kLeaves][kTileRows];
 #pragma unroll
-  for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+  for (int leaf = 0; leaf < kLeaves; ++leaf) {
 #pragma unroll
     for (int h = 0; h < kTileRows; ++h) {
       largest[leaf][h] = -infinity(), smallest[leaf][h] = infinity();
 #pragma unroll
       for (int j = 0; j < kLeafFragments; ++j) {
-        const float first = z[at(leaf, j, h)], second = z[at(leaf, j, h) + 1];
-        largest[leaf][h] = max_nan(largest[leaf][h], max_nan(first, second));
-        if constexpr (kClamps) smallest[leaf][h] = fminf(smallest[leaf][h], fminf(first, second));
+        const float2 x = z(leaf, j, h);
+        largest[leaf][h] = max_nan(largest[leaf][h], max_nan(x.x, x.y));
+        if constexpr (kClamps) smallest[leaf][h] = fminf(smallest[leaf][h], fminf(x.x, x.y));
       }
     }
   }
 #pragma unroll
   for (int distance = 1; distance < 4; distance *= 2) {
 #pragma unroll
-    for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+    for (int leaf = 0; leaf < kLeaves; ++leaf) {
 #pragma unroll
       for (int h = 0; h < kTileRows; ++h) {
         largest[leaf][h] = max_nan(largest[leaf][h], quad_xor(largest[leaf][h], distance));
@@ -127,10 +104,10 @@ __device__ __forceinline__ void tile_statistics(const float (&z)[kFragment], con
     }
   }
   // Well inside the bounds of leaf_reference, so that nothing is clamped, missing or failed.
-  float m[kTileLeaves][kTileRows];
+  float m[kLeaves][kTileRows];
   bool simple = true;
 #pragma unroll
-  for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+  for (int leaf = 0; leaf < kLeaves; ++leaf) {
 #pragma unroll
     for (int h = 0; h < kTileRows; ++h) {
       m[leaf][h] = add_rn(ceil_of(mul_rn(c[h], largest[leaf][h])), 0.0f);
@@ -143,52 +120,86 @@ __device__ __forceinline__ void tile_statistics(const float (&z)[kFragment], con
     }
   }
   if (__all_sync(kQuadLanes, simple)) {
-    TwoChains<kMoments> chains[kTileLeaves][kTileRows];
+    TwoChains<kMoments> chains[kLeaves][kTileRows];
 #pragma unroll
     for (int j = 0; j < kLeafFragments; ++j) {
 #pragma unroll
-      for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+      for (int leaf = 0; leaf < kLeaves; ++leaf) {
 #pragma unroll
         for (int h = 0; h < kTileRows; ++h) {
           const float addend = leaf_addend<kExp>(m[leaf][h]);
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float x = z[at(leaf, j, h) + i];
-            chains[leaf][h].add(i, x, leaf_exponential<kExp>(x, c[h], addend));
-          }
+          const float2 x = z(leaf, j, h);
+          chains[leaf][h].add(0, x.x, leaf_exponential<kExp>(x.x, c[h], addend));
+          chains[leaf][h].add(1, x.y, leaf_exponential<kExp>(x.y, c[h], addend));
         }
       }
     }
 #pragma unroll
-    for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+    for (int leaf = 0; leaf < kLeaves; ++leaf) {
 #pragma unroll
-      for (int h = 0; h < kTileRows; ++h) shares->of[leaf][h] = chains[leaf][h].sums(m[leaf][h]);
+      for (int h = 0; h < kTileRows; ++h) shares[leaf][h] = chains[leaf][h].sums(m[leaf][h]);
     }
     return;
   }
 #pragma unroll
-  for (int leaf = 0; leaf < kTileLeaves; ++leaf) {
+  for (int leaf = 0; leaf < kLeaves; ++leaf) {
 #pragma unroll
     for (int h = 0; h < kTileRows; ++h) {
       SoftmaxStats whole;
       const LeafReference reference = leaf_reference(c[h], largest[leaf][h], &whole);
       const float addend = leaf_addend<kExp>(reference.m);
       TwoChains<kMoments> chains;
+      const auto add = [&](int i, float x) {
+        const float clamped = x > reference.q ? x : reference.q;
+        const bool exists = reference.usable && x != -infinity();
+        const float e = leaf_exponential<kExp>(clamped, c[h], addend);
+        chains.add(i, exists ? clamped : 0.0f, exists ? e : 0.0f);
+      };
 #pragma unroll
       for (int j = 0; j < kLeafFragments; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float x = z[at(leaf, j, h) + i], clamped = x > reference.q ? x : reference.q;
-          const bool exists = reference.usable && x != -infinity();
-          const float e = leaf_exponential<kExp>(clamped, c[h], addend);
-          chains.add(i, exists ? clamped : 0.0f, exists ? e : 0.0f);
-        }
+        const float2 x = z(leaf, j, h);
+        add(0, x.x), add(1, x.y);
       }
       // One lane has the whole of a leaf without sums; the others add nothing.
       if (!reference.usable && threadIdx.x % 4 != 0) whole.S = whole.E = whole.Q = 0.0f;
-      shares->of[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
+      shares[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
     }
   }
+}
+
+// Of a quad's shares the leaves' nodes, in all of its lanes.
+template <bool kMoments, int kLeaves>
+__device__ __forceinline__ void add_shares(SoftmaxStats (&shares)[kLeaves][kTileRows]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+#pragma unroll
+    for (int leaf = 0; leaf < kLeaves; ++leaf) {
+#pragma unroll
+      for (int h = 0; h < kTileRows; ++h) {
+        SoftmaxStats& share = shares[leaf][h];
+        share.S = add_rn(share.S, quad_xor(share.S, distance));
+        if constexpr (kMoments) {
+          share.E = add_rn(share.E, quad_xor(share.E, distance));
+          share.Q = add_rn(share.Q, quad_xor(share.Q, distance));
+        }
+      }
+    }
+  }
+}
+
+// The two columns of a thread's row h among accumulators, the eight from 8 j on of a leaf that begins at fragment `first`.
+template <int kFragment>
+__device__ __forceinline__ float2 columns_of(const float (&d)[kFragment], int first, int j, int h) {
+  return make_float2(d[4 * (first + j) + 2 * h], d[4 * (first + j) + 2 * h + 1]);
+}
+
+// The rows' nodes of a tile of two leaves, of the shares of a quad's lanes.
+template <bool kMoments>
+__device__ __forceinline__ void tile_nodes(TileShares* shares, SoftmaxStats (&node)[kTileRows]) {
+  add_shares<kMoments>(shares->of);
+#pragma unroll
+  for (int h = 0; h < kTileRows; ++h) node[h] = shares->of[0][h];
+  combine_rows<kMoments>(node, shares->of[1]);
 }
 
 }  // namespace rlk::cuda

@@ -37,8 +37,11 @@ bool reads_lora(const Head& head, std::int64_t columns) {
 // Of all rows, `step` at a time.
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
   const int block_rows = head_block_rows(p, step), row_blocks = static_cast<int>((step + block_rows - 1) / block_rows);
-  return LoraBytes(p.head, step).all +
-         head_workspace(head_columns(p), row_blocks, block_rows, multiprocessors(device)).bytes;
+  const int blocks = multiprocessors(device);
+  const HeadColumns columns = head_columns(p);
+  return LoraBytes(p.head, step).all + (block_rows == kPairRows
+                                            ? pair_workspace(columns, row_blocks, blocks, has_moments(p) ? 16 : 8).bytes
+                                            : head_workspace(columns, row_blocks, block_rows, blocks).bytes);
 }
 
 }  // namespace

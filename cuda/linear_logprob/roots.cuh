@@ -3,6 +3,7 @@
 
 #include "../logprob/leaf_group.cuh"
 #include "head_grid.h"
+#include "pair_nodes.cuh"
 #include "rlk/kernels/logprob_row.h"
 #include "rlk/ops/linear_logprob.h"
 
@@ -23,27 +24,6 @@ struct HeadNodes {
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
-// Node of a strip of a row: as it was stored, or the tree over its tiles.
-__device__ __forceinline__ SoftmaxStats strip_node(const HeadNodes& n, const HeadItems& items, int row, int part,
-                                                   int strip) {
-  const int item = head_item(n.columns, items, row / n.block_rows, part, strip);
-  if (item < items.whole) {
-    return stats_of(n.nodes[std::int64_t{part * n.columns.strips_per_part + strip} * n.padded_rows + row]);
-  }
-  SoftmaxStats node[kStripTiles];
-  const std::int64_t first = std::int64_t{item - items.whole} * kStripTiles;
-#pragma unroll
-  for (int i = 0; i < kStripTiles; ++i) {
-    node[i] = stats_of(n.tile_nodes[(first + i) * n.block_rows + row % n.block_rows]);
-  }
-#pragma unroll
-  for (int distance = 1; distance < kStripTiles; distance *= 2) {
-#pragma unroll
-    for (int i = 0; i < kStripTiles; i += 2 * distance) node[i] = combine(node[i], node[i + distance]);
-  }
-  return node[0];
-}
-
 // One of the kStripTiles nodes that a strip's tree begins with: the tile's, or, where the strip's was stored, that and
 // identities.
 __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, const HeadItems& items, int row, int part,
@@ -57,13 +37,13 @@ __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, const Head
   return stats_of(n.nodes[std::int64_t{part * n.columns.strips_per_part + strip} * n.padded_rows + row]);
 }
 
-// The root of a row by its warp.
-template <bool kMoments>
-__device__ __forceinline__ SoftmaxStats root_by_warp(const HeadNodes& n, const HeadItems& items, int row) {
-  const int strips = next_power_of_two(n.columns.strips_per_part), lane = static_cast<int>(threadIdx.x) % kWarp;
-  return tree_over_nodes<kMoments>(n.columns.num_parts * strips, lane, [&](int i) {
-    const int part = i / strips, strip = i % strips;
-    return strip < n.columns.strips_per_part ? strip_node(n, items, row, part, strip) : identity_stats();
+// The root of a row by its warp: of the part's nodes, read by load(part, node).
+template <bool kMoments, class Load>
+__device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_per_part, const Load& load) {
+  const int nodes = next_power_of_two(nodes_per_part), lane = static_cast<int>(threadIdx.x) % kWarp;
+  return tree_over_nodes<kMoments>(num_parts * nodes, lane, [&](int i) {
+    const int part = i / nodes, node = i % nodes;
+    return node < nodes_per_part ? load(part, node) : identity_stats();
   });
 }
 
@@ -86,19 +66,21 @@ __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, const 
 }
 
 // The outputs of a row, by one thread.
-__device__ __forceinline__ void write_row(const LogprobParams& p, const HeadNodes& n, std::int64_t row, int place,
+__device__ __forceinline__ void write_row(const LogprobParams& p, const float* target_z, std::int64_t row, int place,
                                           std::int64_t target, const SoftmaxStats& root) {
   if (target == p.ignore_index) return write_ignored(p, row);
   const std::int64_t local = target - p.vocab_start;
   const bool here = target >= 0 && target < p.valid_vocab && local >= 0 && local < p.num_columns;
-  const float z = here ? n.target_z[place] : canonical_nan();
+  const float z = here ? target_z[place] : canonical_nan();
   const bool fails = !is_temperature(temperature_of(p, row));
   write_outputs(p, row, fails ? failed_stats(kBadTemperature) : root, is_nan(z) ? canonical_nan() : z);
 }
 
+// Of the kernel of pairs, a warp a row.
 template <bool kMoments>
 __global__ void __launch_bounds__(kRootWarps* kWarp)
-    linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {
+    linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p,
+                                const __grid_constant__ PairNodes<kMoments> n) {
   wait_for_previous_kernel();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRootWarps + static_cast<int>(threadIdx.x) / kWarp;
   if (row >= p.num_rows) return;
@@ -109,10 +91,11 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
     if (n.groups != nullptr) {
       place = n.groups->place[place / kScoredGroupRows] * kScoredGroupRows + place % kScoredGroupRows;
     }
-    const HeadItems items = scored_items(n.columns, n.groups, n.row_blocks, n.block_rows, n.blocks);
-    root = root_by_warp<kMoments>(n, items, place);
+    const PairItems items = scored_pairs(n.columns, n.groups, n.row_blocks, n.blocks);
+    root = root_by_warp<kMoments>(n.columns.num_parts, nodes_per_part(n.columns),
+                                  [&](int part, int node) { return node_of_part(n, items, place, part, node); });
   }
-  if (threadIdx.x % kWarp == 0) write_row(p, n, row, place, target, root);
+  if (threadIdx.x % kWarp == 0) write_row(p, n.target_z, row, place, target, root);
 }
 
 // Of a launch without groups. Nothing waits for the target: its load is under way beside those of the nodes.
@@ -123,7 +106,7 @@ __global__ void __launch_bounds__(kWarpsOfFewRows* kWarp)
   const int row = static_cast<int>(blockIdx.x);
   const std::int64_t target = target_of(p, row);
   const SoftmaxStats root = root_by_block<kMoments>(n, n.items, row);
-  if (threadIdx.x == 0) write_row(p, n, row, row, target, root);
+  if (threadIdx.x == 0) write_row(p, n.target_z, row, row, target, root);
 }
 
 }  // namespace rlk::cuda

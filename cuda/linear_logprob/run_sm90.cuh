@@ -8,29 +8,17 @@
 #include "forward_sm90.cuh"
 #include "head_plan.h"
 #include "kernels.h"
+#include "pair_forward_sm90.cuh"
 #include "roots.cuh"
 
 namespace rlk::cuda {
 
-template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
-void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
-  using Tile = HeadTile<kM>;
-  const int blocks = multiprocessors(current_device());
+// What both kernels are told: of tiles of `tile_rows` by `tile_columns`.
+inline HeadLaunch head_launch(const LinearLogprobParams& p, int tile_rows, int tile_columns, int blocks) {
   HeadLaunch g{};
   g.columns = head_columns(p);
-  g.row_blocks = static_cast<int>((p.num_rows + kM - 1) / kM);
+  g.row_blocks = static_cast<int>((p.num_rows + tile_rows - 1) / tile_rows);
   g.blocks = blocks;
-  const HeadWorkspace workspace = head_workspace(g.columns, g.row_blocks, kM, blocks);
-  RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
-  auto* const memory = static_cast<unsigned char*>(p.workspace);
-  if (g.row_blocks > 1) {  // one block by itself has nothing to leave out
-    auto* const groups = reinterpret_cast<ScoredGroups*>(memory);
-    find_scored_groups_sm80(p, groups, stream);
-    g.groups = groups;
-  }
-  g.target_z = reinterpret_cast<float*>(memory + workspace.target_z);
-  g.nodes = reinterpret_cast<float4*>(memory + workspace.nodes);
-  g.tile_nodes = reinterpret_cast<float4*>(memory + workspace.tile_nodes);
   g.bias = p.head.bias;
   g.bias_dtype = p.head.bias_dtype;
   g.target = p.target;
@@ -44,14 +32,28 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   g.inverse_softcap = p.softcap > 0.0f ? 1.0f / p.softcap : 0.0f;
   g.logits_dtype = p.dtype;
   g.rows = static_cast<int>(p.num_rows);
-  g.padded_rows = g.row_blocks * kM;
+  g.padded_rows = g.row_blocks * tile_rows;
   g.lora_steps = head_steps(p.head.lora_rank);
   g.k_steps = head_steps(p.head.in_features) + g.lora_steps;
-  g.last_rows = last_tile(g.rows, kM);
+  g.last_rows = last_tile(g.rows, tile_rows);
   for (int i = 0; i < g.columns.num_parts; ++i) {  // the widest of the parts' last tiles
     const int columns = g.columns.part_last[i] - g.columns.part_first[i];
-    g.last_columns = std::max(g.last_columns, last_tile(columns, kHeadTileColumns));
+    g.last_columns = std::max(g.last_columns, last_tile(columns, tile_columns));
   }
+  return g;
+}
+
+template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
+void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+  using Tile = HeadTile<kM>;
+  const int blocks = multiprocessors(current_device());
+  HeadLaunch g = head_launch(p, kM, kHeadTileColumns, blocks);
+  const HeadWorkspace workspace = head_workspace(g.columns, g.row_blocks, kM, blocks);
+  RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
+  auto* const memory = static_cast<unsigned char*>(p.workspace);
+  g.target_z = reinterpret_cast<float*>(memory + workspace.target_z);
+  g.nodes = memory + workspace.nodes;
+  g.tile_nodes = memory + workspace.tile_nodes;
   const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kM, g.last_rows},
                                          {nullptr, p.num_columns, 0, kHeadTileColumns, g.last_columns});
   auto* kernel = linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits, kM>;
@@ -60,13 +62,55 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   const HeadItems items = head_items(g.columns, g.row_blocks, kM, blocks);
   launch_dependent<true>(kernel, std::min(blocks, head_work_items(items)), Tile::kThreads,
                          Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, g);
-  const HeadNodes nodes{g.columns, g.groups,     g.nodes, g.tile_nodes,  g.target_z,
-                        items,     g.row_blocks, blocks,  g.padded_rows, kM};
+  const HeadNodes nodes{g.columns,
+                        g.groups,
+                        static_cast<const float4*>(g.nodes),
+                        static_cast<const float4*>(g.tile_nodes),
+                        g.target_z,
+                        items,
+                        g.row_blocks,
+                        blocks,
+                        g.padded_rows,
+                        kM};
   const LogprobParams& row_params = p;
-  if (g.row_blocks == 1) {
-    return launch_dependent<true>(linear_logprob_few_roots_kernel<kMoments>, g.rows, kWarpsOfFewRows * kWarp, 0, stream,
-                                  row_params, nodes);
+  launch_dependent<true>(linear_logprob_few_roots_kernel<kMoments>, g.rows, kWarpsOfFewRows * kWarp, 0, stream,
+                         row_params, nodes);
+}
+
+template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
+void run_pairs(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+  using Tile = PairTile;
+  using Node = NodeOf<kMoments>;
+  const int blocks = multiprocessors(current_device());
+  HeadLaunch g = head_launch(p, kPairRows, kPairTileColumns, blocks);
+  const PairWorkspace workspace = pair_workspace(g.columns, g.row_blocks, blocks, sizeof(Node));
+  RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
+  auto* const memory = static_cast<unsigned char*>(p.workspace);
+  if (g.row_blocks > 1) {  // one block by itself has nothing to leave out
+    auto* const groups = reinterpret_cast<ScoredGroups*>(memory);
+    find_scored_groups_sm80(p, groups, stream);
+    g.groups = groups;
   }
+  g.target_z = reinterpret_cast<float*>(memory + workspace.target_z);
+  g.nodes = memory + workspace.nodes;
+  g.tile_nodes = memory + workspace.pair_nodes;
+  const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kPairRows, g.last_rows},
+                                         {nullptr, p.num_columns, 0, kPairTileColumns, g.last_columns});
+  auto* kernel = linear_logprob_pairs_sm90_kernel<T, kExp, kMoments, kLogits>;
+  const int shared = allow_shared_memory<linear_logprob_pairs_sm90_kernel<T, kExp, kMoments, kLogits>>();
+  g.stages = std::min(kMaxStages, (shared - kPairFixedBytes<kMoments>) / Tile::kStageBytes);
+  launch_dependent<true>(kernel, std::min(blocks, pair_work_items(pair_items(g.columns, g.row_blocks, blocks))),
+                         Tile::kThreads, kPairFixedBytes<kMoments> + g.stages * Tile::kStageBytes, stream, maps.head,
+                         maps.lora, g);
+  const PairNodes<kMoments> nodes{g.columns,
+                                  g.groups,
+                                  static_cast<const Node*>(g.nodes),
+                                  static_cast<const Node*>(g.tile_nodes),
+                                  g.target_z,
+                                  g.row_blocks,
+                                  blocks,
+                                  g.padded_rows};
+  const LogprobParams& row_params = p;
   launch_dependent<true>(linear_logprob_roots_kernel<kMoments>, (g.rows + kRootWarps - 1) / kRootWarps,
                          kRootWarps * kWarp, 0, stream, row_params, nodes);
 }
@@ -76,7 +120,7 @@ void run_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   if constexpr (!(kMoments && kLogits == HeadLogits::kRounded)) {
     if (head_block_rows(p, p.num_rows) == 64) return run_head<T, kExp, kMoments, kLogits, 64>(p, u, stream);
   }
-  run_head<T, kExp, kMoments, kLogits, 128>(p, u, stream);
+  run_pairs<T, kExp, kMoments, kLogits>(p, u, stream);
 }
 
 // The forms that are built. Registers have no room for the portable exponential beside moments and transformed logits:

@@ -1,0 +1,74 @@
+// The main loop where two warpgroups have a tile each, in turns: while one multiplies, the other does with its sums what is
+// left to do, which hides as long as it takes less than a tile's products. The stages of both pass through one ring.
+#pragma once
+
+#include "tile_ring_sm90.cuh"
+
+namespace rlk::cuda {
+
+// A tile of 128 rows by kN columns: two accumulators of 64 rows, for which registers are enough up to 192 columns.
+template <int kN>
+struct PingPongTile {
+  static constexpr int kBM = 128, kBN = kN, kHalves = 2, kFragment = kN / 2;
+  static constexpr bool kAMnMajor = false, kBMnMajor = false, kTakesTurns = false;
+  static constexpr int kBoxes = 1, kStageK = kBoxK;
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
+  static constexpr int kLoaderRegisters = 40, kRegisters = (504 - kLoaderRegisters) / kWarpgroups / 8 * 8;
+  static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
+  static constexpr int kStageBytes = kBoxBytes;
+  static constexpr int kArrivals = 4;  // at a stage's barrier: the warps of one warpgroup read it
+};
+
+// Sums of `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read; issued() that the last
+// one's products are under way, which the other warpgroup has to wait for before it asks for its first: a barrier's parity
+// tells one phase from the next, no more.
+template <class T, class Tile, class Release, class Issued>
+__device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&sum)[Tile::kHalves][Tile::kFragment],
+                                                 int steps, const Release& release, const Issued& issued) {
+  float low[Tile::kFragment], high[Tile::kFragment];  // of their own: none may be touched while a wgmma is in flight
+#pragma unroll
+  for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;  // frees the registers since the tile before
+  int previous = 0;
+#pragma unroll 1
+  for (int k = 0; k < steps; ++k) {
+    mbarrier_wait_block(ring->full + ring->at.stage * 8, ring->at.phase);
+    const std::uint32_t tile_a = ring->base + ring->at.stage * Tile::kStageBytes, tile_b = tile_a + Tile::kBytesA;
+    const std::uint64_t desc_a = tile_descriptor<false>(tile_a, 64 * 128),
+                        desc_b = tile_descriptor<false>(tile_b, 64 * 128);
+    constexpr int kHalf = 64 * 128 >> 4;
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBoxK / 16; ++step) {
+      constexpr std::uint64_t kStep = kDescriptorStep<false>;
+      const int keeps = k > 0 || step > 0;
+      wgmma<T, Tile::kBN, false, false>(low, desc_a + step * kStep, desc_b + step * kStep, keeps);
+      wgmma<T, Tile::kBN, false, false>(high, desc_a + kHalf + step * kStep, desc_b + step * kStep, keeps);
+    }
+    wgmma_commit();
+    if (k == steps - 1) issued();
+    wgmma_wait<1>();  // the stage before this one has been read
+    if (k > 0) release(previous);
+    previous = ring->at.stage;
+    ring->at.advance(ring->stages);
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < Tile::kFragment; ++i) {
+    asm volatile("" : "+f"(low[i])::"memory");
+    asm volatile("" : "+f"(high[i])::"memory");
+    sum[0][i] = low[i], sum[1][i] = high[i];
+  }
+  release(previous);
+}
+
+// Leaves out the stages of the other warpgroup's tile.
+template <class Tile>
+__device__ __forceinline__ void skip_stages(TileRing<Tile>* ring, int steps) {
+  const int stage = ring->at.stage + steps % ring->stages;
+  const bool wraps = stage >= ring->stages;
+  ring->at.stage = wraps ? stage - ring->stages : stage;
+  ring->at.phase ^= (steps / ring->stages + wraps) & 1;
+}
+
+}  // namespace rlk::cuda

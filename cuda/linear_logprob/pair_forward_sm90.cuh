@@ -1,0 +1,279 @@
+// Fused head of more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, and of its accumulators the
+// leaf statistics of logprob; no logits in memory. Bound by the tensor cores, and by the power that they draw.
+//
+// Two warpgroups have tiles of 128 rows by 192 columns in turn, neighbours of the same rows: what follows a tile's products
+// goes on beside the other's. A pair of tiles is three leaves. The first warpgroup takes the statistics of the first and
+// hands its 64 columns of the second, as z, to the thread of the second warpgroup that has the same rows and chains.
+#pragma once
+
+#include "../common/ping_pong_sm90.cuh"
+#include "forward_sm90.cuh"
+#include "pair_grid.h"
+#include "pair_nodes.cuh"
+
+namespace rlk::cuda {
+
+using PairTile = PingPongTile<kPairTileColumns>;
+
+constexpr int kMostColumns = 1 << 30;  // of a call (fuses_linear_logprob)
+constexpr int kHandedFragments = 8;    // of each row: half a leaf
+struct alignas(16) PairShared {
+  float2 handed[PairTile::kHalves * kTileRows * kHandedFragments]
+               [kWarpgroup];                      // [row of a thread, eight columns][thread]
+  float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for either warpgroup
+  PairWork work[PairTile::kWarpgroups];           // here, since registers are the accumulators'
+  int pairs_before[PairTile::kWarpgroups];        // in the works before
+  std::uint64_t full[kMaxStages], empty[kMaxStages], turn[PairTile::kWarpgroups], handed_full, handed_empty;
+};
+template <bool kMoments>
+struct PairSharedNodes {
+  NodeOf<kMoments> leaves[kPairLeaves][kPairRows];
+  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // the first of two, of each level of a node's tree
+};
+template <bool kMoments>
+constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));
+
+// The leaves of a pair, of the thread's row, up the trees of the run's nodes, or to memory as they are.
+template <bool kMoments>
+__device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& work, int pair,
+                                           PairSharedNodes<kMoments>& nodes, int row) {
+  using Node = NodeOf<kMoments>;
+  if (work.slot >= 0) {
+    Node* const to = reinterpret_cast<Node*>(g.tile_nodes) + std::int64_t{work.slot} * kPairLeaves * kPairRows + row;
+#pragma unroll
+    for (int i = 0; i < kPairLeaves; ++i) to[i * kPairRows] = nodes.leaves[i][row];
+    return;
+  }
+  const int first = work.part * nodes_per_part(g.columns) + work.run * kRunNodes;
+  Node* const to =
+      reinterpret_cast<Node*>(g.nodes) + std::int64_t{first} * g.padded_rows + work.row_block * kPairRows + row;
+  int leaf = pair * kPairLeaves;  // of the run
+#pragma unroll 1
+  for (int i = 0; i < kPairLeaves; ++i, ++leaf) {
+    SoftmaxStats node = nodes.leaves[i][row].stats();
+    int level = 0;
+#pragma unroll 1
+    for (; leaf >> level & 1 && level < kNodeLevels; ++level) node = combine(nodes.kept[level][row].stats(), node);
+    if (level < kNodeLevels) {
+      nodes.kept[level][row] = Node(node);
+    } else {
+      to[std::int64_t{leaf / kNodeLeaves} * g.padded_rows] = Node(node);
+    }
+  }
+  if (pair + 1 < work.pairs || leaf % kNodeLeaves == 0) return;
+  SoftmaxStats node = identity_stats();  // what the last node has, its second ones missing
+#pragma unroll 1
+  for (int level = 0; level < kNodeLevels; ++level) {
+    if (leaf >> level & 1) node = combine(nodes.kept[level][row].stats(), node);
+  }
+  if (first + leaf / kNodeLeaves < (work.part + 1) * nodes_per_part(g.columns)) {
+    to[std::int64_t{leaf / kNodeLeaves} * g.padded_rows] = Node(node);
+  }
+}
+
+// Of the warpgroup; read where it is asked for: what follows from it would not fit beside the accumulators.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index % kWarpgroup;
+}
+
+// Rows of a tile that a thread of a warpgroup has: of each half two.
+__device__ __forceinline__ int row_in_tile(int thread, int half, int h) {
+  return half * 64 + thread / 32 * 16 + thread % 32 / 4 + 8 * h;
+}
+__device__ __forceinline__ int first_column(const HeadColumns& columns, const PairWork& work) {
+  return columns.part_first[work.part] + work.run * kRunColumns + work.first_pair * kPairColumns;
+}
+
+// Accumulators of a warpgroup's tile become z; that of each row's target goes to memory.
+template <HeadLogits kLogits>
+__device__ __forceinline__ void make_tile_logits(const HeadLaunch& g, const PairShared& fixed, int warpgroup, int pair,
+                                                 float (&d)[PairTile::kHalves][PairTile::kFragment]) {
+  const PairWork& work = fixed.work[warpgroup];
+  const int last = g.columns.part_last[work.part];
+  const int column = first_column(g.columns, work) + pair * kPairColumns + warpgroup * kPairTileColumns;
+  const int columns = min(kPairTileColumns, last - column);
+#pragma unroll
+  for (int half = 0; half < PairTile::kHalves; ++half) {
+    make_logits<kLogits>(g, d[half], column, last);
+    const int thread = thread_index(), lane = thread % 32;
+    int target[kTileRows];
+    bool here = false;
+#pragma unroll
+    for (int h = 0; h < kTileRows; ++h) {
+      target[h] = __float_as_int(fixed.rows[warpgroup][row_in_tile(thread, half, h)].y) - column;
+      here = here || (target[h] >= 0 && target[h] < columns);
+    }
+    if (!__any_sync(kQuadLanes, here)) continue;
+#pragma unroll
+    for (int h = 0; h < kTileRows; ++h) {
+      const int at = target[h] - lane % 4 * 2;
+      const bool is_mine = at >= 0 && target[h] < columns && at % 8 < 2;
+      for (unsigned lanes = __ballot_sync(kQuadLanes, is_mine); lanes != 0; lanes &= lanes - 1) {
+        const int holder = __ffs(lanes) - 1;
+        const float2 z = pair_at<0, PairTile::kBN / 8>(d[half], __shfl_sync(kQuadLanes, at / 8, holder), h);
+        if (lane == holder) {
+          g.target_z[work.row_block * kPairRows + row_in_tile(thread, half, h)] = at % 2 == 0 ? z.x : z.y;
+        }
+      }
+    }
+  }
+}
+
+template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
+__global__ void __launch_bounds__(PairTile::kThreads, 1)
+    linear_logprob_pairs_sm90_kernel(const __grid_constant__ HeadMaps head, const __grid_constant__ HeadMaps lora,
+                                     const __grid_constant__ HeadLaunch g) {
+  using Tile = PairTile;
+  extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight], then PairShared, PairSharedNodes
+  const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
+  auto& fixed = *reinterpret_cast<PairShared*>(shared + (base - shared_address(shared)) + g.stages * Tile::kStageBytes);
+  auto& nodes = *reinterpret_cast<PairSharedNodes<kMoments>*>(&fixed + 1);
+  const std::uint32_t full = shared_address(fixed.full), empty = shared_address(fixed.empty);
+  const std::uint32_t turn = shared_address(fixed.turn);
+  const std::uint32_t handed_full = shared_address(&fixed.handed_full),
+                      handed_empty = shared_address(&fixed.handed_empty);
+  const int warp = same_in_warp(threadIdx.x / 32), warpgroup = warp / 4;
+
+  if (threadIdx.x < g.stages) {
+    mbarrier_init(full + threadIdx.x * 8, 1);
+    mbarrier_init(empty + threadIdx.x * 8, Tile::kArrivals);
+  }
+  if (threadIdx.x == 0) mbarrier_init(handed_full, 4), mbarrier_init(handed_empty, 4);
+  if (threadIdx.x < Tile::kWarpgroups) {
+    mbarrier_init(turn + threadIdx.x * 8, 4);
+    fixed.pairs_before[threadIdx.x] = fixed.work[threadIdx.x].pairs = 0;
+  }
+  if (threadIdx.x < 32) mbarrier_init_fence();
+  allow_next_kernel();
+  __syncthreads();
+  wait_for_previous_kernel();
+  __shared__ PairItems items;
+  if (threadIdx.x == 0) items = scored_pairs(g.columns, g.groups, g.row_blocks, g.blocks);
+  __syncthreads();
+  const auto exists = [&](int index) { return index < pair_work_items(items); };
+
+  TileRing<Tile> ring{base, full, empty, g.stages, {}};
+  if (warpgroup == Tile::kWarpgroups) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Tile::kLoaderRegisters));
+    if (warp == Tile::kWarpgroups * 4) {
+      if (elect_one()) {
+        prefetch_tensor_map(&head.x);
+        prefetch_tensor_map(&head.w);
+      }
+      for (int index = blockIdx.x; exists(index); index += gridDim.x) {
+        const PairWork work = pair_work(g.columns, items, index);
+        const TileRows<kPairRows> rows = tile_rows<kPairRows>(g, work.row_block * kPairRows);
+        const int last = same_in_warp(g.columns.part_last[work.part]), tiles = same_in_warp(2 * work.pairs);
+        int column = same_in_warp(first_column(g.columns, work));
+        for (int tile = 0; tile < tiles; ++tile, column += kPairTileColumns) {
+          const auto load = [&](const HeadMaps& maps, int steps) {
+            load_stages<kPairRows, kPairTileColumns>(&ring, maps, steps, rows, g.last_rows, column, last - column,
+                                                     g.last_columns);
+          };
+          load(head, g.k_steps - g.lora_steps);
+          load(lora, g.lora_steps);
+        }
+      }
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
+  const auto arrive = [&](std::uint32_t barrier) {
+    if (elect_one()) mbarrier_arrive(barrier);
+  };
+  const auto release = [&](int stage) { arrive(empty + stage * 8); };
+  const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
+  if (warpgroup == 1) skip_stages(&ring, g.k_steps);
+
+#pragma unroll 1
+  for (int index = blockIdx.x; exists(index); index += gridDim.x) {
+    const PairWork& work = fixed.work[warpgroup];
+    all_warps();  // nobody reads the rows of the work before any more
+    if (thread_index() == 0) {
+      fixed.pairs_before[warpgroup] += work.pairs;
+      fixed.work[warpgroup] = pair_work(g.columns, items, index);
+    }
+    all_warps();
+    {
+      const int mine = thread_index();
+      int row = work.row_block * kPairRows + mine;  // in place of groups, then in the call
+      if (g.groups != nullptr) {
+        const int group = g.groups->group[row / kScoredGroupRows];
+        row = group < 0 ? g.rows : group * kScoredGroupRows + row % kScoredGroupRows;
+      }
+      std::int64_t target = -1;
+      float temperature = g.temperature_value;
+      if (row < g.rows) {
+        target = load_index(g.target, g.target_dtype, row * g.target_stride) - g.vocab_start;
+        if (g.temperature != nullptr) temperature = g.temperature[row];
+      }
+      if (target < 0 || target >= kMostColumns) target = -1;
+      fixed.rows[warpgroup][mine] = make_float2(log2_scale(temperature), __int_as_float(static_cast<int>(target)));
+    }
+    all_warps();
+#pragma unroll 1
+    for (int pair = 0; pair < work.pairs; ++pair) {
+      float d[Tile::kHalves][Tile::kFragment];
+      // The second's turn of a pair follows the first's, the first's that of the pair before.
+      mbarrier_wait_block(turn + warpgroup * 8, ((fixed.pairs_before[warpgroup] + pair) & 1) ^ (warpgroup == 0));
+      multiply_in_turn<T>(&ring, d, g.k_steps, release, [&] { arrive(turn + (warpgroup ^ 1) * 8); });
+      skip_stages(&ring, g.k_steps);
+      make_tile_logits<kLogits>(g, fixed, warpgroup, pair, d);
+      const int parity = (fixed.pairs_before[warpgroup] + pair) & 1;
+      const int thread = thread_index(), lane = thread % 32;
+      const auto row_of = [&](int half, int h) { return row_in_tile(thread, half, h); };
+      const auto handed = [&](int half, int h, int j) -> float2* {
+        return &fixed.handed[(half * kTileRows + h) * kHandedFragments + j][thread];
+      };
+      // Statistics of a leaf of a half's rows, whose logits are z(j, h), to the nodes of the pair.
+      const auto take_leaf = [&](int half, int leaf, const auto& z) {
+        float c[kTileRows];
+#pragma unroll
+        for (int h = 0; h < kTileRows; ++h) c[h] = fixed.rows[warpgroup][row_of(half, h)].x;
+        SoftmaxStats shares[1][kTileRows];
+        leaf_shares<kExp, kMoments>([&](int, int j, int h) { return z(j, h); }, c, shares);
+        add_shares<kMoments>(shares);
+        if (lane % 4 == 0) {
+#pragma unroll
+          for (int h = 0; h < kTileRows; ++h) nodes.leaves[leaf][row_of(half, h)] = NodeOf<kMoments>(shares[0][h]);
+        }
+      };
+      if (warpgroup == 0) {
+        mbarrier_wait_block(handed_empty, parity ^ 1);
+#pragma unroll
+        for (int half = 0; half < Tile::kHalves; ++half) {
+#pragma unroll
+          for (int h = 0; h < kTileRows; ++h) {
+#pragma unroll
+            for (int j = 0; j < kHandedFragments; ++j) *handed(half, h, j) = columns_of(d[half], kLeafFragments, j, h);
+          }
+          take_leaf(half, 0, [&](int j, int h) { return columns_of(d[half], 0, j, h); });
+        }
+        __syncwarp();
+        arrive(handed_full);
+        continue;
+      }
+      mbarrier_wait_block(handed_full, parity);
+#pragma unroll
+      for (int half = 0; half < Tile::kHalves; ++half) {
+        take_leaf(half, 1, [&](int j, int h) {
+          if (j >= kHandedFragments) return columns_of(d[half], -kHandedFragments, j, h);
+          float2 z;  // read again in each pass: kept, it would be too many registers
+          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(z.x), "=f"(z.y)
+                       : "r"(shared_address(handed(half, h, j))));
+          return z;
+        });
+        take_leaf(half, 2, [&](int j, int h) { return columns_of(d[half], kHandedFragments, j, h); });
+      }
+      all_warps();
+      store_pair(g, work, pair, nodes, thread);
+      __syncwarp();
+      arrive(handed_empty);
+    }
+  }
+}
+
+}  // namespace rlk::cuda

@@ -1,0 +1,66 @@
+// Nodes of the tree over leaves between the fused head's kernel and the one that makes outputs of them.
+#pragma once
+
+#include "head_grid.h"
+#include "pair_grid.h"
+#include "rlk/math/softmax_stats.h"
+
+namespace rlk::cuda {
+
+// A node as it lies in memory; without moments by its reference and sum alone.
+template <bool kMoments>
+struct alignas(16) NodeOf {
+  float m, S, E, Q;
+  NodeOf() = default;
+  __device__ __forceinline__ explicit NodeOf(const SoftmaxStats& s) : m(s.m), S(s.S), E(s.E), Q(s.Q) {}
+  __device__ __forceinline__ SoftmaxStats stats() const { return {m, S, E, Q}; }
+};
+template <>
+struct alignas(8) NodeOf<false> {
+  float m, S;
+  NodeOf() = default;
+  __device__ __forceinline__ explicit NodeOf(const SoftmaxStats& s) : m(s.m), S(s.S) {}
+  __device__ __forceinline__ SoftmaxStats stats() const { return {m, S, 0.0f, 0.0f}; }
+};
+
+// What the kernel of outputs is given.
+template <bool kMoments>
+struct PairNodes {
+  HeadColumns columns;
+  const ScoredGroups* groups;          // as of the launch before
+  const NodeOf<kMoments>* nodes;       // [parts][nodes_per_part][padded rows], of whole runs
+  const NodeOf<kMoments>* pair_nodes;  // [single pairs][kPairLeaves][kPairRows], of leaves
+  const float* target_z;               // [rows]
+  int row_blocks, blocks, padded_rows;
+};
+
+// Node of eight leaves of a row: as it was stored, or the tree over its leaves.
+template <bool kMoments>
+__device__ __forceinline__ SoftmaxStats node_of_part(const PairNodes<kMoments>& n, const PairItems& items, int row,
+                                                     int part, int node) {
+  const int run = node / kRunNodes, first_leaf = node % kRunNodes * kNodeLeaves;  // of the run
+  const int leaves = (columns_from(n.columns, part, run) + kLeafColumns - 1) / kLeafColumns;
+  if (first_leaf >= leaves) return identity_stats();
+  const int slot = first_slot(n.columns, items, row / kPairRows, part, run);
+  if (slot < 0) {
+    return n.nodes[std::int64_t{part * nodes_per_part(n.columns) + node} * n.padded_rows + row].stats();
+  }
+  SoftmaxStats tree[kNodeLeaves];
+#pragma unroll
+  for (int i = 0; i < kNodeLeaves; ++i) {
+    const int leaf = first_leaf + i;
+    tree[i] = identity_stats();
+    if (leaf < leaves) {
+      const std::int64_t at = std::int64_t{slot} * kPairLeaves + leaf;
+      tree[i] = n.pair_nodes[at * kPairRows + row % kPairRows].stats();
+    }
+  }
+#pragma unroll
+  for (int distance = 1; distance < kNodeLeaves; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kNodeLeaves; i += 2 * distance) tree[i] = combine(tree[i], tree[i + distance]);
+  }
+  return tree[0];
+}
+
+}  // namespace rlk::cuda
