@@ -27,20 +27,19 @@ inline HeadColumns head_columns(const LogprobInput& p) {
   return columns;
 }
 
-// Workspace: groups of rows, target_z, nodes of strips, nodes of tiles, each from a multiple of 16 bytes on. For any number
-// of rows up to `row_blocks` blocks, since how many of them are scored is not known here.
+// Workspace of few rows: target_z, nodes of strips, nodes of tiles, each from a multiple of 16 bytes on.
 struct HeadWorkspace {
-  std::int64_t target_z, nodes, tile_nodes, bytes;
+  std::int64_t nodes, tile_nodes, bytes;
 };
-inline HeadWorkspace head_workspace(const HeadColumns& columns, int row_blocks, int block_rows, int blocks) {
-  const std::int64_t rows = std::int64_t{row_blocks} * block_rows, all = std::int64_t{row_blocks} * strips_of(columns);
-  const std::int64_t strips = all < blocks ? 0 : strips_of(columns) * rows;
-  const std::int64_t tiles = std::min<std::int64_t>(all, blocks - 1) * kStripTiles * block_rows;
-  const std::int64_t target_z = (sizeof(ScoredGroups) + 15) / 16 * 16, nodes = target_z + rows * 4;
-  return {target_z, nodes, nodes + strips * 16, nodes + (strips + tiles) * 16};
+inline HeadWorkspace head_workspace(const HeadColumns& columns, int blocks) {
+  const HeadItems items = head_items(columns, blocks);
+  const std::int64_t of_strip = kFewRows * 16, nodes = kFewRows * 4, tile_nodes = nodes + items.whole * of_strip;
+  return {nodes, tile_nodes, tile_nodes + (items.all - items.whole) * kStripTiles * of_strip};
 }
 
-// The same of pairs of tiles: groups of rows, target_z, nodes of whole runs, leaves of single pairs. node_bytes: of a node.
+// Workspace of more rows: their groups, target_z, nodes of whole runs, leaves of single pairs, each from a multiple of 16 bytes
+// on. For any number of rows up to `row_blocks` blocks, since how many of them are scored is not known here. node_bytes: of a
+// node.
 struct PairWorkspace {
   std::int64_t target_z, nodes, pair_nodes, bytes;
 };
@@ -63,10 +62,19 @@ inline bool has_moments(const LinearLogprobParams& p) {
   return p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
 }
 
-// Rows of a block's tile. One warpgroup by itself has no registers for the moments of rounded logits.
-inline int head_block_rows(const LinearLogprobParams& p, std::int64_t rows) {
+// Bytes of a node, which without moments is a reference and a sum alone.
+inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
+
+// Whether the kernel of few rows serves a call: those that it has no registers for are the other's.
+inline bool is_few_rows(const LinearLogprobParams& p, std::int64_t rows) {
+  const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
-  return rows <= 64 && !(rounded && has_moments(p)) ? 64 : 128;
+  return rows <= kFewRows && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
+}
+
+// Whether a warp has room for the nodes of all parts, which a million columns and more do not find.
+inline bool fits_one_tree(const HeadColumns& columns) {
+  return columns.num_parts * next_power_of_two(nodes_per_part(columns)) <= kMostNodes;
 }
 
 }  // namespace rlk::cuda

@@ -13,9 +13,11 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kRowsAtOnce = 8192;  // more are no faster, and their statistics would take more memory
-constexpr std::int64_t kManyRows = 2048;    // fewer meet every weight with less reuse
-constexpr std::int64_t kFewestRows = 128;   // a block's
+constexpr std::int64_t kManyRows = 2048;   // fewer meet every weight with less reuse
+constexpr std::int64_t kFewestRows = 128;  // a block's
+
+// Whose nodes take at most 16 MiB; more are no faster.
+std::int64_t rows_at_once(const LinearLogprobParams& p) { return has_moments(p) ? 4096 : 8192; }
 
 // LoRA's part of the workspace, before everything else: u of some rows, and the sums that it is rounded from.
 struct LoraBytes {
@@ -36,12 +38,11 @@ bool reads_lora(const Head& head, std::int64_t columns) {
 
 // Of all rows, `step` at a time.
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
-  const int block_rows = head_block_rows(p, step), row_blocks = static_cast<int>((step + block_rows - 1) / block_rows);
-  const int blocks = multiprocessors(device);
   const HeadColumns columns = head_columns(p);
-  return LoraBytes(p.head, step).all + (block_rows == kPairRows
-                                            ? pair_workspace(columns, row_blocks, blocks, has_moments(p) ? 16 : 8).bytes
-                                            : head_workspace(columns, row_blocks, block_rows, blocks).bytes);
+  const int blocks = multiprocessors(device), row_blocks = static_cast<int>((step + kPairRows - 1) / kPairRows);
+  return LoraBytes(p.head, step).all + (is_few_rows(p, step)
+                                            ? head_workspace(columns, blocks).bytes
+                                            : pair_workspace(columns, row_blocks, blocks, node_bytes(p)).bytes);
 }
 
 }  // namespace
@@ -69,7 +70,6 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
   const Head& head = p.head;
   const RowLayout weight_rows{std::max<std::int64_t>(p.num_columns, 1), 0, head.weight_stride};
   return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
-         (p.exp == Exp::kHardware || !has_moments(p) || (has_bare_logits(p) && p.dtype == DType::kFloat32)) &&
          p.kept_offsets == nullptr && p.num_rows > 0 && head.in_features > 0 &&
          p.num_columns < (std::int64_t{1} << 30) && head.hidden_rows.inner >= p.num_rows &&
          rows_begin_at_16_bytes(head.hidden, head.hidden_rows, p.num_rows, 2) &&
@@ -80,12 +80,12 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
 
 WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device) {
   const std::int64_t least = fused_bytes(p, std::min(p.num_rows, kFewestRows), device);
-  return {least, std::max(least, fused_bytes(p, std::min(p.num_rows, kRowsAtOnce), device))};
+  return {least, std::max(least, fused_bytes(p, std::min(p.num_rows, rows_at_once(p)), device))};
 }
 
 void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream) {
   const DeviceGuard guard(device);
-  std::int64_t step = std::min(p.num_rows, kRowsAtOnce);
+  std::int64_t step = std::min(p.num_rows, rows_at_once(p));
   while (step > kFewestRows && fused_bytes(p, step, device) > p.workspace_bytes) {
     const std::int64_t multiple = step > kManyRows ? kManyRows : kFewestRows;
     step = (step - 1) / multiple * multiple;

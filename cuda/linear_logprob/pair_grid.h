@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "../common/wave.h"
 #include "head_grid.h"
 
 namespace rlk::cuda {

@@ -14,27 +14,24 @@ constexpr int kWarpsOfFewRows = 16;  // of a row
 
 struct HeadNodes {
   HeadColumns columns;
-  const ScoredGroups* groups;  // as of the launch before
-  const float4* nodes;         // [strips][padded rows]
-  const float4* tile_nodes;    // [items that are not whole][kStripTiles][block_rows]
-  const float* target_z;       // [rows]
-  HeadItems items;             // where groups is null
-  int row_blocks, blocks, padded_rows, block_rows;
+  const float4* nodes;       // [strips][padded rows]
+  const float4* tile_nodes;  // [items that are not whole][kStripTiles][padded rows]
+  const float* target_z;     // [rows]
+  HeadItems items;
+  int padded_rows;
 };
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
 // One of the kStripTiles nodes that a strip's tree begins with: the tile's, or, where the strip's was stored, that and
 // identities.
-__device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, const HeadItems& items, int row, int part,
-                                                  int strip, int tile) {
-  const int item = head_item(n.columns, items, row / n.block_rows, part, strip);
-  if (item >= items.whole) {
-    const std::int64_t slot = std::int64_t{item - items.whole} * kStripTiles + tile;
-    return stats_of(n.tile_nodes[slot * n.block_rows + row % n.block_rows]);
+__device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, int part, int strip, int tile) {
+  const int item = part * n.columns.strips_per_part + strip;
+  if (item >= n.items.whole) {
+    const std::int64_t slot = std::int64_t{item - n.items.whole} * kStripTiles + tile;
+    return stats_of(n.tile_nodes[slot * n.padded_rows + row]);
   }
-  if (tile > 0) return identity_stats();
-  return stats_of(n.nodes[std::int64_t{part * n.columns.strips_per_part + strip} * n.padded_rows + row]);
+  return tile > 0 ? identity_stats() : stats_of(n.nodes[std::int64_t{item} * n.padded_rows + row]);
 }
 
 // The root of a row by its warp: of the part's nodes, read by load(part, node).
@@ -50,7 +47,7 @@ __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_pe
 // By its block: each warp has a sixteenth of the nodes of tiles. Few rows have no others to hide behind: a warp's loads and
 // trees one after another took 12 us.
 template <bool kMoments>
-__device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, const HeadItems& items, int row) {
+__device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, int row) {
   __shared__ float4 of_warps[kWarpsOfFewRows];
   const int strips = next_power_of_two(n.columns.strips_per_part), nodes = n.columns.num_parts * strips * kStripTiles;
   const int of_warp = (nodes + kWarpsOfFewRows - 1) / kWarpsOfFewRows;
@@ -58,7 +55,7 @@ __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, const 
   const SoftmaxStats mine = tree_over_nodes<kMoments>(of_warp, lane, [&](int i) {
     const int node = warp * of_warp + i, part = node / kStripTiles / strips, strip = node / kStripTiles % strips;
     if (node >= nodes || strip >= n.columns.strips_per_part) return identity_stats();
-    return tile_node(n, items, row, part, strip, node % kStripTiles);
+    return tile_node(n, row, part, strip, node % kStripTiles);
   });
   if (lane == 0) of_warps[warp] = make_float4(mine.m, mine.S, mine.E, mine.Q);
   __syncthreads();
@@ -105,7 +102,7 @@ __global__ void __launch_bounds__(kWarpsOfFewRows* kWarp)
   wait_for_previous_kernel();
   const int row = static_cast<int>(blockIdx.x);
   const std::int64_t target = target_of(p, row);
-  const SoftmaxStats root = root_by_block<kMoments>(n, n.items, row);
+  const SoftmaxStats root = root_by_block<kMoments>(n, row);
   if (threadIdx.x == 0) write_row(p, n.target_z, row, row, target, root);
 }
 

@@ -5,10 +5,10 @@
 
 #include "../common/alignment.h"
 #include "../common/kernel_memory.h"
+#include "few_rows_sm90.cuh"
 #include "forward_sm90.cuh"
 #include "head_plan.h"
 #include "kernels.h"
-#include "pair_forward_sm90.cuh"
 #include "roots.cuh"
 
 namespace rlk::cuda {
@@ -43,42 +43,35 @@ inline HeadLaunch head_launch(const LinearLogprobParams& p, int tile_rows, int t
   return g;
 }
 
-template <class T, Exp kExp, bool kMoments, HeadLogits kLogits, int kM>
-void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
-  using Tile = HeadTile<kM>;
+template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
+void run_few_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+  using Tile = FewRowsTile;
   const int blocks = multiprocessors(current_device());
-  HeadLaunch g = head_launch(p, kM, kHeadTileColumns, blocks);
-  const HeadWorkspace workspace = head_workspace(g.columns, g.row_blocks, kM, blocks);
+  HeadLaunch g = head_launch(p, kFewRows, kHeadTileColumns, blocks);
+  const HeadWorkspace workspace = head_workspace(g.columns, blocks);
   RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
   auto* const memory = static_cast<unsigned char*>(p.workspace);
-  g.target_z = reinterpret_cast<float*>(memory + workspace.target_z);
+  g.target_z = reinterpret_cast<float*>(memory);
   g.nodes = memory + workspace.nodes;
   g.tile_nodes = memory + workspace.tile_nodes;
-  const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kM, g.last_rows},
+  const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kFewRows, g.last_rows},
                                          {nullptr, p.num_columns, 0, kHeadTileColumns, g.last_columns});
-  auto* kernel = linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits, kM>;
-  const int shared = allow_shared_memory<linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits, kM>>();
+  auto* kernel = linear_logprob_few_rows_sm90_kernel<T, kExp, kMoments, kLogits>;
+  const int shared = allow_shared_memory<linear_logprob_few_rows_sm90_kernel<T, kExp, kMoments, kLogits>>();
   g.stages = std::min(kMaxStages, (shared - Tile::kFixedBytes) / Tile::kStageBytes);
-  const HeadItems items = head_items(g.columns, g.row_blocks, kM, blocks);
+  const HeadItems items = head_items(g.columns, blocks);
   launch_dependent<true>(kernel, std::min(blocks, head_work_items(items)), Tile::kThreads,
                          Tile::kFixedBytes + g.stages * Tile::kStageBytes, stream, maps.head, maps.lora, g);
-  const HeadNodes nodes{g.columns,
-                        g.groups,
-                        static_cast<const float4*>(g.nodes),
-                        static_cast<const float4*>(g.tile_nodes),
-                        g.target_z,
-                        items,
-                        g.row_blocks,
-                        blocks,
-                        g.padded_rows,
-                        kM};
+  const HeadNodes nodes{
+      g.columns,    static_cast<const float4*>(g.nodes), static_cast<const float4*>(g.tile_nodes), g.target_z, items,
+      g.padded_rows};
   const LogprobParams& row_params = p;
   launch_dependent<true>(linear_logprob_few_roots_kernel<kMoments>, g.rows, kWarpsOfFewRows * kWarp, 0, stream,
                          row_params, nodes);
 }
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
-void run_pairs(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
   using Tile = PairTile;
   using Node = NodeOf<kMoments>;
   const int blocks = multiprocessors(current_device());
@@ -96,8 +89,8 @@ void run_pairs(const LinearLogprobParams& p, const void* u, cudaStream_t stream)
   g.tile_nodes = memory + workspace.pair_nodes;
   const AllHeadMaps maps = all_head_maps(p.head, u, {nullptr, p.num_rows, 0, kPairRows, g.last_rows},
                                          {nullptr, p.num_columns, 0, kPairTileColumns, g.last_columns});
-  auto* kernel = linear_logprob_pairs_sm90_kernel<T, kExp, kMoments, kLogits>;
-  const int shared = allow_shared_memory<linear_logprob_pairs_sm90_kernel<T, kExp, kMoments, kLogits>>();
+  auto* kernel = linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits>;
+  const int shared = allow_shared_memory<linear_logprob_sm90_kernel<T, kExp, kMoments, kLogits>>();
   g.stages = std::min(kMaxStages, (shared - kPairFixedBytes<kMoments>) / Tile::kStageBytes);
   launch_dependent<true>(kernel, std::min(blocks, pair_work_items(pair_items(g.columns, g.row_blocks, blocks))),
                          Tile::kThreads, kPairFixedBytes<kMoments> + g.stages * Tile::kStageBytes, stream, maps.head,
@@ -115,37 +108,36 @@ void run_pairs(const LinearLogprobParams& p, const void* u, cudaStream_t stream)
                          kRootWarps * kWarp, 0, stream, row_params, nodes);
 }
 
+// The forms that are built.
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 void run_rows(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
-  if constexpr (!(kMoments && kLogits == HeadLogits::kRounded)) {
-    if (head_block_rows(p, p.num_rows) == 64) return run_head<T, kExp, kMoments, kLogits, 64>(p, u, stream);
+  constexpr bool kFewRowsToo = !kMoments || (kLogits != HeadLogits::kRounded &&
+                                             (kExp == Exp::kHardware || kLogits == HeadLogits::kPlain));  // is_few_rows
+  if constexpr (kFewRowsToo) {
+    if (is_few_rows(p, p.num_rows)) return run_few_rows<T, kExp, kMoments, kLogits>(p, u, stream);
   }
-  run_pairs<T, kExp, kMoments, kLogits>(p, u, stream);
+  run_head<T, kExp, kMoments, kLogits>(p, u, stream);
 }
 
-// The forms that are built. Registers have no room for the portable exponential beside moments and transformed logits:
-// fuses_linear_logprob refuses these.
 template <class T>
 void run_heads(const LinearLogprobParams& p, const void* u, cudaStream_t stream) {
+  const auto run = [&](auto exp, auto logits) {
+    constexpr Exp kExp = decltype(exp)::value;
+    constexpr HeadLogits kLogits = decltype(logits)::value;
+    has_moments(p) ? run_rows<T, kExp, true, kLogits>(p, u, stream) : run_rows<T, kExp, false, kLogits>(p, u, stream);
+  };
   using Plain = std::integral_constant<HeadLogits, HeadLogits::kPlain>;
   using Rounded = std::integral_constant<HeadLogits, HeadLogits::kRounded>;
   using General = std::integral_constant<HeadLogits, HeadLogits::kGeneral>;
-  const auto hardware = [&](auto logits) {
-    constexpr HeadLogits kLogits = decltype(logits)::value;
-    has_moments(p) ? run_rows<T, Exp::kHardware, true, kLogits>(p, u, stream)
-                   : run_rows<T, Exp::kHardware, false, kLogits>(p, u, stream);
-  };
+  using Hardware = std::integral_constant<Exp, Exp::kHardware>;
+  using Portable = std::integral_constant<Exp, Exp::kPortable>;
   const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
-  if (p.exp == Exp::kPortable) {
-    if (has_moments(p)) return run_rows<T, Exp::kPortable, true, HeadLogits::kPlain>(p, u, stream);
-    return plain ? run_rows<T, Exp::kPortable, false, HeadLogits::kPlain>(p, u, stream)
-                 : run_rows<T, Exp::kPortable, false, HeadLogits::kGeneral>(p, u, stream);
-  }
-  if (plain) return hardware(Plain{});
+  if (p.exp == Exp::kPortable) return plain ? run(Portable{}, Plain{}) : run(Portable{}, General{});
+  if (plain) return run(Hardware{}, Plain{});
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (has_bare_logits(p)) return hardware(Rounded{});
+    if (has_bare_logits(p) && p.dtype == DType::kBFloat16) return run(Hardware{}, Rounded{});
   }
-  hardware(General{});
+  run(Hardware{}, General{});
 }
 
 }  // namespace rlk::cuda
