@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="patch_model patches models of torch
 transformers = pytest.importorskip("transformers", reason="patch_model patches models of transformers")
 
 import rl_kernel_native as rk  # noqa: E402
+from rl_kernel_native.integrations.decoder import CACHE_NAMES  # noqa: E402
 from rl_kernel_native.integrations.patch import OPS  # noqa: E402
 from rl_kernel_native.integrations.sequences import locate_sequences  # noqa: E402
 
@@ -170,6 +171,54 @@ def test_a_static_cache_is_read_as_far_as_it_is_filled(model: Any) -> None:
         first = model(input_ids=IDS[:, :13], past_key_values=cache, use_cache=True).logits
         second = model(input_ids=IDS[:, 13:], past_key_values=cache, use_cache=True).logits
     assert torch.equal(torch.cat([first, second], 1), want)
+
+
+def test_generation_takes_a_static_cache(model: Any) -> None:
+    """For which transformers makes a mask for each kind of layer."""
+    rk.patch_model(model)
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    want = model.generate(IDS, **options)
+    assert torch.equal(model.generate(IDS, cache_implementation="static", disable_compile=True, **options), want)
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_attention_reads_a_cache_by_either_name(model: Any, name: str) -> None:
+    """Which transformers changed: a name that is not known would be a cache that is not read."""
+    rk.patch_model(model)
+    want = logits_of(model, IDS)[:, 13:]
+    body, cache = model.model, transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        body(input_ids=IDS[:, :13], **{name: cache})
+        assert cache.get_seq_length() == 13
+        assert torch.equal(model.lm_head(body(input_ids=IDS[:, 13:], **{name: cache})[0]), want)
+    with pytest.raises(TypeError, match="key_cache: expected a cache by one of the names"):
+        body.layers[0].self_attn(
+            hidden_states=torch.zeros(1, 2, 64, dtype=torch.bfloat16),
+            position_embeddings=body.rotary_emb(torch.zeros(1, dtype=torch.bfloat16), torch.arange(2)[None]),
+            key_cache=cache,
+        )
+
+
+def test_a_mask_narrower_than_the_cache_and_the_new_tokens_is_refused(model: Any) -> None:
+    rk.patch_model(model)
+    with torch.no_grad():
+        cache = model(input_ids=IDS[:, :13], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match=r"attention_mask: expected \[3, at least 20\].*got \[3, 7\]"):
+            model(input_ids=IDS[:, 13:], past_key_values=cache, attention_mask=torch.ones(3, 7))
+
+
+def test_models_of_one_configuration_are_refused_and_all_models_of_a_container_are_patched() -> None:
+    model = tiny()
+    other = transformers.Qwen3ForCausalLM(model.config)
+    rk.patch_model(model)
+    with pytest.raises(ValueError, match=r"model: expected a configuration of its own.*copy\.deepcopy"):
+        rk.patch_model(other)
+    rk.unpatch_model(model)
+    both = torch.nn.ModuleDict({"policy": tiny(), "reference": tiny()})
+    assert rk.patch_model(both)["attention"] == 4
+    assert torch.equal(logits_of(both["policy"]), logits_of(both["reference"]))
+    rk.unpatch_model(both)
+    assert {x.config._attn_implementation for x in both.values()} == {model.config._attn_implementation}
 
 
 def test_sliding_windows_are_kept() -> None:

@@ -7,6 +7,8 @@ of those go on working. What rounds where is what transformers 5.23 rounds: `rop
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from typing import Any
 
@@ -20,6 +22,9 @@ from .sequences import Sequences, locate_sequences
 # transformers looks attention up by name; both registries know this one once a model was patched.
 ATTENTION_NAME = "rl_kernel_native"
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
+
+# What models call their cache: from transformers 5.24 on, and before.
+CACHE_NAMES = ("cache", "past_key_values")
 
 # A tool may look at what attention reads and gives: called as observer(module, query [B, H, T, D], key [B, Hkv, L, D],
 # output [B, T, H, D]).
@@ -61,17 +66,42 @@ def layer(module: Any, hidden_states: torch.Tensor, attention_mask: Any = None, 
     return residual + module.mlp(normed)
 
 
+def take_cache(kwargs: dict[str, Any]) -> Any:
+    """The cache among a forward's keywords, which no longer have it then; None without one."""
+    given = [cache for cache in (kwargs.pop(name, None) for name in CACHE_NAMES) if cache is not None]
+    if len(given) > 1:
+        raise ValueError(f"{CACHE_NAMES[0]}: expected one cache, got another as {CACHE_NAMES[1]}")
+    return given[0] if given else None
+
+
+@functools.cache
+def cache_name(model: type) -> str:
+    """What a model's forward calls its cache."""
+    parameters = inspect.signature(model.forward).parameters
+    for name in CACHE_NAMES:
+        if name in parameters:
+            return name
+    raise TypeError(
+        f"{model.__name__}.forward: expected a cache by one of the names {CACHE_NAMES}, got {list(parameters)}"
+    )
+
+
 def rope_attention(
     module: Any,
     hidden_states: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     attention_mask: Any = None,
-    past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """LlamaAttention and Qwen3Attention: heads stay where projections put them; queries and keys turn in one call."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    cache = take_cache(kwargs)
+    for name, value in kwargs.items():
+        if callable(getattr(value, "update", None)) and hasattr(value, "get_seq_length"):
+            raise TypeError(
+                f"{name}: expected a cache by one of the names {CACHE_NAMES}, got one that would be left out"
+            )
     shape = hidden_states.shape[:-1]
     query = module.q_proj(hidden_states).view(*shape, -1, module.head_dim)
     key = module.k_proj(hidden_states).view(*shape, -1, module.head_dim)
@@ -80,8 +110,8 @@ def rope_attention(
         query, key = module.q_norm(query), module.k_norm(key)
     query, key = rk.rope(query, key, *position_embeddings, intermediate="input")
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, module.layer_idx)
+    if cache is not None:
+        key, value = cache.update(key, value, module.layer_idx)
     eager = sys.modules[type(module).__module__].eager_attention_forward
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager)
     output, weights = attend(
@@ -146,11 +176,11 @@ def body(
     input_ids: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
-    past_key_values: Any = None,
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
     """LlamaModel and Qwen3Model: finds the batch's sequences once, then goes on as the original does."""
+    cache = take_cache(kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
     if tokens is not None:
         kwargs[SEQUENCES] = locate_sequences(
@@ -159,17 +189,14 @@ def body(
             tokens.device,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=cache,
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
+    if cache is not None:
+        kwargs[cache_name(type(module))] = cache
     return type(module).forward(
-        module,
-        input_ids=input_ids,
-        position_ids=position_ids,
-        past_key_values=past_key_values,
-        inputs_embeds=inputs_embeds,
-        **kwargs,
+        module, input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs
     )
 
 

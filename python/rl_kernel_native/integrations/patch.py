@@ -22,11 +22,11 @@ _MLPS = {"silu": decoder.silu_mul_mlp, "swish": decoder.silu_mul_mlp, "gelu_pyto
 class _Patch:
     """What was put where, so that all of it can be taken back."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, models: list[Any]) -> None:
+        self.models = models  # that attention is chosen for, with all below them
         self.forwards: list[tuple[str, torch.nn.Module, Any]] = []
         self.attributes: list[tuple[torch.nn.Module, str]] = []
-        self.attention_implementation: str | None = None
+        self.attention_implementations: list[str] = []
         self.counts: dict[str, int] = dict.fromkeys(OPS, 0)
 
     def forward(self, name: str, module: torch.nn.Module, function: Callable[..., Any]) -> None:
@@ -48,8 +48,8 @@ class _Patch:
                 del module.__dict__["forward"]
         for module, name in self.attributes:
             module.__dict__.pop(name, None)
-        if self.attention_implementation is not None:
-            self.model.set_attn_implementation(self.attention_implementation)
+        for model, implementation in zip(self.models, self.attention_implementations, strict=False):  # none yet, or all
+            model.set_attn_implementation(implementation)
 
     def wrapped_since(self) -> str | None:
         """A module whose forward something else replaced after this did."""
@@ -62,7 +62,12 @@ def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
     bodies = _bodies(model)
     if _RECORD in model.__dict__:
         raise ValueError("model: patched already; call unpatch_model first")
-    done = _Patch(bodies[0][1] if not hasattr(model, "set_attn_implementation") else model)
+    done = _Patch([model] if hasattr(model, "set_attn_implementation") else [body for _, body in bodies])
+    if "attention" in chosen and any(x.config._attn_implementation == decoder.ATTENTION_NAME for x in done.models):
+        raise ValueError(
+            "model: expected a configuration of its own, got one that it shares with a patched model; make the model "
+            "of copy.deepcopy(config), or unpatch the other first"
+        )
     try:
         for name, module in model.named_modules():
             _patch_module(done, name, module, chosen)
@@ -70,8 +75,9 @@ def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
             _patch_body(done, name, body, chosen)
         if "attention" in chosen:
             _register_attention()
-            done.attention_implementation = done.model.config._attn_implementation
-            done.model.set_attn_implementation(decoder.ATTENTION_NAME)
+            done.attention_implementations = [x.config._attn_implementation for x in done.models]
+            for each in done.models:
+                each.set_attn_implementation(decoder.ATTENTION_NAME)
     except BaseException:
         done.undo()
         raise

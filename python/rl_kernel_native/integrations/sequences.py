@@ -35,7 +35,7 @@ def locate_sequences(
     num_queries: int,
     device: torch.device,
     *,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | dict[str, Any] | None,
     position_ids: torch.Tensor | None,
     past_key_values: Any,
     cu_seq_lens_q: torch.Tensor | None = None,
@@ -53,17 +53,23 @@ def locate_sequences(
         past_key_values: None or a cache.
 
     Raises:
-        ValueError: a mask of another shape or with padding inside of a sequence; `cu_seq_lens_q` beside a cache.
+        ValueError: a mask of another shape, narrower than the cache and the new tokens, or with padding inside of a
+            sequence; `cu_seq_lens_q` beside a cache.
     """
     if cu_seq_lens_q is not None:
         if past_key_values is not None:
             raise ValueError("past_key_values: expected None beside cu_seq_lens_q; a cache has one sequence a row")
-        keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
-        return Sequences(cu_seqlens_q=cu_seq_lens_q.int(), cu_seqlens_k=keys.int())
+        of_keys = cu_seq_lens_q if cu_seq_lens_k is None else cu_seq_lens_k
+        return Sequences(cu_seqlens_q=cu_seq_lens_q.int(), cu_seqlens_k=of_keys.int())
+    if isinstance(
+        attention_mask, dict
+    ):  # by kinds of layers, as generate makes one for static caches: all are the caller's
+        attention_mask = next(iter(attention_mask.values()), None)
+    keys = None if past_key_values is None else _cached(past_key_values, num_queries)
     if attention_mask is not None:
-        return _masked(batch, num_queries, attention_mask)
+        return _masked(batch, num_queries, attention_mask, keys)
     if past_key_values is not None:
-        return Sequences(num_keys=_cached(past_key_values, num_queries))
+        return Sequences(num_keys=keys)
     if position_ids is None or num_queries < 2:
         return Sequences()
     return _packed(batch, num_queries, device, position_ids)
@@ -75,13 +81,18 @@ def _cached(cache: Any, num_queries: int) -> int | None:
     return None if length is None else int(length()) + num_queries
 
 
-def _masked(batch: int, num_queries: int, mask: torch.Tensor) -> Sequences:
+def _masked(batch: int, num_queries: int, mask: torch.Tensor, keys: int | None) -> Sequences:
     if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < num_queries:
         raise ValueError(
             f"attention_mask: expected None or [{batch}, at least {num_queries}], 1 where a token is real, got "
             f"{list(mask.shape)}; packed sequences are named by position_ids or cu_seq_lens_q"
         )
     width = mask.shape[1]
+    if keys is not None and width < keys:
+        raise ValueError(
+            f"attention_mask: expected [{batch}, at least {keys}], the tokens of the cache and {num_queries} new ones, "
+            f"got {list(mask.shape)}"
+        )
     real = mask != 0
     columns = torch.arange(width, device=mask.device)
     first = torch.where(real, columns, width).amin(1)

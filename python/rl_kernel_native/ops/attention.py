@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _dispatch
+from .. import _check, _dispatch
 from .._arithmetic import resolve_exp
 from .._native import module as _C
 from ..reference.attention import attention_reference
@@ -110,7 +110,7 @@ def attention(
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
     """
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table)
-    options = (bool(causal), window_size, softmax_scale)
+    options = (_check.flag("causal", causal), window_size, softmax_scale)
     if (
         type(q) in _plain
         and type(k) in _plain
@@ -118,11 +118,11 @@ def attention(
         and all(type(x) in _plain_or_none for x in lists)
         and not _torch_path.is_compiling()
     ):
-        result = _C.attention_eager(q, k, v, *lists, *options, exp, bool(return_lse))
+        result = _C.attention_eager(q, k, v, *lists, *options, exp, _check.flag("return_lse", return_lse))
         if result is not NotImplemented:
             return AttentionResult(*result) if return_lse else result[0]
     if _dispatch.is_tensor(q):
-        out, lse = _torch().attention(q, k, v, lists, options, exp, bool(return_lse))
+        out, lse = _torch().attention(q, k, v, lists, options, exp, _check.flag("return_lse", return_lse))
     else:
         frame = _dispatch.Frame(q, "q")
         _dispatch.match_torch_threads()
@@ -133,7 +133,7 @@ def attention(
             *(frame.export(x, name) for x, name in zip(lists, _LISTS, strict=True)),
             *options,
             resolve_exp(exp, frame.device),
-            bool(return_lse),
+            _check.flag("return_lse", return_lse),
             frame.allocate,
             frame.stream,
         )
@@ -172,7 +172,7 @@ def attention_backward(
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """
     lists = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
-    options = (bool(causal), window_size, softmax_scale)
+    options = (_check.flag("causal", causal), window_size, softmax_scale)
     if _dispatch.is_tensor(q):
         found: tuple[Any, Any, Any] = _torch().backward(dout, dlse, q, k, v, out, lse, lists, options, exp)
         return found

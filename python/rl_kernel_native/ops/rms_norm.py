@@ -85,14 +85,29 @@ def rms_norm(
         and main_grad is None
         and not _torch_path.is_compiling()
     ):
-        result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, bool(round_before_weight), return_rstd)
+        result = _C.rms_norm_eager(
+            x,
+            weight,
+            residual,
+            eps,
+            weight_offset,
+            _check.flag("round_before_weight", round_before_weight),
+            return_rstd,
+        )
         if result is not NotImplemented:
             return _selected(result, residual is not None, return_rstd)
     if weight is None and main_grad is not None:
         raise ValueError("main_grad: expected None where weight is None")
     if _dispatch.is_tensor(x):
         result = _torch().rms_norm(
-            x, weight, residual, eps, weight_offset, bool(round_before_weight), return_rstd, main_grad
+            x,
+            weight,
+            residual,
+            eps,
+            weight_offset,
+            _check.flag("round_before_weight", round_before_weight),
+            return_rstd,
+            main_grad,
         )
         return _selected(result, residual is not None, return_rstd)
     if main_grad is not None:
@@ -105,7 +120,7 @@ def rms_norm(
         frame.export(residual, "residual"),
         eps,
         weight_offset,
-        bool(round_before_weight),
+        _check.flag("round_before_weight", round_before_weight),
         return_rstd,
         frame.allocate,
         frame.stream,
@@ -162,7 +177,7 @@ def rms_norm_backward(
     _check.writable("main_grad", main_grad)
     if weight is None and main_grad is not None:
         raise ValueError("main_grad: expected None where weight is None")
-    arguments = (weight_offset, bool(round_before_weight))
+    arguments = (weight_offset, _check.flag("round_before_weight", round_before_weight))
     wanted = (return_dx, return_dweight and weight is not None, code)
     if _dispatch.is_tensor(dy):
         return _torch().backward(dy, h, weight, eps, rstd, d_new_residual, *arguments, main_grad, *wanted)

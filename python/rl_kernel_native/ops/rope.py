@@ -122,7 +122,14 @@ def _call(
     mrope_sections: Any, head_axis: Any, transposed: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     _check.one_of("intermediate", intermediate, ("float32", "input"))
-    options = (bool(interleaved), partial_dim, intermediate == "input", mrope_sections, head_axis, transposed)
+    options = (
+        _check.flag("interleaved", interleaved),
+        partial_dim,
+        intermediate == "input",
+        mrope_sections,
+        head_axis,
+        transposed,
+    )
     if (
         type(q) in _plain
         and type(k) in _plain_or_none

@@ -136,7 +136,7 @@ def _gelu(approximate: str) -> int:
 
 
 def _forward(gate: Any, up: Any, activation: int, round_before_mul: bool) -> Any:
-    rounds = bool(round_before_mul)
+    rounds = _check.flag("round_before_mul", round_before_mul)
     if type(gate) in _plain and type(up) in _plain_or_none and not _torch_path.is_compiling():
         result = _C.gated_mul_eager(gate, up, activation, rounds)
         if result is not NotImplemented:
@@ -154,7 +154,12 @@ def _forward(gate: Any, up: Any, activation: int, round_before_mul: bool) -> Any
 def _backward(
     dy: Any, gate: Any, up: Any, activation: int, round_before_mul: bool, return_d_gate: bool, return_d_up: bool
 ) -> Any:
-    arguments = (activation, bool(round_before_mul), bool(return_d_gate), bool(return_d_up))
+    arguments = (
+        activation,
+        _check.flag("round_before_mul", round_before_mul),
+        _check.flag("return_d_gate", return_d_gate),
+        _check.flag("return_d_up", return_d_up),
+    )
     if _is_tensor(gate):
         return _torch().backward(dy, gate, up, *arguments)
     name = "gate_up" if up is None else "gate"
