@@ -675,3 +675,21 @@ def test_mixed_devices_are_an_error_that_names_both(argument: str) -> None:
                 kept=(IDS.to(at["kept ids"]), OFFSETS.to(at["kept offsets"])),
                 out=torch.empty(3, device=at["out"]),
             )
+
+
+@pytest.mark.parametrize(
+    ("flag", "call"),
+    [
+        ("causal", lambda value: rk.attention(*[torch.ones(1, 2, 1, 8)] * 3, causal=value)),
+        (
+            "interleaved",
+            lambda value: rk.rope(*[torch.ones(1, 2, 1, 8)] * 2, *[torch.ones(2, 4)] * 2, interleaved=value),
+        ),
+        ("round_before_weight", lambda value: rk.rms_norm(X, X[0], 1e-6, round_before_weight=value)),
+        ("round_before_mul", lambda value: rk.silu_mul(X, round_before_mul=value)),
+    ],
+)
+def test_a_flag_of_a_row_operator_is_a_bool(flag: str, call: Any) -> None:
+    call(np.True_)
+    with pytest.raises(TypeError, match=f"{flag}: expected a bool, got str"):
+        call("False")
