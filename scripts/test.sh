@@ -126,6 +126,7 @@ done
 
 install_system_packages tests
 enter_venv
+export CXX=${CXX:-g++}  # by one name in all stages, CMake's and pip's: ccache takes c++ for another compiler
 mkdir -p build
 run_stage setup
 ((failed)) || run_stage package
