@@ -17,8 +17,12 @@ target_compile_options(rlk_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-fvisibility=hidden;-Wall;-Wextra>)
 target_link_libraries(rlk_options INTERFACE Threads::Threads)
 
+# By paths relative to the build folder: what one build compiled is found by any other two folders below these sources,
+# in any copy of them.
 find_program(CCACHE ccache)
 if(CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE}")
-  set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE}")
+  set(launcher "${CMAKE_COMMAND}" -E env
+    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 CCACHE_ABSSTDERR=1 "${CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${launcher}")
+  set(CMAKE_CUDA_COMPILER_LAUNCHER "${launcher}")
 endif()

@@ -1,7 +1,11 @@
 # The extension module: nanobind, stable ABI from Python 3.12 on.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
 execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
-  OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_ROOT COMMAND_ERROR_IS_FATAL ANY)
+  OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nanobind_installed COMMAND_ERROR_IS_FATAL ANY)
+# From a copy: pip builds with a nanobind in a folder of a new name each time, which no compiler cache knows.
+get_filename_component(nanobind_installed "${nanobind_installed}" DIRECTORY)
+file(COPY "${nanobind_installed}/" DESTINATION "${PROJECT_BINARY_DIR}/nanobind" PATTERN "__pycache__" EXCLUDE)
+set(nanobind_ROOT "${PROJECT_BINARY_DIR}/nanobind/cmake")
 find_package(nanobind CONFIG REQUIRED)
 file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cpp/bindings/*.cpp")
 nanobind_add_module(_C NB_STATIC STABLE_ABI ${sources})

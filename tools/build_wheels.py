@@ -165,7 +165,8 @@ def build(variant: str, version: str, source: Path, out: Path, tools: Path) -> B
         pip = made / "venv" / "bin" / "pip"
         run([made / "venv" / "bin" / "python", "-m", "pip", "install", "-q", "--upgrade", "pip"])  # 3.10's is too old
         defines = [x for option in options for x in ("-C", f"cmake.define.{option}")]
-        directory = f"build-dir={made / 'build'}"
+        # Two folders below the sources, as every build: so ccache finds what another one compiled.
+        directory = f"build-dir={source / 'build' / f'{variant}-{version}'}"
         run([pip, "wheel", "-q", "--no-deps", source, "-w", made / "wheel", "-C", directory, *defines])
         wheel = renamed(next((made / "wheel").glob("*.whl")), name)
         run(
