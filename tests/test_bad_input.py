@@ -683,7 +683,7 @@ def test_mixed_devices_are_an_error_that_names_both(argument: str) -> None:
         ("causal", lambda value: rk.attention(*[torch.ones(1, 2, 1, 8)] * 3, causal=value)),
         (
             "interleaved",
-            lambda value: rk.rope(*[torch.ones(1, 2, 1, 8)] * 2, *[torch.ones(2, 4)] * 2, interleaved=value),
+            lambda value: rk.rope(*[torch.ones(1, 2, 1, 8)] * 2, *[torch.ones(1, 2, 4)] * 2, interleaved=value),
         ),
         ("round_before_weight", lambda value: rk.rms_norm(X, X[0], 1e-6, round_before_weight=value)),
         ("round_before_mul", lambda value: rk.silu_mul(X, round_before_mul=value)),
