@@ -199,6 +199,20 @@ def test_attention_reads_a_cache_by_either_name(model: Any, name: str) -> None:
         )
 
 
+def test_a_signature_that_is_not_known_is_refused_before_anything_is_patched(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(
+        self: Any, hidden_states: Any, position_embeddings: Any, attention_mask: Any, kv: Any = None
+    ) -> None: ...
+
+    before = state_of(model)
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", forward)
+    with pytest.raises(ValueError, match=r"Attention.forward with parameters of hidden_states, .*got .*, kv in transf"):
+        rk.patch_model(model)
+    assert {n: set(d) for n, d in state_of(model).items()} == {n: set(d) for n, d in before.items()}
+
+
 def test_a_mask_narrower_than_the_cache_and_the_new_tokens_is_refused(model: Any) -> None:
     rk.patch_model(model)
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 class SlotCache:
     """Keys and values of up to `num_slots` requests, [slot, num_kv_heads, position, head_dim] for each layer.
 
-    Passed to the model as `past_key_values`. Before each forward, `begin_prefill` or `begin_decode` says which slots
+    Passed to the model as its KV cache. Before each forward, `begin_prefill` or `begin_decode` says which slots
     the rows of the batch are. Columns are positions (nothing is shifted or left-padded), so a token's key stays where
     it was written whoever else is in the batch.
     """

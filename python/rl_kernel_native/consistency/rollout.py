@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ..integrations.decoder import cache_name
 from .cache import SlotCache
 from .checks import SideInputs
 from .errors import BadInput
@@ -85,6 +86,7 @@ class _Rollout:
     ) -> None:
         self.loaded, self.operators, self.recorder = loaded, operators, recorder
         self.seed, self.temperature, self.max_new_tokens = seed, temperature, max_new_tokens
+        self.cache_name = cache_name(type(loaded.model))
 
     def prefill(self, request: Request, cache: SlotCache) -> None:
         """Runs the prompt and samples the first token."""
@@ -95,7 +97,7 @@ class _Rollout:
         cache.begin_prefill(request.slot, length)
         self.recorder.begin([(0, p, p, request.index, p) for p in range(length)], device)
         out = self.loaded.model(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=1, **{self.cache_name: cache}
         )
         request.fed_ids += ids[0].tolist()
         request.fed_positions += positions[0].tolist()
@@ -110,7 +112,7 @@ class _Rollout:
         mask = self.operators.decode_mask(cache.begin_decode([request.slot for request in active], places))
         self.recorder.begin([(row, 0, p, active[row].index, p) for row, p in enumerate(places)], device)
         out = self.loaded.model(
-            input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
+            input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **{self.cache_name: cache}
         )
         for row, request in enumerate(active):
             request.fed_ids.append(int(ids[row, 0]))

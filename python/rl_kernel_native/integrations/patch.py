@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,16 @@ _RECORD = "_rk_patch"
 # Their frequencies change with the longest sequence of a batch, by design.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MLPS = {"silu": decoder.silu_mul_mlp, "swish": decoder.silu_mul_mlp, "gelu_pytorch_tanh": decoder.gelu_mul_mlp}
+
+# The parameters of the forwards that ours stand for, beside the cache's. Any other may change what is computed.
+_PARAMETERS = {
+    "Model": "input_ids attention_mask position_ids inputs_embeds use_cache cache_position",
+    "DecoderLayer": "hidden_states attention_mask position_ids use_cache cache_position position_embeddings",
+    "Attention": "hidden_states position_embeddings attention_mask cache_position",
+    "MLP": "x",
+    "RMSNorm": "hidden_states",
+    "RotaryEmbedding": "x position_ids",
+}
 
 
 class _Patch:
@@ -62,6 +73,7 @@ def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
     bodies = _bodies(model)
     if _RECORD in model.__dict__:
         raise ValueError("model: patched already; call unpatch_model first")
+    _check_signatures()
     done = _Patch([model] if hasattr(model, "set_attn_implementation") else [body for _, body in bodies])
     if "attention" in chosen and any(x.config._attn_implementation == decoder.ATTENTION_NAME for x in done.models):
         raise ValueError(
@@ -122,6 +134,24 @@ def _families() -> dict[str, Any]:
 def _classes(role: str) -> tuple[Any, ...]:
     """The class of each family that plays a role: Model, Attention, MLP, RMSNorm ..."""
     return tuple(getattr(module, family + role) for family, module in _families().items())
+
+
+def _check_signatures() -> None:
+    """ValueError where transformers' forwards have parameters that ours would lose without a word."""
+    import transformers
+
+    for role, known in _PARAMETERS.items():
+        for kind in _classes(role):
+            parameters = inspect.signature(kind.forward).parameters.values()
+            given = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+            caches = [name for name in given if name in decoder.CACHE_NAMES]
+            others = [name for name in given if name not in (*caches, *known.split())]
+            if others or len(caches) != (role in ("Model", "DecoderLayer", "Attention")):
+                raise ValueError(
+                    f"model: expected {kind.__name__}.forward with parameters of {known.replace(' ', ', ')} and a cache "
+                    f"as one of {decoder.CACHE_NAMES}, got {', '.join(given)} in transformers {transformers.__version__}, "
+                    "which this version of rl_kernel_native does not know"
+                )
 
 
 def _bodies(model: Any) -> list[tuple[str, Any]]:
