@@ -7,7 +7,6 @@ of those go on working. What rounds where is what transformers 5.23 rounds: `rop
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from typing import Any
@@ -74,9 +73,8 @@ def take_cache(kwargs: dict[str, Any]) -> Any:
     return given[0] if given else None
 
 
-@functools.cache
-def cache_name(model: type) -> str:
-    """What a model's forward calls its cache."""
+def cache_name(model: Any) -> str:
+    """What the forward of a model's class calls its cache."""
     parameters = inspect.signature(model.forward).parameters
     for name in CACHE_NAMES:
         if name in parameters:

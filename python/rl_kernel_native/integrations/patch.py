@@ -148,9 +148,9 @@ def _check_signatures() -> None:
             others = [name for name in given if name not in (*caches, *known.split())]
             if others or len(caches) != (role in ("Model", "DecoderLayer", "Attention")):
                 raise ValueError(
-                    f"model: expected {kind.__name__}.forward with parameters of {known.replace(' ', ', ')} and a cache "
-                    f"as one of {decoder.CACHE_NAMES}, got {', '.join(given)} in transformers {transformers.__version__}, "
-                    "which this version of rl_kernel_native does not know"
+                    f"model: expected {kind.__name__}.forward with parameters of {known.replace(' ', ', ')} and a "
+                    f"cache as one of {decoder.CACHE_NAMES}, got {', '.join(given)} in transformers "
+                    f"{transformers.__version__}, which this version of rl_kernel_native does not know"
                 )
 
 
