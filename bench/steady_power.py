@@ -79,10 +79,24 @@ def main(
     w = (torch.randn(vocab, in_features, device="cuda") / in_features**0.5).bfloat16()
     zeros, target = torch.zeros_like(w), torch.randint(0, vocab, (rows,), device="cuda")
     y = torch.empty(rows, vocab, device="cuda", dtype=torch.bfloat16)
+    leaves = x.detach().requires_grad_(), w.detach().requires_grad_()
+    ones = torch.ones(rows, device="cuda")
+
+    def both(mebibytes: int) -> Callable[[], Any]:
+        def call() -> Any:
+            logprob = rk.linear_logprob(*leaves, target, workspace_bytes=mebibytes << 20)
+            return torch.autograd.grad(logprob, leaves, ones)
+
+        return call
+
     calls: dict[str, Callable[[], Any]] = {
         "torch": lambda: torch.mm(x, w.t(), out=y),
         "linear, native engine": lambda: rk.linear(x, w, engine="native"),
         "linear_logprob": lambda: rk.linear_logprob(x, w, target),
+        "with entropy and p^2": lambda: rk.linear_logprob(x, w, target, return_entropy=True, return_sum_p_sq=True),
+        "portable": lambda: rk.linear_logprob(x, w, target, exp="portable"),
+        "torch again": lambda: torch.mm(x, w.t(), out=y),
+        **{f"and backward, {size} MiB": both(size) for size in (1024, 512, 256)},
         "linear, weights of zeros": lambda: rk.linear(x, zeros, engine="native"),
     }
     name = f"{torch.cuda.get_device_name()}: {rows} x {vocab} x {in_features}, bfloat16"
