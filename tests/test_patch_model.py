@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +46,13 @@ def tiny(family: str = "Qwen3", dtype: Any = torch.bfloat16, **options: Any) -> 
 @pytest.fixture(params=["Qwen3", "Llama"])
 def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
+
+
+@pytest.fixture
+def compiler() -> Any:
+    """torch.compile without what it remembers of other tests' models, of which it compiles a few only."""
+    torch._dynamo.reset()
+    return torch.compile
 
 
 @torch.no_grad()
@@ -245,6 +257,62 @@ def test_sliding_windows_are_kept() -> None:
     torch.testing.assert_close(logits_of(windowed), want, rtol=1e-4, atol=1e-4)
 
 
+# Keys that a cache of this window drops are no whole number of attention's blocks of 128; the text has three blocks.
+WINDOWED = {
+    "use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1, "max_position_embeddings": 512,
+}  # fmt: skip
+LONG_IDS = torch.arange(2 * 300).view(2, 300) % 101
+
+
+def windowed() -> Any:
+    """A layer of each kind, patched. In float32, with scores of some tens, whose maximum grows from block to
+    block: that blocks begin elsewhere then shows."""
+    model = tiny("Qwen3", torch.float32, **WINDOWED)
+    assert model.config.layer_types == ["full_attention", "sliding_attention"]
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_norm.weight.fill_(12)
+    rk.patch_model(model)
+    return model
+
+
+@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("chunk", [130, 17, 1])  # more than a block, less than the window, decoding
+def test_sliding_windows_have_the_same_bits_in_chunks(cache: str, chunk: int) -> None:
+    """A cache keeps the window's keys alone, and attention counts its blocks from the sequence's first key."""
+    model = windowed()
+    want = logits_of(model, LONG_IDS)
+    options = {"max_cache_len": 320} if cache == "StaticCache" else {}
+    kept = getattr(transformers, cache)(config=model.config, **options)
+    with torch.no_grad():
+        got = [model(input_ids=ids, past_key_values=kept, use_cache=True).logits for ids in LONG_IDS.split(chunk, 1)]
+    assert torch.equal(torch.cat(got, 1), want)
+
+
+def test_sliding_windows_generate_from_prompts_padded_on_the_left() -> None:
+    model = windowed()
+    mask = torch.ones(2, 70, dtype=torch.long)  # longer than the window
+    mask[1, :33] = 0
+    out = model.generate(
+        LONG_IDS[:, :70], attention_mask=mask, max_new_tokens=70, do_sample=False, output_logits=True,
+        return_dict_in_generate=True, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    for row in range(2):
+        whole = logits_of(model, out.sequences[row : row + 1, 33 * row :])[0]
+        assert torch.equal(torch.stack(out.logits, 1)[row], whole[-71:-1].float())
+
+
+def test_a_cache_that_lost_keys_is_refused() -> None:
+    model = windowed()
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=LONG_IDS, past_key_values=cache, use_cache=True)
+        layer = cache.layers[1]
+        layer.keys, layer.values = layer.keys[:, :, 9:], layer.values[:, :, 9:]
+        with pytest.raises(ValueError, match="cache: expected the last 50 or more keys of a row, got 41"):
+            model(input_ids=LONG_IDS[:, :1], past_key_values=cache, use_cache=True)
+
+
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 def test_float32_is_that_of_transformers_but_for_rounding(family: str) -> None:
     model = tiny(family, torch.float32)
@@ -324,6 +392,41 @@ def test_compiled_models_have_the_same_bits(model: Any) -> None:
         assert torch.equal(compiled(input_ids=IDS, use_cache=False).logits, want)
 
 
+def test_compiled_and_exported_graphs_are_whole_and_have_the_same_bits(model: Any, compiler: Any) -> None:
+    rk.patch_model(model)
+    options = {"input_ids": IDS, "use_cache": False}
+    with torch.no_grad():
+        # First, so that what it sees is not what an eager call left.
+        exported = torch.export.export(model, (), options, strict=False).module()(**options).logits
+        want = model(**options).logits
+        compiled = compiler(model, fullgraph=True)(**options).logits
+    assert torch.equal(exported, want)
+    assert torch.equal(compiled, want)
+
+
+def test_packed_sequences_named_by_their_lengths_need_no_host(model: Any, compiler: Any) -> None:
+    """Whatever use_cache says, and in a whole graph."""
+    rk.patch_model(model)
+    want = torch.cat([logits_of(model, ids) for ids in IDS[:1].split([7, 13], 1)], 1)
+    lengths = torch.tensor([0, 7, 20], dtype=torch.int32)
+    options = {"position_ids": torch.cat([torch.arange(7), torch.arange(13)])[None], "cu_seq_lens_q": lengths}
+    with torch.no_grad():
+        for use_cache in (False, None):
+            assert torch.equal(model(input_ids=IDS[:1], use_cache=use_cache, **options).logits, want)
+        compiled = compiler(model, fullgraph=True)
+        assert torch.equal(compiled(input_ids=IDS[:1], use_cache=False, **options).logits, want)
+
+
+def test_a_compiled_model_gives_nan_past_the_table(model: Any, compiler: Any) -> None:
+    rk.patch_model(model)
+    compiled = compiler(model, fullgraph=True)
+    with torch.no_grad():
+        for position, is_number in ((127, True), (128, False)):
+            positions = torch.tensor([[position]])
+            out = compiled(input_ids=IDS[:1, :1], position_ids=positions, use_cache=False).logits
+            assert bool(torch.isfinite(out).all()) is is_number
+
+
 def test_cos_and_sin_are_those_of_transformers(model: Any) -> None:
     """float32 within two ulps: theirs are torch's functions of float32, ours are rounded from float64."""
     positions = torch.arange(100)[None]
@@ -349,6 +452,56 @@ def test_packed_sequences_are_found_by_positions_in_every_row() -> None:
     assert found.cu_seqlens_q.dtype == torch.int32
 
 
+@pytest.mark.parametrize("cache", ["default", "asked for", "given"])
+def test_positions_that_restart_beside_a_cache_are_refused(model: Any, cache: str) -> None:
+    """What transformers' sdpa takes for one sequence and its flash attention for two."""
+    rk.patch_model(model)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])
+    options: dict[str, Any] = {"default": {}, "asked for": {"use_cache": True}, "given": {"use_cache": True}}[cache]
+    if cache == "given":
+        options["past_key_values"] = transformers.DynamicCache(config=model.config)
+    words = r"position_ids: .* by one beside a cache, .*, got 0 after 2 in row 1; .* pass use_cache=False"
+    with torch.no_grad(), pytest.raises(ValueError, match=words):
+        model(input_ids=IDS[:2, :5], position_ids=positions, **options)
+    with torch.no_grad():
+        assert model(input_ids=IDS[:2, :5], position_ids=positions[:1], **options).logits.shape == (2, 5, 101)
+
+
+def test_packed_sequences_need_no_cache_turned_off_under_checkpointing(model: Any) -> None:
+    """transformers makes none then."""
+    rk.patch_model(model)
+    want = [logits_of(model, ids) for ids in (IDS[:1, :3], IDS[:1, 3:5])]
+    model.gradient_checkpointing_enable()
+    model.train()
+    got = model(input_ids=IDS[:1, :5], position_ids=torch.tensor([[0, 1, 2, 0, 1]])).logits
+    assert torch.equal(got, torch.cat(want, 1))
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.ones(1, 6), torch.tensor([[1, 1, 1, 1, 0, 0]]), torch.tensor([[0, 1, 1, 1, 1, 1]])]
+)
+def test_a_mask_wider_than_the_tokens_is_refused_without_a_cache(model: Any, mask: Any) -> None:
+    rk.patch_model(model)
+    for use_cache in (False, None):
+        with pytest.raises(ValueError, match=r"attention_mask: expected None or \[1, 4\], .*, got \[1, 6\]"):
+            model(input_ids=IDS[:1, :4], attention_mask=mask, use_cache=use_cache)
+
+
+def test_a_mask_wider_than_a_cache_is_read_as_far_as_the_keys(model: Any) -> None:
+    rk.patch_model(model)
+    mask = torch.zeros(3, 64, dtype=torch.long)
+    mask[:, :20] = 1
+    mask[1, :5] = 0
+    want = logits_of(model, attention_mask=mask[:, :20])
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        got = [
+            model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True).logits
+            for ids in IDS.split(13, 1)
+        ]
+    assert torch.equal(torch.cat(got, 1)[mask[:, :20] != 0], want[mask[:, :20] != 0])
+
+
 def test_a_mask_of_padding_alone_is_a_row_without_keys(model: Any) -> None:
     rk.patch_model(model)
     mask = torch.ones(3, 20, dtype=torch.long)
@@ -362,9 +515,9 @@ def test_a_mask_of_padding_alone_is_a_row_without_keys(model: Any) -> None:
     ("mask", "message"),
     [
         (torch.tensor([[1, 0, 1, 1]]), "row 0 has some inside"),
-        (torch.ones(1, 1, 4, 4), r"attention_mask: expected None or \[1, at least 4\]"),
-        (torch.ones(2, 4), r"attention_mask: expected None or \[1, at least 4\]"),
-        (torch.ones(1, 3), r"attention_mask: expected None or \[1, at least 4\]"),
+        (torch.ones(1, 1, 4, 4), r"attention_mask: expected None or \[1, 4\]"),
+        (torch.ones(2, 4), r"attention_mask: expected None or \[1, 4\]"),
+        (torch.ones(1, 3), r"attention_mask: expected None or \[1, 4\]"),
     ],
 )
 def test_masks_that_say_something_else_are_refused(model: Any, mask: Any, message: str) -> None:
@@ -387,6 +540,132 @@ def test_bad_calls_are_typed_errors(model: Any) -> None:
     rk.patch_model(model)
     with pytest.raises(ValueError, match="patched already"):
         rk.patch_model(model)
+
+
+def test_an_older_transformers_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = sys.modules["transformers"]  # which transformers itself puts another module in the place of
+    monkeypatch.setattr(loaded, "__version__", "5.13.1")
+    with pytest.raises(ImportError, match=r"transformers: expected version 5\.14 or newer, found 5\.13\.1; pip"):
+        rk.patch_model(model)
+    monkeypatch.setattr(loaded, "__version__", "5.14.0.dev0")
+    assert rk.patch_model(model)["attention"] == 2
+
+
+def test_the_floor_is_that_of_the_packaging() -> None:
+    from rl_kernel_native.integrations.patch import MIN_TRANSFORMERS
+
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert re.findall(r'"transformers>=([\d.]+)"', text) == [".".join(map(str, MIN_TRANSFORMERS))]
+
+
+def test_a_model_without_data_is_refused() -> None:
+    with torch.device("meta"):
+        model = transformers.Qwen3ForCausalLM(tiny().config)
+    attributes = state_of(model)
+    with pytest.raises(
+        ValueError, match=r"model: .*, got model\.embed_tokens\.weight on the meta device; load the wei"
+    ):
+        rk.patch_model(model)
+    assert {n: set(d) for n, d in state_of(model).items()} == {n: set(d) for n, d in attributes.items()}
+
+
+LOAD = """
+import sys, torch
+model = torch.load(sys.argv[1], weights_only=False)
+ids = torch.arange(3 * 20).view(3, 20) % 101
+with torch.no_grad():
+    torch.save(model(input_ids=ids, use_cache=False).logits, sys.argv[2])
+"""
+
+
+def test_a_saved_model_is_a_patched_model_in_another_process(model: Any, tmp_path: Path) -> None:
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stock = logits_of(model)
+    rk.patch_model(model)
+    want = logits_of(model)
+    torch.save(model, tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", LOAD, tmp_path / "model.pt", tmp_path / "logits.pt"], check=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), want)
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    rk.unpatch_model(loaded)
+    assert torch.equal(logits_of(loaded), stock)
+    # What is meant to be saved is that of the model as it was.
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file)
+    assert list(saved) == list(state)
+    assert all(torch.equal(saved[name], state[name]) for name in state)
+    model.save_pretrained(tmp_path / "model")
+    assert torch.equal(logits_of(type(model).from_pretrained(tmp_path / "model").eval()), stock)
+
+
+class Adapter(torch.nn.Module):
+    """A linear with a low-rank update beside it, as PEFT puts it in the place of the linear."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_a = torch.nn.Linear(base.in_features, 8, bias=False, dtype=base.weight.dtype)
+        self.lora_b = torch.nn.Linear(8, base.out_features, bias=False, dtype=base.weight.dtype)
+
+    def forward(self, x: Any) -> Any:
+        return self.base_layer(x) + self.lora_b(self.lora_a(x))
+
+
+def test_modules_that_came_after_the_patch_are_refused(model: Any) -> None:
+    rk.patch_model(model)
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = Adapter(attention.q_proj)
+    with pytest.raises(ValueError, match=r"model: .*, got model\.layers\.1\.self_attn\.q_proj\.lora_a since, .*last"):
+        logits_of(model)
+    rk.unpatch_model(model)
+    assert rk.patch_model(model)["linear"] == 7 * 2 + 1 + 2
+    adapted = logits_of(model)
+    assert torch.equal(adapted[:1, :3], logits_of(model, IDS[:1, :3]))
+    attention.q_proj = attention.q_proj.base_layer  # taken off again: all that is left was patched
+    assert not torch.equal(logits_of(model), adapted)
+    model.resize_token_embeddings(110, mean_resizing=False)
+    with pytest.raises(ValueError, match=r"model: expected the modules that patch_model found, got lm_head since"):
+        logits_of(model)
+
+
+def test_weights_may_be_tied_and_set_after_the_patch(model: Any) -> None:
+    rk.patch_model(model)
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    want = logits_of(model)
+    rk.unpatch_model(model)
+    rk.patch_model(model)
+    assert torch.equal(logits_of(model), want)
+
+
+def test_errors_name_the_part_that_is_patched(model: Any) -> None:
+    rk.patch_model(model)
+    both = torch.nn.ModuleDict({"policy": model})
+    with pytest.raises(ValueError, match="model: policy, a part of it, is patched already; call unpatch_model on that"):
+        rk.patch_model(both)
+    with pytest.raises(ValueError, match="expected one that patch_model was called with, which is its policy"):
+        rk.unpatch_model(both)
+
+
+def test_autocast_is_not_followed() -> None:
+    """All operators compute in the dtype of the parameters; some of them, beside torch's, meet what autocast cast."""
+    model = tiny(dtype=torch.float32)
+    rk.patch_model(model)
+    want = logits_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = logits_of(model)
+    assert torch.equal(got, want)
+    rk.unpatch_model(model)
+    for op in ("linear", "rms_norm", "attention"):
+        rk.patch_model(model, (op,))
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(TypeError, match="autocast is not followed: cast the"),
+        ):
+            logits_of(model)
+        rk.unpatch_model(model)
 
 
 def test_a_refused_patch_leaves_nothing_behind() -> None:
