@@ -71,6 +71,11 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         r"q: expected a contiguous last dim",
     ),
+    "expanded seqused_k": (
+        {"seqused_k": ints(3).expand(2)},
+        ValueError,
+        r"seqused_k: expected a contiguous last dimension \(stride 1\), got stride 0 \(one element, expanded\); make",
+    ),
     "offsets' dtype": (
         {"q": PACKED_Q, "cu_seqlens_q": OFFSETS_Q.long()},
         TypeError,

@@ -30,6 +30,10 @@ def trained(ids: Any = IDS, weight: Any = W, **options: Any) -> Any:
     return lambda: rk.embedding(ids, weight.clone().requires_grad_(), **options)
 
 
+def transformed(ids: Any = IDS, weight: Any = W, **options: Any) -> Any:
+    return lambda: torch.func.vmap(lambda i: rk.embedding(i, weight, **options))(ids)
+
+
 def back(dy: Any = DY, ids: Any = IDS, num_rows: Any = 6, **options: Any) -> Any:
     return lambda: rk.embedding_backward(dy, ids, num_rows, **options)
 
@@ -71,6 +75,31 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "vocab_start a bool": (rows(vocab_start=True), TypeError, "vocab_start: expected an integer, got bool"),
     "vocab_start negative": (rows(vocab_start=-1), ValueError, "vocab_start: expected an integer >= 0, got -1"),
     "vocab_start huge": (rows(vocab_start=2**63 - 2), ValueError, "vocab_start: expected vocab_start + rows in 64"),
+    **{
+        f"{name} of 2^63, {how}": (
+            call(**{name: 2**63}),
+            ValueError,
+            f"{name}: expected an integer of 64 bits, got 9223",
+        )
+        for name in ("vocab_start", "vocab_size", "padding_idx")
+        for how, call in (("eager", rows), ("autograd", trained), ("transformed", transformed))
+    },
+    "num_rows of 2^63": (back(num_rows=2**63), ValueError, "num_rows: expected an integer of 64 bits, got 9223"),
+    "vocab_start of 100 bits": (
+        rows(vocab_start=10**30),
+        ValueError,
+        "vocab_start: expected an integer of 64 bits, got one of 100 bits",
+    ),
+    "columns of weight": (
+        rows(IDS[:0], torch.empty(0, 2**31)),  # holds nothing
+        ValueError,
+        "weight: expected fewer than 2^31 columns, got 2147483648",
+    ),
+    "columns of dy": (
+        back(torch.empty(0, 3, 2**31), IDS[:0]),
+        ValueError,
+        "dy: expected fewer than 2^31 columns, got 2147483648",
+    ),
     "vocab_start past the vocabulary": (
         rows(vocab_start=9, vocab_size=8),
         ValueError,
@@ -157,7 +186,8 @@ def test_the_error_names_what_is_wrong(name: str) -> None:
 # What a trace refuses, in the words of the extension.
 TRACED = [
     "ids of float", "a vector of weights", "a weight of three dimensions", "ids of another shape", "columns apart",
-    "ids of three strides", "vocab_start negative", "vocab_start past the vocabulary", "vocab_size negative",
+    "ids of three strides", "vocab_start negative", "vocab_start huge", "vocab_start past the vocabulary",
+    "vocab_size negative", "columns of weight", "columns of dy",
     "padding_idx negative", "padding_idx past the vocabulary", "num_rows negative", "dweight_dtype",
 ]  # fmt: skip
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,31 +16,8 @@ torch = pytest.importorskip("torch", reason="patch_model patches models of torch
 transformers = pytest.importorskip("transformers", reason="patch_model patches models of transformers")
 
 import rl_kernel_native as rk  # noqa: E402
-from rl_kernel_native.integrations.decoder import CACHE_NAMES  # noqa: E402
+from patch_cases import IDS, logits_of, state_of, tiny  # noqa: E402
 from rl_kernel_native.integrations.patch import OPS  # noqa: E402
-from rl_kernel_native.integrations.sequences import locate_sequences  # noqa: E402
-
-TINY = {
-    "vocab_size": 101,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-}
-IDS = torch.arange(3 * 20).view(3, 20) % 101
-
-
-def tiny(family: str = "Qwen3", dtype: Any = torch.bfloat16, **options: Any) -> Any:
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**{**TINY, **options})
-    torch.set_default_dtype(dtype)  # as from_pretrained does it: the frequencies of rope stay float32
-    try:
-        return getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(params=["Qwen3", "Llama"])
@@ -43,13 +25,11 @@ def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
 
 
-@torch.no_grad()
-def logits_of(model: Any, ids: Any = IDS, **inputs: Any) -> Any:
-    return model(input_ids=ids, use_cache=False, **inputs).logits
-
-
-def state_of(model: Any) -> dict[str, dict[str, Any]]:
-    return {name: dict(module.__dict__) for name, module in model.named_modules()}
+@pytest.fixture
+def compiler() -> Any:
+    """torch.compile without what it remembers of other tests' models, of which it compiles a few only."""
+    torch._dynamo.reset()
+    return torch.compile
 
 
 def test_unpatching_restores_the_model_bit_for_bit(model: Any) -> None:
@@ -132,73 +112,6 @@ def test_hooks_see_what_they_saw(model: Any) -> None:
     assert len(want) == 16
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_bit(model: Any, side: str) -> None:
-    rk.patch_model(model)
-    lengths = (20, 3, 11)
-    want = [logits_of(model, IDS[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
-    begin = [20 - n if side == "left" else 0 for n in lengths]
-    ids, mask = torch.full((3, 20), 9), torch.zeros(3, 20, dtype=torch.long)
-    for i, (n, b) in enumerate(zip(lengths, begin, strict=True)):
-        ids[i, b : b + n], mask[i, b : b + n] = IDS[i, :n], 1
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    got = logits_of(model, ids, attention_mask=mask, position_ids=positions)
-    for i, (n, b) in enumerate(zip(lengths, begin, strict=True)):
-        assert torch.equal(got[i, b : b + n], want[i])
-
-
-def test_generation_decodes_what_a_whole_forward_gives(model: Any) -> None:
-    """Greedy, from prompts padded on the left: each token is the largest logit of its own sequence's forward."""
-    rk.patch_model(model)
-    mask = torch.ones(3, 20, dtype=torch.long)
-    mask[1, :7] = 0
-    out = model.generate(
-        IDS, attention_mask=mask, max_new_tokens=12, do_sample=False, output_logits=True,
-        return_dict_in_generate=True, pad_token_id=0, eos_token_id=None,
-    )  # fmt: skip
-    steps = torch.stack(out.logits, 1)
-    for row in range(3):
-        ids = out.sequences[row, 7 if row == 1 else 0 :]
-        whole = logits_of(model, ids[None])[0]
-        assert torch.equal(steps[row], whole[-13:-1].float())
-
-
-def test_a_static_cache_is_read_as_far_as_it_is_filled(model: Any) -> None:
-    rk.patch_model(model)
-    want = logits_of(model, IDS)
-    cache = transformers.StaticCache(config=model.config, max_cache_len=64)
-    with torch.no_grad():
-        first = model(input_ids=IDS[:, :13], past_key_values=cache, use_cache=True).logits
-        second = model(input_ids=IDS[:, 13:], past_key_values=cache, use_cache=True).logits
-    assert torch.equal(torch.cat([first, second], 1), want)
-
-
-def test_generation_takes_a_static_cache(model: Any) -> None:
-    """For which transformers makes a mask for each kind of layer."""
-    rk.patch_model(model)
-    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    want = model.generate(IDS, **options)
-    assert torch.equal(model.generate(IDS, cache_implementation="static", disable_compile=True, **options), want)
-
-
-@pytest.mark.parametrize("name", CACHE_NAMES)
-def test_attention_reads_a_cache_by_either_name(model: Any, name: str) -> None:
-    """Which transformers changed: a name that is not known would be a cache that is not read."""
-    rk.patch_model(model)
-    want = logits_of(model, IDS)[:, 13:]
-    body, cache = model.model, transformers.DynamicCache(config=model.config)
-    with torch.no_grad():
-        body(input_ids=IDS[:, :13], **{name: cache})
-        assert cache.get_seq_length() == 13
-        assert torch.equal(model.lm_head(body(input_ids=IDS[:, 13:], **{name: cache})[0]), want)
-    with pytest.raises(TypeError, match="key_cache: expected a cache by one of the names"):
-        body.layers[0].self_attn(
-            hidden_states=torch.zeros(1, 2, 64, dtype=torch.bfloat16),
-            position_embeddings=body.rotary_emb(torch.zeros(1, dtype=torch.bfloat16), torch.arange(2)[None]),
-            key_cache=cache,
-        )
-
-
 def test_a_signature_that_is_not_known_is_refused_before_anything_is_patched(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,14 +126,6 @@ def test_a_signature_that_is_not_known_is_refused_before_anything_is_patched(
     assert {n: set(d) for n, d in state_of(model).items()} == {n: set(d) for n, d in before.items()}
 
 
-def test_a_mask_narrower_than_the_cache_and_the_new_tokens_is_refused(model: Any) -> None:
-    rk.patch_model(model)
-    with torch.no_grad():
-        cache = model(input_ids=IDS[:, :13], use_cache=True).past_key_values
-        with pytest.raises(ValueError, match=r"attention_mask: expected \[3, at least 20\].*got \[3, 7\]"):
-            model(input_ids=IDS[:, 13:], past_key_values=cache, attention_mask=torch.ones(3, 7))
-
-
 def test_models_of_one_configuration_are_refused_and_all_models_of_a_container_are_patched() -> None:
     model = tiny()
     other = transformers.Qwen3ForCausalLM(model.config)
@@ -233,16 +138,6 @@ def test_models_of_one_configuration_are_refused_and_all_models_of_a_container_a
     assert torch.equal(logits_of(both["policy"]), logits_of(both["reference"]))
     rk.unpatch_model(both)
     assert {x.config._attn_implementation for x in both.values()} == {model.config._attn_implementation}
-
-
-def test_sliding_windows_are_kept() -> None:
-    options = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
-    windowed = tiny("Qwen3", torch.float32, **options)
-    assert "sliding_attention" in windowed.config.layer_types
-    want = logits_of(windowed)
-    assert not torch.allclose(want, logits_of(tiny("Qwen3", torch.float32)), atol=1e-3)
-    rk.patch_model(windowed)
-    torch.testing.assert_close(logits_of(windowed), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
@@ -324,6 +219,28 @@ def test_compiled_models_have_the_same_bits(model: Any) -> None:
         assert torch.equal(compiled(input_ids=IDS, use_cache=False).logits, want)
 
 
+def test_compiled_and_exported_graphs_are_whole_and_have_the_same_bits(model: Any, compiler: Any) -> None:
+    rk.patch_model(model)
+    options = {"input_ids": IDS, "use_cache": False}
+    with torch.no_grad():
+        # First, so that what it sees is not what an eager call left.
+        exported = torch.export.export(model, (), options, strict=False).module()(**options).logits
+        want = model(**options).logits
+        compiled = compiler(model, fullgraph=True)(**options).logits
+    assert torch.equal(exported, want)
+    assert torch.equal(compiled, want)
+
+
+def test_a_compiled_model_gives_nan_past_the_table(model: Any, compiler: Any) -> None:
+    rk.patch_model(model)
+    compiled = compiler(model, fullgraph=True)
+    with torch.no_grad():
+        for position, is_number in ((127, True), (128, False)):
+            positions = torch.tensor([[position]])
+            out = compiled(input_ids=IDS[:1, :1], position_ids=positions, use_cache=False).logits
+            assert bool(torch.isfinite(out).all()) is is_number
+
+
 def test_cos_and_sin_are_those_of_transformers(model: Any) -> None:
     """float32 within two ulps: theirs are torch's functions of float32, ours are rounded from float64."""
     positions = torch.arange(100)[None]
@@ -341,38 +258,6 @@ def test_positions_past_the_table_are_an_error(model: Any) -> None:
         logits_of(model, IDS[:1, :2], position_ids=torch.tensor([[127, 128]]))
 
 
-def test_packed_sequences_are_found_by_positions_in_every_row() -> None:
-    positions = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
-    found = locate_sequences(2, 5, positions.device, attention_mask=None, position_ids=positions, past_key_values=None)
-    assert found.cu_seqlens_q is not None
-    assert found.cu_seqlens_q.tolist() == [0, 3, 5, 6, 10]
-    assert found.cu_seqlens_q.dtype == torch.int32
-
-
-def test_a_mask_of_padding_alone_is_a_row_without_keys(model: Any) -> None:
-    rk.patch_model(model)
-    mask = torch.ones(3, 20, dtype=torch.long)
-    mask[1] = 0
-    got = logits_of(model, attention_mask=mask)
-    assert bool(torch.isfinite(got).all())
-    assert torch.equal(got[[0, 2]], logits_of(model)[[0, 2]])
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (torch.tensor([[1, 0, 1, 1]]), "row 0 has some inside"),
-        (torch.ones(1, 1, 4, 4), r"attention_mask: expected None or \[1, at least 4\]"),
-        (torch.ones(2, 4), r"attention_mask: expected None or \[1, at least 4\]"),
-        (torch.ones(1, 3), r"attention_mask: expected None or \[1, at least 4\]"),
-    ],
-)
-def test_masks_that_say_something_else_are_refused(model: Any, mask: Any, message: str) -> None:
-    rk.patch_model(model)
-    with pytest.raises(ValueError, match=message):
-        logits_of(model, IDS[:1, :4], attention_mask=mask)
-
-
 def test_bad_calls_are_typed_errors(model: Any) -> None:
     with pytest.raises(TypeError, match=r"ops: expected several names, such as \('rope',\), got a str"):
         rk.patch_model(model, "rope")
@@ -387,6 +272,132 @@ def test_bad_calls_are_typed_errors(model: Any) -> None:
     rk.patch_model(model)
     with pytest.raises(ValueError, match="patched already"):
         rk.patch_model(model)
+
+
+def test_an_older_transformers_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = sys.modules["transformers"]  # which transformers itself puts another module in the place of
+    monkeypatch.setattr(loaded, "__version__", "5.13.1")
+    with pytest.raises(ImportError, match=r"transformers: expected version 5\.14 or newer, found 5\.13\.1; pip"):
+        rk.patch_model(model)
+    monkeypatch.setattr(loaded, "__version__", "5.14.0.dev0")
+    assert rk.patch_model(model)["attention"] == 2
+
+
+def test_the_floor_is_that_of_the_packaging() -> None:
+    from rl_kernel_native.integrations.patch import MIN_TRANSFORMERS
+
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert re.findall(r'"transformers>=([\d.]+)"', text) == [".".join(map(str, MIN_TRANSFORMERS))]
+
+
+def test_a_model_without_data_is_refused() -> None:
+    with torch.device("meta"):
+        model = transformers.Qwen3ForCausalLM(tiny().config)
+    attributes = state_of(model)
+    with pytest.raises(
+        ValueError, match=r"model: .*, got model\.embed_tokens\.weight on the meta device; load the wei"
+    ):
+        rk.patch_model(model)
+    assert {n: set(d) for n, d in state_of(model).items()} == {n: set(d) for n, d in attributes.items()}
+
+
+LOAD = """
+import sys, torch
+model = torch.load(sys.argv[1], weights_only=False)
+ids = torch.arange(3 * 20).view(3, 20) % 101
+with torch.no_grad():
+    torch.save(model(input_ids=ids, use_cache=False).logits, sys.argv[2])
+"""
+
+
+def test_a_saved_model_is_a_patched_model_in_another_process(model: Any, tmp_path: Path) -> None:
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    stock = logits_of(model)
+    rk.patch_model(model)
+    want = logits_of(model)
+    torch.save(model, tmp_path / "model.pt")
+    subprocess.run([sys.executable, "-c", LOAD, tmp_path / "model.pt", tmp_path / "logits.pt"], check=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), want)
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    rk.unpatch_model(loaded)
+    assert torch.equal(logits_of(loaded), stock)
+    # What is meant to be saved is that of the model as it was.
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file)
+    assert list(saved) == list(state)
+    assert all(torch.equal(saved[name], state[name]) for name in state)
+    model.save_pretrained(tmp_path / "model")
+    assert torch.equal(logits_of(type(model).from_pretrained(tmp_path / "model").eval()), stock)
+
+
+class Adapter(torch.nn.Module):
+    """A linear with a low-rank update beside it, as PEFT puts it in the place of the linear."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_a = torch.nn.Linear(base.in_features, 8, bias=False, dtype=base.weight.dtype)
+        self.lora_b = torch.nn.Linear(8, base.out_features, bias=False, dtype=base.weight.dtype)
+
+    def forward(self, x: Any) -> Any:
+        return self.base_layer(x) + self.lora_b(self.lora_a(x))
+
+
+def test_modules_that_came_after_the_patch_are_refused(model: Any) -> None:
+    rk.patch_model(model)
+    attention = model.model.layers[1].self_attn
+    attention.q_proj = Adapter(attention.q_proj)
+    with pytest.raises(ValueError, match=r"model: .*, got model\.layers\.1\.self_attn\.q_proj\.lora_a since, .*last"):
+        logits_of(model)
+    rk.unpatch_model(model)
+    assert rk.patch_model(model)["linear"] == 7 * 2 + 1 + 2
+    adapted = logits_of(model)
+    assert torch.equal(adapted[:1, :3], logits_of(model, IDS[:1, :3]))
+    attention.q_proj = attention.q_proj.base_layer  # taken off again: all that is left was patched
+    assert not torch.equal(logits_of(model), adapted)
+    model.resize_token_embeddings(110, mean_resizing=False)
+    with pytest.raises(ValueError, match=r"model: expected the modules that patch_model found, got lm_head since"):
+        logits_of(model)
+
+
+def test_weights_may_be_tied_and_set_after_the_patch(model: Any) -> None:
+    rk.patch_model(model)
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    want = logits_of(model)
+    rk.unpatch_model(model)
+    rk.patch_model(model)
+    assert torch.equal(logits_of(model), want)
+
+
+def test_errors_name_the_part_that_is_patched(model: Any) -> None:
+    rk.patch_model(model)
+    both = torch.nn.ModuleDict({"policy": model})
+    with pytest.raises(ValueError, match="model: policy, a part of it, is patched already; call unpatch_model on that"):
+        rk.patch_model(both)
+    with pytest.raises(ValueError, match="expected one that patch_model was called with, which is its policy"):
+        rk.unpatch_model(both)
+
+
+def test_autocast_is_not_followed() -> None:
+    """All operators compute in the dtype of the parameters; some of them, beside torch's, meet what autocast cast."""
+    model = tiny(dtype=torch.float32)
+    rk.patch_model(model)
+    want = logits_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = logits_of(model)
+    assert torch.equal(got, want)
+    rk.unpatch_model(model)
+    for op in ("linear", "rms_norm", "attention"):
+        rk.patch_model(model, (op,))
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(TypeError, match="autocast is not followed: cast the"),
+        ):
+            logits_of(model)
+        rk.unpatch_model(model)
 
 
 def test_a_refused_patch_leaves_nothing_behind() -> None:
@@ -412,11 +423,3 @@ def test_a_forward_wrapped_since_is_not_torn_out(model: Any) -> None:
         rk.unpatch_model(model)
     projection.forward = inner
     rk.unpatch_model(model)
-
-
-def test_a_layer_alone_has_no_sequences(model: Any) -> None:
-    rk.patch_model(model)
-    x = torch.zeros(1, 4, 64, dtype=torch.bfloat16)
-    angles = model.model.rotary_emb(x, torch.arange(4)[None])
-    with pytest.raises(ValueError, match="was called outside of its model's forward"):
-        model.model.layers[0](x, position_embeddings=angles)

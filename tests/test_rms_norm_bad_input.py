@@ -121,6 +121,20 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "x: expected a contiguous last dimension .*make it contiguous: .*torch",
     ),
+    # Of no rows, which hold nothing.
+    **{
+        f"columns of {name}, {how}": (
+            call(torch.empty(1, 0, 2**31)),
+            ValueError,
+            rf"{name}: expected fewer than 2\^31 columns, got 2147483648",
+        )
+        for name, how, call in (
+            ("x", "eager", norm),
+            ("x", "autograd", graded),
+            ("x", "traced", traced),
+            ("dy", "", back),
+        )
+    },
     "dy expanded": (back(X[:, :1].expand(3, 32)), ValueError, "dy: expected a contiguous last dimension .*stride 0"),
     "weight strided": (norm(weight=torch.ones(64).bfloat16()[::2]), ValueError, "weight: expected contiguous elements"),
     "rstd strided": (back(rstd=torch.ones(6)[::2]), ValueError, "rstd: expected a contiguous array"),

@@ -89,6 +89,16 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "gate: expected a contiguous last dimension .*make it contiguous: .*torch",
     ),
     "up expanded": (silu(up=U[:, :1].expand(3, 32)), ValueError, "up: expected a contiguous last dimension .*stride 0"),
+    # Of no rows, which hold nothing.
+    **{
+        f"columns of {name}, {how}": (
+            call(torch.empty(1, 0, columns), None if name == "gate_up" else torch.empty(1, 0, columns)),
+            ValueError,
+            rf"{name}: expected fewer than 2\^{bits} columns, got {columns}",
+        )
+        for name, columns, bits in (("gate", 2**30, 30), ("gate_up", 2**31, 31))
+        for how, call in FORMS[:2]
+    },
     "dy expanded": (back(D[:, :1].expand(3, 32)), ValueError, "dy: expected a contiguous last dimension .*stride 0"),
     "row strides that do not collapse": (
         silu(torch.zeros(2, 3, 4, 32).transpose(0, 2), None),

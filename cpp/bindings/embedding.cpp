@@ -75,6 +75,7 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   const RowsArgument table(weight, "weight");
   const TensorView& w = table.view();
   if (w.ndim != 2) argument_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
+  require_columns_below(table, 31);
   require_embedding_backend(w.device);
   EmbeddingParams p;
   const Array tokens = read_ids(ids, w.device, &p);
@@ -110,6 +111,7 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
                     nb::handle padding_idx, nb::handle main_grad, int dweight_dtype, nb::handle allocate,
                     std::uintptr_t stream) {
   const RowsArgument g(dy, "dy");
+  require_columns_below(g, 31);
   const Device device = g.view().device;
   require_embedding_backend(device);
   EmbeddingBackwardParams p;

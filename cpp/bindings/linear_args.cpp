@@ -21,8 +21,16 @@ std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape());
 void require_columns(const Array& a) {
   const TensorView& v = a.view();
   if (v.shape[v.ndim - 1] > 1 && v.stride(v.ndim - 1) != 1 && v.num_elements() > 0) {
-    argument_error(a, "expected a contiguous last dimension (stride 1), got stride " +
-                          std::to_string(v.stride(v.ndim - 1)) + kCopyHint);
+    const std::int64_t stride = v.stride(v.ndim - 1);
+    argument_error(a, "expected a contiguous last dimension (stride 1), got stride " + std::to_string(stride) +
+                          (stride == 0 ? " (one element, expanded)" : "") + kCopyHint);
+  }
+}
+
+void require_columns_below(const RowsArgument& a, int bits) {
+  if (a.columns >= std::int64_t{1} << bits) {
+    argument_error(a.array,
+                   "expected fewer than 2^" + std::to_string(bits) + " columns, got " + std::to_string(a.columns));
   }
 }
 
@@ -106,8 +114,17 @@ std::int64_t read_integer(nb::handle value, const char* name, const std::string&
   if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
     throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + kind_of(value)).c_str());
   }
-  const Py_ssize_t x = PyNumber_AsSsize_t(value.ptr(), nullptr);
-  if (PyErr_Occurred()) throw nb::python_error();
+  PyObject* const given = PyNumber_Index(value.ptr());
+  if (given == nullptr) throw nb::python_error();
+  const nb::object index = nb::steal(given);
+  int too_large = 0;
+  const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
+  if (too_large != 0) {
+    // Of a number of thousands of digits Python makes no text.
+    const auto bits = nb::cast<std::int64_t>(index.attr("bit_length")());
+    argument_error(name, "expected an integer of 64 bits, got " +
+                             (bits > 64 ? "one of " + std::to_string(bits) + " bits" : nb::str(index).c_str()));
+  }
   return x;
 }
 

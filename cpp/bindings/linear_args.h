@@ -43,11 +43,12 @@ void check_operand(const RowsArgument& a);
 Arithmetic read_arithmetic(int code, const TensorView& operand);
 // `code` is a DType's, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
-// A Python integer; one beyond 64 bits is the nearest that is not.
+// A Python integer of 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const std::string& expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
-void require_columns(const Array& a);  // contiguous ones
+void require_columns(const Array& a);                         // contiguous ones
+void require_columns_below(const RowsArgument& a, int bits);  // fewer than 2^bits
 void require_device(const Array& a, Device device);
 void check_same(const Array& a, const Array& like);                   // dtype and device
 void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension

@@ -80,6 +80,7 @@ struct Weight {
 nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
                    bool round_before_weight, bool return_rstd, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument a(x, "x");
+  require_columns_below(a, 31);
   const Device device = a.view().device;
   require_rms_norm_backend(device);
   const Weight w(weight, weight_offset, a);
@@ -136,6 +137,7 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
                     bool return_dx, bool return_dweight, int dweight_dtype, nb::handle allocate,
                     std::uintptr_t stream) {
   const RowsArgument g(dy, "dy"), a(h, "h");
+  require_columns_below(g, 31);
   const Device device = g.view().device;
   require_rms_norm_backend(device);
   check_like(a, g);

@@ -74,7 +74,10 @@ def integer64(name: str, value: Any) -> int:
     """One that the extension is given as it is."""
     found = integer(name, value)
     if not -(1 << 63) <= found < 1 << 63:
-        raise ValueError(f"{name}: expected an integer of 64 bits, got one of {found.bit_length()} bits")
+        bits = found.bit_length()  # of a number of thousands of digits Python makes no text
+        raise ValueError(
+            f"{name}: expected an integer of 64 bits, got {found if bits <= 64 else f'one of {bits} bits'}"
+        )
     return found
 
 

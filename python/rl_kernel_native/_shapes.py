@@ -24,9 +24,16 @@ def is_static(tensor: Tensor) -> bool:
 
 def check_columns(tensor: Tensor, name: str) -> None:
     if is_static(tensor) and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 0:
+        expanded = " (one element, expanded)" if tensor.stride(-1) == 0 else ""
         raise ValueError(
-            f"{name}: expected a contiguous last dimension (stride 1), got stride {tensor.stride(-1)}{COPY}"
+            f"{name}: expected a contiguous last dimension (stride 1), got stride {tensor.stride(-1)}{expanded}{COPY}"
         )
+
+
+def check_columns_below(tensor: Tensor, name: str, bits: int) -> None:
+    """Fewer than ``2**bits`` columns."""
+    if is_static(tensor) and tensor.shape[-1] >= 1 << bits:
+        raise ValueError(f"{name}: expected fewer than 2^{bits} columns, got {tensor.shape[-1]}")
 
 
 def check_end(offsets: Tensor, name: str, count: Any, of: str) -> None:

@@ -23,7 +23,8 @@ def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
     """Swaps this library's operators into a Qwen3 or Llama model of transformers, in place.
 
     Parameters, buffers and the modules themselves stay as they are: only what their forwards call is replaced, and
-    hooks, adapters, checkpointing and sharding go on working. :func:`unpatch_model` takes it back.
+    hooks, adapters, checkpointing and sharding go on working. :func:`unpatch_model` takes it back. Patch last: a linear
+    or embedding that comes into the model afterwards is a ValueError in its next forward.
 
     With all operators a token's logits have the same bits in any batch, at any position of it, with padding on either
     side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache.
@@ -36,9 +37,11 @@ def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
     Returns:
         How many modules each operator now serves.
     Raises:
-        TypeError for another model or type of `ops`; ValueError for another name, a model that is patched already, or
-        options of a model that an operator does not compute: attention dropout, rope that depends on the batch, an
-        embedding with a largest norm.
+        ImportError for a transformers older than 5.14; TypeError for another model or type of `ops`; ValueError for
+        another name, a model that is patched already, in whole or in part, or lies on the meta device, or options of a
+        model that an operator does not compute: attention dropout, rope that depends on the batch, an embedding with a
+        largest norm. Forwards raise ValueError for masks with padding inside of a sequence, or wider than the tokens
+        where there is no cache, and for positions that begin another sequence beside a cache.
     Source:
         docs/numerics.md; the seams are transformers' own: the forwards of modules and the attention interface.
     """
@@ -51,7 +54,7 @@ def unpatch_model(model: Any) -> None:
     """Takes back what :func:`patch_model` did: the model then computes what it did before, bit for bit.
 
     Args:
-        model: what was given to :func:`patch_model`.
+        model: what was given to :func:`patch_model`, or a copy of it, or what was loaded from a file of it.
     Raises: ValueError where the model is not patched, or a forward was wrapped by something else since.
     """
     from . import patch

@@ -1,7 +1,7 @@
 """Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts them in place.
 
 Each takes the module as its first argument and calls submodules as the original does, so hooks, adapters and sharding
-of those go on working. What rounds where is what transformers 5.23 rounds: `rope`, `embedding`, `rms_norm` and
+of those go on working. What rounds where is what transformers 5.23 and 5.24 round: `rope`, `embedding`, `rms_norm` and
 `silu_mul` differ from the originals by the last bits of float32 functions and sums alone.
 """
 
@@ -145,6 +145,9 @@ def attention(
     if sequences is None:
         raise ValueError(f"attention: {type(module).__name__} was called outside of its model's forward")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    num_keys = sequences.num_keys
+    if num_keys is not None and num_keys != k.shape[1]:
+        k, v = (rows_of_cache(x, num_keys, q.shape[1], sliding_window) for x in (k, v))
     options: dict[str, Any] = {"softmax_scale": scaling, "window_size": sliding_window}
     if sequences.cu_seqlens_q is not None:
         packed = rk.attention(
@@ -155,8 +158,6 @@ def attention(
         )
         output = packed.view(q.shape)
     else:
-        if sequences.num_keys is not None and sequences.num_keys < k.shape[1]:
-            k, v = k[:, : sequences.num_keys], v[:, : sequences.num_keys]
         output = rk.attention(q, k, v, leftpad_k=sequences.leftpad_k, seqused_k=sequences.seqused_k, **options)
     observer = getattr(module, OBSERVER_ATTRIBUTE, None)
     if observer is not None:
@@ -164,9 +165,30 @@ def attention(
     return output, None
 
 
+def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int | None) -> torch.Tensor:
+    """Keys or values [B, L, Hkv, D] of a cache as [B, num_keys, Hkv, D].
+
+    A static cache is longer than it is filled. A cache of a sliding window dropped the first keys; attention counts its
+    blocks from a sequence's first key, so zeros take their places, which no query reads.
+    """
+    missing = num_keys - x.shape[1]
+    if missing <= 0:
+        return x[:, :num_keys]
+    if window is None or x.shape[1] < num_queries + window - 1:
+        wanted = f"all {num_keys}" if window is None else f"the last {num_queries + window - 1} or more"
+        raise ValueError(f"{CACHE_NAMES[0]}: expected {wanted} keys of a row, got {x.shape[1]}")
+    return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1)
+
+
 def no_mask(*_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> torch.Tensor | None:
     """The mask that transformers makes for this attention: what the model was given."""
     return attention_mask
+
+
+def makes_cache(module: Any, use_cache: bool | None) -> bool:
+    """Whether the forward of LlamaModel or Qwen3Model makes a cache where it is given none, as transformers decides."""
+    checkpointed = module.gradient_checkpointing and module.training and torch.is_grad_enabled()
+    return bool(module.config.use_cache if use_cache is None else use_cache) and not checkpointed
 
 
 def body(
@@ -178,6 +200,8 @@ def body(
     **kwargs: Any,
 ) -> Any:
     """LlamaModel and Qwen3Model: finds the batch's sequences once, then goes on as the original does."""
+    if not torch.compiler.is_compiling():
+        module._rk_record.require_no_others()
     cache = take_cache(kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
     if tokens is not None:
@@ -188,6 +212,7 @@ def body(
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=cache,
+            use_cache=makes_cache(module, kwargs.get("use_cache")),
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
@@ -211,22 +236,31 @@ class RotaryTables:
         self._tables = [torch.from_numpy(function(wide).astype(np.float32)) * scaling for function in (np.cos, np.sin)]
         self._placed: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a file or another process is given: the tables, without their copies on devices."""
+        return {**self.__dict__, "_placed": {}}
+
     def half_width(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin), float32 [positions, frequencies], on the CPU."""
         cos, sin = self._tables
         return cos, sin
 
     def __call__(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...]; past the end NaN, on the CPU an error."""
+        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...]; past the end NaN, on the CPU an error.
+
+        What is compiled or exported gives NaN on the CPU too: it asks nothing of the host.
+        """
         device = position_ids.device
         tables = self._placed.get((device, dtype))
         if tables is None:
             tables = [torch.cat([table, table], -1).to(dtype).to(device) for table in self._tables]
-            self._placed[device, dtype] = tables
+            # An export or a mode makes tensors without memory, which no later call could read.
+            if not torch.compiler.is_exporting() and type(tables[0]) is torch.Tensor:
+                self._placed[device, dtype] = tables
         last = len(self._tables[0]) - 1
         inside = position_ids.clamp(0, last)
         outside = inside != position_ids
-        if device.type == "cpu" and bool(outside.any()):
+        if device.type == "cpu" and not torch.compiler.is_compiling() and bool(outside.any()):
             at = int(position_ids[outside][0])
             raise ValueError(f"position_ids: expected 0 to {last} (max_position_embeddings - 1), got {at}")
         cos, sin = (table[inside].masked_fill(outside[..., None], torch.nan) for table in tables)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from . import decoder
+
+# The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
+# 5.13 models ask of a cache what that of rlk compare lacks.
+MIN_TRANSFORMERS = (5, 14)
 
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
 
@@ -33,8 +36,11 @@ _PARAMETERS = {
 class _Patch:
     """What was put where, so that all of it can be taken back."""
 
-    def __init__(self, models: list[Any]) -> None:
+    def __init__(self, root: torch.nn.Module, models: list[Any], chosen: frozenset[str]) -> None:
+        self.root = root  # what patch_model was called with
         self.models = models  # that attention is chosen for, with all below them
+        self.chosen = chosen
+        self.parents: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self.forwards: list[tuple[str, torch.nn.Module, Any]] = []
         self.attributes: list[tuple[torch.nn.Module, str]] = []
         self.attention_implementations: list[str] = []
@@ -44,7 +50,7 @@ class _Patch:
         """`function` in place of the forward of `module`."""
         if "forward" in module.__dict__:
             raise ValueError(f"model: the forward of {name or 'the model'} was replaced by something else already")
-        module.forward = types.MethodType(function, module)
+        module.forward = functools.partial(function, module)  # which, unlike a method, can be pickled
         self.forwards.append((name, module, module.forward))
 
     def attribute(self, module: torch.nn.Module, name: str, value: Any) -> None:
@@ -62,6 +68,32 @@ class _Patch:
         for model, implementation in zip(self.models, self.attention_implementations, strict=False):  # none yet, or all
             model.set_attn_implementation(implementation)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the process that loads a model, transformers has yet to learn of this attention."""
+        self.__dict__.update(state)
+        if "attention" in self.chosen:
+            _register_attention()
+
+    def remember(self) -> None:
+        """Which modules there are: what others put in their places later computes by torch's operators."""
+        self.parents = [
+            (module._modules, tuple(module._modules.values()))
+            for module in self.root.modules()
+            if any(_dense_op(child, self.chosen) for child in module.children())
+        ]
+
+    def require_no_others(self) -> None:
+        """ValueError where a linear or an embedding came since. Asked in every forward, so cheap if none did."""
+        if all(tuple(children.values()) == known for children, known in self.parents):
+            return
+        for name, module in self.root.named_modules():
+            if _dense_op(module, self.chosen) and "forward" not in module.__dict__:
+                raise ValueError(
+                    f"model: expected the modules that patch_model found, got {name} since, which computes by torch; "
+                    "resize_token_embeddings and adapters make new modules: call unpatch_model, and patch_model last"
+                )
+        self.remember()
+
     def wrapped_since(self) -> str | None:
         """A module whose forward something else replaced after this did."""
         return next((name for name, module, own in self.forwards if module.__dict__.get("forward") is not own), None)
@@ -70,11 +102,15 @@ class _Patch:
 def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
     """What rl_kernel_native.patch_model does."""
     chosen = _chosen(ops)
+    _check_version()
     bodies = _bodies(model)
-    if _RECORD in model.__dict__:
-        raise ValueError("model: patched already; call unpatch_model first")
+    for name, module in model.named_modules():
+        if _RECORD in module.__dict__:
+            what = f"{name}, a part of it, is patched" if name else "patched"
+            raise ValueError(f"model: {what} already; call unpatch_model on {'that' if name else 'it'} first")
     _check_signatures()
-    done = _Patch([model] if hasattr(model, "set_attn_implementation") else [body for _, body in bodies])
+    models = [model] if hasattr(model, "set_attn_implementation") else [body for _, body in bodies]
+    done = _Patch(model, models, chosen)
     if "attention" in chosen and any(x.config._attn_implementation == decoder.ATTENTION_NAME for x in done.models):
         raise ValueError(
             "model: expected a configuration of its own, got one that it shares with a patched model; make the model "
@@ -83,6 +119,7 @@ def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
     try:
         for name, module in model.named_modules():
             _patch_module(done, name, module, chosen)
+        _require_data(model)
         for name, body in bodies:
             _patch_body(done, name, body, chosen)
         if "attention" in chosen:
@@ -90,6 +127,7 @@ def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
             done.attention_implementations = [x.config._attn_implementation for x in done.models]
             for each in done.models:
                 each.set_attn_implementation(decoder.ATTENTION_NAME)
+        done.remember()
     except BaseException:
         done.undo()
         raise
@@ -101,7 +139,10 @@ def unpatch(model: Any) -> None:
     """What rl_kernel_native.unpatch_model does."""
     done: _Patch | None = getattr(model, "__dict__", {}).get(_RECORD)
     if done is None:
-        raise ValueError("model: expected one that patch_model was called with")
+        modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+        inner = [name for name, module in modules if _RECORD in module.__dict__]
+        hint = f", which is its {inner[0]}" if inner else ""
+        raise ValueError(f"model: expected one that patch_model was called with{hint}")
     wrapped = done.wrapped_since()
     if wrapped is not None:
         raise ValueError(f"model: the forward of {wrapped} was wrapped since; undo that first")
@@ -154,6 +195,29 @@ def _check_signatures() -> None:
                 )
 
 
+def _check_version() -> None:
+    """ImportError for a transformers that is older than what is known, some of which give numbers without meaning."""
+    import transformers
+
+    wanted = ".".join(map(str, MIN_TRANSFORMERS))
+    got = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if got < MIN_TRANSFORMERS:
+        raise ImportError(
+            f"transformers: expected version {wanted} or newer, found {transformers.__version__}; "
+            f"pip install 'transformers>={wanted}'",
+            name="transformers",
+        )
+
+
+def _require_data(model: Any) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"model: expected parameters and buffers with data, got {name} on the meta device; load the weights "
+                "first (from_pretrained does, or to_empty, init_weights and load_state_dict), then call patch_model"
+            )
+
+
 def _bodies(model: Any) -> list[tuple[str, Any]]:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -163,12 +227,23 @@ def _bodies(model: Any) -> list[tuple[str, Any]]:
     return bodies
 
 
+def _dense_op(module: Any, chosen: frozenset[str]) -> str | None:
+    """The operator that serves a module of torch itself.
+
+    Subclasses (quantised ones) compute something else; FSDP's keep the class's name and forward.
+    """
+    forward = type(module).forward
+    if "linear" in chosen and forward is torch.nn.Linear.forward:
+        return "linear"
+    return "embedding" if "embedding" in chosen and forward is torch.nn.Embedding.forward else None
+
+
 def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str]) -> None:
-    # Subclasses of torch's modules (quantised ones) compute something else; FSDP's keep the class's name and forward.
-    if "linear" in chosen and type(module).forward is torch.nn.Linear.forward:
+    dense = _dense_op(module, chosen)
+    if dense == "linear":
         patch.forward(name, module, decoder.linear)
         patch.counts["linear"] += 1
-    elif "embedding" in chosen and type(module).forward is torch.nn.Embedding.forward:
+    elif dense == "embedding":
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(module, option):
                 raise ValueError(f"model: {name} has {option}={getattr(module, option)}, which embedding does not do")
@@ -197,6 +272,7 @@ def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str])
 def _patch_body(patch: _Patch, name: str, body: Any, chosen: frozenset[str]) -> None:
     if "attention" in chosen:
         patch.forward(name, body, decoder.body)
+        patch.attribute(body, "_rk_record", patch)
     if "rope" in chosen:
         rotary = body.rotary_emb
         if rotary.rope_type not in _ROPE_TYPES:

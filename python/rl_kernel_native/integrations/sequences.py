@@ -38,6 +38,7 @@ def locate_sequences(
     attention_mask: torch.Tensor | dict[str, Any] | None,
     position_ids: torch.Tensor | None,
     past_key_values: Any,
+    use_cache: bool = False,
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
 ) -> Sequences:
@@ -47,14 +48,17 @@ def locate_sequences(
     transformers' flattening collator gives it, needs none.
 
     Args:
-        attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them.
+        attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. Beside a
+            cache it may be wider than the keys, as static caches have it: what is past them is not read.
         position_ids: None, or [batch or 1, num_queries]; without mask and cache, positions that do not go on by one
             begin another sequence, as in transformers' own attention.
         past_key_values: None or a cache.
+        use_cache: whether the forward makes a cache where it is given none.
 
     Raises:
         ValueError: a mask of another shape, narrower than the cache and the new tokens, or with padding inside of a
-            sequence; `cu_seq_lens_q` beside a cache.
+            sequence; positions that begin another sequence beside a cache, given or made; `cu_seq_lens_q` beside one
+            that is given.
     """
     if cu_seq_lens_q is not None:
         if past_key_values is not None:
@@ -67,8 +71,9 @@ def locate_sequences(
         attention_mask = next(iter(attention_mask.values()), None)
     keys = None if past_key_values is None else _cached(past_key_values, num_queries)
     if attention_mask is not None:
-        return _masked(batch, num_queries, attention_mask, keys)
-    if past_key_values is not None:
+        return _masked(batch, num_queries, attention_mask, past_key_values is not None, keys)
+    if past_key_values is not None or use_cache:
+        _require_one_sequence(position_ids)
         return Sequences(num_keys=keys)
     if position_ids is None or num_queries < 2:
         return Sequences()
@@ -81,12 +86,33 @@ def _cached(cache: Any, num_queries: int) -> int | None:
     return None if length is None else int(length()) + num_queries
 
 
-def _masked(batch: int, num_queries: int, mask: torch.Tensor, keys: int | None) -> Sequences:
-    if mask.dim() != 2 or mask.shape[0] != batch or mask.shape[1] < num_queries:
+def _require_one_sequence(position_ids: torch.Tensor | None) -> None:
+    """ValueError for positions that begin another sequence in a row of a cache.
+
+    Of transformers' own attention functions some take them for packed sequences then and some do not, and neither
+    leaves a cache that a next forward could read. A trace is not broken for the question.
+    """
+    if position_ids is None or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():
+        return
+    restarts = position_ids[:, 1:] != position_ids[:, :-1] + 1
+    if bool(restarts.any()):
+        row, column = restarts.nonzero()[0].tolist()
+        before, after = position_ids[row, column : column + 2].tolist()
         raise ValueError(
-            f"attention_mask: expected None or [{batch}, at least {num_queries}], 1 where a token is real, got "
-            f"{list(mask.shape)}; packed sequences are named by position_ids or cu_seq_lens_q"
+            f"position_ids: expected positions that go on by one beside a cache, which has one sequence a row, got "
+            f"{after} after {before} in row {row}; for packed sequences pass use_cache=False"
         )
+
+
+def _masked(batch: int, num_queries: int, mask: torch.Tensor, has_cache: bool, keys: int | None) -> Sequences:
+    fits = mask.dim() == 2 and mask.shape[0] == batch and mask.shape[1] >= num_queries
+    if not fits or (not has_cache and mask.shape[1] != num_queries):
+        raise ValueError(
+            f"attention_mask: expected None or [{batch}, {'at least ' if has_cache else ''}{num_queries}], 1 where a "
+            f"token is real, got {list(mask.shape)}; packed sequences are named by position_ids or cu_seq_lens_q"
+        )
+    if keys is not None:
+        mask = mask[:, :keys]
     width = mask.shape[1]
     if keys is not None and width < keys:
         raise ValueError(

@@ -83,6 +83,7 @@ def _check_list(tensor: Any, name: str, size: Any) -> None:
         wanted = "num_sequences + 1" if size is None else size
         what = "offsets: the sequences and 1" if name.startswith("cu_") else "the sequences"
         raise ValueError(f"{name}: expected shape [{wanted}] ({what}), got {list(tensor.shape)}")
+    check_columns(tensor, name)
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:

@@ -53,9 +53,9 @@ def embedding(
 def _numbers(vocab_start: Any, vocab_size: Any, padding_idx: Any) -> tuple[int, int | None, int | None]:
     """As a schema takes them."""
     return (
-        _check.integer("vocab_start", vocab_start),
-        None if vocab_size is None else _check.integer("vocab_size", vocab_size),
-        None if padding_idx is None else _check.integer("padding_idx", padding_idx),
+        _check.integer64("vocab_start", vocab_start),
+        None if vocab_size is None else _check.integer64("vocab_size", vocab_size),
+        None if padding_idx is None else _check.integer64("padding_idx", padding_idx),
     )
 
 
@@ -121,4 +121,4 @@ def backward(
         torch.ops.rl_kernel_native.embedding_backward_(main_grad, dy, ids, num_rows, *numbers)
         return main_grad
     dtype = dy.dtype if code < 0 else DTYPES[code]
-    return traced.backward(dy, ids, _check.integer("num_rows", num_rows), numbers, dtype)
+    return traced.backward(dy, ids, _check.integer64("num_rows", num_rows), numbers, dtype)

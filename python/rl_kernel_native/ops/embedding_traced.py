@@ -17,7 +17,7 @@ from .._dispatch import count_write
 from .._in_graph import apply, callable_in_graph
 from .._main_grad import is_asked_for
 from .._native import module as _C
-from .._shapes import check_ids, check_narrowing, check_rows, dtype_name, is_static
+from .._shapes import check_columns_below, check_ids, check_narrowing, check_rows, dtype_name, is_static
 from .._torch import CODES, apply_function, gradient, implement, memory, prepare, rows_of
 from .._transforms import batched, looped
 
@@ -68,6 +68,8 @@ def _check_vocabulary(num_rows: Any, vocab_start: Any, vocab_size: Any, padding_
     for name, value in (("vocab_start", vocab_start), ("vocab_size", vocab_size)):
         if value is not None and value < 0:
             raise ValueError(f"{name}: expected an integer >= 0, got {value}")
+    if vocab_start + num_rows >= 1 << 63:
+        raise ValueError(f"vocab_start: expected vocab_start + rows in 64 bits, got {vocab_start}")
     size = vocab_start + num_rows if vocab_size is None else vocab_size
     if vocab_start > size:
         raise ValueError(f"vocab_start: expected an id in [0, {size}] (vocab_size), got {vocab_start}")
@@ -80,6 +82,7 @@ def _forward_fake(ids: Tensor, weight: Tensor, *where: Any) -> Tensor:
     check_rows(weight, "weight")
     if weight.dim() != 2:
         raise ValueError(f"weight: expected shape [rows, columns], got {list(weight.shape)}")
+    check_columns_below(weight, "weight", 31)
     check_ids(ids, "ids")
     _check_vocabulary(weight.shape[0], *where)
     return weight.new_empty((*ids.shape, weight.shape[1]))
@@ -87,6 +90,7 @@ def _forward_fake(ids: Tensor, weight: Tensor, *where: Any) -> Tensor:
 
 def _check_backward(dy: Tensor, ids: Tensor, num_rows: Any, *where: Any) -> None:
     check_rows(dy, "dy")
+    check_columns_below(dy, "dy", 31)
     check_ids(ids, "ids")
     if tuple(ids.shape) != tuple(dy.shape[:-1]):
         raise ValueError(

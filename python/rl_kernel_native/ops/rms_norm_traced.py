@@ -17,7 +17,15 @@ from .._dispatch import count_write
 from .._in_graph import apply, callable_in_graph
 from .._main_grad import is_asked_for
 from .._native import module as _C
-from .._shapes import check_float32_or, check_like, check_narrowing, check_rows, dtype_name, is_static
+from .._shapes import (
+    check_columns_below,
+    check_float32_or,
+    check_like,
+    check_narrowing,
+    check_rows,
+    dtype_name,
+    is_static,
+)
 from .._torch import CODES, apply_function, gradient, implement, memory, prepare, rows_of
 from .._transforms import batched, looped, pulled, pushed
 
@@ -105,6 +113,7 @@ def _forward_fake(
     x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, _: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_rows(x, "x")
+    check_columns_below(x, "x", 31)
     _check_weight(weight, weight_offset, x, "x")
     _check_eps(eps)
     check_like(residual, "residual", x, "x")
@@ -116,6 +125,7 @@ def _check_backward(
     dy: Tensor, h: Tensor, weight: Any, rstd: Any, d_new_residual: Any, eps: float, weight_offset: float
 ) -> None:
     check_rows(dy, "dy")
+    check_columns_below(dy, "dy", 31)
     check_like(h, "h", dy, "dy")
     _check_weight(weight, weight_offset, dy, "dy")
     check_like(d_new_residual, "d_new_residual", dy, "dy")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import check_dtype_like, check_like, check_rows
+from .._shapes import check_columns_below, check_dtype_like, check_like, check_rows
 from .._torch import apply_function, gradient, implement, memory, prepare, rows_of
 from .._transforms import batched, pulled, pushed
 
@@ -48,7 +48,9 @@ implement(_library, "gated_mul_backward", _backward_kernel, functools.partial(ap
 
 def _check(gate: Tensor, up: Any) -> list[int]:
     """The shape of the result."""
-    check_rows(gate, "gate_up" if up is None else "gate")
+    name, bits = ("gate_up", 31) if up is None else ("gate", 30)
+    check_rows(gate, name)
+    check_columns_below(gate, name, bits)
     check_like(up, "up", gate, "gate")
     if up is None and gate.shape[-1] % 2:
         raise ValueError(
