@@ -18,6 +18,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 import rl_kernel_native as rk
 
@@ -89,22 +90,30 @@ def main(
 
         return call
 
+    def product() -> Tensor:
+        return torch.mm(x, w.t(), out=y)
+
     calls: dict[str, Callable[[], Any]] = {
-        "torch": lambda: torch.mm(x, w.t(), out=y),
+        "torch": product,
         "linear, native engine": lambda: rk.linear(x, w, engine="native"),
         "linear_logprob": lambda: rk.linear_logprob(x, w, target),
         "with entropy and p^2": lambda: rk.linear_logprob(x, w, target, return_entropy=True, return_sum_p_sq=True),
         "portable": lambda: rk.linear_logprob(x, w, target, exp="portable"),
-        "torch again": lambda: torch.mm(x, w.t(), out=y),
+        "torch again": product,  # by then the GPU is as warm as it gets
         **{f"and backward, {size} MiB": both(size) for size in (1024, 512, 256)},
         "linear, weights of zeros": lambda: rk.linear(x, zeros, engine="native"),
     }
     name = f"{torch.cuda.get_device_name()}: {rows} x {vocab} x {in_features}, bfloat16"
     table = Table("", "ms", "W", "J", "MHz", title=name)
+    refused = []
     for label, call in calls.items():
-        found = steady(call, gpu, seconds)
+        try:
+            found = steady(call, gpu, seconds)
+        except ValueError as error:  # a workspace that is too small for so many rows
+            refused.append(f"{label}: {error}")
+            continue
         table.add_row(label, f"{found.ms:.2f}", f"{found.watts:.0f}", f"{found.joules:.2f}", f"{found.mhz:.0f}")
-    Console().print(table)
+    Console().print(table, *refused, sep="\n")
 
 
 if __name__ == "__main__":
