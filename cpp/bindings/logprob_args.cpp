@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "linear_args.h"
+
 namespace rlk::bindings {
 namespace {
 
@@ -20,18 +22,7 @@ float read_positive(nb::handle h, const char* name, const char* expected) {
   return single;
 }
 
-std::int64_t read_size(nb::handle h, const char* name) {
-  if (PyBool_Check(h.ptr()) || !PyIndex_Check(h.ptr())) {
-    type_error(std::string(name) + ": expected an integer, got " + kind_of(h));
-  }
-  nb::object index = nb::steal(PyNumber_Index(h.ptr()));
-  const long long x = PyLong_AsLongLong(index.ptr());
-  if (x == -1 && PyErr_Occurred()) {
-    PyErr_Clear();
-    value_error(std::string(name) + ": expected an integer of 64 bits");
-  }
-  return x;
-}
+std::int64_t read_size(nb::handle value, const char* name) { return read_integer(value, name, "an integer"); }
 
 std::string got_shape(const Array& a) { return shape_text(a.shape()); }
 

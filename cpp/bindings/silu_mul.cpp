@@ -33,16 +33,14 @@ struct GateAndUp {
   GateAndUp(nb::handle gate, nb::handle up)
       : first(gate, up.is_none() ? "gate_up" : "gate"), columns(first.columns / (up.is_none() ? 2 : 1)) {
     require_silu_mul_backend(first.view().device);
+    require_columns_below(first, up.is_none() ? 31 : 30);
     if (!up.is_none()) {
-      require_columns_below(first, 30);
       second.emplace(up, "up");
       check_like(*second, first);
     } else if (first.columns % 2 != 0) {
       throw nb::value_error(("gate_up: expected an even last dimension, whose halves are gate and up, got shape " +
                              shape_text(first.array.shape()))
                                 .c_str());
-    } else {
-      require_columns_below(first, 31);
     }
   }
   std::vector<std::int64_t> shape() const { return first.shape_with(columns); }

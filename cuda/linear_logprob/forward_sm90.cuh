@@ -224,55 +224,83 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
       multiply_in_turn<T>(&ring, d, g.k_steps, release, [&] { arrive(turn + (warpgroup ^ 1) * 8); });
       skip_stages(&ring, g.k_steps);
       make_tile_logits<kLogits>(g, fixed, warpgroup, pair, d);
+#pragma unroll
+      for (int half = 0; half < Tile::kHalves; ++half) {
+#pragma unroll
+        for (int i = 0; i < Tile::kFragment; ++i) asm volatile("" : "+f"(d[half][i]));  // else ptxas spills roundings
+      }
       const int parity = (fixed.pairs_before[warpgroup] + pair) & 1;
-      const int thread = thread_index(), lane = thread % 32;
-      const auto row_of = [&](int half, int h) { return row_in_tile(thread, half, h); };
-      const auto handed = [&](int half, int h, int j) -> float2* {
+      const auto handed = [&](int half, int h, int j, int thread) -> float2* {
         return &fixed.handed[(half * kTileRows + h) * kHandedFragments + j][thread];
       };
-      // Statistics of a leaf of a half's rows, whose logits are z(j, h), to the nodes of the pair.
-      const auto take_leaf = [&](int half, int leaf, const auto& z) {
+      // Statistics of a leaf of a half's rows, whose logits are d[0] from fragment `first` on, to the nodes of the pair.
+      const auto take_leaf = [&](int half, int leaf, int first) {
+        const int thread = thread_index();
         float c[kTileRows];
 #pragma unroll
-        for (int h = 0; h < kTileRows; ++h) c[h] = fixed.rows[warpgroup][row_of(half, h)].x;
+        for (int h = 0; h < kTileRows; ++h) c[h] = fixed.rows[warpgroup][row_in_tile(thread, half, h)].x;
         SoftmaxStats shares[1][kTileRows];
-        leaf_shares<kExp, kMoments>([&](int, int j, int h) { return z(j, h); }, c, shares);
+        leaf_shares<kExp, kMoments>([&](int, int j, int h) { return columns_of(d[0], first, j, h); }, c, shares);
         add_shares<kMoments>(shares);
-        if (lane % 4 == 0) {
-#pragma unroll
-          for (int h = 0; h < kTileRows; ++h) nodes.leaves[leaf][row_of(half, h)] = NodeOf<kMoments>(shares[0][h]);
-        }
-      };
-      if (warpgroup == 0) {
-        mbarrier_wait_block(handed_empty, parity ^ 1);
-#pragma unroll
-        for (int half = 0; half < Tile::kHalves; ++half) {
+        if (thread % 4 == 0) {
 #pragma unroll
           for (int h = 0; h < kTileRows; ++h) {
-#pragma unroll
-            for (int j = 0; j < kHandedFragments; ++j) *handed(half, h, j) = columns_of(d[half], kLeafFragments, j, h);
+            nodes.leaves[leaf][row_in_tile(thread, half, h)] = NodeOf<kMoments>(shares[0][h]);
           }
-          take_leaf(half, 0, [&](int j, int h) { return columns_of(d[half], 0, j, h); });
+        }
+      };
+      // A warpgroup has one copy of the statistics' instructions, and columns are moved to where it reads them: with a copy
+      // for each leaf and half they did not stay in the cache, and the other warpgroup's products waited for theirs.
+      if (warpgroup == 0) {
+        mbarrier_wait_block(handed_empty, parity ^ 1);
+        {
+          const int thread = thread_index();
+#pragma unroll
+          for (int half = 0; half < Tile::kHalves; ++half) {
+#pragma unroll
+            for (int h = 0; h < kTileRows; ++h) {
+#pragma unroll
+              for (int j = 0; j < kHandedFragments; ++j) {
+                *handed(half, h, j, thread) = columns_of(d[half], kLeafFragments, j, h);
+              }
+            }
+          }
+        }
+#pragma unroll 1
+        for (int half = 0; half < Tile::kHalves; ++half) {
+          take_leaf(half, 0, 0);
+#pragma unroll
+          for (int i = 0; i < 4 * kLeafFragments; ++i) d[0][i] = d[1][i];
         }
         __syncwarp();
         arrive(handed_full);
         continue;
       }
       mbarrier_wait_block(handed_full, parity);
+#pragma unroll 1
+      for (int step = 0; step < 2 * Tile::kHalves; ++step) {
+        const int half = step / 2, leaf = 2 - step % 2;
+        take_leaf(half, leaf, kHandedFragments);
+        if (leaf == 1) {
 #pragma unroll
-      for (int half = 0; half < Tile::kHalves; ++half) {
-        take_leaf(half, 1, [&](int j, int h) {
-          if (j >= kHandedFragments) return columns_of(d[half], -kHandedFragments, j, h);
-          float2 z;  // read again in each pass: kept, it would be too many registers
-          asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                       : "=f"(z.x), "=f"(z.y)
-                       : "r"(shared_address(handed(half, h, j))));
-          return z;
-        });
-        take_leaf(half, 2, [&](int j, int h) { return columns_of(d[half], kHandedFragments, j, h); });
+          for (int i = 0; i < Tile::kFragment; ++i) d[0][i] = d[1][i];
+          continue;
+        }
+        const int thread = thread_index();
+#pragma unroll
+        for (int i = 0; i < 4 * kHandedFragments; ++i) d[0][8 * kHandedFragments + i] = d[0][i];
+#pragma unroll
+        for (int h = 0; h < kTileRows; ++h) {
+#pragma unroll
+          for (int j = 0; j < kHandedFragments; ++j) {
+            const float2 z = *handed(half, h, j, thread);
+            float* const to = &d[0][4 * (kHandedFragments + j) + 2 * h];
+            to[0] = z.x, to[1] = z.y;
+          }
+        }
       }
       all_warps();
-      store_pair(g, work, pair, nodes, thread);
+      store_pair(g, work, pair, nodes, thread_index());
       __syncwarp();
       arrive(handed_empty);
     }

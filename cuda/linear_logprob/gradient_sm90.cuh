@@ -161,12 +161,14 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
         [&] { arrive(turn_barriers + (warpgroup ^ 1) * 8); });
     skip_stages(&ring, g.k_steps);
     const TilePosition at = tile_of(turn);
-#pragma unroll
+#pragma unroll 1  // one copy of the instructions, which stays in their cache: the other warpgroup's products need it, too
     for (int half = 0; half < Tile::kHalves; ++half) {
       const GradientRow* const first = tile_rows + half * 64 + warp % 4 * 16 + lane / 4;
-      make_gradients<T, kExp, kRounded>(d[half], {first[0], first[8]}, at.b, valid, lane);
-      store_boxes<Tile::kBN, 1, T>(g, map_d, d[half], staging + warpgroup * kGradientStaging, warpgroup,
-                                   at.a + half * 64, at.b);
+      make_gradients<T, kExp, kRounded>(d[0], {first[0], first[8]}, at.b, valid, lane);
+      store_boxes<Tile::kBN, 1, T>(g, map_d, d[0], staging + warpgroup * kGradientStaging, warpgroup, at.a + half * 64,
+                                   at.b);
+#pragma unroll
+      for (int i = 0; i < Tile::kFragment; ++i) d[0][i] = d[1][i];
     }
   }
   wait_for_stored_boxes<0>();  // no block leaves while its boxes are being read

@@ -21,6 +21,7 @@ from .sequences import Sequences, locate_sequences
 # transformers looks attention up by name; both registries know this one once a model was patched.
 ATTENTION_NAME = "rl_kernel_native"
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
+BODY_RECORD = "_rk_record"  # attribute of a patched body: what was patched with it
 
 # What models call their cache: from transformers 5.24 on, and before.
 CACHE_NAMES = ("cache", "past_key_values")
@@ -201,7 +202,7 @@ def body(
 ) -> Any:
     """LlamaModel and Qwen3Model: finds the batch's sequences once, then goes on as the original does."""
     if not torch.compiler.is_compiling():
-        module._rk_record.require_no_others()
+        getattr(module, BODY_RECORD).require_no_others()
     cache = take_cache(kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
     if tokens is not None:

@@ -272,7 +272,7 @@ def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str])
 def _patch_body(patch: _Patch, name: str, body: Any, chosen: frozenset[str]) -> None:
     if "attention" in chosen:
         patch.forward(name, body, decoder.body)
-        patch.attribute(body, "_rk_record", patch)
+        patch.attribute(body, decoder.BODY_RECORD, patch)
     if "rope" in chosen:
         rotary = body.rotary_emb
         if rotary.rope_type not in _ROPE_TYPES:
