@@ -125,6 +125,23 @@ def test_a_workspace_of_any_size_changes_no_bit(rows: int, device: str) -> None:
     assert not differing(found[0], found[2])
 
 
+@pytest.mark.parametrize("in_features", [64, 13])  # rows of dweight that begin at 16 bytes, and others
+@pytest.mark.parametrize("logits_dtype", ["bfloat16", "float32"])
+def test_gradients_of_logits_may_lie_in_dweight(in_features: int, logits_dtype: str, device: str) -> None:
+    """A workspace with room for few columns: most are gone through in the memory of a dweight that is yet to come."""
+    generator = torch.Generator().manual_seed(in_features)
+    hidden = torch.randn(300, in_features, generator=generator).to(device, torch.bfloat16)
+    weight = torch.randn(20_000, in_features, generator=generator).to(device, torch.bfloat16)
+    target = torch.randint(0, 20_000, (300,), generator=generator).to(device)
+    target[40:200] = -100
+    found = []
+    for size in (256 << 10, 512 << 20):
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+        logprob = rk.linear_logprob(*leaves, target, logits_dtype=logits_dtype, workspace_bytes=size)
+        found.append((logprob.detach(), *torch.autograd.grad(logprob.sum(), leaves)))
+    assert not differing(found[0], found[1])
+
+
 def test_a_workspace_serves_the_rows_that_are_left_over(device: str) -> None:
     """A fused kernel takes 8192 rows, then 7296, of which more work is left for the last wave of 132 blocks."""
     if device == "cpu":

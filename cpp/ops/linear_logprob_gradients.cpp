@@ -2,6 +2,7 @@
 #include "cpp/ops/linear_logprob_gradients.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "cpp/ops/linear_logprob_rows.h"
 #include "rlk/build.h"
@@ -26,37 +27,70 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 #endif
 }
 
+// How a call is cut. `chunk`: the most columns whose logits' gradients the workspace holds. `borrows`: a block's hidden
+// states lie where its dhidden will, which leaves the workspace to wider chunks; dhidden is then rounded in a pass of its own.
+// `lends`: gradients of logits lie in dweight, in the rows of later chunks, while these have room for more than the workspace.
+struct Cut {
+  std::int64_t chunk;
+  bool borrows = false, lends = false;
+};
+
+// Columns [first, first + count), and where the gradients of their logits are.
+struct Chunk {
+  std::int64_t first, count;
+  bool in_dweight;
+};
+
+std::int64_t dweight_row_bytes(const LinearLogprobBackwardParams& p) {
+  return p.head.in_features * size_of(p.dweight_dtype);
+}
+
+// The most of `left` columns, the first ones, whose gradients have room in the others' rows of dweight.
+std::int64_t most_in_dweight(const LinearLogprobBackwardParams& p, std::int64_t left) {
+  const std::int64_t row = dweight_row_bytes(p), column = p.num_rows * size_of(p.head.dtype);
+  const std::int64_t most = (left * row - kWorkspaceAlign) / (row + column);
+  return std::min(most, kMostColumns) / kColumnsTogether * kColumnsTogether;
+}
+
+// In the workspace chunks are as wide as one another, or the last one's products would not fill the GPU.
+std::vector<Chunk> chunks_of(const LinearLogprobBackwardParams& p, const Cut& cut) {
+  std::vector<Chunk> chunks;
+  std::int64_t first = 0;
+  for (std::int64_t count; cut.lends && (count = most_in_dweight(p, p.num_columns - first)) > cut.chunk;
+       first += count) {
+    chunks.push_back({first, count, true});
+  }
+  const std::int64_t left = p.num_columns - first, each = ceil_div(left, ceil_div(left, cut.chunk));
+  const std::int64_t even = std::min(cut.chunk, ceil_div(each, kColumnsTogether) * kColumnsTogether);
+  for (; first < p.num_columns; first += even) chunks.push_back({first, std::min(even, p.num_columns - first), false});
+  return chunks;
+}
+
 // A block of tokens (rule 9) and a chunk of the vocabulary at a time. Blocks go outside, with float32 sums of dhidden for one
 // of them; dweight is its own accumulator where it is float32 or there is one block, else it has float32 sums. Where these
 // would be more than sums of dhidden for all rows, if any, chunks go outside, with sums of dweight for one chunk. Sums of LoRA's
 // gradients follow. Where gradients of logits are fused, groups of rows without a scored one are left out of a block: its
-// hidden states, gradients and sums of dhidden are those of the others, and then zeros. `borrows`: a block's hidden states lie
-// where its dhidden will, which leaves the workspace to wider chunks; dhidden is then rounded in a pass of its own.
+// hidden states, gradients and sums of dhidden are those of the others, and then zeros.
 class Backward {
  public:
-  Backward(const LinearLogprobBackwardParams& p, std::int64_t chunk, bool borrows, Device device, void* workspace)
-      : p_(p),
-        head_(p.head),
-        chunk_(std::min(chunk, p.num_columns)),
-        borrows_(borrows),
-        device_(device),
-        fused_(fuses_gradients(p, device)) {
+  Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)
+      : p_(p), head_(p.head), cut_(cut), device_(device), fused_(fuses_gradients(p, device)) {
+    const std::int64_t chunk = std::min(cut.chunk, p.num_columns);
     block_rows_ = std::min(kTokenBlock, p.num_rows);
     const bool sums_logits_here = sums_logits(head_, p.dtype) && !fused_;
     logit_rows_ = p.dtype == head_.dtype && !sums_logits_here ? block_rows_ : std::min(kRowsOfLogits, block_rows_);
     blocks_ = ceil_div(p.num_rows, kTokenBlock);
-    chunks_ = ceil_div(p.num_columns, std::max<std::int64_t>(chunk_, 1));
     sums_dweight_ = p.dweight != nullptr && p.dweight_dtype != DType::kFloat32 && blocks_ > 1;
     chunks_outside_ = sums_dweight_ && (p.dhidden == nullptr || p.num_rows < p.num_columns);
     Pieces pieces(workspace);
     if (fused_) groups_ = pieces.take<ScoredGroups>(sizeof(ScoredGroups));
-    if (!borrows_) hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
-    gradients_ = pieces.take(block_rows_ * chunk_ * operand_bytes());
-    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
-    if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk_ * 4);
+    if (!cut.borrows) hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
+    own_gradients_ = pieces.take(block_rows_ * chunk * operand_bytes());
+    if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk * 4);
+    if (sums_logits_here) logit_sums_ = pieces.take<float>(logit_rows_ * chunk * 4);
     const std::int64_t kept_rows = chunks_outside_ ? p.num_rows : block_rows_;
-    const std::int64_t kept_columns = chunks_outside_ ? chunk_ : p.num_columns;
-    if (p.dhidden != nullptr && (chunks_ > 1 || has_lora(head_) || (fused_ && p.wide_dhidden))) {
+    const std::int64_t kept_columns = chunks_outside_ ? chunk : p.num_columns;
+    if (p.dhidden != nullptr && (chunk < p.num_columns || has_lora(head_) || (fused_ && p.wide_dhidden))) {
       dhidden_ = pieces.take<float>(kept_rows * features() * 4);
     }
     if (sums_dweight_) dweight_ = pieces.take<float>(kept_columns * features() * 4);
@@ -70,7 +104,7 @@ class Backward {
     if (p.dlora_b != nullptr && sums_lora) dlora_b_ = pieces.take<float>(kept_columns * rank() * 4);
     if (p.dbias != nullptr) {
       dbias_ = pieces.take<float>(p.num_columns * 4);
-      block_dbias_ = pieces.take<float>(chunk_ * 4);
+      block_dbias_ = pieces.take<float>(chunk * 4);
     }
     bytes_ = pieces.used();
   }
@@ -78,13 +112,14 @@ class Backward {
 
   void run(Stream stream) {
     stream_ = stream;
+    const std::vector<Chunk> chunks = chunks_of(p_, cut_);
     if (chunks_outside_) {
-      for (std::int64_t c = 0; c < chunks_; ++c) {
-        for (std::int64_t b = 0; b < blocks_; ++b) step(b, c);
+      for (const Chunk& chunk : chunks) {
+        for (std::int64_t b = 0; b < blocks_; ++b) step(b, chunk);
       }
     } else {
       for (std::int64_t b = 0; b < blocks_; ++b) {
-        for (std::int64_t c = 0; c < chunks_; ++c) step(b, c);
+        for (const Chunk& chunk : chunks) step(b, chunk);
       }
     }
   }
@@ -94,24 +129,38 @@ class Backward {
   std::int64_t rank() const { return head_.lora_rank; }
   std::int64_t operand_bytes() const { return size_of(head_.dtype); }
 
-  void step(std::int64_t b, std::int64_t c) {
+  bool is_first() const { return first_ == 0; }
+  bool is_last() const { return first_ + columns_ == p_.num_columns; }
+
+  // From an address on that is a multiple of kWorkspaceAlign.
+  void* in_dweight() const {
+    const auto end = reinterpret_cast<std::uintptr_t>(p_.dweight) +
+                     static_cast<std::uintptr_t>((first_ + columns_) * dweight_row_bytes(p_));
+    return reinterpret_cast<void*>((end + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign);
+  }
+
+  void step(std::int64_t b, const Chunk& chunk) {
     row_ = b * kTokenBlock;
     rows_ = std::min(kTokenBlock, p_.num_rows - row_);
-    first_ = c * chunk_;
-    columns_ = std::min(chunk_, p_.num_columns - first_);
-    if (c == 0 || chunks_outside_) {
-      if (borrows_) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
+    void* const gradients_before = gradients_;
+    const std::int64_t columns_before = columns_;
+    first_ = chunk.first;
+    columns_ = chunk.count;
+    gradients_ = chunk.in_dweight ? in_dweight() : own_gradients_;
+    const bool new_rows = is_first() || chunks_outside_;
+    if (new_rows) {
+      if (cut_.borrows) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
       find_groups();
       copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
-    logit_gradients(c);
-    if (v_ != nullptr) compute_v(c);
-    if (p_.dlora_a != nullptr && c + 1 == chunks_) lora_a_gradient(b);
+    logit_gradients(new_rows || gradients_ != gradients_before || columns_ != columns_before);
+    if (v_ != nullptr) compute_v();
+    if (p_.dlora_a != nullptr && is_last()) lora_a_gradient(b);
     if (p_.dlora_b != nullptr) lora_b_gradient(b);
     if (p_.dweight != nullptr) weight_gradient(b);
     if (p_.dbias != nullptr) bias_gradient(b);
-    if (p_.dhidden != nullptr) hidden_gradient(c);  // the last chunk's may take the place of the hidden states
+    if (p_.dhidden != nullptr) hidden_gradient();  // the last chunk's may take the place of the hidden states
   }
 
   void find_groups() {
@@ -125,11 +174,11 @@ class Backward {
   // What products need of a block's rows, for kernels that can do with less than all.
   const std::int32_t* row_limit() const { return groups_ == nullptr ? nullptr : &groups_->limit; }
 
-  void logit_gradients([[maybe_unused]] std::int64_t c) {
+  // Rows that are left out are zeros for products that take all. They are there from the chunk before, unless it `moved`.
+  void logit_gradients([[maybe_unused]] bool moved) {
 #if RLK_WITH_CUDA
     if (fused_) {
-      // Rows that are left out are zeros for products that take all; they stay so while the columns are as many.
-      if (c == 0 || chunks_outside_ || columns_ != chunk_) {
+      if (moved) {
         cuda::zero_rows_past(groups_, gradients_, rows_, columns_ * operand_bytes(), device_.index, stream_);
       }
       const LogprobBackwardParams q = of_rows(0, rows_, gradients_);
@@ -172,14 +221,14 @@ class Backward {
   }
 
   // Of the step's gradients and `weight`, whose rows are the step's columns: `sums`, which go on from chunk to chunk.
-  LinearInputGradParams sums_over_columns(const void* weight, std::int64_t stride, std::int64_t width, float* sums,
-                                          std::int64_t c) const {
+  LinearInputGradParams sums_over_columns(const void* weight, std::int64_t stride, std::int64_t width,
+                                          float* sums) const {
     LinearInputGradParams q;
     q.dy = gradients_;
     q.dy_rows = dense(rows_, columns_);
     q.weight = at(weight, first_ * stride * operand_bytes());
     q.weight_stride = stride;
-    q.start = c == 0 ? nullptr : sums;
+    q.start = is_first() ? nullptr : sums;
     q.start_stride = width;
     q.dx = sums;
     q.dx_rows = dense(rows_, width);
@@ -193,11 +242,10 @@ class Backward {
     return q;
   }
 
-  void hidden_gradient(std::int64_t c) {
-    const bool last = c + 1 == chunks_;
+  void hidden_gradient() {
     float* const sums = from_row(dhidden_, chunks_outside_ ? row_ : 0, features());
-    LinearInputGradParams q = sums_over_columns(head_.weight, head_.weight_stride, features(), sums, c);
-    if (last && has_lora(head_)) {
+    LinearInputGradParams q = sums_over_columns(head_.weight, head_.weight_stride, features(), sums);
+    if (is_last() && has_lora(head_)) {
       linear_input_grad(q, device_, stream_);
       q.dy = v_;
       q.dy_rows = dense(rows_, rank());
@@ -206,11 +254,11 @@ class Backward {
       q.start = sums;
       q.out_features = rank();
     }
-    if (!last) return linear_input_grad(q, device_, stream_);
+    if (!is_last()) return linear_input_grad(q, device_, stream_);
     const std::int64_t stride = p_.dhidden_rows.inner_stride;
     q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
     unsigned char* const dhidden = at(p_.dhidden, row_ * stride * size_of(q.dx_dtype));
-    if (borrows_) {
+    if (cut_.borrows) {
       q.dx_dtype = DType::kFloat32;  // the sums once more
     } else if (groups_ == nullptr) {
       q.dx = dhidden;
@@ -219,7 +267,7 @@ class Backward {
       q.dx = p_.wide_dhidden ? static_cast<void*>(sums) : hidden_;
     }
     linear_input_grad(q, device_, stream_);
-    if (borrows_) {  // the gradients of logits have served
+    if (cut_.borrows) {  // the gradients of logits have served
       round_to(sums, gradients_, head_.dtype, rows_ * features(), device_, stream_);
       q.dx = gradients_;
     }
@@ -228,10 +276,10 @@ class Backward {
   }
 
   // The chunk's part of v's sums; with the last chunk v itself.
-  void compute_v(std::int64_t c) {
+  void compute_v() {
     float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
-    linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums, c), device_, stream_);
-    if (c + 1 < chunks_) return;
+    linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);
+    if (!is_last()) return;
     tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
 #if RLK_WITH_CUDA
     if (groups_ != nullptr) {  // past the limit there are no sums
@@ -332,26 +380,20 @@ class Backward {
 
   const LinearLogprobBackwardParams& p_;
   const Head& head_;
-  const std::int64_t chunk_;
-  const bool borrows_;
+  const Cut cut_;
   const Device device_;
   const bool fused_;  // gradients of logits without logits in memory
-  std::int64_t block_rows_, logit_rows_, blocks_, chunks_, bytes_ = 0;
+  std::int64_t block_rows_, logit_rows_, blocks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
   ScoredGroups* groups_ = nullptr;
-  void *hidden_ = nullptr, *gradients_;
+  void *hidden_ = nullptr, *own_gradients_,
+       *gradients_ = nullptr;  // gradients of the step's logits: own, or in dweight
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;
   void* v_ = nullptr;
   float *logit_sums_ = nullptr, *v_sums_ = nullptr, *dlora_a_ = nullptr, *dlora_b_ = nullptr;
   Stream stream_{};
   std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // of the step
-};
-
-// How a call is cut.
-struct Cut {
-  std::int64_t chunk;
-  bool borrows;
 };
 
 // Whether a block's hidden states may lie in dhidden, and the gradients of so many columns' logits have room for it.
@@ -361,19 +403,21 @@ bool can_borrow(const LinearLogprobBackwardParams& p, std::int64_t chunk) {
          p.dhidden_rows.inner_stride == features && reinterpret_cast<std::uintptr_t>(p.dhidden) % 16 == 0 &&
          chunk >= features && chunk < p.num_columns;
 }
+// Whether gradients of logits may lie in dweight: nothing is read there, and none takes a way through float32.
+bool can_lend(const LinearLogprobBackwardParams& p, Device device) {
+  return p.dweight != nullptr && p.main_grad == nullptr && p.dweight_stride == p.head.in_features &&
+         p.num_rows <= kTokenBlock &&
+         (fuses_gradients(p, device) || (p.dtype == p.head.dtype && !sums_logits(p.head, p.dtype)));
+}
 std::int64_t backward_bytes(const LinearLogprobBackwardParams& p, const Cut& cut, Device device) {
-  return Backward(p, cut.chunk, cut.borrows, device, nullptr).bytes();
+  return Backward(p, cut, device, nullptr).bytes();
 }
 std::int64_t widest_chunk(const LinearLogprobBackwardParams& p) { return std::min(p.num_columns, kMostColumns); }
 
-// The widest chunk that the workspace has room for, or a little less, so that the last one is not much narrower.
+// The widest chunk that the workspace has room for.
 std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, Device device) {
   const std::int64_t widest = widest_chunk(p);
-  const auto even = [&](std::int64_t chunk) {
-    const std::int64_t each = ceil_div(p.num_columns, ceil_div(p.num_columns, chunk));
-    return std::min(chunk, ceil_div(each, kColumnsTogether) * kColumnsTogether);
-  };
-  if (backward_bytes(p, {widest, borrows}, device) <= p.workspace_bytes) return even(widest);
+  if (backward_bytes(p, {widest, borrows}, device) <= p.workspace_bytes) return widest;
   std::int64_t low = 1, high = ceil_div(widest, kLeastColumns);
   while (low < high) {
     const std::int64_t middle = (low + high + 1) / 2;
@@ -381,26 +425,30 @@ std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, De
     backward_bytes(p, cut, device) <= p.workspace_bytes ? low = middle : high = middle - 1;
   }
   const std::int64_t chunk = low * kLeastColumns;
-  return chunk > kColumnsTogether ? even(chunk / kColumnsTogether * kColumnsTogether) : chunk;
+  return chunk > kColumnsTogether ? chunk / kColumnsTogether * kColumnsTogether : chunk;
 }
+
+// The cut into the fewest chunks, since each loads and stores the sums of dhidden; of those the plainest.
 Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
   const std::int64_t apart = widest_chunk(p, false, device), borrowing = widest_chunk(p, true, device);
-  if (ceil_div(p.num_columns, borrowing) < ceil_div(p.num_columns, apart) && can_borrow(p, borrowing))
-    return {borrowing, true};
-  return {apart, false};
+  std::vector<Cut> cuts = {{apart}};
+  if (can_borrow(p, borrowing)) cuts.push_back({borrowing, true});
+  if (can_lend(p, device)) {
+    for (std::size_t i = 0, plain = cuts.size(); i < plain; ++i) cuts.push_back({cuts[i].chunk, cuts[i].borrows, true});
+  }
+  return *std::ranges::min_element(cuts, {}, [&](const Cut& cut) { return chunks_of(p, cut).size(); });
 }
 
 }  // namespace
 
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
   // All columns at once need no sums of dhidden, which may be less than a narrow chunk with them.
-  const std::int64_t most = backward_bytes(p, {widest_chunk(p), false}, device);
-  return {std::min(backward_bytes(p, {std::min(p.num_columns, kLeastColumns), false}, device), most), most};
+  const std::int64_t most = backward_bytes(p, {widest_chunk(p)}, device);
+  return {std::min(backward_bytes(p, {std::min(p.num_columns, kLeastColumns)}, device), most), most};
 }
 
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  const Cut cut = cut_of(p, device);
-  Backward(p, cut.chunk, cut.borrows, device, p.workspace).run(stream);
+  Backward(p, cut_of(p, device), device, p.workspace).run(stream);
 }
 
 void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
