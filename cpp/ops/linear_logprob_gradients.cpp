@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpp/ops/linear_logprob_chunks.h"
 #include "cpp/ops/linear_logprob_rows.h"
 #include "rlk/build.h"
 #include "rlk/kernels/lora_rows.h"
@@ -14,9 +15,7 @@
 namespace rlk {
 namespace {
 
-constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary are multiples of this, where they can be
-constexpr std::int64_t kLeastColumns = 16;        // a step of rule 1, at which a contraction can be cut
-constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
+constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1, at which a contraction can be cut
 
 bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
@@ -25,45 +24,6 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 #else
   return false;
 #endif
-}
-
-// How a call is cut. `chunk`: the most columns whose logits' gradients the workspace holds. `borrows`: a block's hidden
-// states lie where its dhidden will, which leaves the workspace to wider chunks; dhidden is then rounded in a pass of its own.
-// `lends`: gradients of logits lie in dweight, in the rows of later chunks, while these have room for more than the workspace.
-struct Cut {
-  std::int64_t chunk;
-  bool borrows = false, lends = false;
-};
-
-// Columns [first, first + count), and where the gradients of their logits are.
-struct Chunk {
-  std::int64_t first, count;
-  bool in_dweight;
-};
-
-std::int64_t dweight_row_bytes(const LinearLogprobBackwardParams& p) {
-  return p.head.in_features * size_of(p.dweight_dtype);
-}
-
-// The most of `left` columns, the first ones, whose gradients have room in the others' rows of dweight.
-std::int64_t most_in_dweight(const LinearLogprobBackwardParams& p, std::int64_t left) {
-  const std::int64_t row = dweight_row_bytes(p), column = p.num_rows * size_of(p.head.dtype);
-  const std::int64_t most = (left * row - kWorkspaceAlign) / (row + column);
-  return std::min(most, kMostColumns) / kColumnsTogether * kColumnsTogether;
-}
-
-// In the workspace chunks are as wide as one another, or the last one's products would not fill the GPU.
-std::vector<Chunk> chunks_of(const LinearLogprobBackwardParams& p, const Cut& cut) {
-  std::vector<Chunk> chunks;
-  std::int64_t first = 0;
-  for (std::int64_t count; cut.lends && (count = most_in_dweight(p, p.num_columns - first)) > cut.chunk;
-       first += count) {
-    chunks.push_back({first, count, true});
-  }
-  const std::int64_t left = p.num_columns - first, each = ceil_div(left, ceil_div(left, cut.chunk));
-  const std::int64_t even = std::min(cut.chunk, ceil_div(each, kColumnsTogether) * kColumnsTogether);
-  for (; first < p.num_columns; first += even) chunks.push_back({first, std::min(even, p.num_columns - first), false});
-  return chunks;
 }
 
 // A block of tokens (rule 9) and a chunk of the vocabulary at a time. Blocks go outside, with float32 sums of dhidden for one
@@ -132,13 +92,6 @@ class Backward {
   bool is_first() const { return first_ == 0; }
   bool is_last() const { return first_ + columns_ == p_.num_columns; }
 
-  // From an address on that is a multiple of kWorkspaceAlign.
-  void* in_dweight() const {
-    const auto end = reinterpret_cast<std::uintptr_t>(p_.dweight) +
-                     static_cast<std::uintptr_t>((first_ + columns_) * dweight_row_bytes(p_));
-    return reinterpret_cast<void*>((end + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign);
-  }
-
   void step(std::int64_t b, const Chunk& chunk) {
     row_ = b * kTokenBlock;
     rows_ = std::min(kTokenBlock, p_.num_rows - row_);
@@ -146,7 +99,7 @@ class Backward {
     const std::int64_t columns_before = columns_;
     first_ = chunk.first;
     columns_ = chunk.count;
-    gradients_ = chunk.in_dweight ? in_dweight() : own_gradients_;
+    gradients_ = chunk.in_dweight ? at(p_.dweight, offset_in_dweight(p_, chunk)) : own_gradients_;
     const bool new_rows = is_first() || chunks_outside_;
     if (new_rows) {
       if (cut_.borrows) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
@@ -449,60 +402,6 @@ WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device 
 
 void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
   Backward(p, cut_of(p, device), device, p.workspace).run(stream);
-}
-
-void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  LinearInputGradParams q;  // an empty sum
-  q.dy_rows = dense(std::max<std::int64_t>(p.num_rows, 1), 0);
-  q.weight_stride = p.head.in_features;
-  q.dx = p.dhidden;
-  q.dx_rows = p.dhidden_rows;
-  q.dx_dtype = p.wide_dhidden ? DType::kFloat32 : p.head.dtype;
-  q.num_rows = p.num_rows;
-  q.in_features = p.head.in_features;
-  q.dtype = p.head.dtype;
-  q.arithmetic = p.head.arithmetic;
-  linear_input_grad(q, device, stream);
-}
-
-void gradients_of_nothing(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  const auto zeros = [&](void* dweight, DType dtype, std::int64_t rows, std::int64_t columns) {
-    LinearWeightGradParams q;
-    q.dweight = dweight;
-    q.dweight_stride = q.in_features = columns;
-    q.out_features = rows;
-    q.dtype = p.head.dtype;
-    q.dweight_dtype = dtype;
-    q.arithmetic = p.head.arithmetic;
-    if (dweight != nullptr) linear_weight_grad(q, device, stream);
-  };
-  const Head& head = p.head;
-  if (p.dhidden != nullptr && p.num_rows > 0) dhidden_of_no_columns(p, device, stream);
-  if (!p.adds_dlora_a) {
-    zeros(p.dlora_a, p.wide_dlora_a ? DType::kFloat32 : head.dtype, head.lora_rank, head.in_features);
-  }
-  zeros(p.dlora_b, head.dtype, p.num_columns, head.lora_rank);
-  if (p.dweight != nullptr) {
-    LinearWeightGradParams q;
-    q.main_grad = p.main_grad;
-    q.main_grad_stride = p.main_grad_stride;
-    q.dweight = p.dweight;
-    q.dweight_stride = p.dweight_stride;
-    q.in_features = p.head.in_features;
-    q.out_features = p.num_columns;
-    q.dtype = p.head.dtype;
-    q.dweight_dtype = p.dweight_dtype;
-    q.arithmetic = p.head.arithmetic;
-    linear_weight_grad(q, device, stream);
-  }
-  if (p.dbias != nullptr) {
-    LinearBiasGradParams q;
-    q.dbias = p.dbias;
-    q.out_features = p.num_columns;
-    q.dtype = p.head.dtype;
-    q.dbias_dtype = p.dbias_dtype;
-    linear_bias_grad(q, device, stream);
-  }
 }
 
 }  // namespace rlk

@@ -28,7 +28,8 @@
 //              adds; dlora_a is the fold over the parts that have columns, ascending, each part's blocks of 8192 rows in
 //              turn: one fp32 addition each, rounded at the end. Of a shard dhidden with dh_segments = 1 and dlora_a are
 //              shares of sums over all shards, of the shard's own v.
-// Workspace and its size decide how much is computed at once, never a bit.
+// Workspace and its size decide how much is computed at once, never a bit. dweight without main_grad may hold anything else
+// until the call is done.
 #pragma once
 
 #include <cstdint>
