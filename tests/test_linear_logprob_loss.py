@@ -191,3 +191,10 @@ def test_bad_arguments_are_named(case: str) -> None:
     changed, error, text = BAD[case]
     with pytest.raises(error, match=text):
         rk.linear_cross_entropy(*h[:2], h.target, **changed)
+
+
+def test_packed_targets_have_one_dimension() -> None:
+    h = head()
+    rows = [t[:8].reshape(2, 4, *t.shape[1:]) for t in (h.hidden, h.target)]
+    with pytest.raises(ValueError, match=r"target: expected shape \[num_tokens\] beside cu_seqlens, got \[2, 4\]"):
+        rk.linear_cross_entropy(rows[0], h.weight, rows[1], cu_seqlens=torch.tensor([0, 8]))

@@ -173,6 +173,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dh_segments": ({"dh_segments": 4}, ValueError, "dh_segments: expected 1 or 8, got 4"),
     "dh_segments type": ({"dh_segments": 1.0}, TypeError, "dh_segments: expected an integer"),
     "no group": ({"vocab_size": 640}, ValueError, "process_group: expected the group whose ranks"),
+    "vocab_size of less": ({"vocab_size": 8}, ValueError, r"vocab_size: expected at least \d+, vocab_start and the"),
     "start without group": ({"vocab_start": 40}, ValueError, "process_group: expected the group whose ranks"),
     "group type": ({"process_group": "world"}, TypeError, "process_group: expected a torch.distributed.ProcessGroup"),
 }

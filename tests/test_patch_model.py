@@ -261,6 +261,8 @@ def test_positions_past_the_table_are_an_error(model: Any) -> None:
 def test_bad_calls_are_typed_errors(model: Any) -> None:
     with pytest.raises(TypeError, match=r"ops: expected several names, such as \('rope',\), got a str"):
         rk.patch_model(model, "rope")
+    with pytest.raises(TypeError, match="ops: expected an iterable of names, or None, got int"):
+        rk.patch_model(model, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"ops: expected names of embedding, .*, got 'softmax'"):
         rk.patch_model(model, ("softmax",))
     with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got int"):
@@ -404,6 +406,8 @@ def test_a_refused_patch_leaves_nothing_behind() -> None:
     for options, message in (
         ({"attention_dropout": 0.1}, "has attention_dropout 0.1, expected 0"),
         ({"hidden_act": "relu"}, "has hidden_act 'relu'"),
+        ({"head_dim": 12}, "has head_dim 12, expected a multiple of 8, at most 256"),
+        ({"dtype": torch.float64}, r"model\.embed_tokens\.weight has dtype float64, expected float32, bfloat16 or"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
     ):
         model = tiny("Llama", **options)

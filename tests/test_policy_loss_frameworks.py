@@ -600,7 +600,7 @@ def slime_loss(a: dict[str, Any], x: torch.Tensor, h: torch.Tensor, **f: Any) ->
         behind = ((behind * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(x)
     ratio = (-behind).exp()
     low, high = 1 - f.get("eps_clip", 0.2), 1 + f.get("eps_clip_high", f.get("eps_clip", 0.2))
-    if f.get("use_cispo"):
+    if f.get("advantage_estimator") == "cispo":
         loss = -ratio.clamp(low, high).detach() * advantage * x
     else:
         loss = torch.maximum(-ratio * advantage, -ratio.clamp(low, high) * advantage)
@@ -636,7 +636,7 @@ SLIME: dict[str, dict[str, Any]] = {
     "grpo": {"eps_clip_high": 0.28},
     "dual clip": {"eps_clip_c": 1.5},
     "gspo": {"advantage_estimator": "gspo", "eps_clip": 0.05},
-    "cispo": {"use_cispo": True},
+    "cispo": {"advantage_estimator": "cispo"},
     "tokens": {"calculate_per_token_loss": True, "entropy_coef": 0.01},
     "tis": {"use_tis": True, "tis_clip": 1.1},
     "icepop": {"use_icepop": True, "tis_clip": 1.1, "tis_clip_low": 0.9},

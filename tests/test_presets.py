@@ -29,6 +29,8 @@ def test_defaults_are_trls() -> None:
         (lambda: presets.verl(loss_agg_mode="seq-mean-token-sum-norm"), "loss_scale_factor: expected a number"),
         (lambda: presets.verl(loss_mode="sapo", use_kl_loss=True), "one loss has one aggregation"),
         (lambda: presets.verl(use_kl_loss=True, kl_loss_type="full"), "kl_loss_type: expected"),
+        (lambda: presets.verl(kl_loss_type="k33"), "kl_loss_type: expected"),
+        (lambda: presets.slime(advantage_estimator="GSPO"), "advantage_estimator: expected 'grpo', 'gspo', 'cispo'"),
         (lambda: presets.trl(loss_type="dpo"), "loss_type: expected"),
         (lambda: presets.trl(use_vllm=True, vllm_importance_sampling_mode="x"), "vllm_importance_sampling_mode"),
         (lambda: presets.slime(kl_loss_type="k4"), "kl_loss_type: expected"),

@@ -48,9 +48,10 @@ struct HeadArguments {
     }
     const DType logits = call.input().dtype;
     if (logits != DType::kFloat32 && logits != hidden.view().dtype) {
-      throw nb::type_error((std::string("logits_dtype: expected float32 or ") + name_of(hidden.view().dtype) +
-                            " (that of hidden), got " + name_of(logits))
-                               .c_str());
+      const DType own = hidden.view().dtype;
+      const std::string other = own == DType::kFloat32 ? "" : std::string(" or ") + name_of(own);
+      throw nb::type_error(
+          ("logits_dtype: expected float32" + other + " (that of hidden), got " + name_of(logits)).c_str());
     }
     if (call.input().num_rows > 0 && weight.out_features < 1) value_error("weight: expected at least one row");
     if (call.input().num_rows > 1 && call.input().target_rows.inner < call.input().num_rows) {

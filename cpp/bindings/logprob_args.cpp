@@ -148,6 +148,10 @@ void LogprobCall::read_temperature(nb::handle temperature) {
     return;
   }
   temperature_.emplace(temperature, "temperature", "float32");
+  if (temperature_->view().ndim == 0 && !rows_shape().empty()) {
+    value_error("temperature: expected a number, or an array of shape " + shape_text(rows_shape()) +
+                ", one for each row; got an array of shape []");
+  }
   check_rows(*temperature_, DType::kFloat32);
   input_.temperature = static_cast<const float*>(temperature_->view().data);
 }

@@ -10,8 +10,9 @@
 
 namespace rlk::bindings {
 
-// Order of the outputs everywhere: logprob, lse, entropy, sum_p_sq, status; bit i of `returns` asks for output i.
-constexpr std::array<const char*, 5> kOutputs = {"logprob", "lse", "entropy", "sum_p_sq", "status"};
+// The outputs in the order that they have everywhere, as errors name those that were given; bit i of `returns` asks for
+// output i.
+constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 constexpr DType dtype_of_output(int i) { return i == 4 ? DType::kInt32 : DType::kFloat32; }
 
 // Given ones are checked, others allocated.

@@ -148,10 +148,10 @@ def verl(
         fields |= {"importance": rollout_is, "importance_clamp": 20.0, **_threshold(rollout_is_threshold)}
     elif rollout_is is not None:
         raise _unknown("rollout_is", rollout_is, ("token", "sequence", "given"))
+    base = kl_loss_type.removesuffix("+") if isinstance(kl_loss_type, str) else kl_loss_type
+    if not isinstance(base, str) or base not in _VERL_KL:
+        raise _unknown("kl_loss_type", kl_loss_type, (*_VERL_KL, "k1+", "k3+"))
     if use_kl_loss:
-        base = kl_loss_type.removesuffix("+") if isinstance(kl_loss_type, str) else kl_loss_type
-        if not isinstance(base, str) or base not in _VERL_KL:
-            raise _unknown("kl_loss_type", kl_loss_type, (*_VERL_KL, "k1+", "k3+"))
         fields |= {"kl": _VERL_KL[base], "kl_coef": kl_loss_coef}
         fields["kl_straight_through"] = kl_loss_type.endswith("+") and fields["kl"] != "k2"
         if fields["kl"] == "k3":
@@ -332,13 +332,15 @@ def trl_gmpo(
     )  # fmt: skip
 
 
+_SLIME_ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+
+
 def slime(
     *,
     advantage_estimator: str = "grpo",
     eps_clip: float = 0.2,
     eps_clip_high: float | None = None,
     eps_clip_c: float | None = None,
-    use_cispo: bool = False,
     use_kl_loss: bool = False,
     kl_loss_coef: float = 0.0,
     kl_loss_type: str = "k1",
@@ -355,8 +357,8 @@ def slime(
     """slime's policy loss (slime 2026-08: slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
 
     A loss over samples is divided by ``policy_loss(denominator=global_batch_size)``, one over tokens by the number of
-    tokens. ``advantage_estimator="gspo"`` makes the ratio a sequence's; with any other it is a token's. vime, a fork of
-    slime for other engines, has the same loss.
+    tokens. ``advantage_estimator="gspo"`` makes the ratio a sequence's, ``"cispo"`` the loss CISPO's; with any other it
+    is PPO's of tokens. vime, a fork of slime for other engines, has the same loss.
 
     Args: as slime's command line names them; ``use_icepop``: slime's ``icepop_function`` in place of TIS.
     Returns: a :class:`PolicySpec`.
@@ -365,18 +367,20 @@ def slime(
     """
     kinds = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
     _choice("kl_loss_type", kl_loss_type, tuple(kinds))
+    _choice("advantage_estimator", advantage_estimator, _SLIME_ESTIMATORS)
+    is_cispo = advantage_estimator == "cispo"
     for name, value in (
-        ("use_cispo", use_cispo), ("use_kl_loss", use_kl_loss), ("use_unbiased_kl", use_unbiased_kl),
+        ("use_kl_loss", use_kl_loss), ("use_unbiased_kl", use_unbiased_kl),
         ("calculate_per_token_loss", calculate_per_token_loss), ("use_tis", use_tis), ("use_icepop", use_icepop),
         ("use_opsm", use_opsm),
     ):  # fmt: skip
         _check.flag(name, value)
     fields: dict[str, Any] = {
         "level": "geometric" if advantage_estimator == "gspo" else "token",
-        "clip": "cispo" if use_cispo else "ppo",
+        "clip": "cispo" if is_cispo else "ppo",
         "epsilon_low": _check.number("eps_clip", eps_clip),
         "epsilon_high": _either(eps_clip_high, eps_clip),
-        "dual_clip": None if use_cispo else eps_clip_c,
+        "dual_clip": None if is_cispo else eps_clip_c,
         "entropy_coef": entropy_coef,
         "aggregation": "token-mean" if calculate_per_token_loss else "seq-mean-token-mean",
     }

@@ -1,9 +1,10 @@
 """An invariance certificate: one row of fixed content has one sha256 wherever and however it is computed.
 
-For every operator, forward and backward, in every dtype, a row is computed alone and in batches, at their beginning, in
-their middle and at their end, among other neighbours, in other layouts, over shards and again and again; a token sum in
-other layouts, with padding behind it and in chunks. What a certificate says can be checked by running it elsewhere: the
-content is the same everywhere, and contract.py says which digests must be equal to those of which machines.
+For every operator of a model's chain and kl, forward and backward, in every dtype, a row is computed alone and in
+batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts, over shards
+and again and again; a token sum in other layouts, with padding behind it and in chunks. What a certificate says can be
+checked by running it elsewhere: the content is the same everywhere, and contract.py says which digests must be equal to
+those of which machines.
 """
 
 from __future__ import annotations

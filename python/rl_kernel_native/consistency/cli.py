@@ -261,7 +261,7 @@ def certify(
     out: Annotated[Path | None, typer.Option(help="File for the certificate.")] = None,
     date: Annotated[bool, typer.Option("--date", help="Put the date into the certificate.")] = False,
 ) -> None:
-    """Compute one row alone, in batches and in other layouts, by every operator: its sha256 must be one.
+    """Compute one row alone, in batches and in other layouts, by each operator of a model's chain and kl: one sha256.
 
     Exit status: 0 invariant, 1 not, 2 bad input.
     """

@@ -26,8 +26,9 @@ def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
     hooks, adapters, checkpointing and sharding go on working. :func:`unpatch_model` takes it back. Patch last: a linear
     or embedding that comes into the model afterwards is a ValueError in its next forward.
 
-    With all operators a token's logits have the same bits in any batch, at any position of it, with padding on either
-    side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache.
+    With all operators a token's logits have the same bits in any batch, at any place in it, with padding on either
+    side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache. Behind padding on the
+    left a forward needs ``position_ids`` for that: transformers counts columns (docs/models.md).
 
     Args:
         model: a `LlamaForCausalLM` or `Qwen3ForCausalLM` of transformers, or a module that holds one (a PEFT model).
@@ -40,8 +41,9 @@ def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
         ImportError for a transformers older than 5.14; TypeError for another model or type of `ops`; ValueError for
         another name, a model that is patched already, in whole or in part, or lies on the meta device, or options of a
         model that an operator does not compute: attention dropout, rope that depends on the batch, an embedding with a
-        largest norm. Forwards raise ValueError for masks with padding inside of a sequence, or wider than the tokens
-        where there is no cache, and for positions that begin another sequence beside a cache.
+        largest norm, a head_dim that is no multiple of 8 or over 256, parameters of float64. Forwards raise ValueError
+        for masks with padding inside of a sequence, or wider than the tokens where there is no cache, and for positions
+        that begin another sequence beside a cache.
     Source:
         docs/numerics.md; the seams are transformers' own: the forwards of modules and the attention interface.
     """

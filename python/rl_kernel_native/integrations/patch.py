@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._shapes import dtype_name
 from . import decoder
 
 # The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
@@ -18,6 +19,8 @@ MIN_TRANSFORMERS = (5, 14)
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
 
 _RECORD = "_rk_patch"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_HEAD_DIM = 256  # of attention
 # Their frequencies change with the longest sequence of a batch, by design.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MLPS = {"silu": decoder.silu_mul_mlp, "swish": decoder.silu_mul_mlp, "gelu_pytorch_tanh": decoder.gelu_mul_mlp}
@@ -120,6 +123,7 @@ def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
         for name, module in model.named_modules():
             _patch_module(done, name, module, chosen)
         _require_data(model)
+        _require_dtypes(done)
         for name, body in bodies:
             _patch_body(done, name, body, chosen)
         if "attention" in chosen:
@@ -155,7 +159,10 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
         return frozenset(OPS)
     if isinstance(ops, str):
         raise TypeError(f"ops: expected several names, such as ({ops!r},), got a str")
-    chosen = frozenset(ops)
+    try:
+        chosen = frozenset(ops)
+    except TypeError:
+        raise TypeError(f"ops: expected an iterable of names, or None, got {type(ops).__name__}") from None
     for name in chosen:
         if name not in OPS:
             raise ValueError(f"ops: expected names of {', '.join(OPS)}, got {name!r}")
@@ -218,6 +225,15 @@ def _require_data(model: Any) -> None:
             )
 
 
+def _require_dtypes(patch: _Patch) -> None:
+    for name, module, _ in patch.forwards:
+        for of, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype not in _DTYPES:
+                raise ValueError(
+                    f"model: {name}.{of} has dtype {dtype_name(parameter.dtype)}, expected float32, bfloat16 or float16"
+                )
+
+
 def _bodies(model: Any) -> list[tuple[str, Any]]:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -266,6 +282,10 @@ def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str])
     if "attention" in chosen and isinstance(module, _classes("Attention")):
         if module.attention_dropout:
             raise ValueError(f"model: {name} has attention_dropout {module.attention_dropout}, expected 0")
+        if module.head_dim % 8 != 0 or module.head_dim > _MOST_HEAD_DIM:
+            raise ValueError(
+                f"model: {name} has head_dim {module.head_dim}, expected a multiple of 8, at most {_MOST_HEAD_DIM}"
+            )
         patch.counts["attention"] += 1
 
 

@@ -76,7 +76,9 @@ def linear_cross_entropy(
     if not 0 <= z_loss < float("inf"):
         raise ValueError(f"z_loss: expected a finite number >= 0, got {z_loss!r}")
     if denominator is not None and reduction != "mean":
-        raise ValueError(f'denominator: expected None with reduction="{reduction}", which divides by nothing')
+        raise ValueError(
+            f'denominator: expected None with reduction="{reduction}", which divides by nothing, got {denominator!r}'
+        )
     if cu_seqlens is not None and reduction == "none":
         raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')
     if loss_mask is not None:
@@ -89,6 +91,8 @@ def linear_cross_entropy(
         vocab_start=vocab_start, vocab_size=vocab_size, dh_segments=dh_segments,
     )  # fmt: skip
     shape = tuple(found.logprob.shape)
+    if cu_seqlens is not None and len(shape) != 1:
+        raise ValueError(f"target: expected shape [num_tokens] beside cu_seqlens, got {list(shape)}")
     if cu_seqlens is None:
         shape = (math.prod(shape[:-1]), shape[-1] if shape else 1)
     losses = 0.0 - found.logprob.reshape(shape)

@@ -127,6 +127,10 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
     columns = weight.shape[0]
     start = _check.integer("vocab_start", vocab_start)
     size = columns if vocab_size is None else _check.integer("vocab_size", vocab_size)
+    if vocab_size is not None and size < start + columns:
+        raise ValueError(
+            f"vocab_size: expected at least {start + columns}, vocab_start and the {columns} rows of weight, got {size}"
+        )
     if group is None:
         if start == 0 and size == columns:
             return None
