@@ -110,7 +110,7 @@ Arithmetic read_arithmetic(int code, const TensorView& operand) {
 
 DType read_dtype(int code, DType otherwise) { return code < 0 ? otherwise : static_cast<DType>(code); }
 
-std::int64_t read_integer(nb::handle value, const char* name, const std::string& expected) {
+std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
   if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
     throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + kind_of(value)).c_str());
   }

@@ -44,7 +44,7 @@ Arithmetic read_arithmetic(int code, const TensorView& operand);
 // `code` is a DType's, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
 // A Python integer of 64 bits.
-std::int64_t read_integer(nb::handle value, const char* name, const std::string& expected);
+std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
 void require_columns(const Array& a);                         // contiguous ones
