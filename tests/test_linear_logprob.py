@@ -257,6 +257,8 @@ def test_an_error_about_the_reference_names_it() -> None:
         rk.linear_logprob_pair(x, w, x, torch.randn(41, 16), target)
     with pytest.raises(ValueError, match=r"ref_weight: expected shape .* of ref_hidden"):
         rk.linear_logprob_pair(x, w, x, torch.randn(40, 8), target)
+    with pytest.raises(TypeError, match=r"linear_logprob_pair\(\) got an unexpected keyword argument 'tmperature'"):
+        rk.linear_logprob_pair(x, w, x, w, target, tmperature=1)
     padded = rk.linear_logprob_pair(x, w, x, torch.cat([w, w]), target, valid_vocab=40, canonical_vocab=80)
     assert not differing(padded.logprob, padded.ref_logprob)
     found = rk.linear_logprob_pair(*(t.numpy() for t in (x, w, x, w, target)))

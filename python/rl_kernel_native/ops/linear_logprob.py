@@ -175,7 +175,7 @@ def linear_logprob(
             frame.stream,
         )
         result = _native_results(frame, raw, None)
-    return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+    return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 
 class LinearLogprobPair(NamedTuple):
@@ -230,6 +230,8 @@ def linear_logprob_pair(
     Raises: as :func:`linear_logprob`; an error about the reference names its arguments ``ref_``.
     Source: as :func:`linear_logprob`.
     """
+    for name in options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
+        raise TypeError(f"linear_logprob_pair() got an unexpected keyword argument {name!r}")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     shapes = [getattr(w, "shape", ())[:1] for w in (weight, ref_weight)]

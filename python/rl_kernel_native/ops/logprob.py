@@ -143,7 +143,7 @@ def logprob(
             logits, target, temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, exp, returns
         )
         if result is not NotImplemented:
-            return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+            return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
     if out is not None:
         out = _check.given_outputs(out, LogprobResult._fields, wanted)
     arguments = (
@@ -173,12 +173,12 @@ def logprob(
             frame.stream,
         )
         result = _native_results(frame, result, out)
-    return result if returns == LOGPROB else _selected(result, wanted, verify, check)
+    return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 
-def _selected(result: tuple[Any, ...], wanted: int, verify: bool, check: bool) -> Any:
+def _selected(result: tuple[Any, ...], wanted: int, verify: bool, check: bool, target: Any) -> Any:
     if verify:
-        _raise_for_status(result[4], check)
+        _raise_for_status(result[4], check, target)
     if wanted == LOGPROB:
         return result[0]
     return LogprobResult(*(r if wanted >> i & 1 else None for i, r in enumerate(result)))
@@ -362,7 +362,7 @@ _REASONS = {
 }
 
 
-def _raise_for_status(status: Any, check: bool) -> None:
+def _raise_for_status(status: Any, check: bool, target: Any) -> None:
     wrong = ~int(LogprobStatus.LABEL_MASKED) if check else int(LogprobStatus.BAD_TARGET)
     flat = status.reshape(-1)
     bad = ((flat & wrong) != 0).nonzero()
@@ -372,4 +372,6 @@ def _raise_for_status(status: Any, check: bool) -> None:
     row = int(rows[0])
     bits = LogprobStatus(int(flat[row]))
     reasons = "; ".join(text for bit, text in _REASONS.items() if bits & bit)
+    if bits & LogprobStatus.BAD_TARGET:
+        reasons = reasons.replace("ignore_index", f"ignore_index, got {int(target.reshape(-1)[row])}", 1)
     raise ValueError(f"row {row} (the first of {len(rows)} bad rows): {reasons}")
