@@ -441,6 +441,11 @@ class Ops(str, Enum):
     rk = "rk"
 
 
+# GRPOConfig's, less vespo, whose ratio has no gradient for the KL term to be weighed by.
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+LossType = Enum("LossType", {name: name for name in LOSS_TYPES})
+
+
 class Device(str, Enum):
     cpu = "cpu"
     cuda = "cuda"
@@ -452,7 +457,7 @@ def main(
         bool, typer.Option("--compare", help="Both, judged step for step; status 1 if one is off.")
     ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 60,
-    loss_type: Annotated[str, typer.Option(help="GRPOConfig's loss_type.")] = "dapo",
+    loss_type: Annotated[LossType, typer.Option(help="GRPOConfig's loss_type.")] = LossType["dapo"],
     device: Annotated[Device, typer.Option(help="cuda trains in bfloat16 by autocast, cpu in float32.")] = Device.cpu,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; a model this small gains nothing from more.")] = 1,
     seed: int = 0,
@@ -460,7 +465,7 @@ def main(
 ) -> None:
     """Trains a tiny Qwen3 to repeat a letter, by GRPO."""
     torch.set_num_threads(threads)
-    options: dict[str, Any] = {"loss_type": loss_type, "steps": steps, "device": device.value, "seed": seed}
+    options: dict[str, Any] = {"loss_type": loss_type.value, "steps": steps, "device": device.value, "seed": seed}
     judged = train("stock", judge=True, **options).judged if compare else []  # apart: judging takes the caches
     runs = [train(each, **options) for each in (OPERATORS if compare else [ops.value])]
     show_runs(runs, device.value)
