@@ -20,19 +20,37 @@ def model(request: pytest.FixtureRequest) -> Any:
     return tiny(request.param)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_bit(model: Any, side: str) -> None:
+@pytest.mark.parametrize("counted", [False, True], ids=["no positions", "positions"])
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_padding_changes_no_bit(model: Any, side: str, counted: bool) -> None:
+    """Positions that are not given count from the first real token, wherever that is."""
     rk.patch_model(model)
     lengths = (20, 3, 11)
     want = [logits_of(model, IDS[i : i + 1, :n])[0] for i, n in enumerate(lengths)]
-    begin = [20 - n if side == "left" else 0 for n in lengths]
+    begin = [{"left": 20 - n, "right": 0, "both": (20 - n) // 2}[side] for n in lengths]
     ids, mask = torch.full((3, 20), 9), torch.zeros(3, 20, dtype=torch.long)
     for i, (n, b) in enumerate(zip(lengths, begin, strict=True)):
         ids[i, b : b + n], mask[i, b : b + n] = IDS[i, :n], 1
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    got = logits_of(model, ids, attention_mask=mask, position_ids=positions)
+    positions = {"position_ids": (mask.cumsum(1) - 1).clamp_min(0)} if counted else {}
+    got = logits_of(model, ids, attention_mask=mask, **positions)
     for i, (n, b) in enumerate(zip(lengths, begin, strict=True)):
         assert torch.equal(got[i, b : b + n], want[i])
+
+
+@pytest.mark.parametrize("widths", [(12, 7, 1), (19, 1)])
+def test_chunks_behind_padding_need_no_positions(model: Any, widths: tuple[int, ...]) -> None:
+    rk.patch_model(model)
+    mask = torch.ones(3, 20, dtype=torch.long)
+    mask[1, :7] = mask[2, :13] = 0  # the first chunk of 12 has no token of the last row
+    cache, parts, done = transformers.DynamicCache(config=model.config), [], 0
+    for width in widths:
+        step = {"input_ids": IDS[:, done : done + width], "attention_mask": mask[:, : done + width]}
+        with torch.no_grad():
+            parts.append(model(**step, past_key_values=cache, use_cache=True).logits)
+        done += width
+    got = torch.cat(parts, 1)
+    for row, first in ((0, 0), (1, 7), (2, 13)):
+        assert torch.equal(got[row, first:], logits_of(model, IDS[row : row + 1, first:])[0])
 
 
 def test_generation_decodes_what_a_whole_forward_gives(model: Any) -> None:

@@ -27,8 +27,8 @@ def patch_model(model: Any, ops: Iterable[str] | None = None) -> dict[str, int]:
     or embedding that comes into the model afterwards is a ValueError in its next forward.
 
     With all operators a token's logits have the same bits in any batch, at any place in it, with padding on either
-    side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache. Behind padding on the
-    left a forward needs ``position_ids`` for that: transformers counts columns (docs/models.md).
+    side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache. Beside a mask,
+    positions that are not given count from the first real token, as ``generate`` counts them (docs/models.md).
 
     Args:
         model: a `LlamaForCausalLM` or `Qwen3ForCausalLM` of transformers, or a module that holds one (a PEFT model).

@@ -206,7 +206,7 @@ def body(
     cache = take_cache(kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
     if tokens is not None:
-        kwargs[SEQUENCES] = locate_sequences(
+        kwargs[SEQUENCES] = located = locate_sequences(
             tokens.shape[0],
             tokens.shape[1],
             tokens.device,
@@ -217,6 +217,8 @@ def body(
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
+        if position_ids is None:  # as generate counts them; the original would count padding, too
+            position_ids = located.positions(tokens.shape[1])
     if cache is not None:
         kwargs[cache_name(type(module))] = cache
     return type(module).forward(

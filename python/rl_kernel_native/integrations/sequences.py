@@ -29,6 +29,13 @@ class Sequences:
     seqused_k: torch.Tensor | None = None
     num_keys: int | None = None
 
+    def positions(self, num_queries: int) -> torch.Tensor | None:
+        """[batch, num_queries], of the last columns, counted from each row's first key; None where none is padding."""
+        if self.leftpad_k is None or self.num_keys is None:
+            return None
+        columns = torch.arange(self.num_keys - num_queries, self.num_keys, device=self.leftpad_k.device)
+        return (columns - self.leftpad_k[:, None]).clamp_min(0)
+
 
 def locate_sequences(
     batch: int,
