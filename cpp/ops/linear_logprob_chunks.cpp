@@ -23,9 +23,11 @@ std::int64_t most_in_dweight(const LinearLogprobBackwardParams& p, std::int64_t 
 std::vector<Chunk> chunks_of(const LinearLogprobBackwardParams& p, const Cut& cut) {
   std::vector<Chunk> chunks;
   std::int64_t first = 0;
-  for (std::int64_t count; cut.lends && (count = most_in_dweight(p, p.num_columns - first)) > cut.chunk;
-       first += count) {
+  while (cut.lends) {
+    const std::int64_t count = most_in_dweight(p, p.num_columns - first);
+    if (count <= cut.chunk) break;
     chunks.push_back({first, count, true});
+    first += count;
   }
   const std::int64_t left = p.num_columns - first, each = ceil_div(left, ceil_div(left, cut.chunk));
   const std::int64_t even = std::min(cut.chunk, ceil_div(each, kColumnsTogether) * kColumnsTogether);

@@ -107,7 +107,9 @@ class Backward {
       copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
-    logit_gradients(new_rows || gradients_ != gradients_before || columns_ != columns_before);
+    // They are there from the chunk before, unless rows are others or gradients lie otherwise.
+    if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, columns_);
+    logit_gradients();
     if (v_ != nullptr) compute_v();
     if (p_.dlora_a != nullptr && is_last()) lora_a_gradient(b);
     if (p_.dlora_b != nullptr) lora_b_gradient(b);
@@ -124,16 +126,19 @@ class Backward {
     cuda::find_scored_groups(q, groups_, device_.index, stream_);
 #endif
   }
+  // Rows without a scored one are zeros for products that take all; past the limit nothing else writes them.
+  void zero_left_out([[maybe_unused]] void* rows, [[maybe_unused]] std::int64_t width) {
+#if RLK_WITH_CUDA
+    if (groups_ == nullptr) return;
+    cuda::zero_rows_past(groups_, rows, rows_, width * operand_bytes(), device_.index, stream_);
+#endif
+  }
   // What products need of a block's rows, for kernels that can do with less than all.
   const std::int32_t* row_limit() const { return groups_ == nullptr ? nullptr : &groups_->limit; }
 
-  // Rows that are left out are zeros for products that take all. They are there from the chunk before, unless it `moved`.
-  void logit_gradients([[maybe_unused]] bool moved) {
+  void logit_gradients() {
 #if RLK_WITH_CUDA
     if (fused_) {
-      if (moved) {
-        cuda::zero_rows_past(groups_, gradients_, rows_, columns_ * operand_bytes(), device_.index, stream_);
-      }
       const LogprobBackwardParams q = of_rows(0, rows_, gradients_);
       Head head = head_;
       head.hidden = hidden_;
@@ -234,11 +239,7 @@ class Backward {
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);
     if (!is_last()) return;
     tree_sum(lora_rounding(head_, rows_, sums, v_), device_, stream_);
-#if RLK_WITH_CUDA
-    if (groups_ != nullptr) {  // past the limit there are no sums
-      cuda::zero_rows_past(groups_, v_, rows_, rank() * operand_bytes(), device_.index, stream_);
-    }
-#endif
+    zero_left_out(v_, rank());  // past the limit there are no sums
   }
 
   void lora_a_gradient(std::int64_t b) {
@@ -339,8 +340,8 @@ class Backward {
   std::int64_t block_rows_, logit_rows_, blocks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
   ScoredGroups* groups_ = nullptr;
-  void *hidden_ = nullptr, *own_gradients_,
-       *gradients_ = nullptr;  // gradients of the step's logits: own, or in dweight
+  void *hidden_ = nullptr, *own_gradients_;
+  void* gradients_ = nullptr;  // of the step's logits: own, or in dweight
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;
   LoraRows lora_;
   void* v_ = nullptr;
@@ -384,10 +385,11 @@ std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, De
 // The cut into the fewest chunks, since each loads and stores the sums of dhidden; of those the plainest.
 Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
   const std::int64_t apart = widest_chunk(p, false, device), borrowing = widest_chunk(p, true, device);
-  std::vector<Cut> cuts = {{apart}};
-  if (can_borrow(p, borrowing)) cuts.push_back({borrowing, true});
-  if (can_lend(p, device)) {
-    for (std::size_t i = 0, plain = cuts.size(); i < plain; ++i) cuts.push_back({cuts[i].chunk, cuts[i].borrows, true});
+  std::vector<Cut> cuts;
+  for (const bool lends : {false, true}) {
+    if (lends && !can_lend(p, device)) break;
+    cuts.push_back({apart, false, lends});
+    if (can_borrow(p, borrowing)) cuts.push_back({borrowing, true, lends});
   }
   return *std::ranges::min_element(cuts, {}, [&](const Cut& cut) { return chunks_of(p, cut).size(); });
 }

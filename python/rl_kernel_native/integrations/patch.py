@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from .._shapes import dtype_name
+from .._torch import DTYPES
+from ..ops.attention_traced import MOST_HEAD_DIM
 from . import decoder
 
 # The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
@@ -19,8 +21,6 @@ MIN_TRANSFORMERS = (5, 14)
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
 
 _RECORD = "_rk_patch"
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MOST_HEAD_DIM = 256  # of attention
 # Their frequencies change with the longest sequence of a batch, by design.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MLPS = {"silu": decoder.silu_mul_mlp, "swish": decoder.silu_mul_mlp, "gelu_pytorch_tanh": decoder.gelu_mul_mlp}
@@ -228,7 +228,7 @@ def _require_data(model: Any) -> None:
 def _require_dtypes(patch: _Patch) -> None:
     for name, module, _ in patch.forwards:
         for of, parameter in module.named_parameters(recurse=False):
-            if parameter.dtype not in _DTYPES:
+            if parameter.dtype not in DTYPES:
                 raise ValueError(
                     f"model: {name}.{of} has dtype {dtype_name(parameter.dtype)}, expected float32, bfloat16 or float16"
                 )
@@ -282,9 +282,9 @@ def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str])
     if "attention" in chosen and isinstance(module, _classes("Attention")):
         if module.attention_dropout:
             raise ValueError(f"model: {name} has attention_dropout {module.attention_dropout}, expected 0")
-        if module.head_dim % 8 != 0 or module.head_dim > _MOST_HEAD_DIM:
+        if module.head_dim % 8 != 0 or module.head_dim > MOST_HEAD_DIM:
             raise ValueError(
-                f"model: {name} has head_dim {module.head_dim}, expected a multiple of 8, at most {_MOST_HEAD_DIM}"
+                f"model: {name} has head_dim {module.head_dim}, expected a multiple of 8, at most {MOST_HEAD_DIM}"
             )
         patch.counts["attention"] += 1
 

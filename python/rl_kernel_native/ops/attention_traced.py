@@ -21,6 +21,7 @@ from .._torch import CODES, apply_function, device_type, gradient, implement, me
 from .._transforms import batched, looped, pulled, pushed
 
 LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
+MOST_HEAD_DIM = 256
 _HOW = "bool causal, int? window_size, float? softmax_scale, int exp"
 _PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -97,9 +98,10 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
         wanted = wanted if cu_q is None else "[tokens, heads, head_dim] beside cu_seqlens_q"
         raise ValueError(f"q: expected shape {wanted}, got {list(q.shape)}")
     check_columns(q, "q")
-    if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= 256:
+    if q.shape[-1] % 8 or not 8 <= q.shape[-1] <= MOST_HEAD_DIM:
         raise ValueError(
-            f"q: expected a last dimension (head_dim) that is a multiple of 8 in [8, 256], got shape {list(q.shape)}"
+            f"q: expected a last dimension (head_dim) that is a multiple of 8 in [8, {MOST_HEAD_DIM}], got shape "
+            f"{list(q.shape)}"
         )
     _check_list(cu_q, "cu_seqlens_q", None)
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1

@@ -230,8 +230,8 @@ def linear_logprob_pair(
     Raises: as :func:`linear_logprob`; an error about the reference names its arguments ``ref_``.
     Source: as :func:`linear_logprob`.
     """
-    for name in options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
-        raise TypeError(f"linear_logprob_pair() got an unexpected keyword argument {name!r}")
+    if unknown := options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
+        raise TypeError(f"linear_logprob_pair() got an unexpected keyword argument {min(unknown)!r}")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
     shapes = [getattr(w, "shape", ())[:1] for w in (weight, ref_weight)]

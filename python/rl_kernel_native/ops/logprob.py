@@ -349,7 +349,7 @@ def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | 
 
 
 _REASONS = {
-    LogprobStatus.BAD_TARGET: "target: expected an id in [0, valid_vocab) or ignore_index",
+    LogprobStatus.BAD_TARGET: "target: expected an id in [0, valid_vocab) or ignore_index, got {target}",
     LogprobStatus.NAN_LOGIT: "logits: a NaN",
     LogprobStatus.INF_LOGIT: (
         "logits: logit / temperature * log2(e) reached 2^21, by an infinity, a huge logit or a tiny temperature"
@@ -372,6 +372,5 @@ def _raise_for_status(status: Any, check: bool, target: Any) -> None:
     row = int(rows[0])
     bits = LogprobStatus(int(flat[row]))
     reasons = "; ".join(text for bit, text in _REASONS.items() if bits & bit)
-    if bits & LogprobStatus.BAD_TARGET:
-        reasons = reasons.replace("ignore_index", f"ignore_index, got {int(target.reshape(-1)[row])}", 1)
+    reasons = reasons.format(target=int(target.reshape(-1)[row]))
     raise ValueError(f"row {row} (the first of {len(rows)} bad rows): {reasons}")
