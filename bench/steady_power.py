@@ -1,14 +1,15 @@
 """Time, power, energy and clocks of large products under a load that lasts: at the power limit, time is energy.
 
-    python bench/steady_power.py [--rows 8192] [--vocab 128256] [--seconds 2]
+    python bench/steady_power.py [--rows 8192] [--vocab 128256] [--seconds 1.5] [--rounds 4]
 
 Each call repeats by itself for some seconds, of which the first third is not counted. Power is what the driver's energy
-counter gained over time (NVML, by nvidia-ml-py); one run of a kernel differs from the next by 1 to 2 %, and so does the
-counter.
+counter gained over time (NVML, by nvidia-ml-py). What a GPU grants drifts by 5 % within a minute, so calls take turns,
+in every second round in the opposite order; medians over the rounds are shown, and the range of the rounds' ratios.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -68,11 +69,16 @@ def steady(call: Callable[[], Any], gpu: Any, seconds: float) -> Steady:
     return Steady(start.elapsed_time(stop) / measured, watts, mhz)
 
 
+def median(turns: list[Steady]) -> Steady:
+    return Steady(*(statistics.median(values) for values in zip(*turns, strict=True)))
+
+
 def main(
     rows: int = 8192,
     in_features: int = 4096,
     vocab: int = 128256,
-    seconds: Annotated[float, typer.Option(help="Of each call.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Of each call in each round.")] = 1.5,
+    rounds: int = 4,
 ) -> None:
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
@@ -94,25 +100,39 @@ def main(
         return torch.mm(x, w.t(), out=y)
 
     calls: dict[str, Callable[[], Any]] = {
-        "torch": product,
+        "torch (G)": product,
         "linear, native engine": lambda: rk.linear(x, w, engine="native"),
         "linear_logprob": lambda: rk.linear_logprob(x, w, target),
         "with entropy and p^2": lambda: rk.linear_logprob(x, w, target, return_entropy=True, return_sum_p_sq=True),
         "portable": lambda: rk.linear_logprob(x, w, target, exp="portable"),
-        "torch again": product,  # by then the GPU is as warm as it gets
         **{f"and backward, {size} MiB": both(size) for size in (1024, 512, 256)},
         "linear, weights of zeros": lambda: rk.linear(x, zeros, engine="native"),
     }
     name = f"{torch.cuda.get_device_name()}: {rows} x {vocab} x {in_features}, bfloat16"
-    table = Table("", "ms", "W", "J", "MHz", title=name)
+    table = Table("", "ms", "of G", "rounds", "W", "J", "of G", "MHz", title=name)
+    found: dict[str, list[Steady]] = {label: [] for label in calls}
     refused = []
-    for label, call in calls.items():
-        try:
-            found = steady(call, gpu, seconds)
-        except ValueError as error:  # a workspace that is too small for so many rows
-            refused.append(f"{label}: {error}")
-            continue
-        table.add_row(label, f"{found.ms:.2f}", f"{found.watts:.0f}", f"{found.joules:.2f}", f"{found.mhz:.0f}")
+    for turn in range(rounds):
+        for label in list(found) if turn % 2 == 0 else reversed(list(found)):
+            try:
+                found[label].append(steady(calls[label], gpu, seconds))
+            except ValueError as error:  # a workspace that is too small for so many rows
+                refused.append(f"{label}: {error}")
+                del found[label]
+    whole = median(found["torch (G)"])
+    for label, turns in found.items():
+        of = median(turns)
+        ratios = [turn.ms / g.ms for turn, g in zip(turns, found["torch (G)"], strict=True)]
+        table.add_row(
+            label,
+            f"{of.ms:.2f}",
+            f"{of.ms / whole.ms:.3f}",
+            f"{min(ratios):.3f} to {max(ratios):.3f}",
+            f"{of.watts:.0f}",
+            f"{of.joules:.2f}",
+            f"{of.joules / whole.joules:.3f}",
+            f"{of.mhz:.0f}",
+        )
     Console().print(table, *refused, sep="\n")
 
 

@@ -43,7 +43,7 @@ class Backward {
     sums_dweight_ = p.dweight != nullptr && p.dweight_dtype != DType::kFloat32 && blocks_ > 1;
     chunks_outside_ = sums_dweight_ && (p.dhidden == nullptr || p.num_rows < p.num_columns);
     Pieces pieces(workspace);
-    if (fused_) groups_ = pieces.take<ScoredGroups>(sizeof(ScoredGroups));
+    if (fused_) all_groups_ = pieces.take<ScoredGroups>((chunks_outside_ ? blocks_ : 1) * sizeof(ScoredGroups));
     if (!cut.borrows) hidden_ = pieces.take(block_rows_ * features() * operand_bytes());
     own_gradients_ = pieces.take(block_rows_ * chunk * operand_bytes());
     if (p.dtype != head_.dtype && !fused_) logits_ = pieces.take<float>(logit_rows_ * chunk * 4);
@@ -102,9 +102,10 @@ class Backward {
     gradients_ = chunk.in_dweight ? at(p_.dweight, offset_in_dweight(p_, chunk)) : own_gradients_;
     const bool new_rows = is_first() || chunks_outside_;
     if (new_rows) {
+      groups_ = from_row(all_groups_, chunks_outside_ ? b : 0);
+      if (is_first()) find_groups();  // chunks outside: every block keeps its own
       if (cut_.borrows) hidden_ = at(p_.dhidden, row_ * features() * operand_bytes());
-      find_groups();
-      copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
+      if (is_first() || !cut_.borrows) copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
     // They are there from the chunk before, unless rows are others or gradients lie otherwise.
@@ -339,7 +340,7 @@ class Backward {
   const bool fused_;  // gradients of logits without logits in memory
   std::int64_t block_rows_, logit_rows_, blocks_, bytes_ = 0;
   bool sums_dweight_, chunks_outside_;
-  ScoredGroups* groups_ = nullptr;
+  ScoredGroups *all_groups_ = nullptr, *groups_ = nullptr;  // where they are, and of the step
   void *hidden_ = nullptr, *own_gradients_;
   void* gradients_ = nullptr;  // of the step's logits: own, or in dweight
   float *logits_ = nullptr, *dhidden_ = nullptr, *dweight_ = nullptr, *dbias_ = nullptr, *block_dbias_ = nullptr;

@@ -29,6 +29,12 @@ bool can_copy(const GemmOperand& operand, std::int64_t extent, std::int64_t cont
   return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
 }
 
+// Whether the addend is added to sums of a token block, as a weight gradient's kernels do.
+bool adds_to_memory(const GemmParams& p) {
+  return !p.a.contraction_contiguous && !p.b.contraction_contiguous && p.segments == 1 &&
+         (p.d_dtype == DType::kFloat32 || p.contraction <= p.block);
+}
+
 // Weight rows of a slice in the kernel for few rows: all blocks equally busy. Where all slices run at once and are
 // short, fewer and longer ones read HBM faster; where each block has many, shorter ones.
 int slice_rows(const GemmParams& p, int multiprocessors) {
@@ -80,8 +86,7 @@ bool gemm_sm90_serves(const GemmParams& p) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 256;
   return p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMost && p.n < kMost && p.contraction < kMost &&
          can_copy(p.a, p.m, p.contraction) && can_copy(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
-         (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) &&
-                                  (p.continues || p.d_dtype == DType::kFloat32 || p.contraction <= p.block))) &&
+         (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) && (p.continues || adds_to_memory(p)))) &&
          (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
 }
 

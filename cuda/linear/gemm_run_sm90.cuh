@@ -122,8 +122,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if constexpr (Tile::kBoxStores) {
     constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
     const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : (p.n + 7) / 8 * 8;
-    g.box_stores = g.vector_stores && (kInRegisters || g.chunks == 1) && (p.addend == nullptr || p.continues) &&
-                   stride < std::int64_t{1} << 36;
+    g.box_stores = g.vector_stores && (kInRegisters || g.chunks == 1) && stride < std::int64_t{1} << 36;
     if (g.box_stores) map_d = tensor_map(p.d, p.d_dtype, p.m, p.n, stride, kStoreBoxRows);
   }
   constexpr bool kWide = !Tile::kTransposed && Tile::kBN >= 192;

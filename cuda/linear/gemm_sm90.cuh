@@ -22,6 +22,7 @@ struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
+  static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // of weight gradients: main_grad, and blocks of tokens
   // Wide tiles find the next tile's place beside their products; in the short steps of narrow ones that would show.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr int kBoxes = kCombine == Combine::kTree ? 1 : stage_boxes(kM, kN), kStageK = kBoxK * kBoxes;
@@ -203,19 +204,22 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if constexpr (Tile::kTransposed) {
           store_columns<kBN>(g, d, my_staging, at.b, at.a + warp * 16, lane);
         } else {
+          if constexpr (Tile::kAdds) {
+            const Addend addend = addend_of(g, first_chunk);
+            if (addend.data != nullptr) take_addend<kBN, true>(g, addend, d, at.a + warp * 16, at.b, lane);
+          }
           if constexpr (Tile::kBoxStores) {
             if (g.box_stores) {
               return store_boxes<kBN, Tile::kStoreBuffers>(g, map_d, d, warpgroup_staging, warpgroup,
                                                            at.a + warpgroup * 64, at.b);
             }
           }
-          store_rows<kBN, Tile::kCombine != Combine::kContinue>(g, d, my_staging, at.a + warp * 16, at.b, first_chunk,
-                                                                lane);
+          store_rows<kBN>(g, d, my_staging, at.a + warp * 16, at.b, lane);
         }
       };
       float d[kFragment];
       if constexpr (Tile::kCombine == Combine::kContinue) {
-        take_addend<kBN, false>(g, d, at.a + warp * 16, at.b, lane);
+        take_addend<kBN, false>(g, addend_of(g, true), d, at.a + warp * 16, at.b, lane);
         ring.template multiply<T, true>(d, k_steps, warpgroup, release, meanwhile);
         store(d, true);
       } else if constexpr (Tile::kCombine == Combine::kAdd) {

@@ -1,5 +1,5 @@
 // From accumulators to memory: a warp turns its fragments into rows in a staging area of shared memory; the copy engine
-// stores them, or, where something is to be added, or rows do not begin at 16 bytes, the warp itself, 16 bytes a lane.
+// stores them, or, where they are read again, or rows do not begin at 16 bytes, the warp itself, 16 bytes a lane.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -54,32 +54,6 @@ __device__ __forceinline__ Addend addend_of(const GemmLaunch& g, bool first_chun
   return {static_cast<const float*>(g.d), g.d_stride, g.vector_stores};
 }
 
-// Sixteen bytes of staging memory for row r, columns c and on of d.
-template <class Element>
-__device__ __forceinline__ uint4 finished_vector(const GemmLaunch& g, std::uint32_t staged, int r, int c,
-                                                 const Addend& addend) {
-  uint4 v = load_shared_16(staged);
-  if constexpr (sizeof(Element) == 4) {
-    if (addend.data != nullptr && r < g.rows && c < g.columns) {
-      const float* from = addend.data + r * addend.stride + c;
-      float4 add{};
-      if (addend.vectors && c + 4 <= g.columns) {
-        add = *reinterpret_cast<const float4*>(from);
-      } else {
-        add.x = from[0];
-        if (c + 1 < g.columns) add.y = from[1];
-        if (c + 2 < g.columns) add.z = from[2];
-        if (c + 3 < g.columns) add.w = from[3];
-      }
-      v.x = __float_as_uint(__fadd_rn(add.x, __uint_as_float(v.x)));
-      v.y = __float_as_uint(__fadd_rn(add.y, __uint_as_float(v.y)));
-      v.z = __float_as_uint(__fadd_rn(add.z, __uint_as_float(v.z)));
-      v.w = __float_as_uint(__fadd_rn(add.w, __uint_as_float(v.w)));
-    }
-  }
-  return v;
-}
-
 template <class Element>
 __device__ __forceinline__ void store_vector(const GemmLaunch& g, const uint4& v, int r, int c) {
   constexpr int kPerVector = 16 / static_cast<int>(sizeof(Element));
@@ -98,40 +72,52 @@ __device__ __forceinline__ void store_vector(const GemmLaunch& g, const uint4& v
 
 // Rows [row, row + 16) of the warp, columns [column, column + 128 bytes), from the warp's staging memory.
 template <class Element>
-__device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column,
-                                            const Addend& addend, int lane) {
+__device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column, int lane) {
   const int r = lane / 8, c = column + lane % 8 * 16 / static_cast<int>(sizeof(Element));
-  uint4 v[4];  // all loads before the first store, which may be to where the addend is
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    v[i] =
-        finished_vector<Element>(g, staging + (4 * i + r) * kStagingPitch + lane % 8 * 16, row + 4 * i + r, c, addend);
+    store_vector<Element>(g, load_shared_16(staging + (4 * i + r) * kStagingPitch + lane % 8 * 16), row + 4 * i + r, c);
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) store_vector<Element>(g, v[i], row + 4 * i + r, c);
 }
 
 // A warp's 16 rows of the tile from the addend, as wgmma lays them out. kAdds: added to what is there.
 template <int kBN, bool kAdds>
-__device__ __forceinline__ void take_addend(const GemmLaunch& g, float (&d)[kBN / 2], int row, int column, int lane) {
+__device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& addend, float (&d)[kBN / 2], int row,
+                                            int column, int lane) {
+  const auto take = [&](int i, float x) { d[i] = kAdds ? __fadd_rn(x, d[i]) : x; };
+  const float* const from = addend.data + (row + lane / 4) * addend.stride + column + lane % 4 * 2;
+  if (addend.vectors && row + 16 <= g.rows && column + kBN <= g.columns) {
+    constexpr int kColumns = kBN / 8, kBatch = kAdds && kColumns % 2 == 0 ? kColumns / 2 : kColumns;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int r = row + lane / 4 + 8 * i;
-    const float* from = g.addend + r * g.addend_stride;
+    for (int first = 0; first < kColumns; first += kBatch) {
+      float2 x[2 * kBatch];  // all in flight at once: one by one each waits for memory (README.md)
 #pragma unroll
-    for (int j = 0; j < kBN / 8; ++j) {
-      const int c = column + 8 * j + lane % 4 * 2;
-      float2 x{};
-      if (r < g.rows && c < g.columns) {
-        if (g.vector_addend && c + 2 <= g.columns) {
-          x = *reinterpret_cast<const float2*>(from + c);
-        } else {
-          x.x = from[c];
-          if (c + 1 < g.columns) x.y = from[c + 1];
+      for (int j = 0; j < kBatch; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          asm volatile("ld.global.v2.f32 {%0, %1}, [%2];"
+                       : "=f"(x[2 * j + i].x), "=f"(x[2 * j + i].y)
+                       : "l"(from + 8 * i * addend.stride + 8 * (first + j))
+                       : "memory");
         }
       }
-      d[4 * j + 2 * i] = kAdds ? __fadd_rn(x.x, d[4 * j + 2 * i]) : x.x;
-      d[4 * j + 2 * i + 1] = kAdds ? __fadd_rn(x.y, d[4 * j + 2 * i + 1]) : x.y;
+#pragma unroll
+      for (int j = 0; j < 2 * kBatch; ++j) {
+        take(4 * first + 2 * j, x[j].x);
+        take(4 * first + 2 * j + 1, x[j].y);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < kBN / 8; ++j) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const bool exists = row + lane / 4 + 8 * i < g.rows && column + 8 * j + lane % 4 * 2 + k < g.columns;
+        take(4 * j + 2 * i + k, exists ? from[8 * i * addend.stride + 8 * j + k] : 0.0f);
+      }
     }
   }
 }
@@ -206,13 +192,12 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
   }
 }
 
-// A warp's 16 rows of the tile to memory. kAdds: to the addend, or, where it is not the first chunk, to what is there.
-template <int kBN, bool kAdds>
+// A warp's 16 rows of the tile to memory.
+template <int kBN>
 __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
-                                           int column, bool first_chunk, int lane) {
+                                           int column, int lane) {
   add_bias<kBN>(g, d, column, lane);
   if (g.d_dtype == DType::kFloat32) {
-    const Addend addend = kAdds ? addend_of(g, first_chunk) : Addend{};
 #pragma unroll
     for (int chunk = 0; chunk < kBN / 32 + (kBN % 32 != 0); ++chunk) {
       const std::uint32_t at = staging + lane / 4 * kStagingPitch + lane % 4 * 8;
@@ -227,14 +212,11 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
       __syncwarp();
       // A width that 32 does not divide leaves the last chunk's end unwritten: the columns past it are another tile's.
       if (kBN % 32 == 0 || chunk < kBN / 32 || lane % 8 * 4 < kBN % 32) {
-        store_chunk<float>(g, staging, row, column + chunk * 32, addend, lane);
+        store_chunk<float>(g, staging, row, column + chunk * 32, lane);
       }
       __syncwarp();
     }
     return;
-  }
-  if constexpr (kAdds) {  // there is one chunk: its sum is rounded once
-    if (g.addend != nullptr) take_addend<kBN, true>(g, d, row, column, lane);
   }
   const bool bf16 = g.d_dtype == DType::kBFloat16;
 #pragma unroll
@@ -252,7 +234,7 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
     }
     __syncwarp();
     if (kBN % 64 == 0 || chunk < kBN / 64 || lane % 8 * 8 < kBN % 64) {
-      store_chunk<std::uint16_t>(g, staging, row, column + chunk * 64, Addend{}, lane);
+      store_chunk<std::uint16_t>(g, staging, row, column + chunk * 64, lane);
     }
     __syncwarp();
   }
