@@ -503,7 +503,7 @@ OWN_NUMBERS = {
     "test_logprob.py": 1,  # two float64 writings of the reference
     "test_logprob_backward.py": 1,  # finite differences: steps and curvature
     "test_policy_loss.py": 1,  # rule 10's, between splits of a batch
-    "test_policy_loss_frameworks.py": 3,  # the frameworks' own float32 results, which are no float64
+    "framework_losses.py": 3,  # the frameworks' own float32 results, which are no float64
     "test_preference_loss.py": 5,  # finite differences; TRL's own float32 loss of a batch
     "test_value_loss.py": 1,  # rule 10's, between splits of a batch
     "test_linear_engine.py": 2,  # two ways of torch to make a Hessian of the same operator
@@ -519,7 +519,8 @@ def test_no_test_of_an_operator_has_a_tolerance_of_its_own() -> None:
         for pattern in (f"test_{stem}*.py", f"{stem}_cases.py")
         for path in sorted((ROOT / "tests").glob(pattern))
     ]
-    files += [ROOT / "tests" / name for name in ("cases.py", "test_fuzz.py", "test_frameworks.py", "test_torch.py")]
+    others = ("cases.py", "framework_losses.py", "test_fuzz.py", "test_frameworks.py", "test_torch.py")
+    files += [ROOT / "tests" / name for name in others]
     found = {path.name: len(number.findall(path.read_text())) for path in files}
     assert {name: count for name, count in found.items() if count} == OWN_NUMBERS
     for path in SELF_TESTS:

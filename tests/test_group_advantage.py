@@ -100,6 +100,24 @@ def test_rloo_with_rewards_that_do_not_count_is_trls(device: str, rng: np.random
     assert not beyond("group_advantage", "advantage", got, want.reshape(-1), scale=np.nan_to_num(scale))
 
 
+def test_rloo_with_a_kl_in_the_reward_is_trls(device: str, rng: np.random.Generator) -> None:
+    """RLOOTrainer's: k1 of a sequence's tokens, times beta, goes off its reward before the baseline."""
+    beta, size = 0.05, 2
+    reward = torch.from_numpy(rng.standard_normal(8).astype(np.float32)).to(device)
+    old = torch.from_numpy(-rng.exponential(1.0, (8, 33)).astype(np.float32)).to(device)
+    ref = old + torch.from_numpy(rng.standard_normal((8, 33)).astype(np.float32)).to(device)
+    mask = torch.from_numpy(rng.random((8, 33)) < 0.7).to(device)
+    kl = rk.sequence_logprob(rk.kl(old, ref, mask, estimator="k1"), mask).sum
+    exact = (old - ref).double() * mask
+    assert not beyond("sequence_logprob", "sum", kl, exact.sum(1), terms=33, scale=exact.abs().sum(1).cpu().numpy())
+    rewards = reward - beta * kl
+    got = rk.group_advantage(rewards, group_size=size, kind="rloo")
+    groups = rewards.double().view(-1, size)
+    want = (groups - (groups.sum(1, keepdim=True) - groups) / (size - 1)).view(-1)
+    scale = rk.group_advantage_reference(rewards.cpu().numpy(), group_size=size, kind="rloo")["scale"]
+    assert not beyond("group_advantage", "advantage", got, want, scale=scale)
+
+
 def test_a_nan_reward_is_excluded_or_taints_its_group(device: str) -> None:
     nan = float("nan")
     s = torch.tensor([1.0, nan, 3.0, 2.0, 5.0, 7.0], device=device)

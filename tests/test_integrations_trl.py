@@ -332,6 +332,13 @@ CASES: dict[str, dict[str, Any]] = {
     "entropy": {"loss_type": "dapo", "entropy_coef": 0.02},
     "entropy grpo": {"loss_type": "grpo", "entropy_coef": 0.02},
     "adaptive entropy": {"loss_type": "grpo", "entropy_coef": 0.02, "use_adaptive_entropy": True},
+    "adaptive entropy, above its target": {
+        "loss_type": "grpo",
+        "entropy_coef": 0.02,
+        "use_adaptive_entropy": True,
+        "entropy_target": 0.1,
+        "_last_world_entropy": 5.0,
+    },
     "entropy quantile": {"loss_type": "bnpo", "top_entropy_quantile": 0.4, "beta": 0.04},
     "entropy quantile, bonus": {"loss_type": "dapo", "top_entropy_quantile": 0.4, "entropy_coef": 0.02},
     "tools": {"loss_type": "dapo", "tool_mask": True},
@@ -442,11 +449,11 @@ def settings(trainer: Any, options: dict[str, Any]) -> Any:
     made = copy.copy(trainer)
     made.args = copy.copy(trainer.args)
     made.current_gradient_accumulation_steps = 4
+    made.args.entropy_target, made._last_world_entropy = 100.0, 0.0
     for name, value in options.items():
-        target = made.args if name in ("delta", "use_bias_correction_kl") else made
+        target = made.args if name in ("delta", "use_bias_correction_kl", "entropy_target") else made
         setattr(target, name, value)
     made._entropy_bonus_enabled = made.entropy_coef != 0
-    made.args.entropy_target, made._last_world_entropy = 100.0, 0.0
     made._entropy_window_stats = None
     return made
 

@@ -1,8 +1,7 @@
-"""Presets: the loss and the gradients of each framework, from its own source where it is installed."""
+"""Presets of verl, OpenRLHF and slime: loss and gradients, from the framework's own source where it is installed."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -12,48 +11,8 @@ import torch
 
 import framework_sources
 import rl_kernel_native as rk
-from policy_loss_cases import arrays
+from framework_losses import B, T, batch, compare
 from rl_kernel_native import presets
-
-B, T = 6, 33
-
-
-def batch(seed: int = 0, advantage_per_sequence: bool = False) -> dict[str, Any]:
-    a: dict[str, Any] = {k: torch.from_numpy(x) for k, x in arrays(B, T, seed).items()}
-    a["mask"][1] = True  # frameworks divide by the tokens of every sequence
-    a["advantage"][2, :] = 0.7
-    if advantage_per_sequence:
-        a["advantage"] = a["advantage"][:, 0].contiguous()
-    return a
-
-
-def compare(a: dict[str, Any], spec: rk.PolicySpec, theirs: Any, **more: Any) -> None:
-    """Loss and gradients to float32 rounding of the largest terms."""
-    logprob, entropy = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
-    ours = rk.policy_loss(
-        logprob,
-        more.pop("old_logprob", a["old_logprob"]),
-        a["advantage"],
-        a["mask"],
-        spec=spec,
-        entropy=entropy,
-        **more,
-    )
-    ours.loss.backward()
-    x, h = a["logprob"].clone().requires_grad_(), a["entropy"].clone().requires_grad_()
-    loss = theirs(x, h)
-    loss.backward()
-    assert x.grad is not None
-    assert logprob.grad is not None
-    size = max(float(x.grad.abs().sum()), abs(loss.item()))
-    # VESPO's weight is exp(k log w): of an exponent about 50 an ulp is 4e-6.
-    roundings = 10 if spec.clip == "vespo" else 1
-    assert abs(ours.loss.item() - loss.item()) <= 2e-6 * roundings * size
-    assert float((logprob.grad - x.grad).abs().max()) <= 3e-6 * roundings * float(x.grad.abs().max())
-    of_entropy = torch.zeros_like(h) if h.grad is None else h.grad
-    got = torch.zeros_like(h) if entropy.grad is None else entropy.grad
-    assert float((got - of_entropy).abs().max()) <= 1e-6 * max(float(of_entropy.abs().max()), 1e-30)
-
 
 # ---- verl -----------------------------------------------------------------------------------------------------------
 
@@ -98,7 +57,9 @@ VERL = {
         "clip_ratio_low": 0.4,
         "clip_ratio_high": 0.4,
     },
+    "gspo, tokens": {"loss_mode": "gspo", "clip_ratio_low": 3e-2, "clip_ratio_high": 4e-2},
     "cispo": {"loss_mode": "cispo"},
+    "cispo, without a lower bound": {"loss_mode": "cispo", "clip_ratio_low": 1.0, "clip_ratio_high": 0.28},
     "dro": {"loss_mode": "dro", "dro_beta": 0.3},
     "token-sum": {"loss_agg_mode": "token-sum"},
     "seq-mean-token-sum": {"loss_agg_mode": "seq-mean-token-sum"},
@@ -178,6 +139,11 @@ def test_verl_beyond_its_clamps(verl: Any, name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     kl = name in ("k1+", "k3", "k3+", "k2", "abs")
     far = a["logprob"] + 60 * torch.rand(B, T, generator=generator) - 30
+    if name == "gspo":  # means of sequences on either side of its limit, of an advantage whose bound lets it through
+        far[:3] -= 15
+        a["advantage"][:3] = -a["advantage"][:3].abs()
+        means = ((a["logprob"] - far) * a["mask"]).sum(1) / a["mask"].sum(1)
+        assert 0 < int((means > 10).sum()) < B
     a["ref_logprob" if kl else "old_logprob"] = far
     fields = {"use_kl_loss": True, "kl_loss_type": name, "kl_loss_coef": 0.05} if kl else VERL[name]
     more = {"ref_logprob": far} if kl else {}
@@ -343,159 +309,25 @@ def test_verl_with_a_global_batch(verl: Any) -> None:
         compare(a, spec, theirs, denominator=size)
 
 
-# ---- TRL ------------------------------------------------------------------------------------------------------------
+def test_the_aggregation_of_dr_grpo_divides_by_a_constant_alone(verl: Any) -> None:
+    """The sum of all tokens over ``loss_scale_factor``; verl 0.9.1 divides by the number of sequences besides."""
+    a = batch()
+    config = verl_config(clip_ratio=0.2)
+    info = {"loss_scale_factor": 40, "global_batch_size": 1}
+    object.__setattr__(config, "global_batch_info", info)
 
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        ratio = torch.exp(x - a["old_logprob"])
+        losses = -torch.min(ratio * a["advantage"], ratio.clamp(0.8, 1.2) * a["advantage"])
+        losses = torch.where(a["advantage"] < 0, torch.min(losses, -3 * a["advantage"]), losses)
+        written = (losses * a["mask"]).sum() / 40
+        arguments = (a["old_logprob"], x, a["advantage"], a["mask"].float(), "seq-mean-token-sum-norm", config)
+        of_verl = verl.get_policy_loss_fn("vanilla")(*arguments)[0]
+        torch.testing.assert_close(of_verl, written)
+        return written
 
-@pytest.fixture(scope="module")
-def trl() -> Any:
-    return framework_sources.trl("trl.trainer.grpo_trainer")
-
-
-TRL = {
-    **{kind: {"loss_type": kind} for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")},
-    "cispo, high": {"loss_type": "cispo", "epsilon_high": 1.3},
-    "sequence": {"importance_sampling_level": "sequence"},
-    "sequence grpo": {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.05},
-    "sequence luspo": {"importance_sampling_level": "sequence", "loss_type": "luspo"},
-    "sequence sapo": {"importance_sampling_level": "sequence", "loss_type": "sapo"},
-    "delta": {"delta": 1.4, "epsilon_high": 0.28},
-    "beta": {"beta": 0.04},
-    "beta, sequence": {"beta": 0.04, "importance_sampling_level": "sequence"},
-    "biased kl": {"beta": 0.04, "use_bias_correction_kl": False},
-    "off-policy mask": {"off_policy_mask_threshold": 0.01},
-    "entropy": {"entropy_coef": 0.02, "gradient_accumulation_steps": 4},
-    "entropy grpo": {"entropy_coef": 0.02, "gradient_accumulation_steps": 4, "loss_type": "grpo"},
-}
-MODES = [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
-
-
-def trl_trainer(x: torch.Tensor, h: torch.Tensor, **own: Any) -> Any:
-    """A trainer that has no more than its ``_compute_loss`` reads."""
-    accelerator = SimpleNamespace(
-        num_processes=1, gather=lambda t: t, gather_for_metrics=lambda t: t, reduce=lambda t, reduction: t,
-        pad_across_processes=lambda t, **_: t, sync_gradients=False,
-    )  # fmt: skip
-    common = {
-        "_get_per_token_logps_and_entropies": lambda *_, **__: (x, h, None), "aux_loss_enabled": False,
-        "model": SimpleNamespace(training=True), "accelerator": accelerator, "beta": 0.0, "top_entropy_quantile": 1.0,
-        "_metrics": collections.defaultdict(lambda: collections.defaultdict(list)),
-    }  # fmt: skip
-    return SimpleNamespace(**common | own)
-
-
-def trl_inputs(a: dict[str, Any]) -> dict[str, Any]:
-    ids = torch.zeros(B, T, dtype=torch.long)
-    return {
-        "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids,
-        "completion_mask": a["mask"].long(), "advantages": a["advantage"], "old_per_token_logps": a["old_logprob"],
-        "ref_per_token_logps": a["ref_logprob"], "num_items_in_batch": torch.tensor(150.0),
-    }  # fmt: skip
-
-
-def trl_loss(
-    trl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor, h: torch.Tensor, weights: Any
-) -> Any:
-    """GRPOTrainer._compute_loss of TRL itself."""
-    args = SimpleNamespace(
-        use_bias_correction_kl=fields.get("use_bias_correction_kl", True), delta=fields.get("delta"),
-        sapo_temperature_pos=1.0, sapo_temperature_neg=1.05, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0,
-        vespo_lambda_neg=2.0, steps_per_generation=1,
-    )  # fmt: skip
-    epsilon = fields.get("epsilon", 0.2)
-    trainer = trl_trainer(
-        x, h, args=args, top_entropy_quantile=fields.get("top_entropy_quantile", 1.0),
-        off_policy_mask_threshold=fields.get("off_policy_mask_threshold"),
-        get_high_entropy_mask=lambda *a: trl.GRPOTrainer.get_high_entropy_mask(trainer, *a),
-        get_off_policy_mask=trl.GRPOTrainer.get_off_policy_mask, get_gamma_weights=trl.GRPOTrainer.get_gamma_weights,
-        importance_sampling_level=fields.get("importance_sampling_level", "token"), beta=fields.get("beta", 0.0),
-        loss_type=fields.get("loss_type", "dapo"), epsilon_low=epsilon,
-        epsilon_high=fields.get("epsilon_high", epsilon), use_vllm=weights is not None,
-        vllm_importance_sampling_correction=True, max_completion_length=512,
-        current_gradient_accumulation_steps=fields.get("gradient_accumulation_steps", 1),
-        _entropy_bonus_enabled=fields.get("entropy_coef", 0.0) != 0, entropy_coef=fields.get("entropy_coef", 0.0),
-        use_adaptive_entropy=False,
-    )  # fmt: skip
-    inputs = trl_inputs(a)
-    if weights is not None:
-        inputs |= {"importance_sampling_ratio": weights, "sampling_per_token_logps": a["rollout_logprob"]}
-    return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
-
-
-@pytest.mark.parametrize("empty", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TRL)
-def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
-    """``empty``: with a sequence that has no token."""
-    fields = dict(TRL[name])
-    a = batch(advantage_per_sequence=True)
-    if empty:
-        a["mask"][3] = False
-    weights, more = None, {}
-    if mode is not None:
-        if fields.get("loss_type") == "vespo" and mode.startswith("sequence"):
-            pytest.skip("TRL refuses VESPO with weights of sequences")
-        low, high = (0.85, 1.2) if mode.startswith("token") else (0.6, 1.9)
-        difference = (a["old_logprob"] - a["rollout_logprob"]) * a["mask"]
-        if mode.startswith("sequence"):
-            difference = difference.sum(-1, keepdim=True)
-        weights = torch.exp(difference)
-        outside = (weights < low) | (weights > high)
-        weights = weights.clamp(low, high) if mode.endswith("truncate") else weights.masked_fill(outside, 0.0)
-        more = {"rollout_logprob": a["rollout_logprob"]}
-        fields |= {
-            "use_vllm": True, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_min": low,
-            "vllm_importance_sampling_clip_max": high,
-        }  # fmt: skip
-    if fields.get("beta"):
-        more["ref_logprob"] = a["ref_logprob"]
-    spec = presets.trl(**fields)
-    if spec.aggregation == "constant":
-        more["denominator"] = 150.0 * fields.get("gradient_accumulation_steps", 1)
-    compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, weights), **more)
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "sapo", "cispo", "luspo"])
-def test_trl_with_a_quantile_of_entropies(trl: Any, loss_type: str, level: str) -> None:
-    """TRL's mask of uncertain tokens: the others have no policy term, and count where lengths are counted."""
-    a = batch(advantage_per_sequence=True)
-    fields: dict[str, Any] = {
-        "loss_type": loss_type, "beta": 0.04, "top_entropy_quantile": 0.2, "importance_sampling_level": level,
-    }  # fmt: skip
-    uncertain = rk.entropy_mask(a["entropy"], a["mask"], top_quantile=0.2)
-    assert 0 < int(uncertain.sum()) < int(a["mask"].sum()) / 4
-    more: dict[str, Any] = {"selected": 1 - uncertain, "ref_logprob": a["ref_logprob"]}
-    if loss_type in ("dapo", "cispo"):
-        more["denominator"] = 150.0
-    spec = presets.trl(**fields)
-    compare(a, spec, lambda x, h: trl_loss(trl, a, fields, x, h, None), **more)
-    with pytest.raises(ValueError, match=r"^entropy_coef: expected 0 with top_entropy_quantile=0\.2"):
-        presets.trl(top_entropy_quantile=0.2, entropy_coef=0.1)
-
-
-@pytest.mark.parametrize("epsilon_high", [None, 0.3])
-def test_trl_rloo(epsilon_high: float | None) -> None:
-    """RLOOTrainer._compute_loss in float64: the sums whose difference it takes are large."""
-    trainer = framework_sources.trl("trl.trainer.rloo_trainer").RLOOTrainer
-    a = batch(advantage_per_sequence=True)
-    a["old_logprob"] = a["logprob"] + 0.1 * (a["old_logprob"] - a["logprob"])  # the ratio of a sum is not far off 1
-    own = {"epsilon_low": 0.2, "epsilon_high": epsilon_high or 0.2}
-    old = (a["old_logprob"].double() * a["mask"]).sum(1)
-
-    def theirs(x: torch.Tensor, h: torch.Tensor) -> Any:
-        return trainer._compute_loss(trl_trainer(x.double(), h, **own), None, trl_inputs(a) | {"old_logps": old})
-
-    compare(a, presets.trl_rloo(epsilon_high=epsilon_high), theirs)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_trl_gmpo(beta: float) -> None:
-    trainer = framework_sources.trl("trl.experimental.gmpo.gmpo_trainer").GMPOTrainer
-    a = batch(advantage_per_sequence=True)
-    own = {"epsilon_low": 0.4, "epsilon_high": 0.3, "beta": beta, "current_gradient_accumulation_steps": 4}
-    more = {"ref_logprob": a["ref_logprob"]} if beta else {}
-    spec = presets.trl_gmpo(epsilon_high=0.3, beta=beta, gradient_accumulation_steps=4)
-    compare(a, spec, lambda x, h: trainer._compute_loss(trl_trainer(x, h, **own), None, trl_inputs(a)), **more)
+    spec = presets.verl(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=40)
+    compare(a, spec, theirs, denominator=1)
 
 
 # ---- OpenRLHF -------------------------------------------------------------------------------------------------------
@@ -527,6 +359,18 @@ def test_openrlhf(openrlhf: Any, name: str) -> None:
         return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
 
     compare(a, presets.openrlhf(**fields), theirs, **more)
+
+
+def test_openrlhf_beyond_its_clamp(openrlhf: Any) -> None:
+    a = batch(seed=5)
+    a["old_logprob"] = a["logprob"] + 60 * torch.rand(B, T, generator=torch.Generator().manual_seed(0)) - 30
+    a["advantage"] = -a["advantage"].abs()  # whose loss has no upper bound but the clamp's
+    loss = openrlhf.PolicyLoss()
+
+    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
+        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
+
+    compare(a, presets.openrlhf(), theirs)
 
 
 @pytest.mark.parametrize("level", ["token", "seq"])
@@ -645,7 +489,10 @@ SLIME: dict[str, dict[str, Any]] = {
         f"kl {k}": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": k}
         for k in ("k1", "k2", "k3", "low_var_kl")
     },
-    "unbiased kl": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k3", "use_unbiased_kl": True},
+    **{
+        f"unbiased kl {k}": {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": k, "use_unbiased_kl": True}
+        for k in ("k3", "low_var_kl")
+    },
 }
 
 
@@ -655,5 +502,7 @@ def test_slime(name: str) -> None:
     more = {"rollout_logprob": a["rollout_logprob"]} if "tis_clip" in fields else {}
     if fields.get("use_kl_loss"):
         more["ref_logprob"] = a["ref_logprob"]
+    if fields.get("kl_loss_type") == "low_var_kl":
+        a["ref_logprob"][0, :8] += 4.0  # a KL of about 50, beyond its limit of 10
     compare(a, presets.slime(**fields), lambda x, h: slime_loss(a, x, h, **fields), **more)
     assert presets.vime(**fields) == presets.slime(**fields)

@@ -363,15 +363,22 @@ def trl_dpo(leaf: Any, completion: Any, ref: Any, log_sum_sq: Any = None, **own:
 
 
 @pytest.mark.parametrize("wpo", [False, True], ids=["", "wpo"])
-@pytest.mark.parametrize("divergence", ["reverse_kl", "js_divergence"])
-@pytest.mark.parametrize("loss_type", TRL_DPO)
+@pytest.mark.parametrize(
+    ("loss_type", "divergence"),
+    [
+        (loss_type, divergence)
+        for loss_type, options in TRL_DPO.items()
+        for divergence in ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
+        if divergence == "reverse_kl" or "f_divergence" in _KINDS[options["kind"]].options
+    ],
+)
 def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: np.random.Generator) -> None:
     trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
     options: dict[str, Any] = dict(TRL_DPO[loss_type])
     if divergence != "reverse_kl":
-        if "f_divergence" not in _KINDS[options["kind"]].options:
-            pytest.skip("TRL's loss does not look at the divergence")
         options["f_divergence"] = divergence
+    if divergence == "alpha_divergence":
+        options["f_alpha"] = 0.5
     if wpo and loss_type in SORTED:
         pytest.skip("TRL refuses weights of sorted losses")
     if wpo and loss_type == "hinge":
@@ -384,6 +391,7 @@ def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: 
     leaf = logps.clone().requires_grad_()
     own = {
         "f_divergence_type": divergence,
+        "f_alpha_divergence_coef": 0.5,
         "loss_types": [loss_type],
         "label_smoothing": smoothing,
         "use_weighting": wpo,
@@ -503,12 +511,14 @@ def test_the_loss_of_a_batch_of_trl(name: str, rng: np.random.Generator) -> None
     assert float((mine.grad - theirs.grad).abs().max()) <= 2e-5 * float(theirs.grad.abs().max())
 
 
-@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
-def test_the_losses_of_trl_kto(loss_type: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("loss_type", "shift"), [("kto", 1.0), ("kto", -40.0), ("apo_zero_unpaired", 1.0)])
+def test_the_losses_of_trl_kto(loss_type: str, shift: float, rng: np.random.Generator) -> None:
+    """``shift``: moves the mean of the KL, which counts as 0 below it."""
     trainer = framework_sources.trl("trl.trainer.kto_trainer").KTOTrainer
     logps, completion, ref = trl_sides(rng)
     label = torch.from_numpy(rng.random(2 * PAIRS) < 0.6)
-    of_others, ref_of_others = logps.sum(1) + 1.0, ref - 0.5
+    of_others, ref_of_others = logps.sum(1) + shift, ref - 0.5
+    assert ((of_others - ref_of_others).mean() > 0) == (shift > 0)
     leaf = logps.clone().requires_grad_()
     outputs = SimpleNamespace(log_probs=leaf, entropy=torch.zeros_like(logps), mean_logits=torch.zeros_like(logps))
     accelerator = mock.Mock(device="cpu", gather_for_metrics=lambda x: x)

@@ -22,6 +22,31 @@ def test_defaults_are_trls() -> None:
             assert ours.default == theirs[name], (preset.__name__, name)
 
 
+def test_defaults_are_verls() -> None:
+    framework_sources.verl()
+    from verl.workers.config import ActorConfig
+
+    theirs = {field.name: field.default for field in dataclasses.fields(ActorConfig)}
+    ours = {name: p.default for name, p in inspect.signature(presets.verl).parameters.items()}
+    both = set(ours) & set(theirs)
+    assert len(both) >= 10, both
+    for name in both - {"clip_ratio_low", "clip_ratio_high"}:
+        assert ours[name] == theirs[name], name
+    for name in ("clip_ratio_low", "clip_ratio_high"):  # None means clip_ratio
+        assert ours[name] is None
+        assert theirs[name] == theirs["clip_ratio"]
+
+
+def test_defaults_are_openrlhfs() -> None:
+    theirs = inspect.signature(framework_sources.openrlhf().PolicyLoss.__init__).parameters
+    ours = inspect.signature(presets.openrlhf).parameters
+    both = set(ours) & set(theirs)
+    assert len(both) >= 8, both
+    for name in both:
+        want, got = theirs[name].default, ours[name].default
+        assert got == (tuple(want) if isinstance(want, list) else want), name
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
