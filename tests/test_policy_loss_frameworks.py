@@ -349,16 +349,18 @@ OPENRLHF: dict[str, dict[str, Any]] = {
 }
 
 
+def openrlhf_loss(loss: Any, a: dict[str, Any]) -> Any:
+    """Its PolicyLoss of a batch, as :func:`compare` takes it."""
+    return lambda x, _: loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
+
+
 @pytest.mark.parametrize("name", OPENRLHF)
 def test_openrlhf(openrlhf: Any, name: str) -> None:
     a, fields = batch(), OPENRLHF[name]
     loss = openrlhf.PolicyLoss(**fields)
     more = {"rollout_logprob": a["rollout_logprob"]} if "is_correction_level" in fields else {}
 
-    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
-        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
-
-    compare(a, presets.openrlhf(**fields), theirs, **more)
+    compare(a, presets.openrlhf(**fields), openrlhf_loss(loss, a), **more)
 
 
 def test_openrlhf_beyond_its_clamp(openrlhf: Any) -> None:
@@ -367,10 +369,7 @@ def test_openrlhf_beyond_its_clamp(openrlhf: Any) -> None:
     a["advantage"] = -a["advantage"].abs()  # whose loss has no upper bound but the clamp's
     loss = openrlhf.PolicyLoss()
 
-    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
-        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
-
-    compare(a, presets.openrlhf(), theirs)
+    compare(a, presets.openrlhf(), openrlhf_loss(loss, a))
 
 
 @pytest.mark.parametrize("level", ["token", "seq"])
@@ -389,11 +388,8 @@ def test_openrlhf_with_a_gate_of_a_divergence(openrlhf: Any, gating: str, delta:
     }  # fmt: skip
     loss = openrlhf.PolicyLoss(**fields)
 
-    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
-        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
-
     spec = presets.openrlhf(**fields)
-    compare(a, spec, theirs, rollout_logprob=a["rollout_logprob"], selected=outside.float())
+    compare(a, spec, openrlhf_loss(loss, a), rollout_logprob=a["rollout_logprob"], selected=outside.float())
     with pytest.raises(ValueError, match=r"^is_correction_mode: expected"):
         presets.openrlhf(**fields, is_correction_mode="clip")
 
@@ -402,11 +398,8 @@ def test_openrlhf_gspo_with_a_correction_is_of_the_rollout_policy(openrlhf: Any)
     a, fields = batch(), {"policy_loss_type": "gspo", "clip_eps_low": 0.03, "clip_eps_high": 0.04}
     loss = openrlhf.PolicyLoss(**fields, is_correction_level="token")
 
-    def theirs(x: torch.Tensor, _: torch.Tensor) -> Any:
-        return loss(x, a["old_logprob"], a["advantage"], a["mask"].float(), a["rollout_logprob"])[0]
-
     spec = presets.openrlhf(**fields, is_correction_level="token")
-    compare({**a, "old_logprob": a["rollout_logprob"]}, spec, theirs)
+    compare({**a, "old_logprob": a["rollout_logprob"]}, spec, openrlhf_loss(loss, a))
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
