@@ -138,8 +138,8 @@ struct TileRing {
 // What a block asks the copy engine for of its tile of an operand, and what arrives. Rows that do not exist are left out:
 // the engine is slow to fill in zeros, and what is multiplied in their place is not stored. K-major: one chunk of kRows
 // rows by 64 k. MN-major: chunks of 64 columns by 64 k. Where `sharing` blocks share the tile, each loads a slice of every
-// chunk into all of them.
-template <int kRows, bool kMnMajor>
+// chunk into all of them. kPasses: of what leaves L2 first.
+template <int kRows, bool kMnMajor, bool kPasses = false>
 struct Portion {
   const CUtensorMap* map;
   int chunks, slice, bytes;
@@ -170,7 +170,9 @@ struct Portion {
       if (chunk >= chunks) break;
       const std::uint32_t to = shared + chunk * 64 * 128 + slice * 128;
       const int x = kMnMajor ? first + chunk * 64 : k, y = kMnMajor ? k + slice : first + slice;
-      if (ranks == 0) {
+      if constexpr (kPasses) {
+        load_passing_box(to, map, x, y, barrier);
+      } else if (ranks == 0) {
         load_box(to, map, x, y, barrier);
       } else {
         load_box_multicast(to, map, x, y, barrier, ranks);

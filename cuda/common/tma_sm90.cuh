@@ -32,6 +32,18 @@ __device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// The same, of what is soon read for the last time: it leaves L2 before what was loaded otherwise. The policy is made here:
+// kept, it takes two of a loader's registers.
+__device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
+                                                 std::int32_t y, std::uint32_t barrier) {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // The same to the L2 alone.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, std::int32_t x, std::int32_t y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");

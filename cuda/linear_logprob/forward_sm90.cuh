@@ -9,6 +9,7 @@
 #include "../common/async_copy_sm80.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/ping_pong_sm90.cuh"
+#include "../common/wave_wait.cuh"
 #include "head_logits_sm90.cuh"
 #include "pair_grid.h"
 #include "pair_nodes.cuh"
@@ -172,11 +173,15 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
         int column = same_in_warp(first_column(g.columns, work));
         for (int tile = 0; tile < tiles; ++tile, column += kPairTileColumns) {
           const auto load = [&](const HeadMaps& maps, int steps) {
-            load_stages<kPairRows, kPairTileColumns>(&ring, maps, steps, rows, g.last_rows, column, last - column,
-                                                     g.last_columns);
+            load_stages<kPairRows, kPairTileColumns, true>(&ring, maps, steps, rows, g.last_rows, column, last - column,
+                                                           g.last_columns);
           };
           load(head, g.k_steps - g.lora_steps);
           load(lora, g.lora_steps);
+        }
+        if (index < items.full.whole) {  // every block has one
+          if (elect_one()) wait_for_other_loaders();
+          __syncwarp();
         }
       }
     }

@@ -43,11 +43,11 @@ struct GroupsPortion {
 };
 
 // By a whole warp: stages of a tile of these rows and columns from `column` on; `last_rows`, `last_columns`: of the last
-// tiles.
-template <int kRows, int kColumns, class Ring>
+// tiles. kWeightsPass: they leave L2 before the hidden states, which the next tiles ask for again.
+template <int kRows, int kColumns, bool kWeightsPass = false, class Ring>
 __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, const TileRows<kRows>& rows,
                                             int last_rows, int column, int columns_left, int last_columns) {
-  const Portion<kColumns, false> w(&maps.w, &maps.last_w, last_columns, columns_left, 1, 0);
+  const Portion<kColumns, false, kWeightsPass> w(&maps.w, &maps.last_w, last_columns, columns_left, 1, 0);
   if (rows.count > 0) {
     const GroupsPortion<kRows> x{&maps.group_x, rows, rows.count * kScoredGroupRows * 128};
 #pragma unroll 1
