@@ -3,8 +3,9 @@
     python bench/steady_power.py [--rows 8192] [--vocab 128256] [--seconds 1.5] [--rounds 4]
 
 Each call repeats by itself for some seconds, of which the first third is not counted. Power is what the driver's energy
-counter gained over time (NVML, by nvidia-ml-py). What a GPU grants drifts by 5 % within a minute, so calls take turns,
-in every second round in the opposite order; medians over the rounds are shown, and the range of the rounds' ratios.
+counter gained over time (NVML, by nvidia-ml-py). What a GPU grants drifts by 5 % within a minute, so each call is
+measured between two of G and divided by their mean, in every second round in the opposite order; medians over the
+rounds are shown, and the range of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -96,11 +97,10 @@ def main(
 
         return call
 
-    def product() -> Tensor:
+    def product() -> Tensor:  # G
         return torch.mm(x, w.t(), out=y)
 
     calls: dict[str, Callable[[], Any]] = {
-        "torch (G)": product,
         "linear, native engine": lambda: rk.linear(x, w, engine="native"),
         "linear_logprob": lambda: rk.linear_logprob(x, w, target),
         "with entropy and p^2": lambda: rk.linear_logprob(x, w, target, return_entropy=True, return_sum_p_sq=True),
@@ -109,9 +109,10 @@ def main(
         "linear, weights of zeros": lambda: rk.linear(x, zeros, engine="native"),
     }
     name = f"{torch.cuda.get_device_name()}: {rows} x {vocab} x {in_features}, bfloat16"
-    table = Table("", "ms", "of G", "rounds", "W", "J", "of G", "MHz", title=name)
+    table = Table("", "ms", "of G", "rounds", "W", "J", "MHz", title=name)
     found: dict[str, list[Steady]] = {label: [] for label in calls}
-    refused = []
+    ratios: dict[str, list[float]] = {label: [] for label in calls}
+    refused, all_g = [], [steady(product, gpu, seconds)]
     for turn in range(rounds):
         for label in list(found) if turn % 2 == 0 else reversed(list(found)):
             try:
@@ -119,18 +120,18 @@ def main(
             except ValueError as error:  # a workspace that is too small for so many rows
                 refused.append(f"{label}: {error}")
                 del found[label]
-    whole = median(found["torch (G)"])
-    for label, turns in found.items():
-        of = median(turns)
-        ratios = [turn.ms / g.ms for turn, g in zip(turns, found["torch (G)"], strict=True)]
+                continue
+            all_g.append(steady(product, gpu, seconds))
+            ratios[label].append(2 * found[label][-1].ms / (all_g[-2].ms + all_g[-1].ms))
+    for label, turns in {"torch (G)": all_g, **found}.items():
+        of, of_g = median(turns), ratios.get(label, [1.0])
         table.add_row(
             label,
             f"{of.ms:.2f}",
-            f"{of.ms / whole.ms:.3f}",
-            f"{min(ratios):.3f} to {max(ratios):.3f}",
+            f"{statistics.median(of_g):.3f}",
+            f"{min(of_g):.3f} to {max(of_g):.3f}",
             f"{of.watts:.0f}",
             f"{of.joules:.2f}",
-            f"{of.joules / whole.joules:.3f}",
             f"{of.mhz:.0f}",
         )
     Console().print(table, *refused, sep="\n")
