@@ -23,7 +23,8 @@ constexpr Case kCases[] = {{"sequences", false, false, false, SpanPlace::kLast},
                            {"k1", true, false, false, SpanPlace::kLast},
                            {"cost, lagrange", false, true, false, SpanPlace::kLast},
                            {"8 turns", false, false, true, SpanPlace::kLast},
-                           {"8 turns, spread", false, false, true, SpanPlace::kSpread}};
+                           {"8 turns, spread", false, false, true, SpanPlace::kSpread},
+                           {"k1, 8 turns, spread", true, false, true, SpanPlace::kSpread}};
 
 void* put(TokenMemory* memory, const std::vector<std::int64_t>& values) {
   const std::size_t bytes = values.size() * sizeof(values[0]);

@@ -104,4 +104,118 @@ struct Case : rollout_test::Batch {
   }
 };
 
+// Calls that spread the rewards of spans of every kind, most of them over tokens with nothing of their own. With bad_spans
+// some sequences have a span that is none, for a GPU; without, what the contract says is the same as that.
+struct SpreadCase : Case {
+  SpreadCase(unsigned seed, std::int64_t count, std::int64_t longest, bool packed, bool bad_spans = false)
+      : Case(seed, count, longest, packed) {
+    std::mt19937 random(seed + 23);
+    const auto pick = [&](std::int64_t n) {
+      return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+    };
+    std::normal_distribution<float> normal;
+    const bool wild = pick(4) == 0;
+    rewards.clear();
+    span_rewards.clear();
+    spans64.clear();
+    span_offsets64 = {0};
+    for (std::int64_t s = 0; s < count; ++s) {
+      rewards.push_back(normal(random));
+      std::vector<std::int64_t> spans = spans_of(s, static_cast<Kind>((seed + s) % kKinds), pick);
+      if (pick(3) == 0) {
+        const std::int64_t at = pick(static_cast<std::int64_t>(spans.size() / 2) + 1);
+        const std::int64_t bad[3][2] = {{-1, length(s)}, {1, 0}, {0, length(s) + 1}};
+        const std::int64_t* const one = bad[pick(3)];
+        if (bad_spans) {
+          spans.insert(spans.begin() + 2 * at, one, one + 2);
+          const std::int64_t next = 2 * (at + 256);  // the same thread's
+          if (next < static_cast<std::int64_t>(spans.size())) spans.insert(spans.begin() + next, one, one + 2);
+        } else {
+          spans.resize(static_cast<std::size_t>(2 * at));
+          rewards.back() = NAN;
+        }
+      }
+      spans64.insert(spans64.end(), spans.begin(), spans.end());
+      span_offsets64.push_back(static_cast<std::int64_t>(spans64.size() / 2));
+    }
+    for (std::size_t i = 0; i < spans64.size() / 2; ++i) {
+      constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38f, -0.0f, 1e-45f};
+      // By its place: the same with a bad span before it or without.
+      std::mt19937 of_span(seed + static_cast<unsigned>(spans64[2 * i] * 31 + spans64[2 * i + 1]));
+      span_rewards.push_back(wild && of_span() % 8 == 0 ? kWild[of_span() % 6] : static_cast<float>(of_span() % 997));
+    }
+    spans32.assign(spans64.begin(), spans64.end());
+    span_offsets32.assign(span_offsets64.begin(), span_offsets64.end());
+    const bool wide = pick(2) == 0, wide_offsets = pick(2) == 0;
+    call.spans = {wide ? static_cast<const void*>(spans64.data()) : spans32.data(),
+                  wide ? rlk::DType::kInt64 : rlk::DType::kInt32};
+    call.span_offsets = {wide_offsets ? static_cast<const void*>(span_offsets64.data()) : span_offsets32.data(),
+                         wide_offsets ? rlk::DType::kInt64 : rlk::DType::kInt32};
+    call.span_rewards = span_rewards.data();
+    call.num_spans = static_cast<std::int64_t>(span_rewards.size());
+    call.rewards = {rewards.data(), 1, 0};
+    call.spec.place = rlk::SpanPlace::kSpread;
+    if (pick(4) != 0) {
+      call.spec.kl = rlk::KlEstimator::kNone;
+      call.token_rewards = {};
+    }
+    text += " spread";
+  }
+
+ private:
+  enum Kind {
+    kNone,
+    kWhole,
+    kTouching,
+    kApart,
+    kEmpty,
+    kOfOne,
+    kUncounted,
+    kDescending,
+    kOverlapping,
+    kMany,
+    kManyOver,
+    kKinds
+  };
+
+  // Begins and ends. kMany, kManyOver: more than a wave has lanes, than a block has at a time.
+  template <class Pick>
+  std::vector<std::int64_t> spans_of(std::int64_t s, Kind kind, const Pick& pick) const {
+    const std::int64_t tokens = length(s), many = tokens < 200 ? 70 : 600;
+    std::vector<std::int64_t> spans;
+    const auto add = [&](std::int64_t begin, std::int64_t end) {
+      spans.push_back(begin);
+      spans.push_back(end);
+    };
+    const auto add_turns = [&](std::int64_t turns, std::int64_t between, std::int64_t least, std::int64_t most) {
+      std::int64_t at = 0;
+      for (std::int64_t i = 0; i < turns; ++i) {
+        const std::int64_t begin = std::min(at + pick(between + 1), tokens);
+        at = std::min(begin + least + pick(most - least + 1), tokens);
+        add(begin, at);
+      }
+    };
+    if (kind == kWhole) add(0, tokens);
+    if (kind == kTouching) add_turns(8, 0, 1, tokens / 4 + 1);
+    if (kind == kApart || kind == kDescending) add_turns(8, 5, 1, tokens / 6 + 1);
+    if (kind == kEmpty) add_turns(20, 3, 0, 2);
+    if (kind == kOfOne) add_turns(40, 2, 1, 1);
+    if (kind == kMany) add_turns(many, 1, 0, tokens / 300 + 2);
+    for (std::int64_t t = 0; kind == kUncounted && t < tokens && spans.size() < 20; ++t) {
+      if (!counts(s, t)) add(t, t + 1);
+    }
+    for (std::int64_t i = kind == kOverlapping ? 2 + pick(6) : kind == kManyOver ? many : 0; i > 0; --i) {
+      const std::int64_t begin = pick(tokens + 1), end = kind == kManyOver ? begin + pick(9) : pick(tokens + 1);
+      add(std::min(begin, end), std::min(std::max(begin, end), tokens));
+    }
+    if (kind == kDescending) {
+      for (std::size_t i = 0, j = spans.size() - 2; i < j; i += 2, j -= 2) {
+        std::swap(spans[i], spans[j]);
+        std::swap(spans[i + 1], spans[j + 1]);
+      }
+    }
+    return spans;
+  }
+};
+
 }  // namespace reward_test

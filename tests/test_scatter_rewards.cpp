@@ -2,6 +2,7 @@
 // RLK_TEST_HIP, on HIP's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -35,22 +36,25 @@ constexpr unsigned kPaddedCases = 4;
 constexpr int kShortCases = 60, kLongCases = 10;
 constexpr unsigned kPaddedCases = 60;
 #endif
+constexpr int kSpreadCases = 1;
 
 struct Results {
   std::vector<float> rewards, costs, combined;
   std::vector<std::int64_t> lengths;
 };
 
-Results run(rlk::ScatterRewardsParams p) {
+// The outputs `shift` elements off a multiple of 16 bytes, each `more` than the one before it.
+Results run(rlk::ScatterRewardsParams p, std::size_t shift = 0, std::size_t more = 0) {
   constexpr float kCanary = -12345.0f;
   constexpr std::size_t kGuard = 16;
   const auto slots = static_cast<std::size_t>(p.sequences.num_slots());
   Results r;
-  for (auto* array : {&r.rewards, &r.costs, &r.combined}) array->assign(slots + kGuard, kCanary);
+  for (auto* array : {&r.rewards, &r.costs, &r.combined}) array->assign(kGuard + slots + kGuard, kCanary);
   r.lengths.assign(static_cast<std::size_t>(p.sequences.num_sequences) + kGuard, -7);
-  p.to_tokens = r.rewards.data();
-  p.costs = r.costs.data();
-  p.combined = r.combined.data();
+  const std::size_t at[3] = {shift, shift + more, shift + 2 * more};
+  p.to_tokens = r.rewards.data() + at[0];
+  p.costs = r.costs.data() + at[1];
+  p.combined = r.combined.data() + at[2];
   p.lengths = r.lengths.data();
 #if RLK_TEST_HIP
   policy_test::Workspace workspace(rlk::hip::scatter_rewards_workspace_bytes(p));
@@ -59,9 +63,15 @@ Results run(rlk::ScatterRewardsParams p) {
 #else
   rlk::cpu::scatter_rewards(p);
 #endif
-  for (auto* array : {&r.rewards, &r.costs, &r.combined}) {
-    for (std::size_t i = slots; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";
-    array->resize(slots);
+  std::vector<float>* const arrays[3] = {&r.rewards, &r.costs, &r.combined};
+  for (std::size_t k = 0; k < 3; ++k) {
+    std::vector<float>& array = *arrays[k];
+    for (std::size_t i = 0; i < array.size(); ++i) {
+      const bool is_slot = i >= at[k] && i < at[k] + slots;
+      EXPECT_TRUE(is_slot || array[i] == kCanary) << "guard";
+    }
+    array = {array.begin() + static_cast<std::ptrdiff_t>(at[k]),
+             array.begin() + static_cast<std::ptrdiff_t>(at[k] + slots)};
   }
   for (std::size_t i = r.lengths.size() - kGuard; i < r.lengths.size(); ++i) EXPECT_EQ(r.lengths[i], -7) << "guard";
   r.lengths.resize(r.lengths.size() - kGuard);
@@ -100,10 +110,8 @@ Results reference(const Case& c) {
       const auto first = static_cast<std::size_t>(c.span_offsets64[static_cast<std::size_t>(q)]);
       const auto after = static_cast<std::size_t>(c.span_offsets64[static_cast<std::size_t>(q) + 1]);
       for (std::size_t i = first; i < after; ++i) {
-        std::vector<std::int64_t> of;
-        for (const std::int64_t t : tokens) {
-          if (c.spans64[2 * i] <= t && t < c.spans64[2 * i + 1]) of.push_back(t);
-        }
+        const auto low = std::lower_bound(tokens.begin(), tokens.end(), c.spans64[2 * i]);
+        std::vector<std::int64_t> of(low, std::lower_bound(low, tokens.end(), c.spans64[2 * i + 1]));
         if (of.empty()) continue;
         float share = c.span_rewards[i];
         if (s.place == rlk::SpanPlace::kSpread) share = share / static_cast<float>(of.size());
@@ -153,6 +161,51 @@ TEST(ScatterRewards, HaveTheBytesOfTheContract) {
       }
     }
   });
+}
+
+// Sequences of several stretches of a block, too.
+TEST(ScatterRewards, SpreadOverSpansOfEveryKindHaveTheBytesOfTheContract) {
+  for_each_backend([](const std::string& backend) {
+    unsigned seed = 1;
+    const auto check = [&](std::int64_t count, std::int64_t longest, int cases) {
+      for (int i = 0; i < 2 * cases && !::testing::Test::HasFailure(); ++i, ++seed) {
+        const SpreadCase c(seed, count, longest, i % 2 != 0);
+        const std::string text = backend + ", " + c.text;
+        expect_same(run(c.call, seed % 4, seed / 4 % 2), reference(c), text);
+#if RLK_TEST_HIP
+        const SpreadCase bad(seed, count, longest, i % 2 != 0, true);
+        expect_same(run(bad.call, seed % 4, seed / 4 % 2), reference(c), text + ", bad spans");
+#endif
+      }
+    };
+    for (const auto& shape : kShapes) check(shape[0], shape[1], kSpreadCases);
+    check(2, 1301, 6);
+    check(2, 40001, 1);
+  });
+}
+
+// The last token that counts is in the stretch before the last, a span in both.
+TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
+  constexpr std::int64_t kTokens = 40001, kCounted = 30001;
+  std::vector<unsigned char> mask(kTokens);
+  std::fill(mask.begin(), mask.begin() + kCounted, 1);
+  const std::vector<std::int64_t> spans = {30000, 35000, 35000, 40000}, offsets = {0, 2};
+  const std::vector<float> of_spans = {3.0f, 5.0f}, ones = {1.0f};
+  rlk::ScatterRewardsParams p;
+  p.sequences = {nullptr, rlk::DType::kInt32, 1, kTokens};
+  p.mask = {mask.data(), kTokens, rlk::DType::kBool};
+  p.rewards = p.cost = {ones.data(), 1, 0};
+  p.spans = {spans.data(), rlk::DType::kInt64};
+  p.span_offsets = {offsets.data(), rlk::DType::kInt64};
+  p.span_rewards = of_spans.data();
+  p.num_spans = 2;
+  p.spec.place = rlk::SpanPlace::kSpread;
+  const Results got = run(p);
+  for (std::size_t t = 0; t < kTokens; ++t) {
+    ASSERT_EQ(got.rewards[t], t == 30000 ? 4.0f : 0.0f) << t;
+    ASSERT_EQ(got.costs[t], t == 30000 ? 1.0f : 0.0f) << t;
+  }
+  EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{kCounted}));
 }
 
 // A packed batch as rows, with room behind them whose arrays hold what they may and whose mask is not set.
@@ -240,6 +293,39 @@ TEST(ScatterRewards, CutsThatDoNotAscendMakeTheSequencesBesideThemNaN) {
     if (!in_doubt) EXPECT_EQ(got.rewards[t], t == 39 || t == 199 ? 1.0f : 0.0f) << t;
   }
   EXPECT_EQ(got.lengths, (std::vector<std::int64_t>{40, 0, 0, 0, 40}));
+}
+
+// By the block of a sequence: cuts and offsets of spans that do not ascend, beside sequences that have what is theirs.
+TEST(ScatterRewards, SpreadRewardsOfSequencesThatAreNotGoodAreNaN) {
+  const std::vector<float> ones(5, 1.0f), of_spans = {10.0f, 20.0f, 30.0f, 40.0f, 50.0f};
+  const std::vector<std::int64_t> spans = {0, 10, 0, 10, 0, 0, 0, 10, 390, 400};
+  const std::vector<std::int64_t> good_cuts = {0, 400, 1000, 1200, 1600, 2000}, good_offsets = {0, 1, 2, 3, 4, 5};
+  const std::vector<std::int64_t> cuts = {0, 400, 1000, 900, 1600, 2000}, offsets = {0, 1, 4, 3, 4, 5};
+  for (const bool of_cuts : {true, false}) {
+    rlk::ScatterRewardsParams p;
+    p.sequences = {of_cuts ? cuts.data() : good_cuts.data(), rlk::DType::kInt64, 5, 2000};
+    p.rewards = {ones.data(), 1, 0};
+    p.spans = {spans.data(), rlk::DType::kInt64};
+    p.span_offsets = {of_cuts ? good_offsets.data() : offsets.data(), rlk::DType::kInt64};
+    p.span_rewards = of_spans.data();
+    p.num_spans = 5;
+    p.spec.place = rlk::SpanPlace::kSpread;
+    p.cost = {ones.data(), 1, 0};
+    const Results got = run(p);
+    for (std::size_t t = 0; t < 2000; ++t) {
+      const bool is_end = t == 399 || t == 1999 || (!of_cuts && (t == 999 || t == 1199 || t == 1599));
+      EXPECT_EQ(got.costs[t], is_end ? 1.0f : 0.0f) << of_cuts << ", " << t;
+      // Of cuts whatever begins or ends at 1000 or 900; of offsets the last token of sequence 2, whose own descend.
+      const bool is_nan = of_cuts ? 400 <= t && t < 1600 : t == 1199;
+      float want = t < 10 ? 1.0f : t >= 1990 ? 5.0f : 0.0f;
+      if (t == 399 || t == 1999 || (!of_cuts && (t == 999 || t == 1599))) want += 1.0f;
+      if (!of_cuts && 400 <= t && t < 410) want = 6.0f;  // spans 1 and 3, and 2 without a token
+      if (!of_cuts && 1200 <= t && t < 1210) want = 4.0f;
+      EXPECT_TRUE(is_nan ? std::isnan(got.rewards[t]) : got.rewards[t] == want) << of_cuts << ", " << t;
+    }
+    EXPECT_EQ(got.lengths, of_cuts ? (std::vector<std::int64_t>{400, 0, 0, 0, 400})
+                                   : (std::vector<std::int64_t>{400, 600, 200, 400, 400}));
+  }
 }
 #else
 TEST(ScatterRewards, TakeTheKlOfKl) {

@@ -7,7 +7,7 @@
 #include "../common/octet.cuh"
 #include "../common/token_gpu.cuh"
 #include "kernels.h"
-#include "rlk/kernels/reward_blanks.h"
+#include "rlk/kernels/reward_spread.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -48,6 +48,13 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
+__global__ void __launch_bounds__(kTokenThreads, 5)
+    reward_spread_kernel(const __grid_constant__ ScatterRewardsParams p, int parts, bool are_written) {
+  __shared__ SpreadShared shared;
+  wait_for_previous_kernel();
+  spread_rewards<TokenGpu>(p, blockIdx.x, parts, are_written, &shared);
+}
+
 template <bool kOverlap>
 void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, cudaStream_t stream) {
   const PolicySequences& q = p.sequences;
@@ -55,11 +62,19 @@ void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, c
   const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
   RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
   const int token_blocks = static_cast<int>(passes.token_blocks), tile = plan.tile;
-  if (token_blocks > 0) {
-    are_blank<TokenGpu>(p, tile)
-        ? launch_dependent<kOverlap>(reward_blanks_kernel, token_blocks, kTokenThreads, 0, stream, p, tile)
-        : launch_dependent<kOverlap>(reward_tokens_kernel, token_blocks, kTokenThreads, 0, stream, p, passes.slots,
-                                     tile);
+  const bool blank = are_blank<TokenGpu>(p, tile), by_blocks = spreads_by_blocks<TokenGpu>(p, tile);
+  if (token_blocks > 0 && !(blank && by_blocks)) {
+    blank ? launch_dependent<kOverlap>(reward_blanks_kernel, token_blocks, kTokenThreads, 0, stream, p, tile)
+          : launch_dependent<kOverlap>(reward_tokens_kernel, token_blocks, kTokenThreads, 0, stream, p, passes.slots,
+                                       tile);
+  }
+  if (by_blocks) {
+    const int parts = spread_parts(q, tile);
+    const std::int64_t blocks = q.num_sequences * parts;
+    RLK_CHECK(blocks < std::int64_t{1} << 31, "scatter_rewards: too many sequences for one launch");
+    launch_dependent<kOverlap>(reward_spread_kernel, static_cast<int>(blocks), kTokenThreads, 0, stream, p, parts,
+                               !blank);
+    return;
   }
   launch_dependent<kOverlap>(spreads(p) ? reward_sequences_kernel<true> : reward_sequences_kernel<false>,
                              static_cast<int>(reward_blocks<TokenGpu>(q)), kTokenThreads, 0, stream, p, tile);

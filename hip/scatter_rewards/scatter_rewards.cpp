@@ -2,7 +2,7 @@
 #include "scatter_rewards.h"
 
 #include "hip/common/token_passes.h"
-#include "rlk/kernels/reward_blanks.h"
+#include "rlk/kernels/reward_spread.h"
 
 namespace rlk::hip {
 
@@ -17,15 +17,23 @@ void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
   const int tile = token_tile(q);
   const TokenPasses passes = token_passes(q);
   RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
-  if (passes.token_blocks > 0) {
+  const bool blank = are_blank<TokenGpu>(p, tile), by_blocks = spreads_by_blocks<TokenGpu>(p, tile);
+  if (passes.token_blocks > 0 && !(blank && by_blocks)) {
     RLK_CHECK(p.workspace, "scatter_rewards: a workspace is given");
-    if (are_blank<TokenGpu>(p, tile)) {
+    if (blank) {
       launch_blocks(device, stream, {kTokenThreads, sizeof(BlanksShared)}, "rlk_scatter_rewards_blanks",
                     passes.token_blocks, p, tile);
     } else {
       launch_blocks(device, stream, {kTokenThreads, sizeof(WaveResults)}, "rlk_scatter_rewards_tokens",
                     passes.token_blocks, p, passes.slots, tile);
     }
+  }
+  if (by_blocks) {
+    constexpr int kPartTile = 13;
+    const int parts = spread_parts(q, kPartTile);
+    launch_blocks(device, stream, {kTokenThreads, sizeof(SpreadShared)}, "rlk_scatter_rewards_spread_blocks",
+                  q.num_sequences * parts, p, parts, !blank);
+    return;
   }
   const char* const sequences = spreads(p) ? "rlk_scatter_rewards_spread" : "rlk_scatter_rewards_sequences";
   launch_blocks(device, stream, {kTokenThreads, 0}, sequences, reward_blocks<TokenGpu>(q), p, tile);

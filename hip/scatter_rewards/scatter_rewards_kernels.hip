@@ -1,6 +1,6 @@
 // The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/token_gpu.h"
-#include "rlk/kernels/reward_blanks.h"
+#include "rlk/kernels/reward_spread.h"
 
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_tokens(rlk::ScatterRewardsParams p, std::int64_t first_block, std::int64_t slots, int tile) {
@@ -26,4 +26,10 @@ RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_spread(rlk::ScatterRewardsParams p, std::int64_t first_block, int tile) {
   rlk::reward_sequences<rlk::hip::TokenGpu, true>(p, static_cast<const rlk::TilePartial<8>*>(p.workspace), tile,
                                                   first_block + rlk::hip::block_id_x());
+}
+
+RLK_KERNEL(rlk::kTokenThreads)
+rlk_scatter_rewards_spread_blocks(rlk::ScatterRewardsParams p, std::int64_t first_block, int parts, bool are_written) {
+  rlk::spread_rewards<rlk::hip::TokenGpu>(p, first_block + rlk::hip::block_id_x(), parts, are_written,
+                                          rlk::hip::TokenGpu::shared<rlk::SpreadShared>());
 }

@@ -1,5 +1,6 @@
 // Every plan of scatter_rewards has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random batches,
-// padded and packed, with guard bands around every output.
+// padded and packed, with guard bands around every output; rewards that are spread over spans of every kind, some of which are
+// none.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -41,7 +42,9 @@ struct There {
   }
 };
 
-void run_case(const reward_test::Case& c, PlanCheck* check_of) {
+// What the CPU makes of `c` is what `on_gpu` is to be. The outputs lie `shift` elements off a multiple of 16 bytes, each `more`
+// than the one before it.
+void run_case(const reward_test::Case& c, const reward_test::Case& on_gpu, int shift, int more, PlanCheck* check_of) {
   const std::int64_t slots = c.sequences.num_slots();
   // Lengths are compared as the halves of their bytes.
   std::vector<float> want[] = {guarded(slots), guarded(slots), guarded(slots), guarded(2 * c.sequences.num_sequences)};
@@ -54,12 +57,12 @@ void run_case(const reward_test::Case& c, PlanCheck* check_of) {
   ScatterRewardsParams here = c.call;
   put(&here, {want[0].data(), want[1].data(), want[2].data(), want[3].data()});
   cpu::scatter_rewards(here);
-  const There there(c);
+  const There there(on_gpu);
   for (const TokenPlan& plan : kTokenPlans) {
     for (const int arch : {90, 80}) {
       DeviceArrays memory;
       float* to[4];
-      for (int i = 0; i < 4; ++i) to[i] = memory.put_guarded(want[i].size());
+      for (int i = 0; i < 4; ++i) to[i] = memory.put_guarded(want[i].size() + 9) + (i < 3 ? shift + i * more : 0);
       ScatterRewardsParams p = there.p;
       put(&p, to);
       const auto bytes = static_cast<std::size_t>(reward_workspace_bytes(p.sequences, plan.tile));
@@ -81,7 +84,13 @@ int main() {
   cuda::PlanCheck check;
   cuda::for_each_plan_case([&](unsigned seed, std::int64_t sequences, std::int64_t longest) {
     for (const bool packed : {false, true}) {
-      cuda::run_case(reward_test::Case(2 * seed + packed, sequences, longest, packed), &check);
+      const reward_test::Case c(2 * seed + packed, sequences, longest, packed);
+      cuda::run_case(c, c, 0, 0, &check);
+      const reward_test::SpreadCase spread(2 * seed + packed, sequences, longest, packed);
+      const reward_test::SpreadCase bad(2 * seed + packed, sequences, longest, packed, true);
+      const int shift = static_cast<int>(seed % 4), more = static_cast<int>(seed / 4 % 2);
+      cuda::run_case(spread, spread, shift, more, &check);
+      cuda::run_case(spread, bad, shift, more, &check);
     }
   });
   return check.finish();

@@ -40,7 +40,7 @@ class RewardSequence {
     if (lane_ == 0) in_global(p_.lengths)[s_] = length_;
     if (length_ == 0) return;
     if (p_.combined != nullptr) lagrange_ = lagrange_of(p_);
-    float reward = sequence_reward(p_, s_, length_);
+    float reward = sequence_reward(p_.spec, given_reward(p_, s_), length_);
     if (!add_spans()) reward = canonical_nan();
     const float cost = p_.cost.data == nullptr ? 0.0f : in_global(p_.cost.data)[s_ * p_.cost.sequence_stride];
     if (is_mine(last_)) add(last_, reward, finished_reward(cost));

@@ -42,10 +42,11 @@ RLK_HD F combined_reward(const RewardSpec& s, F reward, F cost, float lagrange) 
   if (s.normalize_lagrange != 0) x = div_rn(x, broadcast<F>(add_rn(1.0f, lagrange)));
   return finished_reward(x);
 }
+RLK_HD float given_reward(const ScatterRewardsParams& p, std::int64_t s) {
+  return p.rewards.data == nullptr ? 0.0f : in_global(p.rewards.data)[s * p.rewards.sequence_stride];
+}
 // Of a sequence with n tokens that count.
-RLK_HD float sequence_reward(const ScatterRewardsParams& p, std::int64_t s, std::int64_t n) {
-  const RewardSpec& spec = p.spec;
-  const float given = p.rewards.data == nullptr ? 0.0f : in_global(p.rewards.data)[s * p.rewards.sequence_stride];
+RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n) {
   const float penalised = sub_rn(given, mul_rn(spec.length_penalty, static_cast<float>(n)));
   const float left = static_cast<float>(spec.overlong_begin - n), buffer = static_cast<float>(spec.overlong_buffer);
   return add_rn(penalised, min_of(mul_rn(div_rn(left, buffer), spec.overlong_penalty), 0.0f));

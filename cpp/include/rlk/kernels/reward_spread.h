@@ -1,0 +1,502 @@
+// What scatter_rewards does on a GPU with rewards that are spread over the tokens of spans: a block, or a few, for each
+// sequence. It has the sequence's mask as bits and, of every word of these, how many are set before it, so that a span's
+// tokens are counted by two look-ups; then it writes each token once, a vector at a time.
+// Bound by HBM: where tokens have nothing of their own this is the only pass, which reads the mask once and writes outputs;
+// else it comes after the pass over tokens and touches the vectors that a span or the sequence's reward lies in.
+#pragma once
+
+#include <limits>
+
+#include "rlk/kernels/reward_blanks.h"
+
+namespace rlk {
+
+constexpr int kSpreadSpans =
+    kTokenThreads - 1;             // that a block has at a time: a thread has one, and one of none ends them
+constexpr int kStretch = 1 << 15;  // positions that a block has at a time
+constexpr int kStretchWords =
+    kStretch / 32 + 2;  // the first may begin with bits of nobody; behind the last is one of zeros
+constexpr int kMostSpreadParts = 32;
+
+// Whether this serves a call, of blocks' tiles: positions and numbers of spans are ints.
+template <class Gpu>
+bool spreads_by_blocks(const ScatterRewardsParams& p, int tile) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  return spreads(p) && tile != kWaveTile<Gpu> && p.sequences.num_tokens <= kMost && p.num_spans <= kMost;
+}
+// Blocks of a sequence: each reads all of its mask.
+inline int spread_parts(const PolicySequences& q, int tile) {
+  const std::int64_t tiles = mean_length(q) >> tile;
+  return static_cast<int>(tiles < 1 ? 1 : tiles < kMostSpreadParts ? tiles : kMostSpreadParts);
+}
+
+RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<std::uint32_t>(__popc(bits));
+#else
+  return static_cast<std::uint32_t>(__builtin_popcount(bits));
+#endif
+}
+// Of bits that are not 0.
+RLK_DEVICE int highest_bit(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return 31 - __clz(static_cast<int>(bits));
+#else
+  return 31 - __builtin_clz(bits);
+#endif
+}
+// A bit for each of sixteen flags.
+RLK_DEVICE std::uint32_t bits_of_flags(const Quad& flags) {
+  std::uint32_t bits = 0;
+  RLK_UNROLL
+  for (int i = 0; i < kQuad; ++i) {
+    constexpr std::uint32_t kLow = 0x7f7f7f7f;
+    const auto word = static_cast<std::uint32_t>(bits_of(flags.v[i]));
+    const std::uint32_t top = (((word & kLow) + kLow) | word) & ~kLow;  // a byte's top bit where it is not 0
+    bits |= (top >> 7) * 0x01020408u >> 24 << 4 * i;
+  }
+  return bits;
+}
+
+struct alignas(16) SpreadSpan {
+  std::int32_t begin, end;
+  float reward, combined;  // of each of its tokens, where they have nothing else
+};
+struct SpreadShared {
+  std::uint32_t bits[kStretchWords];    // a position's is set where it counts
+  std::uint32_t before[kStretchWords];  // how many are set in words before
+  SpreadSpan spans[kTokenThreads];
+  float shares[kTokenThreads];  // of a span, what each of its tokens gets; its reward until they are counted
+  std::uint32_t counts[kTokenThreads];
+  // Of a wave: how many bits its words have; how many spans are left from the first on that is none; whether spans overlap.
+  std::uint32_t set[kMostTokenWaves], left[kMostTokenWaves], are_apart[kMostTokenWaves];
+  std::int32_t last;             // bit of the stretch
+  float reward, cost, lagrange;  // of the sequence, as given
+  float blank, blank_combined;   // what its tokens begin with: NaN where its cuts are not good
+};
+
+template <class Gpu>
+class RewardSpread {
+ public:
+  // The part-th of `parts` blocks of sequence s. are_written: tokens have what is their own.
+  RLK_DEVICE RewardSpread(const ScatterRewardsParams& p, std::int64_t s, int part, int parts, bool are_written,
+                          SpreadShared* shared)
+      : p_(p),
+        shared_(shared),
+        s_(static_cast<int>(of_lane(s))),
+        part_(part),
+        parts_(parts),
+        written_(are_written ? Written::kBefore : Written::kNot) {
+    const PolicySpan span = span_of(p.sequences, s);
+    length_ = static_cast<int>(span.length);
+    mask_at_ = of_lane(p.sequences.packed() ? span.begin : s * p.mask.sequence_stride);
+    to_ = of_lane(p.sequences.packed() ? span.begin : s * p.sequences.num_tokens);
+  }
+
+  RLK_DEVICE void run() {
+    const int stretches = length_ <= kStretch ? 1 : (length_ + kStretch - 1) / kStretch;
+    int first = 0;
+    do {
+      RLK_UNROLL_NOT
+      for (int round = 0; round < 2 * stretches; ++round) {
+        const bool is_count = round < stretches;
+        load_stretch(is_count ? round : round - stretches);
+        if (round == 0) begin_spans(first);
+        if (is_count) count_tokens();
+        if (round == stretches - 1) place_spans();
+        if (!is_count) write(first + count_ == num_spans_);
+      }
+      first += count_;
+      written_ = Written::kHere;
+    } while (first < num_spans_);
+  }
+
+ private:
+  static constexpr int kAhead = 2;  // vectors of flags of a thread that are under way together
+  // Whether tokens have what is their own, by the pass before or by this one.
+  enum class Written : int { kNot, kBefore, kHere };
+  static constexpr int kRewardThread = kTokenThreads / 2;  // has what is the sequence's
+  static constexpr int kNowhere = -kQuad, kBehind = std::numeric_limits<std::int32_t>::max();
+
+  RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::again(p_); }
+  // Of a lane: of what a wave shares, and of conditions that hold over a loop, there would be more than scalar registers.
+  static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
+    return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
+  }
+  static RLK_DEVICE int thread() { return static_cast<int>(of_lane(Gpu::thread())); }
+
+  // ---- the mask of a stretch ------------------------------------------------------------------------------------------
+
+  RLK_DEVICE void load_stretch(int stretch) {
+    if (stretch == stretch_) return;
+    const bool is_first = stretch_ < 0;
+    if (!is_first) Gpu::barrier();  // others may still read the one before
+    load_bits(stretch);
+    if (is_first) check_spans();
+    index_bits();
+    if (is_first) take_check();
+  }
+  RLK_DEVICE void load_bits(int stretch) {
+    stretch_ = stretch;
+    begin_ = stretch * kStretch;
+    tokens_ = length_ - begin_ < kStretch ? length_ - begin_ : kStretch;
+    const PolicyMask& mask = p().mask;
+    const TokenFlags flags = {mask.data, 0, mask.data == nullptr ? 0 : size_of(mask.dtype),
+                              mask.dtype == DType::kFloat32};
+    with_flag_bytes(flags, [&](auto bytes) {
+      constexpr int kBytes = decltype(bytes)::value;
+      const FlagsFrom<kBytes, GlobalMemory> from(flags, mask_at_ + begin_);
+      off_ = kBytes == 1 ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from.flags) % 16) : 0;
+      load_halves<kBytes>(from);
+    });
+  }
+  // Of a word, 16 positions each.
+  template <int kBytes, class Flags>
+  RLK_DEVICE void load_halves(const Flags& flags) const {
+    const int halves = 2 * (words() + 1);
+    RLK_UNROLL_NOT
+    for (int first = thread(); first < halves; first += kAhead * kTokenThreads) {
+      Quad loaded[kAhead];
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int at = 16 * (first + k * kTokenThreads) - off_;
+        if (kBytes == 1 && is_whole(at)) loaded[k] = load_flags(flags, at);
+      }
+      RLK_UNROLL
+      for (int k = 0; k < kAhead; ++k) {
+        const int half = first + k * kTokenThreads, at = 16 * half - off_;
+        if (half >= halves) continue;
+        const auto bits = static_cast<std::uint16_t>(kBytes == 1 && is_whole(at) ? bits_of_flags(loaded[k])
+                                                                                 : bits_between<kBytes>(flags, at));
+        __builtin_memcpy(reinterpret_cast<char*>(shared_->bits) + 2 * half, &bits, sizeof bits);
+      }
+    }
+  }
+  RLK_DEVICE bool is_whole(int at) const { return at >= 0 && at + 16 <= tokens_; }
+  template <class Flags>
+  static RLK_DEVICE Quad load_flags(const Flags& flags, int at) {
+    return Gpu::load_quad(reinterpret_cast<const float*>(in_global(flags.flags + at)));
+  }
+  // Of positions that may not all be the stretch's, or whose flags are no bytes.
+  template <int kBytes, class Flags>
+  RLK_DEVICE std::uint32_t bits_between(const Flags& flags, int at) const {
+    if constexpr (kBytes == 0) {
+      const int left = tokens_ - at;
+      return left <= 0 ? 0 : left < 16 ? (1u << left) - 1 : 0xffff;
+    }
+    std::uint32_t bits = 0;
+    RLK_UNROLL_NOT
+    for (int i = 0; i < 16; i += 4) {
+      typename Flags::Flag flag[4];
+      RLK_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int position = at + i + j;
+        flag[j] = 0;
+        if (position >= 0 && position < tokens_) flag[j] = flags.load(position);
+      }
+      RLK_UNROLL
+      for (int j = 0; j < 4; ++j) bits |= (flags.counts(flag[j]) ? 1u : 0u) << (i + j);
+    }
+    return bits;
+  }
+  RLK_DEVICE int words() const { return (off_ + tokens_ + 31) / 32; }
+
+  static RLK_DEVICE std::uint32_t exchanged(std::uint32_t x, int distance) {
+    return static_cast<std::uint32_t>(bits_of(Gpu::shuffle_xor(float_of(static_cast<std::int32_t>(x)), distance)));
+  }
+  // How many bits are set before each word, how many are in all, and where the last is.
+  RLK_DEVICE void index_bits() {
+    const int words = this->words(), each = (words + kTokenThreads - 1) / kTokenThreads;
+    const int low = thread() * each, high = low + each < words ? low + each : words;
+    const int lane = thread() % Gpu::kLanes, wave = thread() / Gpu::kLanes;
+    Gpu::barrier();
+    std::uint32_t mine = 0;
+    RLK_UNROLL_NOT
+    for (int word = low; word < high; ++word) mine += bits_set(shared_->bits[word]);
+    std::uint32_t set = mine, before = 0;
+    for (int distance = 1; distance < Gpu::kLanes; distance *= 2) {
+      const std::uint32_t other = exchanged(set, distance);
+      before += (lane & distance) != 0 ? other : 0;
+      set += other;
+    }
+    if (lane == 0) shared_->set[wave] = set;
+    Gpu::barrier();
+    const std::uint32_t of_lane = lane < kTokenWaves<Gpu> ? shared_->set[lane] : 0;
+    const std::uint32_t all = Gpu::sum_over_wave(of_lane);
+    before += Gpu::sum_over_wave(lane < wave ? of_lane : 0);
+    const bool has_last = mine > 0 && before + mine == all;
+    RLK_UNROLL_NOT
+    for (int word = low; word < high; ++word) {
+      const std::uint32_t bits = shared_->bits[word];
+      shared_->before[word] = before;
+      before += bits_set(bits);
+      if (has_last && bits != 0) shared_->last = 32 * word + highest_bit(bits);
+    }
+    if (thread() == 0) shared_->before[words] = all;
+    Gpu::barrier();
+  }
+  // Tokens of the stretch that count before a position of the sequence.
+  RLK_DEVICE std::uint32_t counted_before(int position) const {
+    int at = position - begin_;
+    at = (at < 0 ? 0 : at < tokens_ ? at : tokens_) + off_;
+    const std::uint32_t below = (1u << (at & 31)) - 1;
+    return shared_->before[at >> 5] + bits_set(shared_->bits[at >> 5] & below);
+  }
+  // A bit for each of four positions of the stretch, the first of them -3 or later.
+  RLK_DEVICE std::uint32_t counted_of(int at) const {
+    const int skipped = at < 0 ? -at : 0, from = at + skipped + off_;
+    const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
+    return static_cast<std::uint32_t>(two >> (from & 31)) << skipped & 15;
+  }
+
+  // ---- spans ----------------------------------------------------------------------------------------------------------
+
+  // This thread's of those from the first on. Spans are the last threads': the first have the mask to wait for.
+  RLK_DEVICE int own_span() const { return kTokenThreads - 1 - thread(); }
+  RLK_DEVICE std::int64_t bound_of(int i, int which) const {
+    return offset_at<GlobalMemory>(p().spans, 2 * (std::int64_t{first_span_} + i) + which);
+  }
+  // How many are left from the first on that is none, and whether one begins before the one before it ends. Nobody looks at
+  // those of a sequence whose cuts are not good.
+  RLK_DEVICE void check_spans() {
+    const ScatterRewardsParams& p = this->p();
+    const bool has_good_cuts = !has_bad_cuts(p.sequences, s_);
+    bool are_good = true;
+    if (has_good_cuts) {
+      const Span spans = span_of<GlobalMemory>(p.span_offsets, p.num_spans, s_);
+      const bool ends = s_ + 1 < p.sequences.num_sequences || spans.begin + spans.length == p.num_spans;
+      are_good = spans.good && ends;
+      first_span_ = static_cast<int>(spans.begin);
+      num_spans_ = are_good ? static_cast<int>(spans.length) : 0;
+    }
+    if (thread() == kRewardThread) {
+      shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
+      shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
+      // of_lane: or the compiler would choose between addresses in the arguments and elsewhere.
+      float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
+      if (p.lagrange != nullptr) lagrange = *in_global(p.lagrange);
+      const float blank = has_good_cuts ? 0.0f : canonical_nan();
+      shared_->lagrange = lagrange;
+      shared_->blank = blank;
+      shared_->blank_combined = p.combined == nullptr ? 0.0f : combined_reward(p.spec, blank, 0.0f, lagrange);
+    }
+    if (own_span() < num_spans_) shared_->shares[own_span()] = in_global(p.span_rewards)[first_span_ + own_span()];
+    std::uint32_t left = 0, are_apart = 0;
+    RLK_UNROLL_NOT
+    for (int i = own_span(); i < num_spans_; i += kTokenThreads) {
+      const std::int64_t begin = bound_of(i, 0), end = bound_of(i, 1), before = i > 0 ? bound_of(i - 1, 1) : 0;
+      const bool is_span = begin >= 0 && begin <= end && end <= length_;
+      if (!is_span && left == 0) left = static_cast<std::uint32_t>(num_spans_ - i);
+      if (before > begin) are_apart = 1;
+    }
+    left = Gpu::max_over_wave(left);
+    are_apart = Gpu::max_over_wave(are_apart);
+    if (thread() % Gpu::kLanes != 0) return;
+    shared_->left[thread() / Gpu::kLanes] = left;
+    shared_->are_apart[thread() / Gpu::kLanes] = are_apart;
+  }
+  RLK_DEVICE void take_check() {
+    const int lane = thread() % Gpu::kLanes;
+    const std::uint32_t left = Gpu::max_over_wave(lane < kTokenWaves<Gpu> ? shared_->left[lane] : 0);
+    are_turns_ = Gpu::max_over_wave(lane < kTokenWaves<Gpu> ? shared_->are_apart[lane] : 0) == 0;
+    if (left > 0 && thread() == kRewardThread) shared_->reward = canonical_nan();
+    num_spans_ -= static_cast<int>(left);
+  }
+  // From the first on as many as there is room for. Before its tokens are written no other spans than turns are added.
+  RLK_DEVICE void begin_spans(int first) {
+    const int rest = written_ != Written::kNot || are_turns_ ? num_spans_ - first : 0, i = own_span();
+    count_ = rest < kSpreadSpans ? rest : kSpreadSpans;
+    const bool is_again = written_ == Written::kHere;
+    if (is_again) Gpu::barrier();  // others may still look at the spans before these
+    SpreadSpan span = {kBehind, kBehind, 0.0f, 0.0f};
+    if (i < count_) {
+      span.begin = static_cast<int>(bound_of(first + i, 0));
+      span.end = static_cast<int>(bound_of(first + i, 1));
+      if (is_again) shared_->shares[i] = in_global(p().span_rewards)[first_span_ + first + i];
+    }
+    shared_->spans[i] = span;
+    shared_->counts[i] = 0;
+    num_tokens_ = 0;
+    last_ = kNowhere;
+  }
+  RLK_DEVICE void count_tokens() {
+    const auto set = static_cast<int>(shared_->before[words()]);
+    num_tokens_ += set;
+    if (set > 0) last_ = begin_ + shared_->last - off_;
+    const int i = own_span();
+    if (i >= count_) return;
+    const SpreadSpan span = shared_->spans[i];
+    shared_->counts[i] += counted_before(span.end) - counted_before(span.begin);
+  }
+  RLK_DEVICE void place_spans() {
+    const ScatterRewardsParams& p = this->p();
+    const int i = own_span();
+    const bool has_good_cuts = !is_nan(shared_->blank);
+    if (!has_good_cuts) last_ = kNowhere;
+    if (thread() == 0 && part_ == 0) in_global(p.lengths)[s_] = has_good_cuts ? num_tokens_ : 0;
+    if (i < count_) {
+      const float share = div_rn(shared_->shares[i], static_cast<float>(shared_->counts[i]));
+      const float reward = finished_reward(add_rn(shared_->blank, share));
+      shared_->shares[i] = share;
+      shared_->spans[i].reward = reward;
+      if (p.combined != nullptr) {
+        shared_->spans[i].combined = combined_reward(p.spec, reward, 0.0f, shared_->lagrange);
+      }
+    }
+    Gpu::barrier();
+  }
+  // Of turns the first that ends behind a position, or one that begins behind all.
+  RLK_DEVICE int turn_of(int position) const {
+    int i = 0;
+    RLK_UNROLL_NOT
+    for (int step = count_ == 0 ? 0 : 1 << highest_bit(static_cast<std::uint32_t>(count_)); step > 0; step /= 2) {
+      if (shared_->spans[i + step - 1].end <= position) i += step;
+    }
+    return i;
+  }
+
+  // ---- tokens ---------------------------------------------------------------------------------------------------------
+
+  // A vector is the same thread's whenever it is read or written; a wave has neighbouring ones. is_last: no spans come after
+  // these.
+  RLK_DEVICE void write(bool is_last) const {
+    const ScatterRewardsParams& p = this->p();
+    float* const to = in_global(p.to_tokens) + to_ + begin_;
+    const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(float) % kQuad);
+    const int quads = (tokens_ + shift + kQuad - 1) / kQuad, waves = parts_ * kTokenWaves<Gpu>;
+    const int each = ((quads + waves - 1) / waves + Gpu::kLanes - 1) / Gpu::kLanes * Gpu::kLanes;
+    const int first = (part_ * kTokenWaves<Gpu> + thread() / Gpu::kLanes) * each, lane = thread() % Gpu::kLanes;
+    const int after = first + each < quads ? first + each : quads;
+    const auto as_one = [&](const float* other) {
+      return other == nullptr || is_aligned(other + to_ + begin_ - shift, sizeof(Quad));
+    };
+    const bool plain = written_ == Written::kNot && are_turns_ && as_one(p.costs) && as_one(p.combined);
+    Run run = {first + lane < after && are_turns_ ? turn_of(begin_ + kQuad * (first + lane) - shift) : 0, 0, 0.0f,
+               0.0f};
+    RLK_UNROLL_NOT
+    for (int i = first + lane; i < after; i += Gpu::kLanes) {
+      const int at = kQuad * i - shift, position = begin_ + at;
+      if (!plain || position + kQuad > run.end) {
+        if (are_turns_) find_run(position, is_last, &run);
+        if (!plain || at < 0 || position + kQuad > run.end) {
+          write_quad(at, is_last, run.span);
+          continue;
+        }
+      }
+      write_plain(at, run);
+    }
+  }
+  // Positions up to `end` that all get the same: of a turn, or before the turn `span`.
+  struct Run {
+    int span, end;
+    float reward, combined;
+  };
+  RLK_DEVICE void find_run(int position, bool is_last, Run* run) const {
+    while (shared_->spans[run->span].end <= position) ++run->span;
+    const SpreadSpan span = shared_->spans[run->span];
+    const bool is_inside = span.begin <= position;
+    run->end = is_inside ? span.end : span.begin;
+    run->reward = is_inside ? span.reward : shared_->blank;
+    run->combined = is_inside ? span.combined : shared_->blank_combined;
+    const int after = begin_ + tokens_;
+    if (run->end > after) run->end = after;
+    if (is_last && last_ >= position && last_ < run->end) run->end = last_;
+  }
+  RLK_DEVICE void write_plain(int at, const Run& run) const {
+    const ScatterRewardsParams& p = this->p();
+    const int from = at + off_;
+    const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
+    const auto counted = static_cast<std::uint32_t>(two >> (from & 31));
+    const auto of_counted = [&](float x) {
+      return quad_of<Quad>([&](int k) { return (counted >> k & 1u) != 0 ? x : 0.0f; });
+    };
+    const std::int64_t to = to_ + begin_ + at;
+    Gpu::store_quad(in_global(p.to_tokens) + to, of_counted(run.reward));
+    if (p.costs != nullptr) Gpu::store_quad(in_global(p.costs) + to, Quad{});
+    if (p.combined != nullptr) Gpu::store_quad(in_global(p.combined) + to, of_counted(run.combined));
+  }
+  // Of any kind. i: the first turn that ends behind it, or the first span.
+  RLK_DEVICE void write_quad(int at, bool is_last, int i) const {
+    const ScatterRewardsParams& p = this->p();
+    const std::uint32_t counted = counted_of(at);
+    const int position = begin_ + at;
+    const bool has_last = is_last && last_ >= position && last_ < position + kQuad;
+    const bool has_span = counted != 0 && (!are_turns_ || shared_->spans[i].begin < position + kQuad);
+    if (written_ != Written::kNot && !has_last && !has_span) return;
+    const std::int64_t to = to_ + begin_ + at;
+    Quad x = broadcast<Quad>(shared_->blank), cost = {};
+    if (written_ != Written::kNot) x = load_tokens(in_global(p.to_tokens) + to, at);
+    RLK_UNROLL_NOT
+    for (; i < count_; ++i) {
+      const SpreadSpan span = shared_->spans[i];
+      const float share = shared_->shares[i];
+      if (are_turns_ && span.begin >= position + kQuad) break;
+      RLK_UNROLL
+      for (int k = 0; k < kQuad; ++k) {
+        const float sum = finished_reward(add_rn(x.v[k], share));
+        if (span.begin <= position + k && position + k < span.end) x.v[k] = sum;
+      }
+      if (are_turns_ && span.end >= position + kQuad) break;
+    }
+    if (has_last) {
+      const float reward = sequence_reward(p.spec, shared_->reward, num_tokens_);
+      RLK_UNROLL
+      for (int k = 0; k < kQuad; ++k) {
+        if (position + k != last_) continue;
+        x.v[k] = finished_reward(add_rn(x.v[k], reward));
+        cost.v[k] = finished_reward(shared_->cost);
+      }
+    }
+    const auto mask = quad_of<QuadMask>([&](int k) { return -static_cast<std::int32_t>(counted >> k & 1u); });
+    x = where(mask, x);
+    store_tokens(in_global(p.to_tokens) + to, at, x);
+    if (p.costs != nullptr) store_tokens(in_global(p.costs) + to, at, cost);
+    if (p.combined == nullptr) return;
+    x = where(mask, combined_reward(p.spec, x, cost, shared_->lagrange));
+    store_tokens(in_global(p.combined) + to, at, x);
+  }
+  // Of four positions of the stretch, the first of them -3 or later.
+  RLK_DEVICE bool are_whole(const float* tokens, int at) const {
+    return at >= 0 && at + kQuad <= tokens_ && is_aligned(tokens, sizeof(Quad));
+  }
+  RLK_DEVICE Quad load_tokens(const float* from, int at) const {
+    if (are_whole(from, at)) return Gpu::load_quad(from);
+    Quad x = {};
+    RLK_UNROLL
+    for (int k = 0; k < kQuad; ++k) {
+      if (at + k >= 0 && at + k < tokens_) x.v[k] = from[k];
+    }
+    return x;
+  }
+  RLK_DEVICE void store_tokens(float* to, int at, const Quad& x) const {
+    if (are_whole(to, at)) return Gpu::store_quad(to, x);
+    RLK_UNROLL
+    for (int k = 0; k < kQuad; ++k) {
+      if (at + k >= 0 && at + k < tokens_) to[k] = x.v[k];
+    }
+  }
+
+  const ScatterRewardsParams& p_;
+  SpreadShared* shared_;
+  int s_;
+  std::int64_t mask_at_, to_;
+  int part_, parts_;
+  Written written_;
+  int length_;
+  // The stretch that is there: its first position and how many it has; the bit of the first.
+  int stretch_ = -1, begin_ = 0, tokens_ = 0, off_ = 0;
+  // The sequence's spans before the first that is none; how many of them are there.
+  int first_span_ = 0, num_spans_ = 0, count_ = 0;
+  bool are_turns_ = true;
+  int num_tokens_ = 0, last_ = kNowhere;  // of the sequence those that count, and where the last is
+};
+
+// What block `block` does, of spread_parts of each sequence. are_written: after reward_tokens.
+template <class Gpu>
+RLK_DEVICE void spread_rewards(const ScatterRewardsParams& p, std::int64_t block, int parts, bool are_written,
+                               SpreadShared* shared) {
+  const auto index = static_cast<std::uint32_t>(block), each = static_cast<std::uint32_t>(parts);
+  RewardSpread<Gpu>(p, index / each, static_cast<int>(index % each), parts, are_written, shared).run();
+}
+
+}  // namespace rlk
