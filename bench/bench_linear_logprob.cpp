@@ -1,6 +1,7 @@
 // Microbenchmark of linear_logprob on CUDA: forward, and forward with backward, in turns with the products that it is made
 // of, whose time is the measure. Usage:
-// bench_linear_logprob [--workspace MIB] [--rows N] [--forward]
+// bench_linear_logprob [--workspace MIB] [--rows N] [--forward] [--sm80]
+// --sm80: forward by the kernels of compute capability 8.0 as well, whose PTX runs on later ones
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +14,9 @@
 #include "bench/buffers.h"
 #include "bench/command_line.h"
 #include "bench/gpu_timer.h"
+#include "cuda/linear/gemm.h"
+#include "cuda/logprob/kernels.h"
+#include "cuda/logprob/workspace.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::bench {
@@ -29,7 +33,38 @@ constexpr Case kCases[] = {{8192, 4096, 128256}, {8192, 4096, 151936}, {32768, 4
 Stream number(cudaStream_t stream) { return reinterpret_cast<Stream>(stream); }
 std::size_t bytes(std::int64_t elements, int each) { return static_cast<std::size_t>(elements * each); }
 
-void run(const Case& c, std::int64_t workspace_bytes, bool backward) {
+// As where no kernel is fused: float32 logits of as many rows as the workspace holds, then their statistics.
+void forward_sm80(const LinearLogprobParams& p, cudaStream_t stream) {
+  constexpr std::int64_t kTileRows = 128;
+  const std::int64_t row_bytes = p.num_columns * 4;
+  const std::int64_t of_logprob = cuda::stream_workspace(group_grid(p), p.num_rows).bytes;
+  const std::int64_t held = std::max<std::int64_t>(1, (p.workspace_bytes - of_logprob) / row_bytes);
+  const std::int64_t step = std::min(p.num_rows, held > kTileRows ? held / kTileRows * kTileRows : held);
+  for (std::int64_t row = 0; row < p.num_rows; row += step) {
+    LogprobParams q = p;
+    q.num_rows = std::min(step, p.num_rows - row);
+    q.target = static_cast<const std::int64_t*>(p.target) + row;
+    q.logits = static_cast<unsigned char*>(p.workspace) + of_logprob;
+    q.logits_rows = {q.num_rows, 0, p.num_columns};
+    q.dtype = DType::kFloat32;
+    q.logprob = p.logprob + row;
+    q.lse = p.lse + row;
+    cuda::GemmParams g;
+    const std::int64_t stride = p.head.hidden_rows.inner_stride;
+    g.a = {static_cast<const std::uint16_t*>(p.head.hidden) + row * stride, {q.num_rows, 0, stride}, true};
+    g.b = {p.head.weight, {p.num_columns, 0, p.head.weight_stride}, true};
+    g.d = const_cast<void*>(q.logits);
+    g.d_rows = q.logits_rows;
+    g.d_dtype = DType::kFloat32;
+    g.m = q.num_rows;
+    g.n = p.num_columns;
+    g.contraction = p.head.in_features;
+    cuda::gemm_sm80(g, stream);
+    cuda::logprob_forward_sm80(q, group_grid(q), stream);
+  }
+}
+
+void run(const Case& c, std::int64_t workspace_bytes, bool backward, bool sm80) {
   const Buffers hidden(bytes(c.rows * c.features, 2), 1, DType::kBFloat16, true);
   const Buffers weight(bytes(c.columns * c.features, 2), 1, DType::kBFloat16, false);
   fill_normal(weight.at(0), static_cast<std::size_t>(c.columns * c.features), DType::kBFloat16,
@@ -97,6 +132,13 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward) {
     linear(product, kDevice, number(s));
   });
   add("forward", [&](cudaStream_t s) { linear_logprob(p, kDevice, number(s)); });
+  LinearLogprobParams of_sm80 = p;
+  const Buffers logits_sm80(sm80 ? static_cast<std::size_t>(workspace_bytes) : 1, 1, DType::kFloat32, false);
+  if (sm80) {
+    of_sm80.workspace = logits_sm80.at(0);
+    of_sm80.workspace_bytes = workspace_bytes;
+    add("forward, sm_80", [&](cudaStream_t s) { forward_sm80(of_sm80, s); });
+  }
   if (backward) {
     add("forward, backward", [&](cudaStream_t s) {
       linear_logprob(p, kDevice, number(s));
@@ -109,9 +151,11 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward) {
   }
   const double base = std::min(timed[0].second->median_us(), timed[1].second->median_us());
   for (const auto& [name, replay] : timed) {
-    std::printf("%6lld x %5lld x %6lld  %-20s %10.1f us  %5.3f of linear  workspace %6.1f MiB\n",
+    std::printf("%6lld x %5lld x %6lld  %-20s %10.1f us  %6.1f TFLOP/s  %5.3f of linear  workspace %6.1f MiB\n",
                 static_cast<long long>(c.rows), static_cast<long long>(c.features), static_cast<long long>(c.columns),
-                name.c_str(), replay->median_us(), replay->median_us() / base,
+                name.c_str(), replay->median_us(),
+                static_cast<double>(name == "forward, backward" ? 4 * flops : flops) / replay->median_us() / 1e6,
+                replay->median_us() / base,
                 static_cast<double>(name == "forward" ? p.workspace_bytes : b.workspace_bytes) / (1 << 20));
   }
   std::fflush(stdout);
@@ -123,9 +167,9 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward) {
 int main(int argc, char** argv) {
   using namespace rlk::bench;
   std::int64_t workspace = 1024, rows = 0;
-  bool forward = false;
+  bool forward = false, sm80 = false;
   CommandLine line;
-  line.value("workspace", "MIB", &workspace).value("rows", "N", &rows).flag("forward", &forward);
+  line.value("workspace", "MIB", &workspace).value("rows", "N", &rows).flag("forward", &forward).flag("sm80", &sm80);
   if (!line.read(argc, argv)) return 2;
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -133,6 +177,6 @@ int main(int argc, char** argv) {
     return 1;
   }
   for (const Case& c : kCases) {
-    if (rows == 0 || c.rows == rows) run(c, workspace << 20, !forward);
+    if (rows == 0 || c.rows == rows) run(c, workspace << 20, !forward, sm80);
   }
 }
