@@ -34,6 +34,9 @@ struct GemmTileSm80 {
   static constexpr int kWarpM = kM / kNumWarpsM, kWarpN = kN / kNumWarpsN;
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
+  // Whether a stage's first fragments are loaded beside the products of the stage before, for which the last step of that one
+  // waits for it. Small tiles have no registers for it, and other blocks' warps meanwhile.
+  static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
 using LargeTile = GemmTileSm80<128, 128, 2, 2, 32, 2>;
 using LargeBlocksTile = GemmTileSm80<128, 128, 2, 4, 32, 1>;  // registers for a running sum beside the accumulators
@@ -67,13 +70,21 @@ struct StageProduct {
     }
   }
 
-  // With s[0] loaded. Steps past the contraction are left out, not multiplied as zeros.
-  template <class T>
-  __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, int steps, Sums& d) const {
+  // With s[0] loaded. Steps past the contraction are left out, not multiplied as zeros. next() follows the last step's
+  // loads: where it loads the first step of the next stage, that is beside the products, or after them where some are left out.
+  template <class T, class Next>
+  __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, int steps, Sums& d,
+                                           const Next& next) const {
+    constexpr int kSteps = Tile::kStageK / kStepK;
+    static_assert(kSteps % 2 == 0);
 #pragma unroll
-    for (int step = 0; step < Tile::kStageK / kStepK; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       if (step >= steps) break;
-      if (step + 1 < Tile::kStageK / kStepK) load_step(s[(step + 1) % 2], stage, step + 1);
+      if (step + 1 < kSteps) {
+        load_step(s[(step + 1) % 2], stage, step + 1);
+      } else {
+        next();
+      }
       const Step& now = s[step % 2];
 #pragma unroll
       for (int i = 0; i < Tile::kRowTiles; ++i) {
@@ -83,6 +94,7 @@ struct StageProduct {
         }
       }
     }
+    if (steps < kSteps) next();
   }
 };
 
@@ -165,7 +177,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     }
     copy_async_commit();
   };
-  for (int i = 0; i + 1 < g.stages; ++i) load_next();
+  constexpr bool kLoadsAhead = Tile::kLoadsAhead;
+  for (int i = 0; i + !kLoadsAhead < g.stages; ++i) load_next();
 
   const Product product(warp, lane);
   const LanePosition at = {m + warp % Tile::kWarpsM * Tile::kWarpM + lane / 4,
@@ -174,6 +187,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   [[maybe_unused]] PendingSums<kLevels == 0 ? 1 : kLevels, Tile::kRowTiles, Tile::kColumnTiles> pending;
   int slot = 0;
   std::int64_t part = 0, k = 0;
+  typename Product::Step s[2];
+  const auto take_stage = [&] { product.load_step(s[0], base + slot * Tile::kStageBytes, 0); };
+  const auto next_stage = [&] {
+    if constexpr (kLoadsAhead) {
+      copy_async_wait(g.stages - 2);
+      __syncthreads();  // the next stage is there for all, and all have read this one, which the next load replaces
+      load_next();
+    }
+    if (++slot == g.stages) slot = 0;
+    if constexpr (kLoadsAhead) take_stage();
+  };
+  if constexpr (kLoadsAhead) {
+    copy_async_wait(g.stages - 1);
+    __syncthreads();
+    take_stage();
+  }
   do {
 #pragma unroll
     for (int i = 0; i < Tile::kRowTiles; ++i) {
@@ -189,19 +218,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     const std::int64_t end = kOnePart ? p.contraction : min(k + g.part, p.contraction);
 #pragma unroll 1
     for (; k < end; k += Tile::kStageK) {
-      copy_async_wait(g.stages - 2);
-      __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
+      if constexpr (!kLoadsAhead) {
+        copy_async_wait(g.stages - 2);
+        __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
+        take_stage();
+        load_next();
+      }
       const std::uint32_t stage = base + slot * Tile::kStageBytes;
-      typename Product::Step s[2];
-      product.load_step(s[0], stage, 0);
-      load_next();
       const int steps = static_cast<int>(min(end - k + kStepK - 1, std::int64_t{Tile::kStageK})) / kStepK;
       if (p.dtype == DType::kBFloat16) {
-        product.template multiply<Bf16>(s, stage, steps, d);
+        product.template multiply<Bf16>(s, stage, steps, d, next_stage);
       } else {
-        product.template multiply<Fp16>(s, stage, steps, d);
+        product.template multiply<Fp16>(s, stage, steps, d, next_stage);
       }
-      if (++slot == g.stages) slot = 0;
     }
     k = end;
     if (part == 0 && p.addend != nullptr && !p.continues) {
