@@ -302,9 +302,9 @@ class RewardSpread {
     if (left > 0 && thread() == kRewardThread) shared_->reward = canonical_nan();
     num_spans_ -= static_cast<int>(left);
   }
-  // From the first on as many as there is room for. Before its tokens are written no other spans than turns are added.
+  // From the first on as many as there is room for.
   RLK_DEVICE void begin_spans(int first) {
-    const int rest = written_ != Written::kNot || are_turns_ ? num_spans_ - first : 0, i = own_span();
+    const int rest = num_spans_ - first, i = own_span();
     count_ = rest < kSpreadSpans ? rest : kSpreadSpans;
     const bool is_again = written_ == Written::kHere;
     if (is_again) Gpu::barrier();  // others may still look at the spans before these
