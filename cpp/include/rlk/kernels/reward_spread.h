@@ -7,15 +7,12 @@
 
 #include <limits>
 
-#include "rlk/kernels/reward_blanks.h"
+#include "rlk/kernels/mask_stretch.h"
 
 namespace rlk {
 
 constexpr int kSpreadSpans =
-    kTokenThreads - 1;             // that a block has at a time: a thread has one, and one of none ends them
-constexpr int kStretch = 1 << 15;  // positions that a block has at a time
-constexpr int kStretchWords =
-    kStretch / 32 + 2;  // the first may begin with bits of nobody; behind the last is one of zeros
+    kTokenThreads - 1;  // that a block has at a time: a thread has one, and one of none ends them
 constexpr int kMostSpreadParts = 32;
 
 // Whether this serves a call, of blocks' tiles: positions and numbers of spans are ints.
@@ -30,47 +27,17 @@ inline int spread_parts(const PolicySequences& q, int tile) {
   return static_cast<int>(tiles < 1 ? 1 : tiles < kMostSpreadParts ? tiles : kMostSpreadParts);
 }
 
-RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<std::uint32_t>(__popc(bits));
-#else
-  return static_cast<std::uint32_t>(__builtin_popcount(bits));
-#endif
-}
-// Of bits that are not 0.
-RLK_DEVICE int highest_bit(std::uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return 31 - __clz(static_cast<int>(bits));
-#else
-  return 31 - __builtin_clz(bits);
-#endif
-}
-// A bit for each of sixteen flags.
-RLK_DEVICE std::uint32_t bits_of_flags(const Quad& flags) {
-  std::uint32_t bits = 0;
-  RLK_UNROLL
-  for (int i = 0; i < kQuad; ++i) {
-    constexpr std::uint32_t kLow = 0x7f7f7f7f;
-    const auto word = static_cast<std::uint32_t>(bits_of(flags.v[i]));
-    const std::uint32_t top = (((word & kLow) + kLow) | word) & ~kLow;  // a byte's top bit where it is not 0
-    bits |= (top >> 7) * 0x01020408u >> 24 << 4 * i;
-  }
-  return bits;
-}
-
 struct alignas(16) SpreadSpan {
   std::int32_t begin, end;
   float reward, combined;  // of each of its tokens, where they have nothing else
 };
 struct SpreadShared {
-  std::uint32_t bits[kStretchWords];    // a position's is set where it counts
-  std::uint32_t before[kStretchWords];  // how many are set in words before
+  MaskShared mask;
   SpreadSpan spans[kTokenThreads];
   float shares[kTokenThreads];  // of a span, what each of its tokens gets; its reward until they are counted
   std::uint32_t counts[kTokenThreads];
-  // Of a wave: how many bits its words have; how many spans are left from the first on that is none; whether spans overlap.
-  std::uint32_t set[kMostTokenWaves], left[kMostTokenWaves], are_apart[kMostTokenWaves];
-  std::int32_t last;             // bit of the stretch
+  // Of a wave: how many spans are left from the first on that is none; whether spans overlap.
+  std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
   float reward, cost, lagrange;  // of the sequence, as given
   float blank, blank_combined;   // what its tokens begin with: NaN where its cuts are not good
 };
@@ -86,10 +53,11 @@ class RewardSpread {
         s_(static_cast<int>(of_lane(s))),
         part_(part),
         parts_(parts),
-        written_(are_written ? Written::kBefore : Written::kNot) {
+        written_(are_written ? Written::kBefore : Written::kNot),
+        length_(static_cast<int>(span_of(p.sequences, s).length)),
+        mask_(p.mask, of_lane(p.sequences.packed() ? span_of(p.sequences, s).begin : s * p.mask.sequence_stride),
+              length_, &shared->mask) {
     const PolicySpan span = span_of(p.sequences, s);
-    length_ = static_cast<int>(span.length);
-    mask_at_ = of_lane(p.sequences.packed() ? span.begin : s * p.mask.sequence_stride);
     to_ = of_lane(p.sequences.packed() ? span.begin : s * p.sequences.num_tokens);
   }
 
@@ -112,7 +80,6 @@ class RewardSpread {
   }
 
  private:
-  static constexpr int kAhead = 2;  // vectors of flags of a thread that are under way together
   // Whether tokens have what is their own, by the pass before or by this one.
   enum class Written : int { kNot, kBefore, kHere };
   static constexpr int kRewardThread = kTokenThreads / 2;  // has what is the sequence's
@@ -125,128 +92,15 @@ class RewardSpread {
   }
   static RLK_DEVICE int thread() { return static_cast<int>(of_lane(Gpu::thread())); }
 
-  // ---- the mask of a stretch ------------------------------------------------------------------------------------------
-
   RLK_DEVICE void load_stretch(int stretch) {
     if (stretch == stretch_) return;
     const bool is_first = stretch_ < 0;
     if (!is_first) Gpu::barrier();  // others may still read the one before
-    load_bits(stretch);
-    if (is_first) check_spans();
-    index_bits();
-    if (is_first) take_check();
-  }
-  RLK_DEVICE void load_bits(int stretch) {
     stretch_ = stretch;
-    begin_ = stretch * kStretch;
-    tokens_ = length_ - begin_ < kStretch ? length_ - begin_ : kStretch;
-    const PolicyMask& mask = p().mask;
-    const TokenFlags flags = {mask.data, 0, mask.data == nullptr ? 0 : size_of(mask.dtype),
-                              mask.dtype == DType::kFloat32};
-    with_flag_bytes(flags, [&](auto bytes) {
-      constexpr int kBytes = decltype(bytes)::value;
-      const FlagsFrom<kBytes, GlobalMemory> from(flags, mask_at_ + begin_);
-      off_ = kBytes == 1 ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from.flags) % 16) : 0;
-      load_halves<kBytes>(from);
+    mask_.load(stretch, [&] {
+      if (is_first) check_spans();
     });
-  }
-  // Of a word, 16 positions each.
-  template <int kBytes, class Flags>
-  RLK_DEVICE void load_halves(const Flags& flags) const {
-    const int halves = 2 * (words() + 1);
-    RLK_UNROLL_NOT
-    for (int first = thread(); first < halves; first += kAhead * kTokenThreads) {
-      Quad loaded[kAhead];
-      RLK_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        const int at = 16 * (first + k * kTokenThreads) - off_;
-        if (kBytes == 1 && is_whole(at)) loaded[k] = load_flags(flags, at);
-      }
-      RLK_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        const int half = first + k * kTokenThreads, at = 16 * half - off_;
-        if (half >= halves) continue;
-        const auto bits = static_cast<std::uint16_t>(kBytes == 1 && is_whole(at) ? bits_of_flags(loaded[k])
-                                                                                 : bits_between<kBytes>(flags, at));
-        __builtin_memcpy(reinterpret_cast<char*>(shared_->bits) + 2 * half, &bits, sizeof bits);
-      }
-    }
-  }
-  RLK_DEVICE bool is_whole(int at) const { return at >= 0 && at + 16 <= tokens_; }
-  template <class Flags>
-  static RLK_DEVICE Quad load_flags(const Flags& flags, int at) {
-    return Gpu::load_quad(reinterpret_cast<const float*>(in_global(flags.flags + at)));
-  }
-  // Of positions that may not all be the stretch's, or whose flags are no bytes.
-  template <int kBytes, class Flags>
-  RLK_DEVICE std::uint32_t bits_between(const Flags& flags, int at) const {
-    if constexpr (kBytes == 0) {
-      const int left = tokens_ - at;
-      return left <= 0 ? 0 : left < 16 ? (1u << left) - 1 : 0xffff;
-    }
-    std::uint32_t bits = 0;
-    RLK_UNROLL_NOT
-    for (int i = 0; i < 16; i += 4) {
-      typename Flags::Flag flag[4];
-      RLK_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const int position = at + i + j;
-        flag[j] = 0;
-        if (position >= 0 && position < tokens_) flag[j] = flags.load(position);
-      }
-      RLK_UNROLL
-      for (int j = 0; j < 4; ++j) bits |= (flags.counts(flag[j]) ? 1u : 0u) << (i + j);
-    }
-    return bits;
-  }
-  RLK_DEVICE int words() const { return (off_ + tokens_ + 31) / 32; }
-
-  static RLK_DEVICE std::uint32_t exchanged(std::uint32_t x, int distance) {
-    return static_cast<std::uint32_t>(bits_of(Gpu::shuffle_xor(float_of(static_cast<std::int32_t>(x)), distance)));
-  }
-  // How many bits are set before each word, how many are in all, and where the last is.
-  RLK_DEVICE void index_bits() {
-    const int words = this->words(), each = (words + kTokenThreads - 1) / kTokenThreads;
-    const int low = thread() * each, high = low + each < words ? low + each : words;
-    const int lane = thread() % Gpu::kLanes, wave = thread() / Gpu::kLanes;
-    Gpu::barrier();
-    std::uint32_t mine = 0;
-    RLK_UNROLL_NOT
-    for (int word = low; word < high; ++word) mine += bits_set(shared_->bits[word]);
-    std::uint32_t set = mine, before = 0;
-    for (int distance = 1; distance < Gpu::kLanes; distance *= 2) {
-      const std::uint32_t other = exchanged(set, distance);
-      before += (lane & distance) != 0 ? other : 0;
-      set += other;
-    }
-    if (lane == 0) shared_->set[wave] = set;
-    Gpu::barrier();
-    const std::uint32_t of_lane = lane < kTokenWaves<Gpu> ? shared_->set[lane] : 0;
-    const std::uint32_t all = Gpu::sum_over_wave(of_lane);
-    before += Gpu::sum_over_wave(lane < wave ? of_lane : 0);
-    const bool has_last = mine > 0 && before + mine == all;
-    RLK_UNROLL_NOT
-    for (int word = low; word < high; ++word) {
-      const std::uint32_t bits = shared_->bits[word];
-      shared_->before[word] = before;
-      before += bits_set(bits);
-      if (has_last && bits != 0) shared_->last = 32 * word + highest_bit(bits);
-    }
-    if (thread() == 0) shared_->before[words] = all;
-    Gpu::barrier();
-  }
-  // Tokens of the stretch that count before a position of the sequence.
-  RLK_DEVICE std::uint32_t counted_before(int position) const {
-    int at = position - begin_;
-    at = (at < 0 ? 0 : at < tokens_ ? at : tokens_) + off_;
-    const std::uint32_t below = (1u << (at & 31)) - 1;
-    return shared_->before[at >> 5] + bits_set(shared_->bits[at >> 5] & below);
-  }
-  // A bit for each of four positions of the stretch, the first of them -3 or later.
-  RLK_DEVICE std::uint32_t counted_of(int at) const {
-    const int skipped = at < 0 ? -at : 0, from = at + skipped + off_;
-    const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
-    return static_cast<std::uint32_t>(two >> (from & 31)) << skipped & 15;
+    if (is_first) take_check();
   }
 
   // ---- spans ----------------------------------------------------------------------------------------------------------
@@ -320,13 +174,13 @@ class RewardSpread {
     last_ = kNowhere;
   }
   RLK_DEVICE void count_tokens() {
-    const auto set = static_cast<int>(shared_->before[words()]);
-    num_tokens_ += set;
-    if (set > 0) last_ = begin_ + shared_->last - off_;
+    const int counted = mask_.counted();
+    num_tokens_ += counted;
+    if (counted > 0) last_ = mask_.last_counted();
     const int i = own_span();
     if (i >= count_) return;
     const SpreadSpan span = shared_->spans[i];
-    shared_->counts[i] += counted_before(span.end) - counted_before(span.begin);
+    shared_->counts[i] += mask_.counted_before(span.end) - mask_.counted_before(span.begin);
   }
   RLK_DEVICE void place_spans() {
     const ScatterRewardsParams& p = this->p();
@@ -361,21 +215,21 @@ class RewardSpread {
   // these.
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
-    float* const to = in_global(p.to_tokens) + to_ + begin_;
+    float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
     const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) / sizeof(float) % kQuad);
-    const int quads = (tokens_ + shift + kQuad - 1) / kQuad, waves = parts_ * kTokenWaves<Gpu>;
+    const int quads = (mask_.tokens + shift + kQuad - 1) / kQuad, waves = parts_ * kTokenWaves<Gpu>;
     const int each = ((quads + waves - 1) / waves + Gpu::kLanes - 1) / Gpu::kLanes * Gpu::kLanes;
     const int first = (part_ * kTokenWaves<Gpu> + thread() / Gpu::kLanes) * each, lane = thread() % Gpu::kLanes;
     const int after = first + each < quads ? first + each : quads;
     const auto as_one = [&](const float* other) {
-      return other == nullptr || is_aligned(other + to_ + begin_ - shift, sizeof(Quad));
+      return other == nullptr || is_aligned(other + to_ + mask_.begin - shift, sizeof(Quad));
     };
     const bool plain = written_ == Written::kNot && are_turns_ && as_one(p.costs) && as_one(p.combined);
-    Run run = {first + lane < after && are_turns_ ? turn_of(begin_ + kQuad * (first + lane) - shift) : 0, 0, 0.0f,
+    Run run = {first + lane < after && are_turns_ ? turn_of(mask_.begin + kQuad * (first + lane) - shift) : 0, 0, 0.0f,
                0.0f};
     RLK_UNROLL_NOT
     for (int i = first + lane; i < after; i += Gpu::kLanes) {
-      const int at = kQuad * i - shift, position = begin_ + at;
+      const int at = kQuad * i - shift, position = mask_.begin + at;
       if (!plain || position + kQuad > run.end) {
         if (are_turns_) find_run(position, is_last, &run);
         if (!plain || at < 0 || position + kQuad > run.end) {
@@ -398,19 +252,17 @@ class RewardSpread {
     run->end = is_inside ? span.end : span.begin;
     run->reward = is_inside ? span.reward : shared_->blank;
     run->combined = is_inside ? span.combined : shared_->blank_combined;
-    const int after = begin_ + tokens_;
+    const int after = mask_.begin + mask_.tokens;
     if (run->end > after) run->end = after;
     if (is_last && last_ >= position && last_ < run->end) run->end = last_;
   }
   RLK_DEVICE void write_plain(int at, const Run& run) const {
     const ScatterRewardsParams& p = this->p();
-    const int from = at + off_;
-    const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
-    const auto counted = static_cast<std::uint32_t>(two >> (from & 31));
+    const std::uint32_t counted = mask_.bits_from(at);
     const auto of_counted = [&](float x) {
       return quad_of<Quad>([&](int k) { return (counted >> k & 1u) != 0 ? x : 0.0f; });
     };
-    const std::int64_t to = to_ + begin_ + at;
+    const std::int64_t to = to_ + mask_.begin + at;
     Gpu::store_quad(in_global(p.to_tokens) + to, of_counted(run.reward));
     if (p.costs != nullptr) Gpu::store_quad(in_global(p.costs) + to, Quad{});
     if (p.combined != nullptr) Gpu::store_quad(in_global(p.combined) + to, of_counted(run.combined));
@@ -418,12 +270,12 @@ class RewardSpread {
   // Of any kind. i: the first turn that ends behind it, or the first span.
   RLK_DEVICE void write_quad(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
-    const std::uint32_t counted = counted_of(at);
-    const int position = begin_ + at;
+    const std::uint32_t counted = mask_.counted_of(at);
+    const int position = mask_.begin + at;
     const bool has_last = is_last && last_ >= position && last_ < position + kQuad;
     const bool has_span = counted != 0 && (!are_turns_ || shared_->spans[i].begin < position + kQuad);
     if (written_ != Written::kNot && !has_last && !has_span) return;
-    const std::int64_t to = to_ + begin_ + at;
+    const std::int64_t to = to_ + mask_.begin + at;
     Quad x = broadcast<Quad>(shared_->blank), cost = {};
     if (written_ != Written::kNot) x = load_tokens(in_global(p.to_tokens) + to, at);
     RLK_UNROLL_NOT
@@ -457,14 +309,14 @@ class RewardSpread {
   }
   // Of four positions of the stretch, the first of them -3 or later.
   RLK_DEVICE bool are_whole(const float* tokens, int at) const {
-    return at >= 0 && at + kQuad <= tokens_ && is_aligned(tokens, sizeof(Quad));
+    return at >= 0 && at + kQuad <= mask_.tokens && is_aligned(tokens, sizeof(Quad));
   }
   RLK_DEVICE Quad load_tokens(const float* from, int at) const {
     if (are_whole(from, at)) return Gpu::load_quad(from);
     Quad x = {};
     RLK_UNROLL
     for (int k = 0; k < kQuad; ++k) {
-      if (at + k >= 0 && at + k < tokens_) x.v[k] = from[k];
+      if (at + k >= 0 && at + k < mask_.tokens) x.v[k] = from[k];
     }
     return x;
   }
@@ -472,19 +324,19 @@ class RewardSpread {
     if (are_whole(to, at)) return Gpu::store_quad(to, x);
     RLK_UNROLL
     for (int k = 0; k < kQuad; ++k) {
-      if (at + k >= 0 && at + k < tokens_) to[k] = x.v[k];
+      if (at + k >= 0 && at + k < mask_.tokens) to[k] = x.v[k];
     }
   }
 
   const ScatterRewardsParams& p_;
   SpreadShared* shared_;
   int s_;
-  std::int64_t mask_at_, to_;
+  std::int64_t to_;
   int part_, parts_;
   Written written_;
   int length_;
-  // The stretch that is there: its first position and how many it has; the bit of the first.
-  int stretch_ = -1, begin_ = 0, tokens_ = 0, off_ = 0;
+  MaskStretch<Gpu> mask_;
+  int stretch_ = -1;  // that is there
   // The sequence's spans before the first that is none; how many of them are there.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
