@@ -7,8 +7,6 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "bench/buffers.h"
@@ -63,6 +61,13 @@ void forward_sm80(const LinearLogprobParams& p, cudaStream_t stream) {
     cuda::logprob_forward_sm80(q, group_grid(q), stream);
   }
 }
+
+struct Timed {
+  const char* name;
+  int products;  // of rows x features x columns
+  std::int64_t workspace_bytes;
+  std::unique_ptr<Replay> replay;
+};
 
 void run(const Case& c, std::int64_t workspace_bytes, bool backward, bool sm80) {
   const Buffers hidden(bytes(c.rows * c.features, 2), 1, DType::kBFloat16, true);
@@ -119,44 +124,45 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward, bool sm80) 
 
   const std::int64_t flops = 2 * c.rows * c.features * c.columns;
   const int calls = static_cast<int>(std::clamp<std::int64_t>(20'000'000'000'000 / flops, 1, 50));
-  std::vector<std::pair<std::string, std::unique_ptr<Replay>>> timed;
-  const auto add = [&](const std::string& name, const std::function<void(cudaStream_t)>& call) {
-    timed.emplace_back(name, std::make_unique<Replay>([&call](cudaStream_t s, int) { call(s); }, calls));
+  std::vector<Timed> timed;
+  const auto add = [&](const char* name, int products, std::int64_t of_workspace,
+                       const std::function<void(cudaStream_t)>& call) {
+    timed.push_back(
+        {name, products, of_workspace, std::make_unique<Replay>([&call](cudaStream_t s, int) { call(s); }, calls)});
   };
-  add("linear, our kernels", [&](cudaStream_t s) {
+  add("linear, our kernels", 1, 0, [&](cudaStream_t s) {
     product.allow_vendor = false;
     linear(product, kDevice, number(s));
   });
-  add("linear, auto", [&](cudaStream_t s) {
+  add("linear, auto", 1, 0, [&](cudaStream_t s) {
     product.allow_vendor = true;
     linear(product, kDevice, number(s));
   });
-  add("forward", [&](cudaStream_t s) { linear_logprob(p, kDevice, number(s)); });
+  add("forward", 1, p.workspace_bytes, [&](cudaStream_t s) { linear_logprob(p, kDevice, number(s)); });
   LinearLogprobParams of_sm80 = p;
   const Buffers logits_sm80(sm80 ? static_cast<std::size_t>(workspace_bytes) : 1, 1, DType::kFloat32, false);
   if (sm80) {
     of_sm80.workspace = logits_sm80.at(0);
     of_sm80.workspace_bytes = workspace_bytes;
-    add("forward, sm_80", [&](cudaStream_t s) { forward_sm80(of_sm80, s); });
+    add("forward, sm_80", 1, workspace_bytes, [&](cudaStream_t s) { forward_sm80(of_sm80, s); });
   }
   if (backward) {
-    add("forward, backward", [&](cudaStream_t s) {
+    add("forward, backward", 4, b.workspace_bytes, [&](cudaStream_t s) {
       linear_logprob(p, kDevice, number(s));
       linear_logprob_backward(b, kDevice, number(s));
     });
   }
-  timed.front().second->warm_up(500);
+  timed.front().replay->warm_up(500);
   for (int i = 0; i < 9; ++i) {  // in turns: all of them meet the same clocks
-    for (const auto& each : timed) each.second->once();
+    for (const Timed& each : timed) each.replay->once();
   }
-  const double base = std::min(timed[0].second->median_us(), timed[1].second->median_us());
-  for (const auto& [name, replay] : timed) {
+  const double base = std::min(timed[0].replay->median_us(), timed[1].replay->median_us());
+  for (const Timed& each : timed) {
+    const double us = each.replay->median_us();
     std::printf("%6lld x %5lld x %6lld  %-20s %10.1f us  %6.1f TFLOP/s  %5.3f of linear  workspace %6.1f MiB\n",
                 static_cast<long long>(c.rows), static_cast<long long>(c.features), static_cast<long long>(c.columns),
-                name.c_str(), replay->median_us(),
-                static_cast<double>(name == "forward, backward" ? 4 * flops : flops) / replay->median_us() / 1e6,
-                replay->median_us() / base,
-                static_cast<double>(name == "forward" ? p.workspace_bytes : b.workspace_bytes) / (1 << 20));
+                each.name, us, static_cast<double>(each.products * flops) / us / 1e6, us / base,
+                static_cast<double>(each.workspace_bytes) / (1 << 20));
   }
   std::fflush(stdout);
 }

@@ -1,4 +1,4 @@
-"""How far gradients of linear_logprob are from float64: relative errors, by Frobenius norms, of dhidden and dweight.
+"""How far gradients of linear_logprob and its peers are from float64: relative Frobenius errors of dhidden and dweight.
 
     python bench/head_gradient_error.py [--rows 8192] [--in-features 4096] [--vocab 128256] [--device cuda]
 
@@ -8,8 +8,6 @@ The float64 result takes the same bfloat16 operands, some columns of the vocabul
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import typer
 from rich.console import Console
@@ -17,23 +15,9 @@ from rich.table import Table
 from torch import Tensor
 
 import rl_kernel_native as rk
+from rl_kernel_native.bench.linear_logprob import Head, peers
 
 COLUMNS = 4096  # of float64 logits at a time
-
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def stock(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    log_p = torch.log_softmax(torch.nn.functional.linear(hidden, weight), -1, dtype=torch.float32)
-    return log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-
-
-FORWARDS: dict[str, Forward] = {
-    "linear_logprob": rk.linear_logprob,
-    "portable exponential": lambda *head: rk.linear_logprob(*head, exp="portable"),
-    "logprob(linear(...))": lambda hidden, weight, target: rk.logprob(rk.linear(hidden, weight), target),
-    "torch": stock,
-}
 
 
 def squares(x: Tensor) -> float:
@@ -53,10 +37,15 @@ def main(rows: int = 8192, in_features: int = 4096, vocab: int = 128256, device:
     x, chunks = hidden.double(), weight.split(COLUMNS)
     lse = torch.stack([(x @ w.double().T).logsumexp(-1) for w in chunks]).logsumexp(0)
 
+    forwards, absent = peers(torch.device(device), use_compile=False)
+    forwards.append(("rk, portable", lambda head: rk.linear_logprob(*head, exp="portable")))
     gradients: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, forward in FORWARDS.items():
-        leaves = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
-        of_hidden, of_weight = torch.autograd.grad(forward(*leaves, target), leaves, dlogprob)
+    for name, forward in forwards:
+        head = Head(hidden.detach().requires_grad_(), weight.detach().requires_grad_(), target)
+        logprob = forward(head)
+        if logprob.ndim == 0:  # a sum, which has no gradients of tokens
+            continue
+        of_hidden, of_weight = torch.autograd.grad(logprob, (head.hidden, head.weight), dlogprob.to(logprob.dtype))
         gradients[name] = of_hidden, of_weight
     dhidden, norm = torch.zeros_like(x), 0.0
     wrong = dict.fromkeys(gradients, 0.0)  # squares of dweight's differences
@@ -74,7 +63,7 @@ def main(rows: int = 8192, in_features: int = 4096, vocab: int = 128256, device:
     for name, (got, _) in gradients.items():
         error = (squares(got.double() - dhidden) / squares(dhidden)) ** 0.5
         table.add_row(name, f"{error:.2e}", f"{(wrong[name] / norm) ** 0.5:.2e}")
-    Console().print(table)
+    Console().print(table, *absent, sep="\n")
 
 
 if __name__ == "__main__":
