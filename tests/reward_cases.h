@@ -64,8 +64,6 @@ struct Case : rollout_test::Batch {
       }
       span_offsets64.push_back(static_cast<std::int64_t>(span_rewards.size()));
     }
-    spans32.assign(spans64.begin(), spans64.end());
-    span_offsets32.assign(span_offsets64.begin(), span_offsets64.end());
 
     rlk::RewardSpec& spec = call.spec;
     spec.kl = pick(2) ? rlk::KlEstimator::kNone : static_cast<rlk::KlEstimator>(pick(5));
@@ -89,18 +87,25 @@ struct Case : rollout_test::Batch {
     if (pick(2)) call.cost = {cost.data(), step, 0};
     if (pick(3) != 0) {
       const bool wide = pick(2), wide_offsets = pick(2);
-      call.spans = {wide ? static_cast<const void*>(spans64.data()) : spans32.data(),
-                    wide ? rlk::DType::kInt64 : rlk::DType::kInt32};
-      call.span_offsets = {wide_offsets ? static_cast<const void*>(span_offsets64.data()) : span_offsets32.data(),
-                           wide_offsets ? rlk::DType::kInt64 : rlk::DType::kInt32};
-      call.span_rewards = span_rewards.data();
-      call.num_spans = static_cast<std::int64_t>(span_rewards.size());
+      give_spans(wide, wide_offsets);
     }
     lagrange = wild && pick(2) == 0 ? INFINITY : std::fabs(normal(random));
     call.lagrange_value = 0.75f;
     if (pick(2)) call.lagrange = &lagrange;
     text +=
         " kl " + std::to_string(static_cast<int>(spec.kl)) + " place " + std::to_string(static_cast<int>(spec.place));
+  }
+
+  // Those of spans64 and span_offsets64, as int64 where they are wide, else as int32.
+  void give_spans(bool wide, bool wide_offsets) {
+    spans32.assign(spans64.begin(), spans64.end());
+    span_offsets32.assign(span_offsets64.begin(), span_offsets64.end());
+    call.spans = {wide ? static_cast<const void*>(spans64.data()) : spans32.data(),
+                  wide ? rlk::DType::kInt64 : rlk::DType::kInt32};
+    call.span_offsets = {wide_offsets ? static_cast<const void*>(span_offsets64.data()) : span_offsets32.data(),
+                         wide_offsets ? rlk::DType::kInt64 : rlk::DType::kInt32};
+    call.span_rewards = span_rewards.data();
+    call.num_spans = static_cast<std::int64_t>(span_rewards.size());
   }
 };
 
@@ -144,15 +149,8 @@ struct SpreadCase : Case {
       std::mt19937 of_span(seed + static_cast<unsigned>(spans64[2 * i] * 31 + spans64[2 * i + 1]));
       span_rewards.push_back(wild && of_span() % 8 == 0 ? kWild[of_span() % 6] : static_cast<float>(of_span() % 997));
     }
-    spans32.assign(spans64.begin(), spans64.end());
-    span_offsets32.assign(span_offsets64.begin(), span_offsets64.end());
     const bool wide = pick(2) == 0, wide_offsets = pick(2) == 0;
-    call.spans = {wide ? static_cast<const void*>(spans64.data()) : spans32.data(),
-                  wide ? rlk::DType::kInt64 : rlk::DType::kInt32};
-    call.span_offsets = {wide_offsets ? static_cast<const void*>(span_offsets64.data()) : span_offsets32.data(),
-                         wide_offsets ? rlk::DType::kInt64 : rlk::DType::kInt32};
-    call.span_rewards = span_rewards.data();
-    call.num_spans = static_cast<std::int64_t>(span_rewards.size());
+    give_spans(wide, wide_offsets);
     call.rewards = {rewards.data(), 1, 0};
     call.spec.place = rlk::SpanPlace::kSpread;
     if (pick(4) != 0) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "rlk/kernels/flag_words.h"
 #include "rlk/sequences.h"
 
 namespace rlk::cuda {
@@ -41,13 +42,6 @@ __device__ __forceinline__ void store_tokens(float* to, int count, bool vectors,
       if (j < count) to[j] = q.v[j];
     }
   }
-}
-
-// A bit for each byte of a word that is not zero, the lowest byte's first.
-__device__ __forceinline__ unsigned bytes_not_zero(uint32_t word) {
-  constexpr uint32_t kLow = 0x7f7f7f7f;
-  const uint32_t top = (((word & kLow) + kLow) | word) & ~kLow;
-  return (top >> 7) * 0x01020408u >> 24 & 0xf;
 }
 
 // Whether the masks of four tokens are loaded as one word.

@@ -29,12 +29,7 @@ RLK_DEVICE int highest_bit(std::uint32_t bits) {
 RLK_DEVICE std::uint32_t bits_of_flags(const Quad& flags) {
   std::uint32_t bits = 0;
   RLK_UNROLL
-  for (int i = 0; i < kQuad; ++i) {
-    constexpr std::uint32_t kLow = 0x7f7f7f7f;
-    const auto word = static_cast<std::uint32_t>(bits_of(flags.v[i]));
-    const std::uint32_t top = (((word & kLow) + kLow) | word) & ~kLow;  // a byte's top bit where it is not 0
-    bits |= (top >> 7) * 0x01020408u >> 24 << 4 * i;
-  }
+  for (int i = 0; i < kQuad; ++i) bits |= bytes_not_zero(static_cast<std::uint32_t>(bits_of(flags.v[i]))) << 4 * i;
   return bits;
 }
 

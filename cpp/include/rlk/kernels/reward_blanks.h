@@ -3,6 +3,7 @@
 // outputs are written in whole vectors wherever their sequence lies.
 #pragma once
 
+#include "rlk/kernels/flag_words.h"
 #include "rlk/kernels/reward_sequence.h"
 
 namespace rlk {
@@ -27,9 +28,7 @@ struct CountedTokens {
   RLK_DEVICE void take(const Quad& flags, int index) {
     RLK_UNROLL
     for (int i = 0; i < kQuad; ++i) {
-      constexpr std::uint32_t kLow = 0x7f7f7f7f;
-      const auto word = static_cast<std::uint32_t>(bits_of(flags.v[i]));
-      const std::uint32_t top = (((word & kLow) + kLow) | word) & ~kLow;  // a byte's top bit where it is not 0
+      const std::uint32_t top = tops_not_zero(static_cast<std::uint32_t>(bits_of(flags.v[i])));
       count += (top >> 7) * 0x01010101u >> 24;
       const int last = top >> 31 != 0 ? 4 : top >> 23 != 0 ? 3 : top >> 15 != 0 ? 2 : 1;
       if (top != 0) at_least(index + 4 * i + last);

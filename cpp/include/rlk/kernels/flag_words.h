@@ -1,0 +1,18 @@
+// Flags of a byte each, four in a word.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+// The top bit of each byte that is not zero.
+RLK_HD std::uint32_t tops_not_zero(std::uint32_t word) {
+  constexpr std::uint32_t kLow = 0x7f7f7f7f;
+  return (((word & kLow) + kLow) | word) & ~kLow;
+}
+// A bit for each byte that is not zero, the lowest byte's first.
+RLK_HD std::uint32_t bytes_not_zero(std::uint32_t word) { return (tops_not_zero(word) >> 7) * 0x01020408u >> 24; }
+
+}  // namespace rlk
