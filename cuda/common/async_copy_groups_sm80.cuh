@@ -18,22 +18,14 @@ template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-constexpr int kMaxPendingGroups = 5;
-// Waits until at most `pending` of this thread's groups, the latest ones, are under way. The instruction takes a
-// constant: one of 1 ... kMaxPendingGroups.
-__device__ __forceinline__ void copy_async_wait(int pending) {
-  switch (pending) {
-    case 1:
-      return copy_async_wait<1>();
-    case 2:
-      return copy_async_wait<2>();
-    case 3:
-      return copy_async_wait<3>();
-    case 4:
-      return copy_async_wait<4>();
-    default:
-      return copy_async_wait<kMaxPendingGroups>();
+// Waits until at most `pending` of this thread's groups, the latest ones, are under way: 1 ... kMost. The instruction takes a
+// constant.
+template <int kMost>
+__device__ __forceinline__ void copy_async_wait_at_most(int pending) {
+  if constexpr (kMost > 1) {
+    if (pending < kMost) return copy_async_wait_at_most<kMost - 1>(pending);
   }
+  copy_async_wait<kMost>();
 }
 
 }  // namespace rlk::cuda

@@ -15,6 +15,7 @@ struct SharedTile {
   static_assert(kRowChunks >= 2 && (kRowChunks & (kRowChunks - 1)) == 0);
 
   // What a row's chunks are exchanged by: eight rows that follow one another lie in different banks each.
+  static constexpr int kKeyRows = 8;  // after which keys repeat
   static constexpr RLK_HD int key(int row) {
     return kRowChunks >= 8 ? row % 8 : row / (8 / (kRowChunks < 8 ? kRowChunks : 8)) % kRowChunks;
   }
@@ -27,15 +28,24 @@ template <int kExtent, int kStageK, bool kContraction>
 struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent> {
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;
 
-  // Addresses of the 16 x 16 fragments of a warp: the i-th after extent `first`, the step-th of the contraction. Four
-  // matrices: the lower and the upper half of the extent at k 0 ... 7, then both at 8 ... 15. That is mma's A; of B it
-  // is two of them, matrices 0 and 2, 1 and 3.
+  // Where the four matrices of a 16 x 16 fragment lie, as mma wants them in registers that follow one another: its A is the
+  // lower and the upper half of the extent at k 0 ... 7, then both at 8 ... 15; its B is one half of the extent at both
+  // ranges of k, so that a fragment is two of them, the lower half's first.
+  enum class Order { kA, kB };
+  static constexpr RLK_HD int upper_extent(Order order, int matrix) {
+    return order == Order::kA ? matrix % 2 : matrix / 2;
+  }
+  static constexpr RLK_HD int upper_k(Order order, int matrix) { return order == Order::kA ? matrix / 2 : matrix % 2; }
+
+  // Addresses of the fragments of a warp: the i-th after extent `first`, the step-th of the contraction.
+  template <Order kOrder>
   struct Fragments {
     int row_offset, chunk_offset;
 
     constexpr RLK_HD Fragments(int first, int lane) : row_offset(0), chunk_offset(0) {
-      const int row = kContraction ? first + lane % 16 : lane / 16 * 8 + lane % 8;
-      const int chunk = kContraction ? lane / 16 : first / 8 + lane / 8 % 2;
+      const int extent = upper_extent(kOrder, lane / 8), k = upper_k(kOrder, lane / 8);
+      const int row = (kContraction ? first + extent * 8 : k * 8) + lane % 8;
+      const int chunk = kContraction ? k : first / 8 + extent;
       row_offset = row * Base::kRowBytes;
       chunk_offset = (chunk ^ Base::key(row)) * 16;
     }
@@ -48,15 +58,16 @@ struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ?
   };
 
   // Whether Fragments agrees with the tile for warps of kWarpExtent.
-  template <int kWarpExtent>
+  template <Order kOrder, int kWarpExtent>
   static constexpr bool fragments_agree() {
     for (int lane = 0; lane < 32; ++lane) {
       for (int first = 0; first < kExtent; first += kWarpExtent) {
         for (int step = 0; step < kStageK / 16; ++step) {
           for (int i = 0; i < kWarpExtent / 16; ++i) {
-            const int matrix = lane / 8, extent = first + i * 16 + matrix % 2 * 8, k = step * 16 + matrix / 2 * 8;
+            const int matrix = lane / 8, extent = first + i * 16 + upper_extent(kOrder, matrix) * 8;
+            const int k = step * 16 + upper_k(kOrder, matrix) * 8;
             const int row = (kContraction ? extent : k) + lane % 8, chunk = (kContraction ? k : extent) / 8;
-            if (Fragments(first, lane).offset(step, i) != Base::offset(row, chunk)) return false;
+            if (Fragments<kOrder>(first, lane).offset(step, i) != Base::offset(row, chunk)) return false;
           }
         }
       }

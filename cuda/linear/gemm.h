@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "rlk/base.h"
 
@@ -34,7 +35,12 @@ struct GemmParams {
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };
 
-// Any shape, stride and alignment; compute capability 8.0 and later.
+// Any shape, stride and alignment; compute capability 8.0 and later. A product takes one of these tiles of D, by which its bits
+// do not change.
+enum class Sm80Tile { kFewestRows, kFewRows, kMedium, kSquare, kLarge, kBlocks };
+std::vector<Sm80Tile> gemm_tiles_sm80(const GemmParams& p);  // those that can have it
+Sm80Tile choose_tile_sm80(const GemmParams& p);
+void gemm_sm80(const GemmParams& p, Sm80Tile tile, cudaStream_t stream);
 void gemm_sm80(const GemmParams& p, cudaStream_t stream);
 
 }  // namespace rlk::cuda

@@ -12,7 +12,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// `count` of the 8 elements of a chunk; the others become 0.
+constexpr int kChunkElements = 8, kChunkBytes = 16;
+
+// `count` of the elements of a chunk; the others become 0.
 __device__ __forceinline__ void copy_elements(std::uint32_t shared, const std::uint16_t* from, int count) {
   std::uint32_t word[4];
 #pragma unroll
@@ -32,67 +34,105 @@ __device__ __forceinline__ int clamp(Integer x, int most) {
 template <class Tile, bool kContraction, int kThreads>
 class OperandLoad {
  public:
-  // `first`: of the tile in the operand's extent.
+  // `first`: of the tile in the operand's extent. `vector`: all of its rows begin at 16 bytes, and rows_ reaches them.
   __device__ __forceinline__ OperandLoad(const GemmOperand& x, std::int64_t extent, std::int64_t first, bool vector)
-      : x_(x), first_(first), vector_(vector) {
+      : x_(x), first_(first), to_(Tile::offset(row(0), chunk())), vector_(vector) {
     if constexpr (kContraction) {
       inside_ = clamp(extent - first, Tile::kRows);
+      start_ = address(data() + kChunkElements * chunk());
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) from_[i] = row_start(i);
+      for (int i = 0; i < kChunks; ++i) {
+        rows_[i] = row(i) < inside_ ? static_cast<int>(x_.rows.offset(first_ + row(i)) / kChunkElements) : 0;
+      }
+      whole_ = vector && inside_ == Tile::kRows;
     } else {
-      inside_ = clamp(extent - first - 8 * chunk(), 8);
-      from_[0] = data() + first + 8 * chunk();
+      inside_ = clamp(extent - first - kChunkElements * chunk(), kChunkElements);
+      start_ = address(data() + first + kChunkElements * chunk());
+      whole_ = vector && extent - first >= Tile::kRowChunks * kChunkElements;
     }
+  }
+
+  // This thread's chunks of a stage, which it can copy one by one where has_whole(k, left).
+  static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads;
+  // The same for all threads of the block.
+  __device__ __forceinline__ bool has_whole(std::int64_t k, int left) const {
+    return whole_ && left == kStageK && (kContraction || in_one_run(k));
+  }
+  __device__ __forceinline__ std::uint64_t whole_start(std::int64_t k) const {
+    return start_ + (kContraction ? k : x_.rows.offset(k + row(0))) * 2;
+  }
+  // `from`: whole_start(k).
+  __device__ __forceinline__ void copy_chunk(int i, std::uint32_t shared, std::uint64_t from,
+                                             int count = kChunkElements) const {
+    const std::int64_t to_row =
+        kContraction ? std::int64_t{rows_[i]} * kChunkBytes : i * kRowStep * x_.rows.inner_stride * 2;
+    copy_async_16_or_less(shared + offset(i), reinterpret_cast<const void*>(from + to_row), count * 2);
   }
 
   // Indices [k, k + left) of the contraction to the stage at `shared`, zeros after them.
   __device__ __forceinline__ void load(std::uint32_t shared, std::int64_t k, int left) const {
-    if (vector_) {
+    if (has_whole(k, left)) {
+      const std::uint64_t from = whole_start(k);
 #pragma unroll
+      for (int i = 0; i < kChunks; ++i) copy_chunk(i, shared, from);
+    } else if (vector_ && kContraction) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) copy_chunk(i, shared, whole_start(k), elements(i, left));
+    } else if (vector_) {
+#pragma unroll 1
       for (int i = 0; i < kChunks; ++i) {
         const int count = elements(i, left);
-        const std::uint16_t* from = kContraction ? from_[i] + k : chunk_start(i, k, count);
-        copy_async_16_or_less(shared + offset(i), from, count * 2);
+        copy_async_16_or_less(shared + offset(i), count > 0 ? chunk_start(i, k) : data(), count * 2);
       }
     } else {
 #pragma unroll 1
       for (int i = 0; i < kChunks; ++i) {
         const int count = elements(i, left);
-        const std::uint16_t* from = kContraction ? row_start(i) + k : chunk_start(i, k, count);
-        copy_elements(shared + offset(i), from, count);
+        copy_elements(shared + offset(i), count > 0 ? chunk_start(i, k) : data(), count);
       }
     }
   }
 
  private:
-  static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads, kRowStep = kThreads / Tile::kRowChunks;
+  static constexpr int kStageK = kContraction ? Tile::kRowChunks * kChunkElements : Tile::kRows;
+  static constexpr int kRowStep = kThreads / Tile::kRowChunks;
   static_assert(kChunks * kThreads == Tile::kRows * Tile::kRowChunks && kRowStep * Tile::kRowChunks == kThreads);
 
   __device__ __forceinline__ const std::uint16_t* data() const { return static_cast<const std::uint16_t*>(x_.data); }
+  static __device__ __forceinline__ std::uint64_t address(const void* p) { return reinterpret_cast<std::uint64_t>(p); }
   __device__ __forceinline__ int chunk() const { return static_cast<int>(threadIdx.x) % Tile::kRowChunks; }
   __device__ __forceinline__ int row(int i) const {
     return static_cast<int>(threadIdx.x) / Tile::kRowChunks + i * kRowStep;
   }
-  __device__ __forceinline__ int offset(int i) const { return Tile::offset(row(i), chunk()); }
-
-  // Rows along the contraction: this thread's chunk of a row of the operand, at k = 0; anything past the extent.
-  __device__ __forceinline__ const std::uint16_t* row_start(int i) const {
-    return row(i) < inside_ ? data() + x_.rows.offset(first_ + row(i)) + 8 * chunk() : data();
+  __device__ __forceinline__ int offset(int i) const {
+    return kRowStep % Tile::kKeyRows == 0 ? to_ + i * kRowStep * Tile::kRowBytes : Tile::offset(row(i), chunk());
   }
-  // Rows along the extent: this thread's chunk of contraction index k + row(i), if there is one.
-  __device__ __forceinline__ const std::uint16_t* chunk_start(int i, std::int64_t k, int count) const {
-    return count > 0 ? from_[0] + x_.rows.offset(k + row(i)) : data();
+
+  // Whether one stride serves all rows of the stage at k.
+  __device__ __forceinline__ bool in_one_run(std::int64_t k) const {
+    const std::int64_t n = x_.rows.inner;
+    return (k < n ? k : static_cast<std::uint32_t>(k) % static_cast<std::uint32_t>(n)) + kStageK <= n;
+  }
+  // This thread's chunk of row(i), which has elements.
+  __device__ __forceinline__ const std::uint16_t* chunk_start(int i, std::int64_t k) const {
+    return reinterpret_cast<const std::uint16_t*>(
+        start_ + (kContraction ? x_.rows.offset(first_ + row(i)) + k : x_.rows.offset(k + row(i))) * 2);
   }
   __device__ __forceinline__ int elements(int i, int left) const {
-    if constexpr (kContraction) return row(i) < inside_ ? clamp(left - 8 * chunk(), 8) : 0;
+    if constexpr (kContraction) return row(i) < inside_ ? clamp(left - kChunkElements * chunk(), kChunkElements) : 0;
     return row(i) < left ? inside_ : 0;
   }
 
   const GemmOperand& x_;
   const std::int64_t first_;
-  const bool vector_;
-  const std::uint16_t* from_[kContraction ? kChunks : 1];
+  // Address of this thread's chunk of row 0 of the operand; an integer, because pointers' sums are put together anew for each
+  // chunk, in elements from the operand's beginning.
+  std::uint64_t start_;
+  int rows_[kContraction ? kChunks : 1];  // chunks from there to row(i)
+  const int to_;
   int inside_;  // the extent: rows of the tile that are in it, or elements of this thread's chunk of each row
+  const bool vector_;
+  bool whole_;  // stages of kStageK are copied without a look at the extent
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
-// Which tile a product takes. Bits do not depend on it.
+// Which tile a product takes, and its launch.
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
 #include "../common/alignment.h"
 #include "../common/kernel_memory.h"
@@ -9,11 +11,20 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMaxRowChunks = kMaxGrid;  // of OperandLoad
+constexpr int kLeastStages = 3;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-bool is_aligned(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
-  return rows_begin_at_16_bytes(x.data, x.rows, x.contraction_contiguous ? extent : contraction, 2);
+// Whether OperandLoad reaches all rows by 32 bits.
+bool are_near(const RowLayout& rows, std::int64_t num) {
+  const std::int64_t farthest = (std::min(num, rows.inner) - 1) * std::abs(rows.inner_stride) +
+                                (num - 1) / rows.inner * std::abs(rows.outer_stride);
+  return farthest / kChunkElements <= kMaxRowChunks;
+}
+bool has_chunks(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
+  const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
+  return rows_begin_at_16_bytes(x.data, x.rows, rows, 2) && are_near(x.rows, rows);
 }
 
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
@@ -29,54 +40,124 @@ void run(const GemmParams& p, cudaStream_t stream) {
   constexpr int kReserved = 1024;  // of a block, for the system
   const int resident = static_cast<int>(
       std::clamp<std::int64_t>(ceil_div(blocks, multiprocessors(current_device())), 1, Tile::kMinBlocks));
-  const int stages = std::clamp(((most + kReserved) / resident - kReserved) / Tile::kStageBytes, 3,
-                                std::min(kMaxGemmStages, most / Tile::kStageBytes));
+  const int stages = std::clamp(((most + kReserved) / resident - kReserved) / Tile::kStageBytes, kLeastStages,
+                                std::min(Tile::kMostStages, most / Tile::kStageBytes));
   const GemmLaunchSm80 launch{p,
                               std::max<std::int64_t>(part, 1),
                               static_cast<int>(tiles_m),
                               static_cast<int>(tiles_n),
                               stages,
-                              is_aligned(p.a, p.m, p.contraction),
-                              is_aligned(p.b, p.n, p.contraction),
+                              has_chunks(p.a, p.m, p.contraction),
+                              has_chunks(p.b, p.n, p.contraction),
                               rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype))};
   gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>
       <<<blocks, Tile::kThreads, stages * Tile::kStageBytes, stream>>>(launch);
   check(cudaGetLastError(), "launch of gemm_sm80");
 }
 
-// What a tile would cost, in the time of a multiprocessor that has it alone: tiles in turn, by their products, by the
-// part of the tensor cores' speed that shared memory allows.
+template <class Tile, int kLevels>
+void run_rows(const GemmParams& p, cudaStream_t stream) {
+  return p.b.contraction_contiguous ? run<Tile, true, true, kLevels>(p, stream)
+                                    : run<Tile, true, false, kLevels>(p, stream);
+}
+template <class Tile, int kLevels>
+void run(const GemmParams& p, cudaStream_t stream) {
+  return p.a.contraction_contiguous ? run_rows<Tile, kLevels>(p, stream) : run<Tile, false, false, kLevels>(p, stream);
+}
+
+// Whether the current device has room for a tile's stages; compute capabilities 8.6 and 8.9 have 99 KB.
+template <class Tile>
+bool has_shared_memory() {
+  return allow_shared_memory<gemm_sm80_kernel<Tile, true, true, 0>>() >= kLeastStages * Tile::kStageBytes;
+}
+
+bool has_blocks(const GemmParams& p) { return p.block > 0 && p.contraction > p.block; }
+
+bool can_have(const GemmParams& p, Sm80Tile tile) {
+  const bool a = p.a.contraction_contiguous, b = p.b.contraction_contiguous;
+  if (!a && b) return tile == Sm80Tile::kMedium;  // no operator asks for it
+  switch (tile) {
+    case Sm80Tile::kFewestRows:
+    case Sm80Tile::kFewRows:
+      return a;
+    case Sm80Tile::kMedium:
+      return true;
+    case Sm80Tile::kSquare:
+      return p.segments <= 1 && !has_blocks(p);
+    case Sm80Tile::kLarge:
+      return p.segments <= 1 && !has_blocks(p) && has_shared_memory<LargeTile>();
+    case Sm80Tile::kBlocks:
+      return !a && has_blocks(p);
+  }
+  return false;
+}
+
+// What a tile would cost: tiles in turn on a multiprocessor, by their products, by the part of the tensor cores' speed that
+// they reach (of mma.sync alone, on an H100).
 template <class Tile>
 double cost(const GemmParams& p, double efficiency) {
   const std::int64_t blocks = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN);
   return static_cast<double>(ceil_div(blocks, multiprocessors(current_device()))) * Tile::kM * Tile::kN / efficiency;
 }
 
+double cost(const GemmParams& p, Sm80Tile tile) {
+  switch (tile) {
+    case Sm80Tile::kFewestRows:
+      return p.m <= FewestRowsTile::kM ? 0.0 : HUGE_VAL;
+    case Sm80Tile::kFewRows:
+      return p.m <= FewRowsTile::kM ? 0.0 : cost<FewRowsTile>(p, 0.23);
+    case Sm80Tile::kMedium:
+      return cost<MediumTile>(p, 0.41);
+    case Sm80Tile::kSquare:
+      return cost<SquareTile>(p, 0.64);
+    case Sm80Tile::kLarge:
+      return cost<LargeTile>(p, 0.67);
+    case Sm80Tile::kBlocks:
+      return cost<BlocksTile>(p, 0.49);
+  }
+  return HUGE_VAL;
+}
+
 }  // namespace
 
-void gemm_sm80(const GemmParams& p, cudaStream_t stream) {
+std::vector<Sm80Tile> gemm_tiles_sm80(const GemmParams& p) {
+  std::vector<Sm80Tile> tiles;
+  for (const auto tile : {Sm80Tile::kFewestRows, Sm80Tile::kFewRows, Sm80Tile::kMedium, Sm80Tile::kSquare,
+                          Sm80Tile::kLarge, Sm80Tile::kBlocks}) {
+    if (can_have(p, tile)) tiles.push_back(tile);
+  }
+  return tiles;
+}
+
+Sm80Tile choose_tile_sm80(const GemmParams& p) {
+  const std::vector<Sm80Tile> tiles = gemm_tiles_sm80(p);
+  return *std::min_element(tiles.begin(), tiles.end(), [&](Sm80Tile a, Sm80Tile b) { return cost(p, a) < cost(p, b); });
+}
+
+void gemm_sm80(const GemmParams& p, Sm80Tile tile, cudaStream_t stream) {
   if (p.m == 0 || p.n == 0) return;
-  const bool a = p.a.contraction_contiguous, b = p.b.contraction_contiguous;
-  const bool blocks = p.block > 0 && p.contraction > p.block, segments = p.segments > 1;
-  constexpr int kLevels = kSegmentLevels;
-  if (!a && b) return run<MediumTile, false, true, kLevels>(p, stream);  // no operator asks for it
-  const double medium = cost<MediumTile>(p, 0.55);
-  if (a && (p.m <= FewRowsTile::kM || cost<FewRowsTile>(p, 0.25) < medium)) {
-    if (p.m <= FewestRowsTile::kM) {
-      return b ? run<FewestRowsTile, true, true, kLevels>(p, stream)
-               : run<FewestRowsTile, true, false, kLevels>(p, stream);
-    }
-    return b ? run<FewRowsTile, true, true, kLevels>(p, stream) : run<FewRowsTile, true, false, kLevels>(p, stream);
+  RLK_CHECK(can_have(p, tile), "linear: this tile cannot have the product");
+  switch (tile) {
+    case Sm80Tile::kFewestRows:
+      return run_rows<FewestRowsTile, kSegmentLevels>(p, stream);
+    case Sm80Tile::kFewRows:
+      return run_rows<FewRowsTile, kSegmentLevels>(p, stream);
+    case Sm80Tile::kMedium:
+      if (!p.a.contraction_contiguous && p.b.contraction_contiguous) {
+        return run<MediumTile, false, true, kSegmentLevels>(p, stream);
+      }
+      return run<MediumTile, kSegmentLevels>(p, stream);
+    case Sm80Tile::kSquare:
+      return run<SquareTile, 0>(p, stream);
+    case Sm80Tile::kLarge:
+      return run<LargeTile, 0>(p, stream);
+    case Sm80Tile::kBlocks:
+      return run<BlocksTile, false, false, 1>(p, stream);
   }
-  if (!segments && !blocks && cost<LargeTile>(p, 0.9) < medium) {
-    if (!a) return run<LargeTile, false, false, 0>(p, stream);
-    return b ? run<LargeTile, true, true, 0>(p, stream) : run<LargeTile, true, false, 0>(p, stream);
-  }
-  if (!a) {
-    if (blocks && cost<LargeBlocksTile>(p, 0.8) < medium) return run<LargeBlocksTile, false, false, 1>(p, stream);
-    return run<MediumTile, false, false, kLevels>(p, stream);
-  }
-  return b ? run<MediumTile, true, true, kLevels>(p, stream) : run<MediumTile, true, false, kLevels>(p, stream);
+}
+
+void gemm_sm80(const GemmParams& p, cudaStream_t stream) {
+  if (p.m > 0 && p.n > 0) gemm_sm80(p, choose_tile_sm80(p), stream);
 }
 
 }  // namespace rlk::cuda

@@ -14,7 +14,6 @@ namespace {  // one copy per architecture
 constexpr int kStepK = 16;         // of one mma
 constexpr int kGroupTiles = 8;     // tiles of a column that are neighbours in time, for L2
 constexpr int kSegmentLevels = 3;  // of rule 2's tree
-constexpr int kMaxGemmStages = kMaxPendingGroups + 2;
 
 // The launch's arguments.
 struct GemmLaunchSm80 {
@@ -27,9 +26,10 @@ struct GemmLaunchSm80 {
 
 // A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, which bounds their
 // registers.
-template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks>
+template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
+  static constexpr int kMostStages = kStages;
   static constexpr int kThreads = kNumWarpsM * kNumWarpsN * 32;
   static constexpr int kWarpM = kM / kNumWarpsM, kWarpN = kN / kNumWarpsN;
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
@@ -38,26 +38,31 @@ struct GemmTileSm80 {
   // waits for it. Small tiles have no registers for it, and other blocks' warps meanwhile.
   static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
-using LargeTile = GemmTileSm80<128, 128, 2, 2, 32, 2>;
-using LargeBlocksTile = GemmTileSm80<128, 128, 2, 4, 32, 1>;  // registers for a running sum beside the accumulators
-using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2>;
-using FewRowsTile = GemmTileSm80<32, 32, 1, 2, 128, 5>;
-using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6>;
+using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
+using SquareTile = GemmTileSm80<128, 128, 2, 2, 32, 2, 7>;
+using BlocksTile = GemmTileSm80<128, 128, 2, 4, 64, 1, 3>;  // registers for a running sum beside the accumulators
+using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2, 7>;
+using FewRowsTile = GemmTileSm80<32, 32, 1, 2, 128, 5, 7>;
+using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6, 7>;
 
 // One stage: each step's fragments are on their way while the step before is multiplied.
 template <class Tile, bool kContractionA, bool kContractionB>
 struct StageProduct {
   using TileA = OperandTile<Tile::kM, Tile::kStageK, kContractionA>;
   using TileB = OperandTile<Tile::kN, Tile::kStageK, kContractionB>;
-  static_assert(TileA::template fragments_agree<Tile::kWarpM>() && TileB::template fragments_agree<Tile::kWarpN>());
+  static constexpr auto kA = TileA::Order::kA;
+  static constexpr auto kB = TileB::Order::kB;
+  static_assert(TileA::template fragments_agree<kA, Tile::kWarpM>() &&
+                TileB::template fragments_agree<kB, Tile::kWarpN>());
   using Sums = Accumulators<Tile::kRowTiles, Tile::kColumnTiles>;
 
-  typename TileA::Fragments at_a;
-  typename TileB::Fragments at_b;
+  typename TileA::template Fragments<kA> at_a;
+  typename TileB::template Fragments<kB> at_b;
 
   __device__ __forceinline__ StageProduct(int warp, int lane)
       : at_a(warp % Tile::kWarpsM * Tile::kWarpM, lane), at_b(warp / Tile::kWarpsM * Tile::kWarpN, lane) {}
 
+  static constexpr int kSteps = Tile::kStageK / kStepK;
   struct Step {
     std::uint32_t a[Tile::kRowTiles][4], b[Tile::kColumnTiles / 2][4];
   };
@@ -70,31 +75,41 @@ struct StageProduct {
     }
   }
 
-  // With s[0] loaded. Steps past the contraction are left out, not multiplied as zeros. next() follows the last step's
-  // loads: where it loads the first step of the next stage, that is beside the products, or after them where some are left out.
-  template <class T, class Next>
-  __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, int steps, Sums& d,
+  template <class T>
+  static __device__ __forceinline__ void multiply_step(const Step& s, Sums& d) {
+#pragma unroll
+    for (int i = 0; i < Tile::kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kColumnTiles; ++j) {
+        mma_m16n8k16<T>(d[i][j], s.a[i], s.b[j / 2][j % 2 * 2], s.b[j / 2][j % 2 * 2 + 1]);
+      }
+    }
+  }
+  // All of a stage, with s[0] loaded. copy(step) runs beside the products of each step but the last, next() follows the loads
+  // of the last one: what it loads is on its way beside the products.
+  template <class T, class Copy, class Next>
+  __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
-    constexpr int kSteps = Tile::kStageK / kStepK;
     static_assert(kSteps % 2 == 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step >= steps) break;
       if (step + 1 < kSteps) {
         load_step(s[(step + 1) % 2], stage, step + 1);
+        copy(step);
       } else {
         next();
       }
-      const Step& now = s[step % 2];
-#pragma unroll
-      for (int i = 0; i < Tile::kRowTiles; ++i) {
-#pragma unroll
-        for (int j = 0; j < Tile::kColumnTiles; ++j) {
-          mma_m16n8k16<T>(d[i][j], now.a[i], now.b[j / 2][j % 2], now.b[j / 2][2 + j % 2]);
-        }
-      }
+      multiply_step<T>(s[step % 2], d);
     }
-    if (steps < kSteps) next();
+  }
+  // The last of a part: steps past the contraction are left out, not multiplied as zeros.
+  template <class T>
+  __device__ __forceinline__ void multiply_some(Step& s, std::uint32_t stage, int steps, Sums& d) const {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      load_step(s, stage, step);
+      multiply_step<T>(s, d);
+    }
   }
 };
 
@@ -165,20 +180,23 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   constexpr bool kOnePart = kLevels == 0;
   std::int64_t load_k = 0, load_end = kOnePart ? p.contraction : min(g.part, p.contraction);
   int load_slot = 0;
+  const auto load_left = [&] { return static_cast<int>(min(load_end - load_k, std::int64_t{Tile::kStageK})); };
+  const auto count_load = [&](int left) {
+    load_k += left;
+    if (!kOnePart && load_k == load_end) load_end = min(load_end + g.part, p.contraction);
+    if (++load_slot == g.stages) load_slot = 0;
+  };
   const auto load_next = [&] {
     if (load_k < p.contraction) {
       const std::uint32_t to = base + load_slot * Tile::kStageBytes;
-      const int left = static_cast<int>(min(load_end - load_k, std::int64_t{Tile::kStageK}));
+      const int left = load_left();
       load_a.load(to, load_k, left);
       load_b.load(to + TileA::kBytes, load_k, left);
-      load_k += left;
-      if (!kOnePart && load_k == load_end) load_end = min(load_end + g.part, p.contraction);
-      if (++load_slot == g.stages) load_slot = 0;
+      count_load(left);
     }
     copy_async_commit();
   };
-  constexpr bool kLoadsAhead = Tile::kLoadsAhead;
-  for (int i = 0; i + !kLoadsAhead < g.stages; ++i) load_next();
+  for (int i = 0; i + 1 < g.stages; ++i) load_next();
 
   const Product product(warp, lane);
   const LanePosition at = {m + warp % Tile::kWarpsM * Tile::kWarpM + lane / 4,
@@ -188,21 +206,48 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   int slot = 0;
   std::int64_t part = 0, k = 0;
   typename Product::Step s[2];
-  const auto take_stage = [&] { product.load_step(s[0], base + slot * Tile::kStageBytes, 0); };
-  const auto next_stage = [&] {
-    if constexpr (kLoadsAhead) {
-      copy_async_wait(g.stages - 2);
-      __syncthreads();  // the next stage is there for all, and all have read this one, which the next load replaces
-      load_next();
-    }
-    if (++slot == g.stages) slot = 0;
-    if constexpr (kLoadsAhead) take_stage();
+  const auto take_stage = [&] {
+    copy_async_wait_at_most<Tile::kMostStages - 2>(g.stages - 2);
+    __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
+    product.load_step(s[0], base + slot * Tile::kStageBytes, 0);
   };
-  if constexpr (kLoadsAhead) {
-    copy_async_wait(g.stages - 1);
-    __syncthreads();
-    take_stage();
-  }
+  const auto next_stage = [&] {
+    if (++slot == g.stages) slot = 0;
+    if constexpr (Tile::kLoadsAhead) take_stage();
+  };
+  const auto multiply_stage = [&](auto element, int steps) {
+    using T = decltype(element);
+    const std::uint32_t stage = base + slot * Tile::kStageBytes;
+    const int left = load_left();
+    if (steps < Product::kSteps) {
+      load_next();
+      product.template multiply_some<T>(s[0], stage, steps, d);
+      next_stage();
+    } else if (Tile::kLoadsAhead && load_a.has_whole(load_k, left) && load_b.has_whole(load_k, left)) {
+      // A stage's copies among its products, of as many as have the same place in each step.
+      constexpr int kA = decltype(load_a)::kChunks, kAll = kA + decltype(load_b)::kChunks, kParts = Product::kSteps - 1;
+      const std::uint32_t to = base + load_slot * Tile::kStageBytes;
+      const std::uint64_t from_a = load_a.whole_start(load_k), from_b = load_b.whole_start(load_k);
+      const auto copy = [&](int step) {
+#pragma unroll
+        for (int i = step * kAll / kParts; i < (step + 1) * kAll / kParts; ++i) {
+          if (i < kA) {
+            load_a.copy_chunk(i, to, from_a);
+          } else {
+            load_b.copy_chunk(i - kA, to + TileA::kBytes, from_b);
+          }
+        }
+        if (step + 1 == kParts) copy_async_commit();
+      };
+      count_load(left);
+      product.template multiply<T>(s, stage, d, copy, next_stage);
+    } else {
+      load_next();
+      product.template multiply<T>(
+          s, stage, d, [](int) {}, next_stage);
+    }
+  };
+  if constexpr (Tile::kLoadsAhead) take_stage();
   do {
 #pragma unroll
     for (int i = 0; i < Tile::kRowTiles; ++i) {
@@ -218,18 +263,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     const std::int64_t end = kOnePart ? p.contraction : min(k + g.part, p.contraction);
 #pragma unroll 1
     for (; k < end; k += Tile::kStageK) {
-      if constexpr (!kLoadsAhead) {
-        copy_async_wait(g.stages - 2);
-        __syncthreads();  // the stage is there for all, and all have read the one before, which the next load replaces
-        take_stage();
-        load_next();
-      }
-      const std::uint32_t stage = base + slot * Tile::kStageBytes;
+      if constexpr (!Tile::kLoadsAhead) take_stage();
       const int steps = static_cast<int>(min(end - k + kStepK - 1, std::int64_t{Tile::kStageK})) / kStepK;
       if (p.dtype == DType::kBFloat16) {
-        product.template multiply<Bf16>(s, stage, steps, d, next_stage);
+        multiply_stage(Bf16{}, steps);
       } else {
-        product.template multiply<Fp16>(s, stage, steps, d, next_stage);
+        multiply_stage(Fp16{}, steps);
       }
     }
     k = end;

@@ -1,6 +1,5 @@
-// Every kernel that can serve a product of linear has the same bits: the sm_90 plans against each other and against the
-// sm_80 kernel, whose PTX runs here, whose fragments are its own, and which takes any layout. And the bits are the CPU's
-// under sm_90 arithmetic.
+// Every kernel that can serve a product of linear has the same bits: the sm_90 plans, every tile of the sm_80 kernel, whose PTX
+// runs here, whose fragments are its own, and which takes any layout, and the CPU under sm_90 arithmetic.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -29,7 +28,9 @@ struct Case {
   int segments = 1;
   DType d_dtype = DType::kBFloat16;
   bool bias = false, addend = false;
-  std::int64_t pad = 0;  // elements between the end of a row of d and the next
+  std::int64_t pad = 0;    // elements between the end of a row of d and the next
+  std::int64_t split = 0;  // rows of an operand after which another stride follows (not of weights): sm_80 alone
+  bool odd = false;        // rows begin anywhere, not at 16 bytes: sm_80 alone
 };
 
 // Sizes: below, at and above a tile and a stage; several tiles; a head's width once; more than one token block.
@@ -68,6 +69,13 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 72, 136, 8200, 1, DType::kFloat32},
     {Product::kWeightGrad, 72, 136, 20000, 1, DType::kFloat32, false, true, 2},
     {Product::kWeightGrad, 200, 264, 20000},
+    {Product::kForward, 300, 520, 1000, 1, DType::kFloat32, true, false, 0, 77},
+    {Product::kForward, 130, 260, 192, 1, DType::kBFloat16, false, false, 1, 0, true},
+    {Product::kInputGrad, 300, 520, 200, 1, DType::kBFloat16, false, false, 0, 1},
+    {Product::kInputGrad, 130, 259, 193, 1, DType::kFloat32, false, true, 0, 0, true},
+    {Product::kWeightGrad, 264, 520, 9000, 1, DType::kFloat32, false, true, 0, 1000},
+    {Product::kWeightGrad, 136, 264, 640, 1, DType::kBFloat16, false, false, 0, 64},
+    {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, true},
 };
 
 template <class T>
@@ -98,11 +106,17 @@ bool run_case(const Case& c, DType dtype) {
   std::mt19937 random(1);
   const bool a_contiguous = c.product != Product::kWeightGrad, b_contiguous = c.product == Product::kForward;
   // Rows of 16 bytes and more, as the copy engine wants them.
-  const auto stride_of = [](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8; };
+  const auto stride_of = [&](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8 + (c.odd ? 1 : 0); };
+  const std::int64_t gap = 16;  // elements beside the stride, between rows that `split` keeps apart
   const std::int64_t a_stride = stride_of(a_contiguous ? c.contraction : c.m);
   const std::int64_t b_stride = stride_of(b_contiguous ? c.contraction : c.n), d_stride = c.n + c.pad;
-  const auto a = operand((a_contiguous ? c.m : c.contraction) * a_stride, dtype, &random);
-  const auto b = operand((b_contiguous ? c.n : c.contraction) * b_stride, dtype, &random);
+  const auto rows_of = [&](std::int64_t stride, bool weights) {
+    return c.split > 0 && !weights ? RowLayout{c.split, c.split * stride + gap, stride}
+                                   : RowLayout{std::int64_t{1} << 40, 0, stride};
+  };
+  const RowLayout a_rows = rows_of(a_stride, false), b_rows = rows_of(b_stride, c.product != Product::kWeightGrad);
+  const auto a = operand(a_rows.offset(a_contiguous ? c.m : c.contraction) + a_stride, dtype, &random);
+  const auto b = operand(b_rows.offset(b_contiguous ? c.n : c.contraction) + b_stride, dtype, &random);
   const auto bias = operand(c.n, dtype, &random);
   std::vector<float> addend(static_cast<std::size_t>(c.m * d_stride));
   std::normal_distribution<float> normal;
@@ -111,8 +125,8 @@ bool run_case(const Case& c, DType dtype) {
   const OnDevice<float> addend_gpu(addend);
 
   GemmParams p;
-  p.a = {a_gpu.data, {std::int64_t{1} << 40, 0, a_stride}, a_contiguous};
-  p.b = {b_gpu.data, {std::int64_t{1} << 40, 0, b_stride}, b_contiguous};
+  p.a = {a_gpu.data, a_rows, a_contiguous};
+  p.b = {b_gpu.data, b_rows, b_contiguous};
   p.d_rows = p.addend_rows = {std::int64_t{1} << 40, 0, d_stride};
   p.bias = c.bias ? bias_gpu.data : nullptr;
   p.addend = c.addend ? addend_gpu.data : nullptr;
@@ -182,20 +196,64 @@ bool run_case(const Case& c, DType dtype) {
     cpu::linear_weight_grad(q);
   }
 
-  const auto want = result([&] { gemm_sm80(p, nullptr); });
-  bool same = want == cpu;
-  if (!same) std::printf("%s: the sm_80 kernel and the CPU differ\n", name.c_str());
-  if (!gemm_sm90_serves(p)) {
-    std::printf("%s: no sm_90 plan\n", name.c_str());
+  bool same = true;
+  for (const Sm80Tile tile : gemm_tiles_sm80(p)) {
+    if (result([&] { gemm_sm80(p, tile, nullptr); }) == cpu) continue;
+    std::printf("%s: tile %d of the sm_80 kernel and the CPU differ\n", name.c_str(), static_cast<int>(tile));
+    same = false;
+  }
+  if (gemm_sm90_serves(p) == (c.split > 0 || c.odd)) {
+    std::printf("%s: sm_90 plans where there are none, or none\n", name.c_str());
     return false;
   }
+  if (c.split > 0 || c.odd) return same;
   auto plans = gemm_plans_sm90(p);
   plans.push_back(choose_plan_sm90(p, multiprocessors(0)));
   for (const GemmPlan& plan : plans) {
-    if (result([&] { gemm_sm90(p, plan, nullptr); }) == want) continue;
-    std::printf("%s: plan %s differs from the sm_80 kernel\n", name.c_str(), plan.name().c_str());
+    if (result([&] { gemm_sm90(p, plan, nullptr); }) == cpu) continue;
+    std::printf("%s: plan %s and the CPU differ\n", name.c_str(), plan.name().c_str());
     same = false;
   }
+  return same;
+}
+
+// Two rows so far from each other that 32 bits do not count the 16 bytes between them have the bits of two that are near.
+bool run_far_rows() {
+  constexpr std::int64_t kColumns = 136, kContraction = 200, kFar = (std::int64_t{1} << 34) + 64;
+  std::uint16_t* far = nullptr;
+  if (cudaMalloc(&far, (kFar + kContraction) * 2) != cudaSuccess) {
+    cudaGetLastError();
+    std::printf("rows 34 GB apart: not run, no memory\n");
+    return true;
+  }
+  std::mt19937 random(1);
+  const auto x = operand(2 * kContraction, DType::kBFloat16, &random);
+  const OnDevice<std::uint16_t> near(x), weight(operand(kColumns * kContraction, DType::kBFloat16, &random));
+  check(cudaMemcpy(far, x.data(), kContraction * 2, cudaMemcpyHostToDevice), "copy");
+  check(cudaMemcpy(far + kFar, x.data() + kContraction, kContraction * 2, cudaMemcpyHostToDevice), "copy");
+  GemmParams p;
+  p.b = {weight.data, {std::int64_t{1} << 40, 0, kContraction}, true};
+  p.d_rows = {std::int64_t{1} << 40, 0, kColumns};
+  p.m = 2;
+  p.n = kColumns;
+  p.contraction = kContraction;
+  const auto result = [&](const std::uint16_t* rows, std::int64_t stride, Sm80Tile tile) {
+    std::vector<std::uint16_t> host(2 * kColumns);
+    const OnDevice<std::uint16_t> d(host);
+    p.a = {rows, {std::int64_t{1} << 40, 0, stride}, true};
+    p.d = d.data;
+    gemm_sm80(p, tile, nullptr);
+    check(cudaMemcpy(host.data(), d.data, host.size() * 2, cudaMemcpyDeviceToHost), "copy");
+    return host;
+  };
+  bool same = true;
+  p.a.contraction_contiguous = true;
+  for (const Sm80Tile tile : gemm_tiles_sm80(p)) {
+    if (result(far, kFar, tile) == result(near.data, kContraction, tile)) continue;
+    std::printf("rows 34 GB apart: tile %d differs\n", static_cast<int>(tile));
+    same = false;
+  }
+  cudaFree(far);
   return same;
 }
 
@@ -213,6 +271,7 @@ int main() {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     for (const cuda::Case& c : cuda::kCases) wrong += !cuda::run_case(c, dtype);
   }
-  std::printf("%d of %zu products differ\n", wrong, 2 * cuda::kCases.size());
+  wrong += !cuda::run_far_rows();
+  std::printf("%d of %zu products differ\n", wrong, 2 * cuda::kCases.size() + 1);
   return wrong > 0;
 }
