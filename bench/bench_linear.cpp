@@ -1,10 +1,12 @@
 // Microbenchmark of the CUDA kernels of linear: one row per product, with its operations, the bytes it must move and their
 // share of the copy ceiling measured in the same run. Usage:
-// bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]...
+// bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]... [--sm80]
 // --only: of names such as "y 64 x 4096 x 14336"; --rows: y with these numbers of rows alone; --plans: every plan of every
-// product, not the chosen one alone; --plan: those alone that have such a name
+// product, not the chosen one alone; --plan: those alone that have such a name; --sm80: the kernel of compute capability 8.0,
+// whose PTX runs on later ones, with the tile that it chooses or, with --plans, every tile
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,19 +40,44 @@ std::vector<Case> cases_of(const std::vector<std::int64_t>& rows) {
 
 // Plans that are measured: the chosen one, all, or those with a name.
 struct Wanted {
-  bool every = false;
+  bool every = false, sm80 = false;
   std::vector<std::string> names;
 };
 
-std::vector<cuda::GemmPlan> plans_of(const cuda::GemmParams& p, const Wanted& wanted) {
-  if (!wanted.every && wanted.names.empty()) return {cuda::choose_plan_sm90(p, cuda::multiprocessors(0))};
-  std::vector<cuda::GemmPlan> plans = cuda::gemm_plans_sm90(p);
-  if (!wanted.every) {
-    std::erase_if(plans, [&](const cuda::GemmPlan& plan) {
-      return std::find(wanted.names.begin(), wanted.names.end(), plan.name()) == wanted.names.end();
-    });
+struct Way {
+  std::string name;
+  std::function<void(const cuda::GemmParams&, cudaStream_t)> run;
+};
+
+std::vector<Way> tiles_of(const cuda::GemmParams& p, const Wanted& wanted) {
+  static const char* const kNames[] = {"fewest rows", "few rows", "medium", "square", "large", "blocks"};
+  std::vector<Way> ways;
+  const auto tiles = wanted.every ? cuda::gemm_tiles_sm80(p) : std::vector{cuda::choose_tile_sm80(p)};
+  for (const cuda::Sm80Tile tile : tiles) {
+    ways.push_back({kNames[static_cast<int>(tile)],
+                    [tile](const cuda::GemmParams& q, cudaStream_t s) { cuda::gemm_sm80(q, tile, s); }});
   }
-  return plans;
+  return ways;
+}
+
+std::vector<Way> ways_of(const cuda::GemmParams& p, const Wanted& wanted) {
+  if (wanted.sm80) return tiles_of(p, wanted);
+  std::vector<cuda::GemmPlan> plans;
+  if (!wanted.every && wanted.names.empty()) {
+    plans = {cuda::choose_plan_sm90(p, cuda::multiprocessors(0))};
+  } else {
+    plans = cuda::gemm_plans_sm90(p);
+  }
+  std::vector<Way> ways;
+  for (const cuda::GemmPlan& plan : plans) {
+    const std::string name = plan.name();
+    if (!wanted.names.empty() && !wanted.every &&
+        std::find(wanted.names.begin(), wanted.names.end(), name) == wanted.names.end()) {
+      continue;
+    }
+    ways.push_back({name, [plan](const cuda::GemmParams& q, cudaStream_t s) { cuda::gemm_sm90(q, plan, s); }});
+  }
+  return ways;
 }
 
 void run(const Case& c, const Layer& layer, double ceiling, const Wanted& wanted) {
@@ -64,24 +91,24 @@ void run(const Case& c, const Layer& layer, double ceiling, const Wanted& wanted
   const int buffers = memory.buffers();
   const double flops = memory.flops(), weights = static_cast<double>(n) * static_cast<double>(k);
   const double bytes = 2.0 * static_cast<double>(m * n + m * k + n * k) + (main_grad ? 6.0 : 0.0) * weights;
-  const std::vector<cuda::GemmPlan> plans = plans_of(params(0), wanted);
-  if (plans.empty()) return;
+  const std::vector<Way> ways = ways_of(params(0), wanted);
+  if (ways.empty()) return;
   const int calls = std::max(buffers, static_cast<int>(std::min(64.0, (wanted.every ? 1e12 : 4e12) / flops)));
-  // Plans take turns, so that all of them meet the same clocks.
+  // They take turns, so that all of them meet the same clocks.
   std::vector<std::unique_ptr<Replay>> replays;
-  for (const cuda::GemmPlan& plan : plans) {
-    replays.push_back(std::make_unique<Replay>(
-        [&](cudaStream_t s, int call) { cuda::gemm_sm90(params(call % buffers), plan, s); }, calls));
+  for (const Way& way : ways) {
+    replays.push_back(
+        std::make_unique<Replay>([&](cudaStream_t s, int call) { way.run(params(call % buffers), s); }, calls));
   }
   replays[0]->warm_up();
   for (int i = 0; i < 9; ++i) {
     for (const auto& replay : replays) replay->once();
   }
-  for (std::size_t i = 0; i < plans.size(); ++i) {
+  for (std::size_t i = 0; i < ways.size(); ++i) {
     const double us = replays[i]->median_us();
     std::printf("%-12s S %d  %6lld x %6lld x %5lld  %9.2f us  %6.1f TFLOP/s  %5.2f TB/s  %5.1f %% of copy  %s\n",
                 c.name, c.segments, static_cast<long long>(m), static_cast<long long>(n), static_cast<long long>(k), us,
-                flops / us / 1e6, bytes / us / 1e6, 100 * bytes / (us * 1e-6) / ceiling, plans[i].name().c_str());
+                flops / us / 1e6, bytes / us / 1e6, 100 * bytes / (us * 1e-6) / ceiling, ways[i].name.c_str());
     std::fflush(stdout);
   }
 }
@@ -98,6 +125,7 @@ int main(int argc, char** argv) {
   line.value("only", "PART_OF_A_NAME", &only)
       .value("rows", "M,M,...", [&](const char* text) { return row_list(text, &rows); })
       .flag("plans", &wanted.every)
+      .flag("sm80", &wanted.sm80)
       .value("plan", "NAME", [&](const char* name) {
         wanted.names.emplace_back(name);
         return true;

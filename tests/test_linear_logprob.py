@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,61 @@ def test_a_gradient_of_16_bits_is_rounded_once(columns: int, device: str) -> Non
     assert not differing(hidden.grad, wanted)
 
 
-def test_a_workspace_too_small_for_backward_is_refused_in_forward(device: str) -> None:
-    hidden = torch.zeros(8193, 16, device=device).bfloat16().requires_grad_()
-    weight = torch.zeros(64, 16, device=device).bfloat16().requires_grad_()
-    target = torch.zeros(8193, dtype=torch.int64, device=device)
-    with pytest.raises(ValueError, match=r"workspace_bytes: backward needs 4096 and more .* got 4095; main_grad"):
-        rk.linear_logprob(hidden, weight, target, workspace_bytes=4095)
+@pytest.mark.parametrize("form", ["plain", "two blocks", "dh_segments", "lora", "main_grad"])
+def test_a_workspace_too_small_for_backward_is_refused_in_forward(form: str, device: str) -> None:
+    rows, features, columns = 8200 if form in ("two blocks", "main_grad") else 40, 16, 192
+
+    def leaf(*shape: int) -> Any:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16).requires_grad_()
+
+    leaves = {"hidden": leaf(rows, features), "weight": leaf(columns, features)}
+    options: dict[str, Any] = {}
+    if form == "dh_segments":
+        options = {"dh_segments": 8}
+    elif form == "lora":
+        leaves |= {"lora_a": leaf(8, features), "lora_b": leaf(columns, 8)}
+    elif form == "main_grad":
+        options = {"main_grad": torch.zeros(columns, features, device=device)}
+    target = torch.randint(0, columns, (rows,), generator=torch.Generator().manual_seed(1)).to(device)
+    refused = r"workspace_bytes: expected at least (\d+) for the backward of this call, got "
+    with pytest.raises(ValueError, match=refused) as error:
+        rk.linear_logprob(**leaves, target=target, workspace_bytes=0, **options)
+    match = re.search(refused, str(error.value))
+    assert match
+    least = int(match[1])
+    with pytest.raises(ValueError, match=refused):
+        rk.linear_logprob(**leaves, target=target, workspace_bytes=least - 1, **options)
+    try:
+        found = rk.linear_logprob(**leaves, target=target, workspace_bytes=least, **options)
+    except ValueError as of_forward:
+        more = re.search(r"expected at least (\d+) for this call", str(of_forward))
+        assert more
+        found = rk.linear_logprob(**leaves, target=target, workspace_bytes=int(more[1]), **options)
+    found.sum().backward()
+
+
+def test_flags_are_true_or_false(device: str) -> None:
+    hidden, weight = (torch.randn(n, 16, device=device).bfloat16() for n in (5, 40))
+    target = torch.arange(5, device=device)
+    want = rk.linear_logprob(hidden, weight, target, return_lse=True)
+    assert not differing(rk.linear_logprob(hidden, weight, target, return_lse=2, return_entropy=None), want)
+
+
+def test_has_no_forward_mode_and_says_what_has() -> None:
+    hidden, weight, target = torch.randn(5, 16), torch.randn(40, 16), torch.arange(5)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative; call logprob of linear"):
+        torch.func.jvp(lambda h: rk.linear_logprob(h, weight, target), (hidden,), (hidden,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="call logprob of linear"):
+        dual = torch.autograd.forward_ad.make_dual(hidden.requires_grad_(), torch.ones_like(hidden))
+        rk.linear_logprob(dual, weight, target)
+
+
+def test_of_a_pair_the_bad_head_is_named() -> None:
+    hidden, weight, target = torch.randn(5, 16), torch.randn(40, 16), torch.arange(5)
+    with pytest.raises(ValueError, match=r"^row 0 "):
+        rk.linear_logprob_pair(hidden * float("nan"), weight, hidden, weight, target, check=True)
+    with pytest.raises(ValueError, match=r"^ref_hidden, ref_weight: row 0 "):
+        rk.linear_logprob_pair(hidden, weight, hidden * float("nan"), weight, target, check=True)
 
 
 def test_main_grad_is_no_memory_of_what_backward_reads(device: str) -> None:

@@ -198,3 +198,19 @@ def test_packed_targets_have_one_dimension() -> None:
     rows = [t[:8].reshape(2, 4, *t.shape[1:]) for t in (h.hidden, h.target)]
     with pytest.raises(ValueError, match=r"target: expected shape \[num_tokens\] beside cu_seqlens, got \[2, 4\]"):
         rk.linear_cross_entropy(rows[0], h.weight, rows[1], cu_seqlens=torch.tensor([0, 8]))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_with_any_number_of_sequences(strict: bool) -> None:
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(90, 16, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, hidden: Any, target: Any) -> Any:
+            return rk.linear_cross_entropy(hidden, self.weight, target)
+
+    loss, batch = Loss(), torch.export.Dim("batch", min=2, max=64)
+    hidden, target = torch.randn(3, 9, 16), torch.randint(0, 90, (3, 9))
+    exported = torch.export.export(loss, (hidden, target), dynamic_shapes=({0: batch}, {0: batch}), strict=strict)
+    assert not differing(exported.module()(hidden[:2], target[:2]), loss(hidden[:2], target[:2]))

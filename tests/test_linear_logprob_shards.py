@@ -155,6 +155,11 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
                 ):
                     with pytest.raises(ValueError, match=text):
                         rk.linear_logprob(*shard[:2], h.target, **{**how, **changed})
+                # A vocabulary of which a rank has nothing is refused by all of them, and no rank waits.
+                start, stop = (min(8 * (i * 8 // size // 8), 8) for i in (rank, rank + 1))
+                tiny = {"process_group": group, "vocab_start": start, "vocab_size": 8}
+                with pytest.raises(ValueError, match=f"process_group: expected columns for each of {size} ranks"):
+                    rk.linear_logprob(h.hidden, h.weight[start:stop], torch.zeros_like(h.target), **tiny)
         size *= 2
     dist.barrier()
     dist.destroy_process_group()

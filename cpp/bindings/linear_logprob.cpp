@@ -103,15 +103,19 @@ struct HeadArguments {
   }
 };
 
+std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
+
+void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
+  if (bytes >= least) return;
+  value_error("workspace_bytes: expected at least " + std::to_string(least) + " for " + of + ", got " +
+              std::to_string(bytes));
+}
+
 // As much as is of use, up to `bytes`. The CPU backend has its own.
 template <class Params>
 nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Caller& caller) {
   // It begins at a multiple of kAlign, wherever the allocator's memory begins.
-  const std::int64_t least = range.least == 0 ? 0 : range.least + kAlign;
-  if (bytes < least) {
-    value_error("workspace_bytes: expected at least " + std::to_string(least) + " for this call, got " +
-                std::to_string(bytes));
-  }
+  require_bytes(least_bytes(range), bytes, "this call");
   if (caller.device.type == DeviceType::kCpu || range.most == 0) return nb::none();
   p->workspace_bytes = std::min(range.most, bytes - kAlign);
   void* memory = nullptr;
@@ -167,6 +171,40 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
     rlk::linear_logprob(p, a.call.device(), caller.stream);
   }
   return stats.array;
+}
+
+// Refuses, before a forward, a workspace that would be too small for its backward.
+nb::object require_workspace(nb::handle hidden, nb::handle weight, nb::handle bias, nb::handle target,
+                             nb::handle temperature, nb::handle logit_scale, nb::handle softcap,
+                             nb::handle ignore_index, nb::handle valid_vocab, nb::handle canonical_vocab,
+                             nb::handle kept_ids, nb::handle kept_offsets, int exp, int logits_dtype, bool wants_hidden,
+                             bool wants_weight, bool wants_bias, bool has_main_grad, int weight_dtype,
+                             nb::handle vocab_start, nb::handle vocab_size, int dh_segments, bool wide,
+                             nb::handle workspace_bytes, int arithmetic, nb::handle lora_a, nb::handle lora_b,
+                             double lora_scale, bool wants_lora_a, bool wants_lora_b) {
+  const HeadArguments a(hidden, weight, bias, {lora_a, lora_b, lora_scale}, logits_dtype, arithmetic,
+                        {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
+                         canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
+  const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
+  LinearLogprobBackwardParams p;
+  static_cast<LogprobInput&>(p) = a.call.input();
+  p.head = a.head;
+  // Memory that is not there yet stands as an address that a workspace's size does not depend on.
+  const auto some = [](bool wanted) { return wanted ? reinterpret_cast<void*>(kAlign) : nullptr; };
+  p.dh_segments = dh_segments;
+  p.dhidden = some(wants_hidden);
+  p.wide_dhidden = wants_hidden && wide;
+  p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
+  p.dweight = some(wants_weight);
+  p.dweight_dtype = has_main_grad ? DType::kFloat32 : read_dtype(weight_dtype, a.head.dtype);
+  p.main_grad = static_cast<const float*>(some(wants_weight && has_main_grad));
+  p.dweight_stride = p.main_grad_stride = a.head.in_features;
+  p.dbias = some(wants_bias);
+  p.dbias_dtype = a.head.bias_dtype;
+  p.dlora_a = some(wants_lora_a && a.head.lora_rank > 0);
+  p.dlora_b = some(wants_lora_b && a.head.lora_rank > 0);
+  require_bytes(least_bytes(linear_logprob_backward_workspace(p, a.call.device())), bytes, "the backward of this call");
+  return nb::none();
 }
 
 // (dhidden, dweight, dbias, dlora_a, dlora_b), None where not asked for. dweight is main_grad itself where that is given.
@@ -261,6 +299,7 @@ void bind_linear_logprob(nb::module_& m) {
   define(m, "linear_logprob", &forward);
   define(m, "linear_logprob_partial", &partial);
   define(m, "linear_logprob_backward", &backward);
+  define(m, "linear_logprob_require_workspace", &require_workspace);
 }
 
 }  // namespace rlk::bindings

@@ -15,7 +15,7 @@ const ScatterRewardsLanes& lanes() { return RLK_CPU_LANES_IN_USE(scatter_rewards
 struct Alone {
   static constexpr int kLanes = 1;
   using Tokens = float;
-  static const ScatterRewardsParams& again(const ScatterRewardsParams& p) { return p; }
+  static const ScatterRewardsParams& first_argument(const ScatterRewardsParams& p) { return p; }
   static int thread() { return 0; }
   static float shuffle_xor(float x, int) { return x; }
   static void wave_barrier() {}

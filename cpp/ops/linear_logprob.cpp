@@ -65,6 +65,19 @@ std::int64_t most_rows(const LinearLogprobParams& p, Device device) {
   return low > kFewestRows ? low / kFewestRows * kFewestRows : low;
 }
 
+// Rows [row, row + rows) of all but the hidden states.
+LinearLogprobParams rows_of(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows) {
+  LinearLogprobParams q = p;
+  move_to_rows(&q, row, rows);
+  q.logprob = from_row(p.logprob, row);
+  q.lse = from_row(p.lse, row);
+  q.entropy = from_row(p.entropy, row);
+  q.sum_p_sq = from_row(p.sum_p_sq, row);
+  q.status = from_row(p.status, row);
+  q.stats = from_row(p.stats, row, kStatsFields);
+  return q;
+}
+
 void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream) {
   const std::int64_t step = most_rows(p, device);
   const ForwardPieces pieces(p, step, device);
@@ -74,20 +87,51 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
     pieces.lora.compute(p.head, pieces.hidden, rows, device, stream);
     compute_logits(p.head, p.dtype, pieces.hidden, pieces.lora.u, rows, 0, p.num_columns, pieces.sums, pieces.logits,
                    device, stream);
-    LogprobParams q = p;
-    move_to_rows(&q, row, rows);
+    LogprobParams q = rows_of(p, row, rows);
     q.logits = pieces.logits;
     q.logits_rows = dense(rows, p.num_columns);
-    q.logprob = from_row(p.logprob, row);
-    q.lse = from_row(p.lse, row);
-    q.entropy = from_row(p.entropy, row);
-    q.sum_p_sq = from_row(p.sum_p_sq, row);
-    q.status = from_row(p.status, row);
-    q.stats = from_row(p.stats, row, kStatsFields);
     q.workspace = pieces.of_logprob;
     logprob(q, device, stream);
   }
 }
+
+#if RLK_WITH_CUDA
+// A fused forward reads rows of one stride that begin at 16 bytes. Of others, a slice of each sequence such as hidden[:, :-1]
+// among them, it reads copies: of so many rows at a time.
+constexpr std::int64_t kMostCopies = 8192;
+
+LinearLogprobParams of_copies(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows, void* hidden) {
+  LinearLogprobParams q = rows_of(p, row, rows);
+  q.head.hidden = hidden;
+  q.head.hidden_rows = dense(rows, p.head.in_features);
+  return q;
+}
+bool fuses_copies(const LinearLogprobParams& p, int device) {
+  return cuda::fuses_linear_logprob(of_copies(p, 0, std::min(p.num_rows, kMostCopies), nullptr), device);
+}
+std::int64_t copy_bytes(const LinearLogprobParams& p, std::int64_t rows) {
+  return aligned(rows * p.head.in_features * size_of(p.head.dtype));
+}
+WorkspaceRange copies_workspace(const LinearLogprobParams& p, std::int64_t rows, int device) {
+  const WorkspaceRange fused = cuda::fused_linear_logprob_workspace(of_copies(p, 0, rows, nullptr), device);
+  return {copy_bytes(p, rows) + fused.least, copy_bytes(p, rows) + fused.most};
+}
+
+void forward_of_copies(const LinearLogprobParams& p, Device device, Stream stream) {
+  std::int64_t step = std::min(p.num_rows, kMostCopies);
+  while (step > kFewestRows && copies_workspace(p, step, device.index).most > p.workspace_bytes) {
+    step = (step - 1) / kFewestRows * kFewestRows;
+  }
+  for (std::int64_t row = 0; row < p.num_rows; row += step) {
+    const std::int64_t rows = std::min(step, p.num_rows - row);
+    LinearLogprobParams q = of_copies(p, row, rows, p.workspace);
+    q.workspace = at(p.workspace, copy_bytes(p, step));
+    q.workspace_bytes = p.workspace_bytes - copy_bytes(p, step);
+    copy_scored(p, p.head, row, rows, nullptr, p.workspace, device, stream);
+    cuda::fused_linear_logprob(q, device.index, stream);
+  }
+}
+#endif
 
 void require_workspace(const void* workspace, std::int64_t bytes, std::int64_t least) {
   RLK_CHECK(bytes >= least, "linear_logprob: workspace_bytes: expected at least " + std::to_string(least) + ", got " +
@@ -118,6 +162,10 @@ WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device dev
   if (device.type == DeviceType::kCuda && cuda::fuses_linear_logprob(p, device.index)) {
     return cuda::fused_linear_logprob_workspace(p, device.index);
   }
+  if (device.type == DeviceType::kCuda && fuses_copies(p, device.index)) {
+    return {copies_workspace(p, std::min(p.num_rows, kFewestRows), device.index).least,
+            copies_workspace(p, std::min(p.num_rows, kMostCopies), device.index).most};
+  }
 #endif
   return {ForwardPieces(p, 1, device).bytes, ForwardPieces(p, p.num_rows, device).bytes};
 }
@@ -135,6 +183,7 @@ void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) 
   if (device.type == DeviceType::kCuda && cuda::fuses_linear_logprob(q, device.index)) {
     return cuda::fused_linear_logprob(q, device.index, stream);
   }
+  if (device.type == DeviceType::kCuda && fuses_copies(q, device.index)) return forward_of_copies(q, device, stream);
 #endif
   forward_by_rows(q, device, stream);
 }

@@ -12,7 +12,7 @@ struct TokenGpu {
   static constexpr bool kReadsAgain = false;
   using Tokens = Quad;  // one uniform branch serves four, whose instructions overlap
   template <class Params>
-  static __device__ __forceinline__ const Params& again(const Params& p) {
+  static __device__ __forceinline__ const Params& first_argument(const Params& p) {
     return p;
   }
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }

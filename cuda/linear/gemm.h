@@ -35,8 +35,8 @@ struct GemmParams {
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };
 
-// Any shape, stride and alignment; compute capability 8.0 and later. A product takes one of these tiles of D, by which its bits
-// do not change.
+// Any shape, stride and alignment; compute capability 8.0 and later. A product takes one of these tiles of D; its bits do
+// not depend on which.
 enum class Sm80Tile { kFewestRows, kFewRows, kMedium, kSquare, kLarge, kBlocks };
 std::vector<Sm80Tile> gemm_tiles_sm80(const GemmParams& p);  // those that can have it
 Sm80Tile choose_tile_sm80(const GemmParams& p);

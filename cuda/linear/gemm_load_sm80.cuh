@@ -52,16 +52,17 @@ class OperandLoad {
     }
   }
 
-  // This thread's chunks of a stage, which it can copy one by one where has_whole(k, left).
+  // This thread's chunks of a stage, which it can copy one by one where has_whole(k, left), or some elements of each where rows
+  // lie along the contraction.
   static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads;
   // The same for all threads of the block.
   __device__ __forceinline__ bool has_whole(std::int64_t k, int left) const {
     return whole_ && left == kStageK && (kContraction || in_one_run(k));
   }
-  __device__ __forceinline__ std::uint64_t whole_start(std::int64_t k) const {
+  __device__ __forceinline__ std::uint64_t start(std::int64_t k) const {
     return start_ + (kContraction ? k : x_.rows.offset(k + row(0))) * 2;
   }
-  // `from`: whole_start(k).
+  // from: start(k). Nothing is read where `count` is 0.
   __device__ __forceinline__ void copy_chunk(int i, std::uint32_t shared, std::uint64_t from,
                                              int count = kChunkElements) const {
     const std::int64_t to_row =
@@ -72,12 +73,12 @@ class OperandLoad {
   // Indices [k, k + left) of the contraction to the stage at `shared`, zeros after them.
   __device__ __forceinline__ void load(std::uint32_t shared, std::int64_t k, int left) const {
     if (has_whole(k, left)) {
-      const std::uint64_t from = whole_start(k);
+      const std::uint64_t from = start(k);
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) copy_chunk(i, shared, from);
     } else if (vector_ && kContraction) {
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) copy_chunk(i, shared, whole_start(k), elements(i, left));
+      for (int i = 0; i < kChunks; ++i) copy_chunk(i, shared, start(k), elements(i, left));
     } else if (vector_) {
 #pragma unroll 1
       for (int i = 0; i < kChunks; ++i) {
@@ -125,8 +126,8 @@ class OperandLoad {
 
   const GemmOperand& x_;
   const std::int64_t first_;
-  // Address of this thread's chunk of row 0 of the operand; an integer, because pointers' sums are put together anew for each
-  // chunk, in elements from the operand's beginning.
+  // Address of this thread's chunk of row 0 of the operand; an integer, because nvcc makes pointers' sums anew for each chunk, in
+  // elements from the operand's beginning.
   std::uint64_t start_;
   int rows_[kContraction ? kChunks : 1];  // chunks from there to row(i)
   const int to_;

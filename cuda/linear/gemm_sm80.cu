@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
+#include <limits>
 
 #include "../common/alignment.h"
 #include "../common/kernel_memory.h"
@@ -11,8 +13,13 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMaxRowChunks = kMaxGrid;  // of OperandLoad
+constexpr std::int64_t kMaxRowChunks = std::numeric_limits<int>::max();  // of OperandLoad
 constexpr int kLeastStages = 3;
+constexpr Sm80Tile kTiles[] = {Sm80Tile::kFewestRows, Sm80Tile::kFewRows, Sm80Tile::kMedium,
+                               Sm80Tile::kSquare,     Sm80Tile::kLarge,   Sm80Tile::kBlocks};
+template <class... Tiles>
+constexpr bool kFitEverywhere = ((kLeastStages * Tiles::kStageBytes <= 99 << 10) && ...);
+static_assert(kFitEverywhere<FewestRowsTile, FewRowsTile, MediumTile, SquareTile, BlocksTile>);
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -22,9 +29,9 @@ bool are_near(const RowLayout& rows, std::int64_t num) {
                                 (num - 1) / rows.inner * std::abs(rows.outer_stride);
   return farthest / kChunkElements <= kMaxRowChunks;
 }
-bool has_chunks(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
+bool copies_chunks(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
   const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
-  return rows_begin_at_16_bytes(x.data, x.rows, rows, 2) && are_near(x.rows, rows);
+  return rows_begin_at_16_bytes(x.data, x.rows, rows, 2) && (!x.contraction_contiguous || are_near(x.rows, rows));
 }
 
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
@@ -47,8 +54,8 @@ void run(const GemmParams& p, cudaStream_t stream) {
                               static_cast<int>(tiles_m),
                               static_cast<int>(tiles_n),
                               stages,
-                              has_chunks(p.a, p.m, p.contraction),
-                              has_chunks(p.b, p.n, p.contraction),
+                              copies_chunks(p.a, p.m, p.contraction),
+                              copies_chunks(p.b, p.n, p.contraction),
                               rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype))};
   gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>
       <<<blocks, Tile::kThreads, stages * Tile::kStageBytes, stream>>>(launch);
@@ -56,16 +63,18 @@ void run(const GemmParams& p, cudaStream_t stream) {
 }
 
 template <class Tile, int kLevels>
-void run_rows(const GemmParams& p, cudaStream_t stream) {
+void run_contiguous_a(const GemmParams& p, cudaStream_t stream) {
   return p.b.contraction_contiguous ? run<Tile, true, true, kLevels>(p, stream)
                                     : run<Tile, true, false, kLevels>(p, stream);
 }
 template <class Tile, int kLevels>
 void run(const GemmParams& p, cudaStream_t stream) {
-  return p.a.contraction_contiguous ? run_rows<Tile, kLevels>(p, stream) : run<Tile, false, false, kLevels>(p, stream);
+  return p.a.contraction_contiguous ? run_contiguous_a<Tile, kLevels>(p, stream)
+                                    : run<Tile, false, false, kLevels>(p, stream);
 }
 
-// Whether the current device has room for a tile's stages; compute capabilities 8.6 and 8.9 have 99 KB.
+// Whether the current device has room for a tile's stages. Compute capabilities 8.6, 8.9 and 12.0 have 99 KB, which are enough for
+// every tile but the large one.
 template <class Tile>
 bool has_shared_memory() {
   return allow_shared_memory<gemm_sm80_kernel<Tile, true, true, 0>>() >= kLeastStages * Tile::kStageBytes;
@@ -122,26 +131,30 @@ double cost(const GemmParams& p, Sm80Tile tile) {
 
 std::vector<Sm80Tile> gemm_tiles_sm80(const GemmParams& p) {
   std::vector<Sm80Tile> tiles;
-  for (const auto tile : {Sm80Tile::kFewestRows, Sm80Tile::kFewRows, Sm80Tile::kMedium, Sm80Tile::kSquare,
-                          Sm80Tile::kLarge, Sm80Tile::kBlocks}) {
-    if (can_have(p, tile)) tiles.push_back(tile);
-  }
+  std::copy_if(std::begin(kTiles), std::end(kTiles), std::back_inserter(tiles),
+               [&](Sm80Tile tile) { return can_have(p, tile); });
   return tiles;
 }
 
 Sm80Tile choose_tile_sm80(const GemmParams& p) {
-  const std::vector<Sm80Tile> tiles = gemm_tiles_sm80(p);
-  return *std::min_element(tiles.begin(), tiles.end(), [&](Sm80Tile a, Sm80Tile b) { return cost(p, a) < cost(p, b); });
+  Sm80Tile best = Sm80Tile::kMedium;
+  double least = HUGE_VAL;
+  for (const Sm80Tile tile : kTiles) {
+    const double here = can_have(p, tile) ? cost(p, tile) : HUGE_VAL;
+    if (here < least) best = tile, least = here;
+  }
+  return best;
 }
 
 void gemm_sm80(const GemmParams& p, Sm80Tile tile, cudaStream_t stream) {
   if (p.m == 0 || p.n == 0) return;
   RLK_CHECK(can_have(p, tile), "linear: this tile cannot have the product");
+  RLK_CHECK(p.segments <= 1 || p.block == 0, "linear: segments and token blocks are not together");
   switch (tile) {
     case Sm80Tile::kFewestRows:
-      return run_rows<FewestRowsTile, kSegmentLevels>(p, stream);
+      return run_contiguous_a<FewestRowsTile, kSegmentLevels>(p, stream);
     case Sm80Tile::kFewRows:
-      return run_rows<FewRowsTile, kSegmentLevels>(p, stream);
+      return run_contiguous_a<FewRowsTile, kSegmentLevels>(p, stream);
     case Sm80Tile::kMedium:
       if (!p.a.contraction_contiguous && p.b.contraction_contiguous) {
         return run<MediumTile, false, true, kSegmentLevels>(p, stream);

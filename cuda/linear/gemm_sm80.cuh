@@ -24,8 +24,8 @@ struct GemmLaunchSm80 {
   bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
 };
 
-// A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, which bounds their
-// registers.
+// A block's tile, its warps, a stage's part of the contraction; kBlocks: of a multiprocessor, which bounds their registers;
+// kStages: the most that are of use.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
@@ -34,8 +34,8 @@ struct GemmTileSm80 {
   static constexpr int kWarpM = kM / kNumWarpsM, kWarpN = kN / kNumWarpsN;
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
-  // Whether a stage's first fragments are loaded beside the products of the stage before, for which the last step of that one
-  // waits for it. Small tiles have no registers for it, and other blocks' warps meanwhile.
+  // Whether a stage's first fragments are loaded beside the products of the stage before, whose last step then waits for the
+  // stage's copies. Small tiles have no registers for it, and other blocks' warps meanwhile.
   static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
 using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
@@ -45,7 +45,7 @@ using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2, 7>;
 using FewRowsTile = GemmTileSm80<32, 32, 1, 2, 128, 5, 7>;
 using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6, 7>;
 
-// One stage: each step's fragments are on their way while the step before is multiplied.
+// One stage. Of a whole one each step's fragments are on their way while the step before is multiplied.
 template <class Tile, bool kContractionA, bool kContractionB>
 struct StageProduct {
   using TileA = OperandTile<Tile::kM, Tile::kStageK, kContractionA>;
@@ -90,7 +90,7 @@ struct StageProduct {
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
-    static_assert(kSteps % 2 == 0);
+    static_assert(kSteps % 2 == 0);  // in the last step s[0] is free for the next stage
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) {
@@ -102,12 +102,12 @@ struct StageProduct {
       multiply_step<T>(s[step % 2], d);
     }
   }
-  // The last of a part: steps past the contraction are left out, not multiplied as zeros.
+  // The last of a part, with s loaded: steps past the contraction are left out, not multiplied as zeros.
   template <class T>
   __device__ __forceinline__ void multiply_some(Step& s, std::uint32_t stage, int steps, Sums& d) const {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      load_step(s, stage, step);
+      if (step > 0) load_step(s, stage, step);
       multiply_step<T>(s, d);
     }
   }
@@ -218,23 +218,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   const auto multiply_stage = [&](auto element, int steps) {
     using T = decltype(element);
     const std::uint32_t stage = base + slot * Tile::kStageBytes;
-    const int left = load_left();
     if (steps < Product::kSteps) {
       load_next();
       product.template multiply_some<T>(s[0], stage, steps, d);
       next_stage();
-    } else if (Tile::kLoadsAhead && load_a.has_whole(load_k, left) && load_b.has_whole(load_k, left)) {
-      // A stage's copies among its products, of as many as have the same place in each step.
-      constexpr int kA = decltype(load_a)::kChunks, kAll = kA + decltype(load_b)::kChunks, kParts = Product::kSteps - 1;
+    } else if (const int left = load_left();
+               Tile::kLoadsAhead && load_a.has_whole(load_k, left) && load_b.has_whole(load_k, left)) {
+      // The next copies, spread over all steps but the last.
+      constexpr int kChunksA = decltype(load_a)::kChunks, kAll = kChunksA + decltype(load_b)::kChunks;
+      constexpr int kParts = Product::kSteps - 1;
       const std::uint32_t to = base + load_slot * Tile::kStageBytes;
-      const std::uint64_t from_a = load_a.whole_start(load_k), from_b = load_b.whole_start(load_k);
+      const std::uint64_t from_a = load_a.start(load_k), from_b = load_b.start(load_k);
       const auto copy = [&](int step) {
 #pragma unroll
         for (int i = step * kAll / kParts; i < (step + 1) * kAll / kParts; ++i) {
-          if (i < kA) {
+          if (i < kChunksA) {
             load_a.copy_chunk(i, to, from_a);
           } else {
-            load_b.copy_chunk(i - kA, to + TileA::kBytes, from_b);
+            load_b.copy_chunk(i - kChunksA, to + TileA::kBytes, from_b);
           }
         }
         if (step + 1 == kParts) copy_async_commit();

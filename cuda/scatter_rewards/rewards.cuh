@@ -7,6 +7,7 @@
 #include "../common/octet.cuh"
 #include "../common/token_gpu.cuh"
 #include "kernels.h"
+#include "rlk/kernels/reward_blanks.h"
 #include "rlk/kernels/reward_spread.h"
 
 namespace rlk::cuda {

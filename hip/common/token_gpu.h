@@ -10,9 +10,10 @@ struct TokenGpu {
   static constexpr int kLanes = kWave;
   static constexpr bool kReadsAgain = true;
   using Tokens = float;  // conditions of four would be more scalar registers than there are
-  // The kernel's first argument, read again: more numbers than scalar registers would be kept over a loop otherwise.
+  // `p`, which is the kernel's whole first argument, read from where that lies: more numbers than scalar registers would be kept
+  // over a loop otherwise. No other object will do, nor a part of it.
   template <class Params>
-  static RLK_DEVICE const Params& again([[maybe_unused]] const Params& p) {
+  static RLK_DEVICE const Params& first_argument([[maybe_unused]] const Params& p) {
 #if defined(__HIP_DEVICE_COMPILE__)
     auto at = (std::uintptr_t)__builtin_amdgcn_kernarg_segment_ptr();
     asm volatile("" : "+s"(at));

@@ -1,5 +1,6 @@
 // The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/token_gpu.h"
+#include "rlk/kernels/reward_blanks.h"
 #include "rlk/kernels/reward_spread.h"
 
 RLK_KERNEL(rlk::kTokenThreads)

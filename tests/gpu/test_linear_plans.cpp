@@ -1,5 +1,5 @@
-// Every kernel that can serve a product of linear has the same bits: the sm_90 plans, every tile of the sm_80 kernel, whose PTX
-// runs here, whose fragments are its own, and which takes any layout, and the CPU under sm_90 arithmetic.
+// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic: the sm_90 plans, and each tile of the
+// sm_80 kernel, which takes any layout and whose PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,8 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 264, 520, 9000, 1, DType::kFloat32, false, true, 0, 1000},
     {Product::kWeightGrad, 136, 264, 640, 1, DType::kBFloat16, false, false, 0, 64},
     {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, true},
+    {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, false, 0, 100},
+    {Product::kWeightGrad, 136, 264, 200, 1, DType::kFloat32, false, false, 0, 1},
 };
 
 template <class T>
@@ -105,7 +108,7 @@ std::vector<std::uint16_t> operand(std::int64_t size, DType dtype, std::mt19937*
 bool run_case(const Case& c, DType dtype) {
   std::mt19937 random(1);
   const bool a_contiguous = c.product != Product::kWeightGrad, b_contiguous = c.product == Product::kForward;
-  // Rows of 16 bytes and more, as the copy engine wants them.
+  // Rows at 16 bytes and more, as the copy engine wants them, or not.
   const auto stride_of = [&](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8 + (c.odd ? 1 : 0); };
   const std::int64_t gap = 16;  // elements beside the stride, between rows that `split` keeps apart
   const std::int64_t a_stride = stride_of(a_contiguous ? c.contraction : c.m);
@@ -150,8 +153,12 @@ bool run_case(const Case& c, DType dtype) {
     return host;
   };
 
-  const std::string name = "m " + std::to_string(c.m) + " n " + std::to_string(c.n) + " contraction " +
-                           std::to_string(c.contraction) + " segments " + std::to_string(c.segments);
+  static const char* const kProducts[] = {"forward", "input grad", "weight grad"};
+  std::ostringstream text;
+  text << kProducts[static_cast<int>(c.product)] << " m " << c.m << " n " << c.n << " contraction " << c.contraction
+       << " segments " << c.segments << (dtype == DType::kBFloat16 ? " bf16" : " f16") << (c.addend ? " addend" : "")
+       << (c.odd ? " odd" : "") << " split " << c.split;
+  const std::string name = text.str();
   std::vector<unsigned char> cpu(bytes, 0xcd);
   const RowLayout d_rows = p.d_rows;
   if (c.product == Product::kForward) {
@@ -203,7 +210,7 @@ bool run_case(const Case& c, DType dtype) {
     same = false;
   }
   if (gemm_sm90_serves(p) == (c.split > 0 || c.odd)) {
-    std::printf("%s: sm_90 plans where there are none, or none\n", name.c_str());
+    std::printf("%s: sm_90 serves it, or does not, unexpectedly\n", name.c_str());
     return false;
   }
   if (c.split > 0 || c.odd) return same;
@@ -247,7 +254,6 @@ bool run_far_rows() {
     return host;
   };
   bool same = true;
-  p.a.contraction_contiguous = true;
   for (const Sm80Tile tile : gemm_tiles_sm80(p)) {
     if (result(far, kFar, tile) == result(near.data, kContraction, tile)) continue;
     std::printf("rows 34 GB apart: tile %d differs\n", static_cast<int>(tile));

@@ -72,9 +72,7 @@ def linear_cross_entropy(
     Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
-    z_loss = _check.number("z_loss", z_loss)
-    if not 0 <= z_loss < float("inf"):
-        raise ValueError(f"z_loss: expected a finite number >= 0, got {z_loss!r}")
+    z_loss = _check.single("z_loss", z_loss, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if denominator is not None and reduction != "mean":
         raise ValueError(
             f'denominator: expected None with reduction="{reduction}", which divides by nothing, got {denominator!r}'
@@ -103,7 +101,8 @@ def linear_cross_entropy(
     if reduction == "none":
         return losses.reshape(found.logprob.shape)
     sums, counts = sequence_logprob(losses, (target != ignore_index).reshape(shape), cu_seqlens)
-    total = sums.reshape(()) if len(sums) == 1 else sequence_logprob(sums.reshape(1, -1)).sum.reshape(())
+    # Not len(), which makes a number of a symbol.
+    total = sums.reshape(()) if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum.reshape(())
     return total if reduction == "sum" else total / _divisor(denominator, total, counts)
 
 

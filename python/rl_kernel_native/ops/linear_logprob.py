@@ -14,17 +14,7 @@ from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
 from ..reference.linear_logprob import linear_logprob_reference
 from .linear import _code
-from .logprob import (
-    ENTROPY,
-    LOGPROB,
-    LSE,
-    STATUS,
-    SUM_P_SQ,
-    LogprobResult,
-    _exported,
-    _native_results,
-    _selected,
-)
+from .logprob import LOGPROB, STATUS, LogprobResult, _exported, _native_results, _selected, wanted_bits
 
 __all__ = [
     "LinearLogprobPair",
@@ -137,7 +127,7 @@ def linear_logprob(
         raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")
     scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
-    wanted = LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
+    wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     verify = check or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
@@ -250,7 +240,10 @@ def linear_logprob_pair(
         )
     except (TypeError, ValueError) as error:
         names = r"\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
-        raise type(error)(re.sub(names, r"ref_\1", str(error))) from None
+        of_reference = re.sub(names, r"ref_\1", str(error))
+        if of_reference == str(error):  # one that names no argument, of what they hold
+            of_reference = f"ref_hidden, ref_weight: {error}"
+        raise type(error)(of_reference) from None
     policy, reference = (r if isinstance(r, LogprobResult) else LogprobResult(r) for r in (found, ref_found))
     return LinearLogprobPair(*itertools.chain(*zip(policy, reference, strict=True)))
 

@@ -32,7 +32,6 @@ from .logprob_torch import _selected
 __all__ = ["linear_logprob", "partial", "scored_target"]
 
 _SAME = -1  # a dtype's code: that of the operands
-_TOKEN_BLOCK = 8192  # rows of rule 9
 
 
 class Shard(NamedTuple):
@@ -84,27 +83,10 @@ def linear_logprob(
         return _selected(outputs, returns)
     how = (mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard)
     if wants_grad(hidden, weight, bias, lora_a, lora_b):
-        if main_grad is None and wants_grad(weight) and wants_grad(hidden):
-            _require_sums(hidden, weight, workspace_bytes)
         outputs = _LinearLogprob.apply(hidden, weight, bias, lora_a, lora_b, target, arguments, how, returns, main_grad)
         return _selected(outputs, returns)
     prepare(hidden)
     return _forward((hidden, weight, bias, lora_a, lora_b, target), arguments, how, returns)
-
-
-def _require_sums(hidden: Tensor, weight: Tensor, workspace_bytes: Any) -> None:
-    """Refuses before the forward what backward could not compute. It needs more than these sums, and says how much."""
-    if hidden.dim() == 0 or weight.dim() == 0:  # which the forward refuses
-        return
-    rows = hidden.numel() // max(1, hidden.shape[-1])
-    if weight.dtype == torch.float32 or rows <= _TOKEN_BLOCK or not isinstance(workspace_bytes, int):
-        return
-    sums = 4 * hidden.shape[-1] * min(rows, len(weight))
-    if workspace_bytes < sums:
-        raise ValueError(
-            f"workspace_bytes: backward needs {sums} and more for float32 sums of a {weight.dtype} gradient of {rows} "
-            f"rows, got {workspace_bytes}; main_grad needs none"
-        )
 
 
 def _require_both(lora_a: Any, lora_b: Any) -> None:
@@ -149,7 +131,13 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
     _, _, _, _, valid, canonical, _, _ = arguments
     canonical = size if canonical is None else _check.integer("canonical_vocab", canonical)
     valid = min(size, canonical) if valid is None else _check.integer("valid_vocab", valid)
-    first, last = (_part_cut(canonical, 8 // ranks * i) for i in (rank, rank + 1))
+    cuts = [_part_cut(canonical, 8 // ranks * i) for i in range(ranks + 1)]
+    if len({*cuts}) <= ranks:  # refused by all, since the others would wait for the one that has none
+        raise ValueError(
+            f"process_group: expected columns for each of {ranks} ranks, got a vocabulary of {canonical}, whose cuts "
+            f"are {cuts}"
+        )
+    first, last = cuts[rank : rank + 2]
     end = start + columns
     if start != first or min(end, valid) != min(last, valid) or (rank + 1 < ranks and end > last):
         raise ValueError(
@@ -239,6 +227,8 @@ class _LinearLogprob(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         prepare(hidden)
         head = (hidden, weight, bias, lora_a, lora_b, target)
+        # What backward could not compute is refused before its forward.
+        _require_workspace(head, arguments, how, list(ctx.needs_input_grad[:5]), main_grad)
         outputs = _forward(head, arguments, how, returns | 2)
         temperature, *numbers, kept_ids, kept_offsets = arguments
         is_tensor = isinstance(temperature, Tensor)
@@ -279,6 +269,22 @@ class _LinearLogprob(torch.autograd.Function):
             of_entropy = None if rows[2] is None else entropy
             found = traced.backward(main_grad, tuple(head), (lse, of_entropy, *rows), arguments, tuple(how), needs)
         return *found, *(None,) * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
+
+
+def _require_workspace(
+    head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], needs: list[bool], main_grad: Any
+) -> None:
+    hidden, weight, bias, *lora, target = head
+    mode, logits, workspace_bytes, unit, dh_segments, lora_scale, shard = how
+    where = (None, None) if shard is None else shard[1:]
+    _C.linear_logprob_require_workspace(
+        hidden, weight, bias, target, *arguments, mode, logits, *needs[:3], main_grad is not None, _SAME, *where,
+        dh_segments, shard is not None and dh_segments > 1, workspace_bytes, unit, *lora, lora_scale, *needs[3:],
+    )  # fmt: skip
 
 
 def _backward(

@@ -287,6 +287,10 @@ class _TransformedLinearLogprob(_TracedLinearLogprob):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         return looped(_TransformedLinearLogprob.apply, info, in_dims, inputs), (0,) * 5
 
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
+
 
 class _TracedLinearLogprobBackward(torch.autograd.Function):
     @staticmethod

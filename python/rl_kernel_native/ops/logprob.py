@@ -59,6 +59,12 @@ class LogprobStatus(IntFlag):
 # Bit i asks for output i of LogprobResult.
 LOGPROB, LSE, ENTROPY, SUM_P_SQ, STATUS = (1 << i for i in range(5))
 
+
+def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, return_status: Any) -> int:
+    """The log-probability, and what is asked for beside it."""
+    asked = (return_lse, LSE), (return_entropy, ENTROPY), (return_sum_p_sq, SUM_P_SQ), (return_status, STATUS)
+    return LOGPROB | sum(bit for flag, bit in asked if flag)
+
 _torch_path: Any = None
 _plain_tensor: Any = None  # torch.Tensor, once a tensor was seen
 
@@ -248,9 +254,7 @@ def logprob_merge(
     Returns: as :func:`logprob`.
     Raises: TypeError for a dtype; ValueError for a shape.
     """
-    returns = (
-        LOGPROB | return_lse * LSE | return_entropy * ENTROPY | return_sum_p_sq * SUM_P_SQ | return_status * STATUS
-    )
+    returns = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     if _dispatch.is_tensor(stats):
         result = _torch().merge(stats, temperature, returns)
     else:

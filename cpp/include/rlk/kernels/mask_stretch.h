@@ -2,7 +2,8 @@
 // it, so that the tokens that count between any two positions are counted by two look-ups. For a block of kTokenThreads.
 #pragma once
 
-#include "rlk/kernels/reward_blanks.h"
+#include "rlk/kernels/flag_words.h"
+#include "rlk/kernels/reward_sequence.h"
 
 namespace rlk {
 
@@ -46,13 +47,13 @@ class MaskStretch {
   int begin = 0, tokens = 0;  // of the sequence: the first position that is there, and how many are
 
   // mask_at: of the sequence's first position among the flags.
-  RLK_DEVICE MaskStretch(const PolicyMask& mask, std::int64_t mask_at, int length, MaskShared* shared)
-      : mask_(mask), mask_at_(mask_at), length_(length), shared_(shared) {}
+  RLK_DEVICE MaskStretch(std::int64_t mask_at, int length, MaskShared* shared)
+      : mask_at_(mask_at), length_(length), shared_(shared) {}
 
   // Once all have looked at what was there before. meanwhile(): goes on beside the loads.
   template <class Meanwhile>
-  RLK_DEVICE void load(int stretch, const Meanwhile& meanwhile) {
-    load_bits(stretch);
+  RLK_DEVICE void load(const PolicyMask& mask, int stretch, const Meanwhile& meanwhile) {
+    load_bits(mask, stretch);
     meanwhile();
     index_bits();
   }
@@ -67,7 +68,7 @@ class MaskStretch {
     const std::uint32_t below = (1u << (at & 31)) - 1;
     return shared_->before[at >> 5] + bits_set(shared_->bits[at >> 5] & below);
   }
-  // A bit for each of some positions of the stretch, four at least; above these others.
+  // Bits of 32 positions from one of the stretch on; those past its end mean nothing.
   RLK_DEVICE std::uint32_t bits_from(int at) const {
     const int from = at + off_;
     const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
@@ -85,10 +86,9 @@ class MaskStretch {
   // Of a lane: of what a wave shares there would be more than scalar registers.
   static RLK_DEVICE int thread() { return static_cast<int>(Gpu::of_lane(static_cast<std::uintptr_t>(Gpu::thread()))); }
 
-  RLK_DEVICE void load_bits(int stretch) {
+  RLK_DEVICE void load_bits(const PolicyMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    const PolicyMask& mask = Gpu::again(mask_);
     const TokenFlags flags = {mask.data, 0, mask.data == nullptr ? 0 : size_of(mask.dtype),
                               mask.dtype == DType::kFloat32};
     with_flag_bytes(flags, [&](auto bytes) {
@@ -183,7 +183,6 @@ class MaskStretch {
     Gpu::barrier();
   }
 
-  const PolicyMask& mask_;
   std::int64_t mask_at_;
   int length_, off_ = 0;  // off_: bit of the first position
   MaskShared* shared_;

@@ -116,7 +116,7 @@ class RewardSequence {
     add_to(value_at(position), position, reward, cost);
   }
   RLK_DEVICE void add_to(float before, std::int64_t position, float reward, float cost) const {
-    const ScatterRewardsParams& p = Gpu::again(p_);
+    const ScatterRewardsParams& p = Gpu::first_argument(p_);
     const float x = finished_reward(add_rn(before, reward));
     in_global(p.to_tokens)[to_ + position] = x;
     if (p.costs != nullptr) in_global(p.costs)[to_ + position] = cost;

@@ -55,8 +55,8 @@ class RewardSpread {
         parts_(parts),
         written_(are_written ? Written::kBefore : Written::kNot),
         length_(static_cast<int>(span_of(p.sequences, s).length)),
-        mask_(p.mask, of_lane(p.sequences.packed() ? span_of(p.sequences, s).begin : s * p.mask.sequence_stride),
-              length_, &shared->mask) {
+        mask_(of_lane(p.sequences.packed() ? span_of(p.sequences, s).begin : s * p.mask.sequence_stride), length_,
+              &shared->mask) {
     const PolicySpan span = span_of(p.sequences, s);
     to_ = of_lane(p.sequences.packed() ? span.begin : s * p.sequences.num_tokens);
   }
@@ -85,7 +85,7 @@ class RewardSpread {
   static constexpr int kRewardThread = kTokenThreads / 2;  // has what is the sequence's
   static constexpr int kNowhere = -kQuad, kBehind = std::numeric_limits<std::int32_t>::max();
 
-  RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::again(p_); }
+  RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
   // Of a lane: of what a wave shares, and of conditions that hold over a loop, there would be more than scalar registers.
   static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
     return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
@@ -97,7 +97,7 @@ class RewardSpread {
     const bool is_first = stretch_ < 0;
     if (!is_first) Gpu::barrier();  // others may still read the one before
     stretch_ = stretch;
-    mask_.load(stretch, [&] {
+    mask_.load(p().mask, stretch, [&] {
       if (is_first) check_spans();
     });
     if (is_first) take_check();

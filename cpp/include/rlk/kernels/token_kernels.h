@@ -313,7 +313,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   WaveSums<Gpu, kSums, Terms::kHasSums, Terms::kMaxima> gathered;
   RLK_UNROLL_NOT
   for (int step = 0; step < last; ++step) {
-    const typename Terms::Params& now = Gpu::again(p);
+    const typename Terms::Params& now = Gpu::first_argument(p);
     const int offset = step * kStep;
     const bool whole = step < whole_steps;
     Tokens in[kInputs];

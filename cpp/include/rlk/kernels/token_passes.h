@@ -146,7 +146,7 @@ template <class Gpu, class Batch>
 RLK_DEVICE void store_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w,
                               const TotalsShared<Batch>& shared) {
   static_assert(Batch::kResults <= kTokenThreads);
-  const typename Batch::Params& now = Gpu::again(p);
+  const typename Batch::Params& now = Gpu::first_argument(p);
   if (Gpu::thread() < Batch::kResults) Batch::store(now, w.context(), shared.total, Gpu::thread());
 }
 
