@@ -174,7 +174,7 @@ def test_a_workspace_too_small_for_backward_is_refused_in_forward(form: str, dev
     rows, features, columns = 8200 if form in ("two blocks", "main_grad") else 40, 16, 192
 
     def leaf(*shape: int) -> Any:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16).requires_grad_()
+        return torch.randn(shape).to(device, torch.bfloat16).requires_grad_()
 
     leaves = {"hidden": leaf(rows, features), "weight": leaf(columns, features)}
     options: dict[str, Any] = {}
@@ -207,15 +207,6 @@ def test_flags_are_true_or_false(device: str) -> None:
     target = torch.arange(5, device=device)
     want = rk.linear_logprob(hidden, weight, target, return_lse=True)
     assert not differing(rk.linear_logprob(hidden, weight, target, return_lse=2, return_entropy=None), want)
-
-
-def test_has_no_forward_mode_and_says_what_has() -> None:
-    hidden, weight, target = torch.randn(5, 16), torch.randn(40, 16), torch.arange(5)
-    with pytest.raises(RuntimeError, match="no forward-mode derivative; call logprob of linear"):
-        torch.func.jvp(lambda h: rk.linear_logprob(h, weight, target), (hidden,), (hidden,))
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="call logprob of linear"):
-        dual = torch.autograd.forward_ad.make_dual(hidden.requires_grad_(), torch.ones_like(hidden))
-        rk.linear_logprob(dual, weight, target)
 
 
 def test_of_a_pair_the_bad_head_is_named() -> None:
@@ -451,7 +442,7 @@ def test_a_tangent_is_an_error(rng: np.random.Generator, device: str) -> None:
         return torch.func.jvp(score, (x,), (x,))[1]
 
     torch.compiler.reset()
-    words = "jvp function|a derivative is wanted where it would be lost"
+    words = "call logprob of linear for that|jvp function|a derivative is wanted where it would be lost"
     compiled = torch.compile(score, backend="eager")
     compiled(hidden)  # a graph that knows of no tangents
     for function in (push, torch.compile(push, backend="eager")):

@@ -76,7 +76,7 @@ def linear_logprob(
 
     A row has the same bits for any batch, position and workspace. Differentiable (torch) in ``hidden``, ``weight``,
     ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward computes the logits
-    again.
+    again, and has neither a backward nor a forward mode of its own: those are of ``logprob`` of ``linear``.
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
@@ -102,20 +102,23 @@ def linear_logprob(
         workspace_bytes: the most memory that a call takes beside its inputs, outputs and gradients. More is faster, up
             to a point; results do not change by a bit. A gradient of ``weight`` in its own dtype over more than 8192
             rows needs float32 sums, 4 ``in_features`` bytes times the lesser of the rows and the vocabulary; in
-            ``main_grad`` it needs none. The CPU backend takes its own, 64 MiB where it can.
+            ``main_grad`` it needs none. What backward needs is asked for before forward. On an sm_90 hidden states in
+            two strides, such as ``hidden[:, :-1]``, or off 16 bytes are copied, 8192 rows at a time. The CPU backend
+            takes its own, 64 MiB where it can.
         process_group: of torch.distributed, over whose 1, 2, 4 or 8 ranks the vocabulary lies in rank order; every rank
             gives the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``, ``bias`` and
             ``lora_b``. Ranks exchange five numbers a row; all get the result, with the bits of one rank that has the
             whole. The gradient of ``lora_a`` is a rank's own share, whatever ``dh_segments``: add those of all by an
-            all-reduce.
+            all-reduce. Not under torch.compile or torch.func.
         vocab_start: global id of the weight's first row; a cut of docs/numerics.md, rule 5 (equal shards where the
             vocabulary is a multiple of 64).
         vocab_size: columns of all ranks. Default, without a group: the weight's.
         dh_segments: 1: the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a rank's
             own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
             the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
-            all ranks have the whole already: do not add. Of the workspace it takes float32 copies of ``hidden``: 4 on
-            one rank, 2, 1 and none on 2, 4 and 8. With LoRA each part rounds the gradient of ``u`` by itself.
+            all ranks have the whole already: do not add. Backward then is a collective, as forward is with a group. Of
+            the workspace it takes float32 copies of ``hidden``: 4 on one rank, 2, 1 and none on 2, 4 and 8. With LoRA
+            each part rounds the gradient of ``u`` by itself.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
         what is needed.

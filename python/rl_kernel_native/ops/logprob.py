@@ -65,6 +65,7 @@ def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, retu
     asked = (return_lse, LSE), (return_entropy, ENTROPY), (return_sum_p_sq, SUM_P_SQ), (return_status, STATUS)
     return LOGPROB | sum(bit for flag, bit in asked if flag)
 
+
 _torch_path: Any = None
 _plain_tensor: Any = None  # torch.Tensor, once a tensor was seen
 
