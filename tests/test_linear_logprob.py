@@ -390,6 +390,26 @@ def test_outputs_and_gradients_are_near_float64(unit: str, dtype: str, options: 
             assert not linear_logprob_cases.failures(o, unit, **given)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("valid_vocab", True, "expected an integer, got bool"),
+        ("canonical_vocab", 1.5, "expected an integer, got float"),
+        ("ignore_index", True, "expected an integer, got bool"),
+        ("temperature", "1", "expected a number, got str"),
+        ("workspace_bytes", True, "expected a.*, got bool"),
+        ("workspace_bytes", 1 << 70, "expected an integer of 64 bits"),
+    ],
+)
+def test_numbers_are_checked_where_a_call_is_compiled_too(compiled: bool, name: str, value: Any, text: str) -> None:
+    def score(hidden: Any) -> Any:
+        return rk.linear_logprob(hidden, torch.ones(40, 16), torch.arange(5), **{name: value})
+
+    with pytest.raises((TypeError, ValueError), match=f"{name}: {text}"):
+        (torch.compile(score, backend="eager") if compiled else score)(torch.ones(5, 16))
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_has_the_bytes_of_eager(backend: str, head: tuple[Any, ...]) -> None:
     hidden, weight, bias, target = head

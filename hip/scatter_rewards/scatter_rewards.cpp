@@ -2,6 +2,7 @@
 #include "scatter_rewards.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/kernels/reward_blanks.h"
 #include "rlk/kernels/reward_spread.h"
 
 namespace rlk::hip {

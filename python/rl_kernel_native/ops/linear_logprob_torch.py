@@ -74,6 +74,7 @@ def linear_logprob(
         _require_both(lora_a, lora_b)
         if where[0] is not None:
             raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
+        workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
     shard = _shard(weight, arguments, *where)
     if not direct:
         outputs = traced.linear_logprob(

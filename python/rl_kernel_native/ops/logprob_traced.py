@@ -41,12 +41,12 @@ def _options(arguments: tuple[Any, ...], mode: int) -> tuple[Any, ...]:
         temperature if is_tensor else None,
         kept_ids,
         kept_offsets,
-        1.0 if is_tensor else float(temperature),
+        1.0 if is_tensor else _check.number("temperature", temperature),
         _check.number("logit_scale", scale),
         None if softcap is None else _check.number("softcap", softcap),
-        ignore_index,
-        valid_vocab,
-        canonical_vocab,
+        _check.integer("ignore_index", ignore_index),
+        None if valid_vocab is None else _check.integer("valid_vocab", valid_vocab),
+        None if canonical_vocab is None else _check.integer("canonical_vocab", canonical_vocab),
         mode,
     )
 
