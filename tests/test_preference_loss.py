@@ -13,12 +13,13 @@ import pytest
 import framework_sources
 import rl_kernel_native as rk
 from cases import beyond, differing, float64
-from rl_kernel_native.ops.preference_loss import _KINDS, METRICS
+from rl_kernel_native.ops.preference_kinds import KINDS
+from rl_kernel_native.ops.preference_loss import METRICS
 
 torch = pytest.importorskip("torch")
 
 PAIRS = 70
-FREE = tuple(k for k, kind in _KINDS.items() if kind.reference is False)
+FREE = tuple(k for k, kind in KINDS.items() if kind.reference is False)
 AVERAGED = ("ipo", "sigmoid_norm", "simpo", "alphapo", "orpo")
 UNPAIRED = ("kto", "apo_zero_unpaired")
 SORTED = ("aot", "aot_unpaired")
@@ -32,7 +33,7 @@ def problem(kind: str, rng: np.random.Generator, smooth: float = 0.1) -> tuple[l
     policy = [(-s * rng.uniform(0.05, 2, len(s))).astype(np.float32) for s in scale]
     ref = [(p + rng.normal(0, 3, len(p))).astype(np.float32) for p in policy]
     options: dict[str, Any] = {"kind": kind, "beta": 0.1}
-    if "label_smoothing" in _KINDS[kind].options and smooth:
+    if "label_smoothing" in KINDS[kind].options and smooth:
         options["label_smoothing"] = smooth
     if kind == "alphapo":
         options["alpha"] = 0.25
@@ -64,7 +65,7 @@ def close(got: Any, want: np.ndarray, relative: float) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_losses_rewards_and_means_against_float64(kind: str, device: str, rng: np.random.Generator) -> None:
     arrays, options = problem(kind, rng)
     got = rk.preference_loss(
@@ -82,7 +83,7 @@ def test_losses_rewards_and_means_against_float64(kind: str, device: str, rng: n
     assert not differing(plain(numpy), tuple(t.cpu() for t in plain(got)))
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_against_differences_of_float64(kind: str, device: str, rng: np.random.Generator) -> None:
     arrays, options = problem(kind, rng)
     leaves = [torch_of(a, device).requires_grad_() for a in arrays[:2]]
@@ -152,7 +153,7 @@ def test_weights_of_wpo_and_a_likelihood_term(device: str, rng: np.random.Genera
     np.testing.assert_allclose(gradient.cpu().numpy(), (both[0] - both[1]) / (2 * step), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [k for k in _KINDS if k not in SORTED])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in SORTED])
 def test_a_pair_has_the_same_bits_in_any_batch_and_at_any_stride(
     kind: str, device: str, rng: np.random.Generator
 ) -> None:
@@ -369,7 +370,7 @@ def trl_dpo(leaf: Any, completion: Any, ref: Any, log_sum_sq: Any = None, **own:
         (loss_type, divergence)
         for loss_type, options in TRL_DPO.items()
         for divergence in ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
-        if divergence == "reverse_kl" or "f_divergence" in _KINDS[options["kind"]].options
+        if divergence == "reverse_kl" or "f_divergence" in KINDS[options["kind"]].options
     ],
 )
 def test_the_losses_of_trl_dpo(loss_type: str, divergence: str, wpo: bool, rng: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
-from .policy_spec import PolicySpec, checked_denominator
+from .policy_spec import PolicySpec, checked_denominator, names_of
 
 __all__ = [
     "PolicyGradients",
@@ -198,15 +198,6 @@ def policy_loss_and_grad(
     else:
         loss, vector, d_logprob, d_entropy = _call(operands, spec, value, ratio_metrics, True)
     return PolicyGradients(loss, PolicyMetrics(vector, ratio_metrics), d_logprob, d_entropy)
-
-
-def names_of(spec: PolicySpec) -> tuple[str, ...]:
-    """Operands in the order of the extension."""
-    weights = "importance_weight" if spec.importance == "given" else "rollout_logprob"
-    return (
-        "logprob", "old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", weights, "entropy", "selected",
-        "denominator",
-    )  # fmt: skip
 
 
 def _operands(

@@ -22,8 +22,7 @@ from .._torch import (
     wants_grad,
 )
 from . import policy_loss_traced as traced
-from .policy_loss import names_of
-from .policy_spec import PolicySpec
+from .policy_spec import PolicySpec, names_of
 
 __all__ = ["policy_loss", "policy_loss_and_grad"]
 

@@ -9,57 +9,21 @@ from .. import _check, _dispatch
 from .._metrics import MetricVector
 from .._native import module as _C
 from ..reference.preference_loss import preference_loss_reference
+from .preference_kinds import (
+    ALPHA_DIVERGENCE,
+    ALPHA_PO,
+    DIVERGENCES,
+    KINDS,
+    KTO,
+    LOG_RATIO,
+    NAMES,
+    NO_AVERAGE,
+    UNSORTED,
+)
 
 __all__ = ["METRICS", "PreferenceLoss", "PreferenceMetrics", "preference_loss", "preference_loss_reference"]
 
 METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
-
-# The contract's numbers.
-SIGMOID, HINGE, IPO, EXO_PAIR, NCA_PAIR, ROBUST, BCO_PAIR, SPPO_HARD = range(8)
-APO_ZERO, APO_DOWN, DISCOPOP, ORPO, KTO = range(8, 13)
-UNSORTED, AOT, AOT_UNPAIRED = range(3)
-LOG_RATIO, FORWARD_KL, JS_DIVERGENCE, ALPHA_DIVERGENCE, ALPHA_PO = range(5)
-NO_AVERAGE, OF_LOGPROB, OF_SCORE = range(3)
-
-
-class _Kind(NamedTuple):
-    number: int
-    sort: int = UNSORTED
-    average: int = NO_AVERAGE  # where counts are given
-    options: tuple[str, ...] = ()  # that this kind takes
-    reference: bool | None = None  # True: needed, False: refused
-
-
-_SMOOTH = ("label_smoothing",)
-_DIVERGES = ("f_divergence", "f_alpha")
-_KINDS = {
-    "dpo": _Kind(SIGMOID, options=_SMOOTH + _DIVERGES),
-    "sigmoid_norm": _Kind(SIGMOID, average=OF_SCORE, options=_SMOOTH + _DIVERGES),
-    "hinge": _Kind(HINGE, options=_DIVERGES),
-    "ipo": _Kind(IPO, average=OF_SCORE, options=_DIVERGES),
-    "exo_pair": _Kind(EXO_PAIR, options=_SMOOTH + _DIVERGES),
-    "nca_pair": _Kind(NCA_PAIR),
-    "robust": _Kind(ROBUST, options=_SMOOTH + _DIVERGES),
-    "bco_pair": _Kind(BCO_PAIR),
-    "sppo_hard": _Kind(SPPO_HARD),
-    "aot": _Kind(SIGMOID, AOT, options=_SMOOTH, reference=True),
-    "aot_unpaired": _Kind(SIGMOID, AOT_UNPAIRED, options=_SMOOTH, reference=True),
-    "apo_zero": _Kind(APO_ZERO),
-    "apo_down": _Kind(APO_DOWN),
-    "discopop": _Kind(DISCOPOP, options=("tau", *_DIVERGES)),
-    "kto": _Kind(KTO, options=("kl", "chosen_weight", "rejected_weight")),
-    "apo_zero_unpaired": _Kind(KTO, options=("chosen_weight", "rejected_weight")),
-    "cpo": _Kind(SIGMOID, options=_SMOOTH, reference=False),
-    "simpo": _Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", *_SMOOTH), reference=False),
-    "alphapo": _Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
-    "orpo": _Kind(ORPO, average=OF_LOGPROB, reference=False),
-}
-_DIVERGENCES = {
-    "reverse_kl": LOG_RATIO,
-    "forward_kl": FORWARD_KL,
-    "js_divergence": JS_DIVERGENCE,
-    "alpha_divergence": ALPHA_DIVERGENCE,
-}
 
 _torch_path: Any = None
 
@@ -162,8 +126,8 @@ def preference_loss(
         docs/numerics.md, rules 3 and 10; DPO arXiv:2305.18290, IPO 2310.12036, KTO 2402.01306, ORPO 2403.07691, SimPO
         2405.14734, CPO 2401.08417, WPO 2406.11827, AOT 2406.05882, APO 2408.06266, DiscoPOP 2406.08414.
     """
-    _check.one_of("kind", kind, tuple(_KINDS))
-    of_kind = _KINDS[kind]
+    _check.one_of("kind", kind, tuple(KINDS))
+    of_kind = KINDS[kind]
     given = {
         "label_smoothing": label_smoothing, "f_divergence": f_divergence, "f_alpha": f_alpha, "tau": tau,
         "gamma": gamma, "alpha": alpha, "kl": kl, "chosen_weight": chosen_weight, "rejected_weight": rejected_weight,
@@ -229,12 +193,6 @@ def _result(found: Any) -> PreferenceLoss:
     return PreferenceLoss(losses, chosen, rejected, PreferenceMetrics(vector))
 
 
-NAMES = (
-    "policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected", "chosen_count", "rejected_count",
-    "chosen_aligned", "rejected_aligned", "kl",
-)  # fmt: skip
-
-
 def _number(name: str, value: Any, above: float = -math.inf) -> float:
     wanted = "a finite number" + ("" if above == -math.inf else f" > {above:g}")
     return _check.single(name, value, lambda x: above < x < math.inf, wanted)
@@ -264,11 +222,11 @@ def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: fl
         value = _number("alpha", alpha)
         return (LOG_RATIO, 1.0) if _check.in_float32(value) == 0 else (ALPHA_PO, value)  # its limit
     name = "reverse_kl" if f_divergence is None else f_divergence
-    _check.one_of("f_divergence", name, tuple(_DIVERGENCES))
+    _check.one_of("f_divergence", name, tuple(DIVERGENCES))
     if (name == "alpha_divergence") != (f_alpha is not None):
         wanted = "a number for" if f_alpha is None else "None beside"
         raise ValueError(f"f_alpha: expected {wanted} f_divergence={name!r}, got {f_alpha}")
     if f_alpha is None:
-        return _DIVERGENCES[name], 1.0
+        return DIVERGENCES[name], 1.0
     value = _number("f_alpha", f_alpha)
     return (LOG_RATIO, 1.0) if abs(value - 1) < 1e-6 else (ALPHA_DIVERGENCE, value)

@@ -12,7 +12,7 @@ from .. import _torch
 from .._native import module as _C
 from .._torch import is_direct, is_direct_gradient, is_grad_enabled, prepare, require_tensors, wants_grad
 from . import preference_loss_traced as traced
-from .preference_loss import NAMES, UNSORTED
+from .preference_kinds import NAMES, UNSORTED
 
 __all__ = ["preference_loss"]
 

@@ -16,7 +16,7 @@ from .._native import module as _C
 from .._shapes import dtype_name, is_static
 from .._torch import apply_function, gradient, implement, memory, prepare
 from .._transforms import looped, refuse_tangents
-from .preference_loss import AOT_UNPAIRED, KTO, NAMES, UNSORTED
+from .preference_kinds import AOT_UNPAIRED, KTO, NAMES, UNSORTED
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _HOW = "int kind, int sort, int score, int average, float[] numbers"
