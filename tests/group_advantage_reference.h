@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "rlk/ops/group_advantage.h"
+#include "sum_reference.h"
 
 namespace group_advantage_test {
 
@@ -27,15 +28,7 @@ struct Inputs {
   std::vector<std::vector<std::int64_t>> groups;  // members, ascending
 };
 
-inline float tree(const std::vector<float>& v, std::size_t first, std::size_t count) {
-  if (count == 1) return first < v.size() ? v[first] : 0.0f;
-  return tree(v, first, count / 2) + tree(v, first + count / 2, count / 2);
-}
-inline float sum(const std::vector<float>& v) {
-  float total = 0.0f;
-  for (std::size_t first = 0; first < v.size(); first += 128) total += tree(v, first, 128);
-  return total;
-}
+inline float sum(const std::vector<float>& v) { return sum_test::tree(v) + 0.0f; }
 
 struct Statistics {
   std::vector<bool> counts;

@@ -18,6 +18,7 @@
 #endif
 #include "linear_backend.h"
 #include "rlk/ops/masked_whiten.h"
+#include "sum_reference.h"
 
 namespace masked_whiten_test {
 namespace {
@@ -40,15 +41,7 @@ void run(MaskedWhitenParams p) {
 
 using Tokens = std::vector<std::pair<bool, float>>;  // whether it counts, and what it is
 
-float tree(const std::vector<float>& v, std::size_t first, std::size_t count) {
-  if (count == 1) return first < v.size() ? v[first] : 0.0f;
-  return tree(v, first, count / 2) + tree(v, first + count / 2, count / 2);
-}
-float sum(const std::vector<float>& v) {
-  float total = 0.0f;
-  for (std::size_t first = 0; first < v.size(); first += 128) total += tree(v, first, 128);
-  return total;
-}
+float sum(const std::vector<float>& v) { return sum_test::tree(v) + 0.0f; }
 
 struct Outputs {
   std::vector<std::vector<float>> y;

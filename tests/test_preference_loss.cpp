@@ -21,6 +21,7 @@
 #include "rlk/math/sigmoid.h"
 #include "rlk/ops/preference_loss.h"
 #include "sequence_cases.h"
+#include "sum_reference.h"
 
 namespace sequence_test {
 namespace {
@@ -171,18 +172,7 @@ Value value(const PreferenceLossParams& p, Preference kind, float w, float l) {
   return {loss, p.beta * dz, -(p.beta * dz)};
 }
 
-float tree(const Floats& lanes, std::size_t first, std::size_t width) {
-  return width == 1 ? lanes[first] : tree(lanes, first, width / 2) + tree(lanes, first + width / 2, width / 2);
-}
-float mean(const Floats& x) {
-  float sum = 0;
-  for (std::size_t chunk = 0; chunk < x.size(); chunk += 2048) {
-    Floats lanes(256, 0.0f);
-    for (std::size_t i = chunk; i < std::min(chunk + 2048, x.size()); ++i) lanes[i % 256] += x[i];
-    sum += tree(lanes, 0, 256);
-  }
-  return x.empty() ? 0.0f : sum / static_cast<float>(x.size());
-}
+float mean(const Floats& x) { return x.empty() ? 0.0f : (sum_test::tree(x) + 0.0f) / static_cast<float>(x.size()); }
 
 std::vector<std::size_t> sorted(const Floats& keys) {
   std::vector<std::size_t> order(keys.size());

@@ -15,6 +15,7 @@
 #endif
 #include "rlk/ops/sequence_logprob.h"
 #include "sequence_cases.h"
+#include "sum_reference.h"
 
 namespace sequence_test {
 namespace {
@@ -38,17 +39,8 @@ void run(const SequenceLogprobBackwardParams& p) { rlk::cpu::sequence_logprob_ba
 #endif
 
 // The contract's sum of the values at positions 0, 1, ..., +0 where nothing counts.
-float tree(const std::vector<float>& lanes, std::size_t first, std::size_t width) {
-  if (width == 1) return lanes[first];
-  return tree(lanes, first, width / 2) + tree(lanes, first + width / 2, width / 2);
-}
 float contract_sum(const std::vector<float>& x) {
-  float sum = 0.0f;
-  for (std::size_t chunk = 0; chunk < x.size(); chunk += 2048) {
-    std::vector<float> lanes(256, 0.0f);
-    for (std::size_t p = chunk; p < std::min(chunk + 2048, x.size()); ++p) lanes[p % 256] += x[p];
-    sum += tree(lanes, 0, 256);
-  }
+  const float sum = sum_test::tree(x) + 0.0f;
   return std::isnan(sum) ? std::bit_cast<float>(0x7fc00000) : sum;
 }
 

@@ -9,30 +9,14 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
-from cases import beyond, differing
+from cases import beyond, differing, tree_sum
 from torch_properties import no_synchronisation
 
 torch = pytest.importorskip("torch")
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Nothing; one; a row of lanes one short and one long; a chunk and more; several chunks.
+# Nothing; one; a row of a kernel one short and one long; a chunk and more; several chunks.
 LENGTHS = (0, 1, 255, 257, 2047, 2049, 9000)
-
-
-def contract(x: np.ndarray, kept: np.ndarray) -> np.float32:
-    """The sum of the contract a second time."""
-    total = np.float32(0)
-    values = np.where(kept, x, np.float32(0)).astype(np.float32)
-    for first in range(0, len(values), 2048):
-        chunk = np.zeros(2048, np.float32)
-        chunk[: len(values[first : first + 2048])] = values[first : first + 2048]
-        lanes = np.zeros(256, np.float32)
-        for row in chunk.reshape(8, 256):
-            lanes = lanes + row
-        while len(lanes) > 1:
-            lanes = lanes[::2] + lanes[1::2]
-        total = total + lanes[0]
-    return total
 
 
 def batch(rng: np.random.Generator, rows: int, columns: int, dtype: str = "float32", device: str = "cpu") -> Any:
@@ -46,7 +30,7 @@ def test_the_bytes_of_the_contract_and_float64(dtype: str, columns: int, device:
     logprob, mask = batch(rng, 3, columns, dtype, device)
     got = rk.sequence_logprob(logprob, mask)
     x, kept = logprob.float().cpu().numpy(), mask.cpu().numpy()
-    want = np.array([contract(a, b) for a, b in zip(x, kept, strict=True)], np.float32)
+    want = np.array([tree_sum(np.where(b, a, 0)) for a, b in zip(x, kept, strict=True)], np.float32)
     assert got.sum.cpu().numpy().tobytes() == want.tobytes()
     reference = rk.sequence_logprob_reference(x, kept)
     assert not beyond("sequence_logprob", "sum", got.sum, reference["sum"], terms=columns, scale=reference["scale"])

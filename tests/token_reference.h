@@ -11,26 +11,17 @@
 
 #include "rlk/math/ieee.h"
 #include "rlk/policy_sequences.h"
+#include "sum_reference.h"
 
 namespace policy_test {
+
+using sum_test::tree;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // No sequence and no token; one; a few short ones, odd; a tile of each kind and one more token; several tiles; many.
 constexpr std::int64_t kShapes[][2] = {{0, 7},   {3, 0},    {1, 1},    {5, 13},   {70, 3},  {3, 129},
                                        {9, 257}, {2, 1025}, {1, 9000}, {130, 40}, {4, 2500}};
-
-// The sum over leaves [first, first + width), width a power of two; what is missing is +0.
-inline float tree(const std::vector<float>& leaves, std::size_t first, std::size_t width) {
-  if (first >= leaves.size()) return 0.0f;
-  if (width == 1) return leaves[first];
-  return tree(leaves, first, width / 2) + tree(leaves, first + width / 2, width / 2);
-}
-inline float tree(const std::vector<float>& leaves) {
-  std::size_t width = 1;
-  while (width < leaves.size()) width *= 2;
-  return tree(leaves, 0, width);
-}
 
 inline float limited(float x, float low, float high) {
   if (low > x) x = low;

@@ -5,13 +5,13 @@
 #include <numeric>
 #include <vector>
 
-#include "chunk_sum.h"
 #include "float_environment.h"
 #include "rlk/kernels/group_advantage_check.h"
 #include "rlk/kernels/group_advantage_row.h"
 #include "rows.h"
 #include "sequences.h"
 #include "thread_pool.h"
+#include "tree_sum.h"
 
 namespace rlk::cpu {
 namespace {
@@ -65,7 +65,7 @@ GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, c
   GroupStatistics g;
   if (!begin_statistics(p.alone, n, nans > 0, extremes, &g)) return g;
   const auto sum = [&](const auto& f) {
-    return chunk_sum(num, [&](std::int64_t m) { return counts(m) ? f(m) : 0.0f; });
+    return tree_sum(num, [&](std::int64_t m) { return counts(m) ? f(m) : 0.0f; });
   };
   g.mean = div_rn(sum(reward), float_of_count(n));
   g.std = std_of(sum([&](std::int64_t m) { return deviation_squared(reward(m), g.mean); }), n);

@@ -3,13 +3,13 @@
 
 #include <vector>
 
-#include "chunk_sum.h"
 #include "float_environment.h"
 #include "masked_whiten_lanes.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rows.h"
 #include "sequences.h"
 #include "thread_pool.h"
+#include "tree_sum.h"
 
 namespace rlk::cpu {
 namespace {
@@ -24,7 +24,7 @@ class Whitening {
     const FloatEnvironment environment;  // minima and maxima of subnormals too
     std::vector<WhitenSums> of(static_cast<std::size_t>(p_.sequences.num_sequences));
     const auto sum = [&] {
-      return chunk_sum(p_.sequences.num_sequences, [&](std::int64_t s) { return of[static_cast<std::size_t>(s)].sum; });
+      return tree_sum(p_.sequences.num_sequences, [&](std::int64_t s) { return of[static_cast<std::size_t>(s)].sum; });
     };
     for_each_sequence([&](std::int64_t s) { of[static_cast<std::size_t>(s)] = lanes().sums(tokens(s)); });
     WhitenSums all = {0, 0.0f, infinity(), -infinity()};

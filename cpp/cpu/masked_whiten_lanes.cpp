@@ -24,15 +24,15 @@ RLK_HD void for_each_vector(const WhitenTokens& t, std::int64_t first, const F& 
 // The sum of term(x, which count), in the contract's order.
 template <class F>
 RLK_HD float sum_of(const WhitenTokens& t, const F& term) {
-  float total = 0.0f;
+  SumTree<kSequenceLevels> tree;
   for (std::int64_t first = 0; first < t.length; first += kChunk) {
     alignas(64) float terms[kChunk] = {};
     for_each_vector(t, first, [&](Floats x, Mask taken, int k) {
       store_bytes(terms + k, select(taken, term(x, taken), broadcast<Floats>(0.0f)));
     });
-    total = rlk::add_rn(total, tree_over(terms, kChunk / kLanes));
+    tree.take(tree_over(terms, kChunk / kLanes));
   }
-  return total;
+  return finished_sum(tree.finish());
 }
 
 WhitenSums sums(const WhitenTokens& t) {

@@ -9,6 +9,7 @@
 #include "rlk/kernels/preference_loss_check.h"
 #include "rlk/kernels/preference_pair.h"
 #include "thread_pool.h"
+#include "tree_sum.h"
 
 namespace rlk::cpu {
 namespace {
@@ -50,23 +51,8 @@ void with_metric(const PreferenceLossParams& p, int metric, const F& f) {
 }
 
 float metric_sum(const PreferenceLossParams& p, int metric) {
-  constexpr int kLanes = kPreferenceMetricThreads, kChunk = 2048;
-  const std::int64_t num = preference_metric_items(p, metric);
   float sum = 0.0f;
-  for (std::int64_t chunk = 0; chunk < num; chunk += kChunk) {
-    alignas(64) float lanes[kLanes] = {};
-    const std::int64_t end = std::min(chunk + kChunk, num);
-    for (std::int64_t first = chunk; first < end; first += kLanes) {
-      const int count = static_cast<int>(std::min<std::int64_t>(kLanes, end - first));
-      with_metric(p, metric, [&](const auto& item) {
-        for (int i = 0; i < count; ++i) lanes[i] = add_rn(lanes[i], item(first + i));
-      });
-    }
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int i = 0; i < width; ++i) lanes[i] = add_rn(lanes[2 * i], lanes[2 * i + 1]);
-    }
-    sum = add_rn(sum, lanes[0]);
-  }
+  with_metric(p, metric, [&](const auto& item) { sum = tree_sum(preference_metric_items(p, metric), item); });
   return sum;
 }
 

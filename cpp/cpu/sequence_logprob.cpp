@@ -1,5 +1,4 @@
-// CPU backend of sequence_logprob: sequences are spread over threads. A chunk's tokens that count are gathered first, then
-// its 256 lanes are a compiler's vectors.
+// CPU backend of sequence_logprob: sequences are spread over threads. A block's tokens that count are gathered first.
 #include "sequence_logprob.h"
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "rlk/kernels/sequence_logprob_check.h"
 #include "rlk/math/half.h"
 #include "thread_pool.h"
+#include "tree_sum.h"
 
 namespace rlk::cpu {
 namespace {
@@ -59,18 +59,6 @@ void with_mask(const TokenFlags& m, const F& f) {
   f([](std::int64_t) { return true; });
 }
 
-// Of the chunk's 2048 positions, +0 where nothing counts.
-float chunk_sum(const float* x) {
-  alignas(64) float lanes[kSequenceLanes] = {};
-  for (int k = 0; k < kSequenceChunk; k += kSequenceLanes) {
-    for (int r = 0; r < kSequenceLanes; ++r) lanes[r] = add_rn(lanes[r], x[k + r]);
-  }
-  for (int width = kSequenceLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = add_rn(lanes[2 * i], lanes[2 * i + 1]);
-  }
-  return lanes[0];
-}
-
 }  // namespace
 
 void sequence_logprob(const SequenceLogprobParams& p) {
@@ -81,27 +69,21 @@ void sequence_logprob(const SequenceLogprobParams& p) {
   const std::int64_t length = std::max<std::int64_t>(packed ? p.num_tokens / p.num_sequences : p.num_tokens, 1);
   const auto run = [&](std::int64_t begin, std::int64_t end, auto type, const auto& counts) {
     using T = decltype(type);
-    alignas(64) float x[kSequenceChunk];
     for (std::int64_t i = begin; i < end; ++i) {
       const Span span = span_of(p.cu_seqlens, p.num_tokens, i);
       const std::int64_t row = packed ? 0 : i;
       const auto* logprob = static_cast<const typename T::Storage*>(p.logprob) + row * p.logprob_stride + span.begin;
       const std::int64_t mask = row * p.mask.row_stride + span.begin;
-      float sum = 0.0f;
       std::int64_t count = 0;
-      for (std::int64_t first = 0; first < span.length; first += kSequenceChunk) {
-        const int num = static_cast<int>(std::min<std::int64_t>(kSequenceChunk, span.length - first));
+      p.sum[i] = tree_sum_of_blocks(span.length, [&](std::int64_t first, int num, float* x) {
         int kept = 0;
         for (int k = 0; k < num; ++k) {
           const bool is_kept = counts(mask + first + k);
           x[k] = is_kept ? T::load(logprob[first + k]) : 0.0f;
           kept += is_kept;
         }
-        std::fill(x + num, x + kSequenceChunk, 0.0f);
-        sum = add_rn(sum, chunk_sum(x));
         count += kept;
-      }
-      p.sum[i] = OfFp32::store(sum);
+      });
       p.count[i] = count;
       if (p.status != nullptr) p.status[i] = 0;
     }

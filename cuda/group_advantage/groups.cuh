@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   if (at < p.num_sequences) merge_ids(p, run, from_first, static_cast<std::int32_t>(at));
 }
 __global__ void __launch_bounds__(kBatchThreads, 1) batch_kernel(const __grid_constant__ GroupAdvantageParams p) {
-  __shared__ float sums[kBlockChunks * kBatchThreads / 32];
+  __shared__ float sums[kBatchThreads / 32];
   __shared__ __align__(8) unsigned char counts[sizeof(MemberCounts) * kBatchThreads / 32];
   const GroupBlock block = {{Warp(), sums}, reinterpret_cast<MemberCounts*>(counts)};
   statistics_of_batch(block, p, static_cast<BatchStatistics*>(p.workspace));

@@ -1,8 +1,7 @@
 // masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Bound by HBM: x
 // is read three times and y written once.
 //
-// A block has a sequence, each of its warps a chunk of 128 tokens at a time, four a lane; sums of chunks are added in their
-// order by every thread for itself.
+// A block has a sequence, each of its warps a chunk of 128 tokens at a time, four a lane; its first warp adds up the chunks.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
@@ -60,7 +59,8 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
   WhitenStatistics statistics;
   if constexpr (kSquares) statistics = *memory.statistics;
   const std::int64_t chunks = (span.length + kTeamChunk - 1) / kTeamChunk;
-  float total = 0.0f, least = infinity(), largest = -infinity();
+  TeamSumTree<Warp> tree{Warp()};
+  float least = infinity(), largest = -infinity();
   std::int64_t num = 0;
   WhitenLane coming;
   coming.load(p, span, warp, vectors);
@@ -88,14 +88,16 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
     if constexpr (!kSquares) num += __popc(counted);
     const float sum = tree_of_chunk(Warp(), v);
     if (warps == 1) {
-      total = __fadd_rn(total, sum);
+      tree.take(sum);
       continue;
     }
     if (threadIdx.x % 32 == 0) sums[turn][warp] = sum;
     __syncthreads();
-#pragma unroll 1
-    for (int w = 0; w < warps && first + w < chunks; ++w) total = __fadd_rn(total, sums[turn][w]);
+    if (warp != 0) continue;
+    const float of_warp = threadIdx.x < warps ? sums[turn][threadIdx.x] : 0.0f;
+    tree.take(sum_over_lanes<kMostWhitenWarps>(Warp(), of_warp));
   }
+  const float total = finished_sum(tree.finish());
   if constexpr (!kSquares) {
     // A lane has fewer than 2^31 of a sequence's tokens, and so has the block.
     int n = static_cast<int>(num);
@@ -131,7 +133,7 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
 template <bool kSquares>
 __global__ void __launch_bounds__(kWhitenBatchThreads)
     whiten_batch_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  __shared__ float sums[kBlockChunks * kWhitenBatchThreads / 32], least_of[kWhitenBatchThreads / 32],
+  __shared__ float sums[kWhitenBatchThreads / 32], least_of[kWhitenBatchThreads / 32],
       largest_of[kWhitenBatchThreads / 32];
   __shared__ std::int64_t counts_of[kWhitenBatchThreads / 32];
   const WhitenMemory memory(p);

@@ -2,12 +2,13 @@
 // rlk/kernels/preference_pair.h, shared with the CPU and HIP.
 //
 // preference_pairs_kernel: a thread a pair; where losses are sorted, their keys are put in order before it
-// (rlk/kernels/merge_order.h). preference_metrics_kernel: a block a metric, 256 threads a chunk of 2,048 pairs, after it.
+// (rlk/kernels/merge_order.h). preference_metrics_kernel: a block a metric, after it.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
+#include "../common/team.cuh"
 #include "kernels.h"
-#include "rlk/ops/sequence_logprob.h"
+#include "rlk/kernels/team_sum.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -37,41 +38,11 @@ __global__ void __launch_bounds__(kPairThreads)
   preference_item<PlainMemory>(p, i);
 }
 
-// By a block, 256 threads a chunk, each with a lane of it; thread 0 gets it.
+// By a block; all threads get it.
 __device__ __forceinline__ float sum_of_metric(const PreferenceLossParams& p, int metric) {
-  constexpr int kChunks = kMetricThreads / kSequenceLanes, kWarps = kSequenceLanes / 32;
-  constexpr int kSteps = kSequenceChunk / kSequenceLanes;
-  __shared__ float warps[kChunks][kWarps];
-  const int chunk = static_cast<int>(threadIdx.x) / kSequenceLanes,
-            lane = static_cast<int>(threadIdx.x) % kSequenceLanes;
-  const std::int64_t num = preference_metric_items(p, metric);
-  float sum = 0.0f;
-#pragma unroll 1
-  for (std::int64_t round = 0; round < num; round += kChunks * kSequenceChunk) {
-    const std::int64_t first = round + chunk * kSequenceChunk + lane;
-    float x[kSteps], node = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      const std::int64_t i = first + k * kSequenceLanes;
-      x[k] = i < num ? preference_metric_item<PlainMemory>(p, metric, i) : 0.0f;
-    }
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) node = add_rn(node, x[k]);
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      node = add_rn(node, __shfl_xor_sync(0xffffffffu, node, distance));
-    }
-    __syncthreads();
-    if (lane % 32 == 0) warps[chunk][lane / 32] = node;
-    __syncthreads();
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {  // +0 of missing ones changes no bit
-      const float(&w)[kWarps] = warps[c];
-      sum = add_rn(
-          sum, add_rn(add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3])), add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7]))));
-    }
-  }
-  return sum;
+  __shared__ float sums[kMetricThreads / 32];
+  return sum_of_block(WarpBlock{Warp(), sums}, preference_metric_items(p, metric),
+                      [&](std::int64_t i) { return preference_metric_item<PlainMemory>(p, metric, i); });
 }
 __global__ void __launch_bounds__(kMetricThreads)
     preference_metrics_kernel(const __grid_constant__ PreferenceLossParams p) {

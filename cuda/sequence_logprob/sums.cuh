@@ -1,29 +1,33 @@
 // sequence_logprob and its gradient, bound by HBM: log-probabilities and flags are read once.
 //
-// sequence_logprob_kernel: a warp has a chunk of 2,048 positions; a sequence is a warp's, or all warps' of a block, a chunk each
-// at a time. Neighbouring threads read neighbouring positions, at any alignment, two rows of lanes at a time.
+// sequence_logprob_kernel: a warp has a chunk of 2,048 positions; a sequence is a warp's, or all warps' of a block, which take
+// chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32 positions at a time.
 // sequence_logprob_backward_kernel: a block has a tile of tokens; rlk/kernels/sequence_gradient.h, shared with HIP.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
 #include "../common/octet.cuh"
-#include "../common/sequence_chunk.cuh"
+#include "../common/team.cuh"
 #include "kernels.h"
 #include "rlk/kernels/sequence_gradient.h"
+#include "rlk/math/tree_sum.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kSteps = kSequenceChunk / kSequenceLanes;  // positions of a lane in a chunk
+constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are under way together
+constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;
+constexpr int kRoundChunks = 16;   // of a warp, between two barriers
+constexpr int kSumRegisters = 56;  // nine blocks of kSequencesOfBlock warps on a multiprocessor
 
-// kTogether rows of lanes, a thread's first position on; of its positions those below `left` exist, or all.
-template <class T, int kTogether, bool kAll, class Flags>
-__device__ __forceinline__ void add_rows(const typename T::Storage* logprob, const Flags& flags, int left,
-                                         float (&lanes)[kChunkWarpLanes], int& count) {
-  typename T::Storage x[kTogether * kChunkWarpLanes];
-  typename Flags::Flag flag[kTogether * kChunkWarpLanes];
+// What a thread has of kRows rows, one position of each: +0 where none counts. Those below `left` exist, or all.
+template <class T, int kRows, bool kAll, class Flags>
+__device__ __forceinline__ void load_rows(const typename T::Storage* logprob, const Flags& flags, int left,
+                                          float (&v)[kRows], int& count) {
+  typename T::Storage x[kRows];
+  typename Flags::Flag flag[kRows];
 #pragma unroll
-  for (int i = 0; i < kTogether * kChunkWarpLanes; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     x[i] = 0;
     flag[i] = 0;
     if (kAll || 32 * i < left) {
@@ -32,41 +36,55 @@ __device__ __forceinline__ void add_rows(const typename T::Storage* logprob, con
     }
   }
 #pragma unroll
-  for (int i = 0; i < kTogether * kChunkWarpLanes; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     const bool counts = flags.counts(flag[i]);
-    float& lane = lanes[i % kChunkWarpLanes];
     count += counts ? 1 : 0;
-    lane = add_rn(lane, counts ? T::load(x[i]) : 0.0f);
+    v[i] = counts ? T::load(x[i]) : 0.0f;
   }
 }
 
-// A chunk's sum, of whose positions `left` exist; adds to the thread's count of those that count.
+// A chunk's node, of whose positions `left` exist; adds to the thread's count of those that count.
 template <class T, int kBytes>
 __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob, const TokenFlags& m,
                                               std::int64_t mask_at, int left, int& count) {
-  constexpr int kTogether = kBytes == 8 ? 1 : 4;  // rows whose loads are under way together
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  FlagsFrom<kBytes> flags(m, mask_at + lane);
-  logprob += lane;
-  float lanes[kChunkWarpLanes] = {};
+  constexpr bool kHasBatches = kBytes < 4;  // of wider flags these are too many registers
+  static_assert(kBatch == 2 * kTail && kSequenceChunk == 4 * kBatch);
+  const Warp warp;
+  FlagsFrom<kBytes> flags(m, mask_at + warp.lane());
+  logprob += warp.lane();
+  const auto advance = [&](int positions) {
+    left -= positions;
+    logprob += positions;
+    flags.flags += kBytes == 0 ? 0 : positions;
+  };
+  SumTree<3> batches;
 #pragma unroll 1
   while (left > 0) {
-    const bool all = left >= kTogether * kSequenceLanes;
-    const int rows = all ? kTogether : 1;
-    all ? add_rows<T, kTogether, true>(logprob, flags, left, lanes, count)
-        : add_rows<T, 1, false>(logprob, flags, left - lane, lanes, count);
-    left -= rows * kSequenceLanes;
-    logprob += rows * kSequenceLanes;
-    flags.flags += rows * kSequenceLanes;
+    float node = 0.0f;
+    if (kHasBatches && left >= kBatch) {
+      float v[kBatchRows];
+      load_rows<T, kBatchRows, true>(logprob, flags, left, v, count);
+      node = sum_of_rows<32>(warp, v);
+      advance(kBatch);
+    } else {
+#pragma unroll 1
+      for (int tail = 0; tail < 2 && left > 0; ++tail) {
+        float v[kTailRows];
+        load_rows<T, kTailRows, false>(logprob, flags, left - warp.lane(), v, count);
+        node = add_rn(node, sum_of_rows<32>(warp, v));
+        advance(kTail);
+      }
+    }
+    batches.take(node);
   }
-  return sum_of_chunk_lanes(lanes);
+  return batches.finish();
 }
 
 template <class T>
-__global__ void __launch_bounds__(kSequenceMostThreads)
+__global__ void __maxnreg__(kSumRegisters)
     sequence_logprob_kernel(const __grid_constant__ SequenceLogprobParams p, int warps) {
-  __shared__ float chunks_of_warps[2]
-                                  [kSequenceMostThreads / 32];  // two, so that a round need not wait for the one before
+  // Two, so that a round need not wait for the one before.
+  __shared__ float chunks_of_warps[2][kRoundChunks * kSequenceMostThreads / 32];
   __shared__ long long counts_of_warps[kSequenceMostThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int member = warps == 1 ? 0 : warp;
@@ -77,35 +95,38 @@ __global__ void __launch_bounds__(kSequenceMostThreads)
   const auto* logprob =
       static_cast<const typename T::Storage*>(p.logprob) + (packed ? span.begin : sequence * p.logprob_stride);
   const std::int64_t mask_at = packed ? span.begin : sequence * p.mask.row_stride;
-  const std::int64_t chunks = (span.length + kSequenceChunk - 1) / kSequenceChunk;
-  float sum = 0.0f;
-  long long count = 0;
-  int which = 0;
+  // Chunks, and a thread's tokens, of a sequence are fewer than 2^31.
+  const int chunks = static_cast<int>((span.length + kSequenceChunk - 1) / kSequenceChunk);
+  TeamSumTree<Warp> tree{Warp()};
+  int counted = 0, which = 0;
 #pragma unroll 1
-  for (std::int64_t round = 0; round < chunks; round += warps, which ^= 1) {
-    const std::int64_t first = (round + member) * kSequenceChunk;
-    const std::int64_t left = span.length - first;
-    float chunk = 0.0f;
-    if (left > 0) {
-      int counted = 0;
+  for (int round = 0; round < chunks; round += warps * kRoundChunks, which ^= 1) {
+    const int end = chunks - round < warps * kRoundChunks ? chunks : round + warps * kRoundChunks;
+#pragma unroll 1
+    for (int c = round + member; c < end; c += warps) {
+      const std::int64_t first = std::int64_t{c} * kSequenceChunk, left = span.length - first;
+      float chunk = 0.0f;
       with_flag_bytes(p.mask, [&](auto bytes) {
         chunk = sum_of_chunk<T, decltype(bytes)::value>(logprob + first, p.mask, mask_at + first,
                                                         left < kSequenceChunk ? static_cast<int>(left) : kSequenceChunk,
                                                         counted);
       });
-      count += counted;
+      if (warps == 1) {
+        tree.take(chunk);
+      } else if (lane == 0) {
+        chunks_of_warps[which][c - round] = chunk;
+      }
     }
-    if (warps == 1) {
-      sum = add_rn(sum, chunk);
-      continue;
-    }
-    if (lane == 0) chunks_of_warps[which][warp] = chunk;
+    if (warps == 1) continue;
     __syncthreads();
-    const int num = chunks - round < warps ? static_cast<int>(chunks - round) : warps;
-    if (warp == 0) {
-      for (int w = 0; w < num; ++w) sum = add_rn(sum, chunks_of_warps[which][w]);
+    if (warp != 0) continue;
+#pragma unroll 1
+    for (int c = lane; c - lane < end - round; c += 32) {
+      tree.take(sum_over_lanes<32>(Warp(), c < end - round ? chunks_of_warps[which][c] : 0.0f), 5);
     }
   }
+  const float sum = tree.finish();
+  long long count = counted;
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) count += __shfl_xor_sync(0xffffffffu, count, distance);
   if (warps > 1) {
@@ -114,7 +135,7 @@ __global__ void __launch_bounds__(kSequenceMostThreads)
     for (int w = 1; w < warps && warp == 0; ++w) count += counts_of_warps[w];
   }
   if (lane != 0 || member != 0) return;
-  p.sum[sequence] = span.good ? Fp32::store(sum) : canonical_nan();
+  p.sum[sequence] = span.good ? finished_sum(sum) : canonical_nan();
   p.count[sequence] = count;
   if (p.status != nullptr) p.status[sequence] = span.good ? 0 : 1;
 }

@@ -9,7 +9,6 @@ constexpr int kGroupAdvantageThreads = 256;  // of a block: four waves, each wit
 constexpr int kGroupsOfBlock = kGroupAdvantageThreads / 64;
 constexpr int kGroupBatchThreads = 512;
 constexpr int kGroupBatchTeams = kGroupBatchThreads / 64;
-constexpr int kGroupBatchLdsBytes =
-    kGroupBatchTeams * static_cast<int>(sizeof(MemberCounts) + kBlockChunks * sizeof(float));
+constexpr int kGroupBatchLdsBytes = kGroupBatchTeams * static_cast<int>(sizeof(MemberCounts) + sizeof(float));
 
 }  // namespace rlk::hip

@@ -96,7 +96,7 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
   if constexpr (kSquares) statistics = *memory.statistics;
   const WhitenBlock block;
   WhitenCounts counts;
-  float total = 0.0f;
+  TeamSumTree<WhitenTeam> tree{block.team()};
 #pragma unroll 1
   for (std::int64_t first = 0; first < span.length; first += kWhitenTeams * kTeamChunk) {
     const WhitenLane tokens(p, span, first + thread_id() * kLaneTokens, vectors);
@@ -121,11 +121,10 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
     block_barrier();
     if (team_lane() == 0) block.sums()[team_id()] = sum;
     block_barrier();
-#pragma unroll 1
-    for (int t = 0; t < kWhitenTeams && first + t * kTeamChunk < span.length; ++t) {
-      total = add_rn(total, block.sums()[t]);
-    }
+    const float of_team = team_lane() < kWhitenTeams ? block.sums()[team_lane()] : 0.0f;
+    tree.take(sum_over_lanes<kWhitenTeams>(block.team(), of_team));
   }
+  const float total = finished_sum(tree.finish());
   if constexpr (!kSquares) {
     const WhitenCounts all = counts_of_block(counts);
     if (thread_id() == 0) {

@@ -9,6 +9,7 @@ namespace rlk::hip {
 
 constexpr int kSumThreads = 256;  // of a sequence: four waves, a chunk each at a time
 constexpr int kSumWaves = kSumThreads / 64;
+constexpr int kSequenceChunk = 2048;
 constexpr int kChunksOfRound = 64;
 constexpr std::size_t kSumLds = kSumWaves * sizeof(std::int64_t) + kChunksOfRound * sizeof(float);
 constexpr std::size_t kGradientLds = 2 * sizeof(std::int64_t);

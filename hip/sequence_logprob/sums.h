@@ -1,17 +1,23 @@
-// sequence_logprob: a block has a sequence, a wave a chunk of 2,048 positions; lane l of the wave has the contract's lanes
-// l, l + 64, l + 128, l + 192. Bound by HBM: log-probabilities and flags are read once. The gradient is written token by
+// sequence_logprob: a block has a sequence, a wave a chunk of 2,048 positions, of which neighbouring lanes read neighbouring
+// ones, four rows of 64 at a time. Bound by HBM: log-probabilities and flags are read once. The gradient is written token by
 // token, as rlk/kernels/sequence_gradient.h says.
 #pragma once
 
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
 #include "hip/sequence_logprob/launches.h"
+#include "rlk/math/tree_sum.h"
 
 namespace rlk::hip {
 
+struct SumWave {
+  RLK_DEVICE int lane() const { return thread_id() % kWave; }
+  RLK_DEVICE float shuffle_xor(float value, int mask) const { return rlk::hip::shuffle_xor(value, mask); }
+};
+
 template <class T>
 RLK_DEVICE void sequence_logprob_kernel(const SequenceLogprobParams& p, std::int64_t first_block) {
-  constexpr int kThreadLanes = kSequenceLanes / kWave, kSteps = kSequenceChunk / kSequenceLanes;
+  constexpr int kRows = 4, kStep = kRows * kWave;
   auto* of_waves = reinterpret_cast<std::int64_t*>(lds());
   auto* of_chunks = reinterpret_cast<float*>(of_waves + kSumWaves);
   const std::int64_t sequence = first_block + block_id_x();
@@ -22,43 +28,41 @@ RLK_DEVICE void sequence_logprob_kernel(const SequenceLogprobParams& p, std::int
   const std::int64_t mask_at = packed ? span.begin : sequence * p.mask.row_stride;
   const int wave = thread_id() / kWave, lane = thread_id() % kWave;
   const std::int64_t chunks = (span.length + kSequenceChunk - 1) / kSequenceChunk;
-  float sum = 0.0f;
+  static_assert(kChunksOfRound == kWave);
+  const SumWave of_wave;
+  TeamSumTree<SumWave> tree(of_wave);
   std::int64_t count = 0;
   for (std::int64_t round = 0; round < chunks; round += kChunksOfRound) {
     const int num = static_cast<int>(chunks - round < kChunksOfRound ? chunks - round : kChunksOfRound);
     for (int c = wave; c < num; c += kSumWaves) {
       const std::int64_t first = (round + c) * kSequenceChunk;
-      float lanes[kThreadLanes] = {};
+      SumTree<4> steps;
 #pragma unroll 1
-      for (int i = 0; i < kSteps; ++i) {
+      for (std::int64_t step = first; step < first + kSequenceChunk; step += kStep) {
+        float v[kRows];
 #pragma unroll
-        for (int j = 0; j < kThreadLanes; ++j) {
-          const std::int64_t at = first + i * kSequenceLanes + j * kWave + lane;
+        for (int j = 0; j < kRows; ++j) {
+          const std::int64_t at = step + j * kWave + lane;
           const bool exists = at < span.length;
           const bool kept = exists && counts<GlobalMemory>(p.mask, mask_at + at);
           const float x = exists ? T::load(logprob[at]) : 0.0f;
           count += __builtin_popcountll(ballot(kept));
-          lanes[j] = add_rn(lanes[j], kept ? x : 0.0f);
+          v[j] = kept ? x : 0.0f;
         }
+        steps.take(sum_of_rows<kWave>(of_wave, v));
       }
-#pragma unroll
-      for (int j = 0; j < kThreadLanes; ++j) {
-#pragma unroll
-        for (int distance = 1; distance < kWave; distance *= 2) {
-          lanes[j] = add_rn(lanes[j], shuffle_xor(lanes[j], distance));
-        }
-      }
-      if (lane == 0) of_chunks[c] = add_rn(add_rn(lanes[0], lanes[1]), add_rn(lanes[2], lanes[3]));
+      if (lane == 0) of_chunks[c] = steps.finish();
     }
     block_barrier();
-    for (int c = 0; c < num; ++c) sum = add_rn(sum, of_chunks[c]);
+    tree.take(sum_over_lanes<kWave>(of_wave, lane < num ? of_chunks[lane] : 0.0f));
     block_barrier();
   }
+  const float sum = tree.finish();
   if (lane == 0) of_waves[wave] = count;
   block_barrier();
   if (thread_id() != 0) return;
   for (int w = 1; w < kSumWaves; ++w) count += of_waves[w];
-  global_pointer(p.sum)[sequence] = span.good ? Fp32::store(sum) : canonical_nan();
+  global_pointer(p.sum)[sequence] = span.good ? finished_sum(sum) : canonical_nan();
   global_pointer(p.count)[sequence] = count;
   if (p.status != nullptr) global_pointer(p.status)[sequence] = span.good ? 0 : 1;
 }

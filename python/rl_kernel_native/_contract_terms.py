@@ -50,7 +50,7 @@ KINDS: Mapping[str, str] = {
     "softmax statistics": "sums of exponentials by leaves and trees (rules 4 and 5)",
     "attention": "softmax statistics and products over keys (rule 6)",
     "token sum": "sums over tokens in blocks of 8192 (rule 9)",
-    "scan": "a sequence's tokens in lanes and chunks, over groups or a whole batch in trees (rules 3 and 10)",
+    "scan": "a sequence's tokens in trees and chunks, over groups or a whole batch in trees (rules 3 and 10)",
     "composed": "derivatives that torch composes of operators, or several operators one after the other",
     "chain": "a whole model",
 }

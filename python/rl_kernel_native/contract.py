@@ -311,9 +311,9 @@ _ATTENTION_DS = Bound(
 
 _BITWISE = Bound(lambda: 0.0, "0", "bitwise: bytes that are moved, or integers")
 _SEQUENCE_SUM = Bound(
-    lambda terms, scale: (15 + terms / 2048) * U * scale + 1e-30,
-    "(15 + terms / 2048) * u * scale + 1e-30",
-    "seven additions of a lane, a tree of eight levels, one addition a chunk after the first",
+    lambda terms, scale: (12 + terms / 2048) * U * scale + 1e-30,
+    "(12 + terms / 2048) * u * scale + 1e-30",
+    "one addition for each level of a tree: eleven over 2048 tokens, one more for each doubling",
 )
 _SCAN = Bound(
     lambda scale: 12 * U * (scale + 1e-3),
@@ -324,7 +324,7 @@ _SCAN = Bound(
 _ADVANTAGE = Bound(
     lambda scale, expected: 8 * U * (scale + expected + 1e-6),
     "8 * u * (scale + expected + 1e-6)",
-    "trees over chunks of 128 rewards, a difference, a standard deviation in two passes and a quotient",
+    "trees over rewards, a difference, a standard deviation in two passes and a quotient",
 )
 _BASELINE = Bound(
     lambda scale, terms: (24 + terms) * U * (scale + 1e-6),
@@ -335,7 +335,7 @@ _BASELINE = Bound(
 _WHITENED = Bound(
     lambda largest: 8 * U * (10 + largest),
     "8 * u * (10 + largest)",
-    "means by trees over chunks of 128 tokens, in two passes, of values of size 1 to 10",
+    "means by trees over tokens and sequences, in two passes, of values of size 1 to 10",
 )
 
 

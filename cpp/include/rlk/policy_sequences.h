@@ -3,8 +3,8 @@
 // Padded: [num_sequences, num_tokens], a row a sequence. Packed: [num_tokens], sequence s in [cu_seqlens[s],
 // cu_seqlens[s + 1]). A position is an index into a row or a sequence, so a packed sequence and the same one in a row,
 // with masked slots behind it, have the same sums:
-//   the sum over a sequence is a perfect binary tree over the position, that over sequences one over their index;
-//   what is missing or masked is +0, and a zero sum is +0.
+//   the sum over a sequence is the perfect binary tree over the position, that over sequences the tree over their index
+//   (math/tree_sum.h); what is missing or masked is +0, and a zero sum is +0.
 // Nothing in a masked slot decides a bit.
 #pragma once
 

@@ -53,8 +53,11 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     """The sum of each sequence's log-probabilities over the tokens that count, and how many these are.
 
     A sequence has the same bits padded and packed, for any number of sequences, at any position and stride, for any
-    length of the padding to its right, and on every backend: a sum's order is that of positions, from the sequence's
-    first token on. Differentiable (torch) in ``logprob``, any number of times.
+    length of the padding to its right, and on every backend: the sum is a perfect binary tree over positions from the
+    sequence's first token on, as in every operator. Differentiable (torch) in ``logprob``, any number of times.
+
+    A sequence cut at multiples of 2^k tokens can be summed part by part: the sum of the parts' float32 sums,
+    ``sequence_logprob(parts)`` with ``parts`` ``[num_sequences, num_parts]`` in order, has the bits of the whole.
 
     Args:
         logprob: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, bfloat16

@@ -7,6 +7,7 @@
 #include "rlk/math/expm1.h"
 #include "rlk/math/log2.h"
 #include "rlk/math/sigmoid.h"
+#include "rlk/math/tree_sum.h"
 #include "rlk/ops/preference_loss.h"
 
 namespace rlk {
@@ -323,31 +324,32 @@ RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums)
   for (int m = 0; m < kPreferenceMetrics; ++m) Memory::global(p.metrics)[m] = one_nan(means[m]);
 }
 
-// The metrics' sums by a block of 256 threads, a lane of ops/sequence_logprob.h each. `lanes`: [256] floats that the block
-// shares; barrier(): of the block.
+// The metrics' sums by a block of 256 threads, each with 8 items that follow one another at a time. `nodes`: [256] floats
+// that the block shares; barrier(): of the block.
 constexpr int kPreferenceMetricThreads = 256;
 template <class Memory, class Barrier>
-RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, float* lanes, const Barrier& barrier) {
-  constexpr int kChunk = 2048;
+RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, float* nodes, const Barrier& barrier) {
+  constexpr int kEach = 8, kChunk = kEach * kPreferenceMetricThreads;
   float sums[kPreferenceMetrics];
   for (int m = 0; m < kPreferenceMetrics; ++m) {
     const std::int64_t num = preference_metric_items(p, m);
-    sums[m] = 0.0f;
+    SumTree<kSequenceLevels> tree;
     for (std::int64_t chunk = 0; chunk < num; chunk += kChunk) {
-      float lane = 0.0f;
-      for (int k = 0; k < kChunk; k += kPreferenceMetricThreads) {
-        const std::int64_t i = chunk + k + thread;
-        if (i < num) lane = add_rn(lane, preference_metric_item<Memory>(p, m, i));
+      SumTree<4> mine;
+      for (int k = 0; k < kEach; ++k) {
+        const std::int64_t i = chunk + kEach * thread + k;
+        mine.take(i < num ? preference_metric_item<Memory>(p, m, i) : 0.0f);
       }
-      lanes[thread] = lane;
+      nodes[thread] = mine.finish();
       barrier();
       for (int distance = 1; distance < kPreferenceMetricThreads; distance *= 2) {
-        if (thread % (2 * distance) == 0) lanes[thread] = add_rn(lanes[thread], lanes[thread + distance]);
+        if (thread % (2 * distance) == 0) nodes[thread] = add_rn(nodes[thread], nodes[thread + distance]);
         barrier();
       }
-      sums[m] = add_rn(sums[m], lanes[0]);
+      tree.take(nodes[0]);
       barrier();
     }
+    sums[m] = finished_sum(tree.finish());
   }
   if (thread == 0) preference_metrics<Memory>(p, sums);
 }

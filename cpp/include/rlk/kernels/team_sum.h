@@ -1,23 +1,22 @@
-// Sums in chunks of 128 by teams of 32 lanes, shared by CUDA and HIP. A Team gives lane(), shuffle_xor of float and int, and
-// writes(): whether this lane's stores are its own (a wave of 64 does a team's work twice). A Block gives a Team, its number in
-// the block, how many there are, barrier(), and sums(): kBlockChunks floats for each team that lanes share.
+// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also gives writes(): whether this
+// lane's stores are its own (a wave of 64 does a team's work twice). A Block gives a Team, its number in the block, how many
+// there are (a power of two, at most 32), barrier(), and sums(): a float for each team that the block shares.
 #pragma once
 
-#include "rlk/math/ieee.h"
+#include <type_traits>
+
+#include "rlk/math/tree_sum.h"
 
 namespace rlk {
 
 constexpr int kTeamLanes = 32;
-constexpr int kTeamChunk = 128;
+constexpr int kTeamChunk = 128;  // what a team adds up at a time
 constexpr int kLaneElements = kTeamChunk / kTeamLanes;
 
-// The tree over a chunk of which each lane has four elements that follow one another; all lanes get its sum.
+// The node over a chunk of which each lane has four elements that follow one another; all lanes get it.
 template <class Team>
 RLK_DEVICE float tree_of_chunk(const Team& team, const float (&v)[kLaneElements]) {
-  float sum = add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3]));
-#pragma unroll
-  for (int h = 1; h < kTeamLanes; h *= 2) sum = add_rn(sum, team.shuffle_xor(sum, h));
-  return sum;
+  return sum_over_lanes<kTeamLanes>(team, add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3])));
 }
 
 // Of f(first), ... of 128 elements, +0 behind num, which is not so large that Int could overflow.
@@ -34,42 +33,39 @@ RLK_DEVICE float sum_of_chunk(const Team& team, Int first, Int num, const F& f) 
 
 template <class Team, class Int, class F>
 RLK_DEVICE float sum_of_team(const Team& team, Int num, const F& f) {
-  float total = 0.0f;
+  TeamSumTree<Team> tree(team);
+  float sum = 0.0f;
 #pragma unroll 1
   for (Int first = 0; first < num; first += kTeamChunk) {
-    total = add_rn(total, sum_of_chunk(team, first, num, f));
+    sum = sum_of_chunk(team, first, num, f);
+    if (num > kTeamChunk) tree.take(sum);
   }
-  return total;
+  return finished_sum(num > kTeamChunk ? tree.finish() : sum);
 }
 
-// Chunks side by side, kBlockChunks of a team at a time; every lane of the block gets the sum. What is missing in the last
-// round adds +0, which changes no bit.
-constexpr int kBlockChunks = 4;
+// kBlockRows rows of 32 of a team at a time, so that neighbouring lanes read neighbouring elements; every lane of the block
+// gets the sum.
+constexpr int kBlockRows = 16;
 template <class Block, class Int, class F>
 RLK_DEVICE float sum_of_block(const Block& block, Int num, const F& f) {
-  constexpr int kTogether = 4 * kBlockChunks;  // sums read together; teams come in fours
-  const Int chunks = block.teams() * kBlockChunks;
-  float total = 0.0f;
+  const auto& team = block.team();
+  constexpr int kEach = kBlockRows * kTeamLanes;
+  TeamSumTree<std::decay_t<decltype(team)>> tree(team);
 #pragma unroll 1
-  for (Int first = 0; first < num; first += chunks * kTeamChunk) {
-    float of_chunk[kBlockChunks];
+  for (Int first = 0; first < num; first += block.teams() * kEach) {
+    float v[kBlockRows];
 #pragma unroll
-    for (int c = 0; c < kBlockChunks; ++c) {
-      of_chunk[c] = sum_of_chunk(block.team(), first + (c * block.teams() + block.number()) * kTeamChunk, num, f);
+    for (int r = 0; r < kBlockRows; ++r) {
+      const Int i = first + block.number() * kEach + r * kTeamLanes + team.lane();
+      v[r] = i < num ? f(i) : 0.0f;
     }
+    const float of_team = sum_of_rows<kTeamLanes>(team, v);
     block.barrier();
-#pragma unroll
-    for (int c = 0; c < kBlockChunks; ++c) {
-      if (block.team().lane() == c) block.sums()[c * block.teams() + block.number()] = of_chunk[c];
-    }
+    if (team.lane() == 0) block.sums()[block.number()] = of_team;
     block.barrier();
-#pragma unroll 1
-    for (Int t = 0; t < chunks && first + t * kTeamChunk < num; t += kTogether) {
-#pragma unroll
-      for (int c = 0; c < kTogether; ++c) total = add_rn(total, block.sums()[t + c]);
-    }
+    tree.take(sum_over_lanes<kTeamLanes>(team, team.lane() < block.teams() ? block.sums()[team.lane()] : 0.0f));
   }
-  return total;
+  return finished_sum(tree.finish());
 }
 
 }  // namespace rlk

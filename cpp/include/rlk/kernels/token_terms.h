@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "rlk/math/ieee.h"
+#include "rlk/math/tree_sum.h"
 #include "rlk/policy_sequences.h"
 #include "rlk/unroll.h"
 
@@ -181,65 +181,11 @@ template <class F>
 RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);
 }
-// A sum that leaves: no sign of a zero, one NaN.
-RLK_HD float finished_sum(float x) { return canonical(add_rn(x, 0.0f)); }
 
 // Of a second moment: a variance that is no more of it is what rounding leaves of a constant.
 constexpr float kLeastVariance = 0x1p-20f;
 
 RLK_HD float maximum_of(float a, float b) { return is_nan(a) || a > b ? a : b; }
 RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
-
-// The tree over an index of values that come in its order: take() each, then finish(). Of a node that is missing +0 would
-// be added, which changes no sum. Indices of kept_ are constants once loops are unrolled, so that it lives in registers.
-template <int kLevels>
-class SumTree {
- public:
-  RLK_HD void take(float value) {
-    if constexpr (kLevels <= 4) {  // of many levels each branch would move all of them
-      place<0>(value);
-    } else {
-      bool carries = true;
-      RLK_UNROLL
-      for (int level = 0; level < kLevels; ++level) {
-        const bool full = (taken_ >> level & 1u) != 0;
-        const float sum = add_rn(kept_[level], value);
-        kept_[level] = carries && !full ? value : kept_[level];
-        value = carries && full ? sum : value;
-        carries = carries && full;
-      }
-    }
-    ++taken_;
-  }
-  RLK_HD float finish() const {
-    float sum = 0.0f;
-    bool any = false;
-    RLK_UNROLL
-    for (int level = 0; level < kLevels; ++level) {
-      const bool full = (taken_ >> level & 1u) != 0;
-      const float longer = any ? add_rn(kept_[level], sum) : kept_[level];
-      sum = full ? longer : sum;
-      any = any || full;
-    }
-    return sum;
-  }
-
- private:
-  template <int kLevel>
-  RLK_HD void place(float value) {
-    if constexpr (kLevel < kLevels) {
-      if ((taken_ >> kLevel & 1u) == 0) {
-        kept_[kLevel] = value;
-      } else {
-        place<kLevel + 1>(add_rn(kept_[kLevel], value));
-      }
-    }
-  }
-
-  std::uint32_t taken_ = 0;
-  float kept_[kLevels] = {};
-};
-constexpr int kTileLevels = 24;      // a sequence has fewer than 2^24 tiles
-constexpr int kSequenceLevels = 31;  // of sequences there are fewer than 2^31
 
 }  // namespace rlk

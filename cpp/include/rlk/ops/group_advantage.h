@@ -3,8 +3,7 @@
 //
 // A group's members are its sequences, ascending by index. A member counts, or, with exclude_nan and a NaN for its reward,
 // is excluded: then it is a +0 in every sum, and n does not count it.
-//   sum(f) : over the members in order, excluded ones too, in chunks of 128: of a chunk a perfect binary tree over the index,
-//            missing ones +0; chunks are added ascending, from +0
+//   sum(f) : the perfect binary tree over the members in order (math/tree_sum.h), +0 for excluded ones
 //   mean   = fl(sum(s) / n);  std = sqrt(fl(sum(fl(d * d)) / (n - 1))), d = fl(s - mean): two passes
 //   A group is constant where n >= 2 and all rewards that count are equal: mean is that reward, -0 taken for +0, and std +0,
 //   which the sums would miss by their rounding.
@@ -35,8 +34,6 @@
 #include "rlk/base.h"
 
 namespace rlk {
-
-constexpr int kSumChunk = 128;
 
 enum class GroupBaseline : std::uint8_t { kNone, kMean, kLengthMean, kGiven };
 enum class GroupScale : std::uint8_t { kNone, kGroup, kBatch };

@@ -1,9 +1,8 @@
 // THE CONTRACT of masked_whiten: tokens that count to mean 0 and variance 1, over all sequences of a batch. Rules are those of
 // docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
 //
-//   sum(f) : of a sequence over its tokens in chunks of 128 by position: of a chunk a perfect binary tree over the position,
-//            +0 for tokens that do not count or are missing; chunks are added ascending, from +0. Then of the batch: the sums
-//            of its sequences in the same way by their index.
+//   sum(f) : of a sequence the perfect binary tree over its positions (math/tree_sum.h), +0 for tokens that do not count; of
+//            the batch the tree over its sequences' sums.
 //   n      = tokens that count;  mean = fl(sum(x) / n)
 //   var    = fl(sum(fl(d * d)) / (n - 1)), d = fl(x - mean): two passes; without `unbiased` / n
 //   rstd   = fl(1 / fl(sqrt(fl(var + eps))))

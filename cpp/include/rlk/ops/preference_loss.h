@@ -42,7 +42,7 @@
 // either side, ascending, equal ones by index, NaN last. Loss k is kSigmoid's of delta = the k-th of the first less the k-th of
 // the second. ranks[0, i] is the place of pair i among the first, ranks[1, i] among the second.
 //   metrics  = means of losses, chosen rewards, rejected rewards, margins fl(reward_w - reward_l) and of reward_w > reward_l:
-//              the sums of ops/sequence_logprob.h over pairs by index, fl(sum / fl(num)); 0 of none. Of kKto the margin is the
+//              sums over pairs by math/tree_sum.h, fl(sum / fl(num)); 0 of none. Of kKto the margin is the
 //              chosen mean less the rejected mean and the last is NaN.
 // A NaN result is canonical. A pair has the same bits in any batch (but for the sorted ones), and on every backend.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.

@@ -4,13 +4,12 @@
 // A sequence's position is the column of a padded array, and in a packed one the token's distance from its sequence's
 // first. Tokens whose mask is zero do not count: their log-probabilities do not matter, NaN and Inf included.
 //   x[p]     = logprob at position p as fp32 where it counts, else +0
-//   lane r   : +0, then += x[p] for the positions p of a chunk with p % 256 = r, ascending. A chunk is 2048 positions from a
-//              multiple of 2048 on, so that a lane adds eight; positions past the sequence's end are +0
-//   chunk    : perfect binary tree over the lanes: (0 + 1), (2 + 3), ...; then pairs of these; eight levels
-//   sum      = +0, then += chunk, ascending; a NaN is canonical
+//   sum      = the perfect binary tree over x (math/tree_sum.h): the sum that every operator forms over a sequence's tokens
 //   count    = the tokens that count, in 64 bits
 // An empty or wholly masked sequence has sum +0 and count 0. A sum has the same bits padded and packed, for any number of
 // sequences, at any position and stride, for any length of padding to its right, and on every backend.
+// Sums of parts: cut a sequence at multiples of 2^k positions; the sums of the parts, taken as the tokens of a sequence, have
+// the sum of the whole, bit for bit.
 //   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens of no sequence
 // `round` is to dtype, nearest even. A NaN is canonical.
 // Offsets that are no offsets (kernels/sequences.h): the CPU throws InvalidArgument before it writes anything. A GPU gives
@@ -25,9 +24,6 @@
 #include "rlk/kernels/sequences.h"
 
 namespace rlk {
-
-constexpr int kSequenceLanes = 256;
-constexpr int kSequenceChunk = 2048;
 
 struct SequenceLogprobParams {
   const void* logprob = nullptr;    // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous

@@ -1,0 +1,157 @@
+// The order of a sum (docs/numerics.md, rule 10): the perfect binary tree over the index of its terms. Level 0 is the
+// terms; a node of level k has the 2^k terms from a multiple of 2^k on and is fl(left + right) of two nodes of level k - 1.
+// What is missing or does not count is +0 and keeps its place.
+//
+// +0 changes no sum but the sign of a zero, which finished_sum settles. So a missing node may be added or left out, and a
+// sum is the same with or without padding behind its last term. Parts of 2^k terms each, cut at multiples of 2^k, are
+// nodes: sums of parts, each finished by itself, add up by this tree over the parts' index to the sum of the whole.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/math/ieee.h"
+#include "rlk/unroll.h"
+
+namespace rlk {
+
+// A sum that leaves: no sign of a zero, one NaN.
+RLK_HD float finished_sum(float x) {
+  const float sum = add_rn(x, 0.0f);
+  return select(is_nan(sum), canonical_nan(), sum);
+}
+
+// The tree over values that come in their order: take() each, then finish().
+template <int kLevels>
+class SumTree {
+ public:
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+  // Indices of kept_ are constants once loops are unrolled, so that it lives in registers.
+  RLK_HD void take(float value) {
+    if constexpr (kLevels <= 4) {  // of many levels each branch would move all of them
+      place<0>(value);
+    } else {
+      bool carries = true;
+      RLK_UNROLL
+      for (int level = 0; level < kLevels; ++level) {
+        const bool full = (taken_ >> level & 1u) != 0;
+        const float sum = add_rn(kept_[level], value);
+        kept_[level] = carries && !full ? value : kept_[level];
+        value = carries && full ? sum : value;
+        carries = carries && full;
+      }
+    }
+    ++taken_;
+  }
+#else
+  RLK_HD void take(float value) {
+    int level = 0;
+    for (; level + 1 < kLevels && (taken_ >> level & 1u) != 0; ++level) value = add_rn(kept_[level], value);
+    kept_[level] = value;
+    ++taken_;
+  }
+#endif
+  RLK_HD float finish() const {
+    float sum = 0.0f;
+    bool any = false;
+    RLK_UNROLL
+    for (int level = 0; level < kLevels; ++level) {
+      const bool full = (taken_ >> level & 1u) != 0;
+      const float longer = any ? add_rn(kept_[level], sum) : kept_[level];
+      sum = full ? longer : sum;
+      any = any || full;
+    }
+    return sum;
+  }
+
+ private:
+  template <int kLevel>
+  RLK_HD void place(float value) {
+    if constexpr (kLevel < kLevels) {
+      if ((taken_ >> kLevel & 1u) == 0) {
+        kept_[kLevel] = value;
+      } else {
+        place<kLevel + 1>(add_rn(kept_[kLevel], value));
+      }
+    }
+  }
+
+  std::uint32_t taken_ = 0;
+  float kept_[kLevels] = {};
+};
+constexpr int kTileLevels = 24;      // a sequence has fewer than 2^24 tiles
+constexpr int kSequenceLevels = 31;  // of sequences there are fewer than 2^31
+
+// A Team is 32 or 64 lanes that run together: lane(), and shuffle_xor(value, mask), the value of lane() ^ mask.
+
+// The tree over one value a lane, of kLanes lanes; all of them get it.
+template <int kLanes, class Team>
+RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
+  RLK_UNROLL
+  for (int distance = 1; distance < kLanes; distance *= 2) x = add_rn(x, team.shuffle_xor(x, distance));
+  return x;
+}
+
+// SumTree by the lanes of a team together, all of which take the same nodes and get the sum: lane k keeps the node of level
+// k, so that a node costs a shuffle for each level that it completes. Of fewer than 2^31 values.
+template <class Team>
+class TeamSumTree {
+ public:
+  RLK_DEVICE explicit TeamSumTree(const Team& team) : team_(team) {}
+
+  // A node of 2^level values, behind a multiple of so many.
+  RLK_DEVICE void take(float node, int level = 0) {
+    const std::uint32_t values = 1u << level;
+    RLK_UNROLL_NOT
+    for (; (taken_ >> level & 1u) != 0; ++level) node = add_rn(kept_at(level), node);
+    if (team_.lane() == level) kept_ = node;
+    taken_ += values;
+  }
+  RLK_DEVICE float finish() const {
+    float sum = 0.0f;
+    RLK_UNROLL_NOT
+    for (int level = 0; taken_ >> level != 0; ++level) {
+      if ((taken_ >> level & 1u) != 0) sum = add_rn(kept_at(level), sum);
+    }
+    return sum;
+  }
+
+ private:
+  RLK_DEVICE float kept_at(int level) const { return team_.shuffle_xor(kept_, team_.lane() ^ level); }
+
+  Team team_;
+  std::uint32_t taken_ = 0;
+  float kept_ = 0.0f;
+};
+
+// Rows of kLanes terms one behind the other, of which a lane has the term of its own index: v[r] of row r. A lane gets the
+// sum of one row, the one whose index is the reverse of the lane's lowest bits. At the first levels neighbours share out
+// the rows: what a lane gives away, the other adds.
+template <int kLanes, int kRows, class Team>
+RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
+  static_assert(kRows <= kLanes && (kRows & (kRows - 1)) == 0);
+  RLK_UNROLL
+  for (int distance = 1; distance < kRows; distance *= 2) {
+    const int half = kRows / 2 / distance;
+    const bool upper = (team.lane() & distance) != 0;
+    RLK_UNROLL
+    for (int j = 0; j < half; ++j) {
+      const float given = upper ? v[j] : v[j + half];
+      v[j] = add_rn(upper ? v[j + half] : v[j], team.shuffle_xor(given, distance));
+    }
+  }
+  RLK_UNROLL
+  for (int distance = kRows; distance < kLanes; distance *= 2) {
+    v[0] = add_rn(v[0], team.shuffle_xor(v[0], distance));
+  }
+  return v[0];
+}
+// The tree over these rows; all lanes get it.
+template <int kLanes, int kRows, class Team>
+RLK_DEVICE float sum_of_rows(const Team& team, float (&v)[kRows]) {
+  float row = row_of_lane<kLanes>(team, v);
+  RLK_UNROLL
+  for (int distance = kRows / 2; distance > 0; distance /= 2) row = add_rn(row, team.shuffle_xor(row, distance));
+  return row;
+}
+
+}  // namespace rlk

@@ -1,0 +1,21 @@
+// The sum of docs/numerics.md, rule 10, a second time: what second implementations of every operator add up by.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace sum_test {
+
+// The perfect binary tree over terms [first, first + width), width a power of two; what is missing is +0.
+inline float tree(const std::vector<float>& terms, std::size_t first, std::size_t width) {
+  if (first >= terms.size()) return 0.0f;
+  if (width == 1) return terms[first];
+  return tree(terms, first, width / 2) + tree(terms, first + width / 2, width / 2);
+}
+inline float tree(const std::vector<float>& terms) {
+  std::size_t width = 1;
+  while (width < terms.size()) width *= 2;
+  return tree(terms, 0, width);
+}
+
+}  // namespace sum_test
