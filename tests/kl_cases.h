@@ -38,6 +38,7 @@ inline void make_case(unsigned seed, std::int64_t rows, std::int64_t tokens, Cas
   constexpr rlk::DType kMasks[] = {rlk::DType::kBool, rlk::DType::kUInt8, rlk::DType::kInt32, rlk::DType::kInt64,
                                    rlk::DType::kFloat32};
   const bool masked = pick(4) != 0, wild = pick(4) == 0;
+  const float width = pick(3) == 0 ? 60.0f : 0.2f;  // exponentials that leave the range, and products that do not
   p.mask = {nullptr, row, kMasks[pick(5)]};
   const auto bytes = static_cast<std::size_t>(rlk::size_of(p.mask.dtype));
   c->mask.assign(static_cast<std::size_t>(size) * bytes + 8, 0);
@@ -46,8 +47,8 @@ inline void make_case(unsigned seed, std::int64_t rows, std::int64_t tokens, Cas
   for (std::int64_t i = 0; i < size; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const bool counts = !masked || pick(4) != 0;
-    const float l = -std::fabs(normal(random)), f = pick(8) == 0 ? l : l + 0.2f * normal(random);
-    const float o = l + 0.2f * normal(random);
+    const float l = -std::fabs(normal(random)), f = pick(8) == 0 ? l : l + width * normal(random);
+    const float o = l + width * normal(random);
     const float weight = p.spec.weight == rlk::KlWeight::kOldLogprob ? o : std::fabs(normal(random));
     const float values[kArrays] = {l, f, weight, normal(random)};
     for (int k = 0; k < kArrays; ++k) {

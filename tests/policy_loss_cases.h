@@ -128,15 +128,16 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   const int bytes = rlk::size_of(p.mask.dtype);
   c->mask.assign(static_cast<std::size_t>(size * bytes) + 8, 0);
   const bool wild = pick(4) == 0;
+  const float width = pick(4) == 0 ? 200.0f : 1.0f;  // exponentials that leave the range, and products that do not
   for (std::int64_t i = 0; i < size; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const bool counts = pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1);  // one without a token
-    const float l = -std::fabs(normal(random)), o = l + 0.3f * normal(random);
+    const float l = -std::fabs(normal(random)), o = l + 0.3f * width * normal(random);
     const float values[7] = {
         l,
         o,
         pick(8) == 0 ? 0.0f : normal(random),
-        l + 0.2f * normal(random),
+        l + 0.2f * width * normal(random),
         p.spec.importance == rlk::ImportanceLevel::kGiven ? std::fabs(normal(random)) : o + 0.1f * normal(random),
         std::fabs(normal(random)),
         pick(5) == 0 ? 1.0f : 0.0f};

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "rlk/math/exp.h"
@@ -159,7 +161,7 @@ class Reference {
     bool ignored = false;
     // Of the sequence.
     float of_sequence = 1.0f, ratio = 1.0f, slope = 0.0f, shared = 0.0f, gamma_up = 0.0f, gamma_down = 0.0f,
-          mean_a = 0.0f;
+          mean_a = 0.0f, log_of_sequence = 0.0f, weighted_ratio = 1.0f, kl_sum = 0.0f;
     bool of_sequence_clipped = false, gated = false, dropped = false;
     const bool has_weights = s_.importance != rlk::ImportanceLevel::kNone;
     if (n > 0) {
@@ -196,15 +198,17 @@ class Reference {
           gamma_up = gamma(s_.k_positive, s_.lambda_positive, x, ratio);
           gamma_down = gamma(s_.k_negative, s_.lambda_negative, x, ratio);
         } else {
-          ratio = rlk::exp(limited(x, s_.log_ratio_min, s_.log_ratio_max));
+          log_of_sequence = limited(x, s_.log_ratio_min, s_.log_ratio_max);
+          ratio = weighted_ratio = rlk::exp(log_of_sequence);
           slope = outside(x, s_.log_ratio_min, s_.log_ratio_max) ? 0.0f : ratio;
         }
         if (s_.surrogate == rlk::Surrogate::kGeometricClip) {
           mean_a = over_tokens([&](const Token& k) { return k.a; }) / tokens;
           if (has_weights) {
-            of_sequence = rlk::exp(
-                over_tokens([&](const Token& k) { return rlk::log2(token_weight(k, &ignored) + 1e-10f) * rlk::kLn2; }) /
-                tokens);
+            weighted_ratio =
+                rlk::exp(log_of_sequence + over_tokens([&](const Token& k) {
+                                             return rlk::log2(token_weight(k, &ignored) + 1e-10f) * rlk::kLn2;
+                                           }) / tokens);
           }
         } else if (!s_.straight_through) {
           if (s_.surrogate == rlk::Surrogate::kRatio || s_.surrogate == rlk::Surrogate::kSigmoid) {
@@ -212,13 +216,13 @@ class Reference {
                 [&](const Token& k) { return k.a > 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
             const float down = over_tokens(
                 [&](const Token& k) { return k.a < 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
-            const float of_up = up == 0.0f ? 0.0f : up * term(1.0f, 0, 0, ratio, slope).along_ratio;
-            const float of_down = dropped || down == 0.0f ? 0.0f : down * -term(-1.0f, 0, 0, ratio, slope).along_ratio;
-            shared = gated ? 0.0f : of_sequence * (of_up + of_down);
+            const float of_up = up == 0.0f ? 0.0f : times(up, term(1.0f, 0, 0, ratio, slope).along_ratio);
+            const float of_down =
+                dropped || down == 0.0f ? 0.0f : times(down, -term(-1.0f, 0, 0, ratio, slope).along_ratio);
+            shared = gated ? 0.0f : times(of_sequence, of_up + of_down);
           }
           if (s_.kl != rlk::KlEstimator::kNone && s_.kl_times_ratio) {
-            const float k = over_tokens([&](const Token& x2) { return kl(x2).first; });
-            shared = std::fma(s_.kl_coef * k, slope, shared);
+            kl_sum = over_tokens([&](const Token& x2) { return kl(x2, 80.0f).first; });
           }
           if (s_.level == rlk::RatioLevel::kGeometric) shared = shared / tokens;
         }
@@ -243,14 +247,14 @@ class Reference {
       }
       Term p;
       if (s_.surrogate == rlk::Surrogate::kGeometricClip) {
-        p.value = -mean_a * r1;
+        p.value = -mean_a * weighted_ratio;
         const bool above = x.a > 0 && d > s_.clip_high, below = x.a < 0 && d < s_.clip_low;
         p.along_logprob = above || below || x.a == 0 ? 0.0f : p.value;
         p.clipped = above;
         p.dual = below;
       } else if (s_.surrogate == rlk::Surrogate::kGamma) {
         p.along_logprob = -(x.a >= 0 ? gamma_up : gamma_down) * x.a;
-        p.value = p.along_logprob * x.l;
+        p.value = times(p.along_logprob, x.l);
       } else {
         p = term(x.a, x.l, d, r1, slope1);
       }
@@ -261,29 +265,34 @@ class Reference {
         w_clipped = of_sequence_clipped;
       }
       if (!has_weights) w = of_sequence;
-      if (has_weights && s_.surrogate != rlk::Surrogate::kGamma) {
-        const float by = s_.surrogate == rlk::Surrogate::kGeometricClip ? of_sequence : w;
-        p.value *= by;
-        p.along_ratio *= by;
-        p.along_logprob *= by;
+      if (has_weights && s_.surrogate != rlk::Surrogate::kGamma && s_.surrogate != rlk::Surrogate::kGeometricClip) {
+        p.value = times(p.value, w);
+        p.along_ratio = times(p.along_ratio, w);
+        p.along_logprob = times(p.along_logprob, w);
       }
       const bool none =
           gated || (dropped && x.a < 0) || drops(x) || (x.a == 0 && s_.surrogate != rlk::Surrogate::kGeometricClip);
       if (none) p.value = p.along_ratio = p.along_logprob = 0.0f;
       if (chosen(x) && s_.selected_drops == 0) {
         const float c = s_.selected_kl * w;
-        p.value = p.value + c * std::fabs(d);
+        p.value = p.value + times(c, std::fabs(d));
         p.along_logprob = p.along_logprob + (d > 0 ? c : d < 0 ? -c : 0.0f);
       }
       float gradient = shares ? p.along_logprob + shared : p.along_ratio + p.along_logprob, k = 0.0f;
       if (s_.kl != rlk::KlEstimator::kNone) {
-        auto [value_of, along] = kl(x);
+        auto [value_of, along] = kl(x, s_.kl_times_ratio ? 80.0f : kLargest);
+        float others = 0.0f;
         if (s_.kl_times_ratio) {
-          along = std::fma(value_of, shares ? 0.0f : slope1, along * r1);
-          value_of = value_of * r1;
+          const bool of_token = s_.level == rlk::RatioLevel::kToken;
+          float share = outside(slope1, r1, r1) ? 0.0f : 1.0f;
+          if (shares && share != 0.0f && s_.level == rlk::RatioLevel::kGeometric) share = 1.0f / tokens;
+          if (shares) others = times(share * r1, kl_sum - value_of);
+          std::tie(value_of, along) =
+              kl_times_ratio(x, value_of, along, of_token ? -log_ratio : log_of_sequence, of_token, r1, share);
         }
-        if (s_.kl_gradient_ratio > 0.0f) along *= s_.kl_gradient_ratio < r1 ? s_.kl_gradient_ratio : r1;
+        if (s_.kl_gradient_ratio > 0.0f) along = times(along, cut_at(r1, s_.kl_gradient_ratio));
         if (outside(value_of, -s_.kl_limit, s_.kl_limit) && !s_.kl_straight_through) along = 0.0f;
+        along = along + others;
         k = limited(value_of, -s_.kl_limit, s_.kl_limit);
         gradient = std::fma(s_.kl_coef, along, gradient);
       }
@@ -342,31 +351,31 @@ class Reference {
         const float w = clips ? limited(r, s_.clip_low, s_.clip_high) : 1.0f;
         t.clipped = clips && outside(r, s_.clip_low, s_.clip_high);
         t.along_logprob = -w * a;
-        t.value = t.along_logprob * l;
+        t.value = times(t.along_logprob, l);
         break;
       }
       case rlk::Surrogate::kSigmoid: {
         const float tau = a > 0 ? s_.tau_positive : s_.tau_negative, g = rlk::sigmoid(tau * (r - 1.0f));
-        const float bump = (4.0f * g) * (1.0f - g);
+        const float bump = (4.0f * g) * rlk::sigmoid(-(tau * (r - 1.0f)));
         t.value = -(g * (4.0f / tau)) * a;
         t.along_ratio = -a * (bump == 0.0f ? 0.0f : bump * slope);
         break;
       }
       default:
-        t.value = -(l * a - (0.5f * s_.quadratic * d) * d);
+        t.value = -(limited(l * a, -kLargest, kLargest) - (0.5f * s_.quadratic * d) * d);
         t.along_logprob = -(a - s_.quadratic * d);
     }
     return t;
   }
-  std::pair<float, float> kl(const Token& x) const {
+  std::pair<float, float> kl(const Token& x, float most) const {
     const float raw = x.f - x.l, e = limited(raw, -s_.kl_input_limit, s_.kl_input_limit);
     float value = -e, along = 1.0f;
     if (s_.kl == rlk::KlEstimator::kK2) {
       value = (0.5f * e) * e;
       along = -e;
     } else if (s_.kl == rlk::KlEstimator::kK3) {
-      value = rlk::expm1(e) - e;
-      along = -rlk::expm1(e);
+      value = rlk::expm1(cut_at(e, most)) - cut_at(e, most);
+      along = -rlk::expm1(cut_at(e, most));
     } else if (s_.kl == rlk::KlEstimator::kAbs) {
       value = std::fabs(e);
       along = e > 0 ? -1.0f : e < 0 ? 1.0f : 0.0f;
@@ -374,6 +383,26 @@ class Reference {
     if (outside(raw, -s_.kl_input_limit, s_.kl_input_limit)) along = 0.0f;
     if (s_.kl_straight_through) along = -raw;
     return {value, along};
+  }
+  // K and its slope times a ratio r = exp(log), of whose slope the token has a share.
+  std::pair<float, float> kl_times_ratio(const Token& x, float value, float along, float log, bool of_token, float r,
+                                         float share) const {
+    if (s_.kl != rlk::KlEstimator::kK3 || s_.kl_straight_through) {
+      return {times(value, r), times(share * cut_at(value, kLargest) + along, r)};
+    }
+    value = times(value, r);
+    along = times(along, r);
+    const float raw = x.f - x.l, e = limited(raw, -s_.kl_input_limit, s_.kl_input_limit);
+    const bool held = outside(raw, -s_.kl_input_limit, s_.kl_input_limit);
+    if (e > 16.0f) {
+      float sum = log == -kInf ? log : log + e;
+      if (!held && of_token && log == x.l - x.o) sum = x.f - x.o;
+      const float product = rlk::exp(sum);
+      value = product - cut_at(times(r, 1.0f + e), kLargest);
+      if (!held) along = cut_at(r, kLargest) - product;
+    }
+    if (held || share == 0.0f) return {value, times(share, value) + along};
+    return {value, -times(e, r) - times(1.0f - share, value)};
   }
 
   const PolicyLossParams& p_;

@@ -237,7 +237,7 @@ Results reference(const Batch& b, const ImportanceSpec& s) {
     for (std::int64_t t = 0; t < b.length(q); ++t) {
       const bool counts = b.counts(q, t);
       const float d = counts ? b.train_of(q, t) - b.rollout_of(q, t) : 0.0f, c = limited(d, -s.limit, s.limit);
-      const float k3 = rlk::expm1(c) - c;
+      const float k3 = rlk::expm1(c) - policy_test::cut_at(c, policy_test::kLargest);
       ds.push_back(d);
       cs.push_back(c);
       k2s.push_back(0.5f * c * c);

@@ -75,8 +75,18 @@ std::vector<float> reference(const Batch& b, float limit) {
       ++n;
       const float x = b.train_of(s, t), y = b.rollout_of(s, t), d = x - y, c = limited(d, -limit, limit);
       const float p = 0.0f - rlk::expm1(x), q = 0.0f - rlk::expm1(y);
-      const float values[] = {
-          d, std::fabs(d), rlk::expm1(d) - d, rlk::exp(c), rlk::expm1(c + c), p, q, p * p, q * q, p * q, x, y};
+      const float values[] = {d,
+                              std::fabs(d),
+                              rlk::expm1(d) - policy_test::cut_at(d, policy_test::kLargest),
+                              rlk::exp(c),
+                              rlk::expm1(c + c),
+                              p,
+                              q,
+                              p * p,
+                              q * q,
+                              p * q,
+                              x,
+                              y};
       for (int i = 0; i < kTokenSums + 2; ++i) terms[i].push_back(values[i]);
       differing += other_bits(x, y);
       nonfinite += !std::isfinite(d);

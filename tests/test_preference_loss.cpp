@@ -55,10 +55,16 @@ float M(float v) { return v > -rlk::kLn2 ? rlk::kLn2 * rlk::log2(-rlk::expm1(v))
 
 struct Element {
   float x, s, h, reward, n, aligned;
+  bool empty;
 };
+float times(float x, float y) {
+  const float product = x * y;
+  return std::isnan(product) && !std::isnan(x) && !std::isnan(y) ? 0.0f : product;
+}
 
 Element element(const PreferenceLossParams& p, const rlk::PreferenceSide& side, std::int64_t i) {
   Element e{};
+  e.empty = side.count && side.count[i * side.count_stride] < 1;
   e.n = side.count ? static_cast<float>(std::max<std::int64_t>(side.count[i * side.count_stride], 1)) : 1.0f;
   e.x = side.policy[i * side.policy_stride];
   if (side.reference) e.x = e.x - side.reference[i * side.reference_stride];
@@ -70,7 +76,7 @@ Element element(const PreferenceLossParams& p, const rlk::PreferenceSide& side, 
       break;
     case PreferenceScore::kForwardKl:
       e.h = rlk::exp(-e.x);
-      e.s = 1.0f - e.h;
+      e.s = -rlk::expm1(-e.x);
       break;
     case PreferenceScore::kJsDivergence:
       e.s = rlk::kLn2 + P(e.x);
@@ -78,7 +84,7 @@ Element element(const PreferenceLossParams& p, const rlk::PreferenceSide& side, 
       break;
     case PreferenceScore::kAlphaDivergence: {
       const float c = p.alpha - 1.0f, t = c * e.x;
-      e.s = (rlk::exp(std::isnan(t) ? t : std::min(t, 80.0f)) - 1.0f) / c;
+      e.s = rlk::expm1(std::isnan(t) ? t : std::min(t, 80.0f)) / c;
       e.h = t > 80.0f ? 0.0f : rlk::exp(t);
       break;
     }
@@ -99,9 +105,14 @@ Element element(const PreferenceLossParams& p, const rlk::PreferenceSide& side, 
 struct Value {
   float loss, g_w, g_l;
 };
+Element of_ratio(float x) { return {x, x, 1.0f, 0.0f, 1.0f, 0.0f, false}; }
 
-Value value(const PreferenceLossParams& p, Preference kind, float w, float l) {
-  const float delta = (w - l) - p.margin, z = p.beta * delta, c = p.beta * w, r = p.beta * l;
+Value value(const PreferenceLossParams& p, Preference kind, const Element& chosen, const Element& rejected) {
+  const float w = chosen.s, l = rejected.s;
+  float difference = w - l;
+  if (std::isinf(w) && w == l) difference = chosen.x == rejected.x ? 0.0f : (chosen.x - rejected.x) * INFINITY;
+  if (std::isnan(chosen.x - rejected.x)) difference = w - l;
+  const float delta = difference - p.margin, z = p.beta * delta, c = p.beta * w, r = p.beta * l;
   const float e = p.label_smoothing, k = 1.0f - e;
   float loss = 0, dz = 0, dc = 0, dr = 0;
   bool has_z = true, has_sides = false;
@@ -120,8 +131,8 @@ Value value(const PreferenceLossParams& p, Preference kind, float w, float l) {
     }
     case Preference::kExoPair: {
       const float A = P(z) - p.log_keep, B = P(-z) - p.log_flip;
-      loss = S(z) * A + S(-z) * B;
-      dz = (S(z) * S(-z)) * (A - B);
+      loss = times(S(z), A) + times(S(-z), B);
+      dz = times(S(z) * S(-z), A - B);
       break;
     }
     case Preference::kNcaPair:
@@ -155,15 +166,19 @@ Value value(const PreferenceLossParams& p, Preference kind, float w, float l) {
       return {S(c) + S(-z), p.beta * (of_c + of_z), p.beta * -of_z};
     }
     case Preference::kDiscopop: {
-      const float q = z / p.tau, m = S(q), o = S(-q), E = rlk::exp(-z);
-      loss = m == 0 ? -(P(z) * o) : -(P(z) * o) + E * m;
-      dz = m == 0 ? -(S(-z) * o) : (-(S(-z) * o) - E * m) + (P(z) + E) * ((m * o) / p.tau);
+      const float q = z / p.tau, m = S(q), o = S(-q), E = rlk::exp(P(q) - z);
+      loss = -times(P(z), o) + E;
+      dz = (-(S(-z) * o) - E) + times(times(P(z), m) + E, o / p.tau);
       break;
     }
     case Preference::kOrpo: {
-      const float odds = (w - l) - (M(w) - M(l)), b = -(p.beta * S(-odds));
-      if (S(-odds) == 0) return {-(p.beta * P(odds)), 0, 0};
-      return {-(p.beta * P(odds)), b * (-1.0f / rlk::expm1(w)), b * (1.0f / rlk::expm1(l))};
+      if (chosen.empty || rejected.empty) return {0, 0, 0};
+      const float u = -rlk::expm1(w), v = -rlk::expm1(l);
+      if (u == 0 && v == 0) return {-(p.beta * P(0.0f)), 0, 0};
+      const float odds_loss = -(p.beta * P((w - l) - (M(w) - M(l))));
+      if (std::isnan(odds_loss)) return {odds_loss, odds_loss, odds_loss};
+      const float g = p.beta / std::fma(rlk::exp(w - l), v, u);
+      return {odds_loss, -g, times(g, u / v)};
     }
     case Preference::kKto:
       break;
@@ -207,7 +222,7 @@ Results reference(const PreferenceLossParams& p) {
       const float v = p.beta * (second ? K - e.s : e.s - K), g = p.beta * (S(v) * S(-v));
       const float weight = second ? p.rejected_weight : p.chosen_weight;
       r.losses.push_back(S(-v) * weight);
-      (second ? r.d_l[i - w.size()] : r.d_w[i]) = ((second ? g : -g) * e.h) * weight;
+      (second ? r.d_l[i - w.size()] : r.d_w[i]) = times(second ? g : -g, e.h) * weight;
     }
   } else if (p.sort != PreferenceSort::kNone) {
     Floats first, second;
@@ -221,20 +236,20 @@ Results reference(const PreferenceLossParams& p) {
     r.ranks.resize(2 * num);
     for (std::size_t k = 0; k < num; ++k) {
       r.ranks[a[k]] = r.ranks[num + b[k]] = static_cast<std::int32_t>(k);
-      const Value v = value(p, Preference::kSigmoid, first[a[k]], second[b[k]]);
+      const Value v = value(p, Preference::kSigmoid, of_ratio(first[a[k]]), of_ratio(second[b[k]]));
       r.losses.push_back(v.loss);
       r.d_w[a[k]] = v.g_w;
       r.d_l[p.sort == PreferenceSort::kAot ? a[k] : b[k]] = v.g_l;
     }
   } else {
     for (std::size_t i = 0; i < num; ++i) {
-      const Value v = value(p, p.kind, w[i].s, l[i].s);
-      float loss = v.loss, d_w = v.g_w * w[i].h, d_l = v.g_l * l[i].h;
+      const Value v = value(p, p.kind, w[i], l[i]);
+      float loss = v.loss, d_w = times(v.g_w, w[i].h), d_l = times(v.g_l, l[i].h);
       if (p.chosen.aligned) {
-        const float weight = rlk::exp(w[i].aligned) * rlk::exp(l[i].aligned);
-        loss *= weight;
-        d_w *= weight;
-        d_l *= weight;
+        const float weight = rlk::exp(w[i].aligned + l[i].aligned);
+        loss = times(loss, weight);
+        d_w = times(d_w, weight);
+        d_l = times(d_l, weight);
       }
       if (p.nll_weight != 0) {
         const float policy = p.chosen.policy[static_cast<std::int64_t>(i) * p.chosen.policy_stride];

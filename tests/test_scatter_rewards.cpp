@@ -82,7 +82,7 @@ float kl_of(const RewardSpec& s, float l, float f) {
   const float e = limited(f - l, -s.kl_input_limit, s.kl_input_limit);
   float k = -e;
   if (s.kl == rlk::KlEstimator::kK2) k = e / 2 * e;
-  if (s.kl == rlk::KlEstimator::kK3) k = rlk::expm1(e) - e;
+  if (s.kl == rlk::KlEstimator::kK3) k = rlk::expm1(e) - policy_test::cut_at(e, policy_test::kLargest);
   if (s.kl == rlk::KlEstimator::kAbs) k = std::fabs(e);
   return limited(k, -s.kl_limit, s.kl_limit);
 }

@@ -27,6 +27,13 @@ inline float limited(float x, float low, float high) {
   if (low > x) x = low;
   return high < x ? high : x;
 }
+constexpr float kLargest = std::numeric_limits<float>::max();
+inline float cut_at(float x, float most) { return most < x ? most : x; }
+// Of a zero and an infinity 0.
+inline float times(float x, float y) {
+  const float product = x * y;
+  return std::isnan(product) && !std::isnan(x) && !std::isnan(y) ? 0.0f : product;
+}
 inline bool outside(float x, float low, float high) { return x < low || x > high; }
 inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
 inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }

@@ -153,6 +153,7 @@ RLK_HD unsigned lanes_of(Mask a) {
   return bits;
 #endif
 }
+RLK_HD bool any_of(Mask a) { return lanes_of(a) != 0; }
 RLK_HD Mask mask_of(unsigned bits) {
 #if defined(__AVX512DQ__)
   return {(Vector<std::int32_t>)_mm512_movm_epi32(static_cast<__mmask16>(bits))};

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .policy_loss import _limited, _Numpy, _symmetric
+from .policy_loss import _limited, _Numpy, _symmetric, _times_ratio
 
 __all__ = ["kl_reference"]
 
@@ -51,7 +51,7 @@ def kl_reference(
         k2 = 0.5 * (ell - f) ** 2
         k = k2 - xp.stop(k2) + xp.stop(k)
     if old_logprob is not None:
-        k = k * xp.exp(ell - tokens(old_logprob))
+        k = _times_ratio(xp, estimator, k, e, xp.exp(ell - tokens(old_logprob)))
     if importance_weight is not None:
         k = k * tokens(importance_weight)
     limited = _limited(xp, k, *_symmetric(clamp))

@@ -61,6 +61,13 @@ def _weight(xp: Any, spec: Any, d: Any) -> Any:
     return xp.where(inside, e, 0 * e)
 
 
+def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
+    """Of k3 in two terms where e is large: there the derivatives of exp(e) and of the ratio cancel."""
+    if estimator != "k3":
+        return k * ratio
+    return xp.where(e > 1, ratio * xp.exp(e) - (1 + e) * ratio, k * ratio)
+
+
 def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
     e = _limited(xp, f - ell, *_symmetric(spec.kl_input_clamp))
     if spec.kl == "k1":
@@ -77,7 +84,7 @@ def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
             k2 = k2 * xp.stop(_limited(xp, ratio, None, spec.kl_gradient_ratio_max))
         return k2 - xp.stop(k2) + xp.stop(_limited(xp, k, *_symmetric(spec.kl_clamp)))
     if spec.kl_times_ratio:
-        k = k * ratio
+        k = _times_ratio(xp, spec.kl, k, e, ratio)
     return _limited(xp, k, *_symmetric(spec.kl_clamp))
 
 

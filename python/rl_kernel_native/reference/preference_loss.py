@@ -113,9 +113,11 @@ def preference_loss_reference(
         losses = _sigmoid(c) + _sigmoid(-z)
     elif kind == "discopop":
         m = _sigmoid(z / tau)
-        losses = -_log_sigmoid(z) * (1 - m) + np.exp(-z) * m
+        losses = -_log_sigmoid(z) * (1 - m) + np.exp(_log_sigmoid(z / tau) - z)
     elif kind == "orpo":
         losses = -beta * _log_sigmoid(x_w - x_l - (_log1mexp(x_w) - _log1mexp(x_l)))
+        for count in (chosen_count, rejected_count):
+            losses = losses if count is None else np.where(np.asarray(count) < 1, 0.0, losses)  # no token, no odds
     else:
         raise ValueError(f"kind: {kind!r} is unknown")
     if chosen_aligned is not None:

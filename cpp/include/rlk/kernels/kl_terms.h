@@ -8,25 +8,27 @@
 
 namespace rlk {
 
+// Of k3 times a ratio: from where on it is a difference of two exponentials, and the largest e that K itself is taken of.
+constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
+
 template <class F>
 struct KlTerm {
   F value, slope;
 };
-// K of e alone, and its slope along e.
+// K of e alone, and its slope along e. `most`: the largest e of k3.
 template <class F>
-RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit) {
+RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float most = kLargestFloat) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
   switch (estimator) {
     case KlEstimator::kK2:
       return {mul_rn(mul_rn(broadcast<F>(0.5f), e), e), e};
     case KlEstimator::kK3: {
-      F m;
       if (input_limit <= 20.0f) {
-        m = expm1_in_range(e);
-      } else {
-        m = expm1(e);
+        const F m = expm1_in_range(e);
+        return {sub_rn(m, e), m};
       }
-      return {sub_rn(m, e), m};
+      const F h = min_of(e, broadcast<F>(most)), m = expm1(h);  // an infinity less an infinity is no number
+      return {sub_rn(m, h), m};
     }
     case KlEstimator::kAbs:
       return {abs_of(e), select(e > zero, one, select(e < zero, -one, zero))};
@@ -36,12 +38,44 @@ RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit) {
 }
 // Before any product with the ratio and any limit of the result.
 template <class F>
-RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through) {
+RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through,
+                         float most = kLargestFloat) {
   const F raw = sub_rn(ref_logprob, logprob);
-  const KlTerm<F> of = kl_along(estimator, clamped(raw, -input_limit, input_limit), input_limit);
+  const KlTerm<F> of = kl_along(estimator, clamped(raw, -input_limit, input_limit), input_limit, most);
   KlTerm<F> k = {of.value, inside_or(raw, -input_limit, input_limit, -of.slope, broadcast<F>(0.0f))};
   if (straight_through) k.slope = -raw;
   return k;
+}
+// A ratio that K is multiplied by.
+template <class F>
+struct KlRatio {
+  F log, ratio;
+  F share;             // of the ratio's slope, a token's own; 0: it has none
+  MaskOf<F> of_token;  // its log is logprob less old_logprob, without a limit
+};
+// K times a ratio, and its slope along the token's logprob, with what the ratio gives the token itself. `k`: of kKlMost.
+template <class F>
+RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, const KlTerm<F>& k, F logprob,
+                                F ref_logprob, F old_logprob, float input_limit, const KlRatio<F>& x) {
+  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), r = x.ratio;
+  F value = scaled_by(k.value, r);
+  if (estimator != KlEstimator::kK3 || straight_through) {
+    const F of_ratio = mul_rn(x.share, min_of(k.value, broadcast<F>(kLargestFloat)));
+    return {value, scaled_by(add_rn(of_ratio, k.slope), r)};
+  }
+  F along = scaled_by(k.slope, r);
+  const F raw = sub_rn(ref_logprob, logprob), e = clamped(raw, -input_limit, input_limit);
+  const auto held = MaskOf<F>((e < raw) | (e > raw)), far = MaskOf<F>(e > broadcast<F>(kKlSplit));
+  if (any_of(far)) {
+    // exp(e) may overflow where r underflows, and their product be neither.
+    const F largest = broadcast<F>(kLargestFloat);
+    const F sum = select(x.log == broadcast<F>(-infinity()), x.log, add_rn(x.log, e));
+    const F product = exp(select(held, sum, select(x.of_token, sub_rn(ref_logprob, old_logprob), sum)));
+    value = select(far, sub_rn(product, min_of(scaled_by(r, add_rn(one, e)), largest)), value);
+    along = select(held, along, select(far, sub_rn(min_of(r, largest), product), along));
+  }
+  const F closed = sub_rn(-scaled_by(e, r), scaled_by(sub_rn(one, x.share), value));
+  return {value, select(MaskOf<F>(held | (x.share == zero)), add_rn(scaled_by(x.share, value), along), closed)};
 }
 // Where a slope is not that of its value, the limit is the value's alone.
 template <class F>
@@ -85,21 +119,25 @@ struct KlTokenTerms : EverySum {
     const KlSpec& s = p.spec;
     const F zero = broadcast<F>(0.0f);
     const bool straight_through = s.straight_through != 0;
-    const KlTerm<F> plain = kl_term(s.estimator, in[kKlLogprob], in[kKlRefLogprob], s.input_limit, straight_through);
+    const bool has_ratio = s.weight == KlWeight::kOldLogprob;
+    const F l = in[kKlLogprob], f = in[kKlRefLogprob], weight = in[kKlWeight];
+    const KlTerm<F> plain =
+        kl_term(s.estimator, l, f, s.input_limit, straight_through, has_ratio ? kKlMost : kLargestFloat);
     KlTerm<F> k = plain;
-    if (s.weight == KlWeight::kOldLogprob) {
-      const F r = exp(sub_rn(in[kKlLogprob], in[kKlWeight]));
-      k = {mul_rn(k.value, r), fma_rn(k.value, r, mul_rn(k.slope, r))};
+    if (has_ratio) {
+      const F x = sub_rn(l, weight);
+      k = kl_times_ratio(s.estimator, straight_through, plain, l, f, weight, s.input_limit,
+                         {x, exp(x), broadcast<F>(1.0f), MaskOf<F>(zero == zero)});
     } else if (s.weight == KlWeight::kImportance) {
-      k = {mul_rn(k.value, in[kKlWeight]), mul_rn(k.slope, in[kKlWeight])};
+      k = {scaled_by(k.value, weight), scaled_by(k.slope, weight)};
     }
     const F of_weight = limited_slope(k.value, s.limit, plain.value, straight_through);
     k = limited_kl(k, s.limit, straight_through);
     // No zero has a sign, and no NaN a payload.
     const auto written = [&](F x) { return canonical(where(mask, add_rn(x, zero))); };
     out[kKlValue] = written(k.value);
-    out[kKlOfLogprob] = written(mul_rn(in[kKlGradient], k.slope));
-    out[kKlOfWeight] = written(mul_rn(in[kKlGradient], of_weight));
+    out[kKlOfLogprob] = written(scaled_by(k.slope, in[kKlGradient]));
+    out[kKlOfWeight] = written(scaled_by(of_weight, in[kKlGradient]));
   }
 };
 

@@ -81,7 +81,7 @@ struct MismatchTerms : EverySum {
       const F c = clamped(d, -p.limit, p.limit);
       sum[kSumLogRatio] = d;
       sum[kSumDistance] = abs_of(d);
-      sum[kSumK3] = sub_rn(expm1(d), d);
+      sum[kSumK3] = sub_rn(expm1(d), min_of(d, broadcast<F>(kLargestFloat)));
       sum[kSumTrain] = x;
       sum[kSumRollout] = y;
       sum[kSumRatioOfTokens] = where(mask, exp(c));

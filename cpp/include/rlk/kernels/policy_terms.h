@@ -118,11 +118,14 @@ RLK_HD ImportanceBounds importance_bounds(const PolicySpec& s) {
 struct PolicyFactors {
   std::int64_t tokens = 0;
   float weight = 0.0f, entropy_weight = 0.0f;  // of tokens, of H
+  float log_ratio = 0.0f;                      // x of a sequence
   float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
+  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K), and a token's share of what it gives the ratio
   float gradient = 0.0f;                       // shared P_x
   float importance = 1.0f;                     // of a sequence
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
   float advantage = 0.0f;                              // kGeometricClip: mean
+  float weighted_ratio = 1.0f;                         // kGeometricClip: with importance
   float gamma_positive = 0.0f, gamma_negative = 0.0f;  // kGamma: w
 };
 
@@ -199,7 +202,7 @@ template <class F>
 RLK_HD PolicyTerm<F> weighted_term(F advantage, F logprob, F w, MaskOf<F> clipped) {
   PolicyTerm<F> t;
   t.along_logprob = mul_rn(-w, advantage);
-  t.value = mul_rn(t.along_logprob, logprob);
+  t.value = scaled_by(t.along_logprob, logprob);
   t.along_ratio = broadcast<F>(0.0f);
   t.clipped = clipped;
   t.dual = clipped & (advantage < advantage);
@@ -208,13 +211,13 @@ RLK_HD PolicyTerm<F> weighted_term(F advantage, F logprob, F w, MaskOf<F> clippe
 
 template <class F>
 RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope) {
-  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), four = broadcast<F>(4.0f);
+  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
   const auto positive = advantage > zero;
   const F tau = select(positive, broadcast<F>(s.tau_positive), broadcast<F>(s.tau_negative));
   const F gain =
       select(positive, broadcast<F>(div_rn(4.0f, s.tau_positive)), broadcast<F>(div_rn(4.0f, s.tau_negative)));
-  const F gate = sigmoid(mul_rn(tau, sub_rn(r, one)));
-  const F bump = mul_rn(mul_rn(four, gate), sub_rn(one, gate));
+  const Sigmoids<F> gates = sigmoids(mul_rn(tau, sub_rn(r, one)));
+  const F gate = gates.up, bump = mul_rn(mul_rn(broadcast<F>(4.0f), gate), gates.down);
   PolicyTerm<F> t;
   t.value = mul_rn(-mul_rn(gate, gain), advantage);
   t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // an infinite ratio has bump 0
@@ -247,7 +250,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
     case Surrogate::kGeometricClip: {
       if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // does not come here
       const auto clipped = clipped_log_ratio(s, raw, advantage).clipped;
-      t.value = broadcast<F>(mul_rn(-f.advantage, f.ratio));
+      t.value = broadcast<F>(mul_rn(-f.advantage, f.weighted_ratio));
       t.along_ratio = zero;
       t.along_logprob = select(clipped | (advantage == zero), zero, t.value);
       t.clipped = MaskOf<F>(clipped & (advantage > zero));
@@ -262,7 +265,8 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
     }
     case Surrogate::kQuadratic: {
       const F penalty = mul_rn(mul_rn(broadcast<F>(0.5f * s.quadratic), raw), raw);
-      t.value = -sub_rn(mul_rn(logprob, advantage), penalty);
+      const F gain = clamped(mul_rn(logprob, advantage), -kLargestFloat, kLargestFloat);  // the penalty's is the limit
+      t.value = -sub_rn(gain, penalty);
       t.along_ratio = zero;
       t.along_logprob = -sub_rn(advantage, mul_rn(broadcast<F>(s.quadratic), raw));
       t.clipped = t.dual = MaskOf<F>(never);
@@ -321,7 +325,8 @@ struct PolicyStatisticsTerms : EverySum {
     sum[kStatPositive] = select(a > zero, product, zero);
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
-      sum[kStatKl] = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, s.kl_straight_through != 0).value;
+      const bool straight_through = s.kl_straight_through != 0;
+      sum[kStatKl] = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, straight_through, kKlMost).value;
     }
     sum[kStatAdvantage] = a;
     if (s.surrogate == Surrogate::kGamma && has_importance(s)) {
@@ -370,24 +375,26 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
     return f;
   }
   const Ratio<float> ratio = ratio_of(s, raw);
-  f.ratio = ratio.ratio;
+  f.log_ratio = ratio.log_ratio;
+  f.ratio = f.weighted_ratio = ratio.ratio;
   f.slope = ratio.slope;
   if (s.surrogate == Surrogate::kGeometricClip) {
     f.advantage = div_rn(of.sum[kStatAdvantage], tokens);
-    if (has_importance(s)) f.importance = exp(div_rn(of.sum[kStatLogImportance], tokens));
+    if (has_importance(s)) {
+      f.weighted_ratio = exp(add_rn(ratio.log_ratio, div_rn(of.sum[kStatLogImportance], tokens)));
+    }
   }
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
     // No advantage of a sign has no slope, whatever the ratio.
     const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
-    const float up = positive == 0.0f ? 0.0f : mul_rn(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
-    const float down = negative == 0.0f ? 0.0f : mul_rn(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
-    gradient = f.gated ? 0.0f : mul_rn(f.importance, add_rn(up, down));
+    const float up = positive == 0.0f ? 0.0f : scaled_by(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
+    const float down = negative == 0.0f ? 0.0f : scaled_by(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
+    gradient = f.gated ? 0.0f : scaled_by(f.importance, add_rn(up, down));
   }
-  if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
-    gradient = fma_rn(mul_rn(s.kl_coef, of.sum[kStatKl]), f.slope, gradient);
-  }
+  f.kl_sum = of.sum[kStatKl];
+  if (s.level == RatioLevel::kGeometric) f.kl_share = div_rn(1.0f, tokens);
   f.gradient = s.level == RatioLevel::kGeometric ? div_rn(gradient, tokens) : gradient;
   return f;
 }
@@ -456,12 +463,11 @@ struct PolicyTokenTerms : EverySum {
       w_clipped = found.clipped;
     }
     if (!kClipped && s.importance == ImportanceLevel::kGiven) w = m;
-    if (!kClipped && has_importance(s) && !(kOfSequence && s.surrogate == Surrogate::kGamma)) {
-      const bool of_geometric = kOfSequence && s.surrogate == Surrogate::kGeometricClip;
-      const F factor = of_geometric ? broadcast<F>(f.importance) : w;
-      t.value = mul_rn(t.value, factor);
-      t.along_ratio = mul_rn(t.along_ratio, factor);
-      t.along_logprob = mul_rn(t.along_logprob, factor);
+    const bool merges = s.surrogate == Surrogate::kGamma || s.surrogate == Surrogate::kGeometricClip;
+    if (!kClipped && has_importance(s) && !(kOfSequence && merges)) {
+      t.value = scaled_by(t.value, w);
+      t.along_ratio = scaled_by(t.along_ratio, w);
+      t.along_logprob = scaled_by(t.along_logprob, w);
     }
     auto none = either(kOfSequence && s.surrogate == Surrogate::kGeometricClip, never, MaskOf<F>(a == zero));
     if (kOfSequence && f.dropped != 0) none = MaskOf<F>(none | (a < zero));
@@ -477,7 +483,7 @@ struct PolicyTokenTerms : EverySum {
     if (!kClipped && p.selected.data != nullptr && s.selected_drops == 0) {
       const F c = mul_rn(broadcast<F>(s.selected_kl), w);
       const F sign = select(raw > zero, c, select(raw < zero, -c, zero));
-      t.value = select(selected, add_rn(t.value, mul_rn(c, abs_of(raw))), t.value);
+      t.value = select(selected, add_rn(t.value, scaled_by(c, abs_of(raw))), t.value);
       t.along_logprob = select(selected, add_rn(t.along_logprob, sign), t.along_logprob);
     }
 
@@ -500,13 +506,24 @@ struct PolicyTokenTerms : EverySum {
     F slope = shared ? add_rn(t.along_logprob, broadcast<F>(f.gradient)) : add_rn(t.along_ratio, t.along_logprob);
     F kl = zero;
     if (s.kl != KlEstimator::kNone) {
-      KlTerm<F> k = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, s.kl_straight_through != 0);
+      const bool straight_through = s.kl_straight_through != 0;
+      const F ref = in[kInputRefLogprob];
+      KlTerm<F> k =
+          kl_term(s.kl, l, ref, s.kl_input_limit, straight_through, s.kl_times_ratio != 0 ? kKlMost : kLargestFloat);
+      F others = zero;
       if (s.kl_times_ratio != 0) {
-        const F of_ratio = shared ? zero : x.slope;
-        k = {mul_rn(k.value, x.ratio), fma_rn(k.value, of_ratio, mul_rn(k.slope, x.ratio))};
+        const F share = select(MaskOf<F>((x.slope < x.ratio) | (x.slope > x.ratio)), zero,
+                               broadcast<F>(shared ? f.kl_share : 1.0f));
+        if (shared) others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), k.value));
+        const auto of_l = either(of_token, MaskOf<F>(x.log_ratio == raw), never);
+        k = kl_times_ratio(s.kl, straight_through, k, l, ref, o, s.kl_input_limit,
+                           {either(of_token, x.log_ratio, broadcast<F>(f.log_ratio)), x.ratio, share, of_l});
       }
-      if (s.kl_gradient_ratio > 0.0f) k.slope = mul_rn(k.slope, min_of(x.ratio, broadcast<F>(s.kl_gradient_ratio)));
-      k = limited_kl(k, s.kl_limit, s.kl_straight_through != 0);
+      if (s.kl_gradient_ratio > 0.0f) {
+        k.slope = scaled_by(k.slope, min_of(x.ratio, broadcast<F>(s.kl_gradient_ratio)));
+      }
+      k = limited_kl(k, s.kl_limit, straight_through);
+      k.slope = add_rn(k.slope, others);
       kl = k.value;
       slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
     }

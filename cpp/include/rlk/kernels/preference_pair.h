@@ -3,6 +3,7 @@
 
 #include "rlk/kernels/merge_order.h"
 #include "rlk/kernels/sequences.h"
+#include "rlk/kernels/token_terms.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
 #include "rlk/math/log2.h"
@@ -17,6 +18,7 @@ RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 // A side's element: x, the score and its derivative, n.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
+  bool empty;  // its count says that it has no token
 };
 
 template <class Memory>
@@ -31,8 +33,10 @@ RLK_HD PreferenceElement preference_element(const PreferenceLossParams& p, const
   PreferenceElement e;
   e.policy = Memory::global(side.policy)[i * side.policy_stride];
   e.n = 1.0f;
+  e.empty = false;
   if (side.count != nullptr) {
     const std::int64_t count = Memory::global(side.count)[i * side.count_stride];
+    e.empty = count < 1;
     e.n = static_cast<float>(count > 1 ? count : 1);
   }
   e.x = preference_ratio<Memory>(side, i);
@@ -41,16 +45,15 @@ RLK_HD PreferenceElement preference_element(const PreferenceLossParams& p, const
   e.h = 1.0f;
   if (p.score == PreferenceScore::kForwardKl) {
     e.h = exp(-e.x);
-    e.s = sub_rn(1.0f, e.h);
+    e.s = -expm1(-e.x);
   } else if (p.score == PreferenceScore::kJsDivergence) {
     e.s = add_rn(kLn2, logsigmoid(e.x));
     e.h = sigmoid(-e.x);
   } else if (p.score == PreferenceScore::kAlphaDivergence) {
     const float c = sub_rn(p.alpha, 1.0f), t = mul_rn(c, e.x);
     const bool cut = t > 80.0f;
-    const float grown = exp(cut ? 80.0f : t);
-    e.s = div_rn(sub_rn(grown, 1.0f), c);
-    e.h = cut ? 0.0f : grown;
+    e.s = div_rn(expm1(cut ? 80.0f : t), c);
+    e.h = cut ? 0.0f : exp(t);
   } else if (p.score == PreferenceScore::kAlphaPo) {
     const float t = mul_rn(-p.alpha, e.x);
     e.s = div_rn(-expm1(t), p.alpha);
@@ -88,17 +91,34 @@ RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z
   return {loss, g, -g};
 }
 
-RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, float w, float l) {
-  const float z = sub_rn(sub_rn(w, l), sub_rn(log1mexp(w), log1mexp(l)));
-  const float loss = -mul_rn(p.beta, logsigmoid(z)), left = sigmoid(-z);
-  if (left == 0.0f) return {loss, 0.0f, 0.0f};
-  const float b = -mul_rn(p.beta, left);
-  return {loss, mul_rn(b, div_rn(-1.0f, expm1(w))), mul_rn(b, div_rn(1.0f, expm1(l)))};
+// With what is missing to 1 in place of 1 / (1 - e^v) and a sigmoid of its logarithm: neither overflows where their product
+// does not.
+RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const PreferenceElement& chosen,
+                                       const PreferenceElement& rejected) {
+  if (chosen.empty || rejected.empty) return {0.0f, 0.0f, 0.0f};
+  const float w = chosen.s, l = rejected.s, left_w = -expm1(w), left_l = -expm1(l);
+  const bool certain = left_w == 0.0f && left_l == 0.0f;
+  const float z = certain ? 0.0f : sub_rn(sub_rn(w, l), sub_rn(log1mexp(w), log1mexp(l)));
+  const float loss = -mul_rn(p.beta, logsigmoid(z));
+  if (is_nan(loss)) return {loss, loss, loss};
+  if (certain) return {loss, 0.0f, 0.0f};
+  const float g = div_rn(p.beta, fma_rn(exp(sub_rn(w, l)), left_l, left_w));
+  return {loss, -g, scaled_by(g, div_rn(left_w, left_l))};
 }
 
-RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, float s_w, float s_l) {
-  if (p.kind == Preference::kOrpo) return preference_orpo(p, s_w, s_l);
-  const float delta = sub_rn(sub_rn(s_w, s_l), p.margin), z = mul_rn(p.beta, delta);
+// fl(s_w - s_l); of scores that are the same infinity, the sign of what they are scores of.
+RLK_HD float score_difference(const PreferenceElement& chosen, const PreferenceElement& rejected) {
+  const float difference = sub_rn(chosen.s, rejected.s);
+  if (!is_nan(difference) || !(chosen.s == rejected.s)) return difference;
+  const float of_x = sub_rn(chosen.x, rejected.x);
+  return of_x == 0.0f ? 0.0f : mul_rn(of_x, infinity());
+}
+
+RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const PreferenceElement& chosen,
+                                        const PreferenceElement& rejected) {
+  if (p.kind == Preference::kOrpo) return preference_orpo(p, chosen, rejected);
+  const float s_w = chosen.s, s_l = rejected.s;
+  const float delta = sub_rn(score_difference(chosen, rejected), p.margin), z = mul_rn(p.beta, delta);
   const float c = mul_rn(p.beta, s_w), r = mul_rn(p.beta, s_l), e = p.label_smoothing, k = sub_rn(1.0f, e);
   const auto of_z = [&](float loss, float dz) {
     const float g = mul_rn(p.beta, dz);
@@ -120,7 +140,7 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, float s_w
     case Preference::kExoPair: {
       const float w = sigmoid(z), l = sigmoid(-z);
       const float a = sub_rn(logsigmoid(z), p.log_keep), b = sub_rn(logsigmoid(-z), p.log_flip);
-      return of_z(add_rn(mul_rn(w, a), mul_rn(l, b)), mul_rn(mul_rn(w, l), sub_rn(a, b)));
+      return of_z(add_rn(scaled_by(w, a), scaled_by(l, b)), scaled_by(mul_rn(w, l), sub_rn(a, b)));
     }
     case Preference::kNcaPair:
       return of_sides(sub_rn(sub_rn(-logsigmoid(c), mul_rn(0.5f, logsigmoid(-c))), mul_rn(0.5f, logsigmoid(-r))),
@@ -148,13 +168,10 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, float s_w
     }
     case Preference::kDiscopop: {
       const float q = div_rn(z, p.tau), m = sigmoid(q), o = sigmoid(-q), log_p = logsigmoid(z);
-      float loss = -mul_rn(log_p, o), dz = -mul_rn(sigmoid(-z), o);
-      if (m != 0.0f) {
-        const float grown = exp(-z), of_m = mul_rn(grown, m);
-        loss = add_rn(loss, of_m);
-        dz = add_rn(sub_rn(dz, of_m), mul_rn(add_rn(log_p, grown), div_rn(mul_rn(m, o), p.tau)));
-      }
-      return of_z(loss, dz);
+      const float grown = exp(sub_rn(logsigmoid(q), z));  // e^-z m, of which either alone may be 0 or Inf
+      const float of_m = add_rn(scaled_by(log_p, m), grown);
+      return of_z(add_rn(-scaled_by(log_p, o), grown),
+                  add_rn(sub_rn(-mul_rn(sigmoid(-z), o), grown), scaled_by(of_m, div_rn(o, p.tau))));
     }
     default:
       return preference_sigmoid(p, z);
@@ -190,13 +207,13 @@ RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
     Memory::global(p.rejected.d_policy)[unpaired ? b : a] = one_nan(value.g_l);
     return;
   }
-  const PreferenceValue value = preference_value(p, w.s, l.s);
-  float loss = value.loss, d_w = mul_rn(value.g_w, w.h), d_l = mul_rn(value.g_l, l.h);
+  const PreferenceValue value = preference_value(p, w, l);
+  float loss = value.loss, d_w = scaled_by(value.g_w, w.h), d_l = scaled_by(value.g_l, l.h);
   if (p.chosen.aligned != nullptr) {
-    const float weight = mul_rn(exp(w.aligned), exp(l.aligned));
-    loss = mul_rn(loss, weight);
-    d_w = mul_rn(d_w, weight);
-    d_l = mul_rn(d_l, weight);
+    const float weight = exp(add_rn(w.aligned, l.aligned));
+    loss = scaled_by(loss, weight);
+    d_w = scaled_by(d_w, weight);
+    d_l = scaled_by(d_l, weight);
   }
   if (p.nll_weight != 0.0f) {
     const bool averages = p.chosen.count != nullptr;
@@ -220,7 +237,7 @@ RLK_HD void preference_unpaired(const PreferenceLossParams& p, std::int64_t i) {
   const float v = mul_rn(p.beta, rejected ? sub_rn(floor, e.s) : sub_rn(e.s, floor));
   const float weight = rejected ? p.rejected_weight : p.chosen_weight;
   const float slope = mul_rn(p.beta, mul_rn(sigmoid(v), sigmoid(-v)));
-  const float g = mul_rn(rejected ? slope : -slope, e.h);
+  const float g = scaled_by(rejected ? slope : -slope, e.h);
   Memory::global(side.reward)[at] = preference_reward(p, e);
   Memory::global(p.losses)[i] = one_nan(mul_rn(sigmoid(-v), weight));
   Memory::global(side.d_policy)[at] = one_nan(mul_rn(g, weight));
@@ -363,7 +380,7 @@ RLK_HD void preference_gradient(const PreferenceLossBackwardParams& p, std::int6
   const std::int64_t at = side.rank == nullptr ? side.first + i : Memory::global(side.rank)[i];
   const bool exists = at >= 0 && at < p.num_losses;
   const float dloss = exists ? Memory::global(p.dlosses)[at * p.dlosses_stride] : canonical_nan();
-  Memory::global(side.d)[i] = one_nan(mul_rn(dloss, Memory::global(side.d_policy)[i]));
+  Memory::global(side.d)[i] = one_nan(scaled_by(Memory::global(side.d_policy)[i], dloss));
 }
 
 }  // namespace rlk

@@ -83,6 +83,7 @@ RLK_HD QuadMask operator&(const QuadMask& a, const QuadMask& b) {
 RLK_HD QuadMask operator|(const QuadMask& a, const QuadMask& b) {
   return quad_of<QuadMask>([&](int i) { return a.v[i] | b.v[i]; });
 }
+RLK_HD bool any_of(const QuadMask& a) { return (a.v[0] | a.v[1] | a.v[2] | a.v[3]) != 0; }
 // x where a token counts: one instruction, which needs no predicate.
 RLK_HD Quad where(const QuadMask& mask, const Quad& x) {
   return quad_of<Quad>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });

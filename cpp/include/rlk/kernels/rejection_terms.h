@@ -52,7 +52,8 @@ struct Divergence {
 };
 template <class F>
 RLK_HD Divergence<F> divergence_of(F c) {
-  return {-c, mul_rn(mul_rn(broadcast<F>(0.5f), c), c), max_of(sub_rn(expm1(c), c), broadcast<F>(0.0f))};
+  const F k3 = sub_rn(expm1(c), min_of(c, broadcast<F>(kLargestFloat)));
+  return {-c, mul_rn(mul_rn(broadcast<F>(0.5f), c), c), max_of(k3, broadcast<F>(0.0f))};
 }
 // `kept` and what the bounds that are there allow.
 template <class F>

@@ -177,6 +177,15 @@ template <class F>
 RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
   return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
 }
+constexpr float kLargestFloat = 0x1.fffffep+127f;
+// x times a factor: of a zero and an infinity +0, which is what either is near to. A NaN stays one.
+template <class F>
+RLK_HD F scaled_by(F x, F factor) {
+  const F product = mul_rn(x, factor);
+  return select(MaskOf<F>(is_nan(product) & (x == x) & (factor == factor)), broadcast<F>(0.0f), product);
+}
+// Whether one of the tokens at hand is meant.
+RLK_HD bool any_of(bool mask) { return mask; }
 template <class F>
 RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);

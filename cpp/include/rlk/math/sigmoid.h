@@ -2,6 +2,7 @@
 //
 //   function       formula           worst error over all fp32 inputs
 //   sigmoid        1 / (1 + e^-x)    2.402 ulp, at -0x1.0a111ap+2 (x >= 0: 1.499 ulp)
+//   sigmoids       those of x and -x
 //   logsigmoid     log(sigmoid(x))   1.652 ulp, at 0x1.426b88p+0
 //
 // Both work on e = e^-|x| <= 1, so nothing overflows. e below 2^-126 is +0 (exp.h), so sigmoid is +0 for
@@ -26,6 +27,20 @@ RLK_HD F sigmoid_of_number(F x) {
 template <class F>
 RLK_HD F sigmoid(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), sigmoid_of_number(x));
+}
+
+// sigmoid(x) and sigmoid(-x), of one exponential: what 1 - sigmoid(x) has no digits of.
+template <class F>
+struct Sigmoids {
+  F up, down;
+};
+template <class F>
+RLK_HD Sigmoids<F> sigmoids(F x) {
+  const F one = broadcast<F>(1.0f), e = exp_nonpositive(-abs_of(x)), sum = add_rn(one, e);
+  const F most = div_in_range(one, sum), least = div_in_range(e, sum);
+  const auto negative = x < broadcast<F>(0.0f), nan = is_nan(x);
+  const F none = broadcast<F>(canonical_nan());
+  return {select(nan, none, select(negative, least, most)), select(nan, none, select(negative, most, least))};
 }
 
 template <class F>

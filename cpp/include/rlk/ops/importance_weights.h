@@ -7,7 +7,7 @@
 // number of a sequence's tokens, sum() over these.
 //   weight     e = exp(z), z limited as c is: kToken d, kSequence sum(d), kGeometric sum(d) / n; w = min(max(e, low), high) or,
 //              with zero_outside, e inside of [low, high] and 0 outside: the weights of PolicySpec, bit for bit
-//   kept       a token that counts, unless a criterion that is given refuses it: k1 = -c, k2 = 0.5 c c, k3 = max(expm1(c) - c, 0)
+//   kept       a token that counts, unless a criterion that is given refuses it: k1 = -c, k2 = 0.5 c c, k3 = max(expm1(c) - min(c, largest number), 0)
 //     token    k1 in token.k1, k2 <= token.k2, k3 <= token.k3
 //     sum      of its sequence -sum(c) in sum.k1, sum(k2) <= sum.k2, sum(k3) <= sum.k3
 //     mean     the same of these sums / n

@@ -4,15 +4,21 @@
 //
 // Of a token l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
 //   e = limited(fl(f - l), input_limit)
-//   k1: K = -e, K_l = 1; k2: K = (e / 2) e, -e; k3: expm1(e) - e, -expm1(e); abs: |e|, -sign(e)
+//   k1: K = -e, K_l = 1; k2: K = (e / 2) e, -e; k3: expm1(e) - min(e, largest), -expm1(e); abs: |e|, -sign(e)
+//   largest: the largest number, so that K of an infinite e is an infinity
 //   K_l = 0 where the input limit holds; with straight_through K_l = fl(l - f) whatever holds
-// Weight:
+// Weight, x * y being fl(x y), and +0 of a zero and an infinity:
 //   kNone          value = K, slope = K_l
-//   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K r, slope = fma(K, r, K_l r): through the ratio, too
-//   kImportance    r = weight, a constant of l: value = K r, slope = K_l r; slope along r: K
+//   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K * r, slope = fl(min(K, largest) + K_l) * r: through both.
+//                  Of k3, K being that of min(e, 80):
+//     value        where e > 16 fl(G - min(r * fl(1 + e), largest)), G = exp(fl(f - o)), which neither overflows nor
+//                  underflows where the value does not; with the input limit G = exp(fl(fl(l - o) + e)), or
+//                  exp(-Inf) of an x that is -Inf
+//     slope        -(e * r), which is exactly that of r (exp(e) - e - 1); where the input limit holds the value
+//   kImportance    r = weight, a constant of l: value = K * r, slope = K_l * r; slope along r: K
 // kl = limited(value, limit); all slopes are 0 where that limit holds, which it does beyond it, not on it; with
 // straight_through none is.
-// d_logprob = fl(d_kl slope), d_importance_weight = fl(d_kl K).
+// d_logprob = d_kl * slope, d_importance_weight = d_kl * K.
 // These are the KL term of policy_loss (ops/policy_loss.h), whose kl_times_ratio is kOldLogprob with its own ratio.
 // A token has the same bits at any position, in any batch, at any strides, and on every backend. Outputs of a masked token
 // are +0, and no zero has a sign; NaN results are canonical. Nothing in a masked slot decides a bit.

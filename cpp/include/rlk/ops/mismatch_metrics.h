@@ -8,12 +8,13 @@
 //   P      = 0 - expm1(x), Q = 0 - expm1(y): what probability is missing to 1, which is what they have left to differ in where
 //            tokens are certain; their correlation is that of the probabilities
 // Of tokens, sum(f): over a sequence, then over sequences
-//   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train)); k3 = sum(expm1(d) - d) / N
+//   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train)); k3 = sum(expm1(d) - min(d, largest)) / N
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N; ess = ratio_mean ratio_mean / (1 + chi2_token)
 //   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1]; C = fma(-sum(P), sum(Q) / N, sum(P Q)),
 //     V_P = fma(-sum(P), sum(P) / N, sum(P P)), V_Q likewise; 0 where V_P <= 2^-20 sum(P P), or V_Q, which rounding leaves of
 //     a constant
 //   differing_fraction: of tokens whose x and y have other bits (all NaN are one); nonfinite_fraction: whose d is NaN or Inf
+//   largest: the largest number, so that k3 of an infinite d is an infinity
 //   histogram: fractions of tokens by d, with the edges mismatch_edge; an edge belongs to the bin above it, a NaN to none
 // Of a sequence a = -(sum(x) / n), b = -(sum(y) / n), g = -(sum(d) / n); their means are over S sequences
 //   ppl_train = mean(exp(a)); ppl_rollout = mean(exp(b)); log_ppl_train = mean(a); log_ppl_rollout = mean(b)
