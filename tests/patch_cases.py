@@ -39,3 +39,39 @@ def logits_of(model: Any, ids: Any = IDS, **inputs: Any) -> Any:
 
 def state_of(model: Any) -> dict[str, dict[str, Any]]:
     return {name: dict(module.__dict__) for name, module in model.named_modules()}
+
+
+# Of each family: what makes a small model of it use what the family has.
+_TWO_WINDOWS = {"sliding_window": 50, "layer_types": ["sliding_attention", "full_attention"]}
+_PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {"use_sliding_window": True, **_TWO_WINDOWS},
+    "Qwen3": {},
+    "Mistral": {"sliding_window": 50},
+    "Gemma2": {"attn_logit_softcapping": None, "query_pre_attn_scalar": 16, **_TWO_WINDOWS},
+    "Gemma3": {"query_pre_attn_scalar": 16, **_TWO_WINDOWS},
+    "Phi3": {"pad_token_id": 0, **_PARTIAL},
+    "Olmo2": {},
+    "Glm4": {"pad_token_id": 0, **_PARTIAL},
+    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
+    "Mixtral": {"num_local_experts": 4},
+}
+
+
+def family(name: str, dtype: Any = torch.bfloat16, **options: Any) -> Any:
+    """A model of two layers, whose norms and biases are not what they start as."""
+    prefix = f"{name}Text" if name == "Gemma3" else name
+    shape = {**TINY, "max_position_embeddings": 512, **FAMILIES[name], **options}
+    config = getattr(transformers, f"{prefix}Config")(**shape)
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape).to(dtype)
+    return model

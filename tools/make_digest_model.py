@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from rl_kernel_native.consistency.demo_model import BOS_ID, demo_files, encode_bytes, new_model, train
 from rl_kernel_native.consistency.digest import DIRECTORY, MODEL, TEXT
-from rl_kernel_native.integrations.decoder import RotaryTables
+from rl_kernel_native.integrations.rotary import RotaryTables
 
 SHAPE = {
     "hidden_size": 192,

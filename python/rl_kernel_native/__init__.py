@@ -10,7 +10,7 @@ from . import _dispatch, _native, _variants, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from ._workspace import WorkspaceStats, workspace_stats
-from .integrations import patch_model, unpatch_model
+from .integrations import patch_model, status, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.covariance_mask import covariance_mask, covariance_mask_reference
 from .ops.embedding import embedding, embedding_backward, embedding_reference
@@ -234,6 +234,7 @@ __all__ = [
     "silu_mul",
     "silu_mul_backward",
     "silu_mul_reference",
+    "status",
     "tool_mask",
     "tool_mask_reference",
     "tree_sum",

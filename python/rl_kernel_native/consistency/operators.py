@@ -127,7 +127,7 @@ class RkOperators:
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
         """The model with this library's operators in it, for as long as the context is open."""
-        self._library.patch_model(model)
+        self._library.patch_model(model, strict=True)
         try:
             yield
         finally:

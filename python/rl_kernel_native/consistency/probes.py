@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..integrations.decoder import OBSERVER_ATTRIBUTE
+from ..integrations.served import is_served
 
 _POSITION_BITS = 32
 
@@ -156,7 +157,8 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
             handles.append(layer.post_attention_layernorm.register_forward_hook(_residual_observer(recorder, prefix)))
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
-            output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
+            if not is_served(mlp):  # else activation and product are one operator, which a hook would take apart
+                output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
             input(mlp.down_proj, prefix + "mlp.gate_up_mul", "mul")
             output(mlp.down_proj, prefix + "mlp.down_proj", "linear")
             output(layer, prefix + "mlp_residual", "add")
@@ -179,10 +181,8 @@ def _tensor(out: Any) -> torch.Tensor:
 
 def _residual_observer(recorder: Recorder, prefix: str) -> Any:
     def observe(module: torch.nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        # The norm adds the residual itself where this library's serves: then it gives (normalised, sum).
-        normed, total = out if isinstance(out, tuple) else (out, args[0])
-        recorder.add(prefix + "attn_residual", "add", total)
-        recorder.add(prefix + "post_attention_layernorm", "rms_norm", normed)
+        recorder.add(prefix + "attn_residual", "add", args[0])
+        recorder.add(prefix + "post_attention_layernorm", "rms_norm", out)
 
     return observe
 

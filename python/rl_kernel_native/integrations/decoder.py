@@ -1,39 +1,50 @@
 """Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts them in place.
 
 Each takes the module as its first argument and calls submodules as the original does, so hooks, adapters and sharding
-of those go on working. What rounds where is what transformers 5.23 and 5.24 round: `rope`, `embedding`, `rms_norm` and
-`silu_mul` differ from the originals by the last bits of float32 functions and sums alone.
+of those go on working. Attributes are read at each call. What rounds where is what transformers rounds: `rope`,
+`embedding`, `rms_norm` and `silu_mul` differ from the originals by the last bits of float32 functions and sums alone.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-import sys
+import logging
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
+import transformers
 
 import rl_kernel_native as rk
 
+from .families import CACHE_NAMES
 from .sequences import Sequences, locate_sequences
+from .served import base_of, is_served, observed
 
-# transformers looks attention up by name; both registries know this one once a model was patched.
-ATTENTION_NAME = "rl_kernel_native"
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
-BODY_RECORD = "_rk_record"  # attribute of a patched body: what was patched with it
-
-# What models call their cache: from transformers 5.24 on, and before.
-CACHE_NAMES = ("cache", "past_key_values")
+ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
+TABLES = "_rk_tables"  # attribute of a rotary embedding: its RotaryTables, by kinds of layers
+KNOWN = "_rk_known"  # attribute of a body and what is over it: the modules that patch_model found
 
 # A tool may look at what attention reads and gives: called as observer(module, query [B, H, T, D], key [B, Hkv, L, D],
 # output [B, T, H, D]).
 OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
+# A mask of four dimensions goes through transformers as it is: none is made for attention that needs none.
+_NO_MASK = torch.empty(1, 1, 0, 0, dtype=torch.bool, device="cpu")
+_logger = logging.getLogger("rl_kernel_native")
+
 
 def embedding(module: Any, input: torch.Tensor) -> torch.Tensor:
     """torch.nn.Embedding: ids [...] to [..., hidden]."""
     return rk.embedding(input, module.weight, padding_idx=module.padding_idx)
+
+
+def scaled_embedding(module: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    """The embedding of Gemma, which is multiplied by a scale in its own dtype."""
+    weight = module.weight
+    return rk.embedding(input_ids, weight, padding_idx=module.padding_idx) * module.embed_scale.to(weight.dtype)
 
 
 def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
@@ -42,28 +53,78 @@ def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    """LlamaRMSNorm and Qwen3RMSNorm; with a residual the pair (normalised, hidden_states + residual)."""
+    """LlamaRMSNorm and its like; with a residual the pair (normalised, hidden_states + residual)."""
     return rk.rms_norm(
         hidden_states, module.weight, module.variance_epsilon, residual=residual, round_before_weight=True
     )
 
 
-def silu_mul_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """LlamaMLP and Qwen3MLP whose activation is SiLU."""
-    return module.down_proj(rk.silu_mul(module.gate_proj(x), module.up_proj(x), round_before_mul=True))
+def wide_rms_norm(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Olmo2RMSNorm, which rounds once, after the weight."""
+    return rk.rms_norm(hidden_states, module.weight, module.variance_epsilon)
 
 
-def gelu_mul_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """LlamaMLP and Qwen3MLP whose activation is GELU by tanh."""
-    return module.down_proj(rk.gelu_mul(module.gate_proj(x), module.up_proj(x), round_before_mul=True))
+def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+    """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored less 1; queries and keys come transposed."""
+    if x.dim() == 4 and x.shape[1] != 1 and x.stride(1) < x.stride(2):
+        x = x.contiguous()
+    return rk.rms_norm(x, module.weight, module.eps, residual=residual, weight_offset=1.0)
+
+
+def _silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return rk.silu_mul(gate, up, round_before_mul=True)
+
+
+def _gelu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return rk.gelu_mul(gate, up, round_before_mul=True)
+
+
+# The activations that are served, by class: (gate, up) to their product. transformers 5.14 has other classes than 5.24.
+ACTIVATIONS: dict[Any, Any] = {torch.nn.SiLU: _silu}
+for _name, _product in {"SiLUActivation": _silu, "GELUTanh": _gelu, "PytorchGELUTanh": _gelu}.items():
+    if hasattr(transformers.activations, _name):
+        ACTIVATIONS[getattr(transformers.activations, _name)] = _product
+
+
+def gated_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """LlamaMLP and its like. A hook on the activation, or another activation, gets torch's."""
+    act = module.act_fn
+    product = ACTIVATIONS.get(type(act))
+    gate, up = module.gate_proj(x), module.up_proj(x)
+    return module.down_proj(act(gate) * up if product is None or observed(act) else product(gate, up))
+
+
+def fused_gated_mlp(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Phi3MLP and Glm4MLP, whose gate and up are one projection."""
+    act = module.activation_fn
+    product = ACTIVATIONS.get(type(act))
+    gate, up = module.gate_up_proj(hidden_states).chunk(2, dim=-1)
+    return module.down_proj(up * act(gate) if product is None or observed(act) else product(gate, up))
 
 
 def layer(module: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-    """LlamaDecoderLayer and Qwen3DecoderLayer, where the norm after attention adds the residual."""
-    normed = module.input_layernorm(hidden_states)
-    attended, _ = module.self_attn(hidden_states=normed, attention_mask=attention_mask, **kwargs)
-    normed, residual = module.post_attention_layernorm(attended, hidden_states)
-    return residual + module.mlp(normed)
+    """A decoder layer in which the norm of the MLP's input adds the residual in its pass, where no hook looks at it."""
+    kind = type(module)
+    norms, dropouts = kind._rk_norms, kind._rk_dropouts
+    attended, _ = module.self_attn(
+        hidden_states=getattr(module, norms[0])(hidden_states), attention_mask=attention_mask, **kwargs
+    )
+    if norms[1] is not None:
+        attended = getattr(module, norms[1])(attended)
+    if dropouts is not None:
+        attended = getattr(module, dropouts[0])(attended)
+    norm = getattr(module, norms[2])
+    if getattr(type(norm), "_rk_adds", False) and not observed(norm):
+        normed, residual = norm.forward(attended, residual=hidden_states)
+    else:
+        residual = hidden_states + attended
+        normed = norm(residual)
+    fed = module.mlp(normed)
+    if norms[3] is not None:
+        fed = getattr(module, norms[3])(fed)
+    if dropouts is not None:
+        fed = getattr(module, dropouts[1])(fed)
+    return residual + fed
 
 
 def take_cache(kwargs: dict[str, Any]) -> Any:
@@ -74,6 +135,7 @@ def take_cache(kwargs: dict[str, Any]) -> Any:
     return given[0] if given else None
 
 
+@functools.cache
 def cache_name(model: Any) -> str:
     """What the forward of a model's class calls its cache."""
     parameters = inspect.signature(model.forward).parameters
@@ -85,46 +147,94 @@ def cache_name(model: Any) -> str:
     )
 
 
-def rope_attention(
+def attention_block(
     module: Any,
     hidden_states: torch.Tensor,
-    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
     attention_mask: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """LlamaAttention and Qwen3Attention: heads stay where projections put them; queries and keys turn in one call."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+    """Attention of every family: heads stay where projections put them; queries and keys turn in one call."""
+    family, ops = type(module)._rk_family, type(module)._rk_ops
     cache = take_cache(kwargs)
-    for name, value in kwargs.items():
-        if callable(getattr(value, "update", None)) and hasattr(value, "get_seq_length"):
+    sequences = kwargs.pop(SEQUENCES, None)
+    for name, given in kwargs.items():
+        if callable(getattr(given, "update", None)) and hasattr(given, "get_seq_length"):
             raise TypeError(
                 f"{name}: expected a cache by one of the names {CACHE_NAMES}, got one that would be left out"
             )
     shape = hidden_states.shape[:-1]
-    query = module.q_proj(hidden_states).view(*shape, -1, module.head_dim)
-    key = module.k_proj(hidden_states).view(*shape, -1, module.head_dim)
-    value = module.v_proj(hidden_states).view(*shape, -1, module.head_dim)
-    if hasattr(module, "q_norm"):
-        query, key = module.q_norm(query), module.k_norm(key)
-    query, key = rk.rope(query, key, *position_embeddings, intermediate="input")
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    query, key, value = _projected(module, family, hidden_states, (*shape, -1, module.head_dim))
+    cos, sin = position_embeddings  # type: ignore[misc]
+    if "rope" in ops:
+        width = cos.shape[-1]
+        if family.interleaved:
+            cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+        query, key = rk.rope(
+            query,
+            key,
+            cos,
+            sin,
+            intermediate=family.rope_rounding,
+            interleaved=family.interleaved,
+            partial_dim=None if width == query.shape[-1] else width,
+        )
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    else:
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        query, key = family.modeling.apply_rotary_pos_emb(query, key, cos, sin)
     if cache is not None:
         key, value = cache.update(key, value, module.layer_idx)
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, eager)
-    output, weights = attend(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout=module.attention_dropout if module.training else 0.0,
-        scaling=module.scaling,
-        sliding_window=getattr(module, "sliding_window", None),
-        **kwargs,
-    )
+    window = None
+    if family.window is not None:
+        window = getattr(module if family.window == "module" else module.config, "sliding_window", None)
+    if "attention" in ops and not isinstance(sequences, str):
+        output, weights = attention(module, query, key, value, sequences, window), None
+    else:
+        output, weights = _own_attention(module, family, (query, key, value), attention_mask, window, kwargs)
     return module.o_proj(output.reshape(*shape, -1).contiguous()), weights
+
+
+def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tuple[int, ...]) -> Any:
+    """Queries, keys and values [B, T, heads, head_dim], normalised where the family does."""
+    if family.fused_qkv:
+        fused = module.qkv_proj(hidden_states)
+        keys = module.num_key_value_heads * module.head_dim
+        query, key, value = fused.split([fused.shape[-1] - 2 * keys, keys, keys], -1)
+    else:
+        query, key, value = module.q_proj(hidden_states), module.k_proj(hidden_states), module.v_proj(hidden_states)
+    if family.qk_norm == "row":
+        query, key = module.q_norm(query), module.k_norm(key)
+    query, key, value = query.view(heads), key.view(heads), value.view(heads)
+    if family.qk_norm == "head":
+        query, key = module.q_norm(query), module.k_norm(key)
+    elif family.qk_norm == "transposed":
+        query, key = _head_norm(module.q_norm, query), _head_norm(module.k_norm, key)
+    return query, key, value
+
+
+def _head_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """[B, T, heads, head_dim] normalised as [B, heads, T, head_dim] where anything could tell the difference."""
+    if is_served(norm) and not observed(norm):
+        return norm.forward(x)  # type: ignore[no-any-return]
+    return norm(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def _own_attention(
+    module: Any, family: Any, operands: tuple[Any, ...], mask: Any, window: int | None, kwargs: dict[str, Any]
+) -> Any:
+    """The attention function that the configuration names, as transformers calls it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+        module.config._attn_implementation, family.modeling.eager_attention_forward
+    )
+    if family.window is not None:
+        kwargs["sliding_window"] = window
+    if family.softcap:
+        kwargs["softcap"] = module.attn_logit_softcapping
+    dropout = module.attention_dropout if module.training else 0.0
+    return attend(module, *operands, mask, dropout=dropout, scaling=module.scaling, **kwargs)
 
 
 def attention(
@@ -132,24 +242,17 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Any,
-    *,
-    scaling: float,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """The attention entry of transformers: query [B, H, T, D], key and value [B, Hkv, L, D] to [B, T, H, D]."""
-    if dropout:
-        raise ValueError(f"attention_dropout: expected 0, got {dropout}; this attention drops nothing")
-    sequences: Sequences | None = kwargs.get(SEQUENCES)
+    sequences: Sequences | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Query [B, H, T, D], key and value [B, Hkv, L, D] to [B, T, H, D]."""
     if sequences is None:
         raise ValueError(f"attention: {type(module).__name__} was called outside of its model's forward")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     num_keys = sequences.num_keys
     if num_keys is not None and num_keys != k.shape[1]:
-        k, v = (rows_of_cache(x, num_keys, q.shape[1], sliding_window) for x in (k, v))
-    options: dict[str, Any] = {"softmax_scale": scaling, "window_size": sliding_window}
+        k, v = (rows_of_cache(x, num_keys, q.shape[1], window) for x in (k, v))
+    options: dict[str, Any] = {"softmax_scale": module.scaling, "window_size": window}
     if sequences.cu_seqlens_q is not None:
         packed = rk.attention(
             *(x.flatten(0, 1) for x in (q, k, v)),
@@ -163,7 +266,7 @@ def attention(
     observer = getattr(module, OBSERVER_ATTRIBUTE, None)
     if observer is not None:
         observer(module, query, key, output)
-    return output, None
+    return output
 
 
 def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int | None) -> torch.Tensor:
@@ -181,8 +284,8 @@ def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int 
     return torch.cat([x.new_zeros(x.shape[0], missing, *x.shape[2:]), x], 1)
 
 
-def no_mask(*_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> torch.Tensor | None:
-    """The mask that transformers makes for this attention: what the model was given."""
+def masks_for_generate(*, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor | None:
+    """The mask that generate makes for this attention's static caches: what the model was given."""
     return attention_mask
 
 
@@ -190,6 +293,21 @@ def makes_cache(module: Any, use_cache: bool | None) -> bool:
     """Whether the forward of LlamaModel or Qwen3Model makes a cache where it is given none, as transformers decides."""
     checkpointed = module.gradient_checkpointing and module.training and torch.is_grad_enabled()
     return bool(module.config.use_cache if use_cache is None else use_cache) and not checkpointed
+
+
+def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why attention of this call is not what `rk.attention` computes: switches that may change at any time."""
+    config = body.config
+    if kwargs.get("is_causal") is False or not getattr(config, "is_causal", True):
+        return "is_causal is False"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "use_bidirectional_attention is set"
+    for each in body.__dict__[ATTENTIONS]:
+        if not each.is_causal:
+            return "is_causal is False"
+        if each.training and each.attention_dropout:
+            return f"attention_dropout is {each.attention_dropout} in training"
+    return None
 
 
 def body(
@@ -200,12 +318,15 @@ def body(
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """LlamaModel and Qwen3Model: finds the batch's sequences once, then goes on as the original does."""
-    if not torch.compiler.is_compiling():
-        getattr(module, BODY_RECORD).require_no_others()
-    cache = take_cache(kwargs)
+    """LlamaModel and its like: finds the batch's sequences once, then goes on as the original does."""
+    base = base_of(module)
+    reason = why_own_attention(module, kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
-    if tokens is not None:
+    if reason is not None:
+        _stay(module, reason)
+        kwargs[SEQUENCES] = reason
+    elif tokens is not None:
+        cache = take_cache(kwargs)
         kwargs[SEQUENCES] = located = locate_sequences(
             tokens.shape[0],
             tokens.shape[1],
@@ -219,57 +340,78 @@ def body(
         )
         if position_ids is None:  # as generate counts them; the original would count padding, too
             position_ids = located.positions(tokens.shape[1])
-    if cache is not None:
-        kwargs[cache_name(type(module))] = cache
-    return type(module).forward(
-        module, input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs
+        if cache is not None:
+            kwargs[cache_name(base)] = cache
+        attention_mask = _NO_MASK
+    return base.forward(
+        module,
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        inputs_embeds=inputs_embeds,
+        **kwargs,
     )
 
 
-class RotaryTables:
-    """cos and sin of every position, the same on every device: taken by the host, in float64, and rounded.
+def _stay(module: Any, reason: str) -> None:
+    """Says once a model that its attention is torch's now; an error where it was patched strictly."""
+    words = f"model: attention of this forward stays torch's: {reason}"
+    if type(module)._rk_strict:
+        raise ValueError(f"{words}; patch_model was called with strict=True")
+    if not torch.compiler.is_compiling() and module.__dict__.get("_rk_said") != reason:
+        module.__dict__["_rk_said"] = reason
+        _logger.warning("%s", words)
 
-    Angles are transformers' own: float32 products of a position and a frequency, as the configuration gives it.
+
+def require_no_others(module: Any, *_: Any) -> None:
+    """ValueError where a module came since that computes by torch. A hook in front of each forward, cheap if none did.
+
+    What is taken away, or put around modules that are known, is none.
     """
+    if torch.compiler.is_compiling():
+        return
+    name, chosen, known = module.__dict__[KNOWN]
+    if all(tuple(children.values()) == found for children, found in known):
+        return
+    from .patch import servable
 
-    def __init__(self, inv_freq: torch.Tensor, scaling: float, num_positions: int) -> None:
-        positions = torch.arange(num_positions, dtype=torch.float32)
-        angles = (positions[:, None] * inv_freq).numpy()
-        wide = angles.astype(np.float64)
-        self._tables = [torch.from_numpy(function(wide).astype(np.float32)) * scaling for function in (np.cos, np.sin)]
-        self._placed: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a file or another process is given: the tables, without their copies on devices."""
-        return {**self.__dict__, "_placed": {}}
-
-    def half_width(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), float32 [positions, frequencies], on the CPU."""
-        cos, sin = self._tables
-        return cos, sin
-
-    def __call__(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...]; past the end NaN, on the CPU an error.
-
-        What is compiled or exported gives NaN on the CPU too: it asks nothing of the host.
-        """
-        device = position_ids.device
-        tables = self._placed.get((device, dtype))
-        if tables is None:
-            tables = [torch.cat([table, table], -1).to(dtype).to(device) for table in self._tables]
-            # An export or a mode makes tensors without memory, which no later call could read.
-            if not torch.compiler.is_exporting() and type(tables[0]) is torch.Tensor:
-                self._placed[device, dtype] = tables
-        last = len(self._tables[0]) - 1
-        inside = position_ids.clamp(0, last)
-        outside = inside != position_ids
-        if device.type == "cpu" and not torch.compiler.is_compiling() and bool(outside.any()):
-            at = int(position_ids[outside][0])
-            raise ValueError(f"position_ids: expected 0 to {last} (max_position_embeddings - 1), got {at}")
-        cos, sin = (table[inside].masked_fill(outside[..., None], torch.nan) for table in tables)
-        return cos, sin
+    before = {id(x) for _, found in known for x in found}
+    for at, each in _below(module, name):
+        if id(each) not in before and not is_served(each) and servable(each, chosen):
+            raise ValueError(
+                f"model: expected the modules that patch_model found, got {at} since, which computes by torch; "
+                "resize_token_embeddings and adapters make new modules: call unpatch_model, and patch_model last"
+            )
+    remember(module, name, chosen)
 
 
-def rotary_embedding(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """LlamaRotaryEmbedding and Qwen3RotaryEmbedding: x gives the dtype, position_ids [B, T]."""
-    return module._rk_tables(position_ids, x.dtype)
+def remember(module: Any, name: str, chosen: frozenset[str]) -> None:
+    """Which modules there are now below a module of that name, but below those of them that remember themselves."""
+    parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
+    found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]
+    module.__dict__[KNOWN] = (name, chosen, found)
+
+
+def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for key, child in module._modules.items():
+        if child is not None:
+            at = f"{name}.{key}" if name else key
+            yield at, child
+            if KNOWN not in child.__dict__:
+                yield from _below(child, at)
+
+
+def rotary_embedding(
+    module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """LlamaRotaryEmbedding and its like: x gives the dtype, position_ids [B, T]."""
+    scaling = module.attention_scaling if layer_type is None else getattr(module, f"{layer_type}_attention_scaling")
+    return module.__dict__[TABLES][layer_type](position_ids, x.dtype, scaling)  # type: ignore[no-any-return]
+
+
+def wide_rotary_embedding(
+    module: Any, x: torch.Tensor, position_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Olmo2RotaryEmbedding, whose angles' cos and sin stay float32."""
+    tables = module.__dict__[TABLES][None]
+    return tables(position_ids, torch.float32, module.attention_scaling)  # type: ignore[no-any-return]

@@ -1,10 +1,15 @@
-"""Swaps this library's operators into a transformers model, and out again."""
+"""Swaps this library's operators into a transformers model, and out again.
+
+A module is served only where its class is exactly one that is known, its functions are those of their file, and a probe
+shows that ours computes the same. All else stays torch's, and is named with the reason.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
+import logging
+import types
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,146 +17,168 @@ import torch
 from .._shapes import dtype_name
 from .._torch import DTYPES
 from ..ops.attention_traced import MOST_HEAD_DIM
-from . import decoder
+from . import decoder, unchanged
+from .families import FAMILIES, Family, known, plain_type, resembles
+from .probe import Proofs, serve_body, serve_layer
+from .rotary import make_tables
+from .served import is_served, observed, serve, why_kept, withdraw
 
 # The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
 # 5.13 models ask of a cache what that of rlk compare lacks.
 MIN_TRANSFORMERS = (5, 14)
 
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
-
-_RECORD = "_rk_patch"
-# Their frequencies change with the longest sequence of a batch, by design.
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_MLPS = {"silu": decoder.silu_mul_mlp, "swish": decoder.silu_mul_mlp, "gelu_pytorch_tanh": decoder.gelu_mul_mlp}
-
-# The parameters of the forwards that ours stand for, beside the cache's. Any other may change what is computed.
-_PARAMETERS = {
-    "Model": "input_ids attention_mask position_ids inputs_embeds use_cache cache_position",
-    "DecoderLayer": "hidden_states attention_mask position_ids use_cache cache_position position_embeddings",
-    "Attention": "hidden_states position_embeddings attention_mask cache_position",
-    "MLP": "x",
-    "RMSNorm": "hidden_states",
-    "RotaryEmbedding": "x position_ids",
+# The operators that a role of a family asks for; any of them makes the role one of ours.
+_ROLE_OPS = {
+    "Model": ("attention",),
+    "DecoderLayer": ("rms_norm",),
+    "Attention": ("rope", "attention"),
+    "MLP": ("silu_mul",),
+    "RMSNorm": ("rms_norm",),
+    "RotaryEmbedding": ("rope",),
+    "TextScaledWordEmbedding": ("embedding",),
 }
 
-
-class _Patch:
-    """What was put where, so that all of it can be taken back."""
-
-    def __init__(self, root: torch.nn.Module, models: list[Any], chosen: frozenset[str]) -> None:
-        self.root = root  # what patch_model was called with
-        self.models = models  # that attention is chosen for, with all below them
-        self.chosen = chosen
-        self.parents: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
-        self.forwards: list[tuple[str, torch.nn.Module, Any]] = []
-        self.attributes: list[tuple[torch.nn.Module, str]] = []
-        self.attention_implementations: list[str] = []
-        self.counts: dict[str, int] = dict.fromkeys(OPS, 0)
-
-    def forward(self, name: str, module: torch.nn.Module, function: Callable[..., Any]) -> None:
-        """`function` in place of the forward of `module`."""
-        if "forward" in module.__dict__:
-            raise ValueError(f"model: the forward of {name or 'the model'} was replaced by something else already")
-        module.forward = functools.partial(function, module)  # which, unlike a method, can be pickled
-        self.forwards.append((name, module, module.forward))
-
-    def attribute(self, module: torch.nn.Module, name: str, value: Any) -> None:
-        """A value of ours on `module`."""
-        module.__dict__[name] = value
-        self.attributes.append((module, name))
-
-    def undo(self) -> None:
-        """Takes back what is in place; the modules are then as they were."""
-        for _, module, forward in self.forwards:
-            if module.__dict__.get("forward") is forward:
-                del module.__dict__["forward"]
-        for module, name in self.attributes:
-            module.__dict__.pop(name, None)
-        for model, implementation in zip(self.models, self.attention_implementations, strict=False):  # none yet, or all
-            model.set_attn_implementation(implementation)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In the process that loads a model, transformers has yet to learn of this attention."""
-        self.__dict__.update(state)
-        if "attention" in self.chosen:
-            _register_attention()
-
-    def remember(self) -> None:
-        """Which modules there are: what others put in their places later computes by torch's operators."""
-        self.parents = [
-            (module._modules, tuple(module._modules.values()))
-            for module in self.root.modules()
-            if any(_dense_op(child, self.chosen) for child in module.children())
-        ]
-
-    def require_no_others(self) -> None:
-        """ValueError where a linear or an embedding came since. Asked in every forward, so cheap if none did."""
-        if all(tuple(children.values()) == known for children, known in self.parents):
-            return
-        for name, module in self.root.named_modules():
-            if _dense_op(module, self.chosen) and "forward" not in module.__dict__:
-                raise ValueError(
-                    f"model: expected the modules that patch_model found, got {name} since, which computes by torch; "
-                    "resize_token_embeddings and adapters make new modules: call unpatch_model, and patch_model last"
-                )
-        self.remember()
-
-    def wrapped_since(self) -> str | None:
-        """A module whose forward something else replaced after this did."""
-        return next((name for name, module, own in self.forwards if module.__dict__.get("forward") is not own), None)
+_RECORD = "_rk_patch"
+_logger = logging.getLogger("rl_kernel_native")
 
 
-def patch(model: Any, ops: Iterable[str] | None) -> dict[str, int]:
+class Patched(dict[str, int]):
+    """How many modules each operator serves.
+
+    Attributes:
+        unproved: what stays torch's: the reason, by the module's name. Empty where the model's bits are this library's.
+    """
+
+    unproved: dict[str, str]
+
+    def __init__(self, counts: dict[str, int], unproved: dict[str, str]) -> None:
+        super().__init__(counts)
+        self.unproved = unproved
+
+    def __reduce__(self) -> Any:
+        return (Patched, (dict(self), self.unproved))
+
+
+@dataclass
+class _Record:
+    """What a patched model remembers: no module, so that it holds none."""
+
+    chosen: frozenset[str]
+    unproved: dict[str, str]
+
+
+@dataclass
+class _Plan:
+    """What is to be put where, and what is not, before anything is."""
+
+    unproved: dict[str, str] = field(default_factory=dict)
+    steps: list[Callable[[], None]] = field(default_factory=list)
+
+    def stays(self, name: str, op: str, reason: str) -> None:
+        """A module stays torch's as far as an operator goes."""
+        said = self.unproved.get(name)
+        self.unproved[name] = f"{op}: {reason}" if said is None else f"{said}; {op}: {reason}"
+
+    def serve(self, name: str, op: str, reason: str | None, module: Any, forward: Any, **facts: Any) -> None:
+        """A module is served, where nothing speaks against it."""
+        if reason is not None:
+            self.stays(name, op, reason)
+        else:
+            self.steps.append(lambda: serve(module, forward, _rk_counts=(op,), **facts))
+
+
+def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> Patched:
     """What rl_kernel_native.patch_model does."""
     chosen = _chosen(ops)
     _check_version()
     bodies = _bodies(model)
     for name, module in model.named_modules():
-        if _RECORD in module.__dict__:
+        if _RECORD in module.__dict__ or is_served(module):
             what = f"{name}, a part of it, is patched" if name else "patched"
             raise ValueError(f"model: {what} already; call unpatch_model on {'that' if name else 'it'} first")
-    _check_signatures()
-    models = [model] if hasattr(model, "set_attn_implementation") else [body for _, body in bodies]
-    done = _Patch(model, models, chosen)
-    if "attention" in chosen and any(x.config._attn_implementation == decoder.ATTENTION_NAME for x in done.models):
-        raise ValueError(
-            "model: expected a configuration of its own, got one that it shares with a patched model; make the model "
-            "of copy.deepcopy(config), or unpatch the other first"
+    _require_data(model)
+    with torch.device("cpu"):  # whatever the default device is
+        plan = _planned(model, bodies, chosen, strict, probe)
+    for step in plan.steps:
+        step()
+    for body_name, _ in bodies:
+        _watch(model, body_name, chosen)
+    model.__dict__[_RECORD] = _Record(chosen, plan.unproved)
+    found = status(model)
+    if found.unproved:
+        words = [f"{name or 'the model'} ({reason})" for name, reason in found.unproved.items()]
+        shown = "; ".join(words[:4]) + (f"; and {len(words) - 4} more" if len(words) > 4 else "")
+        if strict:
+            unpatch(model)
+            raise ValueError(f"model: strict=True, and {len(words)} modules are not proved to be served: {shown}")
+        _logger.warning(
+            "patch_model: %d modules stay torch's, so the model's bits are not this library's: %s", len(words), shown
         )
-    try:
-        for name, module in model.named_modules():
-            _patch_module(done, name, module, chosen)
-        _require_data(model)
-        _require_dtypes(done)
-        for name, body in bodies:
-            _patch_body(done, name, body, chosen)
-        if "attention" in chosen:
-            _register_attention()
-            done.attention_implementations = [x.config._attn_implementation for x in done.models]
-            for each in done.models:
-                each.set_attn_implementation(decoder.ATTENTION_NAME)
-        done.remember()
-    except BaseException:
-        done.undo()
-        raise
-    model.__dict__[_RECORD] = done
-    return {op: count for op, count in done.counts.items() if op in chosen}
+    return found
+
+
+def status(model: Any) -> Patched:
+    """What rl_kernel_native.status does."""
+    record = _record(model)
+    counts = {op: 0 for op in OPS if op in record.chosen}
+    unproved = dict(record.unproved)
+
+    def stays(name: str, words: str) -> None:
+        unproved[name] = f"{unproved[name]}; {words}" if name in unproved else words
+
+    for name, module in model.named_modules():
+        ops = getattr(type(module), "_rk_counts", ())
+        if "silu_mul" in ops:
+            act = getattr(module, "activation_fn", None) or module.act_fn
+            if type(act) not in decoder.ACTIVATIONS or observed(act):
+                stays(name, "silu_mul: its activation is not one that is served, or a hook looks at it")
+                ops = ()
+        for op in ops:
+            counts[op] += 1
+        attentions = module.__dict__.get(decoder.ATTENTIONS)
+        reason = attentions and decoder.why_own_attention(module, {})
+        if reason:
+            counts["attention"] -= len(attentions)
+            stays(name, f"attention: {reason}")
+    return Patched(counts, unproved)
 
 
 def unpatch(model: Any) -> None:
     """What rl_kernel_native.unpatch_model does."""
-    done: _Patch | None = getattr(model, "__dict__", {}).get(_RECORD)
-    if done is None:
+    _record(model)
+    for name, module in model.named_modules():
+        reason = why_kept(module) if is_served(module) else None
+        if reason is not None:
+            raise ValueError(f"model: {reason.format(name)}")
+    for module in model.modules():
+        if is_served(module):
+            withdraw(module)
+        for name in (decoder.KNOWN, decoder.ATTENTIONS, decoder.TABLES, "_rk_said"):
+            module.__dict__.pop(name, None)
+        if module.__dict__.get("create_masks_for_generate") is decoder.masks_for_generate:
+            del module.__dict__["create_masks_for_generate"]
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook is decoder.require_no_others:
+                del module._forward_pre_hooks[key]
+    del model.__dict__[_RECORD]
+
+
+def servable(module: Any, chosen: frozenset[str]) -> bool:
+    """Whether a module is of a class that patch_model would look at for these operators."""
+    dense = {torch.nn.Linear: "linear", torch.nn.Embedding: "embedding"}.get(plain_type(module))
+    found = known(module)
+    return dense in chosen or (found is not None and not chosen.isdisjoint(_ROLE_OPS[found[1]]))
+
+
+def _record(model: Any) -> _Record:
+    record: _Record | None = getattr(model, "__dict__", {}).get(_RECORD)
+    if record is None:
         modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
         inner = [name for name, module in modules if _RECORD in module.__dict__]
         hint = f", which is its {inner[0]}" if inner else ""
         raise ValueError(f"model: expected one that patch_model was called with{hint}")
-    wrapped = done.wrapped_since()
-    if wrapped is not None:
-        raise ValueError(f"model: the forward of {wrapped} was wrapped since; undo that first")
-    done.undo()
-    del model.__dict__[_RECORD]
+    return record
 
 
 def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
@@ -167,39 +194,6 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
         if name not in OPS:
             raise ValueError(f"ops: expected names of {', '.join(OPS)}, got {name!r}")
     return chosen
-
-
-@functools.cache
-def _families() -> dict[str, Any]:
-    """transformers' modules of the families served, by name."""
-    from transformers.models.llama import modeling_llama
-    from transformers.models.qwen3 import modeling_qwen3
-
-    return {"Llama": modeling_llama, "Qwen3": modeling_qwen3}
-
-
-@functools.cache
-def _classes(role: str) -> tuple[Any, ...]:
-    """The class of each family that plays a role: Model, Attention, MLP, RMSNorm ..."""
-    return tuple(getattr(module, family + role) for family, module in _families().items())
-
-
-def _check_signatures() -> None:
-    """ValueError where transformers' forwards have parameters that ours would lose without a word."""
-    import transformers
-
-    for role, known in _PARAMETERS.items():
-        for kind in _classes(role):
-            parameters = inspect.signature(kind.forward).parameters.values()
-            given = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
-            caches = [name for name in given if name in decoder.CACHE_NAMES]
-            others = [name for name in given if name not in (*caches, *known.split())]
-            if others or len(caches) != (role in ("Model", "DecoderLayer", "Attention")):
-                raise ValueError(
-                    f"model: expected {kind.__name__}.forward with parameters of {known.replace(' ', ', ')} and a "
-                    f"cache as one of {decoder.CACHE_NAMES}, got {', '.join(given)} in transformers "
-                    f"{transformers.__version__}, which this version of rl_kernel_native does not know"
-                )
 
 
 def _check_version() -> None:
@@ -225,100 +219,214 @@ def _require_data(model: Any) -> None:
             )
 
 
-def _require_dtypes(patch: _Patch) -> None:
-    for name, module, _ in patch.forwards:
-        for of, parameter in module.named_parameters(recurse=False):
-            if parameter.dtype not in DTYPES:
-                raise ValueError(
-                    f"model: {name}.{of} has dtype {dtype_name(parameter.dtype)}, expected float32, bfloat16 or float16"
-                )
-
-
 def _bodies(model: Any) -> list[tuple[str, Any]]:
+    """Decoders in a model, of a family's class or derived from one."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    bodies = [(name, module) for name, module in model.named_modules() if isinstance(module, _classes("Model"))]
+    bodies = [(n, m) for n, m in model.named_modules() if "Model" in ((known(m) or resembles(m) or ("", ""))[1],)]
     if not bodies:
-        raise TypeError(f"model: expected one of transformers' {' or '.join(_families())} family, got {type(model)}")
+        names = ", ".join(family.prefix for family in FAMILIES)
+        raise TypeError(f"model: expected one of transformers' families {names}, got {type(model)}")
     return bodies
 
 
-def _dense_op(module: Any, chosen: frozenset[str]) -> str | None:
-    """The operator that serves a module of torch itself.
-
-    Subclasses (quantised ones) compute something else; FSDP's keep the class's name and forward.
-    """
-    forward = type(module).forward
-    if "linear" in chosen and forward is torch.nn.Linear.forward:
-        return "linear"
-    return "embedding" if "embedding" in chosen and forward is torch.nn.Embedding.forward else None
-
-
-def _patch_module(patch: _Patch, name: str, module: Any, chosen: frozenset[str]) -> None:
-    dense = _dense_op(module, chosen)
-    if dense == "linear":
-        patch.forward(name, module, decoder.linear)
-        patch.counts["linear"] += 1
-    elif dense == "embedding":
-        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-            if getattr(module, option):
-                raise ValueError(f"model: {name} has {option}={getattr(module, option)}, which embedding does not do")
-        patch.forward(name, module, decoder.embedding)
-        patch.counts["embedding"] += 1
-    elif "rms_norm" in chosen and isinstance(module, _classes("RMSNorm")):
-        patch.forward(name, module, decoder.rms_norm)
-        patch.counts["rms_norm"] += 1
-    elif "rms_norm" in chosen and isinstance(module, _classes("DecoderLayer")):
-        patch.forward(name, module, decoder.layer)
-    elif "rope" in chosen and isinstance(module, _classes("Attention")):
-        patch.forward(name, module, decoder.rope_attention)
-        patch.counts["rope"] += 1
-    elif "silu_mul" in chosen and isinstance(module, _classes("MLP")):
-        activation = module.config.hidden_act
-        if activation not in _MLPS:
-            raise ValueError(f"model: {name} has hidden_act {activation!r}, expected {', '.join(_MLPS)}")
-        patch.forward(name, module, _MLPS[activation])
-        patch.counts["silu_mul"] += 1
-    if "attention" in chosen and isinstance(module, _classes("Attention")):
-        if module.attention_dropout:
-            raise ValueError(f"model: {name} has attention_dropout {module.attention_dropout}, expected 0")
-        if module.head_dim % 8 != 0 or module.head_dim > MOST_HEAD_DIM:
-            raise ValueError(
-                f"model: {name} has head_dim {module.head_dim}, expected a multiple of 8, at most {MOST_HEAD_DIM}"
-            )
-        patch.counts["attention"] += 1
+def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], strict: bool, probe: bool) -> _Plan:
+    plan = _Plan()
+    weight = next((p for p in bodies[0][1].parameters() if p.is_floating_point()), torch.zeros(1))
+    proofs = Proofs(weight.dtype, weight.device, probe)
+    attentions: dict[int, set[str]] = {}  # of an attention: the operators that are proven for it
+    for name, body in bodies:
+        _plan_body(plan, name, body, chosen, proofs, attentions, strict)
+    for name, module in model.named_modules():
+        found = known(module)
+        if found is None:
+            _plan_stranger(plan, name, module, chosen, proofs)
+        elif found[1] == "Attention":
+            ops = attentions.get(id(module), set())
+            if ops:
+                facts = {"_rk_family": found[0], "_rk_ops": frozenset(ops), "_rk_counts": tuple(sorted(ops))}
+                plan.steps.append(lambda m=module, f=facts: serve(m, decoder.attention_block, **f))  # type: ignore[misc]
+            elif id(module) not in attentions:
+                for op in sorted(chosen.intersection(_ROLE_OPS["Attention"])):
+                    plan.stays(name, op, "it is not the attention of a decoder that is known")
+        elif not chosen.isdisjoint(_ROLE_OPS[found[1]]):
+            _plan_module(plan, name, module, *found, proofs)
+    return plan
 
 
-def _patch_body(patch: _Patch, name: str, body: Any, chosen: frozenset[str]) -> None:
-    if "attention" in chosen:
-        patch.forward(name, body, decoder.body)
-        patch.attribute(body, decoder.BODY_RECORD, patch)
-    if "rope" in chosen:
-        rotary = body.rotary_emb
-        if rotary.rope_type not in _ROPE_TYPES:
-            raise ValueError(f"model: rope type {rotary.rope_type!r}, expected {', '.join(_ROPE_TYPES)}")
-        tables = decoder.RotaryTables(*_frequencies(rotary), body.config.max_position_embeddings)
-        patch.attribute(rotary, "_rk_tables", tables)
-        patch.forward(f"{name}.rotary_emb", rotary, decoder.rotary_embedding)
+def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], proofs: Proofs) -> None:
+    """A module of torch, or of a class that is not known."""
+    kind = plain_type(module)
+    if kind is torch.nn.Linear and "linear" in chosen:
+        reason = unchanged.why_module_changed(module) or _why_weights(module)
+        if not isinstance(torch.nn.functional.linear, types.BuiltinFunctionType):
+            reason = "torch.nn.functional.linear was replaced"
+        plan.serve(name, "linear", reason or proofs.linear(module), module, decoder.linear)
+    elif kind is torch.nn.Embedding and "embedding" in chosen:
+        reason = unchanged.why_module_changed(module) or _why_embedding(module)
+        reason = reason or proofs.embedding(module, decoder.embedding)
+        plan.serve(name, "embedding", reason, module, decoder.embedding)
+    elif kind not in (torch.nn.Linear, torch.nn.Embedding):
+        like = resembles(module)
+        if like is not None and not chosen.isdisjoint(_ROLE_OPS[like[1]]):
+            for op in sorted(chosen.intersection(_ROLE_OPS[like[1]])):
+                plan.stays(name, op, f"its class {kind.__name__} is derived from one that is known")
+        elif isinstance(module, torch.nn.Linear) and "linear" in chosen:
+            plan.stays(name, "linear", f"its class is {kind.__name__}")
+        elif isinstance(module, torch.nn.Embedding) and "embedding" in chosen:
+            plan.stays(name, "embedding", f"its class is {kind.__name__}")
+        elif chosen == frozenset(OPS) and like is None and any(True for _ in module.parameters(recurse=False)):
+            plan.stays(name, "all", f"nothing serves a {kind.__name__}")
 
 
-def _frequencies(rotary: Any) -> tuple[torch.Tensor, float]:
-    """(inv_freq float32, scaling) as the configuration gives them, on the CPU.
+def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str, proofs: Proofs) -> None:
+    """A module of a family's class, but its decoder and attention."""
+    reason = unchanged.why_module_changed(module, role) or _why_weights(module)
+    if role == "RMSNorm":
+        forward, adds = getattr(decoder, family.norm), family.norm != "wide_rms_norm"
+        reason = reason or proofs.norm(module, family, forward, adds)
+        plan.serve(name, "rms_norm", reason, module, forward, _rk_adds=adds)
+    elif role == "MLP":
+        forward = decoder.fused_gated_mlp if family.fused_mlp else decoder.gated_mlp
+        act = getattr(module, "activation_fn" if family.fused_mlp else "act_fn")
+        if type(act) not in decoder.ACTIVATIONS:
+            reason = reason or f"its activation is a {type(act).__name__}, which no operator computes"
+        reason = reason or unchanged.why_module_changed(act) or proofs.mlp(module, family, forward)
+        plan.serve(name, "silu_mul", reason, module, forward)
+    elif role == "TextScaledWordEmbedding":
+        reason = reason or _why_embedding(module) or proofs.embedding(module, decoder.scaled_embedding)
+        plan.serve(name, "embedding", reason, module, decoder.scaled_embedding)
+    elif role == "RotaryEmbedding":
+        _plan_rotary(plan, name, module, family, reason, proofs)
+    elif role == "DecoderLayer":
+        if reason is None and family.norms is not None:
+            reason = proofs.layer(module, family)
+            if reason is None:
+                plan.steps.append(lambda: serve_layer(module, family))
+        if reason is not None:
+            plan.stays(name, "rms_norm", reason)
 
-    Not the module's buffer: a device computes it with its own power function, and `model.to(torch.bfloat16)` rounds it.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    own: Any = rotary.compute_default_rope_parameters
-    inv_freq, scaling = (own if rotary.rope_type == "default" else ROPE_INIT_FUNCTIONS[rotary.rope_type])(rotary.config)
-    buffer = rotary.inv_freq.detach().cpu()
-    if not torch.allclose(buffer.float(), inv_freq, rtol=4 * torch.finfo(buffer.dtype).eps, atol=0):
-        raise ValueError("model: inv_freq of the rotary embedding is not that of the configuration")
-    return inv_freq, float(scaling)
+def _plan_rotary(plan: _Plan, name: str, module: Any, family: Family, reason: str | None, proofs: Proofs) -> None:
+    wide = family.rope_rounding == "float32"
+    forward = decoder.wide_rotary_embedding if wide else decoder.rotary_embedding
+    if reason is None:
+        try:
+            tables = make_tables(module)
+        except ValueError as error:
+            reason = str(error)
+        else:
+            reason = proofs.rotary(module, forward, tables)
+    if reason is not None:
+        plan.stays(name, "rope", reason)
+        return
+
+    def place() -> None:
+        module.__dict__[decoder.TABLES] = tables
+        serve(module, forward)
+
+    plan.steps.append(place)
 
 
-def _register_attention() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
+def _plan_body(
+    plan: _Plan,
+    name: str,
+    body: Any,
+    chosen: frozenset[str],
+    proofs: Proofs,
+    attentions: dict[int, set[str]],
+    strict: bool,
+) -> None:
+    """A decoder and its attentions: all are served by `rk.attention`, which needs no mask, or none is."""
+    found = known(body)
+    reason: str | None
+    layers = [(n, m) for n, m in body.named_modules(prefix=name) if (known(m) or ("", ""))[1] == "Attention"]
+    if found is None:
+        return  # its class is derived from a known one, and listed as that; so are its attentions
+    family = found[0]
+    for at, module in layers:
+        attentions[id(module)] = set()
+        reason = unchanged.why_module_changed(module, "Attention")
+        for op in sorted(chosen.intersection(_ROLE_OPS["Attention"])):
+            if reason is not None:
+                plan.stays(at, op, reason)
+        if "rope" in chosen and reason is None:
+            why = proofs.rope(module, family, body)
+            if why is None:
+                attentions[id(module)].add("rope")
+            else:
+                plan.stays(at, "rope", why)
+    if "attention" not in chosen:
+        return
+    reason = _why_no_attention(body, family) or proofs.attention(body, family)
+    if reason is None:
+        for _, module in layers:
+            attentions[id(module)].add("attention")
+        found_attentions = tuple(module for _, module in layers)
+        plan.steps.append(lambda: serve_body(body, found_attentions, strict))
+        return
+    for at, _ in layers:
+        if f"{reason}" not in plan.unproved.get(at, ""):
+            plan.stays(at, "attention", reason)
 
-    AttentionInterface.register(decoder.ATTENTION_NAME, decoder.attention)
-    AttentionMaskInterface.register(decoder.ATTENTION_NAME, decoder.no_mask)
+
+def _why_no_attention(body: Any, family: Family) -> str | None:
+    """What speaks against `rk.attention` in a decoder before anything is computed."""
+    reason = unchanged.why_module_changed(body, "Model")
+    kinds = {"DecoderLayer": body.layers, "Attention": [getattr(layer, "self_attn", None) for layer in body.layers]}
+    for role, modules in kinds.items():
+        for module in modules:
+            if reason is None and (module is None or known(module) != (family, role)):
+                reason = f"an attention or a layer of its decoder is a {type(module).__name__}, which is not known"
+            reason = reason or unchanged.why_module_changed(module, role)
+    if reason is not None:
+        return reason
+    attentions = tuple(layer.self_attn for layer in body.layers)
+    config = body.config
+    if not getattr(config, "is_causal", True) or not all(each.is_causal for each in attentions):
+        return "is_causal is False"
+    for each in attentions:
+        if family.softcap and each.attn_logit_softcapping is not None:
+            return f"attn_logit_softcapping is {each.attn_logit_softcapping}, which rk.attention does not compute"
+        if each.head_dim % 8 != 0 or each.head_dim > MOST_HEAD_DIM:
+            return f"head_dim is {each.head_dim}, expected a multiple of 8, at most {MOST_HEAD_DIM}"
+        if each.config is not config:
+            return "its configuration is not that of its decoder"
+    return unchanged.why_attention_changed(attentions[0], family) if attentions else "its decoder has no layers"
+
+
+def _why_weights(module: Any) -> str | None:
+    """Why an operator cannot read a module's own parameters."""
+    for name, tensor in module.named_parameters(recurse=False):
+        kind = type(tensor)
+        sharded = kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed.")
+        if kind not in (torch.nn.Parameter, torch.Tensor) and not sharded:
+            return f"its {name} is a {kind.__name__}"
+        if tensor.dtype not in DTYPES:
+            return f"its {name} has dtype {dtype_name(tensor.dtype)}, expected float32, bfloat16 or float16"
+    return None
+
+
+def _why_embedding(module: Any) -> str | None:
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(module, option):
+            return f"it has {option}={getattr(module, option)}, which embedding does not do"
+    return _why_weights(module)
+
+
+def _watch(model: Any, body_name: str, chosen: frozenset[str]) -> None:
+    """Has a decoder, and each module over it, ask in front of a forward for modules that came since."""
+    parts = body_name.split(".") if body_name else []
+    for depth in range(len(parts), -1, -1):  # the decoder first: what is over it leaves out what it asks for
+        name = ".".join(parts[:depth])
+        module = model.get_submodule(name)
+        if decoder.KNOWN in module.__dict__:
+            continue
+        decoder.remember(module, name, chosen)
+        module.register_forward_pre_hook(decoder.require_no_others)
+        served = depth < len(parts) or decoder.ATTENTIONS in module.__dict__
+        own = "create_masks_for_generate" in vars(type(module))
+        if served and hasattr(module, "prepare_inputs_for_generation") and not own:
+            body = model.get_submodule(body_name)
+            if decoder.ATTENTIONS in body.__dict__:
+                module.__dict__["create_masks_for_generate"] = decoder.masks_for_generate

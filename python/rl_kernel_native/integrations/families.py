@@ -1,0 +1,139 @@
+"""What patch_model knows of each family of transformers: its classes, and where their forwards differ.
+
+Names and roundings are those of transformers 5.14 to 5.24. Nothing here is trusted: `unchanged` compares the functions
+with their source, `probe` the results.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# What models call their cache: from transformers 5.24 on, and before.
+CACHE_NAMES = ("cache", "past_key_values")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family's decoder.
+
+    Attributes:
+        prefix: of its classes' names.
+        module: transformers.models.<module>.modeling_<module>.
+        body: what follows the prefix in the name of the decoder without a head.
+        norm: which forward of `decoder` its RMSNorm has.
+        fused_mlp: gate and up are one projection, `gate_up_proj`.
+        fused_qkv: queries, keys and values are one projection, `qkv_proj`.
+        qk_norm: the norm of queries and keys is over a head, over a head once heads are in front of tokens, over all
+            heads, or there is none.
+        interleaved: rotated pairs are neighbours.
+        rope_rounding: rk.rope's `intermediate`.
+        window: where attention finds its sliding window.
+        softcap: attention has `attn_logit_softcapping`.
+        norms: a layer's norms: of its input, of what attention gives, of the MLP's input, of what the MLP gives; None:
+            the layer stays transformers'.
+        dropouts: a layer's dropouts of what attention and the MLP give.
+        scaled_embedding: the embedding is multiplied by a scale.
+    """
+
+    prefix: str
+    module: str
+    body: str = "Model"
+    norm: Literal["rms_norm", "offset_rms_norm", "wide_rms_norm"] = "rms_norm"
+    fused_mlp: bool = False
+    fused_qkv: bool = False
+    qk_norm: Literal["head", "transposed", "row"] | None = None
+    interleaved: bool = False
+    rope_rounding: Literal["input", "float32"] = "input"
+    window: Literal["module", "config"] | None = None
+    softcap: bool = False
+    norms: tuple[str, str | None, str, str | None] | None = (
+        "input_layernorm",
+        None,
+        "post_attention_layernorm",
+        None,
+    )
+    dropouts: tuple[str, str] | None = None
+    scaled_embedding: bool = False
+
+    @property
+    def modeling(self) -> Any:
+        """transformers' module of the family."""
+        return importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
+
+    def type(self, role: str) -> Any:
+        """The class that plays a role, None where the family has none."""
+        return getattr(self.modeling, self.prefix + (self.body if role == "Model" else role), None)
+
+
+_GEMMA_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+FAMILIES = (
+    Family("Llama", "llama"),
+    Family("Qwen2", "qwen2", window="module"),
+    Family("Qwen3", "qwen3", qk_norm="head", window="module"),
+    Family("Mistral", "mistral", window="config"),
+    Family("Gemma2", "gemma2", norm="offset_rms_norm", window="module", softcap=True, norms=_GEMMA_NORMS,
+           scaled_embedding=True),
+    Family("Gemma3", "gemma3", body="TextModel", norm="offset_rms_norm", qk_norm="transposed", window="module",
+           norms=_GEMMA_NORMS, scaled_embedding=True),
+    Family("Phi3", "phi3", fused_mlp=True, fused_qkv=True, window="config",
+           dropouts=("resid_attn_dropout", "resid_mlp_dropout")),
+    Family("Olmo2", "olmo2", norm="wide_rms_norm", qk_norm="row", rope_rounding="float32", norms=None),
+    Family("Glm4", "glm4", fused_mlp=True, interleaved=True,
+           norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")),
+    Family("Qwen3Moe", "qwen3_moe", qk_norm="head", window="module"),
+    Family("Mixtral", "mixtral", window="config"),
+)  # fmt: skip
+BY_PREFIX = {family.prefix: family for family in FAMILIES}
+ROLES = ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding", "TextScaledWordEmbedding")
+
+# The parameters of the forwards that ours stand for, beside the cache's. Any other may change what is computed.
+PARAMETERS = {
+    "Model": "input_ids attention_mask position_ids inputs_embeds use_cache cache_position",
+    "DecoderLayer": "hidden_states attention_mask position_ids use_cache cache_position position_embeddings",
+    "Attention": "hidden_states position_embeddings attention_mask cache_position",
+    "MLP": "x hidden_states",
+    "RMSNorm": "hidden_states x",
+    "RotaryEmbedding": "x position_ids layer_type",
+    "TextScaledWordEmbedding": "input_ids",
+}
+
+
+@functools.cache
+def known_types() -> dict[Any, tuple[Family, str]]:
+    """Family and role of each class that is known."""
+    found = {}
+    for family in FAMILIES:
+        for role in ROLES:
+            kind = family.type(role)
+            if kind is not None:
+                found[kind] = (family, role)
+    return found
+
+
+def plain_type(module: Any) -> Any:
+    """A module's class, seen through fully_shard, which puts one of its own over it and changes no forward."""
+    kind = type(module)
+    bases = kind.__mro__
+    if len(bases) > 2 and bases[1].__name__ == "FSDPModule" and bases[1].__module__.startswith("torch.distributed."):
+        return bases[2]
+    return kind
+
+
+def known(module: Any) -> tuple[Family, str] | None:
+    """Family and role of a module whose class is exactly one of a family's."""
+    return known_types().get(plain_type(module))
+
+
+def resembles(module: Any) -> tuple[Family, str] | None:
+    """Family and role of the class that a module's own is derived from, where it is not exactly that."""
+    if known(module) is not None:
+        return None
+    return next((known_types()[kind] for kind in type(module).__mro__ if kind in known_types()), None)

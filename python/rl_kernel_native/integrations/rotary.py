@@ -1,0 +1,129 @@
+"""cos and sin of positions, the same on every device: taken by the host in float64, and rounded.
+
+Angles are transformers' own: float32 products of a position and a frequency, as the configuration gives it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+# Types whose frequencies are the configuration's. Those of dynamic and longrope change with the longest sequence of a
+# batch, by design.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Rows of a table, at most: 32 MiB a device for a head of 128 in bfloat16. Positions past it are computed.
+MOST_ROWS = 65536
+
+
+class RotaryTables:
+    """Tables for the positions that a configuration speaks of, and a way to compute those past them."""
+
+    def __init__(self, inv_freq: torch.Tensor, scaling: float, num_positions: int) -> None:
+        self.scaling = scaling
+        self.inv_freq = inv_freq.detach().to("cpu", torch.float32)
+        self.num_positions = num_positions  # in the table
+        self._tables: list[torch.Tensor] = []
+        self._placed: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a file or another process is given: frequencies, from which it makes tables of its own."""
+        return {**self.__dict__, "_tables": [], "_placed": {}}
+
+    def half_width(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin), float32 [positions, frequencies], on the CPU."""
+        if not self._tables:
+            positions = torch.arange(self.num_positions, dtype=torch.float32, device="cpu")
+            self._tables = [x * self.scaling for x in self._on_host(positions)]
+        cos, sin = self._tables
+        return cos, sin
+
+    def _on_host(self, positions: torch.Tensor) -> list[torch.Tensor]:
+        """(cos, sin) of float32 positions [...] on the CPU, float32 [..., frequencies], not scaled."""
+        wide = (positions[..., None] * self.inv_freq).numpy().astype(np.float64)
+        return [torch.from_numpy(function(wide).astype(np.float32)) for function in (np.cos, np.sin)]
+
+    def __call__(
+        self, position_ids: torch.Tensor, dtype: torch.dtype, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...], each times `scaling`.
+
+        Positions past the table, or negative ones, are computed: on the CPU as the table was, elsewhere and in what is
+        compiled by the device's own float64 functions, which are rounded to the same float32 but once in many millions.
+        They are never read back.
+        """
+        if scaling != self.scaling:
+            self.scaling, self._tables, self._placed = scaling, [], {}
+        device = position_ids.device
+        key = (device, dtype)
+        table = self._placed.get(key)
+        if table is None:
+            wide = torch.stack([torch.cat([x, x], -1) for x in self.half_width()], 1)
+            table = wide.to(dtype).to(device)
+            # An export or a mode makes tensors without memory, which no later call could read.
+            if not torch.compiler.is_exporting() and type(table) is torch.Tensor:
+                self._placed[key] = table
+        inside = position_ids.clamp(0, self.num_positions - 1)
+        found = table[inside]
+        outside = inside != position_ids
+        if device.type == "cpu" and not torch.compiler.is_compiling():
+            if bool(outside.any()):
+                found[outside] = self._past(position_ids[outside].float(), dtype, self._on_host)
+        else:
+            past = self._past(position_ids.float(), dtype, self._on_device)
+            found = torch.where(outside[..., None, None], past, found)
+        cos, sin = found.unbind(-2)
+        return cos, sin
+
+    def _past(self, positions: torch.Tensor, dtype: torch.dtype, functions: Any) -> torch.Tensor:
+        cos, sin = (torch.cat([x, x], -1) for x in (y * self.scaling for y in functions(positions)))
+        return torch.stack([cos, sin], -2).to(dtype)
+
+    def _on_device(self, positions: torch.Tensor) -> list[torch.Tensor]:
+        key = (positions.device, "frequencies")
+        inv_freq = self._placed.get(key)
+        if inv_freq is None:
+            inv_freq = self.inv_freq.to(positions.device)
+            if not torch.compiler.is_exporting() and type(inv_freq) is torch.Tensor:
+                self._placed[key] = inv_freq
+        wide = (positions[..., None] * inv_freq).double()
+        return [wide.cos().float(), wide.sin().float()]
+
+
+def make_tables(rotary: Any) -> dict[str | None, RotaryTables]:
+    """Tables of a rotary embedding by the kind of layer, None where all layers have one.
+
+    Raises: ValueError with what speaks against it.
+    """
+    kinds: Any = rotary.rope_type if isinstance(rotary.rope_type, dict) else {None: rotary.rope_type}
+    return {layer: _make(rotary, layer, kind) for layer, kind in kinds.items()}
+
+
+def _make(rotary: Any, layer: str | None, kind: str) -> RotaryTables:
+    if kind not in ROPE_TYPES:
+        raise ValueError(f"rope type {kind!r} depends on the batch; cos and sin stay transformers'")
+    inv_freq, scaling = _frequencies(rotary, layer, kind)
+    buffer = getattr(rotary, "inv_freq" if layer is None else f"{layer}_inv_freq").detach().cpu()
+    if not torch.allclose(buffer.float(), inv_freq, rtol=4 * torch.finfo(buffer.dtype).eps, atol=0):
+        raise ValueError("inv_freq is not that of the configuration")
+    config = rotary.config
+    parameters = config.rope_parameters if layer is None else config.rope_parameters[layer]
+    length = config.max_position_embeddings
+    original = parameters.get("original_max_position_embeddings") or length
+    reach = max(length, int(original * (parameters.get("factor") or 1)))
+    return RotaryTables(inv_freq, float(scaling), min(reach, MOST_ROWS))
+
+
+def _frequencies(rotary: Any, layer: str | None, kind: str) -> tuple[torch.Tensor, float]:
+    """(inv_freq float32, scaling) as the configuration gives them, on the CPU.
+
+    Not the module's buffer: a device computes it with its own power function, and `model.to(torch.bfloat16)` rounds it.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    own: Any = rotary.compute_default_rope_parameters
+    function = own if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+    with torch.device("cpu"):
+        inv_freq, scaling = function(rotary.config, **({} if layer is None else {"layer_type": layer}))
+    return inv_freq.cpu(), scaling

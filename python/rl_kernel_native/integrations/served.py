@@ -1,0 +1,100 @@
+"""How a module of transformers comes to compute by another forward: it gets a class of its own, derived from the one it
+has.
+
+Nothing that is shared is written, and no module holds itself: copies, replicas and pickles of a module compute with
+tensors of their own, and its memory is given back with the last reference to it. A name, a place and everything else of
+the class stay, so that what asks for it by isinstance or by name finds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from torch.nn.modules import module as torch_module
+
+from . import unchanged
+
+_OURS = "_rk_base"  # of a class of ours: the class under it
+
+
+@functools.cache
+def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
+    def reduce(self: Any, protocol: Any) -> Any:
+        _, _, *state = super(made, self).__reduce_ex__(protocol)
+        return (_rebuild, (base, forward, facts), *state)
+
+    names = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": reduce,
+        "forward": forward,
+        _OURS: base,
+        **dict(facts),
+    }
+    made: Any = type(base.__name__, (base,), names)
+    return made
+
+
+def _rebuild(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
+    """A module without state, of a file, a copy or another process."""
+    made = _class(base, forward, facts)
+    return made.__new__(made)
+
+
+def serve(module: Any, forward: Any, **facts: Any) -> None:
+    """`forward` in place of the module's class's, with `facts` as attributes of the class."""
+    cell = unchanged.tensor_parallel_cell(module)
+    module.__class__ = _class(type(module), forward, tuple(sorted(facts.items())))
+    if cell is not None:
+        cell.cell_contents = types.MethodType(type(module).forward, module)
+
+
+def is_served(module: Any) -> bool:
+    """Whether a module computes by a forward of ours, whatever was put over it since."""
+    return hasattr(type(module), _OURS)
+
+
+def base_of(module: Any) -> Any:
+    """The class that a served module had."""
+    return getattr(type(module), _OURS)
+
+
+def withdraw(module: Any) -> None:
+    """Takes the class off again, from under those that were put over it since, as fully_shard does."""
+    cell = unchanged.tensor_parallel_cell(module)
+    kind = type(module)
+    if _OURS in vars(kind):
+        module.__class__ = base_of(module)
+    else:
+        bases = tuple(vars(base).get(_OURS, base) for base in kind.__bases__)
+        names = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+        module.__class__ = type(kind.__name__, bases, names)
+    if cell is not None:
+        cell.cell_contents = types.MethodType(type(module).forward, module)
+    else:
+        module.__dict__.pop("forward", None)  # a method of ours, as `why_kept` found
+
+
+def why_kept(module: Any) -> str | None:
+    """Why a served module cannot be given its class back: its forward was wrapped since."""
+    forward = module.__dict__.get("forward")
+    if forward is None or unchanged.tensor_parallel_cell(module) is not None:
+        return None
+    if getattr(forward, "__self__", None) is module and forward.__func__ is type(module).forward:
+        return None  # put back by what had wrapped it
+    return "the forward of {} was wrapped since; undo that first"
+
+
+def observed(module: Any) -> bool:
+    """Whether a hook looks at a module's calls, or its forward is another: then it has to be called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or torch_module._has_any_global_hook()
+    )

@@ -1,0 +1,187 @@
+"""Whether a function of transformers or torch is the one that stands in its file: nothing put in its place, or in that
+of what it calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .families import CACHE_NAMES, PARAMETERS, Family, plain_type
+
+_TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.py")
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    import transformers
+
+    return tuple(str(Path(module.__file__).parent / "_")[:-1] for module in (transformers, torch))
+
+
+@functools.cache
+def _codes(file: str) -> dict[str, types.CodeType]:
+    """The functions of a source file by their qualified names, as Python compiles them; empty without the source."""
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    found: dict[str, types.CodeType] = {}
+
+    def walk(code: types.CodeType, prefix: str) -> None:
+        for each in code.co_consts:
+            if isinstance(each, types.CodeType) and not each.co_name.startswith("<"):
+                # A class and the functions in it; what is in a function is part of it.
+                found.setdefault(prefix + each.co_name, each)
+                if not each.co_flags & inspect.CO_OPTIMIZED:
+                    walk(each, f"{prefix}{each.co_name}.")
+
+    walk(compile(source, file, "exec", dont_inherit=True), "")
+    return found
+
+
+def _same(code: types.CodeType, other: types.CodeType) -> bool:
+    """Equal in all but the path of the file."""
+    facts = ("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_firstlineno")
+    return (
+        all(getattr(code, fact) == getattr(other, fact) for fact in facts)
+        and len(code.co_consts) == len(other.co_consts)
+        and all(
+            _same(a, b)
+            if isinstance(a, types.CodeType) and isinstance(b, types.CodeType)
+            else (type(a), a) == (type(b), b)
+            for a, b in zip(code.co_consts, other.co_consts, strict=True)
+        )
+    )
+
+
+def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str | None:
+    """Why a function is not the one of that qualified name in its file; None where it is, with all that it calls.
+
+    Decorators around it may be transformers' and torch's own alone.
+    """
+    seen = set() if seen is None else seen
+    while True:
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return f"{name} is a {type(function).__name__}, no function of its file"
+        if id(code) in seen:
+            return None
+        seen.add(id(code))
+        if not code.co_filename.startswith(_roots()):
+            return f"{name} was replaced by {function.__module__}.{function.__qualname__}"
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    if code.co_filename.startswith(_roots()[1]) or "<locals>" in name:
+        return None  # torch's, or made by a function: its file is all that is asked of it
+    codes = _codes(code.co_filename)
+    if codes and (name not in codes or not _same(code, codes[name])):
+        return f"{name} was replaced by {function.__module__}.{function.__qualname__}"
+    return _why_callees_changed(function, codes, seen)
+
+
+def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: set[int]) -> str | None:
+    for name in _names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, types.FunctionType):
+            origin = inspect.unwrap(value)
+            # One of the same file is compared with it; one that was imported has the name that it has elsewhere.
+            if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
+                return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
+            reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)
+            if reason is None and origin.__name__ != name:
+                reason = f"{name} was replaced by {value.__module__}.{value.__qualname__}"
+            if reason is not None:
+                return reason
+        elif value is None and name in codes:
+            return f"{name} was taken away"
+    return None
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function and those inside of it look up."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*(_names(each) for each in inner))
+
+
+@functools.cache
+def _signature(kind: Any, role: str) -> str | None:
+    """Why the parameters of a class's forward are not those that ours stands for."""
+    import transformers
+
+    parameters = inspect.signature(kind.forward).parameters.values()
+    given = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+    caches = [name for name in given if name in CACHE_NAMES]
+    others = [name for name in given if name not in (*caches, *PARAMETERS[role].split())]
+    if others or len(caches) != (role in ("Model", "DecoderLayer", "Attention")):
+        return (
+            f"{kind.__name__}.forward has the parameters {', '.join(given)} in transformers "
+            f"{transformers.__version__}, which this version of rl_kernel_native does not know"
+        )
+    return None
+
+
+def why_class_changed(kind: Any, role: str | None = None) -> str | None:
+    """Why a class is not as its file has it: a function replaced or added, or a forward of other parameters."""
+    for name, value in vars(kind).items():
+        function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        if isinstance(function, types.FunctionType):
+            reason = why_changed(function, f"{kind.__name__}.{name}")
+            if reason is not None:
+                return reason
+    return _signature(kind, role) if role is not None else None
+
+
+def tensor_parallel_cell(module: Any) -> Any:
+    """The cell in which a forward that transformers' tensor parallelism put on a module keeps the one under it."""
+    forward = module.__dict__.get("forward")
+    code = getattr(forward, "__code__", None)
+    if code is None or code.co_name != "tp_forward" or not code.co_filename.endswith(_TP_FORWARDS):
+        return None
+    if not code.co_filename.startswith(_roots()) or "original_forward" not in code.co_freevars:
+        return None
+    cell = forward.__closure__[code.co_freevars.index("original_forward")]
+    inner = cell.cell_contents
+    return cell if getattr(inner, "__self__", None) is module else None
+
+
+def why_module_changed(module: Any, role: str | None = None) -> str | None:
+    """Why a module of a class that is known may compute something else than its class does."""
+    kind = plain_type(module)
+    for name in module.__dict__:
+        if name in vars(kind) and callable(vars(kind)[name]):
+            if name == "forward" and tensor_parallel_cell(module) is not None:
+                continue
+            return f"its {name} is not that of {kind.__name__}"
+    return why_class_changed(kind, role)
+
+
+def why_attention_changed(module: Any, family: Family) -> str | None:
+    """Why the attention and mask functions that a configuration names are not transformers' own."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = module.config._attn_implementation
+    if name == "eager":
+        function = family.modeling.eager_attention_forward
+    elif name in ALL_ATTENTION_FUNCTIONS:
+        function = ALL_ATTENTION_FUNCTIONS[name]
+    else:
+        return f"its attention function {name!r} is not one of transformers'"
+    own = sys.modules[__name__.partition(".")[0]].__path__[0]
+    file = getattr(inspect.unwrap(function), "__code__", None)
+    if file is not None and file.co_filename.startswith(own):
+        return None  # what rlk compare looks at torch's attention with
+    reason = why_changed(function, inspect.unwrap(function).__qualname__)
+    if reason is None and name in ALL_MASK_ATTENTION_FUNCTIONS:
+        mask = ALL_MASK_ATTENTION_FUNCTIONS[name]
+        reason = why_changed(mask, inspect.unwrap(mask).__qualname__)
+    return None if reason is None else f"its attention function {name!r}: {reason}"
