@@ -32,7 +32,8 @@ void run(const Shape& shape, GaeKind kind, int mask_bytes, double ceiling, bool 
       p.logprob = {x + 2 * elements, shape.tokens};
       p.rollout_logprob = {x + 3 * elements, shape.tokens};
     }
-    if (mask_bytes > 0) p.mask = {mask.at(call), shape.tokens, mask_bytes == 1 ? DType::kBool : DType::kInt64};
+    if (mask_bytes > 0)
+      p.mask = rlk::mask_of(mask.at(call), shape.tokens, mask_bytes == 1 ? DType::kBool : DType::kInt64);
     p.returns = {y, shape.tokens};
     if (outputs > 1) p.advantages = {y + elements, shape.tokens};
     p.gamma = 0.99f;

@@ -23,7 +23,7 @@ void run(const Shape& shape, double ceiling, bool every_plan) {
     MaskedWhitenParams of_call = p;
     of_call.x = {static_cast<const float*>(x.at(call)), shape.tokens};
     of_call.y = {static_cast<float*>(y.at(call)), shape.tokens};
-    of_call.mask = {mask.at(call), shape.tokens, DType::kBool};
+    of_call.mask = rlk::mask_of(mask.at(call), shape.tokens, DType::kBool);
     return of_call;
   };
   const double moved = 4.0 * static_cast<double>(bytes) + 3.0 * static_cast<double>(elements);

@@ -48,7 +48,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
   }
   for (ScatterRewardsParams& p : calls) {
     p.sequences = bench.sequences(packed, &memory);
-    p.mask = {memory.bytes(bench.slots()), tokens, DType::kBool};
+    p.mask = rlk::mask_of(memory.bytes(bench.slots()), tokens, DType::kBool);
     cuda::check(cudaMemset(const_cast<void*>(p.mask.data), 1, static_cast<std::size_t>(bench.slots())), "memset");
     p.rewards = {memory.normal(sequences), 1, 0};
     if (c.kl) {

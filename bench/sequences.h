@@ -12,7 +12,7 @@
 #include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "cuda/common/sequence_warps.h"
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk::bench {
 

@@ -36,7 +36,7 @@ class TokenMemory {
   }
   // For any plan.
   template <class Batch>
-  void* workspace(const PolicySequences& q) {
+  void* workspace(const Sequences& q) {
     return bytes(TokenWorkspace<Batch>(q, cuda::kWarpTile, nullptr).bytes);
   }
   float* floats(std::int64_t count) { return static_cast<float*>(bytes(count * 4)); }
@@ -67,7 +67,7 @@ class TokenBench {
     return static_cast<int>(std::clamp<std::int64_t>(kRotated / (4 * slots() * arrays_), 1, 16));
   }
   // The sequences in memory: padded, or packed.
-  PolicySequences sequences(bool packed, TokenMemory* memory) const {
+  Sequences sequences(bool packed, TokenMemory* memory) const {
     if (!packed) return {nullptr, DType::kInt32, sequences_, tokens_};
     std::vector<std::int64_t> cuts;
     for (std::int64_t s = 0; s <= sequences_; ++s) cuts.push_back(s * tokens_);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rlk/ops/kl.h"
+#include "token_reference.h"
 
 namespace kl_test {
 
@@ -35,12 +36,10 @@ inline void make_case(unsigned seed, std::int64_t rows, std::int64_t tokens, Cas
   p.spec.limit = pick(2) ? kInf : 0.03f;
   p.sequences = {nullptr, rlk::DType::kInt32, rows, tokens};
   const std::int64_t row = tokens + pick(2) * pick(4), size = rows * row;
-  constexpr rlk::DType kMasks[] = {rlk::DType::kBool, rlk::DType::kUInt8, rlk::DType::kInt32, rlk::DType::kInt64,
-                                   rlk::DType::kFloat32};
   const bool masked = pick(4) != 0, wild = pick(4) == 0;
   const float width = pick(3) == 0 ? 60.0f : 0.2f;  // exponentials that leave the range, and products that do not
-  p.mask = {nullptr, row, kMasks[pick(5)]};
-  const auto bytes = static_cast<std::size_t>(rlk::size_of(p.mask.dtype));
+  p.mask = policy_test::random_mask(nullptr, row, pick(policy_test::kMaskKinds));
+  const auto bytes = static_cast<std::size_t>(p.mask.bytes);
   c->mask.assign(static_cast<std::size_t>(size) * bytes + 8, 0);
   for (auto& array : c->arrays) array.resize(static_cast<std::size_t>(size) + 1);
   std::normal_distribution<float> normal;
@@ -55,13 +54,10 @@ inline void make_case(unsigned seed, std::int64_t rows, std::int64_t tokens, Cas
       constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f};
       c->arrays[k][at] = counts && !(wild && pick(16) == 0) ? values[k] : kWild[pick(5)];
     }
-    if (!counts) continue;
-    const std::int64_t whole = pick(2) ? 1 : -7;
-    const float real = pick(2) ? 1.0f : 1e-30f;
     unsigned char* const to = &c->mask[at * bytes];
-    p.mask.dtype == rlk::DType::kFloat32 ? std::memcpy(to, &real, 4) : std::memcpy(to, &whole, bytes);
+    counts ? policy_test::set_flag(p.mask, pick(2), to) : policy_test::clear_flag(p.mask, pick(2), to);
   }
-  if (masked) p.mask.data = c->mask.data();
+  p.mask = masked ? rlk::TokenMask{c->mask.data(), row, p.mask.bytes, p.mask.is_float} : rlk::TokenMask{nullptr, row};
   p.logprob = {c->arrays[0].data(), row, 1};
   p.ref_logprob = {c->arrays[1].data(), row, 1};
   if (p.spec.weight != rlk::KlWeight::kNone) p.weight = {c->arrays[2].data(), row, 1};

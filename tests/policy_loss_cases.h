@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "rlk/ops/policy_loss.h"
+#include "token_reference.h"
 
 namespace policy_test {
 
@@ -103,7 +104,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   rlk::PolicyLossParams& p = c->p;
   p.spec = random_spec(&random);
   if (plain) make_plain(&p.spec);
-  rlk::PolicySequences& q = p.sequences;
+  rlk::Sequences& q = p.sequences;
   q.num_sequences = sequences;
   q.num_tokens = longest;
   if (packed) {
@@ -122,10 +123,8 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   const std::int64_t size = packed ? q.num_tokens : sequences * row;
   std::normal_distribution<float> normal;
   for (auto& array : c->arrays) array.resize(static_cast<std::size_t>(size) + 1);
-  constexpr rlk::DType kMasks[] = {rlk::DType::kBool, rlk::DType::kUInt8, rlk::DType::kInt32, rlk::DType::kInt64,
-                                   rlk::DType::kFloat32};
-  p.mask.dtype = kMasks[pick(5)];
-  const int bytes = rlk::size_of(p.mask.dtype);
+  p.mask = policy_test::random_mask(nullptr, row, pick(policy_test::kMaskKinds));
+  const int bytes = p.mask.bytes;
   c->mask.assign(static_cast<std::size_t>(size * bytes) + 8, 0);
   const bool wild = pick(4) == 0;
   const float width = pick(4) == 0 ? 200.0f : 1.0f;  // exponentials that leave the range, and products that do not
@@ -146,15 +145,10 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
       c->arrays[k][at] = counts ? values[k] : kWild[pick(5)];
       if (counts && wild && pick(16) == 0) c->arrays[k][at] = kWild[pick(5)];
     }
-    if (!counts) continue;
-    const std::int64_t whole = pick(2) ? 1 : -7;
-    const float real = pick(2) ? 1.0f : 1e-30f;
-    unsigned char* to = &c->mask[at * static_cast<std::size_t>(bytes)];
-    p.mask.dtype == rlk::DType::kFloat32 ? std::memcpy(to, &real, 4)
-                                         : std::memcpy(to, &whole, static_cast<std::size_t>(bytes));
+    unsigned char* const to = &c->mask[at * static_cast<std::size_t>(bytes)];
+    counts ? policy_test::set_flag(p.mask, pick(2), to) : policy_test::clear_flag(p.mask, pick(2), to);
   }
   p.mask.data = c->mask.data();
-  p.mask.sequence_stride = row;
   rlk::PolicyTokens* const to[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
                                    &p.importance, &p.entropy,     &p.selected};
   const bool needs_importance =

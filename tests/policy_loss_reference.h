@@ -99,7 +99,7 @@ class Reference {
     return p_.sequences.packed() ? cut(s + 1) - cut(s) : p_.sequences.num_tokens;
   }
   bool counts(std::int64_t s, std::int64_t t) const {
-    const std::int64_t i = p_.sequences.packed() ? begin(s) + t : s * p_.mask.sequence_stride + t;
+    const std::int64_t i = p_.sequences.packed() ? begin(s) + t : s * p_.mask.row_stride + t;
     return is_set(p_.mask, i);
   }
   std::int64_t count(std::int64_t s) const {

@@ -14,13 +14,13 @@ namespace rollout_test {
 
 using policy_test::kInf;
 using policy_test::kShapes;
-using rlk::PolicySequences;
+using rlk::Sequences;
 
 // Arrays 0 and 4 are the trainer's and the engine's; a third of the tokens are the same in both, some but for a sign of zero.
 struct Batch : policy_test::Case {
-  PolicySequences sequences;
+  Sequences sequences;
   rlk::PolicyTokens train, rollout;
-  rlk::PolicyMask token_mask;
+  rlk::TokenMask token_mask;
 
   Batch(unsigned seed, std::int64_t count, std::int64_t longest, bool packed) {
     policy_test::make_case(seed, count, longest, packed, this);
@@ -32,17 +32,17 @@ struct Batch : policy_test::Case {
       arrays[4][i] = random() % 2 != 0 ? 0.0f : -0.0f;
     }
     sequences = p.sequences;
-    train = {arrays[0].data(), p.mask.sequence_stride, 1};
-    rollout = {arrays[4].data(), p.mask.sequence_stride, 1};
+    train = {arrays[0].data(), p.mask.row_stride, 1};
+    rollout = {arrays[4].data(), p.mask.row_stride, 1};
     token_mask = p.mask;
-    if (seed % 5 == 0 && seed % 4 != 0) token_mask.data = nullptr;
+    if (seed % 5 == 0 && seed % 4 != 0) token_mask = {};
     text = text.substr(0, text.find(" surrogate"));
   }
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
   std::int64_t begin(std::int64_t s) const {
-    return sequences.packed() ? cuts64[static_cast<std::size_t>(s)] : s * p.mask.sequence_stride;
+    return sequences.packed() ? cuts64[static_cast<std::size_t>(s)] : s * p.mask.row_stride;
   }
   std::int64_t length(std::int64_t s) const {
     const auto i = static_cast<std::size_t>(s);
@@ -67,7 +67,7 @@ struct Batch : policy_test::Case {
 struct Padded {
   std::vector<float> train, rollout;
   std::vector<unsigned char> mask;
-  PolicySequences sequences;
+  Sequences sequences;
   std::int64_t width;
 
   Padded(const Batch& b, std::int64_t columns) : width(columns) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "linear_backend.h"
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace sequence_test {
 

@@ -249,7 +249,7 @@ CU = torch.tensor([0, 3, 8])
 BAD = {
     "rewards float64": (lambda: rk.gae(X.double(), V), TypeError, "rewards: expected dtype float32, got float64"),
     "rewards bfloat16": (lambda: rk.gae(X.bfloat16(), V), TypeError, "rewards: expected dtype float32, got bfloat16"),
-    "rewards 1-D": (lambda: rk.gae(X[0], V[0]), ValueError, "rewards: expected shape [num_sequences, num_tokens], or"),
+    "rewards 3-D": (lambda: rk.gae(X[None], V), ValueError, "rewards: expected shape [num_sequences, num_tokens] or"),
     "rewards 2-D packed": (lambda: rk.gae(X, V, None, CU), ValueError, "rewards: expected shape [num_tokens] beside"),
     "rewards a list": (lambda: rk.gae([1.0], V), TypeError, "rewards: expected an array that speaks DLPack, got list"),
     "values a shape": (lambda: rk.gae(X, V[:, :7]), ValueError, "values: expected shape [2, 8] (that of rewards), got"),
@@ -260,18 +260,18 @@ BAD = {
     ),
     "mask a shape": (lambda: rk.gae(X, V, X[:1] > 0), ValueError, "mask: expected shape [2, 8] (that of rewards), got"),
     "mask a dtype": (
-        lambda: rk.gae(X, V, X.half()), TypeError, "mask: expected dtype bool, uint8, int32, int64 or float32",
+        lambda: rk.gae(X, V, X * 1j), TypeError, "mask: expected dtype bool, of integers or of floats",
     ),
     "cu a dtype": (
         lambda: rk.gae(X[0], V[0], None, CU.float()), TypeError, "cu_seqlens: expected dtype int32 or int64, got",
     ),
-    "cu 2-D": (lambda: rk.gae(X[0], V[0], None, CU[None]), ValueError, "cu_seqlens: expected shape [num + 1], got"),
-    "cu from 1": (lambda: rk.gae(X[0], V[0], None, CU + 1), ValueError, "cu_seqlens: expected 0 first, got 1 at 0"),
+    "cu 2-D": (lambda: rk.gae(X[0], V[0], None, CU[None]), ValueError, "cu_seqlens: expected shape [num_seq"),
+    "cu from 1": (lambda: rk.gae(X[0], V[0], None, CU + 1), ValueError, "cu_seqlens: expected 0 first, got 1 at index"),
     "cu falls": (
-        lambda: rk.gae(X[0], V[0], None, torch.tensor([0, 9, 8])), ValueError, "cu_seqlens: expected offsets that do",
+        lambda: rk.gae(X[0], V[0], None, torch.tensor([0, 5, 4])), ValueError, "cu_seqlens: expected ascending offs",
     ),
-    "cu short": (
-        lambda: rk.gae(X[0], V[0], None, CU[:2]), ValueError, "cu_seqlens: expected 8 (the number of tokens) last, got",
+    "cu long": (
+        lambda: rk.gae(X[0], V[0], None, CU * 2), ValueError, "cu_seqlens: expected at most 8 (the number of tokens)",
     ),
     "gamma": (lambda: rk.gae(X, V, gamma=1.5), ValueError, "gamma: expected a number in [0, 1], got 1.5"),
     "gamma NaN": (lambda: rk.gae(X, V, gamma=float("nan")), ValueError, "gamma: expected a number in [0, 1], got nan"),

@@ -231,11 +231,11 @@ BAD = {
         lambda: rk.group_advantage(S, AT.float()), TypeError, "group_offsets: expected dtype int32 or int64",
     ),
     "offsets of none": (
-        lambda: rk.group_advantage(S[:0], AT[:1] + 5), ValueError, "group_offsets: expected 0 first, got 5 at 0",
+        lambda: rk.group_advantage(S[:0], AT[:1] + 5), ValueError, "group_offsets: expected 0 first, got 5 at index 0",
     ),
     "offsets from 1": (lambda: rk.group_advantage(S, AT + 1), ValueError, "group_offsets: expected 0 first, got 1"),
     "offsets fall": (
-        lambda: rk.group_advantage(S, torch.tensor([0, 4, 2, 6])), ValueError, "group_offsets: expected offsets that",
+        lambda: rk.group_advantage(S, torch.tensor([0, 4, 2, 6])), ValueError, "group_offsets: expected ascending off",
     ),
     "offsets short": (
         lambda: rk.group_advantage(S, AT[:2]), ValueError, "group_offsets: expected 6 (the number of sequences) last",

@@ -323,14 +323,15 @@ TEST(ImportanceWeights, PaddingChangesNoBit) {
     const Batch b(seed, 6, 700, true);
     const Padded padded(b, 1100);
     const ImportanceSpec s = random_spec(seed);
-    const Results one = run(params(b, s)), other = run({padded.sequences,
-                                                        {padded.train.data(), padded.width, 1},
-                                                        {padded.rollout.data(), padded.width, 1},
-                                                        {padded.mask.data(), padded.width, rlk::DType::kBool},
-                                                        s,
-                                                        nullptr,
-                                                        nullptr,
-                                                        params(b, s).metrics});
+    const Results one = run(params(b, s)),
+                  other = run({padded.sequences,
+                               {padded.train.data(), padded.width, 1},
+                               {padded.rollout.data(), padded.width, 1},
+                               rlk::mask_of(padded.mask.data(), padded.width, rlk::DType::kBool),
+                               s,
+                               nullptr,
+                               nullptr,
+                               params(b, s).metrics});
     Results back = {std::vector<float>(one.weights.size()), std::vector<float>(one.kept.size()), other.metrics};
     for (std::int64_t q = 0; q < b.sequences.num_sequences; ++q) {
       for (std::int64_t t = 0; t < padded.width; ++t) {

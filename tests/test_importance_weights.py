@@ -385,7 +385,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype": ({"logprob": X.double()}, TypeError, "logprob: expected dtype float32, got float64"),
     "shape": ({"rollout_logprob": X[0]}, ValueError, "rollout_logprob: expected shape [2, 8] (that of logprob), got"),
     "no rollout": ({"rollout_logprob": None}, TypeError, "rollout_logprob: expected"),
-    "strided": ({"logprob": X.T}, ValueError, "logprob: expected contiguous tokens (stride 1)"),
+    "strided": ({"logprob": X.T}, ValueError, "logprob: expected a contiguous last dimension (stride 1)"),
     "mask": ({"mask": X[:1]}, ValueError, "mask: expected shape [2, 8] (that of logprob), got [1, 8]"),
     "level": ({"level": "batch"}, ValueError, 'level: expected "token", "sequence", "geometric", got'),
     "mode": ({"mode": "drop"}, ValueError, 'mode: expected "truncate", "clip", "mask", got'),
@@ -412,7 +412,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "negative": ({"rejection": {"seq_sum_k3": -1.0}}, ValueError, 'rejection["seq_sum_k3"]: expected a finite number'),
     "cuts": (
         {"logprob": X[0], "rollout_logprob": X[0], "cu_seqlens": torch.tensor([0, 9, 8])}, ValueError,
-        "cu_seqlens: expected ascending offsets, got 8 at index 2",
+        "cu_seqlens: expected at most 8 (the number of tokens), got 9 at index 1",
     ),
 }  # fmt: skip
 

@@ -73,7 +73,7 @@ Results reference(const rlk::KlParams& p) {
   for (std::int64_t i = 0; i < p.sequences.num_slots(); ++i) {
     const std::int64_t row = i / p.sequences.num_tokens, column = i % p.sequences.num_tokens;
     const auto at = [&](const rlk::PolicyTokens& a) { return a.data[row * a.sequence_stride + column]; };
-    if (!policy_test::is_set(p.mask, row * p.mask.sequence_stride + column)) continue;
+    if (!policy_test::is_set(p.mask, row * p.mask.row_stride + column)) continue;
     const float l = at(p.logprob), f = at(p.ref_logprob), raw = f - l;
     const float e = policy_test::limited(raw, -s.input_limit, s.input_limit);
     float value = 0.0f, slope = 0.0f;
@@ -154,9 +154,9 @@ TEST(Kl, AMaskThatIsNotThereMasksNothing) {
   for (auto& array : c.arrays) {
     for (float& x : array) x = std::isfinite(x) && std::fabs(x) < 100 ? x : 0.5f;
   }
-  c.p.mask = {nullptr, 300, rlk::DType::kBool};
+  c.p.mask = {};
   const Results without = run(c.p);
-  c.p.mask.data = ones.data();
+  c.p.mask = rlk::mask_of(ones.data(), 300, rlk::DType::kBool);
   EXPECT_TRUE(same_bytes(without.kl, run(c.p).kl));
 }
 
@@ -178,7 +178,7 @@ TEST(Kl, IsTheKlTermOfPolicyLoss) {
     Case c;
     make_case(seed, 1, 64, &c);
     if (c.p.spec.weight == rlk::KlWeight::kImportance) continue;
-    c.p.mask.data = nullptr;
+    c.p.mask = {};
     for (auto& array : c.arrays) {
       for (float& x : array) x = std::isfinite(x) && std::fabs(x) < 100 ? x : -0.5f;
     }
@@ -188,7 +188,7 @@ TEST(Kl, IsTheKlTermOfPolicyLoss) {
     for (std::size_t i = 0; i < 64; ++i) {
       rlk::PolicyLossParams p;
       p.sequences = {nullptr, rlk::DType::kInt32, 1, 1};
-      p.mask = {&mask, 1, rlk::DType::kBool};
+      p.mask = rlk::mask_of(&mask, 1, rlk::DType::kBool);
       p.logprob = {&c.arrays[0][i], 1, 1};
       p.ref_logprob = {&c.arrays[1][i], 1, 1};
       if (c.p.spec.weight == rlk::KlWeight::kOldLogprob) p.old_logprob = {&c.arrays[2][i], 1, 1};

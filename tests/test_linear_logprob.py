@@ -343,7 +343,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "workspace": ({"workspace_bytes": 10}, ValueError, "workspace_bytes: expected at least"),
     "temperature": ({"temperature": 0.0}, ValueError, "temperature: expected a finite number > 0"),
     "main_grad": ({"main_grad": torch.zeros(40, 16), "weight_grad": False}, ValueError, "main_grad: weight_grad"),
-    "loss_mask dtype": ({"loss_mask": torch.ones(3)}, TypeError, "loss_mask: expected dtype bool, got float32"),
+    "loss_mask dtype": ({"loss_mask": torch.ones(3) * 1j}, TypeError, "loss_mask: expected dtype bool, of integers"),
     "loss_mask shape": ({"loss_mask": torch.ones(1, dtype=torch.bool)}, ValueError, r"loss_mask: expected shape \[3\]"),
     "loss_mask type": ({"loss_mask": [True] * 3}, TypeError, "loss_mask: expected a torch.Tensor, got list"),
     "masked int32": (

@@ -141,9 +141,10 @@ void expect_contract(const Case& c, const std::string& where) {
   p.sequences.num_sequences = num;
   p.sequences.num_tokens = c.packed ? total : longest;
   if (c.packed) p.sequences.cu_seqlens = starts.data();
+  p.sequences.cu_dtype = DType::kInt64;
   p.x = {x.data() + c.shift, stride};
   p.y = {y.data() + c.shift, stride};
-  if (c.has_mask) p.mask = {mask.data() + c.shift, stride, DType::kInt32};
+  if (c.has_mask) p.mask = rlk::mask_of(mask.data() + c.shift, stride, DType::kInt32);
   p.shift_mean = c.shift_mean;
   p.unbiased = c.unbiased;
   float mean = kCanary, var = kCanary;

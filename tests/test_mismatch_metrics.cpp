@@ -178,7 +178,7 @@ TEST(MismatchMetrics, PaddingChangesNoBit) {
     const rlk::MismatchMetricsParams p = {padded.sequences,
                                           {padded.train.data(), padded.width, 1},
                                           {padded.rollout.data(), padded.width, 1},
-                                          {padded.mask.data(), padded.width, rlk::DType::kBool},
+                                          rlk::mask_of(padded.mask.data(), padded.width, rlk::DType::kBool),
                                           20.0f};
     EXPECT_TRUE(same_bytes(run(p), run(params(b, 20.0f)))) << b.text;
   }

@@ -191,16 +191,16 @@ BAD = {
     "other dtype": (lambda: rk.mismatch_metrics(X, X.half()), TypeError, "logprob_rollout: expected dtype float32"),
     "3-D": (lambda: rk.mismatch_metrics(X[None], X), ValueError, "logprob_train: expected shape [num_sequences, num_"),
     "shape": (lambda: rk.mismatch_metrics(X, X[:1]), ValueError, "logprob_rollout: expected shape [2, 8] (that of"),
-    "strided": (lambda: rk.mismatch_metrics(X.T, X.T), ValueError, "logprob_train: expected contiguous tokens (stride"),
+    "strided": (lambda: rk.mismatch_metrics(X.T, X.T), ValueError, "logprob_train: expected a contiguous last"),
     "mask shape": (lambda: rk.mismatch_metrics(X, X, X[:1]), ValueError, "mask: expected shape [2, 8] (that of"),
-    "mask dtype": (lambda: rk.mismatch_metrics(X, X, X.half()), TypeError, "mask: expected dtype bool, uint8, int32,"),
+    "mask dtype": (lambda: rk.mismatch_metrics(X, X, X * 1j), TypeError, "mask: expected dtype bool, of integers"),
     "cuts": (
         lambda: rk.mismatch_metrics(X[0], X[0], cu_seqlens=torch.tensor([0, 9, 8])), ValueError,
-        "cu_seqlens: expected ascending offsets, got 8 at index 2",
+        "cu_seqlens: expected at most 8 (the number of tokens), got 9 at index 1",
     ),
     "packed 2-D": (
         lambda: rk.mismatch_metrics(X, X, cu_seqlens=torch.tensor([0, 8])), ValueError,
-        "logprob_train: expected shape [num_tokens] (with cu_seqlens), got [2, 8]",
+        "logprob_train: expected shape [num_tokens] beside cu_seqlens, got [2, 8]",
     ),
     "clamp": (
         lambda: rk.mismatch_metrics(X, X, log_ratio_clamp=0.0), ValueError,

@@ -293,11 +293,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "both": ({"group_offsets": torch.tensor([0, 2])}, ValueError, "group_offsets: expected one of group_offsets and"),
     "group_size": ({"group_size": 0}, ValueError, "group_size: expected a number >= 1, got 0"),
     "no divisor": ({"group_size": 3}, ValueError, "group_size: expected a divisor of 2 (the number of"),
-    "offsets": (OFFSETS | {"group_offsets": torch.tensor([0, 3])}, ValueError, "group_offsets: expected 2 (the number"),
+    "offsets": (OFFSETS | {"group_offsets": torch.tensor([0, 3])}, ValueError, "group_offsets: expected at most 2"),
     "eps": ({"eps": 0.0}, ValueError, "eps: expected a finite number > 0 in float32, got 0.0"),
     "cuts": (
         {"logprob": X[0], "rewards": X[0], "sum_p_sq": X[0], "cu_seqlens": torch.tensor([0, 9, 8])}, ValueError,
-        "cu_seqlens: expected ascending offsets, got 8 at index 2",
+        "cu_seqlens: expected at most 8 (the number of tokens), got 9 at index 1",
     ),
 }  # fmt: skip
 

@@ -301,7 +301,7 @@ def test_bad_input() -> None:
         "cu_seqlens: expected sequences of at most 4 tokens .those of a padded row., got 5": lambda: rk.unpack(
             torch.zeros(7), cu, 4
         ),
-        "cu_seqlens: expected ascending offsets of at most 6 .the tokens., got 5, 7 at 1": lambda: rk.unpack(
+        "cu_seqlens: expected at most 6 .the number of tokens., got 7 at index 2": lambda: rk.unpack(
             torch.zeros(6), cu, 5
         ),
         r"positions: expected a contiguous array of shape \[2, 5\], got \[2, 4\]": lambda: rk.unpack(

@@ -94,13 +94,13 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
   for (unsigned seed = 1; seed < kPaddedCases; ++seed) {
     Case packed;
     make_case(seed, 6, 700, true, &packed);
-    const rlk::PolicySequences& q = packed.p.sequences;
+    const rlk::Sequences& q = packed.p.sequences;
     if (packed.p.advantage.token_stride == 0 || packed.p.importance.token_stride == 0) continue;
     constexpr std::int64_t kWidth = 1100;
     Case padded;
     padded.p = packed.p;
     padded.p.sequences = {nullptr, rlk::DType::kInt32, q.num_sequences, kWidth};
-    const auto bytes = static_cast<std::size_t>(rlk::size_of(packed.p.mask.dtype));
+    const auto bytes = static_cast<std::size_t>(packed.p.mask.bytes);
     padded.mask.assign(static_cast<std::size_t>(q.num_sequences * kWidth) * bytes, 0);
     for (int k = 0; k < 7; ++k) {
       padded.arrays[k].assign(static_cast<std::size_t>(q.num_sequences * kWidth), NAN);
@@ -114,7 +114,7 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
       }
     }
     padded.p.mask.data = padded.mask.data();
-    padded.p.mask.sequence_stride = kWidth;
+    padded.p.mask.row_stride = kWidth;
     rlk::PolicyTokens* const arrays[] = {&padded.p.logprob,     &padded.p.old_logprob, &padded.p.advantage,
                                          &padded.p.ref_logprob, &padded.p.importance,  &padded.p.entropy,
                                          &padded.p.selected};

@@ -131,9 +131,9 @@ def call(**changed: Any) -> Any:
         ({"advantage": np.zeros(4, np.float32)}, ValueError, r"advantage: expected shape \[3, 8\] or \[3\]"),
         ({"advantage": np.zeros((3, 8), np.float16)}, TypeError, "advantage: expected dtype float32, got float16"),
         ({"mask": np.zeros((3, 9), bool)}, ValueError, r"mask: expected shape \[3, 8\]"),
-        ({"mask": np.zeros((3, 8), np.float16)}, TypeError, "mask: expected dtype bool"),
+        ({"mask": np.zeros((3, 8), np.complex64)}, TypeError, "mask: expected dtype bool"),
         ({"mask": None}, TypeError, "mask: expected an array"),
-        ({"logprob": np.zeros((8, 3), np.float32).T}, ValueError, "logprob: expected contiguous tokens"),
+        ({"logprob": np.zeros((8, 3), np.float32).T}, ValueError, "logprob: expected a contiguous last dimension"),
         ({"ref_logprob": np.zeros((3, 8), np.float32)}, ValueError, "ref_logprob: expected None"),
         ({"rollout_logprob": np.zeros((3, 8), np.float32)}, ValueError, "rollout_logprob: expected None"),
         ({"importance_weight": np.zeros((3, 8), np.float32)}, ValueError, "importance_weight: expected None"),
@@ -160,9 +160,8 @@ def test_a_call_says_what_is_wrong(changed: dict[str, Any], error: type[Exceptio
     ("cuts", "message"),
     [
         ([1, 8, 24], "expected 0 first, got 1 at index 0"),
-        ([0, 9, 8, 24], "expected ascending offsets, got 8 at index 2"),
-        ([0, 8, 23], r"expected 24 \(the number of tokens\) last, got 23"),
-        ([0, 8, 25], "last, got 25"),
+        ([0, 9, 8, 24], "expected ascending offsets, got 8 after 9 at index 2"),
+        ([0, 8, 25], r"expected at most 24 \(the number of tokens\), got 25 at index 2"),
         ([0, -1, 24], "ascending offsets, got -1"),
     ],
 )

@@ -193,7 +193,7 @@ TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
   const std::vector<float> of_spans = {3.0f, 5.0f}, ones = {1.0f};
   rlk::ScatterRewardsParams p;
   p.sequences = {nullptr, rlk::DType::kInt32, 1, kTokens};
-  p.mask = {mask.data(), kTokens, rlk::DType::kBool};
+  p.mask = rlk::mask_of(mask.data(), kTokens, rlk::DType::kBool);
   p.rewards = p.cost = {ones.data(), 1, 0};
   p.spans = {spans.data(), rlk::DType::kInt64};
   p.span_offsets = {offsets.data(), rlk::DType::kInt64};
@@ -226,7 +226,7 @@ TEST(ScatterRewards, PaddingChangesNoBit) {
     }
     rlk::ScatterRewardsParams p = c.call;
     p.sequences = {nullptr, rlk::DType::kInt32, count, width};
-    p.mask = {mask.data(), width, rlk::DType::kBool};
+    p.mask = rlk::mask_of(mask.data(), width, rlk::DType::kBool);
     if (p.token_rewards.data != nullptr) p.token_rewards = {arrays[0].data(), width, 1};
     p.logprob = {arrays[1].data(), width, 1};
     p.ref_logprob = {arrays[2].data(), width, 1};
@@ -269,7 +269,7 @@ TEST(ScatterRewards, WhatIsNoSpanMakesTheRewardOfItsSequenceNaN) {
     const std::vector<std::int64_t> offsets = {0, 1, 2, 3}, spans = {0, 2, wrong[0], wrong[1], 0, 5};
     rlk::ScatterRewardsParams p;
     p.sequences = {nullptr, rlk::DType::kInt32, 3, 5};
-    p.mask = {mask.data(), 5, rlk::DType::kBool};
+    p.mask = rlk::mask_of(mask.data(), 5, rlk::DType::kBool);
     p.rewards = {of_sequences.data(), 1, 0};
     p.spans = {spans.data(), rlk::DType::kInt64};
     p.span_offsets = {offsets.data(), rlk::DType::kInt64};

@@ -171,12 +171,14 @@ def test_bad_input() -> None:
     cu = torch.tensor([0, 5, 12])
     for message, call in {
         "logprob: expected dtype float32, bfloat16 or float16, got": lambda: rk.sequence_logprob(x.double()),
-        r"logprob: expected shape \[num_sequences, num_tokens\], got \[4\]": lambda: rk.sequence_logprob(x[0]),
+        r"logprob: expected shape \[num_sequences, num_tokens\] or \[num_tokens\], got \[1, 3, 4\]": lambda: (
+            rk.sequence_logprob(x[None])
+        ),
         r"logprob: expected shape \[num_tokens\] beside cu_seqlens, got \[3, 4\]": lambda: rk.sequence_logprob(
             x, m, cu
         ),
-        r"mask: expected shape \[3, 4\] .the tokens of logprob., got \[4\]": lambda: rk.sequence_logprob(x, m[0]),
-        "cu_seqlens: expected 0 as its first element, got 5": lambda: rk.sequence_logprob(
+        r"mask: expected shape \[3, 4\] .that of logprob., got \[4\]": lambda: rk.sequence_logprob(x, m[0]),
+        "cu_seqlens: expected 0 first, got 5": lambda: rk.sequence_logprob(
             torch.zeros(0), cu_seqlens=torch.tensor([5])
         ),
         "num_tokens: expected an integer of 64 bits": lambda: rk.sequence_logprob_backward(x[:, 0], num_tokens=10**30),
@@ -190,9 +192,9 @@ def test_bad_input() -> None:
         "cu_seqlens: expected dtype int32 or int64, got float32": lambda: rk.sequence_logprob(
             x.view(-1), None, cu.float()
         ),
-        "cu_seqlens: expected 0 as its first element, got 1": lambda: rk.sequence_logprob(x.view(-1), None, cu + 1),
-        r"cu_seqlens: expected ascending offsets of at most 12 \(the tokens\), got 5, 4 at 1": lambda: (
-            rk.sequence_logprob(x.view(-1), None, torch.tensor([0, 5, 4]))
+        "cu_seqlens: expected 0 first, got 1": lambda: rk.sequence_logprob(x.view(-1), None, cu + 1),
+        "cu_seqlens: expected ascending offsets, got 4 after 5 at index 2": lambda: rk.sequence_logprob(
+            x.view(-1), None, torch.tensor([0, 5, 4])
         ),
     }.items():
         with pytest.raises((TypeError, ValueError), match=message):

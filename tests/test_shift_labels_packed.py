@@ -147,8 +147,10 @@ def test_bad_input() -> None:
         "ids: expected dtype int32 or int64, got float32": lambda: rk.shift_labels_packed(ids.float(), cu),
         r"ids: expected shape \[num_tokens\], got \[2, 4\]": lambda: rk.shift_labels_packed(ids.view(2, 4), cu),
         "cu_seqlens: expected an array that speaks DLPack, got NoneType": lambda: rk.shift_labels_packed(ids, None),
-        "cu_seqlens: expected 0 as its first element, got 1": lambda: rk.shift_labels_packed(ids, cu + 1),
-        "cu_seqlens: expected ascending offsets of at most 8": lambda: rk.shift_labels_packed(ids, cu * 2),
+        "cu_seqlens: expected 0 first, got 1 at index 0": lambda: rk.shift_labels_packed(ids, cu + 1),
+        r"cu_seqlens: expected at most 8 \(the number of tokens\), got 16 at index 2": lambda: rk.shift_labels_packed(
+            ids, cu * 2
+        ),
         "cu_seqlens: expected multiples of 8 .2 . cp_size, for zigzag., got 4": lambda: rk.shift_labels_packed(
             ids, cu, cp_size=4
         ),
@@ -163,18 +165,20 @@ def test_bad_input() -> None:
         r"spans: expected 0 <= begin <= end <= 4": lambda: rk.loss_mask_from_spans(
             torch.tensor([[0, 5]]), torch.tensor([0, 1, 1]), cu, num_tokens=8
         ),
-        r"span_offsets: expected ascending offsets from 0 to 0 \(the spans\), got 5 alone": lambda: (
-            rk.loss_mask_from_spans(torch.zeros(0, 2, dtype=torch.int64), torch.tensor([5]), num_tokens=5)
+        "span_offsets: expected 0 first, got 5 at index 0": lambda: rk.loss_mask_from_spans(
+            torch.zeros(0, 2, dtype=torch.int64), torch.tensor([5]), num_tokens=5
         ),
-        "span_offsets: expected ascending offsets from 0 to 2": lambda: rk.loss_mask_from_spans(
+        r"span_offsets: expected 2 \(the number of spans\) last, got 0 at index 0": lambda: rk.loss_mask_from_spans(
             torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0]), num_tokens=5
         ),
-        "span_offsets: expected ascending offsets from 0 to 1": lambda: rk.loss_mask_from_spans(
+        r"span_offsets: expected at most 1 \(the number of spans\), got 2 at index 1": lambda: rk.loss_mask_from_spans(
             torch.tensor([[0, 5]]), torch.tensor([0, 2]), num_tokens=8
         ),
         "begin: expected 1 to 16 ids, got 0": lambda: rk.tool_mask(ids, [], [1], cu),
         "end: expected a list or tuple of ids, got int": lambda: rk.tool_mask(ids, [1], 1, cu),
-        r"ids: expected shape \[num_sequences, num_tokens\], got \[8\]": lambda: rk.tool_mask(ids, [1], [1]),
+        r"ids: expected shape \[num_sequences, num_tokens\] or \[num_tokens\], got \[1, 2, 4\]": lambda: rk.tool_mask(
+            ids.view(1, 2, 4), [1], [1]
+        ),
     }.items():
         with pytest.raises((TypeError, ValueError), match=message):
             call()

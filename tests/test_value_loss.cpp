@@ -71,7 +71,7 @@ Results run(rlk::ValueLossParams p) {
 // The contract a second time, a sequence at a time.
 Results reference(const rlk::ValueLossParams& p) {
   const rlk::ValueSpec& s = p.spec;
-  const rlk::PolicySequences& q = p.sequences;
+  const rlk::Sequences& q = p.sequences;
   const auto cut = [&](std::int64_t i) {
     return q.cu_dtype == rlk::DType::kInt64 ? static_cast<const std::int64_t*>(q.cu_seqlens)[i]
                                             : static_cast<const std::int32_t*>(q.cu_seqlens)[i];
@@ -81,7 +81,7 @@ Results reference(const rlk::ValueLossParams& p) {
     return (q.packed() ? cut(i) : i * stride) + t;
   };
   const auto counts = [&](std::int64_t i, std::int64_t t) {
-    return policy_test::is_set(p.mask, place(i, t, p.mask.sequence_stride));
+    return policy_test::is_set(p.mask, place(i, t, p.mask.row_stride));
   };
   std::vector<std::int64_t> number(static_cast<std::size_t>(q.num_sequences));
   std::int64_t tokens = 0, nonempty = 0;
@@ -178,12 +178,12 @@ TEST(ValueLoss, PaddingChangesNoBit) {
     Case packed;
     make_case(seed, 6, 700, true, &packed);
     if (packed.p.mask.data == nullptr) continue;
-    const rlk::PolicySequences& q = packed.p.sequences;
+    const rlk::Sequences& q = packed.p.sequences;
     constexpr std::int64_t kWidth = 1100;
     Case padded;
     padded.p = packed.p;
     padded.p.sequences = {nullptr, rlk::DType::kInt32, q.num_sequences, kWidth};
-    const auto bytes = static_cast<std::size_t>(rlk::size_of(packed.p.mask.dtype));
+    const auto bytes = static_cast<std::size_t>(packed.p.mask.bytes);
     const auto slots = static_cast<std::size_t>(q.num_sequences * kWidth);
     padded.mask.assign(slots * bytes, 0);
     for (auto& array : padded.arrays) array.assign(slots, NAN);
@@ -194,7 +194,7 @@ TEST(ValueLoss, PaddingChangesNoBit) {
         std::memcpy(&padded.mask[to * bytes], &packed.mask[from * bytes], bytes);
       }
     }
-    padded.p.mask = {padded.mask.data(), kWidth, packed.p.mask.dtype};
+    padded.p.mask = {padded.mask.data(), kWidth, packed.p.mask.bytes, packed.p.mask.is_float};
     padded.p.value = {padded.arrays[0].data(), kWidth, 1};
     if (packed.p.old_value.data != nullptr) padded.p.old_value = {padded.arrays[1].data(), kWidth, 1};
     padded.p.returns = {padded.arrays[2].data(), kWidth, 1};

@@ -401,11 +401,11 @@ ROW = np.zeros((3, 8), np.float32)
             "horizon: expected a finite number > 0 or None, got 1e-46, which is below the normal",
         ),
         ({"value": ROW.astype(np.float64)}, TypeError, "value: expected dtype float32, got float64"),
-        ({"value": ROW.T}, ValueError, "value: expected contiguous tokens"),
+        ({"value": ROW.T}, ValueError, "value: expected a contiguous last dimension"),
         ({"old_value": ROW[:, :7]}, ValueError, r"old_value: expected shape \[3, 8\]"),
         ({"returns": ROW[0]}, ValueError, r"returns: expected shape \[3, 8\]"),
         ({"returns": None}, TypeError, "returns: expected an array"),
-        ({"mask": ROW.astype(np.float16)}, TypeError, "mask: expected dtype bool"),
+        ({"mask": ROW.astype(np.complex64)}, TypeError, "mask: expected dtype bool"),
         ({"mask": np.ones((3, 9), bool)}, ValueError, r"mask: expected shape \[3, 8\]"),
         ({"cu_seqlens": np.array([0, 24], np.int32)}, ValueError, r"value: expected shape \[num_tokens\]"),
     ],
@@ -417,7 +417,7 @@ def test_a_call_says_what_is_wrong(changed: dict[str, Any], error: type[Exceptio
             function(**arguments)
 
 
-@pytest.mark.parametrize("cuts", [[1, 8, 24], [0, 9, 8, 24], [0, 8, 23], [0, 8, 25], [0, -1, 24]])
+@pytest.mark.parametrize("cuts", [[1, 8, 24], [0, 9, 8, 24], [0, 8, 25], [0, -1, 24]])
 def test_cuts_are_checked_on_the_cpu(cuts: list[int]) -> None:
     flat = ROW.reshape(-1)
     with pytest.raises(ValueError, match="cu_seqlens: expected"):

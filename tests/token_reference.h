@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "rlk/math/ieee.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 #include "sum_reference.h"
 
 namespace policy_test {
@@ -38,18 +38,38 @@ inline bool outside(float x, float low, float high) { return x < low || x > high
 inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
 inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }
 
-inline bool is_set(const rlk::PolicyMask& mask, std::int64_t i) {
-  if (mask.data == nullptr) return true;
-  switch (mask.dtype) {
-    case rlk::DType::kInt32:
-      return static_cast<const std::int32_t*>(mask.data)[i] != 0;
-    case rlk::DType::kInt64:
-      return static_cast<const std::int64_t*>(mask.data)[i] != 0;
-    case rlk::DType::kFloat32:
-      return static_cast<const float*>(mask.data)[i] != 0.0f;
-    default:
-      return static_cast<const std::uint8_t*>(mask.data)[i] != 0;
+// An element of each width, integers and floats.
+inline rlk::TokenMask random_mask(const void* data, std::int64_t row_stride, int pick) {
+  constexpr struct {
+    std::int32_t bytes;
+    bool is_float;
+  } kKinds[] = {{1, false}, {4, false}, {8, false}, {4, true}, {2, false}, {2, true}, {8, true}};
+  return {data, row_stride, kKinds[pick].bytes, kKinds[pick].is_float};
+}
+constexpr int kMaskKinds = 7;
+// What counts: one, or a number that is nearly zero or has zeros in its low bytes.
+inline void set_flag(const rlk::TokenMask& mask, bool is_one, unsigned char* to) {
+  const float one = is_one ? 1.0f : 1e-30f;
+  const double wide = is_one ? -1.0 : 1e-300;
+  const std::uint16_t half = is_one ? 0x3c00 : 0x8001;
+  const std::int64_t whole = is_one ? 1 : -7;
+  const void* const of_float = mask.bytes == 2   ? static_cast<const void*>(&half)
+                               : mask.bytes == 4 ? static_cast<const void*>(&one)
+                                                 : &wide;
+  std::memcpy(to, mask.is_float ? of_float : &whole, static_cast<std::size_t>(mask.bytes));
+}
+// What does not: 0, of floats -0 too.
+inline void clear_flag(const rlk::TokenMask& mask, bool is_minus, unsigned char* to) {
+  std::memset(to, 0, static_cast<std::size_t>(mask.bytes));
+  if (mask.is_float && is_minus) to[mask.bytes - 1] = 0x80;
+}
+inline bool is_set(const rlk::TokenMask& mask, std::int64_t i) {
+  const auto* const at = static_cast<const unsigned char*>(mask.data) + i * mask.bytes;
+  bool any = mask.data == nullptr;
+  for (int b = 0; b < mask.bytes && mask.data != nullptr; ++b) {
+    any = any || (mask.is_float && b == mask.bytes - 1 ? at[b] & 0x7f : at[b]) != 0;
   }
+  return any;
 }
 
 // A workspace of a GPU's kernels, which holds NaN.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rlk/ops/value_loss.h"
+#include "token_reference.h"
 
 namespace value_test {
 
@@ -37,7 +38,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   p.spec.sequence_mean = pick(2);
   p.spec.horizon = pick(3) == 0 ? 37.0f : 0.0f;
   p.spec.scale = pick(2) ? 1.0f : 3.0f;
-  rlk::PolicySequences& q = p.sequences;
+  rlk::Sequences& q = p.sequences;
   q.num_sequences = sequences;
   q.num_tokens = longest;
   if (packed) {
@@ -54,11 +55,9 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   }
   const std::int64_t row = q.num_tokens + (packed ? 0 : pick(3) * pick(4));
   const std::int64_t size = packed ? q.num_tokens : sequences * row;
-  constexpr rlk::DType kMasks[] = {rlk::DType::kBool, rlk::DType::kUInt8, rlk::DType::kInt32, rlk::DType::kInt64,
-                                   rlk::DType::kFloat32};
   const bool masked = pick(4) != 0, wild = pick(4) == 0, coarse = pick(2) == 0;
-  p.mask = {nullptr, row, kMasks[pick(5)]};
-  const auto bytes = static_cast<std::size_t>(rlk::size_of(p.mask.dtype));
+  p.mask = policy_test::random_mask(nullptr, row, pick(policy_test::kMaskKinds));
+  const auto bytes = static_cast<std::size_t>(p.mask.bytes);
   c->mask.assign(static_cast<std::size_t>(size) * bytes + 8, 0);
   for (auto& array : c->arrays) array.resize(static_cast<std::size_t>(size) + 1);
   std::normal_distribution<float> normal;
@@ -73,13 +72,10 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
       if (coarse) values[k] = std::round(8.0f * values[k]) / 8.0f;
       c->arrays[k][at] = counts && !(wild && pick(16) == 0) ? values[k] : kWild[pick(5)];
     }
-    if (!counts) continue;
-    const std::int64_t whole = pick(2) ? 1 : -7;
-    const float real = pick(2) ? 1.0f : 1e-30f;
     unsigned char* const to = &c->mask[at * bytes];
-    p.mask.dtype == rlk::DType::kFloat32 ? std::memcpy(to, &real, 4) : std::memcpy(to, &whole, bytes);
+    counts ? policy_test::set_flag(p.mask, pick(2), to) : policy_test::clear_flag(p.mask, pick(2), to);
   }
-  if (masked) p.mask.data = c->mask.data();
+  p.mask = masked ? rlk::TokenMask{c->mask.data(), row, p.mask.bytes, p.mask.is_float} : rlk::TokenMask{nullptr, row};
   p.value = {c->arrays[0].data(), row, 1};
   if (p.spec.clip < kInf) p.old_value = {c->arrays[1].data(), row, 1};
   p.returns = {c->arrays[2].data(), row, 1};

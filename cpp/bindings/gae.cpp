@@ -6,7 +6,7 @@
 
 #include "define.h"
 #include "module.h"
-#include "sequences_args.h"
+#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
@@ -21,20 +21,20 @@ float read_bound(nb::handle value, const char* name) {
 }
 
 // (advantages or None, returns).
-nb::object run(GaeParams p, nb::handle tokens, const SequencesArgument& sequences, nb::handle mask,
-               nb::handle bootstrap, nb::handle allocate, std::uintptr_t stream) {
+nb::object run(GaeParams p, nb::handle tokens, TokenArguments* given, nb::handle mask, nb::handle bootstrap,
+               nb::handle allocate, std::uintptr_t stream) {
+  TokenArguments& sequences = *given;
   const Device device = sequences.device();
-  const MaskArgument m(mask, sequences);
   const VectorArgument boots(bootstrap, "bootstrap", {DType::kFloat32}, sequences.sequences().num_sequences,
                              "num_sequences", device);
   boots.require_contiguous();
   p.sequences = sequences.sequences();
-  p.rewards = sequences.tokens();
-  p.mask = m.mask();
+  p.rewards = rows_of(sequences.first());
+  p.mask = sequences.optional_mask(mask);
   p.bootstrap = boots.floats();
   const Caller caller = make_caller(tokens, device, allocate, stream);
   const auto fresh = [&](TokenArray<float>* to) {
-    Caller::Fresh out = caller.empty(sequences.first().shape(), DType::kFloat32);
+    Caller::Fresh out = caller.empty(sequences.shape(), DType::kFloat32);
     *to = {static_cast<float*>(out.data), sequences.contiguous_stride()};
     return out.array;
   };
@@ -50,45 +50,42 @@ nb::object run(GaeParams p, nb::handle tokens, const SequencesArgument& sequence
 
 nb::object call_gae(nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap,
                     nb::handle gamma, nb::handle lam, nb::handle allocate, std::uintptr_t stream) {
-  const SequencesArgument sequences(rewards, "rewards", cu_seqlens);
+  TokenArguments sequences(rewards, "rewards", cu_seqlens);
   require_gae_backend(sequences.device());
-  const TokensArgument of_values(values, "values", sequences);
   GaeParams p;
   p.kind = GaeKind::kGae;
-  p.values = of_values.tokens();
+  p.values = rows_of(sequences.optional(values, "values", false));
   p.gamma = read_share(gamma, "gamma");
   p.lam = read_share(lam, "lam");
-  return run(p, rewards, sequences, mask, bootstrap, allocate, stream);
+  return run(p, rewards, &sequences, mask, bootstrap, allocate, stream);
 }
 
 nb::object call_discounted_returns(nb::handle rewards, nb::handle mask, nb::handle cu_seqlens, nb::handle gamma,
                                    bool reset, nb::handle allocate, std::uintptr_t stream) {
-  const SequencesArgument sequences(rewards, "rewards", cu_seqlens);
+  TokenArguments sequences(rewards, "rewards", cu_seqlens);
   require_gae_backend(sequences.device());
   GaeParams p;
   p.kind = GaeKind::kDiscountedReturns;
   p.gamma = read_share(gamma, "gamma");
   p.reset = reset;
-  return run(p, rewards, sequences, mask, nb::none(), allocate, stream);
+  return run(p, rewards, &sequences, mask, nb::none(), allocate, stream);
 }
 
 nb::object call_vtrace(nb::handle rewards, nb::handle values, nb::handle logprob, nb::handle rollout_logprob,
                        nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma, nb::handle lam,
                        nb::handle rho_bar, nb::handle c_bar, nb::handle allocate, std::uintptr_t stream) {
-  const SequencesArgument sequences(rewards, "rewards", cu_seqlens);
+  TokenArguments sequences(rewards, "rewards", cu_seqlens);
   require_gae_backend(sequences.device());
-  const TokensArgument of_values(values, "values", sequences), of_policy(logprob, "logprob", sequences),
-      of_rollout(rollout_logprob, "rollout_logprob", sequences);
   GaeParams p;
   p.kind = GaeKind::kVtrace;
-  p.values = of_values.tokens();
-  p.logprob = of_policy.tokens();
-  p.rollout_logprob = of_rollout.tokens();
+  p.values = rows_of(sequences.optional(values, "values", false));
+  p.logprob = rows_of(sequences.optional(logprob, "logprob", false));
+  p.rollout_logprob = rows_of(sequences.optional(rollout_logprob, "rollout_logprob", false));
   p.gamma = read_share(gamma, "gamma");
   p.lam = read_share(lam, "lam");
   p.rho_bar = read_bound(rho_bar, "rho_bar");
   p.c_bar = read_bound(c_bar, "c_bar");
-  return run(p, rewards, sequences, mask, bootstrap, allocate, stream);
+  return run(p, rewards, &sequences, mask, bootstrap, allocate, stream);
 }
 
 }  // namespace

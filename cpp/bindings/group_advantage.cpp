@@ -8,7 +8,7 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequences_args.h"
+#include "tokens.h"
 #include "workspace.h"
 
 namespace rlk::bindings {
@@ -35,15 +35,14 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   }
   p.rewards = static_cast<const float*>(v.data);
   p.reward_stride = v.shape[0] > 1 ? v.stride(0) : 1;
-  std::optional<Array> offsets;
+  const OffsetsArgument offsets(group_offsets, device, "group_offsets", "num_groups");
   const VectorArgument ids(group_ids, "group_ids", {DType::kInt32, DType::kInt64}, p.num_sequences, "num_sequences",
                            device);
   ids.require_contiguous();
   if (!group_offsets.is_none()) {
-    offsets.emplace(read_offsets(group_offsets, "group_offsets", device));
-    p.group_offsets = offsets->view().data;
-    p.index_dtype = offsets->view().dtype;
-    p.num_groups = offsets->view().shape[0] - 1;
+    p.group_offsets = offsets.offsets.data;
+    p.index_dtype = offsets.offsets.dtype;
+    p.num_groups = offsets.num_sequences;
     if (p.num_groups >= std::int64_t{1} << 31) {
       argument_error("group_offsets", "expected fewer than 2^31 groups, got " + std::to_string(p.num_groups));
     }

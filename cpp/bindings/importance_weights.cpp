@@ -6,7 +6,7 @@
 
 #include "define.h"
 #include "module.h"
-#include "token_args.h"
+#include "tokens.h"
 #include "torch_state.h"
 #include "workspace.h"
 

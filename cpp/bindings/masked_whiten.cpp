@@ -5,7 +5,7 @@
 
 #include "define.h"
 #include "module.h"
-#include "sequences_args.h"
+#include "tokens.h"
 #include "workspace.h"
 
 namespace rlk::bindings {
@@ -14,20 +14,19 @@ namespace {
 // (y, mean or None, var or None).
 nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle eps, bool shift_mean, bool unbiased,
                 bool return_stats, nb::handle allocate, std::uintptr_t stream) {
-  const SequencesArgument sequences(x, "x", cu_seqlens);
+  TokenArguments sequences(x, "x", cu_seqlens);
   const Device device = sequences.device();
   require_masked_whiten_backend(device);
-  const MaskArgument m(mask, sequences);
   MaskedWhitenParams p;
   p.sequences = sequences.sequences();
-  p.x = sequences.tokens();
-  p.mask = m.mask();
+  p.x = rows_of(sequences.first());
+  p.mask = sequences.optional_mask(mask);
   p.eps = read_number_in(eps, "eps", std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
                          "a finite number > 0 in float32");
   p.shift_mean = shift_mean;
   p.unbiased = unbiased;
   const Caller caller = make_caller(x, device, allocate, stream);
-  Caller::Fresh y = caller.empty(sequences.first().shape(), DType::kFloat32);
+  Caller::Fresh y = caller.empty(sequences.shape(), DType::kFloat32);
   p.y = {static_cast<float*>(y.data), sequences.contiguous_stride()};
   nb::object mean = nb::none(), var = nb::none();
   if (return_stats) {

@@ -8,8 +8,7 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequences_args.h"
-#include "token_args.h"
+#include "tokens.h"
 #include "torch_state.h"
 #include "workspace.h"
 
@@ -31,12 +30,11 @@ nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb:
   p.importance = tokens.optional(importance, "importance_weight", true);
   p.mask = tokens.optional_mask(mask);
   const std::int64_t num_sequences = p.sequences.num_sequences;
-  std::optional<Array> offsets;
+  const OffsetsArgument offsets(group_offsets, device, "group_offsets", "num_groups");
   if (!group_offsets.is_none()) {
-    offsets.emplace(read_offsets(group_offsets, "group_offsets", device));
-    p.group_offsets = offsets->view().data;
-    p.group_dtype = offsets->view().dtype;
-    p.num_groups = offsets->view().shape[0] - 1;
+    p.group_offsets = offsets.offsets.data;
+    p.group_dtype = offsets.offsets.dtype;
+    p.num_groups = offsets.num_sequences;
     if (p.num_groups >= std::int64_t{1} << 25) {
       argument_error("group_offsets", "expected fewer than 2^25 groups, got " + std::to_string(p.num_groups));
     }

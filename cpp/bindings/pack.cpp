@@ -9,8 +9,7 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequence_args.h"
-#include "sequences_args.h"
+#include "tokens.h"
 #include "torch_state.h"
 
 namespace rlk::bindings {
@@ -42,7 +41,6 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   const Device device = device_of(in);
   check_counts(num_tokens, capacity);
   PackLayoutParams p;
-  std::optional<TokenFlagsArgument> flags;
   if (by_lengths) {
     if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(in, "int32 or int64");
     if (v.ndim != 1 || !v.is_contiguous()) {
@@ -68,8 +66,7 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   if (!by_lengths) {
     require_flags(in);
     require_columns(in);
-    p.mask = {v.num_elements() == 0 ? nullptr : v.data, row_stride(in), v.num_elements() == 0 ? 0 : in.element_bytes(),
-              in.is_float()};
+    p.mask = flags_of(in);
     Caller::Fresh fresh = caller.empty(tokens, DType::kInt32);
     p.positions = static_cast<std::int32_t*>(fresh.data);
     positions = fresh.array;
@@ -123,7 +120,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
   const Device device = device_of(in[0]);
   check_counts(num_tokens, capacity);
   const OffsetsArgument offsets(cu_seqlens, device);
-  if (cu_seqlens.is_none()) throw nb::type_error("cu_seqlens: expected an array that speaks DLPack, got NoneType");
+  offsets.require_given();
   PackParams p;
   p.unpacks = unpacks;
   p.covered = covered;

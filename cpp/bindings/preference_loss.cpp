@@ -10,8 +10,7 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequence_args.h"
-#include "sequences_args.h"
+#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {

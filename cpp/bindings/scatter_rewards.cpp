@@ -8,8 +8,7 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequences_args.h"
-#include "token_args.h"
+#include "tokens.h"
 #include "torch_state.h"
 #include "workspace.h"
 
@@ -35,24 +34,26 @@ class SpanArguments {
  public:
   SpanArguments(nb::handle spans, nb::handle offsets, nb::handle rewards, const TokenArguments& of)
       : spans_(read_spans(spans)),
-        offsets_(read_offsets(offsets, "span_offsets", of.device())),
+        offsets_(offsets, of.device(), "span_offsets"),
         rewards_(rewards, "span_rewards", {DType::kFloat32}, spans_.view().shape[0], "one a span", of.device()) {
     require_device(spans_, of.device());
+    offsets_.require_given();
     rewards_.require_contiguous();
-    if (const std::int64_t n = of.sequences().num_sequences; offsets_.view().shape[0] != n + 1) {
-      argument_error(offsets_, "expected shape [" + std::to_string(n + 1) + "] (num_sequences + 1), got " +
-                                   shape_text(offsets_.shape()));
+    if (const std::int64_t n = of.sequences().num_sequences; offsets_.num_sequences != n) {
+      argument_error("span_offsets", "expected shape [" + std::to_string(n + 1) + "] (num_sequences + 1), got " + "[" +
+                                         std::to_string(offsets_.num_sequences + 1) + "]");
     }
   }
   void put(ScatterRewardsParams* p) const {
     p->spans = {spans_.view().data, spans_.view().dtype};
-    p->span_offsets = {offsets_.view().data, offsets_.view().dtype};
+    p->span_offsets = offsets_.offsets;
     p->span_rewards = rewards_.floats();
     p->num_spans = spans_.view().shape[0];
   }
 
  private:
-  Array spans_, offsets_;
+  Array spans_;
+  OffsetsArgument offsets_;
   VectorArgument rewards_;
 };
 
@@ -61,10 +62,10 @@ nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, n
                 nb::handle span_offsets, nb::handle span_rewards, nb::handle logprob, nb::handle ref_logprob,
                 nb::handle cost, nb::handle cu_seqlens, nb::handle lagrange, nb::handle spec, nb::handle allocate,
                 std::uintptr_t stream) {
-  TokenArguments tokens = TokenArguments::of_mask(mask, cu_seqlens);
+  TokenArguments tokens(mask, "mask", cu_seqlens, TokenKind::kMask);
   const Device device = tokens.device();
   require_scatter_rewards_backend(device);
-  const PolicySequences& q = tokens.sequences();
+  const Sequences& q = tokens.sequences();
   const VectorArgument of_sequences(rewards, "rewards", {DType::kFloat32}, q.num_sequences, "one a sequence", device),
       costs(cost, "cost", {DType::kFloat32}, q.num_sequences, "one a sequence", device);
   ScatterRewardsParams p;

@@ -7,45 +7,25 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequence_args.h"
-#include "sequences_args.h"
+#include "tokens.h"
 #include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
 
-constexpr const char* kFloats = "float32, bfloat16 or float16";
-
-// [rows, tokens], or [tokens] beside cu_seqlens.
-Array read_logprob(nb::handle object, const char* name, bool packed) {
-  Array a(object, name, kFloats);
-  const TensorView& v = a.view();
-  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) dtype_error(a, kFloats);
-  if (v.ndim != (packed ? 1 : 2)) {
-    argument_error(name, std::string("expected shape ") +
-                             (packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens]") + ", got " +
-                             shape_text(a.shape()));
-  }
-  require_columns(a);
-  return a;
-}
-
 // (sum, count, status or None).
 nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, bool return_status, nb::handle allocate,
                    std::uintptr_t stream) {
-  const bool packed = !cu_seqlens.is_none();
-  const Array in = read_logprob(logprob, "logprob", packed);
-  const TensorView& v = in.view();
+  TokenArguments tokens(logprob, "logprob", cu_seqlens, TokenKind::kFloats);
+  const TensorView& v = tokens.array().view();
   require_sequence_logprob_backend(v.device);
-  const TokenFlagsArgument flags(mask, in.shape(), "logprob", v.device);
-  const OffsetsArgument offsets(cu_seqlens, v.device);
   SequenceLogprobParams p;
   p.logprob = v.data;
-  p.logprob_stride = row_stride(in);
-  p.mask = flags.mask;
-  p.cu_seqlens = offsets.offsets;
-  p.num_sequences = packed ? offsets.num_sequences : v.shape[0];
-  p.num_tokens = v.shape[v.ndim - 1];
+  p.logprob_stride = tokens.row_stride();
+  p.mask = tokens.optional_mask(mask);
+  p.cu_seqlens = tokens.sequences().offsets();
+  p.num_sequences = tokens.sequences().num_sequences;
+  p.num_tokens = tokens.sequences().num_tokens;
   p.dtype = v.dtype;
   const Caller caller = make_caller(logprob, v.device, allocate, stream);
   const std::int64_t shape[] = {p.num_sequences};
@@ -71,9 +51,10 @@ nb::object eager(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, boo
   return forward(logprob, mask, cu_seqlens, return_status, nb::none(), 0);
 }
 
-// d_logprob of `num_tokens` (of a row, or of all packed ones) and of the dtype that `code` is. The mask has their shape.
+// d_logprob of `num_tokens` (of a row, or of all packed ones) and of the dtype that `code` is. The mask has their shape;
+// `is_flat`: that of tokens of one sequence without offsets is [num_tokens].
 nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std::int64_t num_tokens, int code,
-                    nb::handle allocate, std::uintptr_t stream) {
+                    bool is_flat, nb::handle allocate, std::uintptr_t stream) {
   const Array in(dsum, "dsum", "float32");
   const TensorView& v = in.view();
   require_sequence_logprob_backend(v.device);
@@ -94,11 +75,14 @@ nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std
   p.dtype = static_cast<DType>(code);
   const Caller caller = make_caller(dsum, v.device, allocate, stream);
   std::vector<std::int64_t> shape;
-  if (!packed) shape.push_back(p.num_sequences);
+  if (is_flat && !packed && p.num_sequences != 1) {
+    argument_error("dsum", "expected shape [1] (one sequence), got " + shape_text(in.shape()));
+  }
+  if (!packed && !is_flat) shape.push_back(p.num_sequences);
   shape.push_back(num_tokens);
   Caller::Fresh out = caller.empty(shape, p.dtype);
   p.d_logprob = out.data;
-  const TokenFlagsArgument flags(mask, shape, "logprob", v.device);
+  const MaskArgument flags(mask, shape, "logprob", v.device);
   p.mask = flags.mask;
   {
     nb::gil_scoped_release release;

@@ -8,8 +8,7 @@
 #include "define.h"
 #include "linear_args.h"
 #include "module.h"
-#include "sequence_args.h"
-#include "sequences_args.h"
+#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
@@ -28,8 +27,8 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
   if (v.ndim != 1) argument_error("ids", "expected shape [num_tokens], got " + shape_text(in.shape()));
   require_columns(in);
   const OffsetsArgument offsets(cu_seqlens, v.device);
-  if (cu_seqlens.is_none()) throw nb::type_error("cu_seqlens: expected an array that speaks DLPack, got NoneType");
-  const TokenFlagsArgument flags(mask, in.shape(), "ids", v.device);
+  offsets.require_given();
+  const MaskArgument flags(mask, in.shape(), "ids", v.device);
   if (cp_size < 1 || cp_size >= 1 << 20) {
     argument_error("cp_size", "expected a number in [1, 2^20), got " + std::to_string(cp_size));
   }
@@ -112,28 +111,21 @@ Marker read_marker(nb::list ids) {
 
 nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seqlens, bool include_end,
                  nb::handle allocate, std::uintptr_t stream) {
-  const Array in = read_integers(ids, "ids");
-  const TensorView& v = in.view();
-  const bool packed = !cu_seqlens.is_none();
-  if (v.ndim != (packed ? 1 : 2)) {
-    argument_error("ids", std::string("expected shape ") +
-                              (packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens]") + ", got " +
-                              shape_text(in.shape()));
-  }
-  require_columns(in);
-  const OffsetsArgument offsets(cu_seqlens, v.device);
+  const TokenArguments tokens(ids, "ids", cu_seqlens, TokenKind::kIntegers);
+  const TensorView& v = tokens.array().view();
+  require_shift_labels_packed_backend(v.device);
   ToolMaskParams p;
   p.ids = v.data;
-  p.ids_stride = row_stride(in);
-  p.cu_seqlens = offsets.offsets;
-  p.num_sequences = packed ? offsets.num_sequences : v.shape[0];
-  p.num_tokens = v.shape[v.ndim - 1];
+  p.ids_stride = tokens.row_stride();
+  p.cu_seqlens = tokens.sequences().offsets();
+  p.num_sequences = tokens.sequences().num_sequences;
+  p.num_tokens = tokens.sequences().num_tokens;
   p.begin = read_marker(begin);
   p.end = read_marker(end);
   p.dtype = v.dtype;
   p.include_end = include_end;
   const Caller caller = make_caller(ids, v.device, allocate, stream);
-  Caller::Fresh out = caller.empty(in.shape(), DType::kBool);
+  Caller::Fresh out = caller.empty(tokens.shape(), DType::kBool);
   p.mask = static_cast<std::uint8_t*>(out.data);
   {
     nb::gil_scoped_release release;

@@ -14,7 +14,7 @@ namespace {
 
 const CovarianceMaskLanes& lanes() { return RLK_CPU_LANES_IN_USE(covariance_mask_lanes); }
 
-std::int64_t slot_of(const PolicySequences& q, const TokenTile& tile) {
+std::int64_t slot_of(const Sequences& q, const TokenTile& tile) {
   return (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;
 }
 
@@ -59,8 +59,8 @@ Key last_chosen(const float* values, std::int64_t count, std::uint32_t most) {
 
 void covariance_mask(const CovarianceMaskParams& p) {
   check_covariance_mask(p);
-  const PolicySequences& q = p.sequences;
-  check_cuts(q);
+  const Sequences& q = p.sequences;
+  check_offset_values(q);
   const std::int64_t count = q.num_slots();
   if (count == 0) return;
   const auto sums = [&](const auto&, const TokenTile& tile, TilePartial<8>* const* partials) {
@@ -71,6 +71,7 @@ void covariance_mask(const CovarianceMaskParams& p) {
     lanes().covariances(p, shared.mean_advantage, shared.mean_logprob, tile);
     to_priorities(p, tile, p.selected + slot_of(q, tile));
   });
+  clear_rest(q, {p.selected}, float_of(kNoCandidate));
   const Key last = last_chosen(p.selected, count, shared.state[0].remaining);
   parallel_for(count, 16384, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {

@@ -7,8 +7,8 @@
 #include "gae_lanes.h"
 #include "rlk/kernels/gae_check.h"
 #include "rows.h"
-#include "sequences.h"
 #include "thread_pool.h"
+#include "token_passes.h"
 
 namespace rlk::cpu {
 namespace {
@@ -20,7 +20,8 @@ const GaeLanes& lanes() { return RLK_CPU_LANES_IN_USE(gae_lanes); }
 void gae(const GaeParams& p) {
   check_gae(p);
   const Sequences& q = p.sequences;
-  check_offsets(q.cu_seqlens, q.cu_dtype, q.num_sequences, q.num_tokens, "cu_seqlens", "the number of tokens");
+  check_offset_values(q);
+  clear_rest(q, {p.advantages.data, p.returns.data});
   if (q.num_sequences == 0 || q.num_tokens == 0) return;
   const GaeLanes& loops = lanes();
   const std::int64_t length = q.cu_seqlens == nullptr ? q.num_tokens : q.num_tokens / q.num_sequences;

@@ -92,20 +92,10 @@ class Sequence {
 
   void load_mask(std::int64_t first, int count) {
     const std::int64_t begin = span_.offset(p_.mask.row_stride) + first;
-    const auto fill_from = [&](const auto* from) {
-      for (int i = 0; i < count; ++i) tokens_.counted[i] = from[begin + i] != 0 ? 1 : 0;
-    };
-    if (p_.mask.data == nullptr) {
-      for (int i = 0; i < count; ++i) tokens_.counted[i] = 1;
-    } else if (p_.mask.dtype == DType::kBool) {
-      fill_from(static_cast<const std::uint8_t*>(p_.mask.data));
-    } else if (p_.mask.dtype == DType::kInt64) {
-      fill_from(static_cast<const std::int64_t*>(p_.mask.data));
-    } else if (p_.mask.dtype == DType::kFloat32) {
-      fill_from(static_cast<const float*>(p_.mask.data));
-    } else {
-      fill_from(static_cast<const std::int32_t*>(p_.mask.data));
-    }
+    with_flag_bytes(p_.mask, [&](auto bytes) {
+      const FlagsFrom<decltype(bytes)::value> flags(p_.mask, begin);
+      for (int i = 0; i < count; ++i) tokens_.counted[i] = flags.counts(flags.load(i)) ? 1 : 0;
+    });
     for (int i = count; i < kScanChunk; ++i) tokens_.counted[i] = 0;
   }
   void fill(const float* from, int count, float* to) const {
@@ -177,7 +167,7 @@ class Sequence {
 
   const GaeParams& p_;
   GaeConstants constants_;
-  SequenceSpan span_;
+  TokenSpan span_;
   float next_ = 0.0f;  // value of the nearest later token that counts
   float x_ = 0.0f;     // behind the chunk
   Tokens tokens_ = {};

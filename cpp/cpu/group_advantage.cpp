@@ -9,7 +9,6 @@
 #include "rlk/kernels/group_advantage_check.h"
 #include "rlk/kernels/group_advantage_row.h"
 #include "rows.h"
-#include "sequences.h"
 #include "thread_pool.h"
 #include "tree_sum.h"
 
@@ -95,8 +94,8 @@ BatchStatistics batch_of(const GroupAdvantageParams& p) {
 
 void group_advantage(const GroupAdvantageParams& p) {
   check_group_advantage(p);
-  check_offsets(p.group_offsets, p.index_dtype, p.num_groups, p.num_sequences, "group_offsets",
-                "the number of sequences");
+  check_offset_values({p.group_offsets, p.index_dtype}, p.num_groups, p.num_sequences, "group_offsets",
+                      "the number of sequences", true);
   if (p.num_sequences == 0) return;
   const Groups groups(p);
   BatchStatistics batch;

@@ -7,8 +7,8 @@
 #include "masked_whiten_lanes.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rows.h"
-#include "sequences.h"
 #include "thread_pool.h"
+#include "token_passes.h"
 #include "tree_sum.h"
 
 namespace rlk::cpu {
@@ -53,11 +53,8 @@ class Whitening {
     });
   }
   WhitenTokens tokens(std::int64_t s) const {
-    const SequenceSpan span = span_of(p_.sequences, s);
-    return {p_.x.data + span.offset(p_.x.row_stride),
-            {p_.mask.data, 0, p_.mask.dtype},
-            span.offset(p_.mask.row_stride),
-            span.length};
+    const TokenSpan span = span_of(p_.sequences, s);
+    return {p_.x.data + span.offset(p_.x.row_stride), p_.mask, span.offset(p_.mask.row_stride), span.length};
   }
 
   const MaskedWhitenParams& p_;
@@ -68,7 +65,8 @@ class Whitening {
 void masked_whiten(const MaskedWhitenParams& p) {
   check_masked_whiten(p);
   const Sequences& q = p.sequences;
-  check_offsets(q.cu_seqlens, q.cu_dtype, q.num_sequences, q.num_tokens, "cu_seqlens", "the number of tokens");
+  check_offset_values(q);
+  clear_rest(q, {p.y.data});
   if (q.num_sequences == 0 || q.num_tokens == 0) {
     WhitenStatistics none;
     return whiten_variance(p, 0.0f, &none);

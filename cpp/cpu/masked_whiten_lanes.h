@@ -5,7 +5,7 @@
 
 #include "lanes.h"
 #include "rlk/ops/masked_whiten.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 struct WhitenStatistics;
@@ -16,7 +16,7 @@ namespace rlk::cpu {
 // A sequence's tokens; the first has element `at` of the mask.
 struct WhitenTokens {
   const float* x;
-  PolicyMask mask;
+  TokenMask mask;
   std::int64_t at, length;
 };
 // Of those that count.

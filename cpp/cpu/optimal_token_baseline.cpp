@@ -7,7 +7,6 @@
 #include "float_environment.h"
 #include "optimal_token_baseline_lanes.h"
 #include "rlk/kernels/optimal_baseline_token.h"
-#include "sequences.h"
 #include "thread_pool.h"
 #include "token_passes.h"
 
@@ -38,20 +37,20 @@ class Baseline {
   }
 
  private:
-  std::int64_t slot(std::int64_t s, const PolicySpan& span) const {
+  std::int64_t slot(std::int64_t s, const TokenSpan& span) const {
     return q_.packed() ? span.begin : s * q_.num_tokens;
   }
-  const float* at(const PolicyTokens& a, std::int64_t s, const PolicySpan& span, std::int64_t t) const {
+  const float* at(const PolicyTokens& a, std::int64_t s, const TokenSpan& span, std::int64_t t) const {
     return a.data + offset_of(a, q_, s, span) + t * a.token_stride;
   }
 
   void scan(std::int64_t s) {
-    const PolicySpan span = span_of(q_, s);
+    const TokenSpan span = span_of(q_, s);
     float* const w = weights_.data() + slot(s, span);
     float* const returns = p_.returns + slot(s, span);
     const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
     const bool shares_reward = p_.rewards.token_stride == 0;
-    const std::int64_t mask_at = q_.packed() ? span.begin : s * p_.mask.sequence_stride;
+    const std::int64_t mask_at = q_.packed() ? span.begin : s * p_.mask.row_stride;
     std::int64_t tokens = 0;
     alignas(64) std::int32_t counted[kChunk];
     float before = 0.0f, x[kChunk];
@@ -96,7 +95,7 @@ class Baseline {
       float num[kChunk] = {}, den[kChunk] = {};
       const auto each = [&](const auto& f) {
         for (std::int64_t s = range.begin; s < range.end; ++s) {
-          const PolicySpan span = span_of(q_, s);
+          const TokenSpan span = span_of(q_, s);
           const std::int64_t count = std::min(kChunk, span.length - first);
           if (count > 0) f(s, slot(s, span) + first, static_cast<int>(count));
         }
@@ -116,7 +115,7 @@ class Baseline {
   }
 
   const OptimalTokenBaselineParams& p_;
-  const PolicySequences& q_;
+  const Sequences& q_;
   std::vector<float> weights_;
   std::vector<std::int64_t> counts_;
 };
@@ -125,10 +124,11 @@ class Baseline {
 
 void optimal_token_baseline(const OptimalTokenBaselineParams& p) {
   check_optimal_token_baseline(p);
-  check_cuts(p.sequences);
-  check_offsets(p.group_offsets, p.group_dtype, p.num_groups, p.sequences.num_sequences, "group_offsets",
-                "the number of sequences");
+  check_offset_values(p.sequences);
+  check_offset_values({p.group_offsets, p.group_dtype}, p.num_groups, p.sequences.num_sequences, "group_offsets",
+                      "the number of sequences", true);
   if (p.sequences.num_slots() == 0) return;
+  clear_rest(p.sequences, {p.advantages, p.returns});
   Baseline(p).run();
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kChunk = kBaselineChunk;
 
-void mask_of(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* counted) {
+void mask_of(const TokenMask& mask, std::int64_t at, int count, std::int32_t* counted) {
   load_mask(mask, at, count, counted);
 }
 

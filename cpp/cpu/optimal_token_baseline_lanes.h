@@ -11,7 +11,7 @@ namespace rlk::cpu {
 
 struct OptimalTokenBaselineLanes {
   // counted[i] = -1 where token `at` + i counts, else 0; whole vectors of them.
-  void (*mask)(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* counted);
+  void (*mask)(const TokenMask& mask, std::int64_t at, int count, std::int32_t* counted);
   // w[i] of `count` tokens, 0 where none counts; importance: [count] with stride 1, one with stride 0, or null.
   void (*weights)(const float* logprob, const float* sum_p_sq, const float* importance, std::int64_t stride,
                   const std::int32_t* counted, int count, float* w);

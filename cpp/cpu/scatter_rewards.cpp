@@ -26,8 +26,8 @@ struct Alone {
 
 void scatter_rewards(const ScatterRewardsParams& p) {
   check_scatter_rewards(p);
-  const PolicySequences& q = p.sequences;
-  check_cuts(q);
+  const Sequences& q = p.sequences;
+  check_offset_values(q);
   if (p.span_offsets.data != nullptr) {
     check_spans(p.spans, p.span_offsets, p.num_spans, q.num_sequences,
                 [&](std::int64_t s) { return span_of(q, s).length; });
@@ -36,6 +36,7 @@ void scatter_rewards(const ScatterRewardsParams& p) {
   for_each_tile(q, [&](const TokenTile& tile, std::int64_t slot) {
     lanes().terms(p, tile, &partials[static_cast<std::size_t>(slot)]);
   });
+  clear_rest(q, {p.to_tokens, p.costs, p.combined});
   constexpr std::int64_t kTaskSequences = 64;
   parallel_for(q.num_sequences, kTaskSequences, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;

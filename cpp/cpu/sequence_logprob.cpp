@@ -39,7 +39,7 @@ void with_type(DType dtype, const F& f) {
 
 // f(a function that says whether token i of the mask counts), compiled for each size of an element.
 template <class F>
-void with_mask(const TokenFlags& m, const F& f) {
+void with_mask(const TokenMask& m, const F& f) {
   const auto of = [&](auto element) {
     using Element = decltype(element);
     const auto* flags = static_cast<const Element*>(m.data);

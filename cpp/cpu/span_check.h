@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk::cpu {
 
@@ -11,17 +11,9 @@ namespace rlk::cpu {
 template <class LengthOf>
 void check_spans(const Offsets& spans, const Offsets& span_offsets, std::int64_t num_spans, std::int64_t num_sequences,
                  const LengthOf& length_of) {
-  if (num_sequences == 0 && (offset_at(span_offsets, 0) != 0 || num_spans != 0)) {
-    throw InvalidArgument("span_offsets: expected ascending offsets from 0 to " + std::to_string(num_spans) +
-                          " (the spans), got " + std::to_string(offset_at(span_offsets, 0)) + " alone");
-  }
+  check_offset_values(span_offsets, num_sequences, num_spans, "span_offsets", "the number of spans", true);
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     const Span of = span_of(span_offsets, num_spans, i);
-    if (!of.good || (i + 1 == num_sequences && of.begin + of.length != num_spans)) {
-      throw InvalidArgument("span_offsets: expected ascending offsets from 0 to " + std::to_string(num_spans) +
-                            " (the spans), got " + std::to_string(offset_at(span_offsets, i)) + ", " +
-                            std::to_string(offset_at(span_offsets, i + 1)) + " at " + std::to_string(i));
-    }
     const std::int64_t length = length_of(i);
     for (std::int64_t s = of.begin; s < of.begin + of.length; ++s) {
       const std::int64_t begin = offset_at(spans, 2 * s), end = offset_at(spans, 2 * s + 1);

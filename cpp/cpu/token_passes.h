@@ -1,7 +1,8 @@
 // Passes over tokens: tiles of sequences are spread over threads; sums over tiles and sequences follow in order.
 #pragma once
 
-#include <string>
+#include <algorithm>
+#include <initializer_list>
 #include <type_traits>
 #include <vector>
 
@@ -13,41 +14,34 @@
 
 namespace rlk::cpu {
 
-// Cuts that a kernel could not follow are an error here, where they can be read.
-inline void check_cuts(const PolicySequences& q) {
-  if (!q.packed()) return;
-  const auto refuse = [&](const std::string& expected, std::int64_t i) {
-    throw InvalidArgument("cu_seqlens: expected " + expected + ", got " + std::to_string(cut_of(q, i)) + " at index " +
-                          std::to_string(i));
-  };
-  if (cut_of(q, 0) != 0) refuse("0 first", 0);
-  for (std::int64_t s = 0; s < q.num_sequences; ++s) {
-    if (cut_of(q, s + 1) < cut_of(q, s)) refuse("ascending offsets", s + 1);
-  }
-  if (cut_of(q, q.num_sequences) != q.num_tokens) {
-    refuse(std::to_string(q.num_tokens) + " (the number of tokens) last", q.num_sequences);
+// What is written for packed tokens of no sequence.
+inline void clear_rest(const Sequences& q, std::initializer_list<float*> outputs, float value = 0.0f) {
+  const TokenSpan rest = rest_of(q);
+  for (float* const to : outputs) {
+    if (to != nullptr) std::fill_n(to + rest.begin, rest.length, value);
   }
 }
 
-inline std::vector<TilePartial<8>> partials_of(const PolicySequences& q) {
+inline std::vector<TilePartial<8>> partials_of(const Sequences& q) {
   return std::vector<TilePartial<8>>(q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
 }
 
 // Of a sequence, from position `first` on.
-inline TokenTile tile_at(std::int64_t s, const PolicySpan& span, std::int64_t first) {
+inline TokenTile tile_at(std::int64_t s, const TokenSpan& span, std::int64_t first) {
   const std::int64_t left = span.length - first;
   return {s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions};
 }
 // run(tile, slot) for every tile.
 template <class F>
-void for_each_tile(const PolicySequences& q, const F& run) {
+void for_each_tile(const Sequences& q, const F& run) {
   if (q.num_slots() == 0) return;
   const std::int64_t slots = workspace_slots(q, kTile);
   parallel_for(slots, 8, [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     for (std::int64_t slot = begin; slot < end; ++slot) {
       const std::int64_t s = sequence_of_slot(q, slot, kTile);
-      const PolicySpan span = span_of(q, s);
+      if (is_rest(q, s)) continue;
+      const TokenSpan span = span_of(q, s);
       const std::int64_t first = (slot - first_slot(q, s, kTile)) * kTilePositions;
       if (first < span.length) run(tile_at(s, span, first), slot);
     }
@@ -55,14 +49,14 @@ void for_each_tile(const PolicySequences& q, const F& run) {
 }
 // For those of a sequence.
 template <class F>
-void for_each_tile_of(const PolicySequences& q, std::int64_t s, const F& run) {
-  const PolicySpan span = span_of(q, s);
+void for_each_tile_of(const Sequences& q, std::int64_t s, const F& run) {
+  const TokenSpan span = span_of(q, s);
   std::int64_t slot = first_slot(q, s, kTile);
   for (std::int64_t first = 0; first < span.length; first += kTilePositions) run(tile_at(s, span, first), slot++);
 }
 
 template <int kSums>
-SequenceSums<kSums> sums_of_sequence(const PolicySequences& q, const std::vector<TilePartial<kSums>>& partials,
+SequenceSums<kSums> sums_of_sequence(const Sequences& q, const std::vector<TilePartial<kSums>>& partials,
                                      std::int64_t s) {
   SequenceSums<kSums> of = {};
   SumTree<kTileLevels> trees[kSums];
@@ -81,7 +75,7 @@ SequenceSums<kSums> sums_of_sequence(const PolicySequences& q, const std::vector
 template <class Batch>
 TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContext<Batch>& context,
                               const std::vector<TilePartial<8>> (&partials)[Batch::kGroups]) {
-  const PolicySequences& q = Batch::sequences(p);
+  const Sequences& q = Batch::sequences(p);
   TotalsOf<Batch> total = Batch::missing();
   SumTree<kSequenceLevels> trees[Batch::kSums];
   for (std::int64_t s = 0; s < q.num_sequences; ++s) {
@@ -103,8 +97,8 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
                                         [[maybe_unused]] const RunStatistics& run_statistics,
                                         const RunTerms& run_terms) {
   constexpr std::int64_t kTaskSequences = 64;
-  const PolicySequences& q = Batch::sequences(p);
-  check_cuts(q);
+  const Sequences& q = Batch::sequences(p);
+  check_offset_values(q);
   std::vector<TilePartial<8>> partials[Batch::kGroups];
   for (auto& of_group : partials) of_group = partials_of(q);
   std::vector<typename Batch::Factors> factors(static_cast<std::size_t>(q.num_sequences));
@@ -148,6 +142,7 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
     }
   }
   if (!by_sequences) for_each_tile(q, terms);
+  for (int i = 0; i < Terms::kOutputs; ++i) clear_rest(q, {Terms::output(p, i)});
   const FloatEnvironment environment;
   if (Batch::needs_sums(p)) {
     const TotalsOf<Batch> total = sums_of_batch<Batch>(p, context, partials);

@@ -9,30 +9,11 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 
 // -1 where a token counts, for whole vectors.
-RLK_HD void load_mask(const PolicyMask& mask, std::int64_t at, int count, std::int32_t* to) {
-  if (mask.data == nullptr) {
-    for (int i = 0; i < count; ++i) to[i] = -1;
-    for (int i = count; i % kLanes != 0; ++i) to[i] = 0;
-    return;
-  }
-  const auto fill = [&](auto zero) {
-    using T = decltype(zero);
-    const T* from = static_cast<const T*>(mask.data) + at;
-    for (int i = 0; i < count; ++i) to[i] = from[i] != zero ? -1 : 0;
-  };
-  switch (mask.dtype) {
-    case DType::kInt32:
-      fill(std::int32_t{0});
-      break;
-    case DType::kInt64:
-      fill(std::int64_t{0});
-      break;
-    case DType::kFloat32:
-      fill(0.0f);
-      break;
-    default:
-      fill(std::uint8_t{0});
-  }
+RLK_HD void load_mask(const TokenMask& mask, std::int64_t at, int count, std::int32_t* to) {
+  with_flag_bytes(mask, [&](auto bytes) {
+    const FlagsFrom<decltype(bytes)::value> flags(mask, at);
+    for (int i = 0; i < count; ++i) to[i] = flags.counts(flags.load(i)) ? -1 : 0;
+  });
   for (int i = count; i % kLanes != 0; ++i) to[i] = 0;
 }
 
@@ -138,10 +119,10 @@ RLK_HD void run_tile(const typename Terms::Params& p, const typename Terms::Fact
                      TilePartial<Terms::kSums>* partial) {
   constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums;
   alignas(64) std::int32_t mask[kTilePositions];
-  const PolicySequences& q = Terms::sequences(p);
-  const PolicySpan span = {tile.begin, tile.first + tile.count};
-  const PolicyMask& m = Terms::mask(p);
-  const std::int64_t row = q.packed() ? tile.begin : tile.sequence * m.sequence_stride;
+  const Sequences& q = Terms::sequences(p);
+  const TokenSpan span = {tile.begin, tile.first + tile.count};
+  const TokenMask& m = Terms::mask(p);
+  const std::int64_t row = q.packed() ? tile.begin : tile.sequence * m.row_stride;
   load_mask(m, row + tile.first, tile.count, mask);
   const float* from[kInputs];
   std::int64_t step[kInputs];

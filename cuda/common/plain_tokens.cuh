@@ -96,10 +96,9 @@ class PlainCopies {
       const PolicyTokens a = Terms::input(p, i);
       input_[i] = kept(a.data + s * a.sequence_stride + first);
     }
-    const PolicyMask& mask = Terms::mask(p);
-    const bool is_byte = mask.dtype == DType::kBool || mask.dtype == DType::kUInt8;
-    mask_bytes_ = mask.data == nullptr ? 0 : is_byte ? 1 : mask.dtype == DType::kInt64 ? 8 : 4;
-    masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.sequence_stride + first) * mask_bytes_);
+    const TokenMask& mask = Terms::mask(p);
+    mask_bytes_ = mask.bytes;  // is_plain_mask
+    masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.row_stride + first) * mask_bytes_);
   }
 
   // Asks for what the first of them bring, `tokens` from this lane on, which is a warp's first.
@@ -129,10 +128,10 @@ class PlainCopies {
     const uint4 bits = *slot(stage, i);
     return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
   }
-  __device__ __forceinline__ QuadMask mask(int stage, DType dtype) const {
+  __device__ __forceinline__ QuadMask mask(int stage, bool is_float) const {
     QuadMask taken = {{-1, -1, -1, -1}};
     if (mask_bytes_ == 0) return taken;
-    if (dtype == DType::kFloat32) {
+    if (is_float) {
       const Quad x = input(stage, kInputs);
 #pragma unroll
       for (int j = 0; j < kQuad; ++j) taken.v[j] = ones_unless_zero(x.v[j]);
@@ -187,7 +186,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
     Quad in[kInputs];
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Quad>(value);
-    QuadMask taken = copies.mask(stage, Terms::mask(p).dtype);
+    QuadMask taken = copies.mask(stage, Terms::mask(p).is_float);
     copies.begin(at + kPlainStages * kStep, stage);  // what this lane has read it may overwrite
     const bool exists = static_cast<int>(at) < of_lane;
     if (static_cast<int>(at) + kStep > left) {

@@ -1,7 +1,7 @@
 // How many warps share a sequence, each with a chunk of 128 tokens at a time.
 #pragma once
 
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk::cuda {
 
@@ -10,7 +10,7 @@ constexpr std::int64_t kSequenceWarpsWanted = 24;  // of a multiprocessor; fewer
 
 inline int choose_sequence_warps(const Sequences& q, int multiprocessors) {
   // Of packed sequences the host does not know the lengths: their mean stands for them.
-  const std::int64_t length = q.cu_seqlens == nullptr ? q.num_tokens : q.num_tokens / q.num_sequences + 1;
+  const std::int64_t length = !q.packed() || q.num_sequences == 0 ? q.num_tokens : q.num_tokens / q.num_sequences + 1;
   for (const int warps : kSequenceWarps) {
     if (q.num_sequences * warps >= kSequenceWarpsWanted * multiprocessors || warps * 128 >= length) return warps;
   }

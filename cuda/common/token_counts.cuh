@@ -10,21 +10,22 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// How many of the elements of a vector of a mask are not 0.
-__device__ __forceinline__ unsigned nonzero_in(const uint4& v, DType dtype) {
+// How many of the elements of a vector of a mask count. `bits`: those of a word that make its elements count, of eight
+// bytes those of the upper word.
+__device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::uint32_t bits) {
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
   unsigned count = 0;
-  switch (dtype) {
-    case DType::kFloat32:
+  switch (bytes) {
+    case 2:
 #pragma unroll
-      for (const std::uint32_t word : words) count += (word << 1) != 0;  // -0 is 0
+      for (const std::uint32_t word : words) count += __popc(__vcmpne2(word & bits, 0)) / 16;
       break;
-    case DType::kInt32:
+    case 4:
 #pragma unroll
-      for (const std::uint32_t word : words) count += word != 0;
+      for (const std::uint32_t word : words) count += (word & bits) != 0;
       break;
-    case DType::kInt64:
-      count = ((v.x | v.y) != 0) + ((v.z | v.w) != 0);
+    case 8:
+      count = ((v.x | (v.y & bits)) != 0) + ((v.z | (v.w & bits)) != 0);
       break;
     default:
 #pragma unroll
@@ -32,28 +33,18 @@ __device__ __forceinline__ unsigned nonzero_in(const uint4& v, DType dtype) {
   }
   return count;
 }
-__device__ __forceinline__ bool is_nonzero(const unsigned char* element, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return *reinterpret_cast<const float*>(element) != 0.0f;
-    case DType::kInt32:
-      return *reinterpret_cast<const std::int32_t*>(element) != 0;
-    case DType::kInt64:
-      return *reinterpret_cast<const std::int64_t*>(element) != 0;
-    default:
-      return *element != 0;
-  }
-}
 // This thread's share, of `threads`, of the tokens among `length` whose mask begins at `from`.
-__device__ __forceinline__ unsigned count_tokens(const PolicyMask& mask, const unsigned char* from, int length,
+__device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
   constexpr int kAtOnce = 8;
-  const auto bytes = static_cast<int>(size_of(mask.dtype));
+  const int bytes = mask.bytes;
+  const std::uint32_t bits = bytes == 2 ? mask.bits<std::uint16_t>() * 0x10001u : mask.bits<std::uint32_t>();
+  const TokenMask here = {from, 0, mask.bytes, mask.is_float};
   const auto before = static_cast<int>((0 - reinterpret_cast<std::uintptr_t>(from)) % 16) / bytes;
   const int head = min(before, length), vectors = (length - head) * bytes / 16, whole = vectors * (16 / bytes);
   unsigned count = 0;
-  for (int i = thread; i < head; i += threads) count += is_nonzero(from + i * bytes, mask.dtype);
-  for (int i = head + whole + thread; i < length; i += threads) count += is_nonzero(from + i * bytes, mask.dtype);
+  for (int i = thread; i < head; i += threads) count += counts(here, i);
+  for (int i = head + whole + thread; i < length; i += threads) count += counts(here, i);
   const auto* const at = reinterpret_cast<const uint4*>(from + head * bytes);
 #pragma unroll 1
   for (int begin = thread; begin < vectors; begin += kAtOnce * threads) {
@@ -64,7 +55,7 @@ __device__ __forceinline__ unsigned count_tokens(const PolicyMask& mask, const u
       v[i] = vector < vectors ? __ldg(at + vector) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
-    for (const uint4& x : v) count += nonzero_in(x, mask.dtype);
+    for (const uint4& x : v) count += counted_in(x, bytes, bits);
   }
   return count;
 }
@@ -84,18 +75,19 @@ __global__ void __launch_bounds__(kTokenThreads)
   const bool of_wave = tile == kWaveTile<TokenGpu>;
   const std::int64_t slot = of_wave ? std::int64_t{blockIdx.x} * kWaves + wave : blockIdx.x;
   if (slot >= slots) return;
-  const PolicySequences& q = Terms::sequences(p);
+  const Sequences& q = Terms::sequences(p);
   const std::int64_t s = find_sequence<TokenGpu>(q, slot, tile);
-  const PolicySpan span = span_of(q, s);
+  if (q.packed() && is_rest(q, s)) return;
+  const TokenSpan span = span_of(q, s);
   const std::int64_t first = (slot - first_slot(q, s, tile)) << tile, rest = span.length - first;
   const int length = rest < 0 ? 0 : rest < 1 << tile ? static_cast<int>(rest) : 1 << tile;
-  const PolicyMask& mask = Terms::mask(p);
+  const TokenMask& mask = Terms::mask(p);
   unsigned count = 0;
   if (mask.data == nullptr) {
     count = (of_wave ? lane : thread) == 0 ? static_cast<unsigned>(length) : 0;
   } else if (length > 0) {
-    const std::int64_t at = (q.packed() ? span.begin : s * mask.sequence_stride) + first;
-    const auto* const from = static_cast<const unsigned char*>(mask.data) + at * size_of(mask.dtype);
+    const std::int64_t at = (q.packed() ? span.begin : s * mask.row_stride) + first;
+    const auto* const from = static_cast<const unsigned char*>(mask.data) + at * mask.bytes;
     count = of_wave ? count_tokens(mask, from, length, lane, kLanes)
                     : count_tokens(mask, from, length, thread, kTokenThreads);
   }

@@ -140,7 +140,7 @@ struct TermsLaunch {
   int shared_bytes;
 };
 
-inline TokenPasses token_passes(const PolicySequences& q, const TokenPlan& plan) {
+inline TokenPasses token_passes(const Sequences& q, const TokenPlan& plan) {
   const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
   RLK_CHECK(passes.token_blocks < std::int64_t{1} << 31, "too many tokens for one launch");
   RLK_CHECK(passes.sequence_blocks < std::int64_t{1} << 31, "too many sequences for one launch");
@@ -177,7 +177,7 @@ class TokenLaunches {
     const bool sums = Batch::needs_sums(p_);
     if (token_blocks > 0 || sums) run_terms(terms);
     if (!sums) return;
-    const PolicySequences& q = Batch::sequences(p_);
+    const Sequences& q = Batch::sequences(p_);
     if (are_few(q, tile_)) {
       launch(few_sums_kernel<Batch>, 1, kTokenThreads, tile_);
     } else if (kOverlap && are_few(q, tile_, kMostFewBlocks * kFewSequences)) {

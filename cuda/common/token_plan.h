@@ -13,7 +13,7 @@ constexpr TokenPlan kTokenPlans[] = {{7}, {10}, {11}, {12}, {13}};
 constexpr int kWarpTile = 7, kLeastPlanTile = 10, kMostPlanTile = 13;
 constexpr std::int64_t kWarpTokens = 256;  // sequences of at most so many are warps
 
-inline TokenPlan choose_token_plan(const PolicySequences& q, int multiprocessors) {
+inline TokenPlan choose_token_plan(const Sequences& q, int multiprocessors) {
   const std::int64_t mean = mean_length(q);
   if (mean <= kWarpTokens) return {kWarpTile};
   int tile = kLeastPlanTile;
@@ -26,7 +26,7 @@ inline TokenPlan choose_token_plan(const PolicySequences& q, int multiprocessors
 }
 // Of any plan that is chosen, whatever the device: slots and blocks are most where tiles are least.
 template <class Batch>
-std::int64_t most_workspace_bytes(const PolicySequences& q) {
+std::int64_t most_workspace_bytes(const Sequences& q) {
   return TokenWorkspace<Batch>(q, mean_length(q) <= kWarpTokens ? kWarpTile : kLeastPlanTile, nullptr).bytes;
 }
 

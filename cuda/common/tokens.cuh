@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "rlk/kernels/flag_words.h"
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_tokens(float* to, int count, bool vectors,
 
 // Whether the masks of four tokens are loaded as one word.
 __device__ __forceinline__ bool are_bytes(const TokenMask& mask, int count, bool vectors) {
-  return mask.dtype == DType::kBool && vectors && count == kLaneTokens;
+  return mask.bytes == 1 && vectors && count == kLaneTokens;
 }
 
 // The masks of four tokens as they were loaded: the words are looked at where they are needed, so that nothing waits for a
@@ -59,12 +59,16 @@ struct TokenMasks {
   __device__ __forceinline__ unsigned bits(const TokenMask& mask, int count, bool vectors) const {
     const unsigned all = (1u << max(count, 0)) - 1;
     if (mask.data == nullptr || count <= 0) return all;
-    const DType t = mask.dtype;
     if (are_bytes(mask, count, vectors)) return bytes_not_zero(low[0]);
     unsigned found = 0;
 #pragma unroll
     for (int j = 0; j < kLaneTokens; ++j) {
-      const uint32_t word = t == DType::kFloat32 ? low[j] << 1 : low[j] | high[kWide ? j : 0];  // of fp32 both zeros
+      uint32_t word = low[j];
+      if (mask.is_float) {  // but for the sign
+        word = kWide && mask.bytes == 8 ? word | high[kWide ? j : 0] << 1 : word << (mask.bytes == 2 ? 17 : 1);
+      } else if (kWide) {
+        word |= high[kWide ? j : 0];
+      }
       found |= (word != 0 ? 1u : 0u) << j;
     }
     return found & all;
@@ -76,7 +80,7 @@ __device__ __forceinline__ TokenMasks<kWide> load_mask(const TokenMask& mask, st
                                                        bool vectors) {
   TokenMasks<kWide> q;
   if (mask.data == nullptr) return q;
-  if (mask.dtype == DType::kBool) {
+  if (mask.bytes == 1) {
     const uint8_t* from = static_cast<const uint8_t*>(mask.data) + at;
     if (are_bytes(mask, count, vectors)) {
       q.low[0] = __ldcs(reinterpret_cast<const unsigned*>(from));
@@ -84,7 +88,19 @@ __device__ __forceinline__ TokenMasks<kWide> load_mask(const TokenMask& mask, st
 #pragma unroll
       for (int j = 0; j < kLaneTokens; ++j) q.low[j] = j < count ? from[j] : 0;
     }
-  } else if (kWide && mask.dtype == DType::kInt64) {
+  } else if (mask.bytes == 2) {
+    const uint16_t* from = static_cast<const uint16_t*>(mask.data) + at;
+    if (vectors && count == kLaneTokens) {
+      const uint2 v = __ldcs(reinterpret_cast<const uint2*>(from));
+      q.low[0] = v.x & 0xffff;
+      q.low[1] = v.x >> 16;
+      q.low[2] = v.y & 0xffff;
+      q.low[3] = v.y >> 16;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kLaneTokens; ++j) q.low[j] = j < count ? from[j] : 0;
+    }
+  } else if (kWide && mask.bytes == 8) {
     const int2* from = reinterpret_cast<const int2*>(static_cast<const std::int64_t*>(mask.data) + at);
     if (vectors && count == kLaneTokens) {
 #pragma unroll
@@ -122,8 +138,8 @@ __device__ __forceinline__ TokenMasks<kWide> load_mask(const TokenMask& mask, st
 }
 
 // Whether four tokens of a sequence are a vector of the mask.
-__device__ __forceinline__ bool mask_has_vectors(const TokenMask& mask, const SequenceSpan& span) {
-  const int bytes = size_of(mask.dtype), most = bytes == 1 ? 4 : 16;
+__device__ __forceinline__ bool mask_has_vectors(const TokenMask& mask, const TokenSpan& span) {
+  const int bytes = mask.bytes, most = bytes < 4 ? 4 * bytes : 16;
   const auto at =
       reinterpret_cast<std::uintptr_t>(mask.data) + static_cast<std::uintptr_t>(span.offset(mask.row_stride) * bytes);
   return mask.data == nullptr || at % most == 0;

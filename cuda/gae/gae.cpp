@@ -8,7 +8,7 @@
 namespace rlk::cuda {
 void gae(const GaeParams& p, int device, Stream stream) {
   check_gae(p);
-  if (p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0) return;
+  if (p.sequences.num_slots() == 0) return;
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   if (capability < 80) throw Unsupported("gae: built for compute capability 8.0 and later");

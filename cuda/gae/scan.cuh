@@ -34,7 +34,7 @@ struct LaneArrays {
   float *returns, *advantages = nullptr;
   bool vectors;  // whether four tokens of every array are a vector, of this sequence
 
-  __device__ __forceinline__ LaneArrays(const GaeParams& p, const SequenceSpan& span, int lane) : mask(p.mask) {
+  __device__ __forceinline__ LaneArrays(const GaeParams& p, const TokenSpan& span, int lane) : mask(p.mask) {
     std::uintptr_t bits = 0;
     const auto at = [&](const auto& a) {
       auto* const data = a.data + span.offset(a.row_stride);
@@ -54,7 +54,7 @@ struct LaneArrays {
     vectors = bits % 16 == 0 && mask_has_vectors(p.mask, span);
     if (mask.data != nullptr) {
       const std::int64_t first = span.offset(mask.row_stride) + lane * kLaneTokens;
-      mask.data = static_cast<const char*>(mask.data) + first * size_of(mask.dtype);
+      mask.data = static_cast<const char*>(mask.data) + first * mask.bytes;
     }
   }
 };
@@ -137,6 +137,11 @@ struct WholeChunk {
 };
 
 // kWideMask: of 64 bits a token, whose words under way cost registers.
+// By itself: its registers would be added to those of the scan.
+__device__ __noinline__ bool is_nothing_to_scan(const GaeParams& p) {
+  return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
+}
+
 template <GaeKind kKind, bool kWideMask>
 __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace || kWideMask ? 1 : 2)
     gae_kernel(const __grid_constant__ GaeParams p, const __grid_constant__ WholeChunk whole) {
@@ -150,7 +155,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const std::int64_t sequence = blockIdx.x;
-  const SequenceSpan span = span_of(p.sequences, sequence);
+  if (p.sequences.packed() && is_nothing_to_scan(p)) return;
+  const TokenSpan span = span_of(p.sequences, sequence);
   const LaneArrays<kKind> arrays(p, span, lane);
   const GaeConstants constants(p);
   const bool reset = kKind == GaeKind::kDiscountedReturns && p.reset;
@@ -309,9 +315,10 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
 
 inline void run_gae(const GaeParams& p, int warps, cudaStream_t stream) {
   const auto launch = [&](auto* kernel) {
-    kernel<<<static_cast<unsigned>(p.sequences.num_sequences), 32 * warps, 0, stream>>>(p, WholeChunk(p));
+    kernel<<<static_cast<unsigned>(p.sequences.num_sequences + rest_blocks(p.sequences)), 32 * warps, 0, stream>>>(
+        p, WholeChunk(p));
   };
-  const bool wide = p.mask.data != nullptr && p.mask.dtype == DType::kInt64;
+  const bool wide = p.mask.bytes == 8;
   switch (p.kind) {
     case GaeKind::kGae:
       launch(wide ? gae_kernel<GaeKind::kGae, true> : gae_kernel<GaeKind::kGae, false>);

@@ -11,6 +11,7 @@
 #include "kernels.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rlk/kernels/team_sum.h"
+#include "rlk/kernels/token_slots.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -24,7 +25,7 @@ struct WhitenLane {
   TokenMasks<> mask;
   int count;
 
-  __device__ __forceinline__ void load(const MaskedWhitenParams& p, const SequenceSpan& span, std::int64_t chunk,
+  __device__ __forceinline__ void load(const MaskedWhitenParams& p, const TokenSpan& span, std::int64_t chunk,
                                        bool vectors) {
     const std::int64_t first = chunk * kTeamChunk + threadIdx.x % 32 * kLaneTokens, left = span.length - first;
     count = left <= 0 ? 0 : left < kLaneTokens ? static_cast<int>(left) : kLaneTokens;
@@ -37,7 +38,7 @@ struct WhitenLane {
   }
 };
 
-__device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const SequenceSpan& span) {
+__device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const TokenSpan& span) {
   const auto at = [&](const float* data, std::int64_t row_stride) {
     return reinterpret_cast<std::uintptr_t>(data + span.offset(row_stride));
   };
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
   __shared__ int counts_of[kMostWhitenWarps];
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const std::int64_t sequence = blockIdx.x;
-  const SequenceSpan span = span_of(p.sequences, sequence);
+  const TokenSpan span = span_of(p.sequences, sequence);
   const bool vectors = has_vectors(p, span);
   const WhitenMemory memory(p);
   WhitenStatistics statistics;
@@ -179,7 +180,11 @@ __global__ void __launch_bounds__(kWhitenBatchThreads)
 __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
     whiten_tokens_kernel(const __grid_constant__ MaskedWhitenParams p) {
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const SequenceSpan span = span_of(p.sequences, blockIdx.x);
+  if (const std::int64_t rest = blockIdx.x - p.sequences.num_sequences; rest >= 0) {
+    return clear_rest(p.sequences, p.y.data, rest, rest_blocks(p.sequences), static_cast<int>(threadIdx.x),
+                      static_cast<int>(blockDim.x));
+  }
+  const TokenSpan span = span_of(p.sequences, blockIdx.x);
   const bool vectors = has_vectors(p, span);
   const WhitenStatistics statistics = *WhitenMemory(p).statistics;
   const std::int64_t chunks = (span.length + kTeamChunk - 1) / kTeamChunk;
@@ -209,7 +214,8 @@ inline void run_masked_whiten(const MaskedWhitenParams& p, int warps, cudaStream
   whiten_batch_kernel<false><<<1, kWhitenBatchThreads, 0, stream>>>(p);
   if (sequences > 0) whiten_sums_kernel<true><<<sequences, threads, 0, stream>>>(p);
   whiten_batch_kernel<true><<<1, kWhitenBatchThreads, 0, stream>>>(p);
-  if (sequences > 0) whiten_tokens_kernel<<<sequences, threads, 0, stream>>>(p);
+  const auto blocks = static_cast<unsigned>(sequences + (p.sequences.num_tokens == 0 ? 0 : rest_blocks(p.sequences)));
+  if (blocks > 0) whiten_tokens_kernel<<<blocks, threads, 0, stream>>>(p);
   check(cudaGetLastError(), "launch of masked_whiten");
 }
 

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kBaselineChunk)
 
 template <bool kOverlap>
 void run_optimal_token_baseline(const OptimalTokenBaselineParams& p, cudaStream_t stream) {
-  const PolicySequences& q = p.sequences;
+  const Sequences& q = p.sequences;
   const BaselineWorkspace w(q, p.workspace);
   const std::int64_t parts = baseline_blocks_of_group(q), blocks = p.num_groups * parts;
   RLK_CHECK(blocks < std::int64_t{1} << 31, "too many groups for one launch");

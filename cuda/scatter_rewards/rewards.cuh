@@ -15,12 +15,12 @@ namespace {  // one copy per architecture
 
 // The mask of a block's tile: of one byte a token a warp's loads are too small to be enough of them under way.
 __device__ __forceinline__ void prefetch_mask(const ScatterRewardsParams& p, int tile) {
-  const PolicySequences& q = p.sequences;
+  const Sequences& q = p.sequences;
   if (q.packed() || p.mask.data == nullptr || tile == kWarpTile) return;
   const std::int64_t s = sequence_of_slot(q, blockIdx.x, tile);
   const std::int64_t first = (blockIdx.x - first_slot(q, s, tile)) << tile, left = q.num_tokens - first;
-  const int bytes = size_of(p.mask.dtype), count = left < 1 << tile ? static_cast<int>(left) : 1 << tile;
-  const char* const from = static_cast<const char*>(p.mask.data) + (s * p.mask.sequence_stride + first) * bytes;
+  const int bytes = p.mask.bytes, count = left < 1 << tile ? static_cast<int>(left) : 1 << tile;
+  const char* const from = static_cast<const char*>(p.mask.data) + (s * p.mask.row_stride + first) * bytes;
   const std::uint32_t whole = static_cast<std::uint32_t>(count * bytes) / 16 * 16;
   if (whole > 0 && is_aligned(from, 16)) prefetch_to_l2(from, whole);
 }
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kTokenThreads, 5)
 
 template <bool kOverlap>
 void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, cudaStream_t stream) {
-  const PolicySequences& q = p.sequences;
-  if (q.num_sequences == 0) return;
+  const Sequences& q = p.sequences;
+  if (q.num_sequences == 0 && q.num_slots() == 0) return;
   const TokenPasses passes(q, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
   RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
   const int token_blocks = static_cast<int>(passes.token_blocks), tile = plan.tile;
@@ -71,12 +71,13 @@ void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, c
   }
   if (by_blocks) {
     const int parts = spread_parts(q, tile);
-    const std::int64_t blocks = q.num_sequences * parts;
+    const std::int64_t blocks = q.num_sequences * parts + (blank ? rest_blocks(q) : 0);
     RLK_CHECK(blocks < std::int64_t{1} << 31, "scatter_rewards: too many sequences for one launch");
     launch_dependent<kOverlap>(reward_spread_kernel, static_cast<int>(blocks), kTokenThreads, 0, stream, p, parts,
                                !blank);
     return;
   }
+  if (q.num_sequences == 0) return;
   launch_dependent<kOverlap>(spreads(p) ? reward_sequences_kernel<true> : reward_sequences_kernel<false>,
                              static_cast<int>(reward_blocks<TokenGpu>(q)), kTokenThreads, 0, stream, p, tile);
 }

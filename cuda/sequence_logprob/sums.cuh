@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, co
 
 // A chunk's node, of whose positions `left` exist; adds to the thread's count of those that count.
 template <class T, int kBytes>
-__device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob, const TokenFlags& m,
+__device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob, const TokenMask& m,
                                               std::int64_t mask_at, int left, int& count) {
   constexpr bool kHasBatches = kBytes < 4;  // of wider flags these are too many registers
   static_assert(kBatch == 2 * kTail && kSequenceChunk == 4 * kBatch);

@@ -9,17 +9,17 @@
 
 namespace rlk::hip {
 
-inline TokenPasses token_passes(const PolicySequences& q) {
+inline TokenPasses token_passes(const Sequences& q) {
   return {q, token_tile(q), kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>};
 }
 template <class Batch>
-TokenWorkspace<Batch> token_workspace(const PolicySequences& q, void* memory) {
+TokenWorkspace<Batch> token_workspace(const Sequences& q, void* memory) {
   return {q, token_tile(q), memory};
 }
 
 template <class Batch>
 void run_token_terms(const typename Batch::Params& p, int device, Stream stream, const std::string& kernel) {
-  const PolicySequences& q = Batch::sequences(p);
+  const Sequences& q = Batch::sequences(p);
   const TokenPasses passes = token_passes(q);
   if (passes.token_blocks == 0) return;
   launch_blocks(device, stream, {kTokenThreads, sizeof(WaveResults)}, kernel, passes.token_blocks, p,
@@ -30,7 +30,7 @@ void run_token_terms(const typename Batch::Params& p, int device, Stream stream,
 template <class Batch>
 void run_token_passes(const typename Batch::Params& p, int device, Stream stream, const std::string& prefix,
                       const std::string& terms_kernel) {
-  const PolicySequences& q = Batch::sequences(p);
+  const Sequences& q = Batch::sequences(p);
   const int tile = token_tile(q);
   const TokenPasses passes = token_passes(q);
   const TokenWorkspace<Batch> w = token_workspace<Batch>(q, p.workspace);

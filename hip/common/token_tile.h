@@ -8,7 +8,7 @@ namespace rlk::hip {
 
 constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;  // sequences of at most so many are waves, blocks
 
-inline int token_tile(const PolicySequences& q) {
+inline int token_tile(const Sequences& q) {
   const std::int64_t mean = mean_length(q);
   return mean <= kWaveTokens         ? kWaveTile<TokenGpu>
          : mean <= kLeastBlockTokens ? kLeastBlockTile<TokenGpu>

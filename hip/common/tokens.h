@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hip/common/wave.h"
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk::hip {
 
@@ -42,7 +42,7 @@ RLK_DEVICE unsigned load_mask(const TokenMask& mask, std::int64_t at, int count)
   unsigned found = 0;
 #pragma unroll
   for (int j = 0; j < kLaneTokens; ++j) {
-    if (j < count && (mask.data == nullptr || counts(global_pointer(mask.data), mask.dtype, at + j))) found |= 1u << j;
+    if (j < count && counts<GlobalMemory>(mask, at + j)) found |= 1u << j;
   }
   return found;
 }

@@ -38,7 +38,7 @@ namespace rlk::hip {
 RLK_DEVICE float shuffle_xor(float value, int mask RLK_HERE_PARAMETER) {
   return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(std::int32_t, value), mask RLK_HERE_ARGUMENT));
 }
-// For code that CUDA shares (rlk/kernels/sequences.h).
+// For code that CUDA shares (rlk/tokens.h).
 struct GlobalMemory {
   template <class T>
   static RLK_DEVICE T* global(T* p) {

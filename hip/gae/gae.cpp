@@ -4,16 +4,18 @@
 #include "hip/common/launch.h"
 #include "launches.h"
 #include "rlk/kernels/gae_check.h"
+#include "rlk/kernels/token_slots.h"
 
 namespace rlk::hip {
 
 void gae(const GaeParams& p, int device, Stream stream) {
   check_gae(p);
-  if (p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0) return;
+  if (p.sequences.num_slots() == 0) return;
   const char* name = p.kind == GaeKind::kGae                 ? "rlk_gae_scan"
                      : p.kind == GaeKind::kDiscountedReturns ? "rlk_gae_discounted_returns"
                                                              : "rlk_gae_vtrace";
-  launch_blocks(device, stream, {kGaeThreads, kGaeLdsBytes}, name, p.sequences.num_sequences, p);
+  launch_blocks(device, stream, {kGaeThreads, kGaeLdsBytes}, name, p.sequences.num_sequences + rest_blocks(p.sequences),
+                p);
 }
 
 }  // namespace rlk::hip

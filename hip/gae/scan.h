@@ -11,7 +11,7 @@
 namespace rlk::hip {
 
 template <GaeKind kKind>
-RLK_DEVICE bool has_vectors(const GaeParams& p, const SequenceSpan& span) {
+RLK_DEVICE bool has_vectors(const GaeParams& p, const TokenSpan& span) {
   std::uintptr_t bits = 0;
   const auto add = [&](const float* data, std::int64_t row_stride) {
     bits |= reinterpret_cast<std::uintptr_t>(data + span.offset(row_stride));
@@ -44,7 +44,8 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
   const std::int64_t sequence = first_block + block_id_x();
   Sequences sequences = p.sequences;
   sequences.cu_seqlens = global_pointer(sequences.cu_seqlens);
-  const SequenceSpan span = span_of(sequences, sequence);
+  if (clears_or_spoils(p, sequence, static_cast<int>(thread_id()), kGaeThreads)) return;
+  const TokenSpan span = span_of(sequences, sequence);
   const GaeConstants constants(p);
   const bool vectors = has_vectors<kKind>(p, span), reset = kKind == GaeKind::kDiscountedReturns && p.reset;
   const std::int64_t chunks = (span.length + kScanChunk - 1) / kScanChunk;

@@ -3,6 +3,7 @@
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/kernels/token_slots.h"
 
 namespace rlk::hip {
 
@@ -19,7 +20,7 @@ void masked_whiten(const MaskedWhitenParams& p, int device, Stream stream) {
   launch("rlk_masked_whiten_mean", 1);
   launch("rlk_masked_whiten_squares", sequences);
   launch("rlk_masked_whiten_variance", 1);
-  launch("rlk_masked_whiten_tokens", sequences);
+  launch("rlk_masked_whiten_tokens", sequences + (p.sequences.num_tokens == 0 ? 0 : rest_blocks(p.sequences)));
 }
 
 }  // namespace rlk::hip

@@ -63,7 +63,7 @@ RLK_DEVICE MaskedWhitenParams in_global_memory(MaskedWhitenParams p) {
   return p;
 }
 
-RLK_DEVICE bool has_vectors(const MaskedWhitenParams& p, const SequenceSpan& span) {
+RLK_DEVICE bool has_vectors(const MaskedWhitenParams& p, const TokenSpan& span) {
   const auto at = [&](const float* data, std::int64_t row_stride) {
     return reinterpret_cast<std::uintptr_t>(data + span.offset(row_stride));
   };
@@ -76,7 +76,7 @@ struct WhitenLane {
   unsigned counted = 0;
   int count;
 
-  RLK_DEVICE WhitenLane(const MaskedWhitenParams& p, const SequenceSpan& span, std::int64_t first, bool vectors) {
+  RLK_DEVICE WhitenLane(const MaskedWhitenParams& p, const TokenSpan& span, std::int64_t first, bool vectors) {
     const std::int64_t left = span.length - first;
     count = left <= 0 ? 0 : left < kLaneTokens ? static_cast<int>(left) : kLaneTokens;
     if (count == 0) return;
@@ -89,7 +89,7 @@ template <bool kSquares>
 RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t first_block) {
   const MaskedWhitenParams p = in_global_memory(given);
   const std::int64_t sequence = first_block + block_id_x();
-  const SequenceSpan span = span_of(p.sequences, sequence);
+  const TokenSpan span = span_of(p.sequences, sequence);
   const bool vectors = has_vectors(p, span);
   const WhitenMemory memory(p);
   WhitenStatistics statistics;
@@ -163,7 +163,11 @@ RLK_DEVICE void whiten_batch_kernel(const MaskedWhitenParams& given, std::int64_
 
 RLK_DEVICE void whiten_tokens_kernel(const MaskedWhitenParams& given, std::int64_t first_block) {
   const MaskedWhitenParams p = in_global_memory(given);
-  const SequenceSpan span = span_of(p.sequences, first_block + block_id_x());
+  if (const std::int64_t rest = first_block + block_id_x() - p.sequences.num_sequences; rest >= 0) {
+    return clear_rest(p.sequences, p.y.data, rest, rest_blocks(p.sequences), static_cast<int>(thread_id()),
+                      kWhitenThreads);
+  }
+  const TokenSpan span = span_of(p.sequences, first_block + block_id_x());
   const bool vectors = has_vectors(p, span);
   const WhitenStatistics statistics = *WhitenMemory(p).statistics;
 #pragma unroll 1

@@ -12,7 +12,7 @@ std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselinePa
 
 void optimal_token_baseline(const OptimalTokenBaselineParams& p, int device, Stream stream) {
   check_optimal_token_baseline(p);
-  const PolicySequences& q = p.sequences;
+  const Sequences& q = p.sequences;
   if (q.num_slots() == 0) return;
   RLK_CHECK(p.workspace, "optimal_token_baseline: a workspace is given");
   const BaselineWorkspace w(q, p.workspace);

@@ -13,8 +13,8 @@ std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p) {
 
 void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
   check_scatter_rewards(p);
-  const PolicySequences& q = p.sequences;
-  if (q.num_sequences == 0) return;
+  const Sequences& q = p.sequences;
+  if (q.num_sequences == 0 && q.num_slots() == 0) return;
   const int tile = token_tile(q);
   const TokenPasses passes = token_passes(q);
   RLK_CHECK(passes.slots < std::int64_t{1} << 31, "scatter_rewards: too many tokens for one launch");
@@ -33,9 +33,10 @@ void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
     constexpr int kPartTile = 13;
     const int parts = spread_parts(q, kPartTile);
     launch_blocks(device, stream, {kTokenThreads, sizeof(SpreadShared)}, "rlk_scatter_rewards_spread_blocks",
-                  q.num_sequences * parts, p, parts, !blank);
+                  q.num_sequences * parts + (blank ? rest_blocks(q) : 0), p, parts, !blank);
     return;
   }
+  if (q.num_sequences == 0) return;
   const char* const sequences = spreads(p) ? "rlk_scatter_rewards_spread" : "rlk_scatter_rewards_sequences";
   launch_blocks(device, stream, {kTokenThreads, 0}, sequences, reward_blocks<TokenGpu>(q), p, tile);
 }

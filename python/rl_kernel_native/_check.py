@@ -106,6 +106,15 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def mask_dtype(name: str, dtype: str) -> None:
+    """Those whose zeros one rule tells (docs/tokens.md)."""
+    if not re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)", dtype):
+        raise TypeError(f"{name}: expected dtype {MASKS}, got {dtype}")
+
+
+MASKS = "bool, of integers or of floats of 16 bits and more"
+
+
 def held_by(array: str, value: int, name: str, dtype: str) -> None:
     """Of a number that is to be written into an array of int32 or int64."""
     bits = 31 if dtype.endswith("int32") else 63

@@ -1,5 +1,5 @@
 """Torch operators that have no derivative, since what they compute are constants of a loss: their eager call, and what
-their fake kernels ask of tokens of sequences, in the extension's words."""
+their fake kernels ask of vectors and numbers, in the extension's words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from . import _check, _torch
-from ._shapes import COPY, check_columns, check_end, dtype_name, is_static
+from ._shapes import COPY, check_dtype, is_static
 from ._torch import is_direct, is_plain, is_untraced, prepare, require_tensors
-
-MASKS = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32)
 
 
 def call_constant(native: Any, name: str, tensors: dict[str, Any], options: tuple[Any, ...]) -> Any:
@@ -33,45 +31,8 @@ def call_constant(native: Any, name: str, tensors: dict[str, Any], options: tupl
     return getattr(torch.ops.rl_kernel_native, name)(*detached, *options)
 
 
-def _check_dtype(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    if tensor.dtype not in dtypes:
-        names = [dtype_name(d) for d in dtypes]
-        expected = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-        raise TypeError(f"{name}: expected dtype {expected}, got {dtype_name(tensor.dtype)}")
-
-
-def check_tokens(tensor: Tensor, name: str, cu_seqlens: Any) -> None:
-    """float32 tokens, padded or packed."""
-    _check_dtype(tensor, name, (torch.float32,))
-    if cu_seqlens is None and tensor.dim() != 2:
-        raise ValueError(
-            f"{name}: expected shape [num_sequences, num_tokens], or [num_tokens] beside cu_seqlens, got "
-            f"{list(tensor.shape)}"
-        )
-    if cu_seqlens is not None:
-        if tensor.dim() != 1:
-            raise ValueError(f"{name}: expected shape [num_tokens] beside cu_seqlens, got {list(tensor.shape)}")
-        check_offsets(cu_seqlens, "cu_seqlens")
-        check_end(cu_seqlens, "cu_seqlens", tensor.shape[0], "the number of tokens")
-    check_columns(tensor, name)
-
-
-def check_same_tokens(tensor: Tensor, name: str, like: Tensor, like_name: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    _check_dtype(tensor, name, dtypes)
-    if tuple(tensor.shape) != tuple(like.shape):
-        raise ValueError(f"{name}: expected shape {list(like.shape)} (that of {like_name}), got {list(tensor.shape)}")
-    check_columns(tensor, name)
-
-
-def check_offsets(tensor: Tensor, name: str) -> None:
-    _check_dtype(tensor, name, (torch.int32, torch.int64))
-    if tensor.dim() != 1 or (is_static(tensor) and tensor.shape[0] < 1):
-        raise ValueError(f"{name}: expected shape [num + 1], got {list(tensor.shape)}")
-    check_columns(tensor, name)
-
-
 def check_vector(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], count: Any, of: str) -> None:
-    _check_dtype(tensor, name, dtypes)
+    check_dtype(tensor, name, dtypes)
     if tensor.dim() != 1 or tensor.shape[0] != count:
         raise ValueError(f"{name}: expected shape [{count}] ({of}), got {list(tensor.shape)}")
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._check import mask_dtype
 from ._torch import CODES, autocast_hint
 
 COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
@@ -127,3 +128,77 @@ def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
     """Of a sum over rows ``dy``, whose dtype is ``like``."""
     if dtype not in (like, torch.float32):
         raise TypeError(f"{name}: expected float32 or {dtype_name(like)} (that of dy), got {dtype_name(dtype)}")
+
+
+# ---- tokens of sequences (docs/tokens.md) ---------------------------------------------------------------------------
+
+
+def check_first(tokens: Tensor, name: str, cu_seqlens: Any, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Any:
+    """The array that the others are like. Returns: the number of sequences."""
+    check_dtype(tokens, name, dtypes)
+    return _check_sequences(tokens, name, cu_seqlens)
+
+
+def check_first_mask(mask: Tensor, cu_seqlens: Any) -> Any:
+    """The same where it is the mask."""
+    mask_dtype("mask", dtype_name(mask.dtype))
+    return _check_sequences(mask, "mask", cu_seqlens)
+
+
+def _check_sequences(tokens: Tensor, name: str, cu_seqlens: Any) -> Any:
+    packed = cu_seqlens is not None
+    if tokens.dim() != 1 and (packed or tokens.dim() != 2):
+        wanted = "[num_tokens] beside cu_seqlens" if packed else "[num_sequences, num_tokens] or [num_tokens]"
+        raise ValueError(f"{name}: expected shape {wanted}, got {list(tokens.shape)}")
+    check_offsets(cu_seqlens)
+    check_columns(tokens, name)
+    return cu_seqlens.shape[0] - 1 if packed else tokens.shape[0] if tokens.dim() == 2 else 1
+
+
+def check_dtype(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    if tensor.dtype not in dtypes:
+        names = [dtype_name(d) for d in dtypes]
+        expected = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+        raise TypeError(f"{name}: expected dtype {expected}, got {dtype_name(tensor.dtype)}")
+
+
+def check_offsets(offsets: Any, name: str = "cu_seqlens", count: str = "num_sequences") -> None:
+    """None passes."""
+    if offsets is None:
+        return
+    check_dtype(offsets, name, (torch.int32, torch.int64))
+    if offsets.dim() != 1 or (is_static(offsets) and offsets.shape[0] < 1):
+        raise ValueError(f"{name}: expected shape [{count} + 1], got {list(offsets.shape)}")
+    check_columns(offsets, name)
+
+
+def check_mask(mask: Any, shape: Any, whose: str) -> None:
+    """A mask of the shape of ``whose``; None passes."""
+    if mask is None:
+        return
+    mask_dtype("mask", dtype_name(mask.dtype))
+    if mask.dim() != len(shape) or (is_static(mask) and tuple(mask.shape) != tuple(shape)):
+        raise ValueError(f"mask: expected shape {list(shape)} (that of {whose}), got {list(mask.shape)}")
+    if mask.dim():
+        check_columns(mask, "mask")
+
+
+def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: Any = None) -> None:
+    """``sequences``: their number, where the array may have one value each."""
+    if tensor is None:
+        return
+    check_dtype(tensor, name, (torch.float32,))
+    shape = tuple(tensor.shape)
+    if shape == tuple(like.shape):
+        if sequences is None or tensor.dim() != 2 or tensor.stride(-1) != 0:
+            check_columns(tensor, name)
+        return
+    if sequences is not None and shape[:1] == (sequences,) and (len(shape) == 1 or shape[1:] == (1,)):
+        return
+    tokens = tuple(like.shape)
+    one = f"{sequences}, 1" if is_static(like) and tokens == (sequences,) else f"{sequences}"
+    more = "" if sequences is None else f" or [{one}]"
+    also = "" if sequences is None else ", or one a sequence"
+    raise ValueError(
+        f"{name}: expected shape {list(like.shape)}{more} (that of {whose}{also}), got {list(tensor.shape)}"
+    )

@@ -90,6 +90,7 @@ void run_case(const Case& c, std::mt19937* random) {
     Sequences q;
     q.num_sequences = num;
     q.num_tokens = c.packed ? total : longest;
+    q.cu_dtype = DType::kInt64;
     if (c.packed) q.cu_seqlens = gpu ? starts_gpu.data : bytes_of_starts.data();
     return q;
   };
@@ -99,7 +100,7 @@ void run_case(const Case& c, std::mt19937* random) {
   };
   const auto mask_of = [&](bool gpu) {
     const void* data = gpu ? mask_gpu.data : mask.data();
-    return TokenMask{static_cast<const unsigned char*>(data) + c.shift * mask_bytes, stride, c.mask_dtype};
+    return rlk::mask_of(static_cast<const unsigned char*>(data) + c.shift * mask_bytes, stride, c.mask_dtype);
   };
   const auto output = [&](void* data) { return TokenArray<float>{static_cast<float*>(data) + c.shift, stride}; };
 

@@ -36,9 +36,9 @@ ImportanceSpec spec_of(unsigned seed) {
 
 // The batch on the device.
 struct There {
-  PolicySequences sequences;
+  Sequences sequences;
   PolicyTokens train, rollout;
-  PolicyMask mask;
+  TokenMask mask;
   DeviceArrays arrays;
 
   explicit There(const rollout_test::Batch& b)

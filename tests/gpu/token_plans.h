@@ -52,7 +52,7 @@ class DeviceArrays {
   }
   // Of a case of the host: cuts and mask.
   template <class Case>
-  void put(const Case& c, PolicySequences* q, PolicyMask* mask) {
+  void put(const Case& c, Sequences* q, TokenMask* mask) {
     if (mask->data != nullptr) mask->data = put(c.mask.data(), c.mask.size());
     if (!q->packed()) return;
     q->cu_seqlens = q->cu_dtype == DType::kInt64 ? put(c.cuts64.data(), c.cuts64.size() * sizeof(std::int64_t))
@@ -60,7 +60,7 @@ class DeviceArrays {
   }
   // A workspace that holds garbage.
   template <class Batch>
-  void* workspace(const PolicySequences& q, const TokenPlan& plan) {
+  void* workspace(const Sequences& q, const TokenPlan& plan) {
     const auto bytes = static_cast<std::size_t>(TokenWorkspace<Batch>(q, plan.tile, nullptr).bytes);
     const std::vector<unsigned char> garbage(bytes, 0xcd);
     return put(garbage.data(), bytes);

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .._constants import call_constant
 from .._native import module as _C
+from .._shapes import check_first, check_mask, check_tokens
 from .._torch import implement, memory, prepare
 from .covariance_mask import ENTROPY
-from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(  # a SymInt: a compiled step is not compiled again for its seed
@@ -52,5 +52,5 @@ def _fake(
     if kind != ENTROPY and advantage is None:
         raise TypeError("advantage: expected an array that speaks DLPack, got NoneType")
     check_tokens(advantage, "advantage", logprob, name, sequences)
-    check_mask(mask, logprob, name)
+    check_mask(mask, logprob.shape, name)
     return logprob.new_empty(logprob.shape)

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from .._constants import (
-    MASKS,
     call_constant,
     check_contiguous,
     check_positive,
-    check_same_tokens,
     check_share,
-    check_tokens,
     check_vector,
 )
 from .._native import module as _C
+from .._shapes import check_first, check_mask, check_tokens
 from .._torch import implement, memory, prepare
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -56,13 +54,11 @@ for _name in ("gae", "discounted_returns", "vtrace"):
 
 
 def _like(rewards: Tensor, mask: Any, cu_seqlens: Any, bootstrap: Any = None, **tokens: Tensor) -> Tensor:
-    check_tokens(rewards, "rewards", cu_seqlens)
+    num = check_first(rewards, "rewards", cu_seqlens)
     for name, tensor in tokens.items():
-        check_same_tokens(tensor, name, rewards, "rewards", (torch.float32,))
-    if mask is not None:
-        check_same_tokens(mask, "mask", rewards, "rewards", MASKS)
+        check_tokens(tensor, name, rewards, "rewards")
+    check_mask(mask, rewards.shape, "rewards")
     if bootstrap is not None:
-        num = rewards.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         check_vector(bootstrap, "bootstrap", (torch.float32,), num, "num_sequences")
         check_contiguous(bootstrap, "bootstrap")
     return rewards.new_empty(rewards.shape)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import _check
-from .._constants import call_constant, check_offsets, check_positive, check_vector
+from .._constants import call_constant, check_positive, check_vector
 from .._native import module as _C
-from .._shapes import check_end
+from .._shapes import check_end, check_offsets
 from .._torch import implement, memory, prepare
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -62,7 +62,7 @@ def _fake(
     check_vector(rewards, "rewards", (torch.float32,), num, "num_sequences")
     indices = (torch.int32, torch.int64)
     if group_offsets is not None:
-        check_offsets(group_offsets, "group_offsets")
+        check_offsets(group_offsets, "group_offsets", "num_groups")
         check_end(group_offsets, "group_offsets", num, "the number of sequences")
     elif group_ids is not None:
         check_vector(group_ids, "group_ids", indices, num, "num_sequences")

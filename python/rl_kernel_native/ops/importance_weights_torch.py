@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .._constants import call_constant
+from .._shapes import check_first, check_mask, check_tokens
 from .._torch import implement, memory, prepare
 from .importance_weights import ImportanceMetrics, call_native
-from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(
@@ -44,6 +44,6 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_first(logprob, "logprob", cu_seqlens)
     check_tokens(rollout_logprob, "rollout_logprob", logprob, "logprob")
-    check_mask(mask, logprob, "logprob")
+    check_mask(mask, logprob.shape, "logprob")
     vector = logprob.new_empty(len(ImportanceMetrics.names) if metrics else 0)
     return logprob.new_empty(logprob.shape), logprob.new_empty(logprob.shape), vector

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._shapes import check_first, check_mask, check_tokens
 from .._torch import apply_function, gradient, implement, memory, prepare, rows_of
 from .._transforms import looped, refuse_tangents
-from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # What is not asked for is an empty tensor. weight_kind: 0 none, 1 old_logprob, 2 importance_weight.
@@ -53,7 +53,7 @@ def _check(logprob: Tensor, ref_logprob: Tensor, weight: Any, mask: Any, weight_
     check_first(logprob, "logprob", None)
     check_tokens(ref_logprob, "ref_logprob", logprob, "logprob")
     check_tokens(weight, "old_logprob" if weight_kind == 1 else "importance_weight", logprob, "logprob")
-    check_mask(mask, logprob, "logprob")
+    check_mask(mask, logprob.shape, "logprob")
 
 
 @torch.library.register_fake("rl_kernel_native::kl", lib=_library)

@@ -88,7 +88,8 @@ def linear_logprob(
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
         temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, the ``return_`` flags,
             check, on_bad_id, exp: as for :func:`logprob`.
-        loss_mask: bool ``[...]``, of the framework of ``target``: where it is False a row is one whose target is
+        loss_mask: ``[...]``, of the framework of ``target`` and any dtype of a mask (docs/tokens.md): where it is zero
+            a row is one whose target is
             ``ignore_index``, whatever its target is: every output and every gradient is 0.
         lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, of the dtype of ``hidden``;
             rows contiguous, any stride between them. Each logit's sum goes on from ``hidden @ weight.T`` over the rank,
@@ -317,7 +318,7 @@ def linear_logprob_partial(
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
-    """The target with ``ignore_index`` where ``loss_mask`` is False, in its own framework and dtype."""
+    """The target with ``ignore_index`` where ``loss_mask`` is zero, in its own framework and dtype."""
     ignored = _check.integer("ignore_index", ignore_index)
     if _dispatch.is_tensor(target):
         return _torch().scored_target(target, loss_mask, ignored)
@@ -327,8 +328,7 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
         kinds = (type(target).__name__, type(loss_mask).__name__)
         raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
-    if str(loss_mask.dtype) != "bool":
-        raise TypeError(f"loss_mask: expected dtype bool, got {loss_mask.dtype}")
+    _check.mask_dtype("loss_mask", str(loss_mask.dtype))
     if tuple(loss_mask.shape) != tuple(target.shape):
         wanted = list(target.shape)
         raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
@@ -336,4 +336,4 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
         raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
     _check.held_by("target", ignored, "ignore_index", str(target.dtype))
     namespace = np if isinstance(target, np.ndarray) else target.__array_namespace__()
-    return namespace.where(loss_mask, target, namespace.full_like(target, ignored))
+    return namespace.where(loss_mask != 0, target, namespace.full_like(target, ignored))

@@ -193,8 +193,7 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
         require_tensors(target=target, loss_mask=loss_mask)
     if not isinstance(loss_mask, Tensor):
         raise TypeError(f"loss_mask: expected a torch.Tensor, got {type(loss_mask).__name__}")
-    if loss_mask.dtype is not torch.bool:
-        raise TypeError(f"loss_mask: expected dtype bool, got {_shapes.dtype_name(loss_mask.dtype)}")
+    _check.mask_dtype("loss_mask", _shapes.dtype_name(loss_mask.dtype))
     if loss_mask.shape != target.shape:
         wanted = list(target.shape)
         raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
@@ -203,7 +202,7 @@ def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
     if target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: expected dtype int32 or int64, got {_shapes.dtype_name(target.dtype)}")
     _check.held_by("target", ignored, "ignore_index", str(target.dtype))
-    return torch.where(loss_mask, target, ignored)
+    return torch.where(loss_mask != 0, target, ignored)
 
 
 def _forward(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...], returns: int) -> Any:

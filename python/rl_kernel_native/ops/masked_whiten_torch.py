@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import MASKS, call_constant, check_positive, check_same_tokens, check_tokens
+from .._constants import call_constant, check_positive
 from .._native import module as _C
+from .._shapes import check_first, check_mask
 from .._torch import implement, memory, prepare
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -38,9 +39,8 @@ implement(_library, "masked_whiten", _kernel)
 def _fake(
     x: Tensor, mask: Any, cu_seqlens: Any, eps: float, _shift_mean: bool, _unbiased: bool, return_stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_tokens(x, "x", cu_seqlens)
+    check_first(x, "x", cu_seqlens)
     check_positive("eps", eps)
-    if mask is not None:
-        check_same_tokens(mask, "mask", x, "x", MASKS)
+    check_mask(mask, x.shape, "x")
     shape = () if return_stats else (0,)
     return x.new_empty(x.shape), x.new_empty(shape), x.new_empty(shape)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .._constants import call_constant
 from .._native import module as _C
+from .._shapes import check_first, check_mask, check_tokens
 from .._torch import implement, memory, prepare
 from .mismatch_metrics import MismatchMetrics
-from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(
@@ -40,5 +40,5 @@ implement(_library, "mismatch_metrics", _kernel)
 def _fake(logprob_train: Tensor, logprob_rollout: Tensor, mask: Any, cu_seqlens: Any, _limit: float) -> Tensor:
     check_first(logprob_train, "logprob_train", cu_seqlens)
     check_tokens(logprob_rollout, "logprob_rollout", logprob_train, "logprob_train")
-    check_mask(mask, logprob_train, "logprob_train")
+    check_mask(mask, logprob_train.shape, "logprob_train")
     return logprob_train.new_empty(len(MismatchMetrics.names))

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import call_constant, check_offsets, check_positive
+from .._constants import call_constant, check_positive
 from .._native import module as _C
-from .._shapes import check_end
+from .._shapes import check_end, check_first, check_mask, check_offsets, check_tokens
 from .._torch import implement, memory, prepare
-from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _library.define(
@@ -53,9 +52,9 @@ def _fake(
     check_tokens(rewards, "rewards", logprob, "logprob", sequences)
     check_tokens(sum_p_sq, "sum_p_sq", logprob, "logprob")
     check_tokens(importance_weight, "importance_weight", logprob, "logprob", sequences)
-    check_mask(mask, logprob, "logprob")
+    check_mask(mask, logprob.shape, "logprob")
     if group_offsets is not None:
-        check_offsets(group_offsets, "group_offsets")
+        check_offsets(group_offsets, "group_offsets", "num_groups")
         check_end(group_offsets, "group_offsets", sequences, "the number of sequences")
     elif type(sequences) is int and (group_size < 1 or sequences % group_size):
         raise ValueError(f"group_size: expected a divisor of {sequences} (the number of sequences), got {group_size}")

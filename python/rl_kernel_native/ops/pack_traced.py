@@ -13,11 +13,10 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import dtype_name, is_static
+from .._shapes import check_mask, check_offsets, dtype_name, is_static
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped
 from .pack import fill_bits, is_zero
-from .sequence_logprob_traced import check_mask, check_offsets
 
 MOST = 8  # tensors of one call
 

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import check_element
+from .._shapes import check_element, check_first, check_mask, check_tokens
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .policy_spec import PolicySpec
-from .token_shapes import check_first, check_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # What is not there is an empty tensor.
@@ -61,7 +60,7 @@ def _fake(
     ratio_metrics: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sequences = check_first(logprob, "logprob", cu_seqlens)
-    check_mask(mask, logprob, "logprob")
+    check_mask(mask, logprob.shape, "logprob")
     check_tokens(old_logprob, "old_logprob", logprob, "logprob")
     check_tokens(advantage, "advantage", logprob, "logprob", sequences)
     check_tokens(ref_logprob, "ref_logprob", logprob, "logprob")

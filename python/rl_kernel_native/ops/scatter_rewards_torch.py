@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._constants import call_constant, check_offsets, check_vector
-from .._shapes import check_element, dtype_name, is_static
+from .._constants import call_constant, check_vector
+from .._shapes import check_element, check_first_mask, check_offsets, check_tokens, dtype_name, is_static
 from .._torch import implement, memory, prepare
 from .scatter_rewards import call_native
-from .token_shapes import check_first_mask, check_tokens
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # What is not asked for is an empty tensor.

@@ -114,7 +114,8 @@ def sequence_logprob_backward(
         num_tokens: of a padded row, or of the packed array.
         dtype: that of ``logprob``, float32, bfloat16 or float16.
     Returns:
-        ``[num_sequences, num_tokens]`` or ``[num_tokens]``: ``dsum`` of the token's sequence where it counts, else 0.
+        ``[num_sequences, num_tokens]``, or ``[num_tokens]`` with ``cu_seqlens`` or a mask of one dimension: ``dsum`` of
+        the token's sequence where it counts, else 0.
     Raises: as :func:`sequence_logprob`.
     Source: docs/numerics.md, rule 10.
     """
@@ -126,9 +127,10 @@ def sequence_logprob_backward(
         return _torch().backward(dsum, mask, cu_seqlens, num_tokens, code)
     frame = _dispatch.Frame(dsum, "dsum")
     _dispatch.match_torch_threads()
+    is_flat = cu_seqlens is None and getattr(mask, "ndim", 2) == 1
     return frame.result(
         _C.sequence_logprob_backward(
             frame.export(dsum, "dsum"), frame.export(mask, "mask"), frame.export(cu_seqlens, "cu_seqlens"), num_tokens,
-            code, frame.allocate, frame.stream,
+            code, is_flat, frame.allocate, frame.stream,
         )
     )  # fmt: skip

@@ -53,6 +53,7 @@ class _SequenceLogprob(torch.autograd.Function):
         outputs = _C.sequence_logprob(logprob, mask, cu_seqlens, return_status, None, 0)
         ctx.save_for_backward(mask, cu_seqlens)
         ctx.how = (logprob.shape[-1], CODES[logprob.dtype])
+        ctx.is_flat = logprob.dim() == 1
         ctx.mark_non_differentiable(*(o for o in outputs[1:] if o is not None))
         return outputs
 
@@ -61,15 +62,19 @@ class _SequenceLogprob(torch.autograd.Function):
         mask, cu_seqlens = ctx.saved_tensors
         if is_grad_enabled() or not is_direct_gradient(dsum):  # create_graph: a backward that has a backward
             require_tensors(dsum=dsum)
-            return traced.backward(gradient(dsum, torch.float32, "dsum"), mask, cu_seqlens, *ctx.how), None, None, None
-        dsum = gradient(dsum, torch.float32, "dsum")
-        prepare(dsum)
-        return _C.sequence_logprob_backward(dsum, mask, cu_seqlens, *ctx.how, None, 0), None, None, None
+            found = traced.backward(gradient(dsum, torch.float32, "dsum"), mask, cu_seqlens, *ctx.how)
+        else:
+            dsum = gradient(dsum, torch.float32, "dsum")
+            prepare(dsum)
+            is_flat = ctx.is_flat and cu_seqlens is None
+            found = _C.sequence_logprob_backward(dsum, mask, cu_seqlens, *ctx.how, is_flat, None, 0)
+        return found.view(-1) if ctx.is_flat else found, None, None, None
 
 
 def backward(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: int, code: int) -> Any:
     if is_direct(dsum, mask, cu_seqlens) and not wants_grad(dsum):
         prepare(dsum)
-        return _C.sequence_logprob_backward(dsum, mask, cu_seqlens, num_tokens, code, None, 0)
+        is_flat = traced.is_flat(mask, cu_seqlens)
+        return _C.sequence_logprob_backward(dsum, mask, cu_seqlens, num_tokens, code, is_flat, None, 0)
     require_tensors(dsum=dsum, optional={"mask": mask, "cu_seqlens": cu_seqlens})
     return traced.backward(dsum, mask, cu_seqlens, num_tokens, code)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import COPY, check_columns, dtype_name, is_static
+from .._shapes import check_first, check_mask, check_offsets, dtype_name
 from .._torch import CODES, DTYPES, apply_function, gradient, implement, memory, prepare
 from .._transforms import looped
 
@@ -36,7 +36,13 @@ def _kernel(logprob: Tensor, mask: Any, cu_seqlens: Any, return_status: bool) ->
 
 def _backward_kernel(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: int, code: int) -> Tensor:
     prepare(dsum)
-    return _C.sequence_logprob_backward(memory(dsum), memory(mask), memory(cu_seqlens), num_tokens, code, None, 0)
+    how = (num_tokens, code, is_flat(mask, cu_seqlens))
+    return _C.sequence_logprob_backward(memory(dsum), memory(mask), memory(cu_seqlens), *how, None, 0)
+
+
+def is_flat(mask: Any, cu_seqlens: Any) -> bool:
+    """Whether the gradient of one sequence is ``[num_tokens]``: that of a mask says so."""
+    return cu_seqlens is None and mask is not None and mask.dim() == 1
 
 
 implement(_library, "sequence_logprob", _kernel, functools.partial(apply, "_TransformedSequenceLogprob"))
@@ -49,40 +55,10 @@ implement(
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-def check_mask(mask: Any, shape: Any, whose: str) -> None:
-    if mask is None:
-        return
-    if mask.is_complex() or (mask.is_floating_point() and mask.itemsize == 1):
-        wanted = "bool, of integers or of floats of 16 bits and more"
-        raise TypeError(f"mask: expected dtype {wanted}, got {dtype_name(mask.dtype)}")
-    if mask.dim() != len(shape) or (is_static(mask) and tuple(mask.shape) != tuple(shape)):
-        raise ValueError(f"mask: expected shape {list(shape)} (the tokens of {whose}), got {list(mask.shape)}")
-    check_columns(mask, "mask")
-
-
-def check_offsets(cu_seqlens: Any) -> None:
-    if cu_seqlens is None:
-        return
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens: expected dtype int32 or int64, got {dtype_name(cu_seqlens.dtype)}")
-    if cu_seqlens.dim() != 1 or (is_static(cu_seqlens) and cu_seqlens.shape[0] < 1):
-        raise ValueError(f"cu_seqlens: expected shape [num_sequences + 1], got {list(cu_seqlens.shape)}")
-    if is_static(cu_seqlens) and not cu_seqlens.is_contiguous():
-        raise ValueError(f"cu_seqlens: expected a contiguous array, got stride {cu_seqlens.stride(0)}{COPY}")
-
-
 @torch.library.register_fake("rl_kernel_native::sequence_logprob", lib=_library)
 def _fake(logprob: Tensor, mask: Any, cu_seqlens: Any, return_status: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if logprob.dtype not in CODES:
-        raise TypeError(f"logprob: expected dtype float32, bfloat16 or float16, got {dtype_name(logprob.dtype)}")
-    packed = cu_seqlens is not None
-    if logprob.dim() != (1 if packed else 2):
-        wanted = "[num_tokens] beside cu_seqlens" if packed else "[num_sequences, num_tokens]"
-        raise ValueError(f"logprob: expected shape {wanted}, got {list(logprob.shape)}")
-    check_columns(logprob, "logprob")
+    rows = check_first(logprob, "logprob", cu_seqlens, (torch.float32, torch.bfloat16, torch.float16))
     check_mask(mask, logprob.shape, "logprob")
-    check_offsets(cu_seqlens)
-    rows = cu_seqlens.shape[0] - 1 if packed else logprob.shape[0]
     total = logprob.new_empty(rows, dtype=torch.float32)
     count = logprob.new_empty(rows, dtype=torch.int64)
     return total, count, logprob.new_empty(rows if return_status else 0, dtype=torch.int32)
@@ -95,7 +71,8 @@ def _backward_fake(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: Any, co
     check_offsets(cu_seqlens)
     if dsum.dim() != 1:
         raise ValueError(f"dsum: expected shape [num_sequences], got {list(dsum.shape)}")
-    shape = [num_tokens] if cu_seqlens is not None else [dsum.shape[0], num_tokens]
+    packed = cu_seqlens is not None or is_flat(mask, cu_seqlens)
+    shape = [num_tokens] if packed else [dsum.shape[0], num_tokens]
     check_mask(mask, shape, "logprob")
     return dsum.new_empty(shape, dtype=DTYPES[code])
 
@@ -123,13 +100,15 @@ class _TracedSequenceLogprob(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         logprob, mask, cu_seqlens, _ = inputs
         ctx.how = (logprob.shape[-1], CODES[logprob.dtype])
+        ctx.is_flat = logprob.dim() == 1
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(mask, cu_seqlens)
         ctx.save_for_forward(mask, cu_seqlens)
 
     @staticmethod
     def backward(ctx: Any, dsum: Tensor, _count: Any, _status: Any) -> Any:
-        return backward(gradient(dsum, torch.float32, "dsum"), *ctx.saved_tensors, *ctx.how), None, None, None
+        found = backward(gradient(dsum, torch.float32, "dsum"), *ctx.saved_tensors, *ctx.how)
+        return found.reshape(-1) if ctx.is_flat else found, None, None, None
 
 
 @callable_in_graph

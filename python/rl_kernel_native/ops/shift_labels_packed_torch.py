@@ -10,9 +10,8 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
-from .._shapes import check_columns, dtype_name, is_static
+from .._shapes import check_columns, check_first, check_mask, check_offsets, dtype_name, is_static
 from .._torch import implement, is_direct, memory, prepare, require_tensors
-from .sequence_logprob_traced import check_mask, check_offsets
 
 __all__ = ["loss_mask_from_spans", "shift_labels_packed", "tool_mask"]
 
@@ -120,11 +119,5 @@ def _spans_fake(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens
 
 @torch.library.register_fake("rl_kernel_native::tool_mask", lib=_library)
 def _turns_fake(ids: Tensor, begin: Any, end: Any, cu_seqlens: Any, include_end: bool) -> Tensor:
-    _check_integers(ids, "ids")
-    packed = cu_seqlens is not None
-    if ids.dim() != (1 if packed else 2):
-        wanted = "[num_tokens] beside cu_seqlens" if packed else "[num_sequences, num_tokens]"
-        raise ValueError(f"ids: expected shape {wanted}, got {list(ids.shape)}")
-    check_columns(ids, "ids")
-    check_offsets(cu_seqlens)
+    check_first(ids, "ids", cu_seqlens, (torch.int32, torch.int64))
     return ids.new_empty(ids.shape, dtype=torch.bool)

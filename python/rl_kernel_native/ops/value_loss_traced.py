@@ -13,11 +13,10 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import check_element
+from .._shapes import check_element, check_first, check_mask, check_tokens
 from .._torch import apply_function, implement, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .policy_loss_traced import scaled
-from .token_shapes import check_first, check_mask, check_tokens
 from .value_loss import METRICS, NAMES
 
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
@@ -49,7 +48,7 @@ def _fake(
     check_first(value, "value", cu_seqlens)
     check_tokens(old_value, "old_value", value, "value")
     check_tokens(returns, "returns", value, "value")
-    check_mask(mask, value, "value")
+    check_mask(mask, value.shape, "value")
     check_element(denominator, "denominator")
     return value.new_empty(()), value.new_empty(len(METRICS)), value.new_empty(value.shape)
 

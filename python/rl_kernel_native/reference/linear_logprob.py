@@ -25,14 +25,14 @@ def linear_logprob_reference(
 ) -> dict[str, np.ndarray]:
     """:func:`logprob_reference` of the logits of :func:`linear_reference`, which nothing rounds.
 
-    Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: bool ``[...]``, False where
+    Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: ``[...]``, zero where
         a row is ignored; lora_a, lora_b: ``[rank, in_features]`` and ``[vocab_size, rank]``, or None: the weight is
         ``weight + lora_scale * lora_b @ lora_a``; target, ``options``: as for :func:`logprob_reference`; NumPy arrays
         in any float dtype. Ignored rows of ``hidden`` are not read.
     Returns: as :func:`logprob_reference`.
     """
     if loss_mask is not None:
-        target = np.where(loss_mask, target, ignore_index)
+        target = np.where(np.asarray(loss_mask) != 0, target, ignore_index)
     rows = np.where((np.asarray(target) == ignore_index)[..., None], 0.0, np.asarray(hidden).astype(np.float64))
     if (lora_a is None) != (lora_b is None):
         raise ValueError("lora_a, lora_b: expected both or neither")
@@ -63,7 +63,7 @@ def linear_cross_entropy_reference(
     """
     scored = np.asarray(target) != ignore_index
     if loss_mask is not None:
-        scored = scored & np.asarray(loss_mask)
+        scored = scored & (np.asarray(loss_mask) != 0)
     of = linear_logprob_reference(
         hidden, weight, target, ignore_index=ignore_index, loss_mask=loss_mask, **options
     )  # fmt: skip

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

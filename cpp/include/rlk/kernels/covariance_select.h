@@ -100,15 +100,15 @@ RLK_DEVICE void for_each_slot(std::int64_t count, std::int64_t block, std::int64
   for (std::int64_t i = block * kSelectThreads + Gpu::thread(); i < count; i += blocks * kSelectThreads) run(i);
 }
 
-// The sequence of a slot; cuts may be wrong.
-RLK_DEVICE std::int64_t sequence_at(const PolicySequences& q, std::int64_t slot) {
+// The sequence of a slot; offsets may be wrong.
+RLK_DEVICE std::int64_t sequence_at(const Sequences& q, std::int64_t slot) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(q.num_tokens);
   }
   std::int64_t low = 0, high = q.num_sequences;  // the last one that begins no later
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
-    (cut_of(q, middle) <= slot ? low : high) = middle;
+    (offset_at<GlobalMemory>(q.offsets(), middle) <= slot ? low : high) = middle;
   }
   return low;
 }
@@ -130,8 +130,9 @@ RLK_DEVICE void covariance_priorities(const CovarianceMaskParams& p, const Covar
       priority = largest_first(c);
     } else {
       const std::int64_t s = sequence_at(p.sequences, i);
+      const Sequences& q = p.sequences;
       priority =
-          draw_priority(p.seed, s, i - (p.sequences.packed() ? cut_of(p.sequences, s) : s * p.sequences.num_tokens));
+          draw_priority(p.seed, s, i - (q.packed() ? offset_at<GlobalMemory>(q.offsets(), s) : s * q.num_tokens));
     }
     values[i] = float_of(static_cast<std::int32_t>(priority));
     Gpu::count_on(&shared->counts[priority >> (select_shift(0) - 32)], 1u);

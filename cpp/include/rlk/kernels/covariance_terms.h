@@ -46,8 +46,8 @@ struct CovarianceSumTerms : LowerSums {
   enum : int { kAdvantage, kLogprob };
   using Params = CovarianceMaskParams;
   struct Factors {};
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) { return i == kAdvantage ? p.advantage : p.logprob; }
   static RLK_HD float* output(const Params&, int) { return nullptr; }
 
@@ -71,12 +71,13 @@ struct CovarianceTerms : EverySum {
   struct Factors {
     float mean_advantage, mean_logprob;
   };
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     return i == 0 ? p.advantage : i == 1 ? p.logprob : p.old_logprob;
   }
   static RLK_HD float* output(const Params& p, int) { return p.selected; }
+  static RLK_HD float rest() { return float_of(kNoCandidate); }
 
   template <class F>
   static RLK_HD void token(const Params& p, const Factors& f, const F (&in)[kInputs], MaskOf<F> mask,
@@ -135,7 +136,7 @@ struct CovarianceBatch {
   using Shared = CovarianceShared;
   using Context = TokenContext<CovarianceBatch>;
   using Total = TotalSums<kSums, kCounts, kMaxima>;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params&) { return false; }
   static RLK_HD bool needs_sums(const Params&) { return true; }
   template <class Terms>
@@ -153,7 +154,7 @@ struct CovarianceBatch {
     Total t = {};
     for (int i = 0; i < kSums; ++i) t.sum[i] = groups[0].sum[i];
     t.count[kTokens] = groups[0].count[0];
-    t.count[kBadCuts] = has_bad_cuts(p.sequences, s);
+    t.count[kBadCuts] = has_bad_offsets(p.sequences, s);
     return t;
   }
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int) {

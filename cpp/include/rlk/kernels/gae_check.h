@@ -1,8 +1,8 @@
 // What of a gae call would corrupt memory, for every backend; the bindings checked what users may get wrong.
 #pragma once
 
-#include "rlk/kernels/sequences_check.h"
 #include "rlk/ops/gae.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

@@ -1,11 +1,26 @@
 // The formulas of ops/gae.h, shared by all backends.
 #pragma once
 
+#include "rlk/kernels/token_slots.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/ieee.h"
 #include "rlk/ops/gae.h"
 
 namespace rlk {
+
+// Whether a GPU's block, of a sequence or behind all of them, has nothing to scan: tokens of no sequence are +0, those of a
+// sequence whose offsets are bad NaN.
+RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread, int threads) {
+  const Sequences& q = p.sequences;
+  if (!q.packed()) return false;
+  const std::int64_t rest = block - q.num_sequences;
+  const bool is_bad = rest < 0 && has_bad_offsets(q, block);
+  for (const TokenArray<float>& a : {p.advantages, p.returns}) {
+    if (rest >= 0) clear_rest(q, a.data, rest, rest_blocks(q), thread, threads);
+    if (is_bad) spoil_sequence(a.data, span_of(q, block), a.row_stride, thread, threads);
+  }
+  return rest >= 0 || is_bad;
+}
 
 // x behind a token to x at it: x becomes advance(c, x, d).
 struct ScanStep {

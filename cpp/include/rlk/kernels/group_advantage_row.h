@@ -3,7 +3,7 @@
 
 #include "rlk/math/ieee.h"
 #include "rlk/ops/group_advantage.h"
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

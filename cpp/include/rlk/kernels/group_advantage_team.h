@@ -153,7 +153,7 @@ RLK_DEVICE void merge_ids(const GroupAdvantageParams& p, std::int32_t run, bool 
 template <class Team>
 RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
   OffsetRange r = {i * p.group_size, (i + 1) * p.group_size};
-  if (p.group_offsets != nullptr) r = range_of(p.group_offsets, p.index_dtype, i, p.num_sequences);
+  if (p.group_offsets != nullptr) r = range_of({p.group_offsets, p.index_dtype}, i, p.num_sequences);
   const auto begin = static_cast<std::int32_t>(r.begin);
   advantages_of_group(team, p, static_cast<std::int32_t>(r.end) - begin,
                       [=](std::int32_t m) { return std::int64_t{begin + m}; });

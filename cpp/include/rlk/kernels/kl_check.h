@@ -27,7 +27,7 @@ inline KlParams as_one_row(KlParams p) {
   for (const PolicyTokens* a : {&p.logprob, &p.ref_logprob, &p.weight, &p.d_kl}) {
     if (a->data != nullptr && a->sequence_stride != n) return p;
   }
-  if (p.mask.data != nullptr && p.mask.sequence_stride != n) return p;
+  if (p.mask.data != nullptr && p.mask.row_stride != n) return p;
   if (p.sequences.num_slots() >= std::int64_t{1} << 33) return p;
   p.sequences = {nullptr, DType::kInt32, 1, p.sequences.num_slots()};
   return p;

@@ -93,10 +93,11 @@ enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 // One pass over tokens, without sums: values, or, given what they are multiplied by, gradients.
 struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
+  static constexpr bool kMayBePacked = false;
   using Params = KlParams;
   struct Factors {};
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     switch (i) {
       case kKlLogprob:

@@ -52,7 +52,7 @@ class MaskStretch {
 
   // Once all have looked at what was there before. meanwhile(): goes on beside the loads.
   template <class Meanwhile>
-  RLK_DEVICE void load(const PolicyMask& mask, int stretch, const Meanwhile& meanwhile) {
+  RLK_DEVICE void load(const TokenMask& mask, int stretch, const Meanwhile& meanwhile) {
     load_bits(mask, stretch);
     meanwhile();
     index_bits();
@@ -86,14 +86,12 @@ class MaskStretch {
   // Of a lane: of what a wave shares there would be more than scalar registers.
   static RLK_DEVICE int thread() { return static_cast<int>(Gpu::of_lane(static_cast<std::uintptr_t>(Gpu::thread()))); }
 
-  RLK_DEVICE void load_bits(const PolicyMask& mask, int stretch) {
+  RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    const TokenFlags flags = {mask.data, 0, mask.data == nullptr ? 0 : size_of(mask.dtype),
-                              mask.dtype == DType::kFloat32};
-    with_flag_bytes(flags, [&](auto bytes) {
+    with_flag_bytes(mask, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;
-      const FlagsFrom<kBytes, GlobalMemory> from(flags, mask_at_ + begin);
+      const FlagsFrom<kBytes, GlobalMemory> from(mask, mask_at_ + begin);
       off_ = kBytes == 1 ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from.flags) % 16) : 0;
       load_halves<kBytes>(from);
     });

@@ -1,9 +1,9 @@
 // The formulas of ops/masked_whiten.h behind the sums, and the memory between the passes, shared by all backends.
 #pragma once
 
-#include "rlk/kernels/sequences_check.h"
 #include "rlk/math/ieee.h"
 #include "rlk/ops/masked_whiten.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

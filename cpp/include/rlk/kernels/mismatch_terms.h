@@ -59,8 +59,8 @@ struct MismatchTerms : EverySum {
   static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
   using Factors = MismatchFactors;
   using Params = MismatchMetricsParams;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) { return i == 0 ? p.logprob_train : p.logprob_rollout; }
   static RLK_HD float* output(const Params&, int) { return nullptr; }
 
@@ -137,7 +137,7 @@ struct MismatchBatch {
   struct Shared {};
   using Context = TokenContext<MismatchBatch>;
   using Total = TotalSums<kSums, kCounts, kMaxima>;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params&) { return false; }
   static RLK_HD bool needs_sums(const Params&) { return true; }
   template <class Terms>
@@ -157,7 +157,7 @@ struct MismatchBatch {
       t.count[i] = of.count[i];
       t.count[kTokenCounts + i] = of_p.count[i];
     }
-    t.count[kCountOfBadCuts] = has_bad_cuts(p.sequences, s);
+    t.count[kCountOfBadCuts] = has_bad_offsets(p.sequences, s);
     if (of.count[kCountOfTokens] == 0) return t;
     t.count[kCountOfSequences] = 1;
     t.sum[kTotalLogRatio] = of.sum[kSumLogRatio];

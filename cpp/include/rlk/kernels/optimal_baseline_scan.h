@@ -13,7 +13,7 @@ struct BaselineWorkspace {
   std::int64_t* counts;  // [num_sequences]
   std::int64_t bytes;
 
-  BaselineWorkspace(const PolicySequences& q, void* memory) {
+  BaselineWorkspace(const Sequences& q, void* memory) {
     const std::int64_t first = (q.num_slots() * 4 + 15) / 16 * 16;
     bytes = first + q.num_sequences * 8;
     weights = static_cast<float*>(memory);
@@ -22,7 +22,7 @@ struct BaselineWorkspace {
 };
 
 // Blocks of a group: enough for its sequences' mean length, up to a bound; each goes on to the next tile that none has.
-inline std::int64_t baseline_blocks_of_group(const PolicySequences& q) {
+inline std::int64_t baseline_blocks_of_group(const Sequences& q) {
   constexpr std::int64_t kMost = 64;
   const std::int64_t tiles = (mean_length(q) + kBaselineChunk - 1) / kBaselineChunk;
   return tiles < 1 ? 1 : tiles < kMost ? tiles : kMost;
@@ -35,22 +35,25 @@ struct BaselineShared {
 };
 
 // A sequence's place in the outputs and the workspace, and in inputs of its own stride.
-RLK_HD std::int64_t output_offset(const PolicySequences& q, std::int64_t s, const PolicySpan& span) {
+RLK_HD std::int64_t output_offset(const Sequences& q, std::int64_t s, const TokenSpan& span) {
   return q.packed() ? span.begin : s * q.num_tokens;
 }
 
 template <class Gpu>
 RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const BaselineWorkspace& w, std::int64_t s,
                               BaselineShared* shared) {
-  const PolicySequences& q = p.sequences;
-  const PolicySpan span = span_of(q, s);
+  const Sequences& q = p.sequences;
+  if (s >= q.num_sequences) {
+    for (float* const array : {p.returns, p.advantages}) {
+      clear_rest(q, array, s - q.num_sequences, rest_blocks(q), Gpu::thread(), kBaselineChunk);
+    }
+    return;
+  }
+  const TokenSpan span = span_of(q, s);
   const int thread = Gpu::thread();
   const bool shares_reward = p.rewards.token_stride == 0;
-  const std::int64_t to = output_offset(q, s, span), mask_at = q.packed() ? span.begin : s * p.mask.sequence_stride;
-  const DType mask_type = p.mask.dtype == DType::kUInt8 ? DType::kBool : p.mask.dtype;
-  const auto counted = [&](std::int64_t t) {
-    return t < span.length && (p.mask.data == nullptr || counts(in_global(p.mask.data), mask_type, mask_at + t));
-  };
+  const std::int64_t to = output_offset(q, s, span), mask_at = q.packed() ? span.begin : s * p.mask.row_stride;
+  const auto counted = [&](std::int64_t t) { return t < span.length && counts<GlobalMemory>(p.mask, mask_at + t); };
   // Of a null array never read.
   const auto of_sequence = [&](const PolicyTokens& a) { return in_global(a.data) + offset_of(a, q, s, span); };
   const float* const rewards = of_sequence(p.rewards);
@@ -61,7 +64,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   float* const returns = in_global(p.returns) + to;
   const std::int64_t chunks = (span.length + kBaselineChunk - 1) / kBaselineChunk;
   // Of a sequence beside bad cuts G is NaN.
-  float before = 0.0f, after = has_bad_cuts(q, s) ? canonical_nan() : 0.0f;
+  float before = 0.0f, after = has_bad_offsets(q, s) ? canonical_nan() : 0.0f;
   std::uint32_t tokens = 0;
   RLK_UNROLL_NOT
   for (std::int64_t k = 0; k < chunks; ++k) {
@@ -107,7 +110,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
 template <class Gpu>
 RLK_DEVICE void baseline_group(const OptimalTokenBaselineParams& p, const BaselineWorkspace& w, std::int64_t group,
                                std::int64_t part, std::int64_t parts) {
-  const PolicySequences& q = p.sequences;
+  const Sequences& q = p.sequences;
   const OffsetRange range = group_of(p, group);
   const float* const weights = in_global(w.weights);
   const float* const returns = in_global(p.returns);
@@ -127,7 +130,7 @@ RLK_DEVICE void baseline_group(const OptimalTokenBaselineParams& p, const Baseli
     float num = 0.0f, den = 0.0f;
     RLK_UNROLL_NOT
     for (std::int64_t s = range.begin; s < range.end; ++s) {
-      const PolicySpan span = span_of(q, s);
+      const TokenSpan span = span_of(q, s);
       if (t >= span.length) continue;
       const std::int64_t at = output_offset(q, s, span) + t;
       const float weight = weights[at], g = returns[at];
@@ -138,7 +141,7 @@ RLK_DEVICE void baseline_group(const OptimalTokenBaselineParams& p, const Baseli
     const float baseline = range.end - range.begin == 1 ? 0.0f : div_rn(num, add_rn(den, p.eps));
     RLK_UNROLL_NOT
     for (std::int64_t s = range.begin; s < range.end; ++s) {
-      const PolicySpan span = span_of(q, s);
+      const TokenSpan span = span_of(q, s);
       if (t >= span.length) continue;
       const std::int64_t at = output_offset(q, s, span) + t;
       const float x = sub_rn(returns[at], tail.has(s, t) ? 0.0f : baseline);

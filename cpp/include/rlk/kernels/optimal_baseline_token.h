@@ -4,14 +4,14 @@
 #include "rlk/kernels/policy_check.h"
 #include "rlk/math/exp.h"
 #include "rlk/ops/optimal_token_baseline.h"
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
 constexpr int kBaselineChunk = 256;
 
 inline void check_optimal_token_baseline(const OptimalTokenBaselineParams& p) {
-  const PolicySequences& q = p.sequences;
+  const Sequences& q = p.sequences;
   check_sequences(q, p.mask, "optimal_token_baseline");
   RLK_CHECK(p.group_dtype == DType::kInt32 || p.group_dtype == DType::kInt64,
             "optimal_token_baseline: group_offsets are int32 or int64");
@@ -21,7 +21,7 @@ inline void check_optimal_token_baseline(const OptimalTokenBaselineParams& p) {
             "optimal_token_baseline: groups have all sequences");
   RLK_CHECK(p.eps > 0.0f, "optimal_token_baseline: eps is positive");
   if (q.num_slots() == 0) return;
-  RLK_CHECK(p.rewards.data != nullptr, "optimal_token_baseline: rewards are given");
+  RLK_CHECK(p.rewards.data != nullptr || q.num_sequences == 0, "optimal_token_baseline: rewards are given");
   RLK_CHECK(p.logprob.data && p.logprob.token_stride == 1, "optimal_token_baseline: logprob, one a token");
   RLK_CHECK(p.sum_p_sq.data && p.sum_p_sq.token_stride == 1, "optimal_token_baseline: sum_p_sq, one a token");
   RLK_CHECK(p.advantages != nullptr && p.returns != nullptr,
@@ -46,7 +46,7 @@ constexpr float kNoWeight = -1.0f;
 // The sequences of a group.
 RLK_HD OffsetRange group_of(const OptimalTokenBaselineParams& p, std::int64_t g) {
   if (p.group_offsets == nullptr) return {g * p.group_size, (g + 1) * p.group_size};
-  return range_of(in_global(p.group_offsets), p.group_dtype, g, p.sequences.num_sequences);
+  return range_of({p.group_offsets, p.group_dtype}, g, p.sequences.num_sequences);
 }
 
 // From which position on a sequence of the group has no baseline: add() each, ascending.

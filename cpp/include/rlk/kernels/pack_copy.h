@@ -13,8 +13,8 @@
 
 #include "rlk/kernels/copy_run.h"
 #include "rlk/kernels/row_split.h"
-#include "rlk/kernels/sequences.h"
 #include "rlk/ops/pack.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

@@ -18,6 +18,8 @@ struct PlainSums {
   F maximum;
 };
 
+// Masks of two bytes an element, or of doubles, are rare and go the general way.
+inline bool is_plain_mask(const TokenMask& m) { return m.bytes != 2 && !(m.bytes == 8 && m.is_float); }
 // Whether its terms' kShareable has one value a sequence.
 template <class Terms>
 inline bool shares_input(const typename Terms::Params& p) {
@@ -25,7 +27,7 @@ inline bool shares_input(const typename Terms::Params& p) {
 }
 template <class Terms>
 inline bool has_plain_arrays(const typename Terms::Params& p) {
-  const PolicySequences& q = Terms::sequences(p);
+  const Sequences& q = Terms::sequences(p);
   const auto whole = [&](const void* data, std::int64_t stride, int bytes) {  // bytes: of an element
     const int quad = bytes * kQuad < 16 ? bytes * kQuad : 16;
     return data != nullptr && is_aligned(data, static_cast<unsigned>(quad)) && stride * bytes % quad == 0;
@@ -39,9 +41,9 @@ inline bool has_plain_arrays(const typename Terms::Params& p) {
     const bool shared = i == Terms::kShareable && a.data != nullptr && shares_input<Terms>(p);
     if (!missing && !shared && (a.token_stride != 1 || !whole(a.data, a.sequence_stride, 4))) return false;
   }
-  const PolicyMask& mask = Terms::mask(p);
+  const TokenMask& mask = Terms::mask(p);
   return whole(Terms::output(p), q.num_tokens, 4) &&
-         (mask.data == nullptr || whole(mask.data, mask.sequence_stride, static_cast<int>(size_of(mask.dtype))));
+         (mask.data == nullptr || (is_plain_mask(mask) && whole(mask.data, mask.row_stride, mask.bytes)));
 }
 
 }  // namespace rlk

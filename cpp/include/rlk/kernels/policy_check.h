@@ -5,15 +5,13 @@
 
 namespace rlk {
 
-inline void check_sequences(const PolicySequences& q, const PolicyMask& mask, const char* op) {
+inline void check_sequences(const Sequences& q, const TokenMask& mask, const char* op) {
   const auto say = [&](const char* what) { return std::string(op) + ": " + what; };
   RLK_CHECK(q.num_sequences >= 0 && q.num_tokens >= 0, say("sizes are not negative"));
   RLK_CHECK(q.num_sequences < std::int64_t{1} << 31, say("fewer than 2^31 sequences"));
   RLK_CHECK(q.num_tokens < std::int64_t{1} << 33, say("fewer than 2^33 tokens"));
-  RLK_CHECK(q.cu_dtype == DType::kInt32 || q.cu_dtype == DType::kInt64, say("cu_seqlens is int32 or int64"));
-  RLK_CHECK(mask.dtype == DType::kBool || mask.dtype == DType::kUInt8 || mask.dtype == DType::kInt32 ||
-                mask.dtype == DType::kInt64 || mask.dtype == DType::kFloat32,
-            say("mask is bool, uint8, int32, int64 or float32"));
+  check_offsets(q.offsets());
+  check_mask(mask);
 }
 
 inline void check_policy_loss(const PolicyLossParams& p) {

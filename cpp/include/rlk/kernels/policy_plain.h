@@ -14,8 +14,8 @@ struct PlainPolicyTerms {
   static constexpr int kSums = kPolicySums;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) { return policy_input(p, i); }
   static RLK_HD float* output(const Params& p) { return p.d_logprob; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {

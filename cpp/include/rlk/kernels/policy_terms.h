@@ -290,8 +290,8 @@ struct PolicyStatisticsTerms : EverySum {
   static constexpr int kDropped = 5;  // the last input: tokens that have no policy term
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     PolicyTokens a = policy_input(p, i == kDropped ? static_cast<int>(kInputSelected) : i);
     if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio == 0)) a.data = nullptr;
@@ -422,8 +422,8 @@ struct PolicyTokenTerms : EverySum {
       kClipped ? 2 : kPolicyMaxima;  // of the ratio, of the mismatch, of the importance weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     if (kClipped && (i == kInputImportance || i == kInputSelected)) return {};
     return policy_input(p, i);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "rlk/kernels/merge_order.h"
-#include "rlk/kernels/sequences.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
@@ -10,6 +9,7 @@
 #include "rlk/math/sigmoid.h"
 #include "rlk/math/tree_sum.h"
 #include "rlk/ops/preference_loss.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

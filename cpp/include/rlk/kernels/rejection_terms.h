@@ -79,8 +79,8 @@ struct ImportanceStatisticsTerms : LowerSums {
   static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
   struct Factors {};
   using Params = ImportanceWeightsParams;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) { return i == 0 ? p.logprob : p.rollout_logprob; }
   static RLK_HD float* output(const Params&, int) { return nullptr; }
 
@@ -107,7 +107,7 @@ RLK_HD ImportanceFactors importance_factors(const ImportanceWeightsParams& p, st
   const ImportanceSpec& s = p.spec;
   const std::int64_t tokens = of.count[kStatTokens];
   ImportanceFactors f;
-  f.broken = has_bad_cuts(p.sequences, sequence);
+  f.broken = has_bad_offsets(p.sequences, sequence);
   if (tokens == 0) return f;
   const float n = static_cast<float>(tokens), d = of.sum[kStatOfRatio];
   if (s.level != ImportanceLevel::kToken) {
@@ -148,8 +148,8 @@ struct ImportanceTokenTerms : LowerSums {
   }
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) { return i == 0 ? p.logprob : p.rollout_logprob; }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.weights : p.kept; }
 
@@ -209,7 +209,7 @@ struct ImportanceBatch {
   using Context = TokenContext<ImportanceBatch>;
   using Statistics = ImportanceStatisticsTerms;
   using Total = TotalSums<kSums, kCounts, kMaxima>;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params& p) { return needs_statistics(p.spec); }
   static RLK_HD bool counts_alone(const Params&) { return false; }
   static RLK_HD bool needs_sums(const Params& p) { return p.spec.normalize != 0 || p.metrics != nullptr; }
@@ -223,7 +223,7 @@ struct ImportanceBatch {
   static RLK_HD Factors factors(const Params& p, const Context& context, bool has_pass_before, std::int64_t s) {
     if (has_pass_before) return in_global(context.factors)[s];
     Factors f;
-    f.broken = has_bad_cuts(p.sequences, s);
+    f.broken = has_bad_offsets(p.sequences, s);
     return f;
   }
   static RLK_HD Total missing() { return {}; }
@@ -231,7 +231,7 @@ struct ImportanceBatch {
                                   const SequenceSums<8> (&groups)[kGroups]) {
     Total t = {};
     const std::int64_t tokens = groups[0].count[kStatTokens];
-    t.count[kBadCuts] = has_bad_cuts(p.sequences, s);
+    t.count[kBadCuts] = has_bad_offsets(p.sequences, s);
     if (tokens == 0) return t;
     t.count[kTokens] = tokens;
     t.count[kSequences] = 1;

@@ -11,7 +11,7 @@ namespace rlk {
 // Whether this serves a call, of blocks' tiles.
 template <class Gpu>
 bool are_blank(const ScatterRewardsParams& p, int tile) {
-  const bool bytes = p.mask.data == nullptr || size_of(p.mask.dtype) == 1;
+  const bool bytes = p.mask.bytes <= 1;
   return bytes && p.token_rewards.data == nullptr && p.spec.kl == KlEstimator::kNone && tile != kWaveTile<Gpu>;
 }
 
@@ -97,18 +97,22 @@ struct BlanksShared {
 template <class Gpu>
 RLK_DEVICE void blank_tokens(const ScatterRewardsParams& p, TilePartial<8>* all_partials, int tile, std::int64_t block,
                              BlanksShared* shared) {
-  const PolicySequences& q = p.sequences;
+  const Sequences& q = p.sequences;
   TilePartial<8>& partial = in_global(all_partials)[block];
   const std::int64_t s = find_sequence<Gpu>(q, block, tile);
-  const PolicySpan span = span_of(q, s);
+  const TokenSpan span = slotted_span(q, s);
   const std::int64_t first = (block - first_slot(q, s, tile)) << tile, left = span.length - first;
+  if (q.packed() && is_rest(q, s)) {
+    const int rest = left <= 0 ? 0 : left < 1 << tile ? static_cast<int>(left) : 1 << tile;
+    return clear_tokens<Gpu, RewardTokenTerms>(p, span.begin + first, rest, Gpu::thread(), kTokenThreads);
+  }
   if (left <= 0) {  // a slot that no tile has
     if (Gpu::thread() == 0) partial = TilePartial<8>{};
     return;
   }
   const int count = left < std::int64_t{1} << tile ? static_cast<int>(left) : 1 << tile;
   const std::int64_t at = (q.packed() ? span.begin : s * q.num_tokens) + first;
-  const std::int64_t mask_at = (q.packed() ? span.begin : s * p.mask.sequence_stride) + first;
+  const std::int64_t mask_at = (q.packed() ? span.begin : s * p.mask.row_stride) + first;
   const std::uint8_t* flags = nullptr;
   if (p.mask.data != nullptr) flags = in_global(static_cast<const std::uint8_t*>(p.mask.data)) + mask_at;
   CountedTokens found;

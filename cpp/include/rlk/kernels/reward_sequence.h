@@ -11,13 +11,6 @@
 
 namespace rlk {
 
-struct GlobalMemory {
-  template <class T>
-  static RLK_HD T* global(T* p) {
-    return in_global(p);
-  }
-};
-
 // kSpreads: of calls that spread rewards over spans.
 template <class Gpu, bool kSpreads>
 class RewardSequence {
@@ -26,13 +19,13 @@ class RewardSequence {
       : p_(p),
         s_(s),
         span_(span_of(p.sequences, s)),
-        flags_{p.mask.data, 0, p.mask.data == nullptr ? 0 : size_of(p.mask.dtype), p.mask.dtype == DType::kFloat32},
-        mask_at_(p.sequences.packed() ? span_.begin : s * p.mask.sequence_stride),
+        flags_(p.mask),
+        mask_at_(p.sequences.packed() ? span_.begin : s * p.mask.row_stride),
         to_(p.sequences.packed() ? span_.begin : s * p.sequences.num_tokens),
         lane_(Gpu::thread() % Gpu::kLanes) {}
 
   RLK_DEVICE void run(const TilePartial<8>* partials, int tile) {
-    if (has_bad_cuts(p_.sequences, s_)) {
+    if (has_bad_offsets(p_.sequences, s_)) {
       if (lane_ == 0) in_global(p_.lengths)[s_] = 0;
       return;
     }
@@ -201,8 +194,8 @@ class RewardSequence {
 
   const ScatterRewardsParams& p_;
   std::int64_t s_;
-  PolicySpan span_;
-  TokenFlags flags_;
+  TokenSpan span_;
+  TokenMask flags_;
   std::int64_t mask_at_, to_, length_ = 0, last_ = -1;
   int lane_;
   float lagrange_ = 0.0f;
@@ -210,10 +203,10 @@ class RewardSequence {
 
 // Blocks of the pass over sequences, a wave a sequence; and what the pass over tokens leaves it, by its tile.
 template <class Gpu>
-std::int64_t reward_blocks(const PolicySequences& q) {
+std::int64_t reward_blocks(const Sequences& q) {
   return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;
 }
-inline std::int64_t reward_workspace_bytes(const PolicySequences& q, int tile) {
+inline std::int64_t reward_workspace_bytes(const Sequences& q, int tile) {
   return slots_of(q, tile) * static_cast<std::int64_t>(sizeof(TilePartial<8>));
 }
 template <class Gpu>

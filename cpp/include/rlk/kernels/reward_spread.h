@@ -22,7 +22,7 @@ bool spreads_by_blocks(const ScatterRewardsParams& p, int tile) {
   return spreads(p) && tile != kWaveTile<Gpu> && p.sequences.num_tokens <= kMost && p.num_spans <= kMost;
 }
 // Blocks of a sequence: each reads all of its mask.
-inline int spread_parts(const PolicySequences& q, int tile) {
+inline int spread_parts(const Sequences& q, int tile) {
   const std::int64_t tiles = mean_length(q) >> tile;
   return static_cast<int>(tiles < 1 ? 1 : tiles < kMostSpreadParts ? tiles : kMostSpreadParts);
 }
@@ -55,9 +55,9 @@ class RewardSpread {
         parts_(parts),
         written_(are_written ? Written::kBefore : Written::kNot),
         length_(static_cast<int>(span_of(p.sequences, s).length)),
-        mask_(of_lane(p.sequences.packed() ? span_of(p.sequences, s).begin : s * p.mask.sequence_stride), length_,
+        mask_(of_lane(p.sequences.packed() ? span_of(p.sequences, s).begin : s * p.mask.row_stride), length_,
               &shared->mask) {
-    const PolicySpan span = span_of(p.sequences, s);
+    const TokenSpan span = span_of(p.sequences, s);
     to_ = of_lane(p.sequences.packed() ? span.begin : s * p.sequences.num_tokens);
   }
 
@@ -114,7 +114,7 @@ class RewardSpread {
   // those of a sequence whose cuts are not good.
   RLK_DEVICE void check_spans() {
     const ScatterRewardsParams& p = this->p();
-    const bool has_good_cuts = !has_bad_cuts(p.sequences, s_);
+    const bool has_good_cuts = !has_bad_offsets(p.sequences, s_);
     bool are_good = true;
     if (has_good_cuts) {
       const Span spans = span_of<GlobalMemory>(p.span_offsets, p.num_spans, s_);
@@ -348,6 +348,12 @@ template <class Gpu>
 RLK_DEVICE void spread_rewards(const ScatterRewardsParams& p, std::int64_t block, int parts, bool are_written,
                                SpreadShared* shared) {
   const auto index = static_cast<std::uint32_t>(block), each = static_cast<std::uint32_t>(parts);
+  if (const std::int64_t rest = block - p.sequences.num_sequences * parts; rest >= 0) {
+    for (float* const array : {p.to_tokens, p.costs, p.combined}) {
+      clear_rest(p.sequences, array, rest, rest_blocks(p.sequences), Gpu::thread(), kTokenThreads);
+    }
+    return;
+  }
   RewardSpread<Gpu>(p, index / each, static_cast<int>(index % each), parts, are_written, shared).run();
 }
 

@@ -68,10 +68,10 @@ struct RewardTokenTerms : NoSums {
     float lagrange;
   };
   static RLK_HD Factors factors(const Params& p, std::int64_t s) {
-    return {has_bad_cuts(p.sequences, s) ? canonical_nan() : 0.0f, p.combined == nullptr ? 0.0f : lagrange_of(p)};
+    return {has_bad_offsets(p.sequences, s) ? canonical_nan() : 0.0f, p.combined == nullptr ? 0.0f : lagrange_of(p)};
   }
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     if (i == kRewardOfToken) return p.token_rewards;
     if (p.spec.kl == KlEstimator::kNone) return {};

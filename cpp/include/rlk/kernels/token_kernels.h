@@ -68,12 +68,14 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
   return x != T{0} ? -1 : 0;
 #endif
 }
-// The mask of a lane's tokens: with kWhole all of them, at a multiple of their size or of 16 bytes.
+// The mask of a lane's tokens: with kWhole all of them, at a multiple of their size or of 16 bytes. `bits`: those of an
+// element that make it count.
 template <class Mask, bool kWhole, class T>
-RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
+RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
   Mask m;
   constexpr int kCount = kMaskCount<Mask>;
   constexpr unsigned kBytes = sizeof(T) * kCount;
+  const auto counted = [&](T x) { return ones_unless_zero(static_cast<T>(sizeof(T) == 1 ? x : x & bits)); };
   if constexpr (kWhole) {
     constexpr int kVectors = kBytes > 16 ? kBytes / 16 : 1, kEach = kCount / kVectors;
     struct alignas(kEach * sizeof(T)) Part {
@@ -83,32 +85,36 @@ RLK_DEVICE Mask mask_of_elements(const T* from, int count) {
     for (int i = 0; i < kVectors; ++i) {
       const Part part = reinterpret_cast<const Part*>(from)[i];
       RLK_UNROLL
-      for (int j = 0; j < kEach; ++j) token_of(m, i * kEach + j) = ones_unless_zero(part.v[j]);
+      for (int j = 0; j < kEach; ++j) token_of(m, i * kEach + j) = counted(part.v[j]);
     }
   } else {
     RLK_UNROLL
-    for (int i = 0; i < kCount; ++i) token_of(m, i) = i < count ? ones_unless_zero(from[i]) : 0;
+    for (int i = 0; i < kCount; ++i) token_of(m, i) = i < count ? counted(from[i]) : 0;
   }
   return m;
 }
 template <class Mask, bool kWhole>
-RLK_DEVICE Mask load_mask(const PolicyMask& mask, const unsigned char* at, int count) {
-  if (mask.data == nullptr) {
-    Mask m;
-    RLK_UNROLL
-    for (int i = 0; i < kMaskCount<Mask>; ++i) token_of(m, i) = i < count ? -1 : 0;
-    return m;
-  }
-  switch (mask.dtype) {
-    case DType::kInt32:
-      return mask_of_elements<Mask, kWhole>(reinterpret_cast<const std::int32_t*>(at), count);
-    case DType::kInt64:
-      return mask_of_elements<Mask, kWhole>(reinterpret_cast<const std::int64_t*>(at), count);
-    case DType::kFloat32:
-      return mask_of_elements<Mask, kWhole>(reinterpret_cast<const float*>(at), count);
+RLK_DEVICE Mask load_mask(const TokenMask& mask, const unsigned char* at, int count) {
+  const auto elements = [&](auto zero) {
+    using T = decltype(zero);
+    return mask_of_elements<Mask, kWhole>(reinterpret_cast<const T*>(at), count, mask.bits<T>());
+  };
+  switch (mask.bytes) {
+    case 1:
+      return elements(std::uint8_t{0});
+    case 2:
+      return elements(std::uint16_t{0});
+    case 4:
+      return elements(std::uint32_t{0});
+    case 8:
+      return elements(std::uint64_t{0});
     default:
-      return mask_of_elements<Mask, kWhole>(at, count);
+      break;
   }
+  Mask m;
+  RLK_UNROLL
+  for (int i = 0; i < kMaskCount<Mask>; ++i) token_of(m, i) = i < count ? -1 : 0;
+  return m;
 }
 
 // Of four sums over a wave's lanes a lane gets the one of this index.
@@ -258,7 +264,7 @@ RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params
       }
     }
   }
-  const PolicyMask& mask = Terms::mask(p);
+  const TokenMask& mask = Terms::mask(p);
   const auto* const from = at_address<const unsigned char>(at.mask);
   return load_mask<MaskOf<Tokens>, kWhole>(mask, from + offset * at.mask_bytes, count);
 }
@@ -266,17 +272,17 @@ RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params
 // A wave's `steps` times kLanes * kPerLane positions of sequence s from `first` on.
 template <class Gpu, class Terms>
 RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typename Terms::Factors& factors,
-                                  std::int64_t s, const PolicySpan& span, std::int64_t first, int steps) {
+                                  std::int64_t s, const TokenSpan& span, std::int64_t first, int steps) {
   using Tokens = typename Gpu::Tokens;
   constexpr int kInputs = Terms::kInputs, kOutputs = Terms::kOutputs, kSums = Terms::kSums, kEach = kPerLane<Gpu>;
   constexpr int kStep = Gpu::kLanes * kEach;
   constexpr unsigned kBytes = sizeof(Tokens);
-  const PolicySequences& q = Terms::sequences(p);
+  const Sequences& q = Terms::sequences(p);
   const int lane = Gpu::thread() % Gpu::kLanes;
-  const PolicyMask& mask = Terms::mask(p);
+  const TokenMask& mask = Terms::mask(p);
   const std::int64_t position = first + lane * kEach;
   const std::int64_t to = (q.packed() ? span.begin : s * q.num_tokens) + position;
-  const std::int64_t mask_at = (q.packed() ? span.begin : s * mask.sequence_stride) + position;
+  const std::int64_t mask_at = (q.packed() ? span.begin : s * mask.row_stride) + position;
   bool aligned = true;  // all arrays of tokens, for this sequence
   LaneArrays<Gpu, Terms> at;
   RLK_UNROLL
@@ -289,7 +295,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
     if (shared) at.shared |= 1u << i;
     aligned = aligned && (shared || at.input[i] % kBytes == 0);
   }
-  at.mask_bytes = size_of(mask.dtype);
+  at.mask_bytes = mask.bytes;
   at.mask = reinterpret_cast<std::uintptr_t>(mask.data) + mask_at * at.mask_bytes;
   const int mask_vector = at.mask_bytes * kEach;
   aligned = aligned && (at.mask & ((mask_vector < 16 ? mask_vector : 16) - 1)) == 0;
@@ -361,12 +367,12 @@ struct WaveResults {
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
 
-// sequence_of_slot by a wave, whose lanes look at as many cuts at a time.
+// sequence_of_slot by a wave, whose lanes look at as many offsets at a time.
 template <class Gpu>
-RLK_DEVICE std::int64_t find_sequence(const PolicySequences& q, std::int64_t slot, int tile) {
+RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) return sequence_of_slot(q, slot, tile);
   const int lane = Gpu::thread() % Gpu::kLanes;
-  std::int64_t low = 0, high = q.num_sequences;  // first_slot(low) <= slot < first_slot(high)
+  std::int64_t low = 0, high = slotted_sequences(q);  // first_slot(low) <= slot < first_slot(high)
   while (high - low > 1) {
     const auto each = static_cast<std::int64_t>(static_cast<std::uint32_t>(high - low + Gpu::kLanes) /
                                                 static_cast<std::uint32_t>(Gpu::kLanes + 1));
@@ -431,6 +437,18 @@ RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* p
   }
 }
 
+// What is written for packed tokens of no sequence, by `threads` threads.
+template <class Gpu, class Terms>
+RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first, int count, int thread, int threads) {
+  RLK_UNROLL
+  for (int i = 0; i < Terms::kOutputs; ++i) {
+    float* const data = Terms::output(p, i);
+    if (data == nullptr) continue;
+    RLK_UNROLL_NOT
+    for (int t = thread; t < count; t += threads) in_global(data)[first + t] = Terms::rest();
+  }
+}
+
 // The tile of a wave or of a block, `block` of the pass; `factors(sequence)` gives what its tokens share. Terms without
 // sums need no partials and no memory of waves.
 template <class Gpu, class Terms, class F>
@@ -438,14 +456,22 @@ RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all
                             std::int64_t block, WaveResults* of_waves, const F& factors) {
   constexpr int kWaves = kTokenWaves<Gpu>;
   TilePartial<8>* const partials = in_global(all_partials);
-  const PolicySequences& q = Terms::sequences(p);
+  const Sequences& q = Terms::sequences(p);
   const int thread = Gpu::thread(), wave = thread / Gpu::kLanes, lane = thread % Gpu::kLanes;
   const bool of_wave = tile == kWaveTile<Gpu>;
   const std::int64_t slot = of_wave ? block * kWaves + wave : block;
   if (slot >= slots) return;
   const std::int64_t s = find_sequence<Gpu>(q, slot, tile);
-  const PolicySpan span = span_of(q, s);
+  const TokenSpan span = slotted_span(q, s);
   std::int64_t first = (slot - first_slot(q, s, tile)) << tile;
+  if constexpr (Terms::kMayBePacked) {
+    if (q.packed() && is_rest(q, s)) {
+      const std::int64_t left = span.length - first;
+      const int count = left <= 0 ? 0 : left < 1 << tile ? static_cast<int>(left) : 1 << tile;
+      const int threads = of_wave ? Gpu::kLanes : kTokenThreads;
+      return clear_tokens<Gpu, Terms>(p, span.begin + first, count, of_wave ? lane : thread, threads);
+    }
+  }
   if (first >= span.length) {  // a slot that no tile has
     if (Terms::kSums > 0 && (of_wave ? lane == 0 : thread == 0)) partials[slot] = TilePartial<8>{};
     return;
@@ -484,7 +510,7 @@ RLK_DEVICE std::int64_t shuffle_xor(std::int64_t x, int distance) {
 // Sums of the sequences from block * (64 >> lanes) on, by their place in the block; 2^lanes tiles of each at a time, a tile
 // by eight threads. Nodes of a wave go up the tree by shuffles; where a sequence has several waves, by way of `of`.
 template <class Gpu>
-RLK_DEVICE void sums_of_sequences(const PolicySequences& q, int tile, int lanes, std::int64_t block,
+RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {
   constexpr int kWaves = kGatherWaves<Gpu>, kWaveLeaves = Gpu::kLanes / 8;
   const TilePartial<8>* const partials = in_global(all_partials);

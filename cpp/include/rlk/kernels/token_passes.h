@@ -30,7 +30,7 @@ RLK_DEVICE void token_statistics(const typename Batch::Params& p, const TokenWor
 template <class Gpu, class Batch>
 RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                                 std::int64_t block, GatheredSums* shared) {
-  const PolicySequences& q = Batch::sequences(p);
+  const Sequences& q = Batch::sequences(p);
   sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[0], shared);
   const int group = Gpu::thread(), groups = kGatherLeaves >> lanes;
   const std::int64_t s = block * groups + group;
@@ -191,7 +191,7 @@ RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace
   struct alignas(16) Vector {
     std::uint32_t v[4];
   };
-  const PolicySequences& q = Batch::sequences(p);
+  const Sequences& q = Batch::sequences(p);
   const auto tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
   const int left = q.num_sequences - first < most ? static_cast<int>(q.num_sequences - first) : most;
   SequenceSums<8> of[Batch::kGroups];
@@ -219,7 +219,7 @@ RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<B
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {
-  const PolicySequences& q = Batch::sequences(p);
+  const Sequences& q = Batch::sequences(p);
   RLK_UNROLL
   for (int g = 0; g < Batch::kGroups; ++g) {
     sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[g], &shared->of[g]);

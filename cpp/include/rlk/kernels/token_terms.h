@@ -13,8 +13,9 @@
 
 #include <cstdint>
 
+#include "rlk/kernels/token_slots.h"
+#include "rlk/math/ieee.h"
 #include "rlk/math/tree_sum.h"
-#include "rlk/policy_sequences.h"
 #include "rlk/unroll.h"
 
 namespace rlk {
@@ -67,12 +68,13 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;
-  static constexpr bool kHasSums = true, kTakesPosition = false;
+  static constexpr bool kHasSums = true, kTakesPosition = false, kMayBePacked = true;
   template <class Params>
   static RLK_HD bool sums_upper(const Params&) {
     return true;
   }
   static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
+  static RLK_HD float rest() { return 0.0f; }  // what outputs of packed tokens of no sequence are
 };
 // Of terms whose last four sums are 0.
 struct LowerSums : EverySum {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "rlk/kernels/token_terms.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -58,7 +58,7 @@ struct LossBatch {
   using Params = P;
   using Factors = F;
   using Shared = PolicyTotals;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD bool needs_pass_before(const Params& p) { return needs_counts(p); }
   static RLK_HD bool counts_alone(const Params&) { return true; }
   static RLK_HD bool needs_sums(const Params&) { return true; }
@@ -95,7 +95,7 @@ struct LossBatch {
   static RLK_HD void count(const Params& p, std::int64_t s, const SequenceSums<8>& of, Total* t) {
     for (int i = 0; i < kTokenCounts; ++i) t->count[i] = of.count[i];
     t->count[kCountSequences] = of.count[kCountTokens] > 0;
-    t->count[kCountBadCuts] = has_bad_cuts(p.sequences, s);
+    t->count[kCountBadCuts] = has_bad_offsets(p.sequences, s);
   }
 };
 

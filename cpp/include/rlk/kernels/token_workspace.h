@@ -7,18 +7,18 @@
 
 namespace rlk {
 
-inline std::int64_t mean_length(const PolicySequences& q) {
+inline std::int64_t mean_length(const Sequences& q) {
   return q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
 }
 // Of a block's sequences; 2^lanes tiles of each are read at a time, so that a block has 64 >> lanes of them.
 constexpr int kMostGatherLanes = 6;
-inline int gather_lanes(const PolicySequences& q, int tile) {
+inline int gather_lanes(const Sequences& q, int tile) {
   const std::int64_t mean = mean_length(q);
   int lanes = 0;
   while (lanes < kMostGatherLanes && (std::int64_t{1} << lanes) < tiles_of(mean, tile)) ++lanes;
   return lanes;
 }
-inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
+inline std::int64_t gather_blocks(const Sequences& q, int lanes) {
   const std::int64_t each = std::int64_t{1} << (kMostGatherLanes - lanes);
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
@@ -26,20 +26,18 @@ inline std::int64_t gather_blocks(const PolicySequences& q, int lanes) {
 // Few sequences of few tiles are one block's, a sequence a thread: what it would say to others it need not wait for.
 constexpr int kFewTiles = 2;
 constexpr int kFewSequences = 256;
-inline bool are_few(const PolicySequences& q, int tile, std::int64_t most = kFewSequences) {
+inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequences) {
   return !q.packed() && q.num_slots() > 0 && q.num_sequences <= most && tiles_of(q.num_tokens, tile) <= kFewTiles;
 }
 
-inline std::int64_t slots_of(const PolicySequences& q, int tile) {
-  return q.num_slots() == 0 ? 0 : workspace_slots(q, tile);
-}
+inline std::int64_t slots_of(const Sequences& q, int tile) { return q.num_slots() == 0 ? 0 : workspace_slots(q, tile); }
 
 // Blocks of each pass. A wave's tile leaves a block as many as it has waves.
 struct TokenPasses {
   std::int64_t slots, token_blocks, sequence_blocks;
   int lanes;
 
-  TokenPasses(const PolicySequences& q, int tile, int wave_tile, int waves)
+  TokenPasses(const Sequences& q, int tile, int wave_tile, int waves)
       : slots(slots_of(q, tile)),
         token_blocks(tile == wave_tile ? (slots + waves - 1) / waves : slots),
         lanes(gather_lanes(q, tile)) {
@@ -63,7 +61,7 @@ struct TokenWorkspace {
   std::uint32_t* finished;                   // [1]: of them, how many are there; the pass over tokens makes it 0
   std::int64_t bytes = 0;
 
-  TokenWorkspace(const PolicySequences& q, int tile, void* memory) {
+  TokenWorkspace(const Sequences& q, int tile, void* memory) {
     take(memory, 1, &shared);
     for (auto& of_group : partials) take(memory, slots_of(q, tile), &of_group);
     take(memory, q.num_sequences, &factors);

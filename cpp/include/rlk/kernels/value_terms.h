@@ -35,8 +35,8 @@ struct ValueStatisticsTerms : LowerSums {
   static constexpr int kInputs = 1, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
   using Factors = ValueFactors;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params&, int) { return {}; }
   static RLK_HD float* output(const Params&, int) { return nullptr; }
 
@@ -54,8 +54,8 @@ struct ValueTokenTerms : EverySum {
   static constexpr int kInputs = kValueInputs, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
   using Factors = ValueFactors;
-  static RLK_HD const PolicySequences& sequences(const Params& p) { return p.sequences; }
-  static RLK_HD const PolicyMask& mask(const Params& p) { return p.mask; }
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     return i == kInputValue ? p.value : i == kInputOldValue ? p.old_value : p.returns;
   }

@@ -3,7 +3,7 @@
 // sources. Written formulas are fp32, one rounding an operation, in the order shown; exp is that of math/. min and max keep
 // their first operand where the second is no improvement, and so a NaN in it.
 //
-// Sequences, sums: rlk/policy_sequences.h. Of a token l = logprob, o = old_logprob, A = advantage; N the number of tokens of all
+// Sequences, sums: rlk/tokens.h. Of a token l = logprob, o = old_logprob, A = advantage; N the number of tokens of all
 // sequences, sum() over these, of a sequence and then over sequences.
 //   mean(x)    = fl(sum(x) / N)
 //   c          = fl(fl(A - mean(A)) fl(l - mean(l))); kEntropy: l, which is an entropy then, and A and o are not there
@@ -25,18 +25,18 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
 enum class CovarianceKind : std::int32_t { kClip, kKl, kEntropy };
 
 struct CovarianceMaskParams {
-  PolicySequences sequences;  // fewer than 2^32 slots
-  PolicyTokens logprob;       // [slots]
-  PolicyTokens old_logprob;   // [slots]; of kClip alone
-  PolicyTokens advantage;     // [slots], or one a sequence; of kEntropy null
-  PolicyMask mask;            // [slots]; null: every token counts
+  Sequences sequences;       // fewer than 2^32 slots
+  PolicyTokens logprob;      // [slots]
+  PolicyTokens old_logprob;  // [slots]; of kClip alone
+  PolicyTokens advantage;    // [slots], or one a sequence; of kEntropy null
+  TokenMask mask;            // [slots]; null: every token counts
   CovarianceKind kind = CovarianceKind::kClip;
   float lower = 1.0f, upper = 5.0f;  // these four: kClip
   float clip_low = 0.8f, clip_high = 1.2f;

@@ -35,7 +35,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 

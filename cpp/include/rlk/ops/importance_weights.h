@@ -3,7 +3,7 @@
 // an operation, in the order shown; exp and expm1 are those of math/. min and max keep their first operand where the second
 // is no improvement, and so a NaN in it.
 //
-// Sequences, sums: rlk/policy_sequences.h. Of a token d = fl(logprob - rollout_logprob), c = min(max(d, -limit), limit); n the
+// Sequences, sums: rlk/tokens.h. Of a token d = fl(logprob - rollout_logprob), c = min(max(d, -limit), limit); n the
 // number of a sequence's tokens, sum() over these.
 //   weight     e = exp(z), z limited as c is: kToken d, kSequence sum(d), kGeometric sum(d) / n; w = min(max(e, low), high) or,
 //              with zero_outside, e inside of [low, high] and 0 outside: the weights of PolicySpec, bit for bit
@@ -82,10 +82,10 @@ enum ImportanceMetric : int {
 };
 
 struct ImportanceWeightsParams {
-  PolicySequences sequences;
+  Sequences sequences;
   PolicyTokens logprob;          // [slots]
   PolicyTokens rollout_logprob;  // [slots]
-  PolicyMask mask;               // [slots]; null: every token counts
+  TokenMask mask;                // [slots]; null: every token counts
   ImportanceSpec spec;
   float* weights = nullptr;   // [slots], contiguous
   float* kept = nullptr;      // [slots], contiguous: 1 or 0

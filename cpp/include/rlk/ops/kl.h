@@ -28,7 +28,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -44,12 +44,12 @@ struct KlSpec {
 
 // Rows of tokens, padded; packed tokens are one row: nothing is summed.
 struct KlParams {
-  PolicySequences sequences;  // cu_seqlens is null
-  PolicyTokens logprob;       // [slots]
-  PolicyTokens ref_logprob;   // [slots]
-  PolicyTokens weight;        // [slots], null exactly where spec.weight is kNone
-  PolicyTokens d_kl;          // [slots], given for gradients
-  PolicyMask mask;            // [slots], or null: every token counts
+  Sequences sequences;       // cu_seqlens is null
+  PolicyTokens logprob;      // [slots]
+  PolicyTokens ref_logprob;  // [slots]
+  PolicyTokens weight;       // [slots], null exactly where spec.weight is kNone
+  PolicyTokens d_kl;         // [slots], given for gradients
+  TokenMask mask;            // [slots], or null: every token counts
   KlSpec spec;
   float* kl = nullptr;                   // [slots], contiguous, or null: not wanted; so for all outputs
   float* d_logprob = nullptr;            // [slots]

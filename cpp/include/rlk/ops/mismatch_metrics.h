@@ -2,7 +2,7 @@
 // vector of scalars. Rules are those of docs/numerics.md; formulas are verl's where it has them (docs/objectives.md says where
 // they differ). Written formulas are fp32, one rounding an operation, in the order shown; exp and expm1 are those of math/.
 //
-// Sequences, sums: rlk/policy_sequences.h. Of a token x = logprob_train, y = logprob_rollout, d = fl(x - y), the log of the
+// Sequences, sums: rlk/tokens.h. Of a token x = logprob_train, y = logprob_rollout, d = fl(x - y), the log of the
 // ratio of train to rollout; N the number of tokens, S that of sequences with a token, n of a sequence's tokens.
 //   c      = min(max(d, -limit), limit)
 //   P      = 0 - expm1(x), Q = 0 - expm1(y): what probability is missing to 1, which is what they have left to differ in where
@@ -28,7 +28,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -73,10 +73,10 @@ enum MismatchMetric : int {
 };
 
 struct MismatchMetricsParams {
-  PolicySequences sequences;
+  Sequences sequences;
   PolicyTokens logprob_train;    // [slots]
   PolicyTokens logprob_rollout;  // [slots]
-  PolicyMask mask;               // [slots]; null: every token counts
+  TokenMask mask;                // [slots]; null: every token counts
   float limit = 0.0f;            // > 0, of |log ratio| before exp; Inf: none
   float* metrics = nullptr;      // [kMismatchMetrics]
   void* workspace = nullptr;     // mismatch_metrics_workspace_bytes(...), 16-byte aligned

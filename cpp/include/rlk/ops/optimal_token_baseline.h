@@ -1,6 +1,6 @@
 // THE CONTRACT of optimal_token_baseline: advantages of tokens against a baseline of each position of a group, which weighs
 // returns by how much their gradients vary (OTB). Rules are those of docs/numerics.md. Written formulas are fp32, one rounding
-// an operation, in the order shown; exp is that of math/. Sequences: rlk/policy_sequences.h.
+// an operation, in the order shown; exp is that of math/. Sequences: rlk/tokens.h.
 //
 // Of a token t of a sequence that counts (its mask is not zero), l = logprob, q = sum_p_sq, s = importance weight:
 //   w = max((1 - 2 exp(l)) + q, +0), or with importance weights that times fl(s s)
@@ -24,17 +24,17 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
 struct OptimalTokenBaselineParams {
-  PolicySequences sequences;
+  Sequences sequences;
   PolicyTokens rewards;                 // [slots], or one a sequence
   PolicyTokens logprob;                 // [slots]
   PolicyTokens sum_p_sq;                // [slots]
   PolicyTokens importance;              // [slots], or one a sequence; or null
-  PolicyMask mask;                      // [slots]; null: every token counts
+  TokenMask mask;                       // [slots]; null: every token counts
   const void* group_offsets = nullptr;  // [num_groups + 1], ascending from 0 to num_sequences; null: group_size
   DType group_dtype = DType::kInt64;    // kInt32, kInt64
   std::int64_t num_groups = 0;

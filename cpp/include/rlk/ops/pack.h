@@ -12,7 +12,7 @@
 //         = fill.
 // unpack: padded[i, t] = packed[cu_seqlens[i] + p] likewise, and fill where there is no such token.
 // The real number of tokens stays on the device, cu_seqlens[num_sequences]; `capacity` is the caller's bound.
-// Offsets that are no offsets (kernels/sequences.h), or a sequence longer than num_tokens: the CPU throws InvalidArgument. A
+// Offsets that are no offsets (rlk/tokens.h), or a sequence longer than num_tokens: the CPU throws InvalidArgument. A
 // GPU gives such offsets the length 0, and takes the first num_tokens tokens of such a sequence.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -28,7 +28,7 @@ constexpr std::int32_t kPackBadLength = 1, kPackOverflow = 2;
 
 struct PackLayoutParams {
   const void* lengths = nullptr;       // [num_sequences], lengths_dtype; or null
-  TokenFlags mask;                     // [num_sequences, num_tokens]; with data where lengths is null
+  TokenMask mask;                      // [num_sequences, num_tokens]; with data where lengths is null
   std::int32_t* cu_seqlens = nullptr;  // [num_sequences + 1]
   std::int32_t* positions = nullptr;   // [num_sequences, num_tokens]; with a mask
   std::int32_t* status = nullptr;      // [1]

@@ -4,7 +4,7 @@
 // are those of math/. min and max keep their first operand where the second is no improvement, and so a NaN in it.
 //
 // x * y is fl(x y), and +0 of a zero and an infinity, whose limit it is.
-// PolicySequences, sums: rlk/policy_sequences.h. Of a token l = logprob, o = old_logprob (l itself where there is none), A = advantage,
+// Sequences, sums: rlk/tokens.h. Of a token l = logprob, o = old_logprob (l itself where there is none), A = advantage,
 // f = ref_logprob, m = rollout_logprob, H = entropy; n the number of a sequence's tokens, sum() over these.
 //
 // Log-ratio  x, and its ratio r = exp(x) with slope r' = r, or 0 where a limit holds:
@@ -60,7 +60,7 @@
 #include "rlk/base.h"
 #include "rlk/ops/kl.h"
 #include "rlk/ops/mismatch_metrics.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -133,7 +133,7 @@ enum PolicyMetric : int {
 constexpr float kRatioMetricsLimit = 20.0f;
 
 struct PolicyLossParams {
-  PolicySequences sequences;
+  Sequences sequences;
   PolicyTokens logprob;      // [slots]
   PolicyTokens old_logprob;  // [slots], or null
   PolicyTokens advantage;    // [slots], or one a sequence
@@ -141,7 +141,7 @@ struct PolicyLossParams {
   PolicyTokens importance;   // [slots] rollout_logprob, or of kGiven weights, which may be one a sequence; null: none
   PolicyTokens entropy;      // [slots], or null
   PolicyTokens selected;     // [slots], or null
-  PolicyMask mask;           // [slots]
+  TokenMask mask;            // [slots]
   PolicySpec spec;
   const float* denominator =
       nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting

@@ -2,7 +2,7 @@
 // discounted_returns take; a cost beside it. Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings
 // shown, in the order shown.
 //
-// Sequences: rlk/policy_sequences.h. n is the number of a sequence's tokens that count, `last` the last of these.
+// Sequences: rlk/tokens.h. n is the number of a sequence's tokens that count, `last` the last of these.
 //   token   x = token_reward, +0 without one; with an estimator x = fl(x - fl(kl_coef * K)), K the kl of ops/kl.h without a
 //           weight, under the same limits
 //   spans   a sequence's, [begin, end) in positions, ascending by their index; m the number of a span's tokens that count:
@@ -30,9 +30,8 @@
 #include <limits>
 
 #include "rlk/base.h"
-#include "rlk/kernels/sequences.h"
 #include "rlk/ops/kl.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -50,8 +49,8 @@ struct RewardSpec {
 };
 
 struct ScatterRewardsParams {
-  PolicySequences sequences;
-  PolicyMask mask;             // [slots]; null: every token counts
+  Sequences sequences;
+  TokenMask mask;              // [slots]; null: every token counts
   PolicyTokens rewards;        // [num_sequences], token_stride 0, or null; so for all inputs
   PolicyTokens token_rewards;  // [slots]
   PolicyTokens logprob;        // [slots]; of an estimator

@@ -12,7 +12,7 @@
 // the sum of the whole, bit for bit.
 //   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens of no sequence
 // `round` is to dtype, nearest even. A NaN is canonical.
-// Offsets that are no offsets (kernels/sequences.h): the CPU throws InvalidArgument before it writes anything. A GPU gives
+// Offsets that are no offsets (rlk/tokens.h): the CPU throws InvalidArgument before it writes anything. A GPU gives
 // such a sequence NaN, count 0 and status 1, reads nothing for it, and its tokens get gradient +0; of offsets that
 // overlap, a token gets the gradient of one sequence that has it.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
@@ -21,14 +21,14 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
 struct SequenceLogprobParams {
   const void* logprob = nullptr;    // [num_sequences, num_tokens] or packed [num_tokens], dtype; columns contiguous
   std::int64_t logprob_stride = 0;  // of rows, elements; packed: unused
-  TokenFlags mask;                  // of the same shape
+  TokenMask mask;                   // of the same shape
   Offsets cu_seqlens;
   float* sum = nullptr;            // [num_sequences]
   std::int64_t* count = nullptr;   // [num_sequences]
@@ -41,7 +41,7 @@ struct SequenceLogprobParams {
 struct SequenceLogprobBackwardParams {
   const float* dsum = nullptr;  // [num_sequences]
   std::int64_t dsum_stride = 1;
-  TokenFlags mask;
+  TokenMask mask;
   Offsets cu_seqlens;
   void* d_logprob = nullptr;  // [num_sequences, num_tokens] or [num_tokens], dtype; contiguous
   std::int64_t num_sequences = 0;

@@ -1,7 +1,7 @@
 // THE CONTRACT of what training needs to know of each token: shift_labels_packed (which token comes next),
 // loss_mask_from_spans and tool_mask (which tokens the model wrote). Integers alone: every backend has the same bytes.
 //
-// Sequences lie padded or packed, as kernels/sequences.h says; a position is a token's distance from its sequence's first.
+// Sequences lie padded or packed, as rlk/tokens.h says; a position is a token's distance from its sequence's first.
 //
 // shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t, t + 1 is in the same sequence, and
 // the mask of t + 1 is not zero; else ignore_index. Of a context-parallel rank, cp_size = C, cp_rank = R:
@@ -26,13 +26,13 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/kernels/sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
 struct ShiftLabelsParams {
   const void* ids = nullptr;  // [num_tokens], dtype
-  TokenFlags mask;            // [num_tokens]
+  TokenMask mask;             // [num_tokens]
   Offsets cu_seqlens;
   void* labels = nullptr;  // [num_tokens / cp_size], dtype
   std::int64_t num_sequences = 0, num_tokens = 0;

@@ -1,7 +1,7 @@
 // THE CONTRACT of value_loss: the clipped value loss of PPO, its gradient and metrics, in one pass over tokens. Rules are
 // those of docs/numerics.md. Written formulas are fp32, one rounding an operation, in the order shown.
 //
-// PolicySequences, sums: rlk/policy_sequences.h. Of a token v = value, o = old_value, R = returns, c = clip, b = huber:
+// Sequences, sums: rlk/tokens.h. Of a token v = value, o = old_value, R = returns, c = clip, b = huber:
 //   h(x)  = (x / 2) x where |x| <= b, else b (|x| - b / 2); h'(x) = x limited to +-b. b = Inf: the squared error
 //   w     = fl(o - c) where v is below that, fl(o + c) where v is above that, else v
 //   x     = fl(v - R), y = fl(w - R)
@@ -20,7 +20,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/policy_sequences.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -54,11 +54,11 @@ enum ValueMetric : int {
 };
 
 struct ValueLossParams {
-  PolicySequences sequences;
+  Sequences sequences;
   PolicyTokens value;      // [slots]
   PolicyTokens old_value;  // [slots]; null exactly where clip is Inf
   PolicyTokens returns;    // [slots]
-  PolicyMask mask;         // [slots], or null: every token counts
+  TokenMask mask;          // [slots], or null: every token counts
   ValueSpec spec;
   const float* denominator =
       nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting

@@ -1,0 +1,227 @@
+#include "tokens.h"
+
+#include <algorithm>
+
+#include "linear_args.h"
+
+namespace rlk::bindings {
+namespace {
+
+constexpr const char* kIntegers = "int32 or int64";
+constexpr const char* kFloats = "float32, bfloat16 or float16";
+
+std::string names_of(std::initializer_list<DType> dtypes) {
+  std::string text;
+  std::size_t i = 0;
+  for (const DType t : dtypes) {
+    text += (i == 0 ? "" : i + 1 == dtypes.size() ? " or " : ", ") + std::string(name_of(t));
+    ++i;
+  }
+  return text;
+}
+
+bool is_integer(DType t) { return t == DType::kInt32 || t == DType::kInt64; }
+
+Array read_first(nb::handle tokens, const char* name, TokenKind kind) {
+  if (kind == TokenKind::kMask) {
+    Array mask = Array::of_any_dtype(tokens, name);
+    require_flags(mask);
+    return mask;
+  }
+  const char* const dtypes = kind == TokenKind::kFloat32 ? "float32" : kind == TokenKind::kFloats ? kFloats : kIntegers;
+  Array a(tokens, name, dtypes);
+  const DType t = a.view().dtype;
+  const bool is_float = t == DType::kFloat32 || t == DType::kBFloat16 || t == DType::kFloat16;
+  const bool is_good = kind == TokenKind::kFloat32  ? t == DType::kFloat32
+                       : kind == TokenKind::kFloats ? is_float
+                                                    : is_integer(t);
+  if (!is_good) dtype_error(a, dtypes);
+  return a;
+}
+
+void require_shape(const Array& a, std::span<const std::int64_t> shape, const char* whose) {
+  if (std::ranges::equal(a.shape(), shape)) return;
+  argument_error(a.name(),
+                 "expected shape " + shape_text(shape) + " (that of " + whose + "), got " + shape_text(a.shape()));
+}
+
+Array read_mask(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device) {
+  Array a = Array::of_any_dtype(object, "mask");
+  require_flags(a);
+  require_device(a, device);
+  require_shape(a, shape, whose);
+  if (a.view().ndim > 0) require_columns(a);
+  return a;
+}
+
+}  // namespace
+
+void require_flags(const Array& mask) {
+  const std::string dtype = mask.dtype_name();
+  const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");  // kinds without a -0, or a 0, too
+  if (mask.element_bytes() > 8 || is_float8 || dtype.starts_with("complex")) {
+    throw nb::type_error(
+        (std::string(mask.name()) + ": expected dtype bool, of integers or of floats of 16 bits and more, got " + dtype)
+            .c_str());
+  }
+}
+
+TokenMask flags_of(const Array& mask) {
+  const TensorView& v = mask.view();
+  if (v.num_elements() == 0) return {};
+  return {v.data, v.ndim == 2 ? v.stride(0) : 0, mask.element_bytes(), mask.is_float()};
+}
+
+MaskArgument::MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device) {
+  if (object.is_none()) return;
+  array_.emplace(read_mask(object, shape, whose, device));
+  mask = flags_of(*array_);
+}
+
+OffsetsArgument::OffsetsArgument(nb::handle object, Device device, const char* name, const char* count) : name_(name) {
+  if (object.is_none()) return;
+  array_.emplace(object, name, kIntegers);
+  const TensorView& v = array_->view();
+  if (!is_integer(v.dtype)) dtype_error(*array_, kIntegers);
+  require_device(*array_, device);
+  if (v.ndim != 1 || v.shape[0] < 1) {
+    argument_error(name, std::string("expected shape [") + count + " + 1], got " + shape_text(array_->shape()));
+  }
+  require_columns(*array_);
+  offsets.data = v.data;
+  offsets.dtype = v.dtype;
+  num_sequences = v.shape[0] - 1;
+}
+
+void OffsetsArgument::require_given() const {
+  if (array_) return;
+  throw nb::type_error((std::string(name_) + ": expected an array that speaks DLPack, got NoneType").c_str());
+}
+
+TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
+    : first_(read_first(tokens, name, kind)) {
+  const TensorView& v = first_.view();
+  const bool packed = !cu_seqlens.is_none();
+  if (v.ndim != 1 && (packed || v.ndim != 2)) {
+    argument_error(first_,
+                   std::string("expected shape ") +
+                       (packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens] or [num_tokens]") +
+                       ", got " + shape_text(first_.shape()));
+  }
+  sequences_.num_tokens = v.shape[v.ndim - 1];
+  sequences_.num_sequences = v.ndim == 2 ? v.shape[0] : 1;
+  if (packed) {
+    offsets_.emplace(cu_seqlens, v.device);
+    sequences_.cu_seqlens = offsets_->offsets.data;
+    sequences_.cu_dtype = offsets_->offsets.dtype;
+    sequences_.num_sequences = offsets_->num_sequences;
+  }
+  if (sequences_.num_sequences >= std::int64_t{1} << 31) {
+    argument_error(first_, "expected fewer than 2^31 sequences, got " + std::to_string(sequences_.num_sequences));
+  }
+  require_columns(first_);
+}
+
+PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
+  const TensorView& v = a.view();
+  if (v.dtype != DType::kFloat32) dtype_error(a, "float32");
+  require_device(a, device());
+  const auto* const data = static_cast<const float*>(v.data);
+  if (std::ranges::equal(a.shape(), shape())) {
+    const std::int64_t tokens = v.shape[v.ndim - 1];
+    const bool is_expanded = tokens > 1 && v.num_elements() > 0 && v.stride(v.ndim - 1) == 0;
+    if (per_sequence && is_expanded && !sequences_.packed()) return {data, stride_of(a), 0};
+    require_columns(a);
+    return {data, stride_of(a), 1};
+  }
+  // Of as many packed tokens as sequences [n] is one a token, whatever their lengths, which a GPU's caller cannot read;
+  // [n, 1] says that it is one a sequence.
+  const std::int64_t n = sequences_.num_sequences;
+  if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1)) && v.shape[0] == n) {
+    return {data, v.stride(0), 0};
+  }
+  const bool has_one_shape = shape().size() == 1 && n == sequences_.num_tokens;
+  const std::string one = std::to_string(n) + (has_one_shape ? ", 1]" : "]");
+  argument_error(a, "expected shape " + shape_text(shape()) + (per_sequence ? " or [" + one : "") + " (that of " +
+                        first_.name() + (per_sequence ? ", or one a sequence" : "") + "), got " +
+                        shape_text(a.shape()));
+}
+
+PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
+  return object.is_none() ? PolicyTokens{} : required(object, name, per_sequence);
+}
+
+PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
+  kept_.emplace_back(object, name, "float32");
+  return read(kept_.back(), per_sequence);
+}
+
+TokenMask TokenArguments::mask(nb::handle object) {
+  kept_.push_back(read_mask(object, shape(), first_.name(), device()));
+  return flags_of(kept_.back());
+}
+
+TokenMask TokenArguments::optional_mask(nb::handle object) { return object.is_none() ? TokenMask{} : mask(object); }
+
+float TokenArguments::number(nb::handle object, const char* name, const float** element) {
+  if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
+  if (object.is_none()) return 0.0f;
+  kept_.emplace_back(object, name, "float32");
+  const Array& a = kept_.back();
+  if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
+  require_device(a, device());
+  if (a.view().num_elements() != 1) argument_error(a, "expected one element, got shape " + shape_text(a.shape()));
+  *element = static_cast<const float*>(a.view().data);
+  return 0.0f;
+}
+
+std::int64_t read_count(nb::handle value, const char* name) {
+  if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
+    throw nb::type_error((std::string(name) + ": expected an integer, got " + kind_of(value)).c_str());
+  }
+  const Py_ssize_t count = PyNumber_AsSsize_t(value.ptr(), nullptr);
+  if (PyErr_Occurred()) throw nb::python_error();
+  if (count < 0) argument_error(name, "expected a number >= 0, got " + std::to_string(count));
+  return count;
+}
+
+float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected) {
+  const float narrow = static_cast<float>(read_number(value, name));
+  if (!(narrow >= low && narrow <= high)) {
+    argument_error(name, std::string("expected ") + expected + ", got " + nb::str(value).c_str());
+  }
+  return narrow;
+}
+
+Array read_spans(nb::handle object) {
+  Array a(object, "spans", "int32 or int64");
+  const TensorView& v = a.view();
+  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(a, "int32 or int64");
+  if (v.ndim != 2 || v.shape[1] != 2 || !v.is_contiguous()) {
+    argument_error(a, "expected a contiguous array of shape [num_spans, 2], got " + shape_text(a.shape()));
+  }
+  return a;
+}
+
+VectorArgument::VectorArgument(nb::handle object, const char* name, std::initializer_list<DType> dtypes,
+                               std::int64_t count, const char* of, Device device) {
+  if (object.is_none()) return;
+  const std::string expected = names_of(dtypes);
+  array_.emplace(object, name, expected.c_str());
+  const TensorView& v = array_->view();
+  if (std::ranges::find(dtypes, v.dtype) == dtypes.end()) dtype_error(*array_, expected);
+  require_device(*array_, device);
+  if (v.ndim != 1 || v.shape[0] != count) {
+    argument_error(name,
+                   "expected shape [" + std::to_string(count) + "] (" + of + "), got " + shape_text(array_->shape()));
+  }
+}
+
+void VectorArgument::require_contiguous() const {
+  if (array_ && stride() != 1) {
+    argument_error(array_->name(),
+                   "expected contiguous elements (stride 1), got stride " + std::to_string(stride()) + kCopyHint);
+  }
+}
+
+}  // namespace rlk::bindings

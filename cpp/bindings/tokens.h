@@ -1,0 +1,105 @@
+// The one parser of tokens of sequences (docs/tokens.md), and of vectors beside them: each reads an array of Python's, or
+// raises an error that names it, what was expected and what came.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ndarray.h"
+#include "rlk/tokens.h"
+
+namespace rlk::bindings {
+
+// A mask of any dtype whose zeros one rule tells.
+void require_flags(const Array& mask);
+// The flags of a checked mask.
+TokenMask flags_of(const Array& mask);
+
+// A mask of a shape, that of the array `whose`.
+struct MaskArgument {
+  // None: every token counts.
+  MaskArgument(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device);
+  TokenMask mask;
+
+ private:
+  std::optional<Array> array_;
+};
+
+// [num + 1], or None.
+struct OffsetsArgument {
+  OffsetsArgument(nb::handle object, Device device, const char* name = "cu_seqlens",
+                  const char* count = "num_sequences");
+  Offsets offsets;
+  std::int64_t num_sequences = 0;
+  void require_given() const;
+
+ private:
+  std::optional<Array> array_;
+  const char* name_;
+};
+
+// The dtypes of the array that says the shape of the others.
+enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
+
+// Arrays over the tokens of padded or packed sequences: [num_sequences, num_tokens], [num_tokens] with cu_seqlens, or
+// [num_tokens] of one sequence; tokens contiguous. The first one says which.
+class TokenArguments {
+ public:
+  TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind = TokenKind::kFloat32);
+
+  const Sequences& sequences() const { return sequences_; }
+  Device device() const { return first_.view().device; }
+  std::span<const std::int64_t> shape() const { return first_.shape(); }
+  const Array& array() const { return first_; }
+  std::int64_t row_stride() const { return stride_of(first_); }                                       // of the first
+  std::int64_t contiguous_stride() const { return shape().size() == 2 ? sequences_.num_tokens : 0; }  // of an output
+  PolicyTokens first() const { return {static_cast<const float*>(first_.view().data), row_stride(), 1}; }
+  TokenMask first_mask() const { return flags_of(first_); }
+
+  // float32 of the same shape, or, where `per_sequence`, one value a sequence. None gives an array without data.
+  PolicyTokens optional(nb::handle object, const char* name, bool per_sequence);
+  PolicyTokens required(nb::handle object, const char* name, bool per_sequence);
+  TokenMask mask(nb::handle object);
+  TokenMask optional_mask(nb::handle object);  // None: every token counts
+  // A number as it is; of one float32 element on the device its address in `element`, and 0; of None 0.
+  float denominator(nb::handle object, const float** element) { return number(object, "denominator", element); }
+  float number(nb::handle object, const char* name, const float** element);
+
+ private:
+  static std::int64_t stride_of(const Array& a) { return a.view().ndim == 2 ? a.view().stride(0) : 0; }
+  PolicyTokens read(const Array& a, bool per_sequence) const;
+
+  Array first_;
+  std::optional<OffsetsArgument> offsets_;
+  std::vector<Array> kept_;  // exporters' memory, as long as the call
+  Sequences sequences_;
+};
+
+// One a token, as rows of a padded array or a packed one.
+inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, a.sequence_stride}; }
+
+std::int64_t read_count(nb::handle value, const char* name);  // an integer that is not negative
+
+// [count] of any stride, or None. `dtypes` are those allowed, `of` what the count is.
+class VectorArgument {
+ public:
+  VectorArgument(nb::handle object, const char* name, std::initializer_list<DType> dtypes, std::int64_t count,
+                 const char* of, Device device);
+  const void* data() const { return array_ ? array_->view().data : nullptr; }
+  const float* floats() const { return static_cast<const float*>(data()); }
+  DType dtype(DType otherwise) const { return array_ ? array_->view().dtype : otherwise; }
+  std::int64_t stride() const { return array_ && array_->view().shape[0] > 1 ? array_->view().stride(0) : 1; }
+  void require_contiguous() const;
+
+ private:
+  std::optional<Array> array_;
+};
+
+// `spans`, [num_spans, 2], int32 or int64, contiguous.
+Array read_spans(nb::handle object);
+
+// A Python number as a float32 in [low, high].
+float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);
+
+}  // namespace rlk::bindings

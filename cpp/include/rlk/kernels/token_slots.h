@@ -1,0 +1,58 @@
+// Work over tokens is cut into tiles of 2^tile positions of a sequence. Each has a slot of its own in a workspace: of packed
+// sequences floor(begin / 2^tile) + s is the first, which leaves slots unused and needs no sum over the others' lengths.
+// Packed tokens of no sequence have slots behind them all, as if they were sequence num_sequences.
+#pragma once
+
+#include "rlk/math/ieee.h"
+#include "rlk/tokens.h"
+
+namespace rlk {
+
+RLK_HD std::int64_t tiles_of(std::int64_t length, int tile) { return (length + (std::int64_t{1} << tile) - 1) >> tile; }
+RLK_HD std::int64_t first_slot(const Sequences& q, std::int64_t s, int tile) {
+  if (!q.packed()) return s * tiles_of(q.num_tokens, tile);
+  return (begin_of(q, s) >> tile) + s;
+}
+inline std::int64_t workspace_slots(const Sequences& q, int tile) {
+  if (!q.packed()) return q.num_sequences * tiles_of(q.num_tokens, tile);
+  return (q.num_tokens >> tile) + q.num_sequences + 1;
+}
+// How many sequences have slots, the rest among them.
+RLK_HD std::int64_t slotted_sequences(const Sequences& q) { return q.num_sequences + (q.packed() ? 1 : 0); }
+RLK_HD bool is_rest(const Sequences& q, std::int64_t s) { return s == q.num_sequences; }
+RLK_HD TokenSpan slotted_span(const Sequences& q, std::int64_t s) { return is_rest(q, s) ? rest_of(q) : span_of(q, s); }
+// The sequence of a slot: the last one that begins no later. Slots are fewer than 2^31.
+RLK_HD std::int64_t sequence_of_slot(const Sequences& q, std::int64_t slot, int tile) {
+  if (!q.packed()) {
+    return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(tiles_of(q.num_tokens, tile));
+  }
+  std::int64_t low = 0, high = slotted_sequences(q);  // first_slot(low) <= slot < first_slot(high)
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (first_slot(q, middle, tile) <= slot ? low : high) = middle;
+  }
+  return low;
+}
+
+// Where an operator's blocks have sequences in place of slots, as many more write its outputs of the rest.
+RLK_HD std::int64_t rest_blocks(const Sequences& q) {
+  constexpr std::int64_t kEach = 8192, kMost = 32;
+  return q.packed() ? clamp_index(q.num_tokens / kEach, 1, kMost) : 0;
+}
+// The share of `part` of `parts` blocks: +0, by `threads` threads of a block. A null array is not wanted.
+template <class T>
+RLK_HD void clear_rest(const Sequences& q, T* array, std::int64_t part, std::int64_t parts, int thread, int threads) {
+  const TokenSpan rest = rest_of(q);
+  if (array == nullptr) return;
+  T* const to = in_global(array) + rest.begin;
+  for (std::int64_t t = part * threads + thread; t < rest.length; t += parts * threads) to[t] = T{};
+}
+
+// The tokens of a sequence whose offsets are bad: NaN, by a block that has it.
+RLK_HD void spoil_sequence(float* array, const TokenSpan& span, std::int64_t row_stride, int thread, int threads) {
+  if (array == nullptr) return;
+  float* const to = in_global(array) + span.offset(row_stride);
+  for (std::int64_t t = thread; t < span.length; t += threads) to[t] = canonical_nan();
+}
+
+}  // namespace rlk
