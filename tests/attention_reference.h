@@ -111,20 +111,42 @@ inline float exponential(float s, float c, float m, Exp exp) {
   return std::ldexp(rlk::exp2_stat(std::fmaf(s, c, -n)), static_cast<int>(n - m));
 }
 
+// The order of rule 6, and what a test may ask for in its place to see that it decides bits.
+struct Order {
+  std::int64_t split = 2048;                     // keys
+  std::int64_t block = 128, block_of_wide = 64;  // keys, where head_dim is above 128
+  bool grouped = true;                           // l's chains take sums of 32 keys, else keys
+  bool reciprocal = true;                        // out = O * fl(1 / l), else O / l
+  bool flushed = false;                          // a scaled sum below 2^-126 is +0
+  bool descending = true;                        // blocks of dq
+  bool chained = false;                          // dq in one chain over all blocks
+  bool heads_outside = true;                     // dk and dv: queries within heads
+
+  std::int64_t block_of(const AttentionInput& p) const { return p.head_dim > 128 ? block_of_wide : block; }
+};
+
+// x * 2^e for an integer e of at least -126, else x * 0.
+inline float scaled(float x, double e, const Order& order) {
+  if (order.flushed) return times_power_of_two(x, e);
+  return x * (e < -126 ? 0.0f : static_cast<float>(std::pow(2.0, e)));
+}
+
 // The sums of a split, or of all of them.
 struct Sums {
   float m = -kInf, l = 0.0f;  // m is NaN where the row has failed
   Row o;
 };
 
-inline Sums merged(const Sums& a, const Sums& b) {
+inline Sums merged(const Sums& a, const Sums& b, const Order& order) {
   if (a.m == -kInf) return b;
   if (b.m == -kInf) return a;
   if (std::isnan(a.m) || std::isnan(b.m)) return {kNaN, 0.0f, a.o};
   Sums r;
   r.m = std::max(a.m, b.m);
   const auto sum = [&](float x, float y) {
-    return times_power_of_two(x, double{a.m} - r.m) + times_power_of_two(y, double{b.m} - r.m);
+    const float other = scaled(y, double{b.m} - r.m, order);
+    if (order.flushed) return scaled(x, double{a.m} - r.m, order) + other;
+    return std::fma(x, scaled(1.0f, double{a.m} - r.m, order), other);
   };
   r.l = sum(a.l, b.l);
   for (std::size_t d = 0; d < a.o.size(); ++d) r.o.push_back(sum(a.o[d], b.o[d]));
@@ -133,13 +155,14 @@ inline Sums merged(const Sums& a, const Sums& b) {
 
 // Keys [begin, end) of a row's; a score is NaN where it is NaN, and -Inf where the key is not seen.
 inline Sums split_of(const AttentionInput& p, const std::vector<float>& scores, const std::vector<Row>& values,
-                     std::size_t begin, std::size_t end) {
+                     std::size_t begin, std::size_t end, const Order& order) {
   const float c = scale_of(p);
+  const auto width = static_cast<std::size_t>(order.block_of(p));
   Sums s;
   s.o.assign(static_cast<std::size_t>(p.head_dim), 0.0f);
   float chains[8] = {}, largest = -kInf;
-  for (std::size_t block = begin; block < end; block += 128) {
-    const std::size_t last = std::min<std::size_t>(block + 128, end);
+  for (std::size_t block = begin; block < end; block += width) {
+    const std::size_t last = std::min(block + width, end);
     for (std::size_t j = block; j < last; ++j) {
       if (std::isnan(scores[j])) s.m = kNaN;
       largest = std::max(largest, scores[j]);
@@ -149,16 +172,26 @@ inline Sums split_of(const AttentionInput& p, const std::vector<float>& scores, 
     if (!(c * largest < 0x1p21f) || m >= 0x1p21f) s.m = kNaN;
     if (std::isnan(s.m) || m <= -0x1p21f) continue;
     if (s.m != -kInf && m > s.m) {
-      for (float& x : chains) x = times_power_of_two(x, double{s.m} - m);
-      for (float& x : s.o) x = times_power_of_two(x, double{s.m} - m);
+      for (float& x : chains) x = scaled(x, double{s.m} - m, order);
+      for (float& x : s.o) x = scaled(x, double{s.m} - m, order);
     }
     s.m = m;
+    Row probabilities(width, 0.0f);
     for (std::size_t j = block; j < last; ++j) {
       if (scores[j] == -kInf) continue;
       const float probability = exponential(scores[j], c, m, p.exp);
-      chains[j % 8] = chains[j % 8] + probability;
+      probabilities[j - block] = probability;
       const float weight = as_element(probability, p.dtype);
       for (std::size_t d = 0; d < s.o.size(); ++d) s.o[d] = std::fma(weight, values[j][d], s.o[d]);
+    }
+    for (std::size_t r = 0; r < 8; ++r) {
+      float groups[4] = {};
+      for (std::size_t j = r; j < width; j += 8) {
+        float& sum = order.grouped ? groups[j / 32] : chains[r];
+        sum = sum + probabilities[j];
+      }
+      if (!order.grouped) continue;
+      chains[r] = chains[r] + (width == 64 ? groups[0] + groups[1] : (groups[0] + groups[1]) + (groups[2] + groups[3]));
     }
   }
   s.l = chains_to_leaf(chains);
@@ -168,7 +201,7 @@ inline Sums split_of(const AttentionInput& p, const std::vector<float>& scores, 
 struct ForwardPatterns {
   Patterns out, lse;
 };
-inline ForwardPatterns reference(const AttentionParams& p) {
+inline ForwardPatterns reference(const AttentionParams& p, const Order& order = {}) {
   const std::int64_t places = p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens;
   ForwardPatterns r;
   r.out.assign(static_cast<std::size_t>(places * p.num_q_heads * p.head_dim), 0);
@@ -177,26 +210,30 @@ inline ForwardPatterns reference(const AttentionParams& p) {
     const Sequence sequence(p, b);
     for (std::int64_t h = 0; h < p.num_q_heads; ++h) {
       const std::int64_t kv_head = h / (p.num_q_heads / p.num_kv_heads);
+      std::vector<Row> keys, values;
+      for (std::int64_t j = 0; j < sequence.keys; ++j) {
+        keys.push_back(sequence.key(p.k, j, kv_head));
+        values.push_back(sequence.key(p.v, j, kv_head));
+      }
       for (std::int64_t i = 0; i < sequence.queries; ++i) {
         if (!sequence.sees_any(i)) continue;
         const Row q = sequence.query(p.q, i, h);
         std::vector<float> scores;
-        std::vector<Row> values;
-        for (std::int64_t j = 0; j < sequence.keys; ++j) {
-          const bool sees = sequence.sees(i, j);
-          scores.push_back(sees ? chain(q, sequence.key(p.k, j, kv_head)) : -kInf);
-          values.push_back(sees ? sequence.key(p.v, j, kv_head) : Row());
-        }
+        for (std::int64_t j = 0; j < sequence.keys; ++j)
+          scores.push_back(sequence.sees(i, j) ? chain(q, keys[static_cast<std::size_t>(j)]) : -kInf);
         Sums all;
-        for (std::size_t begin = 0; begin < scores.size(); begin += 4096) {
-          const Sums split = split_of(p, scores, values, begin, std::min<std::size_t>(begin + 4096, scores.size()));
-          all = begin == 0 ? split : merged(all, split);
+        for (std::size_t begin = 0; begin < scores.size();) {
+          const std::size_t end = std::min(begin + static_cast<std::size_t>(order.split), scores.size());
+          const Sums split = split_of(p, scores, values, begin, end, order);
+          all = begin == 0 ? split : merged(all, split, order);
+          begin = end;
         }
         const bool fails = !(all.m > -kInf);
         const std::int64_t at = (sequence.place(i) * p.num_q_heads + h) * p.head_dim;
         for (std::int64_t d = 0; d < p.head_dim; ++d) {
-          const float out = fails ? kNaN : all.o[static_cast<std::size_t>(d)] / all.l + 0.0f;
-          r.out[static_cast<std::size_t>(at + d)] = rounded(out, p.dtype);
+          const float sum = all.o[static_cast<std::size_t>(d)], inverse = 1.0f / all.l;
+          const float out = order.reciprocal ? sum * inverse : sum / all.l;
+          r.out[static_cast<std::size_t>(at + d)] = rounded(fails ? kNaN : out + 0.0f, p.dtype);
         }
         const float lse = fails ? kNaN : 0x1.62e430p-1f * (all.m + rlk::log2(all.l));
         r.lse[static_cast<std::size_t>(sequence.lse_place(i, h))] = rounded(lse, DType::kFloat32);
@@ -209,7 +246,65 @@ inline ForwardPatterns reference(const AttentionParams& p) {
 struct BackwardPatterns {
   Patterns dq, dk, dv;
 };
-inline BackwardPatterns reference(const AttentionBackwardParams& p) {
+
+// p and ds as elements hold them, of a query's keys; what it does not see is missing.
+struct Weights {
+  Row q, dout, p, ds;
+  std::vector<bool> seen;
+};
+inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequence, std::int64_t i, std::int64_t head,
+                          const std::vector<Row>& keys, const std::vector<Row>& values) {
+  Weights w{sequence.query(p.q, i, head), sequence.query(p.dout, i, head), Row(keys.size(), 0.0f),
+            Row(keys.size(), 0.0f), std::vector<bool>(keys.size(), false)};
+  const Row out = sequence.query(p.out, i, head);
+  float chains[8] = {};
+  for (std::size_t d = 0; d < out.size(); ++d) chains[d % 8] = std::fma(w.dout[d], out[d], chains[d % 8]);
+  const std::int64_t at = sequence.lse_place(i, head);
+  float delta = chains_to_leaf(chains);
+  if (p.dlse) delta = delta - p.dlse[at];
+  const float c = scale_of(p), u = p.lse[at] * 0x1.715476p+0f;
+  for (std::size_t j = 0; j < keys.size(); ++j) {
+    if (!sequence.sees(i, static_cast<std::int64_t>(j))) continue;
+    const float s = chain(w.q, keys[j]);
+    if (s == -kInf) continue;
+    const float t = std::fmaf(s, c, -u);
+    float probability;
+    if (p.exp == Exp::kHardware) {
+      probability = rlk::mufu_ex2_sm90(t);
+    } else {
+      probability = t < -126.0f ? 0.0f : rlk::exp2(t > 127.0f ? 127.0f : t);
+    }
+    if (std::isnan(t)) probability = kNaN;
+    w.seen[j] = true;
+    w.ds[j] = as_element(probability * (chain(w.dout, values[j]) - delta), p.dtype);
+    w.p[j] = as_element(probability, p.dtype);
+  }
+  return w;
+}
+
+inline void add_link(float weight, const Row& x, Row* sums) {
+  for (std::size_t d = 0; d < x.size(); ++d) (*sums)[d] = std::fma(weight, x[d], (*sums)[d]);
+}
+
+// The sum of dq: a chain for each block of keys, the blocks added from the last to the first.
+inline Row query_gradient(const AttentionBackwardParams& p, const Weights& w, const std::vector<Row>& keys,
+                          const Order& order) {
+  const auto size = static_cast<std::size_t>(p.head_dim), width = static_cast<std::size_t>(order.block_of(p));
+  const std::size_t blocks = (keys.size() + width - 1) / width;
+  Row sum(size, 0.0f), of_block(size, 0.0f);
+  for (std::size_t n = 0; n < blocks; ++n) {
+    const std::size_t begin = (order.descending && !order.chained ? blocks - 1 - n : n) * width;
+    if (!order.chained) of_block.assign(size, 0.0f);
+    for (std::size_t j = begin; j < std::min(begin + width, keys.size()); ++j) {
+      if (w.seen[j]) add_link(w.ds[j], keys[j], &of_block);
+    }
+    if (order.chained) continue;
+    for (std::size_t d = 0; d < size; ++d) sum[d] = sum[d] + of_block[d];
+  }
+  return order.chained ? of_block : sum;
+}
+
+inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order& order = {}) {
   const std::int64_t places = p.cu_seqlens_q ? p.q_tokens : p.num_sequences * p.q_tokens;
   const std::int64_t key_places = p.cu_seqlens_k ? p.k_tokens : p.num_sequences * p.k_tokens;
   const auto size = static_cast<std::size_t>(p.head_dim);
@@ -217,11 +312,11 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p) {
   r.dq.assign(static_cast<std::size_t>(places * p.num_q_heads) * size, 0);
   r.dk.assign(static_cast<std::size_t>(key_places * p.num_kv_heads) * size, 0);
   r.dv = r.dk;
-  const float c = scale_of(p);
   const auto write = [&](Patterns* to, std::int64_t row, const Row& sums, float scale) {
     for (std::size_t d = 0; d < size; ++d)
       (*to)[static_cast<std::size_t>(row) * size + d] = rounded(sums[d] * scale + 0.0f, p.dtype);
   };
+  const std::int64_t group = p.num_q_heads / p.num_kv_heads;
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     const Sequence sequence(p, b);
     for (std::int64_t kv_head = 0; kv_head < p.num_kv_heads; ++kv_head) {
@@ -231,36 +326,24 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p) {
         values.push_back(sequence.key(p.v, j, kv_head));
       }
       std::vector<Row> dk(keys.size(), Row(size, 0.0f)), dv = dk;
-      const std::int64_t group = p.num_q_heads / p.num_kv_heads;
-      for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      const auto take = [&](std::int64_t head, std::int64_t i) {
+        if (!sequence.sees_any(i)) return;
+        const Weights w = weights_of(p, sequence, i, head, keys, values);
+        for (std::size_t j = 0; j < keys.size(); ++j) {
+          if (!w.seen[j]) continue;
+          add_link(w.ds[j], w.q, &dk[j]);
+          add_link(w.p[j], w.dout, &dv[j]);
+        }
+        const Row dq = query_gradient(p, w, keys, order);
+        write(&r.dq, sequence.place(i) * p.num_q_heads + head, dq, p.softmax_scale);
+      };
+      if (order.heads_outside) {
+        for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          for (std::int64_t i = 0; i < sequence.queries; ++i) take(h, i);
+        }
+      } else {
         for (std::int64_t i = 0; i < sequence.queries; ++i) {
-          if (!sequence.sees_any(i)) continue;
-          const Row q = sequence.query(p.q, i, h), dout = sequence.query(p.dout, i, h),
-                    out = sequence.query(p.out, i, h);
-          float chains[8] = {};
-          for (std::size_t d = 0; d < size; ++d) chains[d % 8] = std::fma(dout[d], out[d], chains[d % 8]);
-          const std::int64_t at = sequence.lse_place(i, h);
-          float delta = chains_to_leaf(chains);
-          if (p.dlse) delta = delta - p.dlse[at];
-          const float u = p.lse[at] * 0x1.715476p+0f;
-          Row dq(size, 0.0f);
-          for (std::size_t j = 0; j < keys.size(); ++j) {
-            if (!sequence.sees(i, static_cast<std::int64_t>(j))) continue;
-            const float s = chain(q, keys[j]);
-            if (s == -kInf) continue;
-            const float t = std::fmaf(s, c, -u), bounded = t > 127.0f ? 127.0f : t;
-            float probability = p.exp == Exp::kHardware ? rlk::mufu_ex2_sm90(bounded) : rlk::exp2(bounded);
-            if (t < -126.0f) probability = 0.0f;
-            if (std::isnan(t)) probability = kNaN;
-            const float ds = as_element(probability * (chain(dout, values[j]) - delta), p.dtype);
-            const float weight = as_element(probability, p.dtype);
-            for (std::size_t d = 0; d < size; ++d) {
-              dq[d] = std::fma(ds, keys[j][d], dq[d]);
-              dk[j][d] = std::fma(ds, q[d], dk[j][d]);
-              dv[j][d] = std::fma(weight, dout[d], dv[j][d]);
-            }
-          }
-          write(&r.dq, sequence.place(i) * p.num_q_heads + h, dq, p.softmax_scale);
+          for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) take(h, i);
         }
       }
       for (std::size_t j = 0; j < keys.size(); ++j) {

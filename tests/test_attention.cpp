@@ -252,11 +252,12 @@ TEST_F(Attention, EveryExponentInfinitiesAndNans) {
   }
 }
 
-// Splits of 4096 keys: one key beyond, a window that begins in the second, two full ones.
+// A split, one key beyond, three full ones and more, a window that begins inside the second.
 TEST_F(Attention, SplitsMerge) {
   unsigned seed = 200;
-  for (const auto& [keys, window] :
-       std::vector<std::pair<std::int64_t, std::int64_t>>{{4096, 0}, {4097, 0}, {9000, 0}, {8200, 3000}}) {
+  constexpr std::int64_t kSplit = Order{}.split;
+  for (const auto& [keys, window] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {kSplit, 0}, {kSplit + 1, 0}, {3 * kSplit + 700, 0}, {2 * kSplit + 900, kSplit - 300}}) {
     for (const float spread : {1.0f, 100.0f}) {
       Case c{{{2, keys}}};
       c.window = window;
@@ -267,6 +268,106 @@ TEST_F(Attention, SplitsMerge) {
       ASSERT_NO_FATAL_FAILURE(check(c));
     }
   }
+}
+
+// Splits end where the contract says, at blocks of either width.
+TEST_F(Attention, SplitsAreCountedFromKeyZero) {
+  constexpr std::int64_t kSplit = Order{}.split;
+  EXPECT_TRUE(rlk::attention_split_begins(0));
+  for (const std::int64_t key : {std::int64_t{0}, kSplit - 1, kSplit, 5 * kSplit + 7}) {
+    EXPECT_EQ(rlk::attention_split_end(key), (key / kSplit + 1) * kSplit);
+  }
+  for (const std::int64_t key : {std::int64_t{1}, kSplit - 1, kSplit + 1}) {
+    EXPECT_FALSE(rlk::attention_split_begins(key));
+  }
+  EXPECT_TRUE(rlk::attention_split_begins(3 * kSplit));
+  for (const std::int64_t head_dim : {8, 128, 136, 256}) {
+    EXPECT_EQ(rlk::attention_block(head_dim), head_dim > 128 ? Order{}.block_of_wide : Order{}.block);
+    EXPECT_EQ(kSplit % rlk::attention_block(head_dim), 0);
+  }
+}
+
+// Shapes on which every part of the order decides bits: more keys than a split, a window that begins inside one, chunks,
+// grouped heads.
+std::vector<Case> cases_of_the_order() {
+  constexpr std::int64_t kSplit = Order{}.split;
+  std::vector<Case> cases;
+  unsigned seed = 300;
+  for (const std::int64_t head_dim : {64, 128, 192, 256}) {
+    Case c{{{3, kSplit + 333}, {21, 150}}};
+    c.head_dim = head_dim;
+    c.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    c.seed = ++seed;
+    c.dtype = kFloatTypes[seed % 3];
+    cases.push_back(c);
+    c.window = 400;
+    c.seed = ++seed;
+    cases.push_back(c);
+  }
+  return cases;
+}
+TEST_F(Attention, TheOrderHasTheBitsOfTheContract) {
+  for (const Case& c : cases_of_the_order()) ASSERT_NO_FATAL_FAILURE(check(c));
+}
+
+// The reference in every other order has other bits on these shapes: a backend that leaves the order fails above.
+TEST_F(Attention, AnotherOrderHasOtherBits) {
+  for (Case c : cases_of_the_order()) {
+    if (c.window != 0) continue;
+    c.dtype = DType::kFloat32;
+    Problem problem(c);
+    AttentionParams forward{problem.input};
+    const ForwardPatterns want = reference(forward);
+    const auto differs = [&](const Patterns& other, const Patterns& ours, const char* what) {
+      EXPECT_TRUE(other != ours) << what << ": " << c.text();
+    };
+    Order split, block, groups, reciprocal, descending, chained, heads;
+    split.split *= 2;
+    std::swap(block.block, block.block_of_wide);
+    groups.grouped = false;
+    reciprocal.reciprocal = false;
+    descending.descending = false;
+    chained.chained = true;
+    heads.heads_outside = false;
+    differs(reference(forward, split).out, want.out, "splits");
+    differs(reference(forward, block).out, want.out, "blocks");
+    differs(reference(forward, groups).lse, want.lse, "groups of l");
+    differs(reference(forward, reciprocal).out, want.out, "1 / l");
+
+    AttentionBackwardParams p{problem.input};
+    p.dout = problem.like_queries();
+    std::vector<float> out, lse;
+    for (const std::uint32_t x : want.out) out.push_back(value_of(x, DType::kFloat32));
+    for (const std::uint32_t x : want.lse) lse.push_back(value_of(x, DType::kFloat32));
+    p.out = {out.data(), 0, c.q_heads * c.head_dim, c.head_dim};
+    p.lse = lse.data();
+    const BackwardPatterns gradients = reference(p);
+    differs(reference(p, block).dq, gradients.dq, "blocks of dq");
+    differs(reference(p, descending).dq, gradients.dq, "descending blocks of dq");
+    differs(reference(p, chained).dq, gradients.dq, "chains of dq");
+    const BackwardPatterns other = reference(p, heads);
+    differs(other.dk, gradients.dk, "heads of dk");
+    differs(other.dv, gradients.dv, "heads of dv");
+  }
+}
+
+// Values near 2^-126: what a reference that rises makes of their sums is subnormal, in a split and in a merge.
+TEST_F(Attention, SumsThatBecomeSubnormalStay) {
+  Case c{{{4, 300}, {2, Order{}.split + 200}}};
+  c.dtype = DType::kFloat32;
+  c.scale = 1.0f;
+  c.spread = 3.0f;
+  c.seed = 400;
+  Problem problem(c);
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < problem.k_places() * c.head_dim; ++i)
+    values.push_back(std::ldexp(static_cast<float>(i * 37 % 101 - 50), -129));
+  problem.input.v.data = values.data();
+  ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+  const AttentionParams p{problem.input};
+  Order flushed;
+  flushed.flushed = true;
+  EXPECT_TRUE(reference(p, flushed).out != reference(p).out);
 }
 
 // A row whose every score lies at or below -2^21 has no reference; one at 2^21 has none either.

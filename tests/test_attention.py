@@ -119,12 +119,14 @@ def test_chunks_and_single_steps_have_the_bytes_of_a_whole_prefill(
             assert not differing(got, whole[begin:end]), (begin, end, options)
 
 
-def test_splits_of_4096_keys_are_no_business_of_batch_or_page(device: str, exp: str, rng: np.random.Generator) -> None:
-    s = Sequences(rng, [(3, 9000), (2, 4097), (1, 4096)], (2, 1), 64, "bfloat16", device)
-    want = alone(s, device=device, exp=exp)
-    for form in ("right", "packed", "paged"):
-        for b, got in enumerate(each(s, form, device=device, exp=exp)):
-            assert_same(got, want[b], (form, s.lengths[b]))
+def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, rng: np.random.Generator) -> None:
+    """More keys than two splits, one and a key, one; blocks of 128 keys and, of wide heads, of 64."""
+    for head_dim in (64, 136):
+        s = Sequences(rng, [(3, 5000), (2, 2049), (1, 2048)], (2, 1), head_dim, "bfloat16", device)
+        want = alone(s, device=device, exp=exp)
+        for form in ("right", "packed", "paged"):
+            for b, got in enumerate(each(s, form, device=device, exp=exp)):
+                assert_same(got, want[b], (form, head_dim, s.lengths[b]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,16 +20,20 @@ constexpr std::int64_t kTileRows = 64;  // queries times heads: sums of 64 KiB a
 class Forward {
  public:
   explicit Forward(const AttentionParams& p)
-      : p_(p), read_(p), group_(p.num_q_heads / p.num_kv_heads), c_(attention_scale(p.softmax_scale)) {
+      : p_(p),
+        read_(p),
+        group_(p.num_q_heads / p.num_kv_heads),
+        block_(attention_block(p.head_dim)),
+        c_(attention_scale(p.softmax_scale)) {
     const auto rows = static_cast<std::size_t>(queries_of_tile(p) * group_),
                columns = static_cast<std::size_t>(read_.columns);
     q_.resize(rows * columns);
     sums_.resize(rows * columns);
     total_.resize(rows * columns);
-    scores_.resize(rows * kAttentionBlock);
-    k_.resize(kAttentionBlock * columns);
-    v_.resize(kAttentionBlock * columns);
-    transposed_.resize(kAttentionBlock * columns);
+    scores_.resize(rows * kTileKeys);
+    k_.resize(kTileKeys * columns);
+    v_.resize(kTileKeys * columns);
+    transposed_.resize(kTileKeys * columns);
     sees_.resize(rows);
     rows_.resize(rows);
   }
@@ -51,10 +55,10 @@ class Forward {
       }
     }
     std::fill(sums_.begin(), sums_.end(), 0.0f);
-    const std::int64_t first = keys.first / kAttentionBlock * kAttentionBlock;
-    for (std::int64_t begin = first; begin < keys.last; begin += kAttentionBlock) {
-      if (begin % kAttentionSplit == 0 && begin != first) merge_split(num_rows);
-      block(task, span, queries, {std::max(begin, keys.first), std::min(begin + kAttentionBlock, keys.last)}, begin);
+    const std::int64_t first = keys.first / block_ * block_;
+    for (std::int64_t begin = first; begin < keys.last; begin += block_) {
+      if (begin != first && attention_split_begins(begin)) merge_split(num_rows);
+      block(task, span, queries, {std::max(begin, keys.first), std::min(begin + block_, keys.last)}, begin);
     }
     merge_split(num_rows);
     for (std::int64_t r = 0; r < num_rows; ++r) finish(task, span, query_of(queries, r), r);
@@ -82,25 +86,25 @@ class Forward {
       read_.key(p_.k, span, j, task.kv_head, row(k_, j - begin));
       read_.key(p_.v, span, j, task.kv_head, row(v_, j - begin));
     }
-    lanes.transpose(k_.data(), kAttentionBlock, p_.head_dim, read_.columns, transposed_.data());
-    lanes.multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, scores_.data());
+    lanes.transpose(k_.data(), block_, p_.head_dim, read_.columns, transposed_.data());
+    lanes.multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, block_, scores_.data());
     bool holes = false;
     for (int r = 0; r < num_rows; ++r) {
-      AttentionColumns& sees = sees_[r] = within(span.keys_of(query_of(queries, r)), begin);
+      AttentionColumns& sees = sees_[r] = within(span.keys_of(query_of(queries, r)), begin, block_);
       if (sees.first >= sees.last) {
         sees = {0, 0};
         continue;
       }
       AttentionReference& reference = rows_[r].reference;
-      float* scores = scores_.data() + r * kAttentionBlock;
-      const std::int32_t steps = reference.raise(c_, lanes.largest(scores, sees));
+      float* scores = scores_.data() + r * kTileKeys;
+      const float factor = reference.raise(c_, lanes.largest(scores, sees));
       if (!reference.contributes()) {
         sees = {0, 0};
         continue;
       }
-      if (steps < 0) {
-        lanes.scale(row(sums_, r), read_.columns, steps);
-        lanes.scale(rows_[r].chains, kAttentionChains, steps);
+      if (factor != 1.0f) {
+        lanes.scale(row(sums_, r), read_.columns, factor);
+        lanes.scale(rows_[r].chains, kAttentionChains, factor);
       }
       holes |= lanes.probabilities(scores, sees, c_, reference.m, reference.q, p_.exp, p_.dtype, rows_[r].chains);
     }
@@ -114,10 +118,12 @@ class Forward {
       state.m = merge.m;
       state.l = merge(state.l, combine_chains(state.chains));
       float *sums = row(sums_, r), *total = row(total_, r);
-      for (std::int64_t d = 0; d < read_.columns; ++d) {
-        total[d] = merge(total[d], sums[d]);
-        sums[d] = 0.0f;
+      if (merge.only_split) {
+        std::copy(sums, sums + read_.columns, total);
+      } else if (!merge.only_before) {
+        attention_lanes().merge(total, sums, read_.columns, merge.factor, merge.factor_of_split);
       }
+      std::fill(sums, sums + read_.columns, 0.0f);
       state.reference = {};
       std::fill(std::begin(state.chains), std::end(state.chains), 0.0f);
     }
@@ -127,9 +133,10 @@ class Forward {
     if (span.keys_of(i).empty()) return;
     const Row& state = rows_[r];
     const bool fails = attention_fails(state.m, true);
+    const float inverse = div_rn(1.0f, state.l);
     float* sums = row(total_, r);
     for (std::int64_t d = 0; d < p_.head_dim; ++d)
-      sums[d] = fails ? canonical_nan() : attention_output(sums[d], state.l);
+      sums[d] = fails ? canonical_nan() : attention_output(sums[d], inverse);
     const std::int64_t token = span.q_first + i, head = head_of(task, r);
     const std::int64_t at = (row_of(p_, span.sequence, token) * p_.num_q_heads + head) * p_.head_dim;
     attention_lanes().store(sums, p_.head_dim, p_.dtype, static_cast<unsigned char*>(p_.out) + at * size_of(p_.dtype));
@@ -140,6 +147,7 @@ class Forward {
   const AttentionParams& p_;
   AttentionReader read_;
   std::int64_t group_;
+  int block_;  // keys
   float c_;
   std::vector<float> q_, k_, v_, transposed_, scores_;
   std::vector<float> sums_, total_;  // O of the split, and of those before

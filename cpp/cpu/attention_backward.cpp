@@ -26,7 +26,7 @@ class Tiles {
     return std::vector<float>(static_cast<std::size_t>(rows * read.columns));
   }
   static std::vector<float> scores(std::int64_t rows) {
-    return std::vector<float>(static_cast<std::size_t>(rows * kAttentionBlock));
+    return std::vector<float>(static_cast<std::size_t>(rows * kTileKeys));
   }
   float* row(std::vector<float>& tile, std::int64_t r) const { return tile.data() + r * read.columns; }
 
@@ -79,9 +79,10 @@ class QueryGradients : Tiles {
     q_ = tile(rows);
     dout_ = tile(rows);
     dq_ = tile(rows);
-    k_ = tile(kAttentionBlock);
-    v_ = tile(kAttentionBlock);
-    transposed_ = tile(kAttentionBlock);
+    chains_ = tile(rows);
+    k_ = tile(kTileKeys);
+    v_ = tile(kTileKeys);
+    transposed_ = tile(kTileKeys);
     scores_ = scores(rows);
     dp_ = scores(rows);
     sees_.resize(static_cast<std::size_t>(rows));
@@ -105,9 +106,10 @@ class QueryGradients : Tiles {
     }
     std::fill(dq_.begin(), dq_.end(), 0.0f);
     const AttentionLanes& lanes = attention_lanes();
-    for (std::int64_t begin = keys.first / kAttentionBlock * kAttentionBlock; begin < keys.last;
-         begin += kAttentionBlock) {
-      const AttentionRange block = {std::max(begin, keys.first), std::min(begin + kAttentionBlock, keys.last)};
+    const int width = attention_block(p.head_dim);
+    const std::int64_t first = keys.first / width * width;
+    for (std::int64_t begin = (keys.last - 1) / width * width; begin >= first; begin -= width) {
+      const AttentionRange block = {std::max(begin, keys.first), std::min(begin + width, keys.last)};
       std::fill(k_.begin(), k_.end(), 0.0f);
       std::fill(v_.begin(), v_.end(), 0.0f);
       for (std::int64_t j = block.first; j < block.last; ++j) {
@@ -115,25 +117,27 @@ class QueryGradients : Tiles {
         read.key(p.v, span, j, task.kv_head, row(v_, j - begin));
       }
       const auto multiply = [&](std::vector<float>& rows, std::vector<float>& keys_of_block, std::vector<float>& to) {
-        lanes.transpose(keys_of_block.data(), kAttentionBlock, p.head_dim, read.columns, transposed_.data());
-        lanes.multiply(rows.data(), static_cast<int>(num_rows), read.columns, transposed_.data(), p.head_dim,
+        lanes.transpose(keys_of_block.data(), width, p.head_dim, read.columns, transposed_.data());
+        lanes.multiply(rows.data(), static_cast<int>(num_rows), read.columns, transposed_.data(), p.head_dim, width,
                        to.data());
       };
       multiply(q_, k_, scores_);
       multiply(dout_, v_, dp_);
       bool holes = false;
       for (std::int64_t r = 0; r < num_rows; ++r) {
-        sees_[r] = within(span.keys_of(query_of(r)), begin);
+        sees_[r] = within(span.keys_of(query_of(r)), begin, width);
         if (sees_[r].first >= sees_[r].last) {
           sees_[r] = {0, 0};
           continue;
         }
         const float u_of_row = u(span, query_of(r), head_of(r)), delta_of_row = delta(span, query_of(r), head_of(r));
-        holes |= lanes.gradients(scores_.data() + r * kAttentionBlock, dp_.data() + r * kAttentionBlock, sees_[r], c,
-                                 &u_of_row, &delta_of_row, 0, p.exp, p.dtype);
+        holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], c, &u_of_row,
+                                 &delta_of_row, 0, p.exp, p.dtype);
       }
+      std::fill(chains_.begin(), chains_.end(), 0.0f);
       lanes.accumulate(dp_.data(), sees_.data(), static_cast<int>(num_rows), holes, k_.data(), read.columns,
-                       dq_.data());
+                       chains_.data());
+      lanes.add(dq_.data(), chains_.data(), num_rows * read.columns);
     }
     for (std::int64_t r = 0; r < num_rows; ++r) {
       if (span.keys_of(query_of(r)).empty()) continue;
@@ -143,7 +147,8 @@ class QueryGradients : Tiles {
   }
 
  private:
-  std::vector<float> q_, dout_, dq_, k_, v_, transposed_, scores_, dp_;
+  std::vector<float> q_, dout_, k_, v_, transposed_, scores_, dp_;
+  std::vector<float> dq_, chains_;  // of the blocks so far, of one
   std::vector<AttentionColumns> sees_;
 };
 
@@ -151,19 +156,19 @@ class KeyGradients : Tiles {
  public:
   explicit KeyGradients(const AttentionBackwardParams& p)
       : Tiles(p),
-        k_(tile(kAttentionBlock)),
-        v_(tile(kAttentionBlock)),
-        dk_(tile(kAttentionBlock)),
-        dv_(tile(kAttentionBlock)),
-        q_(tile(kAttentionBlock)),
-        dout_(tile(kAttentionBlock)),
-        transposed_(tile(kAttentionBlock)),
-        scores_(scores(kAttentionBlock)),
-        dp_(scores(kAttentionBlock)) {}
+        k_(tile(kTileKeys)),
+        v_(tile(kTileKeys)),
+        dk_(tile(kTileKeys)),
+        dv_(tile(kTileKeys)),
+        q_(tile(kTileKeys)),
+        dout_(tile(kTileKeys)),
+        transposed_(tile(kTileKeys)),
+        scores_(scores(kTileKeys)),
+        dp_(scores(kTileKeys)) {}
 
   void run(const AttentionTasks::Task& task) {
     const AttentionSpan span(p, task.sequence);
-    const AttentionRange keys = {task.first, std::min(task.first + kAttentionBlock, span.num_keys)};
+    const AttentionRange keys = {task.first, std::min(task.first + kTileKeys, span.num_keys)};
     const AttentionRange queries = span.queries_of(keys);
     if (queries.empty()) return;
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
@@ -174,8 +179,8 @@ class KeyGradients : Tiles {
     std::fill(dk_.begin(), dk_.end(), 0.0f);
     std::fill(dv_.begin(), dv_.end(), 0.0f);
     for (std::int64_t h = task.kv_head * group; h < (task.kv_head + 1) * group; ++h) {
-      for (std::int64_t begin = queries.first; begin < queries.last; begin += kAttentionBlock) {
-        block(span, keys, {begin, std::min(begin + kAttentionBlock, queries.last)}, h);
+      for (std::int64_t begin = queries.first; begin < queries.last; begin += kTileKeys) {
+        block(span, keys, {begin, std::min(begin + kTileKeys, queries.last)}, h);
       }
     }
     const bool packed = p.cu_seqlens_k != nullptr;
@@ -191,6 +196,7 @@ class KeyGradients : Tiles {
     const AttentionLanes& lanes = attention_lanes();
     const auto num_rows = static_cast<int>(keys.last - keys.first);
     const auto count = static_cast<int>(queries.last - queries.first);
+    const int width = count > kTileKeys / 2 ? kTileKeys : kTileKeys / 2;
     for (int i = 0; i < count; ++i) {
       read.query(p.q, span, queries.first + i, head, row(q_, i));
       read.query(p.dout, span, queries.first + i, head, row(dout_, i));
@@ -199,28 +205,28 @@ class KeyGradients : Tiles {
     }
     const auto multiply = [&](std::vector<float>& rows, std::vector<float>& queries_of_block, std::vector<float>& to) {
       lanes.transpose(queries_of_block.data(), count, p.head_dim, read.columns, transposed_.data());
-      lanes.multiply(rows.data(), num_rows, read.columns, transposed_.data(), p.head_dim, to.data());
+      lanes.multiply(rows.data(), num_rows, read.columns, transposed_.data(), p.head_dim, width, to.data());
     };
     multiply(k_, q_, scores_);
     multiply(v_, dout_, dp_);
     bool holes = false;
     for (int r = 0; r < num_rows; ++r) {
-      sees_[r] = within(span.queries_of(keys.first + r), queries.first);
+      sees_[r] = within(span.queries_of(keys.first + r), queries.first, kTileKeys);
       sees_[r].last = std::min(sees_[r].last, count);
       if (sees_[r].first >= sees_[r].last) {
         sees_[r] = {0, 0};
         continue;
       }
-      holes |= lanes.gradients(scores_.data() + r * kAttentionBlock, dp_.data() + r * kAttentionBlock, sees_[r], c, u_,
-                               delta_, 1, p.exp, p.dtype);
+      holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], c, u_, delta_, 1,
+                               p.exp, p.dtype);
     }
     lanes.accumulate(scores_.data(), sees_, num_rows, holes, dout_.data(), read.columns, dv_.data());
     lanes.accumulate(dp_.data(), sees_, num_rows, holes, q_.data(), read.columns, dk_.data());
   }
 
   std::vector<float> k_, v_, dk_, dv_, q_, dout_, transposed_, scores_, dp_;
-  float u_[kAttentionBlock] = {}, delta_[kAttentionBlock] = {};
-  AttentionColumns sees_[kAttentionBlock] = {};
+  float u_[kTileKeys] = {}, delta_[kTileKeys] = {};
+  AttentionColumns sees_[kTileKeys] = {};
 };
 
 template <class Pass>
@@ -259,7 +265,7 @@ void attention_backward(const AttentionBackwardParams& p) {
         p, AttentionTasks(p, QueryGradients::queries_of_tile(p), [](const AttentionSpan& s) { return s.num_queries; }));
   }
   if (p.dk != nullptr) {
-    run_tasks<KeyGradients>(p, AttentionTasks(p, kAttentionBlock, [](const AttentionSpan& s) { return s.num_keys; }));
+    run_tasks<KeyGradients>(p, AttentionTasks(p, kTileKeys, [](const AttentionSpan& s) { return s.num_keys; }));
   }
 }
 

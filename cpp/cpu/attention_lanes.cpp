@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kRows = 4;     // of a tile in registers
 constexpr int kVectors = 2;  // of a row of it
-static_assert(kAttentionBlock % (kVectors * kLanes) == 0 && kColumns % kLanes == 0);
+static_assert(kAttentionGroup % (kVectors * kLanes) == 0 && kColumns % kLanes == 0);
 
 RLK_HD Floats load_floats(const float* p) { return load_bytes<Floats>(p); }
 RLK_HD Floats lane_numbers(int first) {
@@ -40,41 +40,43 @@ void load(const unsigned char* from, DType dtype, std::int64_t head_dim, std::in
 
 void transpose(const float* rows, int count, std::int64_t head_dim, std::int64_t columns, float* to) {
   for (std::int64_t d = 0; d < head_dim; ++d) {
-    float* out = to + d * kAttentionBlock;
+    float* out = to + d * kTileKeys;
     for (int r = 0; r < count; ++r) out[r] = rows[r * columns + d];
-    for (int r = count; r < kAttentionBlock; ++r) out[r] = 0.0f;
+    for (int r = count; r < kTileKeys; ++r) out[r] = 0.0f;
   }
 }
 
 template <int kCount, int kStep>
-RLK_HD void multiply_rows(const float* a, std::int64_t columns, const float* b, std::int64_t head_dim,
+RLK_HD void multiply_rows(const float* a, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
                           float* products) {
-  static_assert(kAttentionBlock % (kStep * kLanes) == 0);
-  for (int j = 0; j < kAttentionBlock; j += kStep * kLanes) {
+  static_assert(kTileKeys / 2 % (kStep * kLanes) == 0);
+  for (int j = 0; j < keys; j += kStep * kLanes) {
     Floats sums[kCount][kStep];
     for (auto& row : sums) {
       for (Floats& sum : row) sum = broadcast<Floats>(0.0f);
     }
     for (std::int64_t d = 0; d < head_dim; ++d) {
       Floats x[kStep];
-      for (int v = 0; v < kStep; ++v) x[v] = load_floats(b + d * kAttentionBlock + j + v * kLanes);
+      for (int v = 0; v < kStep; ++v) x[v] = load_floats(b + d * kTileKeys + j + v * kLanes);
       for (int i = 0; i < kCount; ++i) {
         const Floats w = broadcast<Floats>(a[i * columns + d]);
         for (int v = 0; v < kStep; ++v) sums[i][v] = fma_rn(w, x[v], sums[i][v]);
       }
     }
     for (int i = 0; i < kCount; ++i) {
-      for (int v = 0; v < kStep; ++v) store_bytes(products + i * kAttentionBlock + j + v * kLanes, sums[i][v]);
+      for (int v = 0; v < kStep; ++v) store_bytes(products + i * kTileKeys + j + v * kLanes, sums[i][v]);
     }
   }
 }
-void multiply(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, float* products) {
+void multiply(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
+              float* products) {
+  constexpr int kAlone = kTileKeys / 2 / kLanes;  // vectors of a lone row
   int i = 0;
   for (; i + kRows <= rows; i += kRows) {
-    multiply_rows<kRows, kVectors>(a + i * columns, columns, b, head_dim, products + i * kAttentionBlock);
+    multiply_rows<kRows, kVectors>(a + i * columns, columns, b, head_dim, keys, products + i * kTileKeys);
   }
   for (; i < rows; ++i) {
-    multiply_rows<1, kRows * kVectors>(a + i * columns, columns, b, head_dim, products + i * kAttentionBlock);
+    multiply_rows<1, kAlone>(a + i * columns, columns, b, head_dim, keys, products + i * kTileKeys);
   }
 }
 
@@ -93,15 +95,26 @@ float largest(const float* scores, AttentionColumns sees) {
   return result;
 }
 
-// Chain r takes columns 8i + r, ascending: a vector of sixteen brings two links of each.
-RLK_HD void add_to_chains(float* chains, Floats p) {
+// Sums of a block by chain: chain r takes columns 8i + r, ascending in each group.
+class BlockSums {
+ public:
+  // The group that begins at column j, a multiple of kAttentionGroup.
+  RLK_HD void add_group(int j, const Floats (&p)[kAttentionGroup / kLanes]) {
+    Eight parts[kAttentionGroup / kAttentionChains];
+    std::memcpy(parts, p, sizeof p);
+    groups_[j / kAttentionGroup] = ((parts[0] + parts[1]) + parts[2]) + parts[3];
+  }
+  // Groups past a block of 64 are +0.
+  RLK_HD void add_to(float* chains) const {
+    const Eight block = (groups_[0] + groups_[1]) + (groups_[2] + groups_[3]);
+    store_bytes(chains, load_bytes<Eight>(chains) + block);
+  }
+
+ private:
   using Eight = Vector<float, 4 * kAttentionChains>;
-  Eight parts[kLanes / kAttentionChains];
-  std::memcpy(parts, &p, sizeof p);
-  Eight sums = load_bytes<Eight>(chains);
-  for (const Eight& part : parts) sums += part;
-  store_bytes(chains, sums);
-}
+  static_assert(kAttentionGroup == 4 * kAttentionChains && kTileKeys == 4 * kAttentionGroup);
+  Eight groups_[kTileKeys / kAttentionGroup] = {};
+};
 
 // Of columns the row does not see, p is whatever: kNothing is stored.
 template <class T>
@@ -118,22 +131,29 @@ RLK_HD bool probabilities_of(float* scores, AttentionColumns sees, float c_of_ro
   const Floats addend = broadcast<Floats>(kExp == Exp::kHardware ? -m : rlk::sub_rn(kStatsShift, m));
   const Floats least = broadcast<Floats>(-127.0f), bottom = broadcast<Floats>(-infinity());
   bool holes = false;
-  for (int j = sees.first / kLanes * kLanes; j < sees.last; j += kLanes) {
-    const Floats s = load_floats(scores + j);
-    const Mask in = inside(j, sees), contributes = in & (s > bottom);
-    Floats p;
-    if constexpr (kExp == Exp::kHardware) {
-      const Floats x = select(contributes, fma_rn(s, c, addend), least);
-      alignas(64) float v[kLanes];
-      store_bytes(v, select(x > least, x, least));
-      exp2_hardware(v, kLanes);
-      p = load_bytes<Floats>(v);
-    } else {
-      p = stat_exp_portable(select(s > q, s, q), c, addend);
+  BlockSums sums;
+  for (int group = sees.first / kAttentionGroup * kAttentionGroup; group < sees.last; group += kAttentionGroup) {
+    Floats unrounded[kAttentionGroup / kLanes];
+    for (int v = 0; v < kAttentionGroup / kLanes; ++v) {
+      const int j = group + v * kLanes;
+      const Floats s = load_floats(scores + j);
+      const Mask in = inside(j, sees), contributes = in & (s > bottom);
+      Floats p;
+      if constexpr (kExp == Exp::kHardware) {
+        const Floats x = select(contributes, fma_rn(s, c, addend), least);
+        alignas(64) float hardware[kLanes];
+        store_bytes(hardware, select(x > least, x, least));
+        exp2_hardware(hardware, kLanes);
+        p = load_bytes<Floats>(hardware);
+      } else {
+        p = stat_exp_portable(select(s > q, s, q), c, addend);
+      }
+      unrounded[v] = select(contributes, p, broadcast<Floats>(0.0f));
+      holes |= store_weights<T>(scores + j, contributes, in, p);
     }
-    add_to_chains(chains, select(contributes, p, float_of(splat(kNothing))));
-    holes |= store_weights<T>(scores + j, contributes, in, p);
+    sums.add_group(group, unrounded);
   }
+  sums.add_to(chains);
   return holes;
 }
 bool probabilities(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
@@ -147,6 +167,18 @@ bool probabilities(float* scores, AttentionColumns sees, float c, float m, float
   return holes;
 }
 
+// p of backward. Of a NaN it may be anything.
+template <Exp kExp>
+RLK_HD Floats backward_probability(Floats t) {
+  if constexpr (kExp == Exp::kPortable) return probability<kExp>(t);
+  const Floats most = broadcast<Floats>(128.0f);
+  const Floats bounded = select((t >= broadcast<Floats>(-126.0f)) & (t < most), t, broadcast<Floats>(-127.0f));
+  alignas(64) float hardware[kLanes];
+  store_bytes(hardware, bounded);
+  exp2_hardware(hardware, kLanes);
+  return select(t >= most, broadcast<Floats>(infinity()), load_bytes<Floats>(hardware));
+}
+
 template <class T, Exp kExp>
 RLK_HD bool gradients_of(float* scores, float* dp, AttentionColumns sees, float c_of_row, const float* u,
                          const float* delta, int step) {
@@ -158,7 +190,7 @@ RLK_HD bool gradients_of(float* scores, float* dp, AttentionColumns sees, float 
     const Floats u_of = step != 0 ? load_floats(u + j) : broadcast<Floats>(*u);
     const Floats delta_of = step != 0 ? load_floats(delta + j) : broadcast<Floats>(*delta);
     const Floats t = fma_rn(s, c, -u_of);
-    const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), probability<kExp>(t));
+    const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), backward_probability<kExp>(t));
     const Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
     // + 0: a product that is -0 is not kNothing. That changes no sum but a zero's sign.
     holes |= store_weights<T>(dp + j, contributes, in, add_rn(rounded<T>(ds), broadcast<Floats>(0.0f)));
@@ -188,7 +220,7 @@ RLK_HD void accumulate_tile(const float* weights, AttentionColumns sees, const f
     Floats y[kStep];
     for (int v = 0; v < kStep; ++v) y[v] = load_floats(x + j * columns + v * kLanes);
     for (int i = 0; i < kCount; ++i) {
-      const float weight = weights[i * kAttentionBlock + j];
+      const float weight = weights[i * kTileKeys + j];
       if (kHoles && rlk::bits_of(weight) == kNothing) continue;
       for (int v = 0; v < kStep; ++v) sum[i][v] = fma_rn(broadcast<Floats>(weight), y[v], sum[i][v]);
     }
@@ -210,7 +242,7 @@ RLK_HD void accumulate_rows(const float* weights, AttentionColumns sees, const f
 void accumulate(const float* weights, const AttentionColumns* sees, int rows, bool holes, const float* x,
                 std::int64_t columns, float* sums) {
   for (int i = 0; i < rows;) {
-    const float* w = weights + i * kAttentionBlock;
+    const float* w = weights + i * kTileKeys;
     bool alike = !holes && i + kRows <= rows;
     for (int r = 1; alike && r < kRows; ++r) {
       alike = sees[i + r].first == sees[i].first && sees[i + r].last == sees[i].last;
@@ -226,14 +258,20 @@ void accumulate(const float* weights, const AttentionColumns* sees, int rows, bo
   }
 }
 
-void scale(float* x, std::int64_t count, std::int32_t steps) {
+void scale(float* x, std::int64_t count, float factor) {
   std::int64_t k = 0;
-  for (; k + kLanes <= count; k += kLanes) store_bytes(x + k, scale_down(load_floats(x + k), splat(steps)));
-  for (; k < count; ++k) {
-    Floats one = broadcast<Floats>(x[k]);
-    one = scale_down(one, splat(steps));
-    x[k] = one.v[0];
+  for (; k + kLanes <= count; k += kLanes) store_bytes(x + k, mul_rn(load_floats(x + k), broadcast<Floats>(factor)));
+  for (; k < count; ++k) x[k] = rlk::mul_rn(x[k], factor);
+}
+void merge(float* total, const float* x, std::int64_t count, float factor, float factor_of_x) {
+  for (std::int64_t k = 0; k < count; k += kLanes) {
+    const Floats scaled = mul_rn(load_floats(x + k), broadcast<Floats>(factor_of_x));
+    store_bytes(total + k, fma_rn(load_floats(total + k), broadcast<Floats>(factor), scaled));
   }
+}
+void add(float* total, const float* x, std::int64_t count) {
+  for (std::int64_t k = 0; k < count; k += kLanes)
+    store_bytes(total + k, add_rn(load_floats(total + k), load_floats(x + k)));
 }
 
 float dot(const float* a, const float* b, std::int64_t head_dim) {
@@ -253,7 +291,7 @@ void store(const float* row, std::int64_t head_dim, DType dtype, unsigned char* 
 
 }  // namespace
 
-const AttentionLanes attention_lanes = {load,      transpose,  multiply, largest, probabilities,
-                                        gradients, accumulate, scale,    dot,     store};
+const AttentionLanes attention_lanes = {load,       transpose, multiply, largest, probabilities, gradients,
+                                        accumulate, scale,     merge,    add,     dot,           store};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

@@ -1,5 +1,5 @@
 // The inner loops of attention, one copy per instruction set (attention_lanes.cpp). Tiles are fp32 in the caller's
-// memory, their rows `kAttentionBlock` columns wide, or `columns`: head_dim padded with +0 to a multiple of kColumns.
+// memory, their rows `kTileKeys` columns wide, or `columns`: head_dim padded with +0 to a multiple of kColumns.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,8 @@
 namespace rlk::cpu {
 
 constexpr int kColumns = 16;
+constexpr int kTileKeys = 128;  // of a tile: the largest block
+static_assert(attention_block(1) == kTileKeys && attention_block(kMaxHeadDim) == kTileKeys / 2);
 constexpr std::int64_t kMaxColumns = kMaxHeadDim;
 
 // Columns [first, last) of a row of scores or weights: what it sees of a block.
@@ -20,15 +22,15 @@ struct AttentionColumns {
 struct AttentionLanes {
   // A head of a token, any alignment, as `columns` floats.
   void (*load)(const unsigned char* from, DType dtype, std::int64_t head_dim, std::int64_t columns, float* to);
-  // to[d][r] = rows[r][d]; of rows past `count` +0.
+  // to[d][r] = rows[r][d]; of rows past `count`, up to kTileKeys, +0.
   void (*transpose)(const float* rows, int count, std::int64_t head_dim, std::int64_t columns, float* to);
-  // products[i][j] = a chain over d ascending of a[i][d] * b[d][j].
-  void (*multiply)(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim,
+  // products[i][j] = a chain over d ascending of a[i][d] * b[d][j], for j below `keys`: kTileKeys or half of them.
+  void (*multiply)(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
                    float* products);
   // The largest of a row's scores that it sees; NaN if one is.
   float (*largest)(const float* scores, AttentionColumns sees);
-  // Scores become probabilities as elements of dtype hold them; they go unrounded into the chains. What contributes
-  // nothing becomes kNothing. Whether any of what the row sees does.
+  // Scores become probabilities as elements of dtype hold them; the block's sum of them, unrounded, goes into the chains.
+  // What contributes nothing becomes kNothing. Whether any of what the row sees does.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
   // Of backward: scores and dp become p and ds as elements of dtype hold them, kNothing as above. u and delta are those
@@ -38,13 +40,17 @@ struct AttentionLanes {
   // sums[i] = a chain over j ascending of weights[i][j] * x[j], from sums[i] on. `holes`: some weight may be kNothing.
   void (*accumulate)(const float* weights, const AttentionColumns* sees, int rows, bool holes, const float* x,
                      std::int64_t columns, float* sums);
-  void (*scale)(float* x, std::int64_t count, std::int32_t steps);  // scale_down
+  void (*scale)(float* x, std::int64_t count, float factor);  // x *= factor
+  // total = fma(total, factor, x * factor_of_x). Counts are multiples of kColumns.
+  void (*merge)(float* total, const float* x, std::int64_t count, float factor, float factor_of_x);
+  void (*add)(float* total, const float* x, std::int64_t count);  // total += x
   // Eight chains over d, folded.
   float (*dot)(const float* a, const float* b, std::int64_t head_dim);
   void (*store)(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to);
 };
 
-// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum.
+// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum but a
+// zero's sign.
 constexpr std::int32_t kNothing = static_cast<std::int32_t>(0x80000000u);
 
 RLK_CPU_LANES(AttentionLanes, attention_lanes)

@@ -52,9 +52,10 @@ class AttentionReader {
   const std::int64_t columns;  // of a row of floats
 };
 
-inline AttentionColumns within(AttentionRange range, std::int64_t begin) {
-  return {static_cast<int>(clamp_to(range.first - begin, 0, kAttentionBlock)),
-          static_cast<int>(clamp_to(range.last - begin, 0, kAttentionBlock))};
+// The columns of a range, those of `count` from `begin` on.
+inline AttentionColumns within(AttentionRange range, std::int64_t begin, std::int64_t count) {
+  return {static_cast<int>(clamp_to(range.first - begin, 0, count)),
+          static_cast<int>(clamp_to(range.last - begin, 0, count))};
 }
 
 }  // namespace rlk::cpu

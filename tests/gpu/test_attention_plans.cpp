@@ -178,12 +178,21 @@ void run_cases() {
     c.head_dim = 64;
     run(c);
   }
-  // Splits; references that rise; special values.
+  // Splits, whole and begun, at blocks of either width; a window that begins inside one; references that rise; special
+  // values.
+  const std::int64_t split = attention_split_end(0), second = attention_split_end(split);
   for (const float spread : {1.0f, 60.0f}) {
-    Case c{{{3, 9000}, {2, 4097}}};
+    Case c{{{3, second + 808}, {2, split + 1}, {5, split}}};
     c.spread = spread;
+    for (const std::int64_t head_dim : {64, 192}) {
+      c.head_dim = head_dim;
+      c.window = 0;
+      run(c);
+      c.window = split + 100;
+      run(c);
+    }
     c.head_dim = 64;
-    run(c);
+    c.window = 0;
     c.lengths = {{5, 700}};
     c.scale = 1.0f;
     run(c);

@@ -10,9 +10,9 @@ namespace rlk {
 
 template <class Machine>
 RLK_DEVICE float attention_probability(float t, Exp exp) {
-  const float least = t > 127.0f ? 127.0f : t;  // keeps a NaN
-  const float p =
-      Machine::kHasHardwareExp && exp == Exp::kHardware ? Machine::ex2(least) : PortableProbability::of(least);
+  const float p = Machine::kHasHardwareExp && exp == Exp::kHardware
+                      ? Machine::ex2(t)
+                      : PortableProbability::of(t > 127.0f ? 127.0f : t);  // keeps a NaN
   return is_nan(t) ? canonical_nan() : p;
 }
 
@@ -65,15 +65,21 @@ struct AttentionBackwardScene {
 template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
+  float* total;      // dq of the blocks so far, a thread's own: [row of the thread][sum][thread]
   float *u, *delta;  // of a row, or of a column
   std::int32_t *first, *last;
   std::int64_t *a_offsets, *b_offsets;
   std::uint32_t* flags;
   AttentionBackwardScene* scene;
 
+  static constexpr int kColumnsOrRows = Tile::kBlock;
+  static_assert(Tile::kRows <= kColumnsOrRows);
+  // Whether the sums of dq lie here: a tile of 64 columns would spill them, and LDS has no room for those of others.
+  static constexpr bool kSharesTotal = Tile::kColumns <= 64;
+  static constexpr int kTotal = kSharesTotal ? Tile::kRows * Tile::kColumns : 0;
   static constexpr int kBytes = 2 * carved(Tile::kRows * Tile::kColumns, 4) + carved(Tile::kStageFloats, 4) +
-                                carved(Tile::kWeights, 4) + 2 * carved(kAttentionBlock, 4) +
-                                2 * carved(Tile::kRows, 4) + 2 * carved(kAttentionBlock, 8) + 16 +
+                                carved(Tile::kWeights, 4) + carved(kTotal, 4) + 2 * carved(kColumnsOrRows, 4) +
+                                2 * carved(Tile::kRows, 4) + 2 * carved(kColumnsOrRows, 8) + 16 +
                                 carved(1, sizeof(AttentionBackwardScene));
 
   RLK_DEVICE explicit AttentionBackwardShared(void* memory) {
@@ -82,12 +88,13 @@ struct AttentionBackwardShared {
     b = carver.take<float>(Tile::kRows * Tile::kColumns);
     stage = carver.take<float>(Tile::kStageFloats);
     weights = carver.take<float>(Tile::kWeights);
-    u = carver.take<float>(kAttentionBlock);
-    delta = carver.take<float>(kAttentionBlock);
+    total = carver.take<float>(kTotal);
+    u = carver.take<float>(kColumnsOrRows);
+    delta = carver.take<float>(kColumnsOrRows);
     first = carver.take<std::int32_t>(Tile::kRows);
     last = carver.take<std::int32_t>(Tile::kRows);
-    a_offsets = carver.take<std::int64_t>(kAttentionBlock);
-    b_offsets = carver.take<std::int64_t>(kAttentionBlock);
+    a_offsets = carver.take<std::int64_t>(kColumnsOrRows);
+    b_offsets = carver.take<std::int64_t>(kColumnsOrRows);
     flags = carver.take<std::uint32_t>(4);
     scene = carver.take<AttentionBackwardScene>(1);
   }
@@ -98,6 +105,7 @@ template <class Machine, class T, class Tile>
 class AttentionBackward {
  public:
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
+  static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
 
   RLK_DEVICE AttentionBackward(const AttentionBackwardParams& p, const AttentionGrid& g, void* memory)
       : p_(p), g_(g), s_(memory) {}
@@ -109,7 +117,7 @@ class AttentionBackward {
 
   // Scores become p, unrounded, where the row misses the column nothing. Whether it does where the column is in memory.
   template <Exp kExp, bool kByColumn>
-  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kAttentionScores], int block, int end) const {
+  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block, int end) const {
     bool holes = false;
     const int thread = tid(), line = thread % kAttentionLines;
 #pragma unroll
@@ -118,7 +126,7 @@ class AttentionBackward {
       const int sees_first = s_.first[row] - block, sees_last = s_.last[row] - block;
       const int holes_first = s_.scene->first - block, holes_last = s_.last[row] != 0 ? end - block : -1;
 #pragma unroll
-      for (int i = 0; i < kAttentionScores; ++i) {
+      for (int i = 0; i < kScores; ++i) {
         const int column = Tile::score_column(line, i);
         const float z = scores[r][i], u = s_.u[kByColumn ? column : row];
         const float p = attention_probability<Machine>(fma_rn(z, c(), -u), kExp);
@@ -130,7 +138,7 @@ class AttentionBackward {
     return holes;
   }
   template <bool kByColumn>
-  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kAttentionScores], int block, int end) const {
+  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block, int end) const {
     return Machine::kHasHardwareExp && p_.exp == Exp::kHardware
                ? probabilities<Exp::kHardware, kByColumn>(scores, block, end)
                : probabilities<Exp::kPortable, kByColumn>(scores, block, end);
@@ -187,8 +195,10 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
   using Base = AttentionBackward<Machine, T, Tile>;
   using Base::g_;
   using Base::head_dim;
+  using Base::kBlock;
   using Base::kOfThread;
   using Base::kRows;
+  using Base::kScores;
   using Base::p_;
   using Base::s_;
   using Base::tid;
@@ -213,11 +223,14 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
       }
       return segment.last;
     }
-    this->clear(dq_);
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; ++i) total(r, i) = 0.0f;
+    }
     Machine::barrier();
 #pragma unroll 1
-    for (int block = s_.scene->first / kAttentionBlock * kAttentionBlock; block < s_.scene->last;
-         block += kAttentionBlock) {
+    for (int block = (s_.scene->last - 1) / kBlock * kBlock; block > s_.scene->first - kBlock; block -= kBlock) {
       run_block(block);
     }
     const AttentionBackwardScene scene = *s_.scene;
@@ -226,7 +239,10 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
       const std::int64_t row = scene.begin + tid() / kAttentionLines * kOfThread + r;
       if (row >= scene.end) continue;
       const bool used = s_.last[tid() / kAttentionLines * kOfThread + r] != 0;
-      this->store(used, dq_[r], p_.softmax_scale, p_.dq, out_row(scene.sequence, scene.kv_head, row));
+      float dq[Tile::kSums];
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; ++i) dq[i] = total(r, i);
+      this->store(used, dq, p_.softmax_scale, p_.dq, out_row(scene.sequence, scene.kv_head, row));
     }
     Machine::barrier();  // the next segment writes what this one reads
     return scene.end;
@@ -270,9 +286,9 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
   }
 
   RLK_DEVICE void run_block(int block) {
-    {
-      const bool is_key = tid() < kAttentionBlock;
-      const int i = tid() % kAttentionBlock, j = block + i;
+    if (tid() < 2 * kBlock) {
+      const bool is_key = tid() < kBlock;
+      const int i = tid() % kBlock, j = block + i;
       std::int64_t offset = kZeroRow;
       if (j >= s_.scene->first && j < s_.scene->last) {
         offset = key_offset(p_, is_key ? p_.k : p_.v, AttentionSpan(p_, s_.scene->sequence), j);
@@ -280,8 +296,8 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
       (is_key ? s_.a_offsets : s_.b_offsets)[i] = offset;
     }
     Machine::barrier();
-    const int last = s_.scene->last, end = last - block < kAttentionBlock ? last : block + kAttentionBlock;
-    float scores[kOfThread][kAttentionScores], dp[kOfThread][kAttentionScores];
+    const int last = s_.scene->last, end = last - block < kBlock ? last : block + kBlock;
+    float scores[kOfThread][kScores], dp[kOfThread][kScores];
     multiply<Machine, Tile>(s_.a, rows_of(p_.k, s_.a_offsets), head_dim(), s_.stage, scores);
     const bool mine = this->template probabilities<false>(scores, block, end);
     multiply<Machine, Tile>(s_.b, rows_of(p_.v, s_.b_offsets), head_dim(), s_.stage, dp);
@@ -290,15 +306,32 @@ class AttentionQueryGradient : AttentionBackward<Machine, T, Tile> {
     for (int r = 0; r < kOfThread; ++r) {
       const float delta = s_.delta[thread / kAttentionLines * kOfThread + r];
 #pragma unroll
-      for (int i = 0; i < kAttentionScores; ++i) scores[r][i] = this->gradient(scores[r][i], dp[r][i], delta);
+      for (int i = 0; i < kScores; ++i) scores[r][i] = this->gradient(scores[r][i], dp[r][i], delta);
     }
     store_weights<Machine, Tile>(s_.weights, scores);
     const bool holes = Machine::any(mine, s_.flags);
-    this->sum(holes, rows_of(p_.k, s_.a_offsets), end - block, dq_);
+    float of_block[kOfThread][Tile::kSums];
+    this->clear(of_block);
+    this->sum(holes, rows_of(p_.k, s_.a_offsets), end - block, of_block);
+#pragma unroll
+    for (int r = 0; r < kOfThread; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; ++i) total(r, i) = add_rn(total(r, i), of_block[r][i]);
+    }
     Machine::barrier();  // weights and offsets are written again
   }
 
-  float dq_[kOfThread][Tile::kSums];
+  // dq of the blocks so far: in registers, or a thread's own in shared memory.
+  static constexpr bool kShares = AttentionBackwardShared<Tile>::kSharesTotal;
+  RLK_DEVICE float& total(int r, int i) {
+    if constexpr (kShares) {
+      return s_.total[(r * Tile::kSums + i) * kAttentionThreads + tid()];
+    } else {
+      return dq_[r][i];
+    }
+  }
+
+  float dq_[kShares ? 1 : kOfThread][kShares ? 1 : Tile::kSums];
 };
 
 // dk and dv of a tile of keys.
@@ -307,8 +340,10 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
   using Base = AttentionBackward<Machine, T, Tile>;
   using Base::g_;
   using Base::head_dim;
+  using Base::kBlock;
   using Base::kOfThread;
   using Base::kRows;
+  using Base::kScores;
   using Base::p_;
   using Base::s_;
   using Base::tid;
@@ -340,7 +375,7 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
 #pragma unroll 1
     for (int head = 0; head < group; ++head) {
 #pragma unroll 1
-      for (int block = s_.scene->first; block < s_.scene->last; block += kAttentionBlock) run_block(head, block);
+      for (int block = s_.scene->first; block < s_.scene->last; block += kBlock) run_block(head, block);
     }
     const AttentionBackwardScene scene = *s_.scene;
 #pragma unroll
@@ -382,13 +417,13 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
         AttentionRows<Machine, T>{attention_head<T>(p_.v, kv_head), s_.b_offsets, g_.vectors}, head_dim(), s_.b);
   }
 
-  // Queries [block, block + 128) of one of the key head's query heads.
+  // Queries [block, block + kBlock) of one of the key head's query heads.
   RLK_DEVICE void run_block(int head_of_group, int block) {
     const std::int64_t head = s_.scene->kv_head * (p_.num_q_heads / p_.num_kv_heads) + head_of_group;
-    const int last = s_.scene->last, end = last - block < kAttentionBlock ? last : block + kAttentionBlock;
-    {
-      const bool is_query = tid() < kAttentionBlock;
-      const int column = tid() % kAttentionBlock;
+    const int last = s_.scene->last, end = last - block < kBlock ? last : block + kBlock;
+    if (tid() < 2 * kBlock) {
+      const bool is_query = tid() < kBlock;
+      const int column = tid() % kBlock;
       std::int64_t offset = kZeroRow;
       float of_column = 0.0f;
       if (block + column < end) {
@@ -405,13 +440,13 @@ class AttentionKeyGradient : AttentionBackward<Machine, T, Tile> {
     Machine::barrier();
     const AttentionRows<Machine, T> q = {attention_head<T>(p_.q, head), s_.a_offsets, g_.vectors};
     const AttentionRows<Machine, T> dout = {attention_head<T>(p_.dout, head), s_.b_offsets, g_.vectors};
-    float scores[kOfThread][kAttentionScores], ds[kOfThread][kAttentionScores];
+    float scores[kOfThread][kScores], ds[kOfThread][kScores];
     multiply<Machine, Tile>(s_.a, q, head_dim(), s_.stage, scores);
     const bool mine = this->template probabilities<true>(scores, block, end);
     multiply<Machine, Tile>(s_.b, dout, head_dim(), s_.stage, ds);
     const int line = tid() % kAttentionLines;
 #pragma unroll
-    for (int i = 0; i < kAttentionScores; ++i) {
+    for (int i = 0; i < kScores; ++i) {
       const float delta = s_.delta[Tile::score_column(line, i)];
 #pragma unroll
       for (int r = 0; r < kOfThread; ++r) {

@@ -1,5 +1,5 @@
 // attention, forward, for the kernels of CUDA and HIP. A block has a tile of rows, each a query with one of the heads that
-// share a key head, and walks their keys in blocks of 128: scores into registers, the reference of each row,
+// share a key head, and walks their keys in blocks: scores into registers, the reference of each row,
 // probabilities into shared memory, sums of values in registers. Bound by the fp32 units.
 #pragma once
 
@@ -24,8 +24,8 @@ template <class Tile>
 struct AttentionForwardShared {
   float *q, *stage, *weights;
   float* total;  // O of the splits before, a thread's own: [row of the thread][sum][thread]
-  float *largest, *m, *clamp, *chains;
-  std::int32_t *steps, *first, *last;
+  float *largest, *m, *clamp, *chains, *factors;
+  std::int32_t *first, *last;
   AttentionForwardState* states;
   AttentionMerge* merges;
   std::int64_t *k_offsets, *v_offsets;
@@ -37,7 +37,7 @@ struct AttentionForwardShared {
                                 carved(Tile::kWeights, 4) + carved(kTotal, 4) + 3 * carved(Tile::kRows, 4) +
                                 carved(Tile::kRows * kAttentionChains, 4) + 3 * carved(Tile::kRows, 4) +
                                 carved(Tile::kRows, sizeof(AttentionForwardState)) +
-                                carved(Tile::kRows, sizeof(AttentionMerge)) + 2 * carved(kAttentionBlock, 8) + 16 +
+                                carved(Tile::kRows, sizeof(AttentionMerge)) + 2 * carved(Tile::kBlock, 8) + 16 +
                                 carved(1, sizeof(AttentionForwardScene));
 
   RLK_DEVICE explicit AttentionForwardShared(void* memory) {
@@ -50,13 +50,13 @@ struct AttentionForwardShared {
     m = carver.take<float>(Tile::kRows);
     clamp = carver.take<float>(Tile::kRows);
     chains = carver.take<float>(Tile::kRows * kAttentionChains);
-    steps = carver.take<std::int32_t>(Tile::kRows);
+    factors = carver.take<float>(Tile::kRows);
     first = carver.take<std::int32_t>(Tile::kRows);
     last = carver.take<std::int32_t>(Tile::kRows);
     states = carver.take<AttentionForwardState>(Tile::kRows);
     merges = carver.take<AttentionMerge>(Tile::kRows);
-    k_offsets = carver.take<std::int64_t>(kAttentionBlock);
-    v_offsets = carver.take<std::int64_t>(kAttentionBlock);
+    k_offsets = carver.take<std::int64_t>(Tile::kBlock);
+    v_offsets = carver.take<std::int64_t>(Tile::kBlock);
     flags = carver.take<std::uint32_t>(4);
     scene = carver.take<AttentionForwardScene>(1);
   }
@@ -88,12 +88,9 @@ class AttentionForward {
     if (tid() == 0)
       *s_.scene = {place.kv_head, segment.sequence, begin, segment.last, first_key, static_cast<int>(keys.last)};
     begin_rows(span, place.kv_head, begin, segment.last);
-    const int first_block = first_key / kAttentionBlock * kAttentionBlock;
 #pragma unroll 1
-    for (int block = first_block; block < s_.scene->last_key; block += kAttentionBlock) {
-      if (block % kAttentionSplit == 0 && block != s_.scene->first_key / kAttentionBlock * kAttentionBlock) {
-        merge_split();
-      }
+    for (int block = first_key / kBlock * kBlock; block < s_.scene->last_key; block += kBlock) {
+      if (block > s_.scene->first_key && attention_split_begins(block)) merge_split();
       run_block(block);
     }
     merge_split();
@@ -106,6 +103,8 @@ class AttentionForward {
  private:
   using State = AttentionForwardState;
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
+  static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
+  static_assert(kRows <= kBlock);  // offsets of rows lie where those of keys do
   // Chains are those of threads: kOfThread / 2 neighbouring ones of a row; of 16 rows half of the threads have one.
   static constexpr int kChainsOfThread = kOfThread == 4 ? 2 : 1;
   static RLK_DEVICE int tid() { return Machine::thread(); }
@@ -122,12 +121,10 @@ class AttentionForward {
       s_.first[tid()] = used ? static_cast<std::int32_t>(sees.first) : 0;
       s_.last[tid()] = used ? static_cast<std::int32_t>(sees.last) : 0;
       s_.states[tid()] = {};
-      if (tid() < kAttentionBlock) {
-        const bool packed = p_.cu_seqlens_q != nullptr;
-        s_.k_offsets[tid()] = used ? offset_of(p_.q, packed, span.sequence, span.q_first + i) +
-                                         (kv_head * g_.group + row % g_.group) * p_.q.head_stride
-                                   : kZeroRow;
-      }
+      const bool packed = p_.cu_seqlens_q != nullptr;
+      s_.k_offsets[tid()] = used ? offset_of(p_.q, packed, span.sequence, span.q_first + i) +
+                                       (kv_head * g_.group + row % g_.group) * p_.q.head_stride
+                                 : kZeroRow;
     }
 #pragma unroll
     for (float& chain : chains_) chain = 0.0f;
@@ -148,16 +145,16 @@ class AttentionForward {
   // The end of a block's keys.
   RLK_DEVICE int end_of(int block) const {
     const int last = s_.scene->last_key;
-    return last - block < kAttentionBlock ? last : block + kAttentionBlock;
+    return last - block < kBlock ? last : block + kBlock;
   }
   RLK_DEVICE AttentionRows<Machine, T> rows_of(const AttentionHeads& a, const std::int64_t* offsets) const {
     return {attention_head<T>(a, s_.scene->kv_head), offsets, g_.vectors};
   }
 
   RLK_DEVICE void run_block(int block) {
-    {
-      const bool is_key = tid() < kAttentionBlock;
-      const int i = tid() % kAttentionBlock, j = block + i;
+    if (tid() < 2 * kBlock) {
+      const bool is_key = tid() < kBlock;
+      const int i = tid() % kBlock, j = block + i;
       std::int64_t offset = kZeroRow;
       if (j >= s_.scene->first_key && j < s_.scene->last_key) {
         offset = key_offset(p_, is_key ? p_.k : p_.v, AttentionSpan(p_, s_.scene->sequence), j);
@@ -165,7 +162,7 @@ class AttentionForward {
       (is_key ? s_.k_offsets : s_.v_offsets)[i] = offset;
     }
     Machine::barrier();
-    float scores[kOfThread][kAttentionScores];
+    float scores[kOfThread][kScores];
     multiply<Machine, Tile>(s_.q, rows_of(p_.k, s_.k_offsets), head_dim(), s_.stage, scores);
     raise_references(scores, block);
     const bool mine = Machine::kHasHardwareExp && p_.exp == Exp::kHardware
@@ -187,14 +184,14 @@ class AttentionForward {
     return block + i >= s_.first[row] && block + i < s_.last[row];
   }
 
-  RLK_DEVICE void raise_references(const float (&scores)[kOfThread][kAttentionScores], int block) {
+  RLK_DEVICE void raise_references(const float (&scores)[kOfThread][kScores], int block) {
     const int thread = tid(), line = thread % kAttentionLines;
 #pragma unroll
     for (int r = 0; r < kOfThread; ++r) {
       const int row = thread / kAttentionLines * kOfThread + r;
       float most = -infinity();
 #pragma unroll
-      for (int i = 0; i < kAttentionScores; ++i) {
+      for (int i = 0; i < kScores; ++i) {
         if (sees(row, block, Tile::score_column(line, i))) most = Machine::max_nan(most, scores[r][i]);
       }
 #pragma unroll
@@ -206,7 +203,7 @@ class AttentionForward {
     Machine::barrier();
     if (thread < kRows) {
       AttentionReference reference = s_.states[thread].reference;
-      s_.steps[thread] = reference.raise(c(), s_.largest[thread]);
+      s_.factors[thread] = reference.raise(c(), s_.largest[thread]);
       s_.m[thread] = reference.m;
       s_.clamp[thread] = reference.q;
       s_.states[thread].reference = reference;
@@ -214,20 +211,20 @@ class AttentionForward {
     Machine::barrier();
 #pragma unroll
     for (int r = 0; r < kOfThread; ++r) {
-      const std::int32_t steps = s_.steps[thread / kAttentionLines * kOfThread + r];
-      if (steps == 0) continue;
+      const float factor = s_.factors[thread / kAttentionLines * kOfThread + r];
+      if (factor == 1.0f) continue;
 #pragma unroll
-      for (float& sum : sums_[r]) sum = scale_down(sum, steps);
+      for (float& sum : sums_[r]) sum = mul_rn(sum, factor);
     }
-    if (has_chains() && s_.steps[chain_row()] != 0) {
+    if (has_chains()) {
 #pragma unroll
-      for (float& chain : chains_) chain = scale_down(chain, s_.steps[chain_row()]);
+      for (float& chain : chains_) chain = mul_rn(chain, s_.factors[chain_row()]);
     }
   }
 
   // Scores to unrounded weights in shared memory. Whether a row misses a key that lies in memory.
   template <Exp kExp>
-  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kAttentionScores], int block) {
+  RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {
     bool holes = false;
     const int thread = tid(), line = thread % kAttentionLines;
 #pragma unroll
@@ -239,7 +236,7 @@ class AttentionForward {
       const int holes_first = s_.scene->first_key - block, holes_last = s_.last[row] != 0 ? end_of(block) - block : -1;
       const float addend = kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
 #pragma unroll
-      for (int i = 0; i < kAttentionScores; ++i) {
+      for (int i = 0; i < kScores; ++i) {
         const int column = Tile::score_column(line, i);
         const float z = scores[r][i];
         const float p = kExp == Exp::kHardware ? Machine::ex2(fma_rn(z, c(), addend))
@@ -253,19 +250,29 @@ class AttentionForward {
     return holes;
   }
 
-  // Unrounded weights into the chains; rounded in place. A missing link is -0, which changes no chain.
+  // Sums of unrounded weights into the chains; rounded in place. A missing one is -0, which changes no chain.
   RLK_DEVICE void sum_probabilities() {
     if (!has_chains()) return;
     const int row = chain_row(), first = first_chain();
 #pragma unroll
     for (int c = 0; c < kChainsOfThread; ++c) {
-#pragma unroll 4
-      for (int column = first + c; column < kAttentionBlock; column += kAttentionChains) {
-        float& weight = s_.weights[Tile::weight(column, row)];
-        chains_[c] = add_rn(chains_[c], weight);
-        weight = as_element<T>(weight);
+      float groups[kBlock / kAttentionGroup];
+#pragma unroll
+      for (int g = 0; g < kBlock / kAttentionGroup; ++g) {
+#pragma unroll
+        for (int i = 0; i < kAttentionGroup / kAttentionChains; ++i) {
+          float& weight = s_.weights[Tile::weight(g * kAttentionGroup + i * kAttentionChains + first + c, row)];
+          groups[g] = i == 0 ? weight : add_rn(groups[g], weight);
+          weight = as_element<T>(weight);
+        }
       }
+      chains_[c] = add_rn(chains_[c], sum_of(groups));
     }
+  }
+
+  static RLK_DEVICE float sum_of(const float (&groups)[2]) { return add_rn(groups[0], groups[1]); }
+  static RLK_DEVICE float sum_of(const float (&groups)[4]) {
+    return add_rn(add_rn(groups[0], groups[1]), add_rn(groups[2], groups[3]));
   }
 
   RLK_DEVICE void merge_split() {
@@ -322,7 +329,7 @@ class AttentionForward {
       const int row = tid() / kAttentionLines * kOfThread + r;
       if (scene.begin + row >= scene.end) continue;
       const bool used = s_.last[row] != 0, fails = attention_fails(s_.states[row].m, used);
-      const float l = s_.states[row].l;
+      const float inverse = div_rn(1.0f, s_.states[row].l);
       auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) +
                  out_offset(scene.sequence, scene.kv_head, scene.begin + row);
 #pragma unroll 1
@@ -330,7 +337,7 @@ class AttentionForward {
         const int column = i / 4 * 64 + tid() % kAttentionLines * 4 + i % 4;
         if (column >= head_dim()) continue;
         const float total = s_.total[(r * Tile::kSums + i) * kAttentionThreads + tid()];
-        to[column] = T::store(fails ? canonical_nan() : used ? attention_output(total, l) : 0.0f);
+        to[column] = T::store(fails ? canonical_nan() : used ? attention_output(total, inverse) : 0.0f);
       }
     }
   }

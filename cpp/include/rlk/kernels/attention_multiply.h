@@ -1,5 +1,5 @@
 // Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP: a block of 256 threads, 16 x 16, has kRows
-// rows by 128 columns of scores, and kRows rows by kColumns columns of sums, in registers. The operand that its rows are
+// rows by kBlock columns of scores, and kRows rows by kColumns columns of sums, in registers. The operand that its rows are
 // is in shared memory; the other comes through it in stages of kDepth. Bound by the fp32 units and shared memory's reads
 // beside them.
 //
@@ -14,28 +14,31 @@ namespace rlk {
 
 constexpr int kAttentionThreads = 256;
 constexpr int kAttentionLines = 16;  // threads that share a row
-constexpr int kAttentionScores = 8;  // of a row and thread
 constexpr int kAttentionOctet = 8;   // columns that come from memory together
 
 // An offset of a row that is not in memory and counts as zeros; one of kNoPage counts as NaN.
 constexpr std::int64_t kZeroRow = kNoPage + 1;
 
-// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum.
+// The bits of -0, which no probability has: a link that is missing from a chain. As a number it changes no sum but a
+// zero's sign.
 RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
 RLK_HD bool is_nothing(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
 
-// A tile's shape. kOfThread rows a thread, one after another.
+// A tile's shape, for heads of kColumns or fewer columns, with kBlock keys a block. kOfThread rows a thread, one after
+// another.
 template <int kOfThread_, int kColumns_, int kDepth_>
 struct AttentionTile {
   static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;
   static constexpr int kRows = kAttentionLines * kOfThread;
   static constexpr int kSums = kColumns / kAttentionLines;  // of a row and thread: columns 64j + 4 line ... + 3
-  static_assert(kColumns % 64 == 0);
+  static constexpr int kBlock = attention_block(kColumns);
+  static constexpr int kScores = kBlock / kAttentionLines;  // of a row and thread
+  static_assert(kColumns % 64 == 0 && kBlock % 64 == 0);
 
-  // Weights are [128 columns][kRows], so that a thread reads its rows together; in 16 byte chunks of four rows exchanged
+  // Weights are [kBlock columns][kRows], so that a thread reads its rows together; in 16 byte chunks of four rows exchanged
   // by the column, or with a gap behind each column, or writes of a column's lines would meet in a bank.
   static constexpr int kWeightStride = kOfThread == 4 ? kRows : kRows + kOfThread;
-  static constexpr int kWeights = kAttentionBlock * kWeightStride;
+  static constexpr int kWeights = kBlock * kWeightStride;
   static RLK_DEVICE int weight(int column, int row) {
     if constexpr (kOfThread == 4) {
       return column * kWeightStride + ((row / 4 ^ column / 4 % 8) * 4 + row % 4);
@@ -46,7 +49,7 @@ struct AttentionTile {
   // Columns of a thread's scores.
   static RLK_DEVICE int score_column(int line, int i) { return i / 4 * 64 + line * 4 + i % 4; }
 
-  static constexpr int kStageFloats = kDepth * (kColumns > kAttentionBlock ? kColumns : kAttentionBlock);
+  static constexpr int kStageFloats = kDepth * (kColumns > kBlock ? kColumns : kBlock);
 };
 
 // Rows of an operand in memory.
@@ -79,23 +82,26 @@ RLK_DEVICE void load_transposed(const AttentionRows<Machine, T>& rows, int head_
 // after a barrier.
 template <class Machine, class Tile, class T>
 RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int head_dim, float* stage,
-                         float (&scores)[Tile::kOfThread][kAttentionScores]) {
+                         float (&scores)[Tile::kOfThread][Tile::kScores]) {
 #pragma unroll
   for (auto& row : scores) {
 #pragma unroll
     for (float& s : row) s = 0.0f;
   }
-  constexpr int kDepth = Tile::kDepth, kOctets = kAttentionBlock * kDepth / kAttentionOctet / kAttentionThreads;
-  static_assert(kOctets >= 1 && kDepth == 16 * kOctets);
-  const int thread = Machine::thread(), row = thread % kAttentionBlock;
-  const int first = thread / kAttentionBlock * kAttentionOctet;  // column; others are 16 behind
+  constexpr int kBlock = Tile::kBlock, kDepth = Tile::kDepth;
+  // Columns that the threads load at once; more than a stage has leave some of them idle.
+  constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionOctet, kOctets = (kDepth + kAtOnce - 1) / kAtOnce;
+  static_assert(kDepth % kAtOnce == 0 || kOctets == 1);
+  const int thread = Machine::thread(), row = thread % kBlock;
+  const int first = thread / kBlock * kAttentionOctet;  // column; others are kAtOnce behind
+  const bool loads = kDepth >= kAtOnce || first < kDepth;
   a += thread / kAttentionLines * Tile::kOfThread;
   const float* mine = stage + thread % kAttentionLines * 4;
   typename Machine::template Octet<T> next[kOctets];
   const auto load = [&](int begin) {
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
-      if (begin + first + 16 * i < head_dim) next[i] = b.octet(row, begin + first + 16 * i);
+      if (loads && begin + first + kAtOnce * i < head_dim) next[i] = b.octet(row, begin + first + kAtOnce * i);
     }
   };
   load(0);
@@ -104,11 +110,11 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
     Machine::barrier();
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) {
-      if (begin + first + 16 * i >= head_dim) continue;
+      if (!loads || begin + first + kAtOnce * i >= head_dim) continue;
       float z[kAttentionOctet];
       next[i].to_float(z);
 #pragma unroll
-      for (int j = 0; j < kAttentionOctet; ++j) stage[(first + 16 * i + j) * kAttentionBlock + row] = z[j];
+      for (int j = 0; j < kAttentionOctet; ++j) stage[(first + kAtOnce * i + j) * kBlock + row] = z[j];
     }
     Machine::barrier();
     load(begin + kDepth);
@@ -117,16 +123,17 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
     for (int d = 0; d < depth; d += kAttentionOctet) {
 #pragma unroll
       for (int j = 0; j < kAttentionOctet; ++j) {
-        float x[Tile::kOfThread], low[4], high[4];
+        float x[Tile::kOfThread], y[Tile::kScores / 4][4];
         Machine::load_group(a + (begin + d + j) * Tile::kRows, x);
-        Machine::load_group(mine + (d + j) * kAttentionBlock, low);
-        Machine::load_group(mine + (d + j) * kAttentionBlock + 64, high);
+#pragma unroll
+        for (int g = 0; g < Tile::kScores / 4; ++g) Machine::load_group(mine + (d + j) * kBlock + 64 * g, y[g]);
 #pragma unroll
         for (int r = 0; r < Tile::kOfThread; ++r) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            scores[r][i] = fma_rn(x[r], low[i], scores[r][i]);
-            scores[r][4 + i] = fma_rn(x[r], high[i], scores[r][4 + i]);
+#pragma unroll
+            for (int g = 0; g < Tile::kScores / 4; ++g)
+              scores[r][4 * g + i] = fma_rn(x[r], y[g][i], scores[r][4 * g + i]);
           }
         }
       }
@@ -198,11 +205,11 @@ RLK_DEVICE float as_element(float x) {
 
 // A thread's scores into the weights. Of all of its columns the chunks are exchanged alike.
 template <class Machine, class Tile>
-RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][kAttentionScores]) {
+RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Machine::thread();
   weights += Tile::weight(thread % kAttentionLines * 4, thread / kAttentionLines * Tile::kOfThread);
 #pragma unroll
-  for (int i = 0; i < kAttentionScores; ++i) {
+  for (int i = 0; i < Tile::kScores; ++i) {
     float* to = weights + (i / 4 * 64 + i % 4) * Tile::kWeightStride;
     if constexpr (Tile::kOfThread == 4) {
       Machine::store_four(to, scores[0][i], scores[1][i], scores[2][i], scores[3][i]);

@@ -9,29 +9,41 @@
 // Keys are numbered from 0, the first in use. Query i stands at n = L - Q + i, and sees key j where
 //   j <= n under `causal`, and n - window_size < j under a window (which is causal).
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, has out +0 and lse -Inf, and is
-// not read. A key that a query does not see contributes nothing at all to its row, nor the query to the key's gradients,
-// whatever either holds; nor does a key whose score is -Inf.
+// not read. A key that a query does not see contributes nothing to its row, nor the query to the key's gradients; nor does
+// a key whose score is -Inf. What is not in use (past seqused, left padding, tails of pages, tokens of other sequences)
+// contributes nothing whatever it holds. A token in use that a row does not see may make that row NaN where it holds NaN
+// or Inf, since a matrix unit multiplies it by 0: rows of its own sequence alone.
+// Blocks have attention_block(D) keys and splits end where attention_split_end says, both counted from key 0.
+// f(e) = 2^e for an integer e of at least -126, else 0; a product with it is IEEE's, subnormal results stay.
 // Forward, of one query and head, over the keys that it sees, ascending:
 //   s_j = q . k_j : one chain of fma over d ascending from +0
 //   c   = fl(log2e * softmax_scale)
-//   Splits of 4096 keys, in them blocks of 128, both counted from key 0. In a split, after block b:
-//     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks 0 .. b (math/softmax_stats.h's
+//   In a split, after block b:
+//     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (math/softmax_stats.h's
 //       leaf_reference); a prefix that is its identity contributes nothing, one that fails makes the row NaN
-//     when m rises, l_r and O_d of the blocks before are multiplied by 2^(m_before - m_b): scale_down of softmax_stats.h
+//     when m rises, l_r and O_d of the blocks before are multiplied by f(m_before - m_b)
 //     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b))
-//     l_r = l_r + p_j, in eight chains r = j % 8;   O_d = fma(round(p_j), v_jd, O_d), one chain from +0
-//   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains. Splits merge ascending, as rule 4 combines two nodes, O_d
-//   like S; a split that contributed nothing, or the first, changes nothing.
-//   out_d = round(fl(O_d / l) + 0)            lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
+//     l_r = l_r + the block's sum, eight chains r = j % 8, both of unrounded p_j. A chain's four keys of 32 consecutive ones
+//       are a group, g = ((p + p) + p) + p ascending, a key that the row does not see +0. The block's sum of 128 keys is
+//       (g0 + g1) + (g2 + g3), of 64 keys g0 + g1
+//     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
+//   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains.
+//   Splits merge ascending, a the splits before, b the next one: m = max(m_a, m_b), O_d = fma(O_a, f(m_a - m),
+//     fl(O_b * f(m_b - m))), l like O_d. A split that contributed nothing, or the first, changes nothing.
+//   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
 //   A row that sees keys and whose root is the identity is NaN, as are one with a NaN score and one with m >= 2^21.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:
 //   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as l's; then with dlse fl(delta - dlse)
-//   p_ij  = 2^min(t, 127), 0 where t < -126, t = fma(s_ij, c, -fl(lse_i * log2e)): logprob's p, by the mode's exponential
+//   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
+//           t = fma(s_ij, c, -fl(lse_i * log2e)), by the mode's exponential as logprob's p
 //   dp_ij = dout_i . v_j: one chain over d ascending from +0
 //   ds_ij = round(fl(p_ij * fl(dp_ij - delta_i)))
-//   dq_i  = round(fl(softmax_scale * chain over keys ascending of fma(ds_ij, k_j)) + 0)
+//   dq_i  = round(fl(softmax_scale * sum) + 0): in each block of keys one chain from +0 over its keys ascending of
+//           fma(ds_ij, k_j); the blocks' chains are added in fp32 (IEEE, nearest even, subnormals kept) from +0, in
+//           DESCENDING order of the block. A block of which the row sees no key adds +0, so it may be left out.
 //   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),  dv_j = round(chain of fma(round(p_ij), dout_i) + 0)
-//           over the query heads of the key's ascending, of each its queries ascending, from +0
+//           from +0 over the query heads of the key's ascending, of each its queries ascending, in steps of 16 that
+//           floor(n / 16) counts, n the number of the key that stands where query i does; what a step lacks is zero
 //   Positions that are not in use, queries that see no key and keys that none sees get +0, and are not read.
 // A query of a sequence has the same bits for any batch, packing, padding, paging and chunking: its keys, their numbers
 // and n say all of them; so have the gradients of a key, which its queries say. With Exp::kPortable on every backend.
@@ -49,10 +61,22 @@
 
 namespace rlk {
 
-constexpr int kAttentionBlock = 128;   // keys
-constexpr int kAttentionSplit = 4096;  // keys
-constexpr int kAttentionChains = 8;    // of l, by key, and of delta, by column
+constexpr int kAttentionChains = 8;  // of l, by key, and of delta, by column
+constexpr int kAttentionGroup = 32;  // keys: four of each chain of l
 constexpr int kMaxHeadDim = 256;
+
+// Keys of a block; head_dim is that of q and k.
+RLK_HD constexpr int attention_block(std::int64_t head_dim) { return head_dim > 128 ? 64 : 128; }
+
+// The end of the split that holds key `key`, a multiple of every block. A split begins where the one before ends.
+RLK_HD constexpr std::int64_t attention_split_end(std::int64_t key) {
+  constexpr std::int64_t kKeys = 2048;
+  return (key / kKeys + 1) * kKeys;
+}
+// Whether a split begins at key `key`.
+RLK_HD constexpr bool attention_split_begins(std::int64_t key) {
+  return key == 0 || attention_split_end(key - 1) == key;
+}
 
 // Tokens of heads; columns are contiguous, any alignment. Strides in elements.
 struct AttentionHeads {
