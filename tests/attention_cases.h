@@ -46,7 +46,7 @@ struct Case {
   std::string text() const {
     std::string t = std::string(linear_test::name(dtype)) + " " + std::to_string(q_heads) + "/" +
                     std::to_string(kv_heads) + " heads of " + std::to_string(head_dim) + ", lengths";
-    for (const auto& [q, k] : lengths) t += " " + std::to_string(q) + "/" + std::to_string(k);
+    for (const auto& [q, k] : lengths) t += std::string(" ") + std::to_string(q) + "/" + std::to_string(k);
     return t + (causal ? ", causal" : "") + (window ? ", window " + std::to_string(window) : "") +
            (exp == Exp::kHardware ? ", hardware" : "") + ", forms " + std::to_string(static_cast<int>(q_form)) + " " +
            std::to_string(static_cast<int>(k_form)) + ", layout " + std::to_string(static_cast<int>(layout)) + ", " +

@@ -59,12 +59,12 @@ class Sequence {
         p_.cu_seqlens_q ? (p_.cu_seqlens_q[b_] + i) * a.token_stride : b_ * a.sequence_stride + i * a.token_stride;
     return row(a, at + head * a.head_stride);
   }
+  bool has_page(std::int64_t j) const { return !p_.block_table || (page(j) >= 0 && page(j) < p_.num_pages); }
   Row key(const AttentionHeads& a, std::int64_t j, std::int64_t head) const {
     std::int64_t at;
     if (p_.block_table) {
-      const std::int64_t page = p_.block_table[b_ * p_.table_stride + j / p_.page_size];
-      if (page < 0 || page >= p_.num_pages) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
-      at = page * a.sequence_stride + j % p_.page_size * a.token_stride;
+      if (!has_page(j)) return Row(static_cast<std::size_t>(p_.head_dim), kNaN);
+      at = page(j) * a.sequence_stride + j % p_.page_size * a.token_stride;
     } else if (p_.cu_seqlens_k) {
       at = (p_.cu_seqlens_k[b_] + j) * a.token_stride;
     } else {
@@ -83,6 +83,7 @@ class Sequence {
   }
 
  private:
+  std::int64_t page(std::int64_t j) const { return p_.block_table[b_ * p_.table_stride + j / p_.page_size]; }
   Row row(const AttentionHeads& a, std::int64_t at) const {
     Row r;
     for (std::int64_t d = 0; d < p_.head_dim; ++d)
@@ -97,6 +98,20 @@ inline float chain(const Row& a, const Row& b) {
   float sum = 0.0f;
   for (std::size_t d = 0; d < a.size(); ++d) sum = std::fma(a[d], b[d], sum);
   return sum;
+}
+// Whether forward's products are those of sm_90's matrix unit: rule 1.
+inline bool by_unit(const AttentionParams& p) {
+  return p.arithmetic == rlk::Arithmetic::kSm90 && p.dtype != DType::kFloat32;
+}
+// sum + a . b in steps of 16, the last one filled up with +0. Elements of t.
+inline float rule_1(const Row& a, const Row& b, DType t, float sum) {
+  Patterns x, y;
+  for (const float v : a) x.push_back(rounded(v, t));
+  for (const float v : b) y.push_back(rounded(v, t));
+  return linear_test::dot(rlk::Arithmetic::kSm90, t, x, y, sum);
+}
+inline float score(const AttentionParams& p, const Row& q, const Row& k) {
+  return by_unit(p) ? rule_1(q, k, p.dtype, 0.0f) : chain(q, k);
 }
 inline float as_element(float x, DType t) { return value_of(rounded(x, t), t); }
 inline float scale_of(const AttentionInput& p) { return 0x1.715476p+0f * p.softmax_scale; }
@@ -154,8 +169,8 @@ inline Sums merged(const Sums& a, const Sums& b, const Order& order) {
 }
 
 // Keys [begin, end) of a row's; a score is NaN where it is NaN, and -Inf where the key is not seen.
-inline Sums split_of(const AttentionInput& p, const std::vector<float>& scores, const std::vector<Row>& values,
-                     std::size_t begin, std::size_t end, const Order& order) {
+inline Sums split_of(const AttentionParams& p, const std::vector<float>& scores, const std::vector<bool>& sees,
+                     const std::vector<Row>& values, std::size_t begin, std::size_t end, const Order& order) {
   const float c = scale_of(p);
   const auto width = static_cast<std::size_t>(order.block_of(p));
   Sums s;
@@ -176,13 +191,20 @@ inline Sums split_of(const AttentionInput& p, const std::vector<float>& scores, 
       for (float& x : s.o) x = scaled(x, double{s.m} - m, order);
     }
     s.m = m;
-    Row probabilities(width, 0.0f);
+    Row probabilities(width, 0.0f), weights(last - block, 0.0f);
     for (std::size_t j = block; j < last; ++j) {
       if (scores[j] == -kInf) continue;
-      const float probability = exponential(scores[j], c, m, p.exp);
+      const float probability = exponential(scores[j], c, m, p.exp), weight = as_element(probability, p.dtype);
       probabilities[j - block] = probability;
-      const float weight = as_element(probability, p.dtype);
+      weights[j - block] = weight;
+      if (by_unit(p)) continue;
       for (std::size_t d = 0; d < s.o.size(); ++d) s.o[d] = std::fma(weight, values[j][d], s.o[d]);
+    }
+    const bool multiplies = by_unit(p) && std::count(sees.begin() + block, sees.begin() + last, true) != 0;
+    for (std::size_t d = 0; multiplies && d < s.o.size(); ++d) {
+      Row column;
+      for (std::size_t j = block; j < last; ++j) column.push_back(values[j][d]);
+      s.o[d] = rule_1(weights, column, p.dtype, s.o[d]);
     }
     for (std::size_t r = 0; r < 8; ++r) {
       float groups[4] = {};
@@ -213,18 +235,22 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
       std::vector<Row> keys, values;
       for (std::int64_t j = 0; j < sequence.keys; ++j) {
         keys.push_back(sequence.key(p.k, j, kv_head));
-        values.push_back(sequence.key(p.v, j, kv_head));
+        // A row that sees a key of no page fails; a unit multiplies its value for the others.
+        values.push_back(sequence.has_page(j) ? sequence.key(p.v, j, kv_head) : Row(keys[0].size(), 0.0f));
       }
       for (std::int64_t i = 0; i < sequence.queries; ++i) {
         if (!sequence.sees_any(i)) continue;
         const Row q = sequence.query(p.q, i, h);
         std::vector<float> scores;
-        for (std::int64_t j = 0; j < sequence.keys; ++j)
-          scores.push_back(sequence.sees(i, j) ? chain(q, keys[static_cast<std::size_t>(j)]) : -kInf);
+        std::vector<bool> sees;
+        for (std::int64_t j = 0; j < sequence.keys; ++j) {
+          sees.push_back(sequence.sees(i, j));
+          scores.push_back(sees.back() ? score(p, q, keys[static_cast<std::size_t>(j)]) : -kInf);
+        }
         Sums all;
         for (std::size_t begin = 0; begin < scores.size();) {
           const std::size_t end = std::min(begin + static_cast<std::size_t>(order.split), scores.size());
-          const Sums split = split_of(p, scores, values, begin, end, order);
+          const Sums split = split_of(p, scores, sees, values, begin, end, order);
           all = begin == 0 ? split : merged(all, split, order);
           begin = end;
         }

@@ -35,8 +35,8 @@ def tree_sum(terms: Any) -> np.float32:
 
 @contextmanager
 def mode(device: str, exp: str) -> Iterator[None]:
-    """Where exp="hardware" exists: on CUDA, and on the CPU under the arithmetic of an sm_90."""
-    with rk.arithmetic("sm_90" if device == "cpu" and exp == "hardware" else "ieee"):
+    """Where exp="hardware" exists: on CUDA, and on the CPU under the arithmetic of an sm_90. Else as it is."""
+    with rk.arithmetic("sm_90" if device == "cpu" and exp == "hardware" else rk.current_arithmetic()):
         yield
 
 

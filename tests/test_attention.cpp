@@ -25,16 +25,19 @@ namespace {
 using linear_test::for_each_backend;
 using linear_test::kCanonicalNan;
 using linear_test::kWholeElements;
+using rlk::Arithmetic;
 
 constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 #if RLK_TEST_HIP
 constexpr bool kBadListsThrow = false;
 constexpr Exp kExps[] = {Exp::kPortable};
+constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
 void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
 void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
 #else
 constexpr bool kBadListsThrow = true;
 constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
+constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee, Arithmetic::kSm90};
 void run(const AttentionParams& p) { rlk::cpu::attention(p); }
 void run(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
 #endif
@@ -69,11 +72,13 @@ class Output {
   std::vector<unsigned char> memory_;
 };
 
-void check_forward(const Problem& problem) {
+void check_forward(const Problem& problem, Arithmetic arithmetic) {
   const Case& c = problem.what();
   AttentionParams p{problem.input};
+  p.arithmetic = arithmetic;
   const ForwardPatterns want = reference(p);
-  for_each_backend([&](const std::string& backend) {
+  for_each_backend([&](const std::string& way) {
+    const std::string backend = way + ", " + linear_test::name(arithmetic);
     Output out(problem.q_places() * c.head_dim, c.dtype, c.shift), lse(problem.q_places(), DType::kFloat32);
     p.out = out.data();
     p.lse = static_cast<float*>(lse.data());
@@ -86,6 +91,12 @@ void check_forward(const Problem& problem) {
     run(p);
     ASSERT_NO_FATAL_FAILURE(alone.expect(want.out, c.text() + ", out without lse, " + backend));
   });
+}
+void check_forward(const Problem& problem) {
+  for (const Arithmetic arithmetic : kForwardArithmetics) {
+    if (arithmetic != Arithmetic::kIeee && problem.what().dtype == DType::kFloat32) continue;
+    ASSERT_NO_FATAL_FAILURE(check_forward(problem, arithmetic));
+  }
 }
 
 void check_backward(Problem& problem) {

@@ -158,6 +158,38 @@ def test_hardware_on_the_cpu_is_another_mode_and_portable_the_default(rng: np.ra
         assert not differing(rk.attention(s.q[0][None], s.k[0][None], s.v[0][None])[0], hardware)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_an_sm_90_products_are_the_matrix_units_in_every_form(
+    dtype: str, exp: str, rng: np.random.Generator
+) -> None:
+    """With either exponential, and by every path of a call; float32 keeps its chains."""
+    s = Sequences(rng, LENGTHS, (4, 2), 40, dtype)
+    chains = alone(s, exp="portable")
+    with rk.arithmetic("sm_90"):
+        for options in OPTIONS[:3]:
+            want = alone(s, exp=exp, **options)
+            for form in FORMS[1:]:
+                for b, got in enumerate(each(s, form, exp=exp, **options)):
+                    assert_same(got, want[b], (form, options, s.lengths[b]))
+        want = alone(s, exp=exp)
+        q, k, v = (t[5] for t in (s.q, s.k, s.v))  # a chunk over three blocks
+        for i in (0, 20, 32):
+            keys = 300 - 32 + i
+            got = rk.attention(q[None, i : i + 1], k[None, :keys], v[None, :keys], exp=exp)
+            assert not differing(got[0], want[5]["out"][i : i + 1]), i
+        whole = want[5]["out"]
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        assert not differing(rk.attention(*(t[None] for t in leaves), exp=exp)[0].detach(), whole)
+        batched = torch.func.vmap(lambda *t: rk.attention(*t, exp=exp))(*(t[None, None] for t in (q, k, v)))
+        assert not differing(batched[0, 0], whole)
+        if dtype != "bfloat16":  # numpy has none
+            got = rk.attention(*(t[None].numpy() for t in (q, k, v)), exp=exp)
+            assert not differing(torch.from_numpy(got)[0], whole)
+    if exp == "portable":
+        same = not differing(want[5]["lse"].contiguous(), chains[5]["lse"].contiguous())
+        assert same == (dtype == "float32")
+
+
 # ---- what is not read ------------------------------------------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
     finite = [torch.nan_to_num(t) for t in (q, k, v)]  # it compares values
     if form != "paged":
         finite = [t.requires_grad_() for t in finite]
-    check(torch.ops.rl_kernel_native.attention, (*finite, *given, True, 4, None, 0))
+    check(torch.ops.rl_kernel_native.attention, (*finite, *given, True, 4, None, 0, 0))
     if form == "paged":
         return
     out, lse = rk.attention(q, k, v, **lists, return_lse=True)
@@ -159,6 +159,23 @@ def test_compiled_has_the_bytes_of_eager(form: str, backend: str, s: Sequences) 
             (out.detach(), lse.detach(), *torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse))))
         )
     assert_same(outcomes[1], outcomes[0])
+
+
+def test_a_compiled_graph_has_chains_and_says_so_where_a_context_asks_for_a_unit() -> None:
+    """As linear's. In float32 attention has its chains in any case."""
+    torch.compiler.reset()
+    q = torch.linspace(-2, 2, 40 * 16).view(1, 20, 2, 16)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = q.to(dtype)
+        compiled = torch.compile(lambda x: rk.attention(x, x, x, exp="portable"), fullgraph=True, backend="aot_eager")
+        want = rk.attention(x, x, x)
+        assert_same(compiled(x), want)
+        with rk.arithmetic("sm_90"):
+            if dtype == torch.float32:
+                assert_same(compiled(x), want)
+                continue
+            with pytest.raises(ValueError, match=r"arithmetic: a compiled call .*rk.arithmetic\("):
+                compiled(x)
 
 
 def test_compiled_with_a_length_that_varies_compiles_once(rng: np.random.Generator) -> None:

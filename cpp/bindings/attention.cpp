@@ -232,9 +232,11 @@ class Call {
   AttentionInput input_;
 };
 
-nb::object run(nb::handle q, const Call& call, bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
+nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants_lse, nb::handle allocate,
+               std::uintptr_t stream) {
   const Caller caller = make_caller(q, call.device(), allocate, stream);
   AttentionParams p{call.input()};
+  p.arithmetic = arithmetic;
   Caller::Fresh out = caller.empty(call.q().shape(), p.dtype);
   p.out = out.data;
   nb::object lse = nb::none();
@@ -252,12 +254,12 @@ nb::object run(nb::handle q, const Call& call, bool wants_lse, nb::handle alloca
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                    nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table,
-                   bool causal, nb::handle window_size, nb::handle softmax_scale, int exp, bool wants_lse,
-                   nb::handle allocate, std::uintptr_t stream) {
+                   bool causal, nb::handle window_size, nb::handle softmax_scale, int exp, int arithmetic,
+                   bool wants_lse, nb::handle allocate, std::uintptr_t stream) {
   const Call call(q, k, v,
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
                    softmax_scale, exp});
-  return run(q, call, wants_lse, allocate, stream);
+  return run(q, call, static_cast<Arithmetic>(arithmetic), wants_lse, allocate, stream);
 }
 
 // An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
@@ -276,7 +278,7 @@ nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
                    softmax_scale, mode});
   if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-  return run(q, call, wants_lse, nb::none(), 0);
+  return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
 }
 
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {

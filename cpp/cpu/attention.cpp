@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
+#include "attention_mma.h"
 #include "attention_tiles.h"
 #include "float_environment.h"
 #include "rlk/kernels/attention_check.h"
@@ -36,6 +38,8 @@ class Forward {
     transposed_.resize(kTileKeys * columns);
     sees_.resize(rows);
     rows_.resize(rows);
+    const LinearUnit unit = {attention_products(p), p.dtype};
+    if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows, columns);
   }
 
   static std::int64_t queries_of_tile(const AttentionInput& p) {
@@ -87,7 +91,12 @@ class Forward {
       read_.key(p_.v, span, j, task.kv_head, row(v_, j - begin));
     }
     lanes.transpose(k_.data(), block_, p_.head_dim, read_.columns, transposed_.data());
-    lanes.multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, block_, scores_.data());
+    if (mma_) {
+      read_values_in_use(span, begin, task.kv_head);
+      mma_->multiply(q_.data(), num_rows, transposed_.data(), p_.head_dim, block_, scores_.data());
+    } else {
+      lanes.multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, block_, scores_.data());
+    }
     bool holes = false;
     for (int r = 0; r < num_rows; ++r) {
       AttentionColumns& sees = sees_[r] = within(span.keys_of(query_of(queries, r)), begin, block_);
@@ -108,7 +117,21 @@ class Forward {
       }
       holes |= lanes.probabilities(scores, sees, c_, reference.m, reference.q, p_.exp, p_.dtype, rows_[r].chains);
     }
-    lanes.accumulate(scores_.data(), sees_.data(), num_rows, holes, v_.data(), read_.columns, sums_.data());
+    if (mma_) {
+      mma_->accumulate(scores_.data(), sees_.data(), num_rows, block_, v_.data(), sums_.data());
+    } else {
+      lanes.accumulate(scores_.data(), sees_.data(), num_rows, holes, v_.data(), read_.columns, sums_.data());
+    }
+  }
+
+  // For a matrix unit, which multiplies the values that a row does not see by +0: those of the block that are in use,
+  // whichever queries the task has; +0 of what is not in use.
+  void read_values_in_use(const AttentionSpan& span, std::int64_t begin, std::int64_t kv_head) {
+    std::fill(v_.begin(), v_.end(), 0.0f);
+    const std::int64_t last = std::min(begin + block_, span.num_keys);
+    for (std::int64_t j = begin; j < last; ++j) {
+      if (key_offset(p_, p_.v, span, j) != kNoPage) read_.key(p_.v, span, j, kv_head, row(v_, j - begin));
+    }
   }
 
   void merge_split(std::int64_t num_rows) {
@@ -153,6 +176,7 @@ class Forward {
   std::vector<float> sums_, total_;  // O of the split, and of those before
   std::vector<AttentionColumns> sees_;
   std::vector<Row> rows_;
+  std::optional<AttentionMma> mma_;
 };
 
 }  // namespace

@@ -21,12 +21,14 @@ def arithmetic(unit: str) -> Computing:
 
     Args:
         unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds.
-            ``"sm_90"``: matrix products and the exponential are those of an H200, both verified against the hardware.
+            ``"sm_90"``: matrix products and the exponential are those of an H200, both verified against the hardware;
+            products of attention's forward are, too, of bfloat16 and float16.
             ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix products of these units after published rules, not
             verified; their own exponential is not modelled.
             Units multiply bfloat16 and float16 alone: float32 operands of a product are a ValueError outside
-            ``"ieee"``. GPUs compute with their own units whatever the context says. A compiled call (torch.compile)
-            computes in ieee arithmetic and raises where a context asks for more.
+            ``"ieee"``, but for attention, which has the same chains for them everywhere. GPUs compute with their own
+            units whatever the context says. A compiled call (torch.compile) computes in ieee arithmetic and raises
+            where a context asks for more.
     A backward computes in the unit of its forward, wherever it runs. Activation checkpointing runs the forward again,
     where backward runs: give ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint`` (for
     ``use_reentrant=False``), or open the context inside of the checkpointed function (for both).

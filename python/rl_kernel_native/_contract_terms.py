@@ -71,7 +71,8 @@ TOKEN_SUM = ("layout", "padding", "chunks", "shards", "runs")
 EVERY_BACKEND = "CPU = CUDA = HIP"
 ONE_ARCHITECTURE = "one architecture"  # and the CPU under `rk.arithmetic` of that architecture
 BY_EXPONENTIAL = "CPU = CUDA = HIP; exp=hardware: one architecture"
-BACKENDS = (EVERY_BACKEND, BY_EXPONENTIAL, ONE_ARCHITECTURE)
+BY_PRODUCT = "CPU = CUDA = HIP in float32; bfloat16, float16 and exp=hardware: one architecture"
+BACKENDS = (EVERY_BACKEND, BY_EXPONENTIAL, BY_PRODUCT, ONE_ARCHITECTURE)
 
 FACTS: Mapping[str, str] = {
     "expected": "magnitude of the float64 value",

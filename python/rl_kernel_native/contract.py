@@ -14,6 +14,7 @@ from typing import Any
 from ._contract_terms import BACKENDS as BACKENDS
 from ._contract_terms import (
     BY_EXPONENTIAL,
+    BY_PRODUCT,
     CLIP_RANGE,
     DTYPES,
     EVERY_BACKEND,
@@ -572,7 +573,7 @@ def _rows() -> Iterable[Row]:
 
     attended: dict[str, Any] = {
         "kind": "attention",
-        "backends": BY_EXPONENTIAL,
+        "backends": BY_PRODUCT,  # of gradients by the out and lse that they are given
         "stem": "attention",
         "keeps": NO_SHARDS,
     }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
-from .._arithmetic import resolve_exp
+from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
 from ..reference.attention import attention_reference
 
@@ -96,7 +96,9 @@ def attention(
         leftpad_k: int32 ``[num_sequences]``: keys in front that are padding; of ``k`` with a batch dimension.
         block_table: int32 ``[num_sequences, max_pages]``: the pages of each sequence, in order.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
-            the same bits on every backend; hardware on every GPU of one architecture and, of sm_90, on the CPU.
+            the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
+            sm_90, on the CPU. Forward products of bfloat16 and float16 are the matrix unit's under
+            ``rk.arithmetic("sm_90")``, else chains of fused multiply-adds; values are to be finite then.
         return_lse: the logarithm of each row's sum as well.
     Returns:
         ``out``, of the shape and dtype of ``q``, contiguous; or :class:`AttentionResult`. A query that is not in use,
@@ -133,6 +135,7 @@ def attention(
             *(frame.export(x, name) for x, name in zip(lists, _LISTS, strict=True)),
             *options,
             resolve_exp(exp, frame.device),
+            product_unit(),
             _check.flag("return_lse", return_lse),
             frame.allocate,
             frame.stream,

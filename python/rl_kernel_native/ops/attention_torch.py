@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arithmetic import resolve_exp, unresolved_exp
+from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._main_grad import is_asked_for
 from .._native import module as _C
 from .._torch import (
@@ -40,16 +40,17 @@ def attention(
 ) -> tuple[Any, Any]:
     direct = is_direct(q, k, v, *lists)
     mode = _mode(exp, q, direct)
+    unit = product_unit() if direct or not is_compiling() else AS_CALLED
     differentiable = wants_grad(q, k, v)
     traced.require_no_pages(lists[-1], differentiable)
     if direct and not differentiable:
         prepare(q)
-        result: tuple[Any, Any] = _C.attention(q, k, v, *lists, *options, mode, return_lse, None, 0)
+        result: tuple[Any, Any] = _C.attention(q, k, v, *lists, *options, mode, unit, return_lse, None, 0)
         return result
     if not direct:
         require_tensors(q=q, k=k, v=v, optional=dict(zip(traced.LISTS, lists, strict=True)))
-        return traced.attention(q, k, v, *lists, *traced.checked(options), mode)
-    return _Attention.apply(q, k, v, *lists[:-1], *options, mode)
+        return traced.attention(q, k, v, *lists, *traced.checked(options), mode, unit)
+    return _Attention.apply(q, k, v, *lists[:-1], *options, mode, unit)
 
 
 class _Attention(torch.autograd.Function):
@@ -57,10 +58,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        lists, options = rest[:5], rest[5:]
+        *options, unit = rest[5:]
+        lists = rest[:5]
         prepare(q)
-        *call, mode = options
-        out, lse = _C.attention(q, k, v, *lists, None, *call, mode, True, None, 0)
+        out, lse = _C.attention(q, k, v, *lists, None, *options, unit, True, None, 0)
         ctx.save_for_backward(q, k, v, out, lse, *lists)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -71,7 +72,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, *lists = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
         if dout is None and dlse is None:
-            return (None,) * 12
+            return (None,) * 13
         asked = tuple(n and is_asked_for(edge[0]) for n, edge in zip(needs, ctx.next_functions[:3], strict=True))
         wants_q, wants_kv = asked[0], asked[1] or asked[2]
         given = {name: g for name, g in (("dout", dout), ("dlse", dlse)) if g is not None}
@@ -87,7 +88,7 @@ class _Attention(torch.autograd.Function):
             )
         else:
             found = traced.backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, wants_q, wants_kv)
-        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 9
+        return *(g if n else None for g, n in zip(found, needs, strict=True)), *(None,) * 10
 
 
 def backward(

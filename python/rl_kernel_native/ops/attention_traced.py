@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _check
-from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
+from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_traced_unit
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
 from .._shapes import check_columns, check_dtype_like, dtype_name
@@ -25,7 +25,9 @@ MOST_HEAD_DIM = 256
 _HOW = "bool causal, int? window_size, float? softmax_scale, int exp"
 _PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
 _library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_library.define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}) -> (Tensor, Tensor)")
+_library.define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}, int unit) -> (Tensor, Tensor)"
+)
 # What is not wanted is an empty tensor.
 _library.define(
     f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, "
@@ -35,10 +37,12 @@ _ops = torch.ops.rl_kernel_native
 
 
 def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *call, mode = rest
-    mode = resolve_traced(mode, device_type(q, "q"))
+    *call, mode, unit = rest
+    kind = device_type(q, "q")
+    mode = resolve_traced(mode, kind)
+    unit = IEEE if q.dtype == torch.float32 else resolve_traced_unit(unit, kind)
     prepare(q)
-    out, lse = _C.attention(memory(q), memory(k), memory(v), *call, mode, True, None, 0)
+    out, lse = _C.attention(memory(q), memory(k), memory(v), *call, mode, unit, True, None, 0)
     return out, lse
 
 
@@ -167,7 +171,7 @@ def _lse_shape(q: Tensor) -> list[Any]:
 
 @torch.library.register_fake("rl_kernel_native::attention", lib=_library)
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    _check_operands(q, k, v, *rest[:-1])
+    _check_operands(q, k, v, *rest[:-2])
     return q.new_empty(q.shape), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
@@ -291,7 +295,7 @@ def _composed_backward(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """``rest``: the six lists, causal, window_size, softmax_scale, exp."""
+    """``rest``: the six lists, causal, window_size, softmax_scale, exp, unit."""
     return apply_function(_TracedAttention, "_TransformedAttention", q, k, v, *rest)
 
 
@@ -312,15 +316,15 @@ class _TracedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         q: Tensor, k: Tensor, v: Tensor, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, leftpad: Any, table: Any,
-        causal: bool, window_size: Any, softmax_scale: Any, exp: int,
+        causal: bool, window_size: Any, softmax_scale: Any, exp: int, unit: int,
     ) -> Any:  # fmt: skip
         return _ops.attention(
-            q, k, v, cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, exp
+            q, k, v, cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, exp, unit
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = tuple(inputs[9:])
+        ctx.options = tuple(inputs[9:13])
         ctx.save_for_backward(*inputs[:9], *output)
         ctx.save_for_forward(*inputs[:9])
         ctx.set_materialize_grads(False)
@@ -328,13 +332,13 @@ class _TracedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 13
+            return (None,) * 14
         q, k, v, *lists, table, out, lse = ctx.saved_tensors
         needs_q, needs_k, needs_v = ctx.needs_input_grad[:3]
         require_no_pages(table, True)  # of the registered operator; attention has asked before
         dout, dlse = incoming(dout, dlse, out)
         dq, dk, dv = backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, needs_q, needs_k or needs_v)
-        return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 10
+        return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 11
 
 
 @callable_in_graph

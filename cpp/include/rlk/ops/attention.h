@@ -32,6 +32,13 @@
 //     fl(O_b * f(m_b - m))), l like O_d. A split that contributed nothing, or the first, changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
 //   A row that sees keys and whose root is the identity is NaN, as are one with a NaN score and one with m >= 2^21.
+// bf16 and fp16 forward products on sm_90 follow rule 1 of the matrix units; the backward's are plain fp32. There
+//   s_j is one accumulator from +0 over steps of 16 columns d, the last one filled up with +0
+//   O_d goes on, in each block with a key that the row sees and a prefix that contributes, over steps of 16 keys counted
+//     from the block's first:
+//     p_j = +0 of a key that the row does not see or whose score is -Inf, v_jd = +0 of one that is not in use; a step
+//     of such p may be left out where every v_jd is finite, since zeros do not align
+//   The CPU takes in the keys of such a block that are in use and in a page, and of no other block.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:
 //   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as l's; then with dlse fl(delta - dlse)
 //   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
@@ -46,7 +53,8 @@
 //           floor(n / 16) counts, n the number of the key that stands where query i does; what a step lacks is zero
 //   Positions that are not in use, queries that see no key and keys that none sees get +0, and are not read.
 // A query of a sequence has the same bits for any batch, packing, padding, paging and chunking: its keys, their numbers
-// and n say all of them; so have the gradients of a key, which its queries say. With Exp::kPortable on every backend.
+// and n say all of them; so have the gradients of a key, which its queries say. With Exp::kPortable on every backend that
+// has the same products.
 // NaN results are canonical.
 // Lists that contradict the arrays (an offset that descends or is out of range, a count below 0 or too large, a page that
 // is none): the CPU throws InvalidArgument before it writes anything. A GPU reads nothing out of range and writes
@@ -57,6 +65,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
+#include "rlk/ops/linear.h"   // Arithmetic
 #include "rlk/ops/logprob.h"  // Exp
 
 namespace rlk {
@@ -111,8 +120,9 @@ struct AttentionInput {
 
 // Outputs are contiguous.
 struct AttentionParams : AttentionInput {
-  void* out = nullptr;   // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
-  float* lse = nullptr;  // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
+  Arithmetic arithmetic = Arithmetic::kIeee;  // the CPU's; a GPU has its own
+  void* out = nullptr;                        // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
+  float* lse = nullptr;                       // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
 };
 
 // Not of pages.

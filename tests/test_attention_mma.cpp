@@ -1,0 +1,179 @@
+// Forward products of attention as sm_90's matrix unit computes them, on the CPU: rule 1 against a second implementation
+// written from the contract, at shapes of models; the same bytes in every chunk; and where plain chains stay.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention_cases.h"
+#include "attention_reference.h"
+#include "cpu/attention.h"
+#include "rlk/math/mma_model.h"
+
+namespace attention_test {
+namespace {
+
+using rlk::Arithmetic;
+
+constexpr DType kHalves[] = {DType::kBFloat16, DType::kFloat16};
+
+Patterns patterns_of(const std::vector<unsigned char>& memory, DType t) {
+  Patterns found;
+  const std::size_t count = memory.size() / static_cast<std::size_t>(rlk::size_of(t));
+  for (std::size_t i = 0; i < count; ++i) {
+    found.push_back(load_pattern(memory.data(), t, static_cast<std::int64_t>(i)));
+  }
+  return found;
+}
+
+ForwardPatterns computed(AttentionParams p, std::int64_t rows) {
+  std::vector<unsigned char> out(static_cast<std::size_t>(rows * p.head_dim * rlk::size_of(p.dtype)), 0x5a);
+  std::vector<unsigned char> lse(static_cast<std::size_t>(rows) * 4, 0x5a);
+  p.out = out.data();
+  p.lse = reinterpret_cast<float*>(lse.data());
+  rlk::cpu::attention(p);
+  return {patterns_of(out, p.dtype), patterns_of(lse, DType::kFloat32)};
+}
+
+AttentionParams on_sm_90(const Problem& problem) {
+  AttentionParams p{problem.input};
+  p.arithmetic = Arithmetic::kSm90;
+  return p;
+}
+
+class AttentionMma : public linear_test::Linear {};
+
+void check(const Case& c) {
+  const Problem problem(c);
+  const AttentionParams p = on_sm_90(problem);
+  const ForwardPatterns want = reference(p);
+  linear_test::for_each_backend([&](const std::string& backend) {
+    const ForwardPatterns got = computed(p, problem.q_places());
+    ASSERT_EQ(got.out, want.out) << c.text() << ", " << backend;
+    ASSERT_EQ(got.lse, want.lse) << c.text() << ", " << backend;
+  });
+}
+
+// Widths of models, one of them no multiple of 16, several blocks of keys; decode, a chunk, a window, sequences that are
+// shorter than a step, grouped heads; packed, padded on either side, and pages.
+TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
+  unsigned seed = 300;
+  for (const DType dtype : kHalves) {
+    for (const std::int64_t head_dim : {40, 64, 128, 192}) {
+      for (const std::int64_t window : {0, 50}) {
+        for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded, Form::kPaged}) {
+          Case c{{{3, 3}, {1, 17}, {21, 150}, {1, 270}}};
+          c.q_form = form == Form::kPaged || form == Form::kLeftPadded ? Form::kPacked : form;
+          c.k_form = form;
+          c.head_dim = head_dim;
+          c.dtype = dtype;
+          c.q_heads = 4;
+          c.kv_heads = 2;
+          c.window = window;
+          c.exp = seed % 2 == 0 ? Exp::kHardware : Exp::kPortable;
+          c.seed = ++seed;
+          ASSERT_NO_FATAL_FAILURE(check(c));
+        }
+      }
+    }
+  }
+}
+
+// A value in use that is Inf or NaN reaches every row that sees a key of its block, whichever rows a task has; what is in
+// no block of a row's does not. Pages that no query sees may be none.
+TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
+  for (const DType dtype : kHalves) {
+    for (const std::int64_t window : {0, 3, 40}) {
+      Case c{{{200, 390}, {1, 300}}};
+      c.dtype = dtype;
+      c.window = window;
+      c.data = Data::kSpecial;
+      c.k_form = Form::kPaged;
+      c.seed = static_cast<unsigned>(400 + window);
+      ASSERT_NO_FATAL_FAILURE(check(c));
+    }
+  }
+  Case c{{{1, 300}}};
+  c.window = 40;
+  c.k_form = Form::kPaged;
+  const Problem problem(c);
+  AttentionParams p = on_sm_90(problem);
+  const ForwardPatterns want = computed(p, problem.q_places());
+  std::vector<std::int32_t> table(p.block_table, p.block_table + p.table_stride);
+  for (std::int64_t i = 0; i < 260 / p.page_size; ++i) table[static_cast<std::size_t>(i)] = -1;
+  p.block_table = table.data();
+  EXPECT_EQ(computed(p, problem.q_places()).out, want.out);
+  EXPECT_EQ(reference(p).out, want.out);
+}
+
+// Eight heads, and any cut of the queries against so many keys as a cache then holds.
+TEST_F(AttentionMma, EveryChunkHasTheBitsOfTheWhole) {
+  Case c{{{300, 400}}};
+  c.q_heads = 8;
+  c.kv_heads = 2;
+  c.head_dim = 64;
+  c.exp = Exp::kHardware;
+  const Problem problem(c);
+  const AttentionParams p = on_sm_90(problem);
+  const ForwardPatterns whole = computed(p, problem.q_places()), want = reference(p);
+  ASSERT_EQ(whole.out, want.out);
+  ASSERT_EQ(whole.lse, want.lse);
+  const std::int64_t row = c.q_heads * c.head_dim;
+  for (const auto& [first, last] : {std::pair{0, 100}, {100, 229}, {229, 300}, {27, 28}, {28, 29}, {299, 300}}) {
+    AttentionParams part = p;
+    const std::int32_t queries[] = {0, last - first}, keys[] = {0, last + 100};
+    part.q.data = static_cast<const unsigned char*>(p.q.data) + first * row * 2;
+    part.q_tokens = last - first;
+    part.k_tokens = last + 100;
+    part.cu_seqlens_q = queries;
+    part.cu_seqlens_k = keys;
+    const Patterns expected(whole.out.begin() + first * row, whole.out.begin() + last * row);
+    EXPECT_EQ(computed(part, part.q_tokens * c.q_heads).out, expected) << first << " to " << last;
+  }
+}
+
+TEST_F(AttentionMma, Float32AndOtherArithmeticsKeepTheirChains) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    Case c{{{40, 40}}};
+    c.dtype = dtype;
+    c.head_dim = 64;
+    const Problem problem(c);
+    AttentionParams p{problem.input};
+    const Patterns plain = computed(p, problem.q_places()).lse;
+    for (const Arithmetic a : linear_test::kArithmetics) {
+      p.arithmetic = a;
+      const bool by_unit = a == Arithmetic::kSm90 && dtype != DType::kFloat32;
+      EXPECT_EQ(computed(p, problem.q_places()).lse != plain, by_unit)
+          << linear_test::name(dtype) << " as " << linear_test::name(a);
+    }
+  }
+}
+
+// What lets a kernel leave out a step of 16 keys of which a row sees none: products of finite values with zeros do not
+// align, and leave any accumulator but -0 as it is.
+TEST(Sm90Mma, AStepOfZeroWeightsChangesNoAccumulator) {
+  std::mt19937 random(7);
+  for (const DType dtype : kHalves) {
+    const std::uint16_t infinity = dtype == DType::kBFloat16 ? 0x7f80 : 0x7c00;
+    for (int i = 0; i < 200000; ++i) {
+      std::uint16_t weights[16] = {}, values[16];
+      for (std::uint16_t& v : values) {
+        do v = static_cast<std::uint16_t>(random());
+        while ((v & 0x7fff) >= infinity);
+      }
+      std::uint32_t sum = random();
+      if (i % 4 == 0) sum &= 0x807fffff;  // subnormal
+      if (i % 4 == 1) sum = (sum & 0x80000000) | 0x7f800000;
+      if (sum == 0x80000000 || (sum & 0x7fffffff) > 0x7f800000) continue;
+      const float got = rlk::mma_step<rlk::MmaUnit::kSm90>(std::bit_cast<float>(sum), weights, values, dtype);
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(got), sum);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attention_test
