@@ -77,6 +77,7 @@ void run_case(const Case& c) {
   Memory out(q_size + 16, kCanary), lse(rows + 16, kCanary), dq = out, dk(k_size + 16, kCanary), dv = dk;
   const Memory clean_q = out, clean_rows = lse, clean_k = dk;
   AttentionParams p{problem.input};
+  p.arithmetic = Arithmetic::kSm90;
   p.out = out.data();
   p.lse = reinterpret_cast<float*>(lse.data());
   cpu::attention(p);

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arithmetic import arithmetic
 from ..contract import row
 from ..ops import attention as attention_op
 from ..reference.attention import attention_facts
@@ -82,7 +83,10 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         return
     cpu = Arrays(torch, "cpu")
 
-    def bytes_of_cpu() -> tuple[bool, str]:
-        return same_results((case.results(arrays), case.results(cpu)) for case in _attentions(arrays.dtypes))
+    unit = "sm_90" if capability == (9, 0) else "ieee"
 
-    yield timed("same bytes as the CPU", bytes_of_cpu)
+    def bytes_of_cpu() -> tuple[bool, str]:
+        with arithmetic(unit):
+            return same_results((case.results(arrays), case.results(cpu)) for case in _attentions(arrays.dtypes))
+
+    yield timed(f"same bytes as the CPU in {unit} arithmetic", bytes_of_cpu)
