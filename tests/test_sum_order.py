@@ -65,9 +65,14 @@ def test_every_operator_has_the_same_sum(length: int, device: str, rng: np.rando
     assert not differing((of_preference_loss(x, mask),), (pairs,))
 
 
-def test_sums_of_sequences_add_up_by_their_index(device: str, rng: np.random.Generator) -> None:
-    rows = [tokens(rng, 300, device) for _ in range(512)]
-    x, mask = torch.stack([a for a, _ in rows]), torch.stack([m for _, m in rows])
+# Sequences of more than a block's rows; more of them than a block adds up at a time.
+@pytest.mark.parametrize(("sequences", "length"), [(512, 300), (1 << 15, 4)])
+def test_sums_of_sequences_add_up_by_their_index(
+    sequences: int, length: int, device: str, rng: np.random.Generator
+) -> None:
+    x = torch.from_numpy(-rng.exponential(1.0, (sequences, length)).astype(np.float32)).to(device)
+    counted = 1 << (length.bit_length() - 2)
+    mask = torch.from_numpy(rng.permuted(np.arange(length) < counted + np.zeros((sequences, 1)), axis=1)).to(device)
     sums = rk.sequence_logprob(x, mask).sum
     want = torch.tensor(tree_sum(sums.cpu().numpy()), device=device)
     zero = torch.zeros_like(x)
@@ -77,7 +82,7 @@ def test_sums_of_sequences_add_up_by_their_index(device: str, rng: np.random.Gen
         "value_loss": rk.value_loss(x, None, x, mask).metrics.value_sum,
         "masked_whiten": rk.masked_whiten(x, mask, return_stats=True).mean * mask.sum(),
         "sequence_logprob": rk.sequence_logprob(sums[None]).sum[0],
-        "group_advantage": of_group_advantage(sums, torch.ones(512, dtype=torch.bool, device=device)),
+        "group_advantage": of_group_advantage(sums, torch.ones_like(sums, dtype=torch.bool)),
     }
     for name, of in found.items():
         assert not differing((of,), (want,)), name
