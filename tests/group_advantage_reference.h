@@ -33,7 +33,8 @@ inline float sum(const std::vector<float>& v) { return sum_test::tree(v) + 0.0f;
 struct Statistics {
   std::vector<bool> counts;
   std::int64_t n = 0, nonzero = 0;
-  float mean = 0.0f, std = 0.0f;
+  float scale = 1.0f;
+  float mean = 0.0f, std = 0.0f;  // of the scaled rewards
   bool constant = false;
 };
 
@@ -56,13 +57,24 @@ inline Statistics statistics_of(const GroupAdvantageParams& p, const Inputs& in,
   } else if (s.constant) {
     s.mean = counted[0] + 0.0f;
   } else if (s.n >= 2) {
-    s.mean = sum(values) / static_cast<float>(s.n);
+    float least = std::numeric_limits<float>::infinity(), largest = -least;
+    for (const float r : counted) {
+      if (r < least) least = r;
+      if (r > largest) largest = r;
+    }
+    const sum_test::Scale of = sum_test::scale_of(least, largest);
+    s.scale = of.down * of.up;
+    for (float& v : values) v *= s.scale;
+    float mean = sum(values) / static_cast<float>(s.n);
+    if (mean < least * s.scale) mean = least * s.scale;
+    if (mean > largest * s.scale) mean = largest * s.scale;
     std::vector<float> squares;
-    for (std::size_t m = 0; m < of.size(); ++m) {
-      const float d = values[m] - s.mean;
+    for (std::size_t m = 0; m < values.size(); ++m) {
+      const float d = values[m] - mean;
       squares.push_back(s.counts[m] ? d * d : 0.0f);
     }
     s.std = std::sqrt(sum(squares) / static_cast<float>(s.n - 1));
+    s.mean = mean;
   }
   return s;
 }
@@ -88,7 +100,7 @@ inline Outputs reference(const GroupAdvantageParams& p, const Inputs& in) {
       std::vector<float> lengths, weighted;
       for (std::size_t m = 0; m < group.size(); ++m) {
         lengths.push_back(s.counts[m] ? in.lengths[group[m]] : 0.0f);
-        weighted.push_back(s.counts[m] ? in.lengths[group[m]] * in.rewards[group[m]] : 0.0f);
+        weighted.push_back(s.counts[m] ? in.lengths[group[m]] * (in.rewards[group[m]] * s.scale) : 0.0f);
       }
       b = sum(lengths) == 0.0f ? 0.0f : sum(weighted) / sum(lengths);
     }
@@ -106,23 +118,26 @@ inline Outputs reference(const GroupAdvantageParams& p, const Inputs& in) {
     for (std::size_t m = 0; m < group.size(); ++m) {
       const std::size_t i = static_cast<std::size_t>(group[m]);
       const float r = in.rewards[i];
-      const float mine = p.baseline_kind == GroupBaseline::kGiven ? in.baseline[i] : by_group ? b : 0.0f;
-      const float std = p.scale == GroupScale::kBatch ? batch.std : s.std;
-      float x = r - mine;
+      const float mine = p.baseline_kind == GroupBaseline::kGiven ? in.baseline[i] : by_group ? b / s.scale : 0.0f;
+      const Statistics& divisor = p.scale == GroupScale::kBatch ? batch : s;
+      float scale = p.scale == GroupScale::kNone ? 1.0f : divisor.scale;
+      if (p.baseline_kind == GroupBaseline::kGiven) scale = std::min(scale, 1.0f);
+      float x = r * scale - (by_group ? b * (scale / s.scale) : mine * scale);
       if (p.leave_one_out && s.n >= 2) x = static_cast<float>(s.n) / static_cast<float>(s.n - 1) * x;
       if (p.best_only) {
         x = 0.0f;
-        if (s.n >= 2 && ranked[0] == m) x = in.rewards[group[ranked[0]]] - in.rewards[group[ranked[1]]] + 0.0f;
+        if (s.n >= 2 && ranked[0] == m)
+          x = in.rewards[group[ranked[0]]] * scale - in.rewards[group[ranked[1]]] * scale + 0.0f;
         if (any_nan) x = std::numeric_limits<float>::quiet_NaN();
       }
-      if (p.scale != GroupScale::kNone) x = x / (std + p.eps);
+      if (p.scale != GroupScale::kNone) x = x / (divisor.std * (scale / divisor.scale) + p.eps * scale);
       if (p.by_nonzero) x = alpha * x / p.f_norm;
       const bool alone = by_group && s.n == 1;
       if (by_group && !any_nan && (s.constant || (alone && (p.alone == GroupAlone::kZero || p.best_only)))) x = 0.0f;
       if (!s.counts[m]) x = 0.0f;
       out.advantage[i] = canonical(x);
       out.mean[i] = canonical(mine);
-      out.std[i] = canonical(std);
+      out.std[i] = canonical(divisor.std / divisor.scale);
       out.status[i] =
           (by_group && s.constant ? 1 : 0) | (alone ? 2 : 0) | (s.counts[m] ? 0 : 4) | (std::isfinite(x) ? 0 : 8);
     }

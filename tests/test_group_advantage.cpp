@@ -51,6 +51,7 @@ struct Case {
   GroupAlone alone = GroupAlone::kScore;
   bool leave_one_out = false, best_only = false, by_nonzero = false, exclude_nan = false;
   bool special = false, binary = false;
+  float size = 1.0f;  // of rewards
   DType index_dtype = DType::kInt64, length_dtype = DType::kInt64;
   unsigned seed = 1;
 };
@@ -78,7 +79,7 @@ void expect_contract(const Case& c, const std::string& where) {
   std::normal_distribution<float> normal;
   constexpr float kSpecial[] = {0.0f, -0.0f, 1e-38f, 1e30f, INFINITY, -INFINITY, NAN};
   for (std::int64_t i = 0; i < num; ++i) {
-    float s = c.binary ? static_cast<float>(random() % 2) * 0.1f : normal(random);
+    float s = c.binary ? static_cast<float>(random() % 2) * 0.1f : c.size * normal(random);
     if (c.special && random() % 8 == 0) s = kSpecial[random() % 7];
     in.rewards.push_back(s);
     in.lengths.push_back(static_cast<float>(random() % 3 == 0 ? 0 : random() % 9000));
@@ -196,6 +197,25 @@ TEST(GroupAdvantage, ABatchOfManyChunks) {
       c.special = c.exclude_nan = special;
       c.seed = 2;
       expect_contract(c, where);
+    }
+  });
+}
+
+TEST(GroupAdvantage, EverySizeOfRewardsHasTheBitsOfTheContract) {
+  for_each_backend([](const std::string& where) {
+    unsigned seed = 50;
+    for (const float size : {0x1p-146f, 0x1p-126f, 1e-30f, 1e-20f, 1e10f, 1e20f, 1e30f, 0x1p+120f, 0x1p+125f}) {
+      for (const GroupScale scale : {GroupScale::kNone, GroupScale::kGroup, GroupScale::kBatch}) {
+        for (int baseline = 0; baseline < 4; ++baseline) {
+          Case c{{8, 1, 130, 3}, By::kOffsets, static_cast<GroupBaseline>(baseline), scale};
+          c.seed = ++seed;
+          c.size = size;
+          c.best_only = baseline == 1 && seed % 2 == 0;
+          c.leave_one_out = seed % 3 == 0;
+          c.special = c.exclude_nan = seed % 4 == 0;
+          expect_contract(c, where);
+        }
+      }
     }
   });
 }

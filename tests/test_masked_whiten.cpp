@@ -71,11 +71,23 @@ Outputs reference(const MaskedWhitenParams& p, const std::vector<Tokens>& batch)
   Outputs out;
   if (n > 0) out.mean = equal ? counted[0] + 0.0f : total([](float x) { return x; }) / static_cast<float>(n);
   const float mean = out.mean;
-  const auto deviation = [&](float x) { return equal ? 0.0f : x - mean; };
+  sum_test::Scale scale;
   if (n > 0 && !equal) {
-    out.var = total([&](float x) { return deviation(x) * deviation(x); }) / static_cast<float>(p.unbiased ? n - 1 : n);
+    float least = std::numeric_limits<float>::infinity(), largest = -least;
+    for (const float x : counted) {
+      if (x < least) least = x;
+      if (x > largest) largest = x;
+    }
+    scale = sum_test::scale_of(least, largest);
   }
-  const float rstd = 1.0f / std::sqrt(out.var + p.eps);
+  const auto deviation = [&](float x) { return equal ? 0.0f : x * scale.down - mean * scale.down; };
+  float v = 0.0f;
+  if (n > 0 && !equal) {
+    const auto square = [&](float x) { return (scale.up * deviation(x)) * (scale.up * deviation(x)); };
+    v = total(square) / static_cast<float>(p.unbiased ? n - 1 : n) / scale.up / scale.up;
+  }
+  out.var = v / scale.down / scale.down;
+  const float rstd = 1.0f / std::sqrt(v + p.eps * scale.down * scale.down);
   for (const Tokens& tokens : batch) {
     out.y.emplace_back();
     for (const auto& [counts, x] : tokens) {
@@ -103,6 +115,7 @@ struct Case {
   std::int64_t shift = 0, pad = 0;
   double share = 0.8;
   float constant = 0.0f;  // what all that count are, or 0: normal values
+  float size = 1.0f;      // of the values
   bool nan = false;
   unsigned seed = 1;
 };
@@ -128,7 +141,7 @@ void expect_contract(const Case& c, const std::string& where) {
     batch.emplace_back();
     for (std::int64_t t = 0; t < (c.packed ? c.lengths[s] : longest); ++t) {
       const bool counts = !c.has_mask || (t < c.lengths[s] && random() % 1000 < 1000 * c.share);
-      float value = c.constant != 0.0f ? c.constant : normal(random);
+      float value = c.constant != 0.0f ? c.constant : c.size * normal(random);
       if (c.nan && random() % 300 == 0) value = NAN;
       if (!counts) value = NAN;
       const std::size_t at = static_cast<std::size_t>(c.shift + (c.packed ? starts[s] : s * stride) + t);
@@ -186,6 +199,21 @@ TEST(MaskedWhiten, EveryOutputHasTheBitsOfTheContract) {
           c.nan = seed % 7 == 2;
           expect_contract(c, where);
         }
+      }
+    }
+  });
+}
+
+TEST(MaskedWhiten, EverySizeOfValuesHasTheBitsOfTheContract) {
+  for_each_backend([](const std::string& where) {
+    unsigned seed = 100;
+    for (const float size : {0x1p-146f, 0x1p-126f, 1e-30f, 1e-20f, 1e10f, 1e20f, 1e30f, 0x1p+120f, 0x1p+126f}) {
+      for (const bool shift_mean : {true, false}) {
+        Case c{{5, 0, 700, 129}, seed % 2 == 0};
+        c.seed = ++seed;
+        c.size = size;
+        c.shift_mean = shift_mean;
+        expect_contract(c, where);
       }
     }
   });

@@ -66,13 +66,10 @@ GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, c
   const auto sum = [&](const auto& f) {
     return tree_sum(num, [&](std::int64_t m) { return counts(m) ? f(m) : 0.0f; });
   };
-  g.mean = div_rn(sum(reward), float_of_count(n));
-  g.std = std_of(sum([&](std::int64_t m) { return deviation_squared(reward(m), g.mean); }), n);
-  g.baseline = g.mean;
+  find_moments(sum, reward, extremes.least, &g);
   if (p.baseline_kind == GroupBaseline::kLengthMean) {
-    const float lengths = sum([&](std::int64_t m) { return length_of(p, index(m)); });
-    const float weighted = sum([&](std::int64_t m) { return mul_rn(length_of(p, index(m)), reward(m)); });
-    g.baseline = lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
+    g.baseline = length_mean(
+        sum, reward, [&](std::int64_t m) { return length_of(p, index(m)); }, g.scale);
   }
   return g;
 }
@@ -86,6 +83,7 @@ BatchStatistics batch_of(const GroupAdvantageParams& p) {
   const GroupStatistics g = statistics_of(
       of_means, p.num_sequences, [](std::int64_t i) { return i; }, &nonzero);
   batch.std = g.std;
+  batch.scale = g.scale;
   batch.alpha = div_rn(float_of_count(g.n), float_of_count(std::max(nonzero, 1)));
   return batch;
 }

@@ -52,10 +52,7 @@ WhitenSums sums(const WhitenTokens& t) {
 }
 
 float squares(const WhitenTokens& t, const WhitenStatistics& s) {
-  return sum_of(t, [&](Floats x, Mask) {
-    const Floats d = whiten_deviation(s, x);
-    return mul_rn(d, d);
-  });
+  return sum_of(t, [&](Floats x, Mask) { return whiten_square(s, x); });
 }
 
 void write(const WhitenTokens& t, const MaskedWhitenParams& p, const WhitenStatistics& s, float* y) {

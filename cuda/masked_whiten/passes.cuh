@@ -18,6 +18,7 @@ namespace {  // one copy per architecture
 
 constexpr int kMostWhitenWarps = 16;
 constexpr int kWhitenBatchThreads = 512;
+constexpr int kWhitenRegisters = 56;  // 36 warps on a multiprocessor
 
 // The tokens of a lane, of a chunk of the block's sequence.
 struct WhitenLane {
@@ -47,8 +48,7 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
 
 // Sums of a sequence: of its tokens, with the least and the largest, or of the squares of their deviations.
 template <bool kSquares>
-__global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
-    whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
+__global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
   __shared__ float sums[2][kMostWhitenWarps];  // of two tiles in turn: one barrier a tile is enough
   __shared__ float least_of[kMostWhitenWarps], largest_of[kMostWhitenWarps];
   __shared__ int counts_of[kMostWhitenWarps];
@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(kMostWhitenWarps * 32, 2)
       if (!(counted >> j & 1)) continue;
       const float x = tokens.x.v[j];
       if constexpr (kSquares) {
-        const float d = whiten_deviation(statistics, x);
-        v[j] = __fmul_rn(d, d);
+        v[j] = whiten_square(statistics, x);
       } else {
         v[j] = x;
         least = x < least ? x : least;

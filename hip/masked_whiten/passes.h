@@ -107,8 +107,7 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
       if (!(tokens.counted >> j & 1)) continue;
       const float x = tokens.x.v[j];
       if constexpr (kSquares) {
-        const float d = whiten_deviation(statistics, x);
-        v[j] = mul_rn(d, d);
+        v[j] = whiten_square(statistics, x);
       } else {
         v[j] = x;
         WhitenCounts one;

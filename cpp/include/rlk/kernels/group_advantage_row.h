@@ -1,7 +1,7 @@
 // The formulas of ops/group_advantage.h behind the sums, shared by all backends.
 #pragma once
 
-#include "rlk/math/ieee.h"
+#include "rlk/math/moment_scale.h"
 #include "rlk/ops/group_advantage.h"
 #include "rlk/tokens.h"
 
@@ -9,15 +9,17 @@ namespace rlk {
 
 // Of a group, or of the batch.
 struct GroupStatistics {
+  float scale = 1.0f;  // of the rewards that the next three are of
   float mean = 0.0f, std = 0.0f;
   float baseline = 0.0f;                // b of kMean and kLengthMean
   float largest = 0.0f, second = 0.0f;  // of the rewards that count
   std::int32_t best = -1;               // member that is the first largest
   std::int32_t n = 0;                   // that count
-  bool constant = false;
+  bool constant = false, any_nan = false;
 };
 struct BatchStatistics {
-  float std = 0.0f;
+  float std = 0.0f;  // of the scaled rewards
+  float scale = 1.0f;
   float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1)
 };
 
@@ -46,16 +48,10 @@ struct Extremes {
 };
 RLK_HD Extremes no_extremes() { return {-infinity(), -infinity(), infinity(), 0x7fffffff}; }
 
-RLK_HD float deviation_squared(float s, float mean) {
-  const float d = sub_rn(s, mean);
-  return mul_rn(d, d);
-}
-RLK_HD float std_of(float sum_of_squares, std::int32_t n) {
-  return sqrt_rn(div_rn(sum_of_squares, float_of_count(n - 1)));
-}
 // n, constant and, where no sum is needed, mean and std; whether one is.
 RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, const Extremes& e, GroupStatistics* g) {
   g->n = n;
+  g->any_nan = any_nan;
   g->largest = e.largest;
   g->second = e.second;
   g->best = e.best;
@@ -69,13 +65,46 @@ RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, con
   g->baseline = g->mean;
   return n >= 2 && !g->constant;
 }
+// The others, where one is: reward(member), and sum(f) of f(member) over the members that count. least: the least reward.
+template <class Sum, class Reward>
+RLK_HD void find_moments(const Sum& sum, const Reward& reward, float least, GroupStatistics* g) {
+  const float scale = moment_scale(least, g->largest).both();
+  const float total = sum([&](auto m) { return mul_rn(reward(m), scale); });
+  const float low = mul_rn(least, scale), high = mul_rn(g->largest, scale);
+  float mean = div_rn(total, float_of_count(g->n));
+  mean = select(mean < low, low, select(mean > high, high, mean));
+  const float squares = sum([&](auto m) {
+    const float d = sub_rn(mul_rn(reward(m), scale), mean);
+    return mul_rn(d, d);
+  });
+  g->std = sqrt_rn(div_rn(squares, float_of_count(g->n - 1)));
+  g->scale = scale;
+  g->baseline = g->mean = mean;
+}
+// b of kLengthMean, of scaled rewards; length(member).
+template <class Sum, class Reward, class Length>
+RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& length, float scale) {
+  const float lengths = sum(length);
+  const float weighted = sum([&](auto m) { return mul_rn(length(m), mul_rn(reward(m), scale)); });
+  return lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
+}
 
 // What of a group's members is the same for all.
 struct MemberScale {
-  float std, divisor, factor;
+  float std;  // as it leaves
+  float scale, of_baseline, divisor, factor;
   RLK_HD MemberScale(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchStatistics& batch)
-      : std(p.scale == GroupScale::kBatch ? batch.std : g.std),
-        divisor(add_rn(std, p.eps)),
+      : MemberScale(p, g, p.scale == GroupScale::kBatch ? batch.std : g.std,
+                    p.scale == GroupScale::kBatch ? batch.scale : g.scale) {}
+
+ private:
+  RLK_HD MemberScale(const GroupAdvantageParams& p, const GroupStatistics& g, float std_of_scaled, float of_std)
+      : std(unscaled(std_of_scaled, of_std)),
+        // A baseline that is given may be larger than all rewards.
+        scale(p.scale == GroupScale::kNone || (p.baseline_kind == GroupBaseline::kGiven && of_std > 1.0f) ? 1.0f
+                                                                                                          : of_std),
+        of_baseline(unscaled(scale, g.scale)),
+        divisor(add_rn(mul_rn(std_of_scaled, unscaled(scale, of_std)), mul_rn(p.eps, scale))),
         factor(g.n >= 2 ? div_rn(float_of_count(g.n), float_of_count(g.n - 1)) : 1.0f) {}
 };
 
@@ -86,13 +115,13 @@ RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g
   const bool excluded = p.exclude_nan && is_nan(s);
   const bool of_group = p.baseline_kind == GroupBaseline::kMean || p.baseline_kind == GroupBaseline::kLengthMean;
   const float b = p.baseline_kind == GroupBaseline::kGiven ? p.baseline[i * p.baseline_stride]
-                  : of_group                               ? g.baseline
+                  : of_group                               ? unscaled(g.baseline, g.scale)
                                                            : 0.0f;
-  float x = sub_rn(s, b);
+  float x = sub_rn(mul_rn(s, scale.scale), of_group ? mul_rn(g.baseline, scale.of_baseline) : mul_rn(b, scale.scale));
   if (p.leave_one_out && g.n >= 2) x = mul_rn(scale.factor, x);
   if (p.best_only) {
-    x = member == g.best ? add_rn(sub_rn(g.largest, g.second), 0.0f) : 0.0f;
-    if (is_nan(g.std) || is_nan(s)) x = canonical_nan();  // a NaN is the largest nowhere
+    x = member == g.best ? add_rn(sub_rn(mul_rn(g.largest, scale.scale), mul_rn(g.second, scale.scale)), 0.0f) : 0.0f;
+    if (g.any_nan || is_nan(s)) x = canonical_nan();  // a NaN is the largest nowhere
   }
   if (p.scale != GroupScale::kNone) x = div_rn(x, scale.divisor);
   if (p.by_nonzero) x = div_rn(mul_rn(alpha, x), p.f_norm);

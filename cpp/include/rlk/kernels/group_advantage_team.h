@@ -61,7 +61,9 @@ template <class Team, class Index>
 RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams& p, std::int32_t num,
                                     const Index& index) {
   const auto reward = [&](std::int32_t member) { return p.rewards[index(member) * p.reward_stride]; };
-  const auto sum = [&](const auto& f) { return sum_of_team(team, num, f); };
+  const auto sum = [&](const auto& f) {
+    return sum_of_team(team, num, [&](std::int32_t m) { return counted_or_zero(p, reward(m), f(m)); });
+  };
   MemberCounts c;
 #pragma unroll 1
   for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
@@ -70,17 +72,10 @@ RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams
   c = all_of_team(team, c);
   GroupStatistics g;
   if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
-    const float total = sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), reward(m)); });
-    const float mean = div_rn(total, float_of_count(g.n));
-    const float squares =
-        sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), deviation_squared(reward(m), mean)); });
-    g.std = std_of(squares, g.n);
-    g.baseline = g.mean = mean;
+    find_moments(sum, reward, c.extremes.least, &g);
     if (p.baseline_kind == GroupBaseline::kLengthMean) {
-      const float lengths = sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), length_of(p, index(m))); });
-      const float weighted =
-          sum([&](std::int32_t m) { return counted_or_zero(p, reward(m), mul_rn(length_of(p, index(m)), reward(m))); });
-      g.baseline = lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
+      g.baseline = length_mean(
+          sum, reward, [&](std::int32_t m) { return length_of(p, index(m)); }, g.scale);
     }
   }
   if (!team.writes()) return;
@@ -98,7 +93,9 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   const auto& team = block.team();
   const std::int32_t num = static_cast<std::int32_t>(p.num_sequences);
   const auto reward = [&](std::int32_t i) { return p.rewards[i * p.reward_stride]; };
-  const auto sum = [&](const auto& f) { return sum_of_block(block, num, f); };
+  const auto sum = [&](const auto& f) {
+    return sum_of_block(block, num, [&](std::int32_t i) { return counted_or_zero(p, reward(i), f(i)); });
+  };
   MemberCounts c;
   constexpr int kTogether = 8;  // rewards whose loads are under way together
   const std::int32_t step = block.teams() * kTeamLanes;
@@ -117,20 +114,15 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   block.barrier();
   c = all_of_team(team, team.lane() < block.teams() ? block.counts()[team.lane()] : MemberCounts());
   GroupStatistics g;
-  if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
-    const float total = sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), reward(i)); });
-    g.mean = div_rn(total, float_of_count(g.n));
-    const float squares =
-        sum([&](std::int32_t i) { return counted_or_zero(p, reward(i), deviation_squared(reward(i), g.mean)); });
-    g.std = std_of(squares, g.n);
-  }
+  if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) find_moments(sum, reward, c.extremes.least, &g);
   if (team.lane() != 0 || block.number() != 0 || !team.writes()) return;
-  *to = {g.std, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1))};
+  *to = {g.std, g.scale, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1))};
 }
 
 // Members of groups that ids give: the sequences in the order of their ids, twice, as kernels/merge_order.h wants it. In the
 // second array it is at the end.
-constexpr std::int64_t kBatchStatisticsBytes = 8;
+constexpr std::int64_t kBatchStatisticsBytes = 16;
+static_assert(sizeof(BatchStatistics) <= kBatchStatisticsBytes);
 RLK_HD std::int32_t* order_memory(const GroupAdvantageParams& p, bool first) {
   auto* memory = static_cast<unsigned char*>(p.workspace) + kBatchStatisticsBytes;
   return reinterpret_cast<std::int32_t*>(memory) + (first ? 0 : p.num_sequences);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rlk/math/ieee.h"
+#include "rlk/math/moment_scale.h"
 #include "rlk/ops/masked_whiten.h"
 #include "rlk/tokens.h"
 
@@ -9,7 +10,8 @@ namespace rlk {
 
 struct WhitenStatistics {
   std::int64_t n = 0;
-  float mean = 0.0f, var = 0.0f, rstd = 0.0f;
+  float mean = 0.0f, rstd = 0.0f;
+  MomentScale scale;
   std::int32_t constant = 0;
 };
 
@@ -25,20 +27,29 @@ RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, floa
   s.n = n;
   s.constant = n > 0 && least == largest && !is_nan(sum) ? 1 : 0;
   if (n > 0) s.mean = s.constant ? add_rn(largest, 0.0f) : div_rn(sum, static_cast<float>(n));
+  if (n > 0 && s.constant == 0) s.scale = moment_scale(least, largest);
   return s;
 }
 template <class F>
 RLK_HD F whiten_deviation(const WhitenStatistics& s, F x) {
   F d = broadcast<F>(0.0f);
-  if (s.constant == 0) d = sub_rn(x, broadcast<F>(s.mean));
+  if (s.constant == 0) d = sub_rn(mul_rn(x, broadcast<F>(s.scale.down)), broadcast<F>(mul_rn(s.mean, s.scale.down)));
   return d;
+}
+template <class F>
+RLK_HD F whiten_square(const WhitenStatistics& s, F x) {
+  const F d = mul_rn(whiten_deviation(s, x), broadcast<F>(s.scale.up));
+  return mul_rn(d, d);
 }
 RLK_HD void whiten_variance(const MaskedWhitenParams& p, float sum_of_squares, WhitenStatistics* s) {
   const std::int64_t divisor = p.unbiased ? s->n - 1 : s->n;
-  s->var = s->constant || s->n == 0 ? 0.0f : div_rn(sum_of_squares, static_cast<float>(divisor));
-  s->rstd = div_rn(1.0f, sqrt_rn(add_rn(s->var, p.eps)));
+  const float down = s->scale.down;
+  float v = s->constant || s->n == 0 ? 0.0f : div_rn(sum_of_squares, static_cast<float>(divisor));
+  v = unscaled_square(v, s->scale.up);
+  s->rstd = div_rn(1.0f, sqrt_rn(add_rn(v, mul_rn(mul_rn(p.eps, down), down))));
+  const float var = unscaled_square(v, down);
   if (p.mean != nullptr) *p.mean = select(is_nan(s->mean), canonical_nan(), s->mean);
-  if (p.var != nullptr) *p.var = select(is_nan(s->var), canonical_nan(), s->var);
+  if (p.var != nullptr) *p.var = select(is_nan(var), canonical_nan(), var);
 }
 template <class F>
 RLK_HD F whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, F x) {

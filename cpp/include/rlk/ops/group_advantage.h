@@ -4,23 +4,27 @@
 // A group's members are its sequences, ascending by index. A member counts, or, with exclude_nan and a NaN for its reward,
 // is excluded: then it is a +0 in every sum, and n does not count it.
 //   sum(f) : the perfect binary tree over the members in order (math/tree_sum.h), +0 for excluded ones
-//   mean   = fl(sum(s) / n);  std = sqrt(fl(sum(fl(d * d)) / (n - 1))), d = fl(s - mean): two passes
+//   a      : 2^-k, of the least and the largest reward (math/moment_scale.h); 1 where no sum is needed
+//   m      = fl(sum(fl(a s)) / n), no less than the least fl(a s) and no more than the largest;  mean = fl(m / a)
+//   r      = fl(sqrt(fl(sum(fl(d * d)) / (n - 1)))), d = fl(fl(a s) - m): two passes;  std = fl(r / a)
 //   A group is constant where n >= 2 and all rewards that count are equal: mean is that reward, -0 taken for +0, and std +0,
 //   which the sums would miss by their rounding.
 //   Alone (n = 1): by `alone` kScore: mean +0, std 1; or kZero: mean is the reward, std +0. n = 0: mean +0, std +0.
 //   batch  : the same of all sequences as one group; n_b of them count
 // Of a member that counts, reward s:
-//   b = mean;  or kLengthMean: fl(sum(fl(length * s)) / sum(length)), +0 where that sum is 0, s in a constant group, mean of
+//   b = mean;  or kLengthMean: fl(l / a), l = fl(sum(fl(length * fl(a s))) / sum(length)), +0 where that sum is 0, s in a constant group, mean of
 //       one that is alone;  or kGiven: baseline[sequence];  or kNone: +0
-//   x = fl(s - b)
+//   c = a of the group with scale kGroup, of the batch with kBatch, but 1 in place of more where b is kGiven; else 1
+//   x = fl(fl(c s) - fl(c b)), with fl(m (c / a)) or fl(l (c / a)), a of the group, for fl(c b) where b is made of them
 //   leave_one_out, n >= 2 : x = fl(fl(n / (n - 1)) * x)
-//   best_only             : x = fl(first largest reward - second largest) for the first member with the largest, else +0;
-//                           -0 taken for +0
-//   scale kGroup, kBatch  : x = fl(x / fl(std + eps)), of the group or of the batch
+//   best_only             : x = fl(fl(c first largest reward) - fl(c second largest)) for the first member with the largest,
+//                           else +0; -0 taken for +0
+//   scale kGroup, kBatch  : x = fl(x / fl(fl(r (c / a)) + fl(c eps))), r and a of the group or of the batch
 //   by_nonzero            : x = fl(fl(fl(n_b / max(number of rewards that are not 0, 1)) * x) / f_norm)
 //   advantage = x; but +0 of an excluded member, and, unless b is kGiven or kNone, in a constant group, in one that is alone
 //   with kZero, and with best_only in one that is alone.
-// mean of the outputs is b, std that of the group, or with scale kBatch of the batch.
+// mean of the outputs is b, std that of the group, or with scale kBatch of the batch; +Inf where it is too large for a float.
+// Advantages that a float can hold are right for all finite rewards, whether or not their sums and squares are in range.
 // A NaN that counts makes the advantages of its group NaN, and of the batch where that scales. NaN outputs are canonical.
 // An advantage has the same bits wherever its group stands in the batch and on every backend, but for scale kBatch and
 // by_nonzero, which read the batch.

@@ -4,9 +4,14 @@
 //   sum(f) : of a sequence the perfect binary tree over its positions (math/tree_sum.h), +0 for tokens that do not count; of
 //            the batch the tree over its sequences' sums.
 //   n      = tokens that count;  mean = fl(sum(x) / n)
-//   var    = fl(sum(fl(d * d)) / (n - 1)), d = fl(x - mean): two passes; without `unbiased` / n
-//   rstd   = fl(1 / fl(sqrt(fl(var + eps))))
+//   a, b   : powers of two, a <= 1 <= b, of the least and the largest x (math/moment_scale.h); 1 where all are equal
+//   d      = fl(fl(a x) - fl(a mean))
+//   v      = fl(sum(fl(e * e)) / (n - 1)), e = fl(b d): two passes; without `unbiased` / n. Then fl(fl(v / b) / b)
+//   var    = fl(fl(v / a) / a)
+//   rstd   = fl(1 / fl(sqrt(fl(v + fl(fl(eps a) a)))))
 //   y      = fl(d * rstd), or, without shift_mean, fl(fl(d * rstd) + mean); +0 where a token does not count
+// So y is right for all finite x whose sum is finite, whether or not their squares are in range; var is +Inf where it is too
+// large for a float. Where the sum overflows, mean and var are Inf or NaN, and all y that count are NaN.
 // Where all tokens that count are equal, one alone too, mean is what they are, -0 taken for +0, and var and every d are +0.
 // n = 0: mean and var are +0.
 // What tokens that do not count hold is never looked at. A row's trailing padding changes no bit, and packed is padded; the
