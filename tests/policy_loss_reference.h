@@ -56,8 +56,8 @@ class Reference {
     const float policy = tree(weighted_[0]), kl = tree(weighted_[1]), entropy = tree(weighted_[2]);
     const float n = static_cast<float>(tokens_);
     float loss = policy;
-    if (s_.kl != rlk::KlEstimator::kNone) loss = std::fma(s_.kl_coef, kl, loss);
-    if (p_.entropy.data != nullptr) loss = std::fma(-s_.entropy_coef, entropy, loss);
+    if (s_.kl != rlk::KlEstimator::kNone && s_.kl_coef != 0.0f) loss = std::fma(s_.kl_coef, kl, loss);
+    if (p_.entropy.data != nullptr && s_.entropy_coef != 0.0f) loss = std::fma(-s_.entropy_coef, entropy, loss);
     r.loss = m[0] = written(loss);
     m[rlk::kPolicyMetricPolicyLoss] = written(policy);
     m[rlk::kPolicyMetricKlLoss] = written(kl);
@@ -122,7 +122,7 @@ class Reference {
   }
   float gamma(float k, float lambda, float x, float r) const {
     const float w = rlk::exp((lambda + k * x) - lambda * r);
-    return std::isfinite(w) ? w : 0.0f;
+    return std::isinf(w) ? 0.0f : w;
   }
 
   void sequence(std::int64_t s, Results* r) {
@@ -170,10 +170,13 @@ class Reference {
       if (s_.importance == rlk::ImportanceLevel::kGeometric) {
         of_sequence = importance(sum_drift / tokens, &of_sequence_clipped);
       }
-      if (s_.gate) gated = outside(rlk::exp(sum_drift / tokens), s_.gate_low, s_.gate_high);
+      if (s_.gate) {
+        const float drift_ratio = rlk::exp(sum_drift / tokens);
+        gated = !(drift_ratio >= s_.gate_low && drift_ratio <= s_.gate_high);
+      }
       if (s_.drop_above < kInf) {
-        dropped = over_tokens([&](const Token& x) { return (s_.drop_by_rollout ? x.m : x.o) - x.l; }) / tokens >
-                  s_.drop_above;
+        dropped = !(over_tokens([&](const Token& x) { return (s_.drop_by_rollout ? x.m : x.o) - x.l; }) / tokens <=
+                    s_.drop_above);
       }
       if (s_.level != rlk::RatioLevel::kToken) {
         float x = over_tokens([&](const Token& k) {
@@ -213,7 +216,7 @@ class Reference {
         } else if (!s_.straight_through) {
           if (s_.surrogate == rlk::Surrogate::kRatio || s_.surrogate == rlk::Surrogate::kSigmoid) {
             const float up = over_tokens(
-                [&](const Token& k) { return k.a > 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
+                [&](const Token& k) { return !(k.a <= 0) && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
             const float down = over_tokens(
                 [&](const Token& k) { return k.a < 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
             const float of_up = up == 0.0f ? 0.0f : times(up, term(1.0f, 0, 0, ratio, slope).along_ratio);
@@ -275,7 +278,7 @@ class Reference {
       if (none) p.value = p.along_ratio = p.along_logprob = 0.0f;
       if (chosen(x) && s_.selected_drops == 0) {
         const float c = s_.selected_kl * w;
-        p.value = p.value + times(c, std::fabs(d));
+        p.value = sum_or_first(p.value, times(c, std::fabs(d)));
         p.along_logprob = p.along_logprob + (d > 0 ? c : d < 0 ? -c : 0.0f);
       }
       float gradient = shares ? p.along_logprob + shared : p.along_ratio + p.along_logprob, k = 0.0f;
@@ -294,7 +297,7 @@ class Reference {
         if (outside(value_of, -s_.kl_limit, s_.kl_limit) && !s_.kl_straight_through) along = 0.0f;
         along = along + others;
         k = limited(value_of, -s_.kl_limit, s_.kl_limit);
-        gradient = std::fma(s_.kl_coef, along, gradient);
+        if (s_.kl_coef != 0.0f) gradient = std::fma(s_.kl_coef, along, gradient);
       }
       const auto slot = static_cast<std::size_t>(p_.sequences.packed() ? begin(s) + t : s * length_of + t);
       const float g = weight * gradient;
@@ -362,7 +365,7 @@ class Reference {
         break;
       }
       default:
-        t.value = -(limited(l * a, -kLargest, kLargest) - (0.5f * s_.quadratic * d) * d);
+        t.value = sum_or_first((0.5f * s_.quadratic * d) * d, -(l * a));
         t.along_logprob = -(a - s_.quadratic * d);
     }
     return t;
@@ -378,7 +381,7 @@ class Reference {
       along = -rlk::expm1(cut_at(e, most));
     } else if (s_.kl == rlk::KlEstimator::kAbs) {
       value = std::fabs(e);
-      along = e > 0 ? -1.0f : e < 0 ? 1.0f : 0.0f;
+      along = e > 0 ? -1.0f : e < 0 ? 1.0f : e == 0 ? 0.0f : e;
     }
     if (outside(raw, -s_.kl_input_limit, s_.kl_input_limit)) along = 0.0f;
     if (s_.kl_straight_through) along = -raw;

@@ -94,7 +94,7 @@ Results reference(const rlk::KlParams& p) {
         break;
       case rlk::KlEstimator::kAbs:
         value = std::fabs(e);
-        slope = e > 0 ? -1.0f : e < 0 ? 1.0f : 0.0f;
+        slope = e > 0 ? -1.0f : e < 0 ? 1.0f : e == 0 ? 0.0f : e;
     }
     const bool held = policy_test::outside(raw, -s.input_limit, s.input_limit);
     if (held) slope = 0.0f;

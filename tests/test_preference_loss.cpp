@@ -166,7 +166,7 @@ Value value(const PreferenceLossParams& p, Preference kind, const Element& chose
       return {S(c) + S(-z), p.beta * (of_c + of_z), p.beta * -of_z};
     }
     case Preference::kDiscopop: {
-      const float q = z / p.tau, m = S(q), o = S(-q), E = rlk::exp(P(q) - z);
+      const float q = z / p.tau, m = S(q), o = S(-q), E = z == -INFINITY ? 0.0f : rlk::exp(P(q) - z);
       loss = -times(P(z), o) + E;
       dz = (-(S(-z) * o) - E) + times(times(P(z), m) + E, o / p.tau);
       break;

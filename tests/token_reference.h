@@ -34,6 +34,10 @@ inline float times(float x, float y) {
   const float product = x * y;
   return std::isnan(product) && !std::isnan(x) && !std::isnan(y) ? 0.0f : product;
 }
+inline float sum_or_first(float first, float second) {
+  const float sum = first + second;
+  return std::isnan(sum) && !std::isnan(first) && !std::isnan(second) ? first : sum;
+}
 inline bool outside(float x, float low, float high) { return x < low || x > high; }
 inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
 inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }

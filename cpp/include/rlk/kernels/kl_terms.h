@@ -31,7 +31,7 @@ RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float m
       return {sub_rn(m, h), m};
     }
     case KlEstimator::kAbs:
-      return {abs_of(e), select(e > zero, one, select(e < zero, -one, zero))};
+      return {abs_of(e), select(e > zero, one, select(e < zero, -one, select(e == zero, zero, e)))};
     default:
       return {-e, -one};
   }

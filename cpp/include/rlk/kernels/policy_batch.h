@@ -48,8 +48,10 @@ struct PolicyResults {
 
 RLK_HD float loss_of(const PolicyLossParams& p, const PolicyTotalSums& t) {
   float loss = t.sum[kWeightedPolicy];
-  if (p.spec.kl != KlEstimator::kNone) loss = fma_rn(p.spec.kl_coef, t.sum[kWeightedKl], loss);
-  if (p.entropy.data != nullptr) loss = fma_rn(-p.spec.entropy_coef, t.sum[kWeightedEntropy], loss);
+  if (p.spec.kl != KlEstimator::kNone && p.spec.kl_coef != 0.0f)
+    loss = fma_rn(p.spec.kl_coef, t.sum[kWeightedKl], loss);
+  if (p.entropy.data != nullptr && p.spec.entropy_coef != 0.0f)
+    loss = fma_rn(-p.spec.entropy_coef, t.sum[kWeightedEntropy], loss);
   return t.count[kCountBadCuts] > 0 ? canonical_nan() : loss;
 }
 RLK_HD void store_result(const PolicyLossParams& p, const PolicyTotals& totals, const PolicyTotalSums& t, int i) {

@@ -35,7 +35,7 @@ struct PlainPolicyTerms {
       const F limited = clamped(e, -s.kl_input_limit, s.kl_input_limit);
       const KlTerm<F> k = kl_along(s.kl, limited, s.kl_input_limit);
       kl = clamped(k.value, -s.kl_limit, s.kl_limit);
-      of_kl = select(is_apart(limited, e) | is_apart(kl, k.value), zero, k.slope);
+      if (kl_coef != 0.0f) of_kl = select(is_apart(limited, e) | is_apart(kl, k.value), zero, k.slope);
     }
     const Ratio<F> x = ratio_of(s, raw);
     const F a = where(mask, in[kInputAdvantage]), minus = -a;

@@ -265,8 +265,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
     }
     case Surrogate::kQuadratic: {
       const F penalty = mul_rn(mul_rn(broadcast<F>(0.5f * s.quadratic), raw), raw);
-      const F gain = clamped(mul_rn(logprob, advantage), -kLargestFloat, kLargestFloat);  // the penalty's is the limit
-      t.value = -sub_rn(gain, penalty);
+      t.value = sum_or_first(penalty, -mul_rn(logprob, advantage));
       t.along_ratio = zero;
       t.along_logprob = -sub_rn(advantage, mul_rn(broadcast<F>(s.quadratic), raw));
       t.clipped = t.dual = MaskOf<F>(never);
@@ -322,7 +321,7 @@ struct PolicyStatisticsTerms : EverySum {
     if (has_rollout(p)) sum[kStatMismatch] = d;
     if (drops(s)) sum[kStatDrop] = sub_rn(either(s.drop_by_rollout != 0, m, o), l);
     const F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
-    sum[kStatPositive] = select(a > zero, product, zero);
+    sum[kStatPositive] = select(a <= zero, zero, product);  // NaN too
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
       const bool straight_through = s.kl_straight_through != 0;
@@ -339,7 +338,7 @@ struct PolicyStatisticsTerms : EverySum {
   }
 };
 
-RLK_HD float finite_or_zero(float x) { return abs_of(x) < infinity() ? x : 0.0f; }
+RLK_HD float finite_or_zero(float x) { return x < infinity() || is_nan(x) ? x : 0.0f; }
 
 // What a sequence's sums of the pass before say of its tokens; weights follow.
 RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSums<kPolicyStatistics>& of) {
@@ -358,9 +357,9 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   }
   if (s.gate != 0) {
     const float g = exp(mean_mismatch);
-    f.gated = g < s.gate_low || g > s.gate_high;
+    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // NaN too
   }
-  f.dropped = drops(s) && div_rn(of.sum[kStatDrop], tokens) > s.drop_above;
+  f.dropped = drops(s) && !(div_rn(of.sum[kStatDrop], tokens) <= s.drop_above);
   if (s.level == RatioLevel::kToken) return f;
   float raw = of.sum[kStatLogRatio];
   if (s.level == RatioLevel::kGeometric) raw = div_rn(raw, tokens);
@@ -483,7 +482,7 @@ struct PolicyTokenTerms : EverySum {
     if (!kClipped && p.selected.data != nullptr && s.selected_drops == 0) {
       const F c = mul_rn(broadcast<F>(s.selected_kl), w);
       const F sign = select(raw > zero, c, select(raw < zero, -c, zero));
-      t.value = select(selected, add_rn(t.value, scaled_by(c, abs_of(raw))), t.value);
+      t.value = select(selected, sum_or_first(t.value, scaled_by(c, abs_of(raw))), t.value);
       t.along_logprob = select(selected, add_rn(t.along_logprob, sign), t.along_logprob);
     }
 
@@ -525,7 +524,7 @@ struct PolicyTokenTerms : EverySum {
       k = limited_kl(k, s.kl_limit, straight_through);
       k.slope = add_rn(k.slope, others);
       kl = k.value;
-      slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
+      if (s.kl_coef != 0.0f) slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
     }
     out[0] = canonical(where(mask, mul_rn(broadcast<F>(f.weight), slope)));
     out[1] = where(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)));

@@ -168,7 +168,8 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
     }
     case Preference::kDiscopop: {
       const float q = div_rn(z, p.tau), m = sigmoid(q), o = sigmoid(-q), log_p = logsigmoid(z);
-      const float grown = exp(sub_rn(logsigmoid(q), z));  // e^-z m, of which either alone may be 0 or Inf
+      // e^-z m, of which either alone may be 0 or Inf
+      const float grown = z == -infinity() ? 0.0f : exp(sub_rn(logsigmoid(q), z));
       const float of_m = add_rn(scaled_by(log_p, m), grown);
       return of_z(add_rn(-scaled_by(log_p, o), grown),
                   add_rn(sub_rn(-mul_rn(sigmoid(-z), o), grown), scaled_by(of_m, div_rn(o, p.tau))));

@@ -186,6 +186,12 @@ RLK_HD F scaled_by(F x, F factor) {
   const F product = mul_rn(x, factor);
   return select(MaskOf<F>(is_nan(product) & (x == x) & (factor == factor)), broadcast<F>(0.0f), product);
 }
+// A sum, and of two infinities of opposite signs the first.
+template <class F>
+RLK_HD F sum_or_first(F first, F second) {
+  const F sum = add_rn(first, second);
+  return select(MaskOf<F>(is_nan(sum) & (first == first) & (second == second)), first, sum);
+}
 // Whether one of the tokens at hand is meant.
 RLK_HD bool any_of(bool mask) { return mask; }
 template <class F>

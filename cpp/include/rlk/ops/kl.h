@@ -4,7 +4,7 @@
 //
 // Of a token l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
 //   e = limited(fl(f - l), input_limit)
-//   k1: K = -e, K_l = 1; k2: K = (e / 2) e, -e; k3: expm1(e) - min(e, largest), -expm1(e); abs: |e|, -sign(e)
+//   k1: K = -e, K_l = 1; k2: K = (e / 2) e, -e; k3: expm1(e) - min(e, largest), -expm1(e); abs: |e|, -sign(e), NaN of NaN
 //   largest: the largest number, so that K of an infinite e is an infinity
 //   K_l = 0 where the input limit holds; with straight_through K_l = fl(l - f) whatever holds
 // Weight, x * y being fl(x y), and +0 of a zero and an infinity:

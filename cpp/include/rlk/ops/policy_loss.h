@@ -3,7 +3,7 @@
 // and frameworks. Written formulas are fp32, one rounding an operation, in the order shown; exp, expm1, log2 and sigmoid
 // are those of math/. min and max keep their first operand where the second is no improvement, and so a NaN in it.
 //
-// x * y is fl(x y), and +0 of a zero and an infinity, whose limit it is.
+// x * y is fl(x y), and +0 of a zero and an infinity, whose limit it is. A term whose coefficient is 0 is in no sum.
 // Sequences, sums: rlk/tokens.h. Of a token l = logprob, o = old_logprob (l itself where there is none), A = advantage,
 // f = ref_logprob, m = rollout_logprob, H = entropy; n the number of a sequence's tokens, sum() over these.
 //
@@ -24,15 +24,14 @@
 //                   P_x = -A ((4 s sigmoid(-t (r - 1))) * r')
 //   kGeometricClip  P = -(sum(A) / n) r of every token, r with importance weights exp(fl(x + sum(log(w + 1e-10)) / n));
 //                   P_l = P where A is not 0 and the log-ratio not clipped, else 0
-//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), 0 where that is not finite; k and lambda by A >= 0
-//   kQuadratic      d = fl(l - o); P = -(l A - (quadratic / 2 d) d), l A being limited to the finite numbers,
-//                   P_l = -(A - quadratic d)
+//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), 0 where that is infinite; k and lambda by A >= 0
+//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both are; P_l = -(A - quadratic d)
 // Importance weight w of rollout: d = fl(o - m), or fl(l - m) with importance_of_current, d itself, summed or averaged by
 // importance_level, limited to +-importance_limit; e = exp(d); w = min(max(e, low), high), or, with importance_mask, e
 // inside of [low, high] and 0 outside. kGiven: `importance` itself. With gate: 0 for a sequence whose exp(sum(d) / n) is
-// outside of [gate_low, gate_high]. P, P_x, P_l become P * w, P_x * w, P_l * w (kGamma and kGeometricClip use it otherwise:
+// not in [gate_low, gate_high]. P, P_x, P_l become P * w, P_x * w, P_l * w (kGamma and kGeometricClip use it otherwise:
 // above); where it is a gate's, or a drop's below, 0 whatever they are.
-// Drop: sequences with sum(fl((m or o) - l)) / n > drop_above lose the policy terms of tokens with A < 0.
+// Drop: sequences with sum(fl((m or o) - l)) / n not <= drop_above lose the policy terms of tokens with A < 0.
 // KL term K of e = limited(fl(f - l)) (+-kl_input_limit), K_l its slope, 0 where a limit holds:
 //   k1, k2, k3, abs: as ops/kl.h; with kl_straight_through K_l = fl(l - f) whatever holds, and with kl_gradient_ratio
 //   K_l * min(r, kl_gradient_ratio); with kl_times_ratio K * r and its slope, of k3 by G and in closed form, as of
@@ -40,12 +39,12 @@
 //   limit holds the slope is K_l * r, of k3 and e > 16 min(r, largest) - G.
 //   K is then limited to +-kl_limit
 // Selected tokens (an array, not zero) add fl(selected_kl w) * |fl(l - o)| to P and its slope to P_l, or with selected_drops
-// have no policy term.
+// have no policy term. A P that is infinite stays what it is.
 // Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean; 0 where D or n
 // is 0. D = denominator, else the number of tokens, of sequences, or of sequences that have a token.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l); where the ratio is a sequence's and straight_through is not
-// set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric, with sum(w A) over A > 0 and A < 0 as
-// the only sums, without selected tokens that are dropped, 0 where that is 0. What kl_times_ratio gives its tokens has
+// set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric, with sum(w A) over A > 0 or NaN, and over A < 0,
+// as the only sums, without selected tokens that are dropped, 0 where that is 0. What kl_times_ratio gives its tokens has
 // the share h = 1, or 1 / n: of the token itself fl(fl(h min(K, largest)) + K_l) * r, of k3 fl(-(e * r) - fl(1 - h) * (K r)), and of
 // the others fl(h r') * fl(sum(K) - K), K that of min(e, 80) there. d_entropy = -entropy_coef weight; with entropy_token_mean
 // the weight of H is entropy_scale / number of tokens. Masked: +0.
