@@ -32,7 +32,7 @@ def row(x: float) -> torch.Tensor:
 def policy(spec: PolicySpec, **of: float) -> tuple[float, ...]:
     a = {k: row(x) for k, x in of.items()}
     more = {"ref_logprob": spec.needs_ref, "rollout_logprob": spec.needs_rollout, "selected": spec.needs_selected}
-    given = {k: a[k] for k, wanted in more.items() if wanted}
+    given: dict[str, Any] = {k: a[k] for k, wanted in more.items() if wanted}
     if spec.importance == "given":
         given["importance_weight"] = a["importance_weight"]
     x = a["logprob"].requires_grad_()

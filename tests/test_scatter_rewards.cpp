@@ -93,7 +93,8 @@ Results reference(const Case& c) {
   const RewardSpec& s = p.spec;
   const auto slots = static_cast<std::size_t>(c.sequences.num_slots());
   Results r = {std::vector<float>(slots), std::vector<float>(slots), std::vector<float>(slots), {}};
-  const float lagrange = p.lagrange != nullptr ? c.lagrange : p.lagrange_value;
+  float lagrange = p.lagrange != nullptr ? c.lagrange : p.lagrange_value;
+  if (p.lagrange != nullptr && !(lagrange >= 0.0f && lagrange < INFINITY)) lagrange = NAN;
   for (std::int64_t q = 0; q < c.sequences.num_sequences; ++q) {
     std::vector<std::int64_t> tokens;
     for (std::int64_t t = 0; t < c.length(q); ++t) {
@@ -134,7 +135,7 @@ Results reference(const Case& c) {
     for (const std::int64_t t : tokens) {
       const std::size_t at = c.slot(q, t);
       r.rewards[at] = written(r.rewards[at]);
-      const float both = r.rewards[at] - lagrange * r.costs[at];
+      const float both = r.rewards[at] - policy_test::times(lagrange, r.costs[at]);
       r.combined[at] = written(s.normalize_lagrange ? both / (1.0f + lagrange) : both);
     }
   }

@@ -62,8 +62,8 @@ def linear_cross_entropy(
             does not leave out, or the sum over ``denominator``; ``"sum"``; ``"none"``: each row.
         z_loss: a number >= 0.
         denominator: with ``"mean"`` what the sum is divided by: a number > 0, or one element on the device, float32,
-            int32 or int64, such as the scored rows of the whole batch. None: the scored rows of this call, where there
-            are none 1.
+            int32 or int64, such as the scored rows of the whole batch; an element of 0 gives loss 0 and gradients 0, a
+            negative, infinite or NaN one NaN. None: the scored rows of this call, where there are none 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
             of none do not count.
     Returns: float32, in nats; a scalar, with ``"none"`` ``[...]``. Rows that are not scored are 0, and so is the loss
@@ -103,7 +103,21 @@ def linear_cross_entropy(
     sums, counts = sequence_logprob(losses, (target != ignore_index).reshape(shape), cu_seqlens)
     # Not len(), which makes a number of a symbol.
     total = sums.reshape(()) if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum.reshape(())
-    return total if reduction == "sum" else total / _divisor(denominator, total, counts)
+    return total if reduction == "sum" else _mean(total, denominator, counts)
+
+
+def _mean(total: Any, denominator: Any, counts: Any) -> Any:
+    """The sum over its divisor: 0 over an array's 0, NaN over its negative, infinite or NaN element, without a wait."""
+    divisor = _divisor(denominator, total, counts)
+    if denominator is None or _check.is_number(denominator):
+        return total / divisor
+    nothing, sound = divisor == 0, (divisor > 0) & (divisor < math.inf)
+    # Before and behind the quotient: a gradient goes through what is not chosen, too.
+    if _dispatch.is_tensor(total):
+        return total.masked_fill(nothing, 0.0) / divisor.masked_fill(~sound, math.nan).masked_fill(nothing, 1.0)
+    xp = getattr(total, "__array_namespace__", lambda: np)()
+    quotient = xp.where(nothing, 0.0, total) / xp.where(nothing, 1.0, xp.where(sound, divisor, math.nan))
+    return quotient.astype("float32")
 
 
 def _divisor(denominator: Any, total: Any, counts: Any) -> Any:

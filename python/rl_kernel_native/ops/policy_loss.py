@@ -145,8 +145,10 @@ def policy_loss(
             :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with
             ``spec.drop_selected``, of which :func:`entropy_mask` says the others. NaN is no choice: such a token is not
             selected, and nothing says so.
-        denominator: what the sum over tokens, or over sequences, is divided by: a number, or one float32 element on the
-            device (of the global batch). None: what this call counts. ``spec.aggregation == "constant"`` needs it.
+        denominator: what the sum over tokens, or over sequences, is divided by: a finite number > 0, or one float32
+            element on the device (of the global batch), whose 0 gives loss 0 and gradients 0, and whose negative,
+            infinite or NaN value NaN, which ``metrics.denominator`` shows. None: what this call counts.
+            ``spec.aggregation == "constant"`` needs it.
         ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.
     Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
     Raises:

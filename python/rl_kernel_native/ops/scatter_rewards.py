@@ -120,8 +120,9 @@ def scatter_rewards(
         overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
             buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it goes on to grow.
         cost: float32 ``[num_sequences]`` or None: of a constraint; at the last token that counts, apart from rewards.
-        lagrange: weight of the cost: a number >= 0, or one float32 element on the device; ``combined`` is then
-            ``rewards - lagrange * costs``. None: no ``combined``.
+        lagrange: weight of the cost: a finite number >= 0, or one float32 element on the device, whose negative,
+            infinite or NaN value makes ``combined`` NaN; ``combined`` is ``rewards - lagrange * costs``. None: no
+            ``combined``.
         normalize_lagrange: ``combined`` is divided by ``1 + lagrange``.
     Returns: :class:`ScatteredRewards`.
     Raises:

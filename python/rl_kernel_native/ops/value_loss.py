@@ -125,7 +125,7 @@ def value_loss(
             ``torch.nn.functional.huber_loss``. slime has the whole square: ``scale=2``.
         huber_delta: > 0; of ``"huber"``.
         aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
-        denominator: as in :func:`policy_loss`: a number, or one float32 element on the device; None: what this call
+        denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: what this call
             counts. ``aggregation="constant"`` needs it.
     Returns: :class:`ValueLoss`. Of no tokens the loss and its gradient are 0.
     Raises:

@@ -128,7 +128,7 @@ class RewardSpread {
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
       // of_lane: or the compiler would choose between addresses in the arguments and elsewhere.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
-      if (p.lagrange != nullptr) lagrange = *in_global(p.lagrange);
+      if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
       const float blank = has_good_cuts ? 0.0f : canonical_nan();
       shared_->lagrange = lagrange;
       shared_->blank = blank;

@@ -33,12 +33,15 @@ template <class F>
 RLK_HD F finished_reward(F x) {
   return canonical(add_rn(x, broadcast<F>(0.0f)));
 }
+RLK_HD float checked_lagrange(float lagrange) {
+  return lagrange >= 0.0f && lagrange < infinity() ? lagrange : canonical_nan();
+}
 RLK_HD float lagrange_of(const ScatterRewardsParams& p) {
-  return p.lagrange == nullptr ? p.lagrange_value : *in_global(p.lagrange);
+  return p.lagrange == nullptr ? p.lagrange_value : checked_lagrange(*in_global(p.lagrange));
 }
 template <class F>
 RLK_HD F combined_reward(const RewardSpec& s, F reward, F cost, float lagrange) {
-  F x = sub_rn(reward, mul_rn(broadcast<F>(lagrange), cost));
+  F x = sub_rn(reward, scaled_by(cost, broadcast<F>(lagrange)));
   if (s.normalize_lagrange != 0) x = div_rn(x, broadcast<F>(add_rn(1.0f, lagrange)));
   return finished_reward(x);
 }

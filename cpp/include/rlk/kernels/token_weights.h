@@ -37,10 +37,15 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
+// What is left of a scale: of a denominator of 0 nothing; of one that is negative, infinite or NaN no number.
+RLK_HD float share_of(float scale, float denominator) {
+  if (denominator == 0.0f) return 0.0f;
+  return denominator > 0.0f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
+}
 // Of a token of a sequence that has `n`.
 template <class Params>
 RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int64_t n) {
-  float q = quotient_or_zero(p.spec.scale, denominator_of(p, totals));
+  float q = share_of(p.spec.scale, denominator_of(p, totals));
   if (p.spec.horizon != 0.0f) q = div_rn(q, p.spec.horizon);
   if (p.spec.sequence_mean != 0) q = quotient_or_zero(q, static_cast<float>(n));
   return q;

@@ -13,8 +13,9 @@
 //           R = fl(R + min(fl(fl((overlong_begin - n) / overlong_buffer) * overlong_penalty), 0)); integers are rounded to
 //           fp32 after their difference
 //           x = fl(x + R) at `last`
-// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), and with
-// normalize_lagrange fl(that / fl(1 + lagrange)). lengths = n.
+// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), of a
+// lagrange of 0 x, and with normalize_lagrange fl(that / fl(1 + lagrange)); NaN of a lagrange on the device that is negative,
+// infinite or NaN. lengths = n.
 // A sequence or a span without a token that counts has no place for its reward, which is then in no output. A NaN is no
 // reward that is left out: it is in its sequence's output, at its own place. So is an infinity.
 // Masked tokens: +0, and nothing in a masked slot decides a bit. No zero has a sign, and NaN results are canonical. A sequence
