@@ -216,8 +216,8 @@ def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tup
 def _head_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
     """[B, T, heads, head_dim] normalised as [B, heads, T, head_dim] where anything could tell the difference."""
     if is_served(norm) and not observed(norm):
-        return norm.forward(x)  # type: ignore[no-any-return]
-    return norm(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
+        return norm.forward(x)
+    return norm(x.transpose(1, 2)).transpose(1, 2)
 
 
 def _own_attention(
@@ -406,7 +406,7 @@ def rotary_embedding(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """LlamaRotaryEmbedding and its like: x gives the dtype, position_ids [B, T]."""
     scaling = module.attention_scaling if layer_type is None else getattr(module, f"{layer_type}_attention_scaling")
-    return module.__dict__[TABLES][layer_type](position_ids, x.dtype, scaling)  # type: ignore[no-any-return]
+    return module.__dict__[TABLES][layer_type](position_ids, x.dtype, scaling)
 
 
 def wide_rotary_embedding(
@@ -414,4 +414,4 @@ def wide_rotary_embedding(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Olmo2RotaryEmbedding, whose angles' cos and sin stay float32."""
     tables = module.__dict__[TABLES][None]
-    return tables(position_ids, torch.float32, module.attention_scaling)  # type: ignore[no-any-return]
+    return tables(position_ids, torch.float32, module.attention_scaling)

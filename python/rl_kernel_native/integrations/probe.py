@@ -250,6 +250,8 @@ class Proofs:
 class _Attends(torch.nn.Module):
     """In the place of a layer's attention."""
 
+    linear: Any
+
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
         return self.linear(hidden_states), None
 

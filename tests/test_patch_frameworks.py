@@ -1,0 +1,139 @@
+"""rk.patch_model beside what else changes a model's modules: PEFT, DDP, FSDP2 and transformers' tensor parallelism."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="patch_model patches models of torch")
+transformers = pytest.importorskip("transformers", reason="patch_model patches models of transformers")
+
+import rl_kernel_native as rk  # noqa: E402
+from patch_cases import IDS, logits_of, tiny  # noqa: E402
+
+# float32, of two layers and logits below 1.
+ROUNDING = {"rtol": 0, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    """One process that is its own group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def peft_kinds() -> dict[str, Any]:
+    peft = pytest.importorskip("peft")
+    targets = ["q_proj", "down_proj"]
+    causal = {"task_type": "CAUSAL_LM"}
+    return {
+        "lora": peft.LoraConfig(target_modules=[*targets, "embed_tokens"], init_lora_weights=False, **causal),
+        "dora": peft.LoraConfig(target_modules=targets, use_dora=True, init_lora_weights=False, **causal),
+        "ia3": peft.IA3Config(
+            target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], init_ia3_weights=False, **causal
+        ),
+        "prefix": peft.PrefixTuningConfig(num_virtual_tokens=4, **causal),
+        "prompt": peft.PromptTuningConfig(num_virtual_tokens=4, **causal),
+        "adapter": peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=1, **causal),
+    }
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "prefix", "prompt", "adapter"])
+def test_adapters_compute_what_they_did(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    net = peft.get_peft_model(tiny("Llama", torch.float32), peft_kinds()[kind]).eval()
+    if kind == "adapter":
+        with torch.no_grad():
+            for name, parameter in net.named_parameters():
+                if "adaption_gate" in name:
+                    parameter.fill_(0.5)
+    mask = torch.ones_like(IDS)
+
+    def run() -> Any:
+        with torch.no_grad():
+            return net(input_ids=IDS, attention_mask=mask, use_cache=False).logits
+
+    want = run()
+    counts = rk.patch_model(net)
+    assert counts["linear"] >= 15
+    torch.testing.assert_close(run(), want, **ROUNDING)
+    rk.unpatch_model(net)
+    assert torch.equal(run(), want)
+
+
+@pytest.mark.parametrize("first", ["patch", "shard"])
+def test_fsdp2_shards_a_patched_model_and_a_sharded_model_is_patched(group: None, first: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+
+    def shard() -> None:
+        for layer in net.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+
+    net = tiny("Qwen3", torch.float32)
+    want = logits_of(net)
+    if first == "shard":
+        shard()
+    counts = rk.patch_model(net)
+    if first == "patch":
+        shard()
+    assert not counts.unproved
+    assert rk.status(net) == counts
+    got = logits_of(net)
+    torch.testing.assert_close(got, want, **ROUNDING)
+    rk.unpatch_model(net)
+    torch.testing.assert_close(logits_of(net), want, **ROUNDING)
+    assert not any(hasattr(type(module), "_rk_base") for module in net.modules())
+
+
+def test_ddp_gives_the_gradients_of_the_model(group: None) -> None:
+    def grads(net: Any, run: Any) -> dict[str, Any]:
+        net.zero_grad(set_to_none=True)
+        run(input_ids=IDS, use_cache=False).logits.square().mean().backward()
+        return {name: p.grad.clone() for name, p in net.named_parameters()}
+
+    net = tiny("Llama", torch.float32)
+    rk.patch_model(net, strict=True)
+    want = grads(net, net)
+    got = grads(net, torch.nn.parallel.DistributedDataParallel(net))
+    assert all(torch.equal(got[name], grad) for name, grad in want.items())
+
+
+def test_forwards_of_tensor_parallelism_count_as_unchanged(group: None) -> None:
+    """Which transformers puts on instances, around the class's own."""
+    parallel = pytest.importorskip("transformers.distributed.tensor_parallel")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    class Local(parallel.TensorParallelLayer):
+        """Without collectives, whose place is around the forward."""
+
+    net = tiny("Llama", torch.float32)
+    want = logits_of(net)
+    mesh = init_device_mesh("cpu", (1,))
+    layers = net.model.layers
+    replaced = [layers[0].mlp.up_proj, layers[1].self_attn.o_proj, layers[1].mlp, layers[0].input_layernorm]
+    for module in replaced:
+        Local().install_forward(module, mesh)
+    installed = [module.forward for module in replaced]
+    counts = rk.patch_model(net)
+    assert not counts.unproved
+    assert [module.forward for module in replaced] == installed
+    got = logits_of(net)
+    other = tiny("Llama", torch.float32)
+    rk.patch_model(other)
+    assert torch.equal(got, logits_of(other))
+    rk.unpatch_model(net)
+    assert [module.forward for module in replaced] == installed
+    assert torch.equal(logits_of(net), want)
