@@ -14,6 +14,8 @@ import torch
 
 from .families import CACHE_NAMES, PARAMETERS, Family, plain_type
 
+# Methods that no forward calls. transformers and DeepSpeed wrap those that make a module.
+_OF_NO_FORWARD = ("__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights")
 _TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.py")
 
 
@@ -132,6 +134,8 @@ def _signature(kind: Any, role: str) -> str | None:
 def why_class_changed(kind: Any, role: str | None = None) -> str | None:
     """Why a class is not as its file has it: a function replaced or added, or a forward of other parameters."""
     for name, value in vars(kind).items():
+        if name in _OF_NO_FORWARD:
+            continue
         function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         if isinstance(function, types.FunctionType):
             reason = why_changed(function, f"{kind.__name__}.{name}")
