@@ -23,6 +23,7 @@ transformers = pytest.importorskip("transformers", reason="patch_model patches m
 from transformers.models.llama import modeling_llama as llama  # noqa: E402
 
 import rl_kernel_native as rk  # noqa: E402
+from rl_kernel_native.integrations import unchanged  # noqa: E402
 
 IDS = (torch.arange(24).view(2, 12) * 7 + 3) % 97
 SHAPE = {
@@ -456,6 +457,17 @@ def test_a_replacement_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatc
     assert "mlp" in "".join(counts.unproved)
     rk.unpatch_model(net)
     assert rk.patch_model(net, probe=False)["silu_mul"] == 2
+
+
+def test_functions_of_other_packages_are_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers keeps flash attention's in its module once they are loaded; an import that was replaced is told."""
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.integrations.flash_attention import flash_attention_forward
+
+    monkeypatch.setattr(flash, "_flash_fn", lambda *args: None)
+    assert unchanged.why_changed(flash_attention_forward, "flash_attention_forward") is None
+    monkeypatch.setattr(flash, "_is_packed_sequence", lambda *args: False)
+    assert "was replaced by" in str(unchanged.why_changed(flash_attention_forward, "flash_attention_forward"))
 
 
 def test_what_stays_torchs_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

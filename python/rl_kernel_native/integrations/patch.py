@@ -100,10 +100,14 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
     _require_data(model)
     with torch.device("cpu"):  # whatever the default device is
         plan = _planned(model, bodies, chosen, strict, probe)
-    for step in plan.steps:
-        step()
-    for body_name, _ in bodies:
-        _watch(model, body_name, chosen)
+    try:
+        for step in plan.steps:
+            step()
+        for body_name, _ in bodies:
+            _watch(model, body_name, chosen)
+    except BaseException:
+        _take_back(model)
+        raise
     model.__dict__[_RECORD] = _Record(chosen, plan.unproved)
     found = status(model)
     if found.unproved:
@@ -151,6 +155,11 @@ def unpatch(model: Any) -> None:
         reason = why_kept(module) if is_served(module) else None
         if reason is not None:
             raise ValueError(f"model: {reason.format(name)}")
+    _take_back(model)
+    del model.__dict__[_RECORD]
+
+
+def _take_back(model: Any) -> None:
     for module in model.modules():
         if is_served(module):
             withdraw(module)
@@ -161,7 +170,6 @@ def unpatch(model: Any) -> None:
         for key, hook in list(module._forward_pre_hooks.items()):
             if hook is decoder.require_no_others:
                 del module._forward_pre_hooks[key]
-    del model.__dict__[_RECORD]
 
 
 def servable(module: Any, chosen: frozenset[str]) -> bool:

@@ -3,6 +3,7 @@ of what it calls."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
@@ -45,6 +46,18 @@ def _codes(file: str) -> dict[str, types.CodeType]:
 
     walk(compile(source, file, "exec", dont_inherit=True), "")
     return found
+
+
+@functools.cache
+def _imports(file: str) -> frozenset[str]:
+    """The names that a source file imports from its own package or torch."""
+    found = set()
+    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or str(node.module).split(".")[0] in ("torch", "transformers")
+        ):
+            found.update(each.asname or each.name for each in node.names)
+    return frozenset(found)
 
 
 def _same(code: types.CodeType, other: types.CodeType) -> bool:
@@ -95,6 +108,9 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
         value = function.__globals__.get(name)
         if isinstance(value, types.FunctionType):
             origin = inspect.unwrap(value)
+            strange = not origin.__code__.co_filename.startswith(_roots())
+            if strange and name not in codes and name not in _imports(function.__code__.co_filename):
+                continue  # of another package, as flash attention's are
             # One of the same file is compared with it; one that was imported has the name that it has elsewhere.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
@@ -180,6 +196,8 @@ def why_attention_changed(module: Any, family: Family) -> str | None:
         function = ALL_ATTENTION_FUNCTIONS[name]
     else:
         return f"its attention function {name!r} is not one of transformers'"
+    while isinstance(function, functools.partial):  # of one from the hub of kernels
+        function = function.func
     own = sys.modules[__name__.partition(".")[0]].__path__[0]
     file = getattr(inspect.unwrap(function), "__code__", None)
     if file is not None and file.co_filename.startswith(own):
