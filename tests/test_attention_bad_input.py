@@ -77,14 +77,14 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"seqused_k: expected a contiguous last dimension \(stride 1\), got stride 0 \(one element, expanded\); make",
     ),
     "offsets' dtype": (
-        {"q": PACKED_Q, "cu_seqlens_q": OFFSETS_Q.long()},
+        {"q": PACKED_Q, "cu_seqlens_q": OFFSETS_Q.float()},
         TypeError,
-        r"cu_seqlens_q: expected dtype int32",
+        r"cu_seqlens_q: expected dtype int32 or int64, got float32",
     ),
     "offsets' length": (
         {"k": PACKED_K, "v": PACKED_K, "cu_seqlens_k": OFFSETS_K[:2]},
         ValueError,
-        r"cu_seqlens_k: expected shape \[3\] \(offsets: the sequences and 1\), got \[2\]",
+        r"cu_seqlens_k: expected shape \[3\] \(num_sequences \+ 1\), got \[2\]",
     ),
     "counts' length": (
         {"seqused_k": COUNTS[:1]},
@@ -141,9 +141,11 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 # Of lists' numbers: the CPU reads them.
 VALUES: dict[str, tuple[dict[str, Any], str]] = {
-    "offsets that begin late": ({"q": PACKED_Q, "cu_seqlens_q": ints(1, 5, 10)}, r"cu_seqlens_q: .* got 1 at 0"),
-    "offsets that end early": ({"q": PACKED_Q, "cu_seqlens_q": ints(0, 5, 9)}, r"from 0 to 10 .* got 9 at 2"),
-    "offsets that descend": ({"q": PACKED_Q, "cu_seqlens_q": ints(0, 11, 10)}, r"cu_seqlens_q: .* got 11 at 1"),
+    "offsets that begin late": ({"q": PACKED_Q, "cu_seqlens_q": ints(1, 5, 10)}, r"cu_seqlens_q: .* got 1 at index 0"),
+    "offsets that descend": (
+        {"q": PACKED_Q, "cu_seqlens_q": ints(0, 11, 10)},
+        r"cu_seqlens_q: .* at most 10 .* got 11 at index 1",
+    ),
     "too many keys": ({"seqused_k": ints(3, 8)}, r"seqused_k: expected numbers in \[0, 7\], got 8 for sequence 1"),
     "fewer than none": ({"seqused_q": ints(-1, 3)}, r"seqused_q: expected numbers in \[0, 5\], got -1 for sequence 0"),
     "padding and keys": ({"leftpad_k": ints(5, 0), "seqused_k": ints(3, 7)}, r"seqused_k: .* \[0, 2\], got 3 for seq"),

@@ -399,6 +399,50 @@ def test_bad_masks_have_one_error(case: Case, bad: str) -> None:
     refuses(case, canonical(case, make()), error, words)
 
 
+# ---- attention, whose offsets are two -------------------------------------------------------------------------------
+
+
+def attend(cu_seqlens: Any, count: int = TOKENS, which: str = "qk") -> list[Any]:
+    """out, lse and gradients; `which` of the two offsets are the given ones."""
+    values = np.random.default_rng(8).standard_normal((4, TOKENS + BEHIND, 2, 8)).astype(np.float32)
+    q, k, v, dout = (torch.from_numpy(x[:count]) for x in values)
+    lists = {f"cu_seqlens_{x}": cu_seqlens if x in which else offsets() for x in "qk"}
+    out, lse = rk.attention(q, k, v, **lists, return_lse=True)
+    return [out, lse.T, *rk.attention_backward(dout, q, k, v, out, lse, **lists)]
+
+
+def test_attention_takes_offsets_of_both_integers_that_end_early() -> None:
+    want = attend(offsets())
+    for dtype in (torch.int32, torch.int64):
+        for count in (TOKENS, TOKENS + BEHIND):
+            found = attend(offsets(dtype=dtype), count)
+            for i, (a, b) in enumerate(zip(want, found, strict=True)):
+                assert bits(a) == bits(b[:TOKENS])
+                assert (b[TOKENS:] == (-float("inf") if i == 1 else 0.0)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("which", ["q", "k"])
+@pytest.mark.parametrize("bad", BAD_OFFSETS)
+def test_attention_says_the_same_of_bad_offsets(bad: str, which: str, dtype: Any) -> None:
+    values, words = BAD_OFFSETS[bad]
+    given = offsets([values[0], *values], dtype) if bad == "descend" else offsets([*values, values[-1]], dtype)
+    index = int(words[-1]) + (bad == "descend")
+    words = words[:-1].replace("cu_seqlens", f"cu_seqlens_{which}") + str(index)
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        attend(given, which=which)
+
+
+def test_attention_says_the_same_of_bad_arrays() -> None:
+    for given, error, words in (
+        (offsets(dtype=torch.float32), TypeError, "cu_seqlens_q: expected dtype int32 or int64, got float32"),
+        (offsets([]), ValueError, "cu_seqlens_q: expected shape [num_sequences + 1], got [0]"),
+        (offsets()[None], ValueError, "cu_seqlens_q: expected shape [num_sequences + 1], got [1, 5]"),
+    ):
+        with pytest.raises(error, match=f"^{re.escape(words)}$"):
+            attend(given, which="q")
+
+
 # ---- where no memory is at hand ------------------------------------------------------------------------------------
 
 
@@ -467,3 +511,64 @@ def test_compiled_calls_have_the_same_bits(case: Case) -> None:
     compiled = torch.compile(call, backend="aot_eager")
     for a, b in zip(want, compiled(list(kept.values())), strict=True):
         assert bits(a) == bits(b)
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+ON_GPU = [c for c in CASES if c.name != "linear_cross_entropy"]  # whose products are not those of a CPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", MASKS, ids=str)
+@by_name(ON_GPU)
+def test_a_gpu_has_the_bits_of_the_cpu(case: Case, dtype: Any) -> None:
+    """Any mask, offsets that end early, rows whose masks no vector is aligned to."""
+    shapes = [Batch((TOKENS,), None, None, 1), Batch((3, 11), None, None, 3)]
+    if case.packed:
+        shapes = [packed(None, offsets(), TOKENS + BEHIND), packed(None, offsets([0])), *shapes]
+    for like in shapes:
+        if case.needs_offsets and like.offsets is None:
+            continue
+        mask = counted(int(np.prod(like.shape))).reshape(like.shape).to(dtype) if case.masked else None
+        batches = [Batch(like.shape, mask, like.offsets, like.sequences) for _ in range(2)]
+        want = results(case.call(batches[0]))
+        found = results(case.call(batches[1].traced(lambda t: t.cuda())))
+        for a, b in zip(want, found, strict=True):
+            assert bits(a) == bits(b.cpu())
+
+
+# The results of a batch, by their place among all, of which a bad offset makes NaN.
+SPOILED = {
+    "policy_loss": (0,),
+    "policy_loss_and_grad": (0,),
+    "value_loss_and_grad": (0,),
+    "mismatch_metrics": (0,),
+    "gae": (0, 1),
+    "discounted_returns": (0,),
+    "vtrace": (0, 1),
+    "masked_whiten": (0, 1, 2),
+    "covariance_mask": (0,),
+    "entropy_mask": (0,),
+    "scatter_rewards": (0,),
+    "optimal_token_baseline": (1,),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("bad", [[0, 18, 5, 37], [0, -1, 5, 37], [0, 5, 1 << 30, 37], [9, 3, -7, 99]], ids=str)
+@by_name([c for c in ON_GPU if c.packed])
+def test_bad_offsets_on_a_gpu_are_safe_and_seen(case: Case, bad: list[int], dtype: Any) -> None:
+    """Of three sequences, of which each list leaves one or more in doubt."""
+    batch = packed(counted(), offsets(bad, dtype)).traced(lambda t: t.cuda())
+    found = results(case.call(batch))
+    torch.cuda.synchronize()
+    for i in SPOILED.get(case.name, ()):
+        values = found[i].flatten()
+        counts = torch.ones_like(values, dtype=torch.bool) if values.numel() != TOKENS else batch.mask
+        if case.name in ("gae", "discounted_returns", "vtrace"):
+            counts = torch.ones_like(counts)
+        assert values[counts].isnan().any()
+    if case.name == "sequence_logprob":
+        assert (found[0].isnan() == (found[2] == 1)).all()
+        assert found[2].any()

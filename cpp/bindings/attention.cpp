@@ -12,6 +12,7 @@
 #include "module.h"
 #include "rlk/kernels/attention_row.h"
 #include "rlk/kernels/attention_span.h"
+#include "tokens.h"
 #include "torch_state.h"
 #include "workspace.h"
 
@@ -59,7 +60,7 @@ class Call {
   Device device() const { return q_.view().device; }
   const Array& q() const { return q_; }
   const Array& k() const { return k_; }
-  bool packed() const { return input_.cu_seqlens_q != nullptr || cu_seqlens_q_; }
+  bool packed() const { return input_.cu_seqlens_q != nullptr; }
   std::vector<std::int64_t> lse_shape() const {
     if (packed()) return {input_.num_q_heads, input_.q_tokens};
     return {input_.num_sequences, input_.num_q_heads, input_.q_tokens};
@@ -85,9 +86,9 @@ class Call {
     const TensorView& v = a.view();
     if (v.dtype != DType::kInt32) dtype_error(a, "int32");
     require_device(a, device());
-    if (v.ndim != 1 || (size >= 0 && v.shape[0] != size)) {
-      argument_error(name, "expected shape [" + (size < 0 ? std::string("num_sequences + 1") : std::to_string(size)) +
-                               "] (" + what + "), got " + shape_text(a.shape()));
+    if (v.ndim != 1 || v.shape[0] != size) {
+      argument_error(name,
+                     "expected shape [" + std::to_string(size) + "] (" + what + "), got " + shape_text(a.shape()));
     }
     require_columns(a);
     // An empty list's pointer may be null, which would mean that there is none.
@@ -95,10 +96,28 @@ class Call {
     return v.data != nullptr ? static_cast<const std::int32_t*>(v.data) : &kEmpty;
   }
 
-  const std::int32_t* offsets(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t size) {
-    const std::int32_t* data = list(holder, given, name, size, "offsets: the sequences and 1");
-    if ((*holder)->view().shape[0] == 0) argument_error(name, "expected at least one offset, got shape [0]");
-    return data;
+  // Kernels read int32: int64 of the CPU's memory is copied, an offset that no int32 holds as one that is out of range.
+  // ops/attention.py does the same with torch tensors, on their device.
+  struct HeldOffsets {
+    std::optional<OffsetsArgument> given;
+    std::vector<std::int32_t> narrow;
+  };
+  const std::int32_t* offsets(HeldOffsets* held, nb::handle given, const char* name, std::int64_t size) {
+    held->given.emplace(given, device(), name);
+    const std::int64_t count = held->given->num_sequences + 1;
+    if (size >= 0 && count != size) {
+      argument_error(name, "expected shape [" + std::to_string(size) + "] (num_sequences + 1), got [" +
+                               std::to_string(count) + "]");
+    }
+    const Offsets& o = held->given->offsets;
+    if (o.dtype == DType::kInt32) return static_cast<const std::int32_t*>(o.data);
+    if (device().type != DeviceType::kCpu) {
+      throw nb::type_error((std::string(name) + ": expected dtype int32 on a GPU, got int64").c_str());
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      held->narrow.push_back(static_cast<std::int32_t>(clamp_index(offset_at(o, i), INT32_MIN, INT32_MAX)));
+    }
+    return held->narrow.data();
   }
 
   void read_queries(nb::handle cu_seqlens_q) {
@@ -122,7 +141,7 @@ class Call {
     input_.q = heads(q_);
     if (packed) {
       input_.cu_seqlens_q = offsets(&cu_seqlens_q_, cu_seqlens_q, "cu_seqlens_q", -1);
-      input_.num_sequences = cu_seqlens_q_->view().shape[0] - 1;
+      input_.num_sequences = cu_seqlens_q_.given->num_sequences;
     } else {
       input_.num_sequences = v.shape[0];
     }
@@ -228,7 +247,8 @@ class Call {
   }
 
   Array q_, k_, v_;
-  std::optional<Array> cu_seqlens_q_, cu_seqlens_k_, seqused_q_, seqused_k_, leftpad_k_, table_;
+  HeldOffsets cu_seqlens_q_, cu_seqlens_k_;
+  std::optional<Array> seqused_q_, seqused_k_, leftpad_k_, table_;
   AttentionInput input_;
 };
 

@@ -3,22 +3,13 @@
 #include <algorithm>
 #include <string>
 
+#include "rlk/tokens.h"
+
 namespace rlk::cpu {
 namespace {
 
 [[noreturn]] void bad(const char* name, const std::string& expected, std::int64_t got, const std::string& where) {
   throw InvalidArgument(std::string(name) + ": expected " + expected + ", got " + std::to_string(got) + where);
-}
-
-void check_offsets(const char* name, const std::int32_t* offsets, std::int64_t count, std::int64_t tokens) {
-  if (offsets == nullptr) return;
-  for (std::int64_t i = 0; i <= count; ++i) {
-    const std::int64_t least = i == 0 ? 0 : offsets[i - 1], most = i == 0 ? 0 : tokens;
-    const bool is_end = i == count && i > 0;
-    if (offsets[i] >= least && offsets[i] <= most && !(is_end && offsets[i] != tokens)) continue;
-    bad(name, "offsets that ascend from 0 to " + std::to_string(tokens) + " (the packed tokens)", offsets[i],
-        " at " + std::to_string(i));
-  }
 }
 
 void check_count(const char* name, const std::int32_t* counts, std::int64_t b, std::int64_t most) {
@@ -31,8 +22,8 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
 const AttentionLanes& attention_lanes() { return RLK_CPU_LANES_IN_USE(attention_lanes); }
 
 void check_attention_lists(const AttentionInput& p) {
-  check_offsets("cu_seqlens_q", p.cu_seqlens_q, p.num_sequences, p.q_tokens);
-  check_offsets("cu_seqlens_k", p.cu_seqlens_k, p.num_sequences, p.k_tokens);
+  check_offset_values({p.cu_seqlens_q, DType::kInt32}, p.num_sequences, p.q_tokens, "cu_seqlens_q");
+  check_offset_values({p.cu_seqlens_k, DType::kInt32}, p.num_sequences, p.k_tokens, "cu_seqlens_k");
   AttentionInput places = p;  // before seqused cuts them
   places.seqused_q = places.seqused_k = nullptr;
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {

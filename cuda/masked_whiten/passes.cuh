@@ -97,7 +97,8 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
     const float of_warp = threadIdx.x < warps ? sums[turn][threadIdx.x] : 0.0f;
     tree.take(sum_over_lanes<kMostWhitenWarps>(Warp(), of_warp));
   }
-  const float total = finished_sum(tree.finish());
+  // NaN beside bad offsets: so are the mean and all tokens then.
+  const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
     // A lane has fewer than 2^31 of a sequence's tokens, and so has the block.
     int n = static_cast<int>(num);

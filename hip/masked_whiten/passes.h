@@ -123,7 +123,8 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
     const float of_team = team_lane() < kWhitenTeams ? block.sums()[team_lane()] : 0.0f;
     tree.take(sum_over_lanes<kWhitenTeams>(block.team(), of_team));
   }
-  const float total = finished_sum(tree.finish());
+  // NaN beside bad offsets: so are the mean and all tokens then.
+  const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
     const WhitenCounts all = counts_of_block(counts);
     if (thread_id() == 0) {

@@ -46,6 +46,13 @@ def _torch() -> Any:
     return _torch_path
 
 
+def _narrow(offsets: Any) -> Any:
+    """int64 offsets of torch as int32, which kernels read: one that no int32 holds as one that is out of range."""
+    if offsets is None or not _dispatch.is_tensor(offsets) or str(offsets.dtype) != "torch.int64":
+        return offsets
+    return offsets.clamp(-1, (1 << 31) - 1).int()
+
+
 def attention(
     q: Any,
     k: Any,
@@ -89,8 +96,8 @@ def attention(
         window_size: a query sees so many keys, its own included: ``q_pos - k_pos < window_size``, as Hugging Face's
             ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
         softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
-        cu_seqlens_q, cu_seqlens_k: int32 ``[num_sequences + 1]``, offsets of the packed sequences from 0 to the number
-            of tokens.
+        cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
+            (docs/tokens.md); they may end early.
         seqused_q, seqused_k: int32 ``[num_sequences]``: how many of a sequence's queries and keys are in use, the first
             ones; default all. ``seqused_k`` counts from ``leftpad_k``.
         leftpad_k: int32 ``[num_sequences]``: keys in front that are padding; of ``k`` with a batch dimension.
@@ -111,7 +118,7 @@ def attention(
     Source:
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
     """
-    lists = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table)
+    lists = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, block_table)
     options = (_check.flag("causal", causal), window_size, softmax_scale)
     if (
         type(q) in _plain
@@ -174,7 +181,7 @@ def attention_backward(
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """
-    lists = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+    lists = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k)
     options = (_check.flag("causal", causal), window_size, softmax_scale)
     if _dispatch.is_tensor(q):
         found: tuple[Any, Any, Any] = _torch().backward(dout, dlse, q, k, v, out, lse, lists, options, exp)

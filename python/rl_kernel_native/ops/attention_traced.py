@@ -16,7 +16,7 @@ from .. import _check
 from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_traced_unit
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._shapes import check_columns, check_dtype_like, dtype_name
+from .._shapes import check_columns, check_dtype_like, check_offsets, dtype_name
 from .._torch import CODES, apply_function, device_type, gradient, implement, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
 
@@ -84,11 +84,15 @@ def _check_list(tensor: Any, name: str, size: Any) -> None:
         return
     if tensor.dtype != torch.int32:
         raise TypeError(f"{name}: expected dtype int32, got {dtype_name(tensor.dtype)}")
-    if tensor.dim() != 1 or (size is not None and tensor.shape[0] != size):
-        wanted = "num_sequences + 1" if size is None else size
-        what = "offsets: the sequences and 1" if name.startswith("cu_") else "the sequences"
-        raise ValueError(f"{name}: expected shape [{wanted}] ({what}), got {list(tensor.shape)}")
+    if tensor.dim() != 1 or tensor.shape[0] != size:
+        raise ValueError(f"{name}: expected shape [{size}] (the sequences), got {list(tensor.shape)}")
     check_columns(tensor, name)
+
+
+def _check_offsets(tensor: Any, name: str, size: Any = None) -> None:
+    check_offsets(tensor, name)
+    if tensor is not None and size is not None and tensor.shape[0] != size:
+        raise ValueError(f"{name}: expected shape [{size}] (num_sequences + 1), got {list(tensor.shape)}")
 
 
 def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
@@ -107,10 +111,10 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
             f"q: expected a last dimension (head_dim) that is a multiple of 8 in [8, {MOST_HEAD_DIM}], got shape "
             f"{list(q.shape)}"
         )
-    _check_list(cu_q, "cu_seqlens_q", None)
+    _check_offsets(cu_q, "cu_seqlens_q")
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     _check_keys(q, k, v, cu_k, used_k, leftpad, table, batch)
-    _check_list(cu_k, "cu_seqlens_k", batch + 1)
+    _check_offsets(cu_k, "cu_seqlens_k", batch + 1)
     for tensor, name in ((used_q, "seqused_q"), (used_k, "seqused_k"), (leftpad, "leftpad_k")):
         _check_list(tensor, name, batch)
     if window_size is not None and window_size < 1:

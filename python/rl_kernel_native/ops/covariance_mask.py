@@ -89,7 +89,7 @@ def covariance_mask(
         old_logprob: as ``logprob``; of the policy that the ratio is to. None exactly with ``kind="kl"``.
         advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Of as many packed
             tokens as sequences ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one a sequence.
-        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0;
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
             others may hold anything. None: all count.
         kind: ``"clip"``: drawn at random from those whose covariance is in ``(lower, upper)`` and that PPO does not
             clip; ``"kl"``: those of the largest covariance; of equal ones the first.
@@ -104,7 +104,7 @@ def covariance_mask(
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an argument that the
         kind does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for
-        cu_seqlens that do not ascend from 0 to num_tokens; on a GPU all is NaN then.
+        bad cu_seqlens (docs/tokens.md); on a GPU all is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Cui et al. 2025, arXiv:2505.22617; verl's
         compute_policy_loss_clip_cov and compute_policy_loss_kl_cov; Philox after Salmon et al., SC 2011.
     """

@@ -26,7 +26,7 @@ def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seql
     Args:
         entropy: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride; as :func:`logprob` gives.
-        mask: of that shape; bool, uint8, int32, int64 or float32. A token counts where it is not 0; others may hold
+        mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
             anything. None: all count.
         top_quantile: which share is chosen, in [0, 1], TRL's ``top_entropy_quantile``: entropies above the
             quantile ``1 - top_quantile``, or on it: of two between which ``torch.quantile`` interpolates the upper one
@@ -37,8 +37,8 @@ def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seql
         ``PolicySpec(drop_selected=True)`` the others go in as ``selected``: ``1 - entropy_mask(...)``.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not ascend from 0 to
-        num_tokens; on a GPU all is NaN then.
+        kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
+        (docs/tokens.md); on a GPU all is NaN then.
     Source: docs/numerics.md, rule 10; docs/objectives/entropy.md; Wang et al. 2025, arXiv:2506.01939; TRL's
         get_high_entropy_mask.
     """

@@ -70,12 +70,12 @@ def gae(
     differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
 
     Args:
-        rewards: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, last
-            dimension contiguous.
+        rewards: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,
+            last dimension contiguous.
         values: of the shape and dtype of ``rewards``.
-        mask: of that shape, bool, uint8, int32, int64 or float32: tokens that are not 0 count. None: all do.
-        cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 to ``num_tokens`` and not decreasing. Others are a
-            ValueError on the CPU; on a GPU sequences are cut short and no memory outside is touched.
+        mask: of that shape, any mask (docs/tokens.md): tokens that are not 0 count. None: all do.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 on and not descending (docs/tokens.md). Others are a
+            ValueError on the CPU; on a GPU the results of such sequences are NaN.
         gamma, lam: in ``[0, 1]``.
         bootstrap: ``[num_sequences]`` float32, the value behind each sequence's last token that counts; None: 0. It
             counts.

@@ -165,7 +165,7 @@ def importance_weights(
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride. Of the policy: the trainer's, old or current.
         rollout_logprob: as ``logprob``; of the engine.
-        mask: of that shape; bool, uint8, int32, int64 or float32. A token counts where it is not 0; others may hold
+        mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
             anything. None: all count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         level: whose ratio: ``"token"``; ``"sequence"``, the product over its tokens; ``"geometric"``, the mean of that.
@@ -187,8 +187,8 @@ def importance_weights(
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
-        effect; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens that
-        do not ascend from 0 to num_tokens; on a GPU the weights of the sequences beside, and all metrics, are NaN then.
+        effect; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
+        (docs/tokens.md); on a GPU the weights of the sequences beside, and all metrics, are NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
     """

@@ -58,7 +58,7 @@ def kl(
     Args:
         logprob: float32 ``[num_sequences, num_tokens]`` or ``[num_tokens]``; tokens contiguous, rows of any stride.
         ref_logprob: as ``logprob``.
-        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0;
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
             masked slots may hold anything. None: all tokens count.
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         straight_through: the estimator's value with the gradient of k2 (verl's ``k1+``, ``k3+``).

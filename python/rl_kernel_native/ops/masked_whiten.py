@@ -47,9 +47,9 @@ def masked_whiten(
     advantages are constants, and inputs that require a gradient are taken as detached.
 
     Args:
-        x: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; float32, last dimension
-            contiguous.
-        mask: of that shape, bool, uint8, int32, int64 or float32: tokens that are not 0 count. None: all do.
+        x: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32, last
+            dimension contiguous.
+        mask: of that shape, any mask (docs/tokens.md): tokens that are not 0 count. None: all do.
         cu_seqlens: as of :func:`gae`.
         eps: added to the variance, > 0.
         shift_mean: False keeps the mean: it is added again.

@@ -91,15 +91,15 @@ def mismatch_metrics(
         logprob_train: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride.
         logprob_rollout: as ``logprob_train``; of the engine.
-        mask: of that shape; bool, uint8, int32, int64 or float32. A token counts where it is not 0; others may hold
+        mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
             anything. None: all count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
     Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not ascend from 0 to
-        num_tokens; on a GPU all metrics are NaN then.
+        kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
+        (docs/tokens.md); on a GPU all metrics are NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper.
     """
     tensors = {

@@ -71,7 +71,7 @@ def optimal_token_baseline(
             contiguous, rows of any stride. Of the policy that the tokens are trained against (verl's old one).
         sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, of
             ``rk.logprob(..., return_sum_p_sq=True)``.
-        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0;
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
             others may hold anything. None: all count.
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
@@ -85,8 +85,8 @@ def optimal_token_baseline(
         baseline.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
-        kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not ascend from 0 to
-        num_tokens; on a GPU the sequences beside are NaN then.
+        kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
+        (docs/tokens.md); on a GPU the sequences beside are NaN then.
     Source: docs/numerics.md, rules 3 and 10; verl's compute_optimal_token_baseline_advantage.
     """
     size = _group_size(group_offsets, group_size)

@@ -133,7 +133,7 @@ def policy_loss(
         old_logprob: as ``logprob``; of the policy that the ratio is to. None: ``logprob`` itself, a ratio of 1.
         advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Of as many packed
             tokens as sequences ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one a sequence.
-        mask: of the shape of ``logprob``; bool, uint8, int32, int64 or float32. A token counts where it is not 0.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0.
         spec: the objective: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
@@ -153,8 +153,8 @@ def policy_loss(
     Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
-        does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens
-        that do not ascend from 0 to num_tokens; on a GPU the loss is NaN then.
+        does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad
+        cu_seqlens (docs/tokens.md); on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
     """
     operands, value, spec = _operands(

@@ -100,8 +100,8 @@ def scatter_rewards(
 
     Args:
         rewards: float32 ``[num_sequences]``, any stride, or None: none.
-        mask: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); bool, uint8, int32,
-            int64 or float32; tokens contiguous, rows of any stride. A token counts where it is not 0; of others other
+        mask: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); any mask
+            (docs/tokens.md); tokens contiguous, rows of any stride. A token counts where it is not 0; of others other
             arrays may hold anything.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         token_rewards: float32, of the shape of ``mask``, or None.
@@ -128,7 +128,7 @@ def scatter_rewards(
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
         meaning; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for spans that are
-        not in their sequence, and for span_offsets or cu_seqlens that do not ascend from 0 to their end; on a GPU the
+        not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the
         sequence of such a span has NaN at its last token that counts, the sequences beside such cuts at all tokens.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
     """

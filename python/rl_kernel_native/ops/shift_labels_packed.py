@@ -55,7 +55,7 @@ def shift_labels_packed(
     Args:
         ids: ``[num_tokens]`` int32 or int64, contiguous: all ranks' tokens, packed.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64; see :func:`sequence_logprob`.
-        mask: ``[num_tokens]`` bool, integers or floats: a token whose mask is zero is nobody's label.
+        mask: ``[num_tokens]``, any mask (docs/tokens.md): a token whose mask is zero is nobody's label.
         cp_rank, cp_size: of context parallelism; ``num_tokens`` is a multiple of ``cp_size``.
         cp_layout: ``"zigzag"``, as Megatron cuts: each sequence in ``2 cp_size`` chunks, of which a rank has number
             ``cp_rank`` and number ``2 cp_size - 1 - cp_rank``; offsets are then multiples of ``2 cp_size`` (a
@@ -121,9 +121,9 @@ def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include
     tokenised again.
 
     Args:
-        ids: ``[num_sequences, num_tokens]``, or packed ``[num_tokens]`` beside ``cu_seqlens``; int32 or int64, last
-            dimension contiguous. Padding that holds no marker is of the turn before it: multiply by the mask of tokens,
-            or pack.
+        ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; int32 or
+            int64, last dimension contiguous. Padding that holds no marker is of the turn before it: multiply by the
+            mask of tokens, or pack.
         begin: 1 to 16 ids, such as those of ``<|im_start|>assistant\\n``.
         end: 1 to 16 ids, such as that of ``<|im_end|>``.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64.

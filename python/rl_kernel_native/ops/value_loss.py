@@ -116,7 +116,7 @@ def value_loss(
             contiguous, rows of any stride. What the trained critic gives.
         old_value: as ``value``; of the critic at rollout. Given exactly where ``clip`` is; else None.
         returns: as ``value``; what the critic is to give, such as those of :func:`gae`.
-        mask: of the shape of ``value``; bool, uint8, int32, int64 or float32. A token counts where it is not 0. None:
+        mask: of the shape of ``value``; any mask (docs/tokens.md). A token counts where it is not 0. None:
             all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         clip: how far from ``old_value`` a value may go before its error stops to fall; > 0, or None for no clip. verl
@@ -130,8 +130,8 @@ def value_loss(
     Returns: :class:`ValueLoss`. Of no tokens the loss and its gradient are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array without a use;
-        RuntimeError where no kernel of this build serves the device. On a CPU ValueError for cu_seqlens that do not
-        ascend from 0 to num_tokens; on a GPU the loss is NaN then.
+        RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
+        (docs/tokens.md); on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Schulman et al. 2017, arXiv:1707.06347.
     """
     operands, how, number_given = _operands(

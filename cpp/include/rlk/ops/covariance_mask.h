@@ -47,7 +47,7 @@ struct CovarianceMaskParams {
 };
 void require_covariance_mask_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p, Device device);
-// Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU all of `selected` is NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU all of `selected` is NaN.
 void covariance_mask(const CovarianceMaskParams& p, Device device, Stream stream);
 
 }  // namespace rlk

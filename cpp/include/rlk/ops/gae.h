@@ -28,8 +28,8 @@
 // position and stride, and on every backend. NaN outputs are canonical. A NaN or an infinity that counts is seen by its own
 // sequence alone, at its token and before. An empty or wholly masked sequence gives finite values: 0, and for returns of gae
 // and vtrace the bootstrap.
-// Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore. The CPU throws InvalidArgument for
-// cu_seqlens out of order before it writes anything.
+// Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore. Bad offsets
+// (docs/tokens.md): InvalidArgument on the CPU before it writes anything; on a GPU the sequences in doubt are NaN.
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,7 @@
 // An advantage has the same bits wherever its group stands in the batch and on every backend, but for scale kBatch and
 // by_nonzero, which read the batch.
 // Groups are given by offsets, by one size, or by ids: sequences of equal ids are a group, in any order. The CPU throws InvalidArgument for offsets out of order before it writes anything; a GPU
-// takes them as sequences.h says of cu_seqlens.
+// clamps them (rlk/tokens.h).
 // Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore.
 #pragma once
 

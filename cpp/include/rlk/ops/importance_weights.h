@@ -94,7 +94,7 @@ struct ImportanceWeightsParams {
 };
 void require_importance_weights_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
-// Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU the sequences beside them have NaN
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the sequences beside them have NaN
 // weights, with normalize all have, metrics are NaN, and slots of no sequence are not written.
 void importance_weights(const ImportanceWeightsParams& p, Device device, Stream stream);
 

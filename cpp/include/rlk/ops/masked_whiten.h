@@ -16,8 +16,8 @@
 // n = 0: mean and var are +0.
 // What tokens that do not count hold is never looked at. A row's trailing padding changes no bit, and packed is padded; the
 // same bits at any stride and on every backend. A NaN that counts makes all that count NaN. NaN outputs are canonical.
-// Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore. The CPU throws InvalidArgument for
-// cu_seqlens out of order before it writes anything.
+// Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore. Bad offsets
+// (docs/tokens.md): InvalidArgument on the CPU before it writes anything; on a GPU all is NaN.
 #pragma once
 
 #include <cstdint>

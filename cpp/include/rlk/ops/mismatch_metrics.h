@@ -83,7 +83,7 @@ struct MismatchMetricsParams {
 };
 void require_mismatch_metrics_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, Device device);
-// Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU every metric is NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU every metric is NaN.
 void mismatch_metrics(const MismatchMetricsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

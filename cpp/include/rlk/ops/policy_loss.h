@@ -155,7 +155,7 @@ struct PolicyLossParams {
 };
 void require_policy_loss_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
-// Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU the loss is NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the loss is NaN.
 void policy_loss(const PolicyLossParams& p, Device device, Stream stream);
 
 // values *= *factor in place, [count], for one array or two (null: none); nothing is read or written where it is 1.

@@ -21,8 +21,8 @@
 // Masked tokens: +0, and nothing in a masked slot decides a bit. No zero has a sign, and NaN results are canonical. A sequence
 // has the same bits padded or packed, in any batch, at any strides, and on every backend.
 // A span that is not 0 <= begin <= end <= length, or span_offsets that do not ascend from 0 to num_spans: InvalidArgument on the
-// CPU, before it writes anything; on a GPU R of that sequence is NaN, and its spans from there on have no reward. Cuts
-// that do not ascend from 0 to num_tokens: InvalidArgument on the CPU; on a GPU all rewards of the sequences beside them are
+// CPU, before it writes anything; on a GPU R of that sequence is NaN, and its spans from there on have no reward. Bad
+// offsets (docs/tokens.md): InvalidArgument on the CPU; on a GPU all rewards of the sequences beside them are
 // NaN, their lengths 0, and slots of no sequence are not written.
 // Enqueues on `stream`; neither allocates nor synchronises.
 #pragma once

@@ -71,7 +71,7 @@ struct ValueLossParams {
 };
 void require_value_loss_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, Device device);
-// Cuts that do not ascend from 0 to num_tokens are an InvalidArgument on the CPU; on a GPU the loss is NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the loss is NaN.
 void value_loss(const ValueLossParams& p, Device device, Stream stream);
 
 }  // namespace rlk
