@@ -128,7 +128,7 @@ inline float exponential(float s, float c, float m, Exp exp) {
 
 // The order of rule 6, and what a test may ask for in its place to see that it decides bits.
 struct Order {
-  std::int64_t split = 2048;                     // keys
+  std::int64_t split = 0;                        // keys; 0: rule 6's, which grow with the key's number
   std::int64_t block = 128, block_of_wide = 64;  // keys, where head_dim is above 128
   bool grouped = true;                           // l's chains take sums of 32 keys, else keys
   bool reciprocal = true;                        // out = O * fl(1 / l), else O / l
@@ -144,6 +144,11 @@ struct Order {
 inline float scaled(float x, double e, const Order& order) {
   if (order.flushed) return times_power_of_two(x, e);
   return x * (e < -126 ? 0.0f : static_cast<float>(std::pow(2.0, e)));
+}
+
+inline std::size_t keys_of_split(const Order& order, std::size_t begin) {
+  if (order.split > 0) return static_cast<std::size_t>(order.split);
+  return begin < 8192 ? 1024 : begin < 65536 ? 2048 : 4096;
 }
 
 // The sums of a split, or of all of them.
@@ -249,7 +254,7 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
         }
         Sums all;
         for (std::size_t begin = 0; begin < scores.size();) {
-          const std::size_t end = std::min(begin + static_cast<std::size_t>(order.split), scores.size());
+          const std::size_t end = std::min(begin + keys_of_split(order, begin), scores.size());
           const Sums split = split_of(p, scores, sees, values, begin, end, order);
           all = begin == 0 ? split : merged(all, split, order);
           begin = end;

@@ -31,12 +31,14 @@ constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloa
 #if RLK_TEST_HIP
 constexpr bool kBadListsThrow = false;
 constexpr Exp kExps[] = {Exp::kPortable};
+constexpr std::int64_t kOrderWidths[] = {64, 192};  // one a tile: the emulation is slow
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
 void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
 void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 0); }
 #else
 constexpr bool kBadListsThrow = true;
 constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
+constexpr std::int64_t kOrderWidths[] = {64, 128, 192, 256};
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee, Arithmetic::kSm90};
 void run(const AttentionParams& p) { rlk::cpu::attention(p); }
 void run(const AttentionBackwardParams& p) { rlk::cpu::attention_backward(p); }
@@ -266,9 +268,9 @@ TEST_F(Attention, EveryExponentInfinitiesAndNans) {
 // A split, one key beyond, three full ones and more, a window that begins inside the second.
 TEST_F(Attention, SplitsMerge) {
   unsigned seed = 200;
-  constexpr std::int64_t kSplit = Order{}.split;
+  constexpr std::int64_t kSplit = 1024;  // the first ones
   for (const auto& [keys, window] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-           {kSplit, 0}, {kSplit + 1, 0}, {3 * kSplit + 700, 0}, {2 * kSplit + 900, kSplit - 300}}) {
+           {kSplit, 0}, {kSplit + 1, 0}, {3 * kSplit + 700, 0}, {2 * kSplit + 900, kSplit - 300}, {10300, 0}}) {
     for (const float spread : {1.0f, 100.0f}) {
       Case c{{{2, keys}}};
       c.window = window;
@@ -283,10 +285,21 @@ TEST_F(Attention, SplitsMerge) {
 
 // Splits end where the contract says, at blocks of either width.
 TEST_F(Attention, SplitsAreCountedFromKeyZero) {
-  constexpr std::int64_t kSplit = Order{}.split;
+  constexpr std::int64_t kSplit = 1024;  // the first ones
   EXPECT_TRUE(rlk::attention_split_begins(0));
   for (const std::int64_t key : {std::int64_t{0}, kSplit - 1, kSplit, 5 * kSplit + 7}) {
     EXPECT_EQ(rlk::attention_split_end(key), (key / kSplit + 1) * kSplit);
+  }
+  // They grow at keys 8192 and 65536. Numbers and ends say the same.
+  std::int64_t number = 0;
+  for (std::int64_t begin = 0; begin < 131072; ++number) {
+    const auto keys = static_cast<std::int64_t>(keys_of_split(Order{}, static_cast<std::size_t>(begin)));
+    ASSERT_EQ(rlk::attention_split_begin(number), begin);
+    for (const std::int64_t key : {begin, begin + 1, begin + keys - 1}) {
+      ASSERT_EQ(rlk::attention_split_end(key), begin + keys) << key;
+      ASSERT_EQ(rlk::attention_splits(key + 1), number + 1) << key;
+    }
+    begin += keys;
   }
   for (const std::int64_t key : {std::int64_t{1}, kSplit - 1, kSplit + 1}) {
     EXPECT_FALSE(rlk::attention_split_begins(key));
@@ -301,10 +314,10 @@ TEST_F(Attention, SplitsAreCountedFromKeyZero) {
 // Shapes on which every part of the order decides bits: more keys than a split, a window that begins inside one, chunks,
 // grouped heads.
 std::vector<Case> cases_of_the_order() {
-  constexpr std::int64_t kSplit = Order{}.split;
+  constexpr std::int64_t kSplit = 1024;  // the first ones
   std::vector<Case> cases;
   unsigned seed = 300;
-  for (const std::int64_t head_dim : {64, 128, 192, 256}) {
+  for (const std::int64_t head_dim : kOrderWidths) {
     Case c{{{3, kSplit + 333}, {21, 150}}};
     c.head_dim = head_dim;
     c.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
@@ -333,7 +346,7 @@ TEST_F(Attention, AnotherOrderHasOtherBits) {
       EXPECT_TRUE(other != ours) << what << ": " << c.text();
     };
     Order split, block, groups, reciprocal, descending, chained, heads;
-    split.split *= 2;
+    split.split = 2048;
     std::swap(block.block, block.block_of_wide);
     groups.grouped = false;
     reciprocal.reciprocal = false;
@@ -364,7 +377,7 @@ TEST_F(Attention, AnotherOrderHasOtherBits) {
 
 // Values near 2^-126: what a reference that rises makes of their sums is subnormal, in a split and in a merge.
 TEST_F(Attention, SumsThatBecomeSubnormalStay) {
-  Case c{{{4, 300}, {2, Order{}.split + 200}}};
+  Case c{{{4, 300}, {2, 1024 + 200}}};
   c.dtype = DType::kFloat32;
   c.scale = 1.0f;
   c.spread = 3.0f;

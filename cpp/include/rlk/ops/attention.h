@@ -77,10 +77,19 @@ constexpr int kMaxHeadDim = 256;
 // Keys of a block; head_dim is that of q and k.
 RLK_HD constexpr int attention_block(std::int64_t head_dim) { return head_dim > 128 ? 64 : 128; }
 
-// The end of the split that holds key `key`, a multiple of every block. A split begins where the one before ends.
+// Splits have 1024 keys below key 8192, 2048 below 65536, then 4096: where split `number` begins, and how many splits the
+// first `keys` keys touch. A split begins at a multiple of every block.
+RLK_HD constexpr std::int64_t attention_split_begin(std::int64_t number) {
+  return number < 8 ? 1024 * number : number < 36 ? 8192 + 2048 * (number - 8) : 65536 + 4096 * (number - 36);
+}
+RLK_HD constexpr std::int64_t attention_splits(std::int64_t keys) {
+  return keys <= 8192    ? (keys + 1023) / 1024
+         : keys <= 65536 ? 8 + (keys - 8192 + 2047) / 2048
+                         : 36 + (keys - 65536 + 4095) / 4096;
+}
+// The end of the split that holds key `key`.
 RLK_HD constexpr std::int64_t attention_split_end(std::int64_t key) {
-  constexpr std::int64_t kKeys = 2048;
-  return (key / kKeys + 1) * kKeys;
+  return attention_split_begin(attention_splits(key + 1));
 }
 // Whether a split begins at key `key`.
 RLK_HD constexpr bool attention_split_begins(std::int64_t key) {
@@ -123,6 +132,7 @@ struct AttentionParams : AttentionInput {
   Arithmetic arithmetic = Arithmetic::kIeee;  // the CPU's; a GPU has its own
   void* out = nullptr;                        // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
   float* lse = nullptr;                       // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
+  void* workspace = nullptr;                  // attention_workspace_bytes(...), 16-byte aligned
 };
 
 // Not of pages.
@@ -137,6 +147,8 @@ struct AttentionBackwardParams : AttentionInput {
 };
 
 void require_attention_backend(Device device);  // throws Unsupported where this build has none for the device
+// Bytes of device workspace that a forward needs on `device`; 0 on the CPU.
+std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device);
 void attention(const AttentionParams& p, Device device, Stream stream);
 
 // Bytes of device workspace that `p` needs on `device`: 4 for each query and head, on the CPU too.
