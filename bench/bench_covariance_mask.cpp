@@ -21,7 +21,7 @@ void run(CovarianceKind kind, std::int64_t sequences, std::int64_t tokens, bool 
     p.logprob = {memory.normal(bench.slots()), tokens, 1};
     if (draws) p.old_logprob = {memory.normal(bench.slots()), tokens, 1};
     if (!entropy) p.advantage = {memory.normal(bench.slots()), tokens, 1};
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     p.kind = kind;
     if (entropy) p.ratio = 0.2;
     p.selected = memory.floats(bench.slots());

@@ -30,7 +30,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
   for (ImportanceWeightsParams& p : calls) {
     p.sequences = bench.sequences(packed, &memory);
     for (PolicyTokens* const a : {&p.logprob, &p.rollout_logprob}) *a = {memory.normal(bench.slots(), 0.1f), tokens, 1};
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     p.spec.level = c.level;
     p.spec.normalize = c.normalize;
     p.spec.low = -infinity();

@@ -20,7 +20,7 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool bac
     p.sequences = bench.sequences(false, &memory);
     for (PolicyTokens* const a : {&p.logprob, &p.ref_logprob}) *a = {memory.normal(bench.slots()), tokens, 1};
     if (backward) p.d_kl = {memory.normal(bench.slots()), tokens, 1};
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     p.spec.estimator = KlEstimator::kK3;
     p.spec.input_limit = 20.0f;
     p.spec.limit = 10.0f;

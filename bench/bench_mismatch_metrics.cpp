@@ -19,7 +19,7 @@ void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRu
     for (PolicyTokens* const a : {&p.logprob_train, &p.logprob_rollout}) {
       *a = {memory.normal(bench.slots(), 0.1f), tokens, 1};
     }
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     p.limit = 20.0f;
     p.metrics = memory.floats(kMismatchMetrics);
     p.workspace = memory.workspace<MismatchBatch>(p.sequences);

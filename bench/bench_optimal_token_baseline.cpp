@@ -20,7 +20,7 @@ void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRu
     for (PolicyTokens* const a : {&p.rewards, &p.logprob, &p.sum_p_sq}) {
       *a = {memory.normal(bench.slots(), 0.1f), tokens, 1};
     }
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     p.group_size = sequences % kMembers == 0 ? kMembers : 1;
     p.num_groups = sequences / p.group_size;
     p.advantages = memory.floats(bench.slots());

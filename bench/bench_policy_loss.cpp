@@ -38,7 +38,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const Token
       if (given[i]) *arrays[i] = {memory.normal(bench.slots(), 0.1f), tokens, 1};
     }
     if (c.of_sequences) p.advantage = {memory.normal(sequences), 1, 0};
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     PolicySpec& s = p.spec;
     s.level = c.level;
     s.straight_through = 1;

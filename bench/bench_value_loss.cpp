@@ -18,7 +18,7 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool cou
   for (ValueLossParams& p : calls) {
     p.sequences = bench.sequences(false, &memory);
     for (PolicyTokens* const a : {&p.value, &p.old_value, &p.returns}) *a = {memory.normal(bench.slots()), tokens, 1};
-    p.mask = {memory.normal(bench.slots()), tokens, DType::kFloat32};
+    p.mask = mask_of(memory.normal(bench.slots()), tokens, DType::kFloat32);
     p.spec.clip = 0.2f;
     p.spec.huber = infinity();
     p.denominator_value = counts ? 0.0f : static_cast<float>(bench.slots());

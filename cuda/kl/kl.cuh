@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-__global__ void __launch_bounds__(kTokenThreads, 4)
+__global__ void __launch_bounds__(kTokenThreads, 3)
     kl_kernel(const __grid_constant__ KlParams p, std::int64_t slots, int tile) {
   token_tiles<TokenGpu, KlTokenTerms>(p, nullptr, slots, tile, blockIdx.x, nullptr,
                                       [](std::int64_t) { return KlTokenTerms::Factors{}; });

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kTokenThreads, 5)
+__global__ void __launch_bounds__(kTokenThreads, 4)
     reward_spread_kernel(const __grid_constant__ ScatterRewardsParams p, int parts, bool are_written) {
   __shared__ SpreadShared shared;
   wait_for_previous_kernel();

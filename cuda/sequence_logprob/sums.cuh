@@ -18,7 +18,7 @@ namespace {  // one copy per architecture
 constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are under way together
 constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;
 constexpr int kRoundChunks = 16;   // of a warp, between two barriers
-constexpr int kSumRegisters = 56;  // nine blocks of kSequencesOfBlock warps on a multiprocessor
+constexpr int kSumRegisters = 64;  // eight blocks of kSequencesOfBlock warps on a multiprocessor
 
 // What a thread has of kRows rows, one position of each: +0 where none counts. Those below `left` exist, or all.
 template <class T, int kRows, bool kAll, class Flags>
