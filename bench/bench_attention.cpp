@@ -87,6 +87,7 @@ void run(const Case& c, Exp exp) {
   p.exp = exp;
   p.out = out.data();
   p.lse = static_cast<float*>(lse.data());
+  p.workspace = delta.data();
   AttentionBackwardParams b{static_cast<AttentionInput&>(p)};
   b.out = heads(out, c.queries, c.q_heads);
   b.dout = heads(dout, c.queries, c.q_heads);
@@ -112,8 +113,10 @@ void run(const Case& c, Exp exp) {
         work / us / 1e6, 100 * work / (us * 1e-6) / peak);
     std::fflush(stdout);
   };
-  const cuda::AttentionPlan plan = cuda::choose_plan(p);
-  report(plan.few_rows ? "few rows" : "forward",
+  const cuda::AttentionPlan plan = cuda::choose_plan(p, 90);
+  report(plan.kernel == cuda::AttentionKernel::kFewRows ? "few rows"
+         : plan.kernel == cuda::AttentionKernel::kWgmma ? "wgmma"
+                                                        : "forward",
          median_us([&](cudaStream_t s, int) { cuda::attention_sm90(p, plan, s); }, 3, 5), 2);
   if (c.queries == 1) return;
   report("backward", median_us([&](cudaStream_t s, int) { cuda::attention_backward_sm90(b, s); }, 2, 5), 5);

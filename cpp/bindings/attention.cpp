@@ -265,6 +265,7 @@ nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants
     p.lse = static_cast<float*>(fresh.data);
     lse = std::move(fresh.array);
   }
+  const nb::object workspace = take_workspace(caller, attention_workspace_bytes(p, call.device()), &p.workspace);
   {
     nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
     rlk::attention(p, call.device(), caller.stream);

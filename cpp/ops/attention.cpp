@@ -16,6 +16,14 @@ namespace rlk {
 
 void require_attention_backend(Device device) { require_backend("attention", device); }
 
+std::int64_t attention_workspace_bytes([[maybe_unused]] const AttentionParams& p, Device device) {
+  require_attention_backend(device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::attention_workspace_bytes(p, device.index);
+#endif
+  return 0;
+}
+
 void attention(const AttentionParams& p, Device device, [[maybe_unused]] Stream stream) {
   if (device.type == DeviceType::kCpu) return cpu::attention(p);
 #if RLK_WITH_CUDA

@@ -1,6 +1,8 @@
 // CUDA backend of attention: what would corrupt memory, which kernel serves a call, which architecture's runs.
 #include "attention.h"
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "rlk/kernels/attention_check.h"
 
@@ -13,21 +15,60 @@ int supported_capability(int device) {
   return capability;
 }
 
+// Whether the copy engine can fetch a call's heads: it wants strides of 16 bytes that are not 0.
+bool fits_wgmma(const AttentionParams& p) {
+  if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
+  if (p.k_tokens == 0 || p.q_tokens == 0 || reinterpret_cast<std::uintptr_t>(p.out) % 16 != 0) return false;
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 31, kMostStride = std::int64_t{1} << 39;
+  if (p.q_tokens >= kMostTokens || p.k_tokens >= kMostTokens) return false;
+  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) {
+    if (!attention_at_16_bytes(*a, p.dtype)) return false;
+    for (const std::int64_t stride : {a->head_stride, a->token_stride, a->sequence_stride}) {
+      if (stride < 0 || stride >= kMostStride) return false;
+    }
+    if (a->token_stride == 0 || (a->head_stride == 0 && p.num_q_heads > 1)) return false;
+    const bool packed = (a == &p.q ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
+    if (!packed && p.num_sequences > 1 && a->sequence_stride == 0) return false;
+  }
+  const std::int64_t blocks = p.q_tokens / 128 + std::max<std::int64_t>(p.num_sequences, 1);
+  return blocks * p.num_q_heads * (p.cu_seqlens_q != nullptr ? 1 : p.num_sequences) < kMostTokens;
+}
+
 }  // namespace
 
-AttentionPlan choose_plan(const AttentionParams& p) {
+bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
+  return plan.kernel != AttentionKernel::kWgmma || (capability == 90 && fits_wgmma(p));
+}
+
+AttentionPlan choose_plan(const AttentionParams& p, int capability) {
   constexpr std::int64_t kFewRows = 32;  // of a sequence: most of a larger tile would be empty
+  constexpr std::int64_t kQueries = 64;  // of a sequence: half of a tile of 128
   const std::int64_t sequences = p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
-  return {p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences};
+  if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences) return {AttentionKernel::kFewRows};
+  const AttentionPlan wgmma = {AttentionKernel::kWgmma};
+  return p.q_tokens >= kQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
+}
+
+std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
+  if (plan.kernel == AttentionKernel::kWgmma) return 4;
+  if (plan.kernel != AttentionKernel::kFewRows || p.dtype == DType::kFloat32) return 0;
+  const std::int64_t results = attention_rows(p) * p.num_q_heads * attention_splits(p.k_tokens);
+  return 4 * ((results * 2 + 3) / 4 * 4 + results * p.head_dim);
+}
+
+std::int64_t attention_workspace_bytes(const AttentionParams& p, int device) {
+  if (attention_rows(p) * p.num_q_heads == 0) return 0;
+  return workspace_bytes_of(p, choose_plan(p, supported_capability(device)));
 }
 
 void attention(const AttentionParams& p, int device, Stream stream) {
   check_attention(p);
   if (attention_rows(p) * p.num_q_heads == 0) return;
   const DeviceGuard guard(device);
-  const AttentionPlan plan = choose_plan(p);
-  supported_capability(device) == 90 ? attention_sm90(p, plan, to_stream(stream))
-                                     : attention_sm80(p, plan, to_stream(stream));
+  const int capability = supported_capability(device);
+  const AttentionPlan plan = choose_plan(p, capability);
+  RLK_CHECK(p.workspace != nullptr || workspace_bytes_of(p, plan) == 0, "attention: workspace");
+  capability == 90 ? attention_sm90(p, plan, to_stream(stream)) : attention_sm80(p, plan, to_stream(stream));
 }
 
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {

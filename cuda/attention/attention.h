@@ -5,6 +5,7 @@
 
 namespace rlk::cuda {
 
+std::int64_t attention_workspace_bytes(const AttentionParams& p, int device);
 void attention(const AttentionParams& p, int device, Stream stream);
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream);
 

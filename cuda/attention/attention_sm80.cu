@@ -3,6 +3,6 @@
 
 namespace rlk::cuda {
 void attention_sm80(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
-  run_attention(p, plan, stream);
+  run_attention<false>(p, plan, stream);
 }
 }  // namespace rlk::cuda

@@ -1,8 +1,11 @@
-// attention's forward kernels and their launch. What they do is rlk/kernels/attention_forward.h.
+// attention's forward kernels of float32 and their launch, and the choice of the others'. What they do is
+// rlk/kernels/attention_forward.h.
 #pragma once
 
+#include "forward_mma.cuh"
 #include "machine.cuh"
 #include "rlk/kernels/attention_forward.h"
+#include "split_mma.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -19,25 +22,32 @@ __global__ void __launch_bounds__(kAttentionThreads, T::kPacked ? 2 : 1)
   }
 }
 
-inline void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
+// kOverlap: built for compute capability 9.0.
+template <bool kOverlap>
+void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
   bool vectors = true;
   for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) vectors = vectors && attention_at_16_bytes(*a, p.dtype);
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
-    const auto launch = [&](auto tile) {
-      using Tile = decltype(tile);
-      const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
-      allow_shared_memory<attention_kernel<T, Tile>>();
-      const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention");
-      attention_kernel<T, Tile><<<blocks, kAttentionThreads, AttentionForwardShared<Tile>::kBytes, stream>>>(p, g);
-    };
-    // Stages so deep that two blocks fit a multiprocessor's shared memory.
-    if (plan.few_rows) {
-      p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});
-    } else if (p.head_dim <= 64) {
-      launch(AttentionTile<4, 64, 32>{});
+    if constexpr (T::kPacked) {
+      plan.kernel == AttentionKernel::kFewRows ? run_attention_splits<T, kOverlap>(p, vectors, stream)
+                                               : run_attention_mma<T>(p, vectors, stream);
     } else {
-      p.head_dim <= 128 ? launch(AttentionTile<4, 128, 16>{}) : launch(AttentionTile<2, 256, 16>{});
+      const auto launch = [&](auto tile) {
+        using Tile = decltype(tile);
+        const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
+        allow_shared_memory<attention_kernel<T, Tile>>();
+        const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention");
+        attention_kernel<T, Tile><<<blocks, kAttentionThreads, AttentionForwardShared<Tile>::kBytes, stream>>>(p, g);
+      };
+      // Stages so deep that two blocks fit a multiprocessor's shared memory.
+      if (plan.kernel == AttentionKernel::kFewRows) {
+        p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});
+      } else if (p.head_dim <= 64) {
+        launch(AttentionTile<4, 64, 32>{});
+      } else {
+        p.head_dim <= 128 ? launch(AttentionTile<4, 128, 16>{}) : launch(AttentionTile<2, 256, 16>{});
+      }
     }
   });
   check(cudaGetLastError(), "launch of attention");

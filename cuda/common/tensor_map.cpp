@@ -31,12 +31,13 @@ Encode encoder() {
 
 }  // namespace
 
-CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
-                       int box_rows, L2Reads reads) {
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride * size_of(dtype))};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size_of(dtype)), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
+namespace {
+
+template <int kRank>
+CUtensorMap encode(const void* data, DType dtype, const cuuint64_t (&extents)[kRank],
+                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], L2Reads reads) {
+  cuuint32_t steps[kRank];
+  for (cuuint32_t& step : steps) step = 1;
   const auto type = dtype == DType::kBFloat16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                     : dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
@@ -44,12 +45,31 @@ CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::in
       reads == L2Reads::k128Bytes ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   CUtensorMap map;
   const CUresult status =
-      encoder()(&map, type, 2, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      encoder()(&map, type, kRank, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(status)));
   }
   return map;
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+                       int box_rows, L2Reads reads) {
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride * size_of(dtype))};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size_of(dtype)), static_cast<cuuint32_t>(box_rows)};
+  return encode(data, dtype, extents, strides, box, reads);
+}
+
+CUtensorMap heads_tensor_map(const void* data, DType dtype, const HeadsExtent& e, int box_tokens) {
+  const auto bytes = [&](std::int64_t stride) { return static_cast<cuuint64_t>(stride * size_of(dtype)); };
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(e.columns), static_cast<cuuint64_t>(e.heads),
+                                static_cast<cuuint64_t>(e.tokens), static_cast<cuuint64_t>(e.sequences)};
+  const cuuint64_t strides[] = {bytes(e.head_stride), bytes(e.token_stride), bytes(e.sequence_stride)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size_of(dtype)), 1, static_cast<cuuint32_t>(box_tokens), 1};
+  return encode(data, dtype, extents, strides, box, L2Reads::k256Bytes);
 }
 
 }  // namespace rlk::cuda

@@ -32,6 +32,16 @@ __device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
+// The box at column x, head, token and sequence of a tensor of four dimensions.
+__device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
+                                              std::int32_t head, std::int32_t token, std::int32_t sequence,
+                                              std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared),
+      "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier)
+      : "memory");
+}
 // The same, of what is soon read for the last time: it leaves L2 before what was loaded otherwise. The policy is made here:
 // kept, it takes two of a loader's registers.
 __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,

@@ -119,6 +119,24 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, 
   RLK_WGMMA(224, "112", "113", "114", "115", "116")
   RLK_WGMMA(256, "128", "129", "130", "131", "132")
 }
+// The same with A in registers: a step of 16 k of the warp's 16 rows, as mma.sync takes it (mma_sm80.cuh).
+#define RLK_WGMMA_A(n, type, a_list, desc, keep, tb)                                             \
+  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" keep                                   \
+               ", 0;\n"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" RLK_REGS_##n \
+               "}, {" a_list "}, %" desc ", keep, 1, 1, %" tb ";\n}\n"                           \
+               : RLK_ACCS_##n(d)                                                                 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(accumulate), "n"(kBMnMajor))
+template <class T, int kN, bool kBMnMajor>
+__device__ __forceinline__ void wgmma_registers(float (&d)[kN / 2], const std::uint32_t (&a)[4], std::uint64_t desc_b,
+                                                int accumulate) {
+  constexpr bool kIsBf16 = std::is_same_v<T, Bf16>;
+  if constexpr (kN == 64 && kIsBf16) RLK_WGMMA_A(64, "bf16", "%32,%33,%34,%35", "36", "37", "38");
+  if constexpr (kN == 64 && !kIsBf16) RLK_WGMMA_A(64, "f16", "%32,%33,%34,%35", "36", "37", "38");
+  if constexpr (kN == 128 && kIsBf16) RLK_WGMMA_A(128, "bf16", "%64,%65,%66,%67", "68", "69", "70");
+  if constexpr (kN == 128 && !kIsBf16) RLK_WGMMA_A(128, "f16", "%64,%65,%66,%67", "68", "69", "70");
+}
+#undef RLK_WGMMA_A
 #undef RLK_WGMMA
 #undef RLK_ACC4
 #undef RLK_ACC8

@@ -67,6 +67,12 @@ AttentionInput on_device(const Problem& problem, Mirror* mirror) {
   return p;
 }
 
+const char* name_of(const AttentionPlan& plan) {
+  return plan.kernel == AttentionKernel::kFewRows ? ", few rows"
+         : plan.kernel == AttentionKernel::kWgmma ? ", wgmma"
+                                                  : ", tiles";
+}
+
 void run_case(const Case& c) {
   Problem problem(c);
   const std::size_t bytes = static_cast<std::size_t>(size_of(c.dtype));
@@ -90,9 +96,12 @@ void run_case(const Case& c) {
       AttentionParams got{device};
       got.out = out_got.data;
       got.lse = static_cast<float*>(lse_got.data);
+      if (!fits_plan(got, plan, arch)) continue;
+      const OnDevice workspace(Memory(static_cast<std::size_t>(workspace_bytes_of(got, plan)) + 16, kCanary));
+      got.workspace = workspace.data;
       arch == 90 ? attention_sm90(got, plan, nullptr) : attention_sm80(got, plan, nullptr);
       check(cudaDeviceSynchronize(), "attention");
-      const std::string what = c.text() + (plan.few_rows ? ", few rows" : "") + ", sm_" + std::to_string(arch);
+      const std::string what = c.text() + name_of(plan) + ", sm_" + std::to_string(arch);
       expect(out_got.host(), out, what + ", out");
       expect(lse_got.host(), lse, what + ", lse");
     }

@@ -45,8 +45,20 @@ struct LeafReference {
   bool usable;
 };
 
-// m and q of a leaf from c and the largest z of its columns (NaN if any is NaN). q is rounded toward -Inf to bf16 for
-// moderate m, so that a kernel may clamp packed bf16 logits without leaving their format.
+// q of a leaf from c and m, rounded toward -Inf to bf16 for moderate m, so that a kernel may clamp packed bf16 logits
+// without leaving their format.
+RLK_HD float leaf_clamp(float c, float m) {
+  float q = div_rn(sub_rn(m, kStatsFloor), c);
+  if (abs_of(m) <= 512.0f) {
+    const std::int32_t bits = bits_of(q);
+    const std::int32_t truncated = bits & static_cast<std::int32_t>(0xffff0000u);
+    // Toward -Inf: truncation does it for q >= 0; a negative q with bits below moves one bf16 step away from zero.
+    q = float_of(bits < 0 && truncated != bits ? truncated + 0x10000 : truncated);
+  }
+  return q;
+}
+
+// m and q of a leaf from c and the largest z of its columns (NaN if any is NaN).
 RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
   *stats = identity_stats();
   const float scaled = mul_rn(c, max_z);
@@ -60,14 +72,7 @@ RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
     return {0.0f, 0.0f, false};
   }
   if (m <= -kStatsRange) return {0.0f, 0.0f, false};
-  float q = div_rn(sub_rn(m, kStatsFloor), c);
-  if (abs_of(m) <= 512.0f) {
-    const std::int32_t bits = bits_of(q);
-    const std::int32_t truncated = bits & static_cast<std::int32_t>(0xffff0000u);
-    // Toward -Inf: truncation does it for q >= 0; a negative q with bits below moves one bf16 step away from zero.
-    q = float_of(bits < 0 && truncated != bits ? truncated + 0x10000 : truncated);
-  }
-  return {m, q, true};
+  return {m, leaf_clamp(c, m), true};
 }
 
 // 2^(z c - m), portable: z clamped to q, so the exponent stays in fp32's normal range.

@@ -1,0 +1,102 @@
+// attention, forward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens the copy engine can
+// fetch, not paged, of sequences with many queries. A block is persistent: a warp loads, two warpgroups have 64 rows each
+// of a tile of 128 queries of one head and take turns on the matrix units. Inside of a warpgroup, a block's softmax runs
+// beside the products of the block before (P V) and of its own (Q K^T). Bound by wgmma; numbers: README.md.
+#pragma once
+
+#include <algorithm>
+
+#include "../common/tensor_map.h"
+#include "wgmma_rows_sm90.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class T, class Tile, Exp kExp>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    attention_wgmma_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ WgmmaCall call) {
+  extern __shared__ unsigned char unaligned[];
+  unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  const WgmmaShared<Tile> shared{shared_address(memory)};
+  auto* slots = reinterpret_cast<WgmmaWork*>(memory + WgmmaShared<Tile>::kWorkAt);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
+  if (warpgroup < 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    if (threadIdx.x < 32) {
+      load_tiles<Tile>(p, call, shared, slots);
+    } else if (p.cu_seqlens_q != nullptr) {
+      clear_outside<T, Tile>(p);
+    }
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+  WgmmaRows<T, Tile, kExp> rows(p, call, shared, memory, warpgroup);
+  if (warpgroup == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
+  RingPosition slot;
+#pragma unroll 1
+  for (;;) {
+    mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
+    const WgmmaWork work = slots[slot.stage];
+    asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(shared.tile_empty(slot.stage));
+    slot.advance(2);
+    if (work.places < 0) break;
+    rows.run(work);
+  }
+}
+
+inline CUtensorMap wgmma_map(const AttentionParams& p, const AttentionHeads& a, bool is_query) {
+  const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
+  HeadsExtent e;
+  e.columns = p.head_dim;
+  e.heads = is_query ? p.num_q_heads : p.num_kv_heads;
+  e.tokens = is_query ? p.q_tokens : p.k_tokens;
+  e.sequences = packed ? 1 : p.num_sequences;
+  e.head_stride = e.heads > 1 ? a.head_stride : p.head_dim;
+  e.token_stride = e.tokens > 1 ? a.token_stride : p.head_dim;
+  e.sequence_stride = e.sequences > 1 ? a.sequence_stride : p.head_dim;
+  return heads_tensor_map(a.data, p.dtype, e, 128);
+}
+
+template <class T, class Tile, Exp kExp>
+void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
+  WgmmaCall call;
+  call.q = wgmma_map(p, p.q, true);
+  call.k = wgmma_map(p, p.k, false);
+  call.v = wgmma_map(p, p.v, false);
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
+  const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);
+  // Heads whose keys and values together stay in L2 while their tiles are at work.
+  constexpr std::int64_t kOfL2 = std::int64_t{24} << 20;
+  const std::int64_t group = p.num_q_heads / p.num_kv_heads;
+  const std::int64_t fit = std::max<std::int64_t>(kOfL2 / (p.k_tokens * Tile::kColumns * 4), 1) * group;
+  call.blocks = static_cast<std::int32_t>(blocks);
+  call.heads = static_cast<std::int32_t>(heads);
+  call.section = static_cast<std::int32_t>(packed ? heads : std::min(heads, fit));
+  call.in_section = static_cast<std::int32_t>(call.section * blocks);
+  call.tiles = static_cast<std::int32_t>(blocks * heads);
+  const int grid = std::min(call.tiles, multiprocessors(current_device()));
+  call.counter = nullptr;
+  if (call.tiles > grid) {
+    call.counter = static_cast<std::uint32_t*>(p.workspace);
+    check(cudaMemsetAsync(call.counter, 0, 4, stream), "attention's counter of tiles");
+  }
+  allow_shared_memory<attention_wgmma_kernel<T, Tile, kExp>>();
+  attention_wgmma_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+}
+
+template <class T>
+void run_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
+  const auto launch = [&](auto tile) {
+    using Tile = decltype(tile);
+    p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
+                            : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
+  };
+  p.head_dim == 64 ? launch(WgmmaTile<64>{}) : launch(WgmmaTile<128>{});
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,395 @@
+// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with the other.
+#pragma once
+
+#include "../common/wgmma_sm90.cuh"
+#include "machine.cuh"
+#include "rlk/kernels/attention_row.h"
+#include "wgmma_work_sm90.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// A warpgroup's 64 rows of a tile. A thread has rows 16 w + g and 8 behind, w its warp, g = lane / 4, and of scores and
+// sums the columns 8 j + 2 (lane % 4) and the next: s[4 j + 2 {row} + {column}].
+template <class T, class Tile, Exp kExp>
+class WgmmaRows {
+ public:
+  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaCall& call, const WgmmaShared<Tile>& shared,
+                                       unsigned char* memory, int warpgroup)
+      : p_(p), call_(call), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
+    thread_ = threadIdx.x % 128;
+    first_row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    total_ = reinterpret_cast<float4*>(memory + Tile::kTotalAt) + warpgroup * (Tile::kTotalBytes / 32) + thread_;
+  }
+
+  __device__ __forceinline__ void run(const WgmmaWork& work) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = first_row_ + 8 * r, n = work.position + i;
+      sees_first_[r] = sees_last_[r] = 0;
+      if (i < work.queries) {
+        sees_last_[r] = p_.causal ? max(n + 1, 0) : work.num_keys;
+        if (p_.window_size > 0) {
+          sees_first_[r] = static_cast<int>(clamp_to(n + 1 - p_.window_size, 0, sees_last_[r]));
+        }
+      }
+      m_[r] = m_total_[r] = -infinity();
+      l_total_[r] = l_[r][0] = l_[r][1] = 0.0f;
+    }
+    has_total_ = false;
+    if (work.last_key > work.first_key) walk(work);
+    store(work);
+  }
+
+ private:
+  static __device__ __forceinline__ void pin(float (&x)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(x[i])::"memory");
+  }
+  __device__ __forceinline__ void pin_sums() {
+#pragma unroll
+    for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
+  }
+  // Sums of the first two groups of keys, here and not later, where they would follow the exponentials one by one.
+  __device__ __forceinline__ void pin_groups() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) asm volatile("" : "+f"(groups_[r][i][0]), "+f"(groups_[r][i][1]));
+    }
+  }
+  __device__ __forceinline__ void release(std::uint32_t barrier) const {
+    if (thread_ == 0) mbarrier_arrive(barrier);
+  }
+  // The matrix units are one warpgroup's at a time.
+  __device__ __forceinline__ void take_turn() const {
+    asm volatile("bar.sync %0, 256;" ::"r"(2 + warpgroup_) : "memory");
+  }
+  __device__ __forceinline__ void give_turn() const {
+    asm volatile("bar.arrive %0, 256;" ::"r"(3 - warpgroup_) : "memory");
+  }
+
+  __device__ __forceinline__ void walk(const WgmmaWork& work) {
+    int block = work.first_key / Tile::kKeys * Tile::kKeys;
+    int split_end = static_cast<int>(attention_split_end(block));
+    mbarrier_wait_block(shared_.queries_full(), queries_phase_);
+    queries_phase_ ^= 1;
+    mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
+    take_turn();
+    multiply(at_.stage);
+    give_turn();
+    wgmma_wait<0>();
+    pin(s_);
+    release(shared_.keys_empty(at_.stage));
+    if (block + Tile::kKeys >= work.last_key) release(shared_.queries_empty());
+    hide(work, block);
+    raise();
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      exponentiate(j);
+      pack(j);
+    }
+    add_probabilities();
+    RingPosition before = at_;
+    at_.advance(Tile::kStages);
+    int keeps = 0;  // whether P V goes on from what o_ holds
+#pragma unroll 1
+    for (block += Tile::kKeys; block < work.last_key; block += Tile::kKeys) {
+      const bool begins = block >= split_end;
+      mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
+      take_turn();
+      multiply(at_.stage);
+      mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
+      accumulate(before.stage, keeps);
+      give_turn();
+      wgmma_wait<1>();
+      pin(s_);
+      release(shared_.keys_empty(at_.stage));
+      if (block + Tile::kKeys >= work.last_key) release(shared_.queries_empty());
+      hide(work, block);
+      const float m[2] = {m_[0], m_[1]}, l[2][2] = {{l_[0][0], l_[0][1]}, {l_[1][0], l_[1][1]}};
+      if (begins) {
+        split_end = static_cast<int>(attention_split_end(block));
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          m_[r] = -infinity();
+          l_[r][0] = l_[r][1] = 0.0f;
+        }
+      }
+      raise();
+      // Half of the exponentials ahead of the wait for P V: the branches below keep ptxas from moving the wait up.
+      constexpr int kAhead = kExp == Exp::kHardware ? 8 : 0;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) exponentiate(j);
+      if constexpr (kAhead == 8) pin_groups();
+      keeps = !begins;
+      if (begins) {
+        asm volatile("wgmma.wait_group.sync.aligned 0;  // a split begins" ::: "memory");
+        pin_sums();
+        release(shared_.values_empty(before.stage));
+        merge_rows(m, l);
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+          if (j < Tile::kSums / 4) merge_sums(j);
+          if (j >= kAhead) exponentiate(j);
+        }
+        has_total_ = true;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) pack(j);
+        add_probabilities();
+        asm volatile("// sums of a split's first block"
+                     : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
+      } else {
+        if (__any_sync(0xffffffffu, rises_)) {
+          asm volatile("wgmma.wait_group.sync.aligned 0;  // the reference rose" ::: "memory");
+          pin_sums();
+          release(shared_.values_empty(before.stage));
+          rescale();
+        } else {
+          asm volatile("wgmma.wait_group.sync.aligned 0;  // the reference stays" ::: "memory");
+          pin_sums();
+          release(shared_.values_empty(before.stage));
+        }
+#pragma unroll
+        for (int j = kAhead; j < 16; ++j) {
+          exponentiate(j);
+          pack(j);
+          if (kAhead > 0) pack(j - kAhead);
+        }
+        add_probabilities();
+        asm volatile("// sums of a block" : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
+      }
+      before = at_;
+      at_.advance(Tile::kStages);
+    }
+    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
+    // Only the last block of a sequence has rows that are no tokens of it.
+    if (block > work.num_keys) clear_values(before.stage, work.num_keys - (block - Tile::kKeys));
+    accumulate(before.stage, keeps);
+    wgmma_wait<0>();
+    pin_sums();
+    release(shared_.values_empty(before.stage));
+    merge_rows(m_, l_);
+  }
+
+  __device__ __forceinline__ void multiply(int stage_of_thread) {
+    const int stage = same_in_warp(stage_of_thread);
+    const std::uint64_t q = tile_descriptor<false>(shared_.queries() + warpgroup_ * 64 * 128, 0);
+    const std::uint64_t k = tile_descriptor<false>(shared_.keys(stage), 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::kColumns / 16; ++step) {
+      const int at = step / 4 * (Tile::kBoxBytes >> 4) + step % 4 * static_cast<int>(kDescriptorStep<false>);
+      wgmma<T, 128, false, false>(s_, q + at, k + at, step > 0);
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void accumulate(int stage_of_thread, int keeps) {
+    const int stage = same_in_warp(stage_of_thread);
+    const std::uint64_t v = tile_descriptor<true>(shared_.values(stage), Tile::kBoxBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::kKeys / 16; ++step) {
+      wgmma_registers<T, Tile::kColumns, true>(o_, weights_[step], v + step * kDescriptorStep<true>,
+                                               step > 0 ? 1 : keeps);
+    }
+    wgmma_commit();
+  }
+
+  // What a row does not see has score -Inf.
+  __device__ __forceinline__ void hide(const WgmmaWork& work, int block) {
+    if (block >= work.all_first && block + Tile::kKeys <= work.all_last) return;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const int key = block + i / 4 * 8 + thread_ % 4 * 2 + i % 2, r = i / 2 % 2;
+      if (key < sees_first_[r] || key >= sees_last_[r]) s_[i] = -infinity();
+    }
+  }
+
+  // The reference after this block, rule 4's, from its largest score: m_; what it was: before_.
+  __device__ __forceinline__ void raise() {
+    float most[2][2] = {{s_[0], s_[1]}, {s_[2], s_[3]}};
+#pragma unroll
+    for (int j = 1; j < 16; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        most[r][0] = max_nan(most[r][0], s_[4 * j + 2 * r]);
+        most[r][1] = max_nan(most[r][1], s_[4 * j + 2 * r + 1]);
+      }
+    }
+    float top[2] = {max_nan(most[0][0], most[0][1]), max_nan(most[1][0], most[1][1])};
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+      const float other[2] = {Machine::shuffle_xor(top[0], distance), Machine::shuffle_xor(top[1], distance)};
+      top[0] = max_nan(top[0], other[0]);
+      top[1] = max_nan(top[1], other[1]);
+    }
+    rises_ = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      before_[r] = m_[r];
+      const float scaled = mul_rn(c_, top[r]);
+      rises_ |= !(scaled <= m_[r]);
+      // ceil, for what is below the range in magnitude. What is above it stays above, and fails when the split ends.
+      const float ceiled = sub_rn(__fadd_ru(scaled, kStatsShift), kStatsShift);
+      m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
+      if constexpr (kExp == Exp::kHardware) {
+        addend_[r] = m_[r] == -infinity() ? -kStatsRange : -m_[r];
+      } else {
+        q_[r] = leaf_clamp(c_, m_[r]);
+        addend_[r] = sub_rn(kStatsShift, m_[r]);
+      }
+    }
+  }
+  __device__ __forceinline__ void rescale() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = before_[r] > -infinity() ? attention_factor(before_[r], m_[r]) : 1.0f;
+      l_[r][0] = mul_rn(l_[r][0], factor);
+      l_[r][1] = mul_rn(l_[r][1], factor);
+#pragma unroll
+      for (int i = 0; i < Tile::kSums; i += 4) {
+        o_[i + 2 * r] = mul_rn(o_[i + 2 * r], factor);
+        o_[i + 2 * r + 1] = mul_rn(o_[i + 2 * r + 1], factor);
+      }
+    }
+  }
+
+  // Scores of keys 8 j ... 8 j + 7 to probabilities.
+  __device__ __forceinline__ void exponentiate(int j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& z = s_[4 * j + 2 * r + i];
+        if constexpr (kExp == Exp::kHardware) {
+          z = ex2_approx(fma_rn(z, c_, addend_[r]));
+        } else {
+          const float w = stat_exp_portable(z > q_[r] ? z : q_[r], c_, addend_[r]);
+          z = is_nan(m_[r]) ? canonical_nan() : z == -infinity() || m_[r] == -infinity() ? 0.0f : w;
+        }
+        groups_[r][i][j / 4] = j % 4 == 0 ? z : add_rn(groups_[r][i][j / 4], z);
+      }
+    }
+  }
+  __device__ __forceinline__ void pack(int j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weights_[j / 2][j % 2 * 2 + r] = T::pack(s_[4 * j + 2 * r], s_[4 * j + 2 * r + 1]);
+  }
+  __device__ __forceinline__ void add_probabilities() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float(&g)[4] = groups_[r][i];
+        l_[r][i] = add_rn(l_[r][i], add_rn(add_rn(g[0], g[1]), add_rn(g[2], g[3])));
+      }
+    }
+  }
+
+  // A split, whose reference and chains of l are given, into the rows' total; factors for merge_sums.
+  __device__ __forceinline__ void merge_rows(const float (&m)[2], const float (&chains)[2][2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float l = add_rn(chains[r][0], chains[r][1]);
+      l = add_rn(l, Machine::shuffle_xor(l, 1));
+      l = add_rn(l, Machine::shuffle_xor(l, 2));
+      const AttentionMerge merge(m_total_[r], m[r] >= kStatsRange ? canonical_nan() : m[r]);
+      of_total_[r] = merge.factor;
+      of_split_[r] = merge.factor_of_split;
+      l_total_[r] = merge(l_total_[r], l);
+      m_total_[r] = merge.m;
+    }
+  }
+  __device__ __forceinline__ float4 merged(int j) const {
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (has_total_) x = total_[j * 128];
+    x.x = fma_rn(x.x, of_total_[0], mul_rn(o_[4 * j], of_split_[0]));
+    x.y = fma_rn(x.y, of_total_[0], mul_rn(o_[4 * j + 1], of_split_[0]));
+    x.z = fma_rn(x.z, of_total_[1], mul_rn(o_[4 * j + 2], of_split_[1]));
+    x.w = fma_rn(x.w, of_total_[1], mul_rn(o_[4 * j + 3], of_split_[1]));
+    return x;
+  }
+  __device__ __forceinline__ void merge_sums(int j) { total_[j * 128] = merged(j); }
+
+  // Rows of V from `first` on are not of the sequence: +0, whatever they hold.
+  __device__ __forceinline__ void clear_values(int stage, int first) const {
+    constexpr int kChunks = Tile::kBoxes * 8;
+    for (int i = (warpgroup_ * 128 + thread_) + first * kChunks; i < Tile::kKeys * kChunks; i += 256) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const std::uint32_t to = shared_.values(stage) + chunk / 8 * Tile::kBoxBytes + row * 128 + chunk % 8 * 16;
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+    fence_for_copy_engine();
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+  }
+
+  __device__ __forceinline__ void store(const WgmmaWork& work) {
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool used = sees_last_[r] != 0, fails = attention_fails(m_total_[r], used);
+      inverse[r] = fails ? canonical_nan() : div_rn(1.0f, used ? l_total_[r] : 1.0f);
+      const int i = first_row_ + 8 * r;
+      if (p_.lse != nullptr && thread_ % 4 == 0 && i < work.places) {
+        p_.lse[lse_index(p_, work.sequence, work.token + i, work.head)] = fails ? canonical_nan()
+                                                                          : used
+                                                                              ? attention_lse(m_total_[r], l_total_[r])
+                                                                              : -infinity();
+      }
+    }
+    // Quads exchange 4 x 4 pairs of columns, so that a lane stores eight neighbours of a row.
+    const bool odd = thread_ & 1, high = thread_ & 2;
+#pragma unroll
+    for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
+      std::uint32_t pairs[2][4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float4 x = merged(tile + k);
+        pairs[0][k] =
+            sees_last_[0] == 0 ? 0u : T::pack(attention_output(x.x, inverse[0]), attention_output(x.y, inverse[0]));
+        pairs[1][k] =
+            sees_last_[1] == 0 ? 0u : T::pack(attention_output(x.z, inverse[1]), attention_output(x.w, inverse[1]));
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        std::uint32_t(&x)[4] = pairs[r];
+        std::uint32_t a = odd ? x[0] : x[1], b = odd ? x[2] : x[3];
+        a = __shfl_xor_sync(0xffffffffu, a, 1);
+        b = __shfl_xor_sync(0xffffffffu, b, 1);
+        (odd ? x[0] : x[1]) = a;
+        (odd ? x[2] : x[3]) = b;
+        std::uint32_t e = high ? x[0] : x[2], f = high ? x[1] : x[3];
+        e = __shfl_xor_sync(0xffffffffu, e, 2);
+        f = __shfl_xor_sync(0xffffffffu, f, 2);
+        (high ? x[0] : x[2]) = e;
+        (high ? x[1] : x[3]) = f;
+        const int i = first_row_ + 8 * r;
+        if (i < work.places) {
+          auto* to = static_cast<typename T::Storage*>(p_.out) +
+                     (row_of(p_, work.sequence, work.token + i) * p_.num_q_heads + work.head) * Tile::kColumns;
+          *reinterpret_cast<uint4*>(to + (tile + thread_ % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+      }
+    }
+  }
+
+  const AttentionParams& p_;
+  const WgmmaCall& call_;
+  const WgmmaShared<Tile>& shared_;
+  const int warpgroup_;
+  const float c_;
+  int thread_, first_row_;
+  float4* total_;
+  RingPosition at_;
+  int queries_phase_ = 0;
+  int sees_first_[2], sees_last_[2];
+  float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][4];
+  float m_total_[2], l_total_[2], of_total_[2], of_split_[2];
+  bool rises_, has_total_;
+  float s_[64], o_[Tile::kSums];
+  std::uint32_t weights_[8][4];
+};
+
+}  // namespace
+}  // namespace rlk::cuda

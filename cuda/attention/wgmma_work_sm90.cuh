@@ -1,0 +1,214 @@
+// Work of attention's wgmma kernel: a call's tiles, what each covers, and the warp that hands them out and loads them.
+#pragma once
+
+#include "../common/mbarrier_sm90.cuh"
+#include "../common/tma_sm90.cuh"
+#include "rlk/kernels/attention_span.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <int kColumns_>
+struct WgmmaTile {
+  static constexpr int kColumns = kColumns_, kQueries = 128, kKeys = 128, kStages = 2;
+  static constexpr int kThreads = 3 * 128;
+  static constexpr int kBoxes = kColumns / 64, kBoxBytes = 128 * 128;  // 128 tokens by 64 columns
+  static constexpr int kTileBytes = kBoxes * kBoxBytes;
+  static constexpr int kSums = kColumns / 2;  // of a thread
+  static constexpr int kTotalBytes = kQueries * kColumns * 4;
+  static constexpr int kKeysAt = kTileBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
+  static constexpr int kTotalAt = kValuesAt + kStages * kTileBytes, kBarriersAt = kTotalAt + kTotalBytes;
+  static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * 48 + 1024;  // and what a start at 1024 takes
+};
+
+struct WgmmaCall {
+  CUtensorMap q, k, v;
+  std::int32_t tiles;
+  std::int32_t blocks;               // of queries: of a sequence, or, packed, slots of all
+  std::int32_t heads;                // and sequences where not packed
+  std::int32_t section, in_section;  // heads whose keys and values stay in L2; their tiles
+  std::uint32_t* counter;            // of tiles that were taken beyond the first of each block; null: there are no more
+};
+
+// A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp finds it
+// out for all.
+struct WgmmaWork {
+  std::int32_t sequence, head;
+  std::int32_t token, places, queries;  // the first place's token of q; places and queries from there on
+  std::int32_t position;                // the number of the key that stands where the first query does
+  std::int32_t k_token, num_keys;       // of the sequence
+  std::int32_t first_key, last_key;     // that any query of the tile sees
+  std::int32_t all_first, all_last;     // that every query sees
+};
+
+// Packed sequences: slot floor(begin / 128) + s is the first of sequence s, so that no sum over the others is needed; some
+// slots have no queries.
+__device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& p, std::int64_t sequence) {
+  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / 128 + sequence;
+}
+
+__device__ __forceinline__ WgmmaWork work_of(const AttentionParams& p, const WgmmaCall& call, std::int32_t tile) {
+  const std::int32_t section = tile / call.in_section, rest = tile - section * call.in_section;
+  const std::int32_t heads = min(call.section, call.heads - section * call.section);
+  const std::int32_t in_section = rest / heads, head = section * call.section + rest - in_section * heads;
+  const std::int32_t block = call.blocks - 1 - in_section;
+  const std::int32_t num_q_heads = static_cast<std::int32_t>(p.num_q_heads);
+  WgmmaWork work = {};
+  std::int64_t query = std::int64_t{block} * 128, places = p.q_tokens;
+  if (p.cu_seqlens_q != nullptr) {
+    work.head = head;
+    std::int64_t low = 0, high = p.num_sequences;  // the last sequence that begins no later
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (first_query_slot(p, middle) <= block ? low : high) = middle;
+    }
+    work.sequence = static_cast<std::int32_t>(low);
+    const std::int64_t begin = clamp_to(p.cu_seqlens_q[low], 0, p.q_tokens);
+    query = (block - first_query_slot(p, low)) * 128;
+    places = clamp_to(p.cu_seqlens_q[low + 1], begin, p.q_tokens) - begin;
+  } else {
+    work.sequence = head / num_q_heads;
+    work.head = head - work.sequence * num_q_heads;
+  }
+  if (query < 0 || query >= places) return work;  // a slot without queries
+  const AttentionSpan span(p, work.sequence);
+  work.token = static_cast<std::int32_t>(span.q_first + query);
+  work.places = static_cast<std::int32_t>(places - query);
+  work.queries = static_cast<std::int32_t>(span.num_queries - query);
+  work.position = static_cast<std::int32_t>(span.position(query));
+  work.k_token = static_cast<std::int32_t>(span.k_first);
+  work.num_keys = static_cast<std::int32_t>(span.num_keys);
+  const AttentionRange queries = {query, min(query + 128, span.num_queries)};
+  if (queries.empty()) return work;
+  const AttentionRange keys = span.keys_of(queries);
+  if (keys.empty()) return work;
+  work.first_key = static_cast<std::int32_t>(keys.first);
+  work.last_key = static_cast<std::int32_t>(keys.last);
+  work.all_first = static_cast<std::int32_t>(span.keys_of(queries.last - 1).first);
+  work.all_last = static_cast<std::int32_t>(span.keys_of(queries.first).last);
+  return work;
+}
+
+// Shared memory and barriers of a block.
+template <class Tile>
+struct WgmmaShared {
+  std::uint32_t base;
+  __device__ __forceinline__ std::uint32_t queries() const { return base; }
+  __device__ __forceinline__ std::uint32_t keys(int stage) const {
+    return base + Tile::kKeysAt + stage * Tile::kTileBytes;
+  }
+  __device__ __forceinline__ std::uint32_t values(int stage) const {
+    return base + Tile::kValuesAt + stage * Tile::kTileBytes;
+  }
+  __device__ __forceinline__ std::uint32_t barrier(int i) const { return base + Tile::kBarriersAt + i * 8; }
+  __device__ __forceinline__ std::uint32_t queries_full() const { return barrier(0); }
+  __device__ __forceinline__ std::uint32_t queries_empty() const { return barrier(1); }
+  __device__ __forceinline__ std::uint32_t keys_full(int stage) const { return barrier(2 + stage); }
+  __device__ __forceinline__ std::uint32_t keys_empty(int stage) const { return barrier(4 + stage); }
+  __device__ __forceinline__ std::uint32_t values_full(int stage) const { return barrier(6 + stage); }
+  __device__ __forceinline__ std::uint32_t values_empty(int stage) const { return barrier(8 + stage); }
+  __device__ __forceinline__ std::uint32_t tile_full(int slot) const { return barrier(10 + slot); }
+  __device__ __forceinline__ std::uint32_t tile_empty(int slot) const { return barrier(12 + slot); }
+  static constexpr int kWorkAt = Tile::kBarriersAt + 14 * 8;  // of two tiles, one after the other
+
+  __device__ __forceinline__ void init() const {
+    mbarrier_init(queries_full(), 1);
+    mbarrier_init(queries_empty(), 2);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(keys_full(i), 1);
+      mbarrier_init(keys_empty(i), 2);
+      mbarrier_init(values_full(i), 1);
+      mbarrier_init(values_empty(i), 2);
+      mbarrier_init(tile_full(i), 1);
+      mbarrier_init(tile_empty(i), 2);
+    }
+    mbarrier_init_fence();
+  }
+};
+
+template <class Tile>
+__device__ __forceinline__ void load_tile(std::uint32_t to, const CUtensorMap* map, int head, int token, int sequence,
+                                          std::uint32_t barrier) {
+  mbarrier_arrive_expect(barrier, Tile::kTileBytes);
+#pragma unroll
+  for (int box = 0; box < Tile::kBoxes; ++box) {
+    load_head_box(to + box * Tile::kBoxBytes, map, box * 64, head, token, sequence, barrier);
+  }
+}
+
+// The loading warp: hands out tiles, and fetches each one's queries, keys and values.
+template <class Tile>
+__device__ __forceinline__ void load_tiles(const AttentionParams& p, const WgmmaCall& call,
+                                           const WgmmaShared<Tile>& shared, WgmmaWork* slots) {
+  RingPosition at, slot;
+  int queries_phase = 0;
+  const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
+  std::int32_t tile = blockIdx.x;
+  for (;;) {
+    const bool more = tile < call.tiles;
+    WgmmaWork work = {};
+    work.places = -1;
+    if (more) work = work_of(p, call, tile);
+    std::uint32_t taken = 0;  // asked for early: what follows hides its way
+    if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
+    if (!more || work.places > 0) {
+      mbarrier_wait_block(shared.tile_empty(slot.stage), slot.phase ^ 1);
+      if (threadIdx.x == 0) {
+        slots[slot.stage] = work;
+        mbarrier_arrive(shared.tile_full(slot.stage));
+      }
+      slot.advance(2);
+    }
+    if (!more) return;
+    if (work.last_key > work.first_key) {
+      const int sequence_q = p.cu_seqlens_q != nullptr ? 0 : work.sequence;
+      const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence, kv_head = work.head / group;
+      bool first = true;
+#pragma unroll 1
+      for (int block = work.first_key / Tile::kKeys * Tile::kKeys; block < work.last_key; block += Tile::kKeys) {
+        mbarrier_wait_block(shared.keys_empty(at.stage), at.phase ^ 1);
+        if (elect_one()) {
+          load_tile<Tile>(shared.keys(at.stage), &call.k, kv_head, work.k_token + block, sequence_k,
+                          shared.keys_full(at.stage));
+        }
+        if (first) {
+          mbarrier_wait_block(shared.queries_empty(), queries_phase ^ 1);
+          if (elect_one()) {
+            load_tile<Tile>(shared.queries(), &call.q, work.head, work.token, sequence_q, shared.queries_full());
+          }
+          first = false;
+        }
+        mbarrier_wait_block(shared.values_empty(at.stage), at.phase ^ 1);
+        if (elect_one()) {
+          load_tile<Tile>(shared.values(at.stage), &call.v, kv_head, work.k_token + block, sequence_k,
+                          shared.values_full(at.stage));
+        }
+        at.advance(Tile::kStages);
+      }
+      queries_phase ^= 1;
+    }
+    taken = __shfl_sync(0xffffffffu, taken, 0);
+    tile = call.counter != nullptr ? static_cast<std::int32_t>(gridDim.x + taken) : call.tiles;
+  }
+}
+
+// Tokens of packed q that no sequence has, where offsets begin late or end early.
+template <class T, class Tile>
+__device__ __forceinline__ void clear_outside(const AttentionParams& p) {
+  const std::int64_t first = clamp_to(p.cu_seqlens_q[0], 0, p.q_tokens);
+  const std::int64_t last = clamp_to(p.cu_seqlens_q[p.num_sequences], first, p.q_tokens);
+  const std::int64_t outside = first + p.q_tokens - last, row_chunks = p.num_q_heads * Tile::kColumns / 8;
+  const std::int64_t begin = blockIdx.x * std::int64_t{96} + threadIdx.x - 32, step = gridDim.x * std::int64_t{96};
+  for (std::int64_t i = begin; i < outside * row_chunks; i += step) {
+    const std::int64_t token = i / row_chunks < first ? i / row_chunks : last + i / row_chunks - first;
+    static_cast<uint4*>(p.out)[token * row_chunks + i % row_chunks] = make_uint4(0, 0, 0, 0);
+  }
+  if (p.lse == nullptr) return;
+  for (std::int64_t i = begin; i < outside * p.num_q_heads; i += step) {
+    const std::int64_t at = i / p.num_q_heads, token = at < first ? at : last + at - first;
+    p.lse[i % p.num_q_heads * p.q_tokens + token] = -infinity();
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
