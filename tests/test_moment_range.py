@@ -1,5 +1,5 @@
-"""Means and variances are right for all finite values: sums and squares beyond float32, too large or too small, change no
-answer. One table over the operators that divide by a standard deviation."""
+"""Means and variances are right for all finite values: sums and squares beyond float32, too large or too small,
+change no answer. One table over the operators that divide by a standard deviation."""
 
 from __future__ import annotations
 

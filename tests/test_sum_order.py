@@ -36,11 +36,9 @@ def of_preference_loss(x: Any, mask: Any) -> Any:
     return rk.preference_loss(x[mask], x[mask], kind="cpo", beta=1.0).metrics.chosen_reward * mask.sum()
 
 
-def of_group_advantage(x: Any, mask: Any, scale: str = "group") -> Any:
+def of_group_advantage(x: Any, mask: Any) -> Any:
     rewards = torch.where(mask, x, torch.nan)
-    options = {"group_size": len(x), "kind": "grpo_trl", "scale": scale, "alone": "zero"}
-    of = rk.group_advantage(rewards, return_stats=True, **options)
-    return of.mean[0] * mask.sum()
+    return rk.group_advantage(rewards, group_size=len(x), kind="grpo_trl", return_stats=True).mean[0] * mask.sum()
 
 
 SUMS: dict[str, Callable[[Any, Any], Any]] = {
@@ -99,7 +97,8 @@ def test_aligned_parts_merge_to_the_bits_of_the_whole(part: int, device: str, rn
     parts = rk.sequence_logprob(x.view(-1, part), mask.view(-1, part)).sum.view(len(lengths), -1)
     assert not differing((rk.sequence_logprob(parts).sum,), (whole.sum,))
     packed = rk.pack([x, mask], torch.tensor(lengths, device=device))
-    assert not differing(tuple(rk.sequence_logprob(*packed.tensors, packed.cu_seqlens)), tuple(whole))
+    of_packed = rk.sequence_logprob(packed.tensors[0], packed.tensors[1], packed.cu_seqlens)
+    assert not differing(tuple(of_packed), tuple(whole))
 
 
 def test_parts_of_another_alignment_are_no_nodes(device: str, rng: np.random.Generator) -> None:

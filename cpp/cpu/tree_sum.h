@@ -38,7 +38,7 @@ float tree_sum_of_blocks(std::int64_t num, const F& fill) {
   }
   return finished_sum(tree.finish());
 }
-// Of f(0), ..., f(num - 1).
+// The sum of f(0), ..., f(num - 1).
 template <class F>
 float tree_sum(std::int64_t num, const F& f) {
   return tree_sum_of_blocks(num, [&](std::int64_t first, int count, float* to) {

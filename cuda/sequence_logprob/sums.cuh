@@ -17,8 +17,13 @@ namespace {  // one copy per architecture
 
 constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are under way together
 constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;
-constexpr int kRoundChunks = 16;   // of a warp, between two barriers
-constexpr int kSumRegisters = 64;  // eight blocks of kSequencesOfBlock warps on a multiprocessor
+constexpr int kRoundChunks = 16;  // of a warp, between two barriers
+// Nine blocks of kSequencesOfBlock warps on a multiprocessor of an sm_90. For sm_80 ptxas needs more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kSumRegisters = 64;
+#else
+constexpr int kSumRegisters = 56;
+#endif
 
 // What a thread has of kRows rows, one position of each: +0 where none counts. Those below `left` exist, or all.
 template <class T, int kRows, bool kAll, class Flags>

@@ -19,7 +19,7 @@ RLK_DEVICE float tree_of_chunk(const Team& team, const float (&v)[kLaneElements]
   return sum_over_lanes<kTeamLanes>(team, add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3])));
 }
 
-// Of f(first), ... of 128 elements, +0 behind num, which is not so large that Int could overflow.
+// The node over f(first), ... of 128 elements, +0 behind num, which is not so large that Int could overflow.
 template <class Team, class Int, class F>
 RLK_DEVICE float sum_of_chunk(const Team& team, Int first, Int num, const F& f) {
   float v[kLaneElements];

@@ -92,7 +92,7 @@ RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
 }
 
 // SumTree by the lanes of a team together, all of which take the same nodes and get the sum: lane k keeps the node of level
-// k, so that a node costs a shuffle for each level that it completes. Of fewer than 2^31 values.
+// k, so that a node costs a shuffle for each level that it completes. Values are fewer than 2^31.
 template <class Team>
 class TeamSumTree {
  public:

@@ -12,8 +12,8 @@
 //   Alone (n = 1): by `alone` kScore: mean +0, std 1; or kZero: mean is the reward, std +0. n = 0: mean +0, std +0.
 //   batch  : the same of all sequences as one group; n_b of them count
 // Of a member that counts, reward s:
-//   b = mean;  or kLengthMean: fl(l / a), l = fl(sum(fl(length * fl(a s))) / sum(length)), +0 where that sum is 0, s in a constant group, mean of
-//       one that is alone;  or kGiven: baseline[sequence];  or kNone: +0
+//   b = mean;  or kLengthMean: fl(l / a), l = fl(sum(fl(length * fl(a s))) / sum(length)), +0 where that sum is 0, s in a
+//       constant group, mean of one that is alone;  or kGiven: baseline[sequence];  or kNone: +0
 //   c = a of the group with scale kGroup, of the batch with kBatch, but 1 in place of more where b is kGiven; else 1
 //   x = fl(fl(c s) - fl(c b)), with fl(m (c / a)) or fl(l (c / a)), a of the group, for fl(c b) where b is made of them
 //   leave_one_out, n >= 2 : x = fl(fl(n / (n - 1)) * x)
