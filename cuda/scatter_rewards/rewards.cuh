@@ -49,7 +49,13 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kTokenThreads, 4)
+// A kernel of its own, which packed calls alone run: with it the spread would spill.
+__global__ void reward_rest_kernel(const __grid_constant__ ScatterRewardsParams p) {
+  wait_for_previous_kernel();
+  clear_spread_rest<TokenGpu>(p, blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kTokenThreads, 5)
     reward_spread_kernel(const __grid_constant__ ScatterRewardsParams p, int parts, bool are_written) {
   __shared__ SpreadShared shared;
   wait_for_previous_kernel();
@@ -71,8 +77,12 @@ void run_scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, c
   }
   if (by_blocks) {
     const int parts = spread_parts(q, tile);
-    const std::int64_t blocks = q.num_sequences * parts + (blank ? rest_blocks(q) : 0);
+    const std::int64_t blocks = q.num_sequences * parts;
     RLK_CHECK(blocks < std::int64_t{1} << 31, "scatter_rewards: too many sequences for one launch");
+    if (blank && q.packed()) {
+      launch_dependent<kOverlap>(reward_rest_kernel, static_cast<int>(rest_blocks(q)), kTokenThreads, 0, stream, p);
+    }
+    if (blocks == 0) return;
     launch_dependent<kOverlap>(reward_spread_kernel, static_cast<int>(blocks), kTokenThreads, 0, stream, p, parts,
                                !blank);
     return;

@@ -343,17 +343,19 @@ class RewardSpread {
   int num_tokens_ = 0, last_ = kNowhere;  // of the sequence those that count, and where the last is
 };
 
+// Packed tokens of no sequence, by the blocks behind those of sequences: `rest` is how many are before this one.
+template <class Gpu>
+RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
+  for (float* const array : {p.to_tokens, p.costs, p.combined}) {
+    clear_rest(p.sequences, array, rest, rest_blocks(p.sequences), Gpu::thread(), kTokenThreads);
+  }
+}
+
 // What block `block` does, of spread_parts of each sequence. are_written: after reward_tokens.
 template <class Gpu>
 RLK_DEVICE void spread_rewards(const ScatterRewardsParams& p, std::int64_t block, int parts, bool are_written,
                                SpreadShared* shared) {
   const auto index = static_cast<std::uint32_t>(block), each = static_cast<std::uint32_t>(parts);
-  if (const std::int64_t rest = block - p.sequences.num_sequences * parts; rest >= 0) {
-    for (float* const array : {p.to_tokens, p.costs, p.combined}) {
-      clear_rest(p.sequences, array, rest, rest_blocks(p.sequences), Gpu::thread(), kTokenThreads);
-    }
-    return;
-  }
   RewardSpread<Gpu>(p, index / each, static_cast<int>(index % each), parts, are_written, shared).run();
 }
 
