@@ -31,7 +31,7 @@ def calls(b: Batch, mask: Any, cu: Any = None, **options: Any) -> dict[str, tupl
         "vtrace": rk.vtrace(
             **policies, mask=mask, cu_seqlens=cu, gamma=gamma, lam=lam, rho_bar=1.1, c_bar=1.2, **options
         ),
-        "reset": (rk.discounted_returns(b.rewards, mask, cu, gamma),),
+        "reset": (rk.discounted_returns(b.rewards, mask, cu, gamma, masked="reset"),),
         "carry": (rk.discounted_returns(b.rewards, mask, cu, gamma, masked="carry"),),
     }
 
@@ -64,7 +64,7 @@ def test_values_lie_near_float64(device: str, rng: np.random.Generator) -> None:
         want = {
             "gae": rk.gae_reference(**tokens, mask=mask, **g),
             "vtrace": rk.vtrace_reference(**arrays, mask=mask, rho_bar=1.1, c_bar=1.2, **g),
-            "reset": rk.discounted_returns_reference(tokens["rewards"], mask, gamma=0.99),
+            "reset": rk.discounted_returns_reference(tokens["rewards"], mask, gamma=0.99, masked="reset"),
             "carry": rk.discounted_returns_reference(tokens["rewards"], mask, gamma=0.99, masked="carry"),
         }
         for name, outputs in got.items():
@@ -186,6 +186,14 @@ def test_a_nan_that_counts_stays_in_its_sequence(device: str, rng: np.random.Gen
             assert_same((got[0], got[2], got[1, 141:]), (clean[0], clean[2], clean[1, 141:]), name)
             assert bool(got[1, :141].isnan().all())
             assert bool((got[1, :141].view(torch.int32) == 0x7FC00000).all()), "the canonical one"
+
+
+def test_a_turn_before_a_tools_result_has_the_reward_behind_it() -> None:
+    """By default, as without the tool's tokens."""
+    rewards, mask = np.array([[0, 0, 0, 0, 0, 1]], np.float32), np.array([[1, 1, 0, 0, 1, 1]])
+    of_reference = rk.discounted_returns_reference(rewards, mask)["returns"]
+    for returns in (rk.discounted_returns(rewards, mask), of_reference):
+        assert returns[0][mask[0] == 1].tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.gpu

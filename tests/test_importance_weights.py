@@ -34,6 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "seq_sum_k1": {"upper": 2.0, "rejection": {"seq_sum_k1": 4.0}},
     "seq_sum_k2": {"upper": 2.0, "rejection": {"seq_sum_k2": 2.0}},
     "seq_sum_k3": {"upper": 2.0, "rejection": {"seq_sum_k3": 2.0}},
+    "token_ratio": {"upper": 2.0, "rejection": {"token_ratio": (0.9, 1.3)}},
+    "seq_sum_ratio": {"upper": 2.0, "rejection": {"seq_sum_ratio": (0.5, 1.4)}},
+    "seq_mean_ratio": {"upper": 2.0, "rejection": {"seq_mean_ratio": (0.97, 1.01), "token_k1": 1.5}},
     "seq_mean_k1": {"upper": 2.0, "rejection": {"seq_mean_k1": (0.99, 1.02)}},
     "seq_mean_k2": {"upper": 2.0, "rejection": {"seq_mean_k2": 0.018}},
     "seq_mean_k3": {"upper": 2.0, "rejection": {"seq_mean_k3": 0.018}},
@@ -422,6 +425,22 @@ def test_a_mistake_names_the_argument(case: str) -> None:
     changed, error, text = BAD[case]
     with pytest.raises(error, match="^" + re.escape(text)):
         call(**changed)
+
+
+@pytest.mark.parametrize("criterion", ["token_ratio", "seq_sum_ratio", "seq_mean_ratio"])
+def test_bounds_of_a_ratio_are_the_ratios_own(criterion: str) -> None:
+    """(0.6, 1.4) keeps 0.65 and drops 1.5; token_k1 keeps 1.5 and drops 0.65, as verl's does."""
+    rollout = np.full((5, 1), -3, np.float32)
+    logprob = rollout + np.log(np.array([[1.5], [0.65], [1.0], [0.55], [1.7]], np.float32))
+    bounds = (0.6, 1.4)
+    kept = rk.importance_weights(logprob, rollout, upper=math.inf, rejection={criterion: bounds}).mask
+    assert kept[:, 0].tolist() == [0, 1, 1, 0, 0]
+    inverse = criterion.replace("ratio", "k1")
+    kept = rk.importance_weights(logprob, rollout, upper=math.inf, rejection={inverse: bounds}).mask
+    assert kept[:, 0].tolist() == [1, 0, 1, 0, 0]
+    both = {criterion: bounds, inverse: bounds}
+    kept = rk.importance_weights(logprob, rollout, upper=math.inf, rejection=both).mask
+    assert kept[:, 0].tolist() == [0, 0, 1, 0, 0]
 
 
 @pytest.mark.gpu

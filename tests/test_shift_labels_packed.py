@@ -108,6 +108,20 @@ def test_a_conversation() -> None:
     assert rk.tool_mask(torch.tensor([ids]), BEGIN, END)[0].int().tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1]
 
 
+def test_padding_behind_a_turn_that_is_not_closed_is_not_marked() -> None:
+    ids, mask = np.array([[7, 8, 3, 4, 0, 0], [7, 8, 3, 9, 0, 0]]), np.array([[1, 1, 1, 1, 0, 0]] * 2)
+    want = [[0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0]]
+    assert rk.tool_mask(ids, BEGIN, END)[0].tolist() == [False, False, True, True, True, True]
+    assert rk.tool_mask(ids, BEGIN, END, mask=mask).astype(int).tolist() == want
+    for kind in (torch.bool, torch.int64, torch.float32):
+        found = rk.tool_mask(torch.from_numpy(ids), BEGIN, END, mask=torch.from_numpy(mask).to(kind))
+        assert found.int().tolist() == want
+    with pytest.raises(ValueError, match=r"mask: expected shape \[2, 6\], got \[1, 6\]"):
+        rk.tool_mask(ids, BEGIN, END, mask=mask[:1])
+    with pytest.raises(TypeError, match="mask: expected an array like ids, got Tensor"):
+        rk.tool_mask(ids, BEGIN, END, mask=torch.from_numpy(mask))
+
+
 def test_padded_and_packed_masks_are_the_same(device: str, rng: np.random.Generator) -> None:
     ids = torch.from_numpy(ids_of(rng, 5 * 300).reshape(5, 300)).to(device)
     lengths = torch.tensor([300, 0, 17, 256, 257], device=device)

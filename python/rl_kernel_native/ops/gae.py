@@ -94,16 +94,16 @@ def gae(
 
 
 def discounted_returns(
-    rewards: Any, mask: Any = None, cu_seqlens: Any = None, gamma: float = 1.0, *, masked: str = "reset"
+    rewards: Any, mask: Any = None, cu_seqlens: Any = None, gamma: float = 1.0, *, masked: str = "carry"
 ) -> Any:
     """``G_t = R_t + gamma G_{t+1}``: REINFORCE++'s returns, before they are whitened.
 
     Args:
         rewards, mask, cu_seqlens: as of :func:`gae`.
         gamma: in ``[0, 1]``.
-        masked: what a token whose mask is 0 does. ``"reset"``: the sum begins anew before it, and it gets 0;
-            ``"carry"``: it gets and hands on the sum behind it, without a discount (verl 0.9.1,
-            which writes 0 there).
+        masked: what a token whose mask is 0 does. ``"carry"``: it gets and hands on the sum behind it, without a
+            discount, so that turns before the results of a tool see the rewards behind them (verl since 0.9.1, which
+            writes 0 there); ``"reset"``: the sum begins anew before it, and it gets 0 (verl before).
     Returns: float32 of the shape of ``rewards``.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.

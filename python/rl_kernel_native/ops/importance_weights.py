@@ -26,6 +26,7 @@ _MODES = ("truncate", "clip", "mask")
 # Criteria of verl's rollout_rs, by the statistic that they look at; the order is that of the contract's bounds.
 _STATISTICS = ("token", "seq_sum", "seq_mean", "seq_max")
 CRITERIA = tuple(f"{s}_{k}" for s in _STATISTICS for k in ("k1", "k2", "k3") if (s, k) != ("seq_max", "k1"))
+RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # bounds of exp(-k1) itself
 _LARGEST = 3.4028234663852886e38  # of float32
 
 _torch_path: Any = None
@@ -95,10 +96,10 @@ def _rejection(rejection: Any) -> list[float]:
     if rejection is not None and not isinstance(rejection, dict):
         raise TypeError(f"rejection: expected a dict of thresholds or None, got {type(rejection).__name__}")
     for name, threshold in (rejection or {}).items():
-        if name not in CRITERIA:
-            raise ValueError(f"rejection: expected of {', '.join(CRITERIA)}, got {name!r}")
-        where, of = f'rejection["{name}"]', bounds[name[:-3]]
-        if not name.endswith("k1"):
+        if name not in CRITERIA + RATIOS:
+            raise ValueError(f"rejection: expected of {', '.join(CRITERIA + RATIOS)}, got {name!r}")
+        where, of = f'rejection["{name}"]', bounds[name.rpartition("_")[0]]
+        if not name.endswith(("k1", "ratio")):
             if isinstance(threshold, (tuple, list)):
                 raise TypeError(f"{where}: expected a number, got {threshold!r}: k2 and k3 have no lower bound")
             of[int(name[-1])] = _positive(where, threshold)
@@ -112,7 +113,10 @@ def _rejection(rejection: Any) -> list[float]:
             low = 1.0 / high
         if not low <= high:
             raise ValueError(f"{where}: expected lower <= upper, got {low:g} and {high:g}")
-        of[:2] = math.log(low), math.log(high)
+        least, most = math.log(low), math.log(high)
+        if name in RATIOS:
+            least, most = -most, -least
+        of[:2] = max(of[0], least), min(of[1], most)
     return [x for s in _STATISTICS for x in bounds[s]]
 
 
@@ -175,10 +179,13 @@ def importance_weights(
         lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto and
             the sums of sequences that weights are made of see the ratio without it.
-        rejection: thresholds by criterion, ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2``
-            or ``k3`` (``seq_max_k1`` is none): of k1, which is MINUS the log ratio, ``(lower, upper)`` in ratios, whose
-            logarithms are compared, or ``upper`` alone for ``(1 / upper, upper)``; of k2 and k3 the largest value.
-            A token is kept where all allow it. A NaN is not.
+        rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio``, ``seq_mean_ratio``: ``(lower, upper)``
+            of the ratio ``pi / mu`` of a token, of a sequence's product, of its geometric mean, or ``upper`` alone for
+            ``(1 / upper, upper)``. ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or
+            ``k3`` (``seq_max_k1`` is none), as verl has them: of k2 and k3 the largest value; of k1, which is MINUS
+            the log ratio, ``(lower, upper)`` whose logarithms are compared. Warning: so ``token_k1`` bounds the
+            INVERSE ratio, and ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept where all allow it.
+            A NaN is not.
         veto: a sequence with a token whose ratio is below is not kept.
         normalize: weights are divided by their mean over this call: of tokens with ``"token"``, else of sequences that
             have a token; not where that is at most 1e-8. Rejected tokens count in it.

@@ -112,7 +112,9 @@ def loss_mask_from_spans(spans: Any, span_offsets: Any, cu_seqlens: Any = None, 
     return frame.result(_C.loss_mask_from_spans(*exported, count, frame.allocate, frame.stream))
 
 
-def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include_end: bool = True) -> Any:
+def tool_mask(
+    ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include_end: bool = True, mask: Any = None
+) -> Any:
     """True for the tokens of an assistant's turns, found by the ids of the markers around them, so that neither prompts
     nor the results of tools are trained on.
 
@@ -122,12 +124,13 @@ def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include
 
     Args:
         ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; int32 or
-            int64, last dimension contiguous. Padding that holds no marker is of the turn before it: multiply by the
-            mask of tokens, or pack.
+            int64, last dimension contiguous. Padding that holds no marker is of a turn before it that is not closed:
+            give ``mask``, or pack.
         begin: 1 to 16 ids, such as those of ``<|im_start|>assistant\\n``.
         end: 1 to 16 ids, such as that of ``<|im_end|>``.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64.
         include_end: whether the tokens of ``end`` are in the mask.
+        mask: of the shape of ``ids`` or None; where it is 0, such as at padding, nothing is marked.
     Returns:
         bool, of the shape of ``ids``.
     Raises:
@@ -137,11 +140,19 @@ def tool_mask(ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include
     include_end = _check.flag("include_end", include_end)
     markers = [_marker("begin", begin), _marker("end", end)]
     if _dispatch.is_tensor(ids):
-        return _torch().tool_mask(ids, *markers, cu_seqlens, include_end)
-    frame = _dispatch.Frame(ids, "ids")
-    _dispatch.match_torch_threads()
-    exported = (frame.export(ids, "ids"), *markers, frame.export(cu_seqlens, "cu_seqlens"))
-    return frame.result(_C.tool_mask(*exported, include_end, frame.allocate, frame.stream))
+        found = _torch().tool_mask(ids, *markers, cu_seqlens, include_end)
+    else:
+        frame = _dispatch.Frame(ids, "ids")
+        _dispatch.match_torch_threads()
+        exported = (frame.export(ids, "ids"), *markers, frame.export(cu_seqlens, "cu_seqlens"))
+        found = frame.result(_C.tool_mask(*exported, include_end, frame.allocate, frame.stream))
+    if mask is None:
+        return found
+    if _dispatch.is_tensor(mask) != _dispatch.is_tensor(ids) or not hasattr(mask, "shape"):
+        raise TypeError(f"mask: expected an array like ids, got {type(mask).__name__}")
+    if tuple(mask.shape) != tuple(found.shape):
+        raise ValueError(f"mask: expected shape {list(found.shape)}, got {list(mask.shape)}")
+    return found & (mask != 0)
 
 
 def _marker(name: str, ids: Any) -> list[int]:

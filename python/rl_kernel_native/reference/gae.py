@@ -33,7 +33,7 @@ def gae_reference(
 
 
 def discounted_returns_reference(
-    rewards: Any, mask: Any = None, cu_seqlens: Any = None, *, gamma: float = 1.0, masked: str = "reset"
+    rewards: Any, mask: Any = None, cu_seqlens: Any = None, *, gamma: float = 1.0, masked: str = "carry"
 ) -> dict[str, np.ndarray]:
     """``returns`` and ``scale``, float64.
 

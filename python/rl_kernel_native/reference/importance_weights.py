@@ -87,9 +87,10 @@ def _metrics(of_sequences: list[Any], level: str, low: float, high: float) -> di
 
 
 def _allowed(name: str, threshold: Any, c: Any) -> Any:
-    values = {"k1": -c, "k2": c * c / 2, "k3": np.expm1(c) - c}[name[-2:]]
-    found = {"token": values, "seq_sum": values.sum(), "seq_mean": values.mean(), "seq_max": values.max()}[name[:-3]]
-    if not name.endswith("k1"):
+    statistic, _, of = name.rpartition("_")
+    values = {"k1": -c, "k2": c * c / 2, "k3": np.expm1(c) - c, "ratio": c}[of]
+    found = {"token": values, "seq_sum": values.sum(), "seq_mean": values.mean(), "seq_max": values.max()}[statistic]
+    if of not in ("k1", "ratio"):
         return found <= threshold
     low, high = threshold if isinstance(threshold, (tuple, list)) else (1.0 / threshold, threshold)
     return (found >= math.log(low)) & (found <= math.log(high))
