@@ -226,3 +226,23 @@ def test_what_cannot_be_added_to_main_grad_is_refused(case: Case) -> None:
         y.backward(dy, create_graph=True)
     assert not bool(main_grad.any())
     assert main_grad._version == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_output_is_a_view(name: str, rng: np.random.Generator) -> None:
+    """In-place changes of a view drop the hooks of what it is a view of, such as FSDP2's, which reduce gradients."""
+    case = CASES[name](rng, "cpu", "float32")
+    assert not any(t._is_view() for t in case.outputs(case.fresh()))
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    "how", [{"reduction": r, "z_loss": z} for r in ("mean", "sum", "none") for z in (0.0, 0.1)], ids=str
+)
+def test_no_cross_entropy_is_a_view(shape: tuple[int, ...], how: dict[str, Any]) -> None:
+    h, w = torch.randn(*shape, 8, requires_grad=True), torch.randn(16, 8, requires_grad=True)
+    loss = rk.linear_cross_entropy(h, w, torch.arange(4).reshape(shape), **how)
+    assert not loss._is_view()
+    loss += 1.0
+    loss.sum().backward()
+    assert h.grad is not None

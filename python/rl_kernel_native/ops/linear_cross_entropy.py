@@ -93,17 +93,22 @@ def linear_cross_entropy(
         raise ValueError(f"target: expected shape [num_tokens] beside cu_seqlens, got {list(shape)}")
     if cu_seqlens is None:
         shape = (math.prod(shape[:-1]), shape[-1] if shape else 1)
-    losses = 0.0 - found.logprob.reshape(shape)
+    losses = 0.0 - found.logprob
     if z_loss:
-        lse = found.lse.reshape(shape)
+        lse = found.lse
         # The sum is an operator, so that a compiler cannot contract it with the product.
         losses = tree_sum([(lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss, losses])
     if reduction == "none":
-        return losses.reshape(found.logprob.shape)
-    sums, counts = sequence_logprob(losses, (target != ignore_index).reshape(shape), cu_seqlens)
+        return losses
+    sums, counts = sequence_logprob(losses.reshape(shape), (target != ignore_index).reshape(shape), cu_seqlens)
     # Not len(), which makes a number of a symbol.
-    total = sums.reshape(()) if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum.reshape(())
+    total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)
+
+
+def _scalar(one: Any) -> Any:
+    """Of one element. Not a view of an operator's output: in-place changes of views drop the hooks that FSDP2 sets."""
+    return one.sum() if _dispatch.is_tensor(one) else one.reshape(())
 
 
 def _mean(total: Any, denominator: Any, counts: Any) -> Any:
