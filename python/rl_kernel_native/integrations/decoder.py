@@ -135,9 +135,13 @@ def take_cache(kwargs: dict[str, Any]) -> Any:
     return given[0] if given else None
 
 
-@functools.cache
 def cache_name(model: Any) -> str:
     """What the forward of a model's class calls its cache."""
+    return _cache_name(model)
+
+
+@functools.cache
+def _cache_name(model: Any) -> str:
     parameters = inspect.signature(model.forward).parameters
     for name in CACHE_NAMES:
         if name in parameters:

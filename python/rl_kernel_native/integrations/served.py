@@ -48,7 +48,8 @@ def _rebuild(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any
 def serve(module: Any, forward: Any, **facts: Any) -> None:
     """`forward` in place of the module's class's, with `facts` as attributes of the class."""
     cell = unchanged.tensor_parallel_cell(module)
-    module.__class__ = _class(type(module), forward, tuple(sorted(facts.items())))
+    base: Any = type(module)
+    module.__class__ = _class(base, forward, tuple(sorted(facts.items())))
     if cell is not None:
         cell.cell_contents = types.MethodType(type(module).forward, module)
 
@@ -87,7 +88,8 @@ def why_kept(module: Any) -> str | None:
     forward = module.__dict__.get("forward")
     if forward is None or unchanged.tensor_parallel_cell(module) is not None:
         return None
-    if getattr(forward, "__self__", None) is module and forward.__func__ is type(module).forward:
+    kind: Any = type(module)
+    if getattr(forward, "__self__", None) is module and forward.__func__ is kind.forward:
         return None  # put back by what had wrapped it
     return "the forward of {} was wrapped since; undo that first"
 

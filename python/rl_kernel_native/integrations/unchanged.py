@@ -24,7 +24,7 @@ _TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.
 def _roots() -> tuple[str, ...]:
     import transformers
 
-    return tuple(str(Path(module.__file__).parent / "_")[:-1] for module in (transformers, torch))
+    return tuple(str(Path(str(module.__file__)).parent / "_")[:-1] for module in (transformers, torch))
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def _codes(file: str) -> dict[str, types.CodeType]:
 @functools.cache
 def _imports(file: str) -> frozenset[str]:
     """The names that a source file imports from its own package or torch."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (
             node.level or str(node.module).split(".")[0] in ("torch", "transformers")
