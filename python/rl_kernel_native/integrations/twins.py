@@ -54,13 +54,17 @@ def attributes(module: Any) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
 
 
+# A module's place in the model, and what transformers' kernels keep beside functions: no forward reads them.
+_ASIDE = ("layer_idx", "_hidden_kernels")
+
+
 def facts(module: Any) -> tuple[Any, ...]:
     """The class and attributes of a module, its place in the model aside: where they agree, forwards do."""
     plain = (bool, int, float, str, type(None))
     values = sorted(attributes(module).items())
     return (
         plain_type(module),
-        *((k, v if isinstance(v, plain) else id(v)) for k, v in values if k not in ("layer_idx", "attention_type")),
+        *((name, x if isinstance(x, plain) else id(x)) for name, x in values if name not in _ASIDE),
     )
 
 
