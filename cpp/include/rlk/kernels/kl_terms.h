@@ -54,28 +54,32 @@ struct KlRatio {
   MaskOf<F> of_token;  // its log is logprob less old_logprob, without a limit
 };
 // K times a ratio, and its slope along the token's logprob, with what the ratio gives the token itself. `k`: of kKlMost.
-template <class F>
+// kAlone: every share is 1, and the ratio has no limit.
+template <bool kAlone, class F>
 RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, const KlTerm<F>& k, F logprob,
                                 F ref_logprob, F old_logprob, float input_limit, const KlRatio<F>& x) {
-  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), r = x.ratio;
+  const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), largest = broadcast<F>(kLargestFloat), r = x.ratio;
   F value = scaled_by(k.value, r);
   if (estimator != KlEstimator::kK3 || straight_through) {
-    const F of_ratio = mul_rn(x.share, min_of(k.value, broadcast<F>(kLargestFloat)));
-    return {value, scaled_by(add_rn(of_ratio, k.slope), r)};
+    const F of_ratio = min_of(k.value, largest);
+    return {value, scaled_by(add_rn(kAlone ? of_ratio : mul_rn(x.share, of_ratio), k.slope), r)};
   }
-  F along = scaled_by(k.slope, r);
   const F raw = sub_rn(ref_logprob, logprob), e = clamped(raw, -input_limit, input_limit);
   const auto held = MaskOf<F>((e < raw) | (e > raw)), far = MaskOf<F>(e > broadcast<F>(kKlSplit));
+  F along = zero;
+  if (!kAlone) along = scaled_by(k.slope, r);
   if (any_of(far)) {
     // exp(e) may overflow where r underflows, and their product be neither.
-    const F largest = broadcast<F>(kLargestFloat);
     const F sum = select(x.log == broadcast<F>(-infinity()), x.log, add_rn(x.log, e));
-    const F product = exp(select(held, sum, select(x.of_token, sub_rn(ref_logprob, old_logprob), sum)));
+    const F direct = sub_rn(ref_logprob, old_logprob);
+    const F product = exp_where(far, select(held, sum, kAlone ? direct : select(x.of_token, direct, sum)));
     value = select(far, sub_rn(product, min_of(scaled_by(r, add_rn(one, e)), largest)), value);
-    along = select(held, along, select(far, sub_rn(min_of(r, largest), product), along));
+    if (!kAlone) along = select(held, along, select(far, sub_rn(min_of(r, largest), product), along));
   }
-  const F closed = sub_rn(-scaled_by(e, r), scaled_by(sub_rn(one, x.share), value));
-  return {value, select(MaskOf<F>(held | (x.share == zero)), add_rn(scaled_by(x.share, value), along), closed)};
+  const F closed = -scaled_by(e, r);
+  if (kAlone) return {value, select(held, value, closed)};
+  const F shared = sub_rn(closed, scaled_by(sub_rn(one, x.share), value));
+  return {value, select(held, scaled_by(x.share, value), select(x.share == zero, along, shared))};
 }
 // Where a slope is not that of its value, the limit is the value's alone.
 template <class F>
@@ -122,23 +126,23 @@ struct KlTokenTerms : EverySum {
     const bool straight_through = s.straight_through != 0;
     const bool has_ratio = s.weight == KlWeight::kOldLogprob;
     const F l = in[kKlLogprob], f = in[kKlRefLogprob], weight = in[kKlWeight];
-    const KlTerm<F> plain =
-        kl_term(s.estimator, l, f, s.input_limit, straight_through, has_ratio ? kKlMost : kLargestFloat);
-    KlTerm<F> k = plain;
-    if (has_ratio) {
-      const F x = sub_rn(l, weight);
-      k = kl_times_ratio(s.estimator, straight_through, plain, l, f, weight, s.input_limit,
-                         {x, exp(x), broadcast<F>(1.0f), MaskOf<F>(zero == zero)});
-    } else if (s.weight == KlWeight::kImportance) {
-      k = {scaled_by(k.value, weight), scaled_by(k.slope, weight)};
-    }
-    const F of_weight = limited_slope(k.value, s.limit, plain.value, straight_through);
-    k = limited_kl(k, s.limit, straight_through);
     // No zero has a sign, and no NaN a payload.
     const auto written = [&](F x) { return canonical(where(mask, add_rn(x, zero))); };
+    KlTerm<F> k = kl_term(s.estimator, l, f, s.input_limit, straight_through, has_ratio ? kKlMost : kLargestFloat);
+    out[kKlOfWeight] = zero;
+    if (has_ratio) {
+      const F x = sub_rn(l, weight);
+      k = kl_times_ratio<true>(s.estimator, straight_through, k, l, f, weight, s.input_limit,
+                               {x, exp(x), broadcast<F>(1.0f), MaskOf<F>(zero == zero)});
+    } else if (s.weight == KlWeight::kImportance) {
+      const F product = scaled_by(k.value, weight),
+              of_weight = limited_slope(product, s.limit, k.value, straight_through);
+      out[kKlOfWeight] = written(scaled_by(of_weight, in[kKlGradient]));
+      k = {product, scaled_by(k.slope, weight)};
+    }
+    k = limited_kl(k, s.limit, straight_through);
     out[kKlValue] = written(k.value);
     out[kKlOfLogprob] = written(scaled_by(k.slope, in[kKlGradient]));
-    out[kKlOfWeight] = written(scaled_by(of_weight, in[kKlGradient]));
   }
 };
 

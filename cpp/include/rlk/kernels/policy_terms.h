@@ -515,8 +515,8 @@ struct PolicyTokenTerms : EverySum {
                                broadcast<F>(shared ? f.kl_share : 1.0f));
         if (shared) others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), k.value));
         const auto of_l = either(of_token, MaskOf<F>(x.log_ratio == raw), never);
-        k = kl_times_ratio(s.kl, straight_through, k, l, ref, o, s.kl_input_limit,
-                           {either(of_token, x.log_ratio, broadcast<F>(f.log_ratio)), x.ratio, share, of_l});
+        k = kl_times_ratio<false>(s.kl, straight_through, k, l, ref, o, s.kl_input_limit,
+                                  {either(of_token, x.log_ratio, broadcast<F>(f.log_ratio)), x.ratio, share, of_l});
       }
       if (s.kl_gradient_ratio > 0.0f) {
         k.slope = scaled_by(k.slope, min_of(x.ratio, broadcast<F>(s.kl_gradient_ratio)));

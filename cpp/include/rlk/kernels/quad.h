@@ -2,6 +2,7 @@
 // kernels/ and math/ run on them: one uniform branch serves four tokens, whose instructions overlap.
 #pragma once
 
+#include "rlk/math/exp.h"
 #include "rlk/math/ieee.h"
 
 namespace rlk {
@@ -84,6 +85,14 @@ RLK_HD QuadMask operator|(const QuadMask& a, const QuadMask& b) {
   return quad_of<QuadMask>([&](int i) { return a.v[i] | b.v[i]; });
 }
 RLK_HD bool any_of(const QuadMask& a) { return (a.v[0] | a.v[1] | a.v[2] | a.v[3]) != 0; }
+// Token by token, as it is rare and takes registers.
+RLK_HD Quad exp_where(const QuadMask& mask, const Quad& x) {
+  return quad_of<Quad>([&](int i) {
+    float y = 0.0f;
+    if (mask.v[i] != 0) y = exp(x.v[i]);
+    return y;
+  });
+}
 // x where a token counts: one instruction, which needs no predicate.
 RLK_HD Quad where(const QuadMask& mask, const Quad& x) {
   return quad_of<Quad>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });

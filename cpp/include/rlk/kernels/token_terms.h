@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "rlk/kernels/token_slots.h"
+#include "rlk/math/exp.h"
 #include "rlk/math/ieee.h"
 #include "rlk/math/tree_sum.h"
 #include "rlk/unroll.h"
@@ -180,6 +181,11 @@ RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
   return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
 }
 constexpr float kLargestFloat = 0x1.fffffep+127f;
+// e^x where the mask is; elsewhere anything.
+template <class F>
+RLK_HD F exp_where(MaskOf<F>, F x) {
+  return exp(x);
+}
 // x times a factor: of a zero and an infinity +0, which is what either is near to. A NaN stays one.
 template <class F>
 RLK_HD F scaled_by(F x, F factor) {
