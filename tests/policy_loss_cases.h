@@ -123,7 +123,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   const std::int64_t size = packed ? q.num_tokens : sequences * row;
   std::normal_distribution<float> normal;
   for (auto& array : c->arrays) array.resize(static_cast<std::size_t>(size) + 1);
-  p.mask = policy_test::random_mask(nullptr, row, pick(policy_test::kMaskKinds));
+  p.mask = policy_test::random_mask(nullptr, row, pick(plain ? policy_test::kPlainMaskKinds : policy_test::kMaskKinds));
   const int bytes = p.mask.bytes;
   c->mask.assign(static_cast<std::size_t>(size * bytes) + 8, 0);
   const bool wild = pick(4) == 0;

@@ -316,7 +316,7 @@ def test_cpu_and_cuda_choose_the_same(name: str) -> None:
 @pytest.mark.gpu
 def test_a_gpu_says_nan_of_bad_cuts() -> None:
     a = {k: x.reshape(-1) for k, x in tensors(make(4, 50), "cuda").items()}
-    for cuts in ([0, 40, 100, 90, 160, 200], [0, 50, 190]):
+    for cuts in ([0, 40, 100, 90, 160, 200], [0, 50, 300]):
         found = run(a, "clip", cu_seqlens=torch.tensor(cuts, dtype=torch.int32, device="cuda"))
         assert bool(found.isnan().all())
 

@@ -32,9 +32,9 @@ void run_optimal_token_baseline(const OptimalTokenBaselineParams& p, cudaStream_
   const BaselineWorkspace w(q, p.workspace);
   const std::int64_t parts = baseline_blocks_of_group(q), blocks = p.num_groups * parts;
   RLK_CHECK(blocks < std::int64_t{1} << 31, "too many groups for one launch");
-  if (q.num_sequences > 0) {
-    launch_dependent<false>(optimal_token_baseline_scan_kernel, static_cast<int>(q.num_sequences), kBaselineChunk, 0,
-                            stream, p, w);
+  if (const std::int64_t scans = q.num_sequences + rest_blocks(q); scans > 0) {
+    launch_dependent<false>(optimal_token_baseline_scan_kernel, static_cast<int>(scans), kBaselineChunk, 0, stream, p,
+                            w);
   }
   if (blocks > 0) {
     launch_dependent<kOverlap>(optimal_token_baseline_groups_kernel, static_cast<int>(blocks), kBaselineChunk, 0,

@@ -18,7 +18,7 @@ void optimal_token_baseline(const OptimalTokenBaselineParams& p, int device, Str
   const BaselineWorkspace w(q, p.workspace);
   const std::int64_t parts = baseline_blocks_of_group(q);
   launch_blocks(device, stream, {kBaselineChunk, sizeof(BaselineShared)}, "rlk_optimal_token_baseline_scan",
-                q.num_sequences, p, w);
+                q.num_sequences + rest_blocks(q), p, w);
   launch_blocks(device, stream, {kBaselineChunk, 0}, "rlk_optimal_token_baseline_groups", p.num_groups * parts, p, w,
                 parts);
 }

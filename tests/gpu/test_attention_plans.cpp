@@ -234,6 +234,8 @@ void run_bad_lists() {
       AttentionParams p{device};
       p.out = out.data;
       p.lse = static_cast<float*>(lse.data);
+      const OnDevice results(Memory(static_cast<std::size_t>(attention_workspace_bytes(p, 0)) + 16, 0));
+      p.workspace = results.data;
       attention(p, 0, 0);
       const OnDevice dq(Memory(size + 16, kCanary)), dk(Memory(size + 16, kCanary)), dv(Memory(size + 16, kCanary));
       const OnDevice workspace(Memory(problem.q_places() * 4, 0));
