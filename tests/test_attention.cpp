@@ -318,7 +318,7 @@ std::vector<Case> cases_of_the_order() {
   std::vector<Case> cases;
   unsigned seed = 300;
   for (const std::int64_t head_dim : kOrderWidths) {
-    Case c{{{3, kSplit + 333}, {21, 150}}};
+    Case c{{{12, kSplit + 333}, {21, 150}}};
     c.head_dim = head_dim;
     c.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     c.seed = ++seed;
@@ -346,7 +346,7 @@ TEST_F(Attention, AnotherOrderHasOtherBits) {
       EXPECT_TRUE(other != ours) << what << ": " << c.text();
     };
     Order split, block, groups, reciprocal, descending, chained, heads;
-    split.split = 2048;
+    split.split = 1536;
     std::swap(block.block, block.block_of_wide);
     groups.grouped = false;
     reciprocal.reciprocal = false;
