@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "rlk/kernels/attention_row.h"
@@ -267,7 +268,7 @@ nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants
   }
   const nb::object workspace = take_workspace(caller, attention_workspace_bytes(p, call.device()), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::attention(p, call.device(), caller.stream);
   }
   return nb::make_tuple(out.array, lse);
@@ -356,7 +357,7 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, 
   const nb::object workspace =
       take_workspace(caller, attention_backward_workspace_bytes(p, call.device()), &p.workspace);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::attention_backward(p, call.device(), caller.stream);
   }
   return nb::make_tuple(dq, dk, dv);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "torch_state.h"
@@ -42,7 +43,7 @@ nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.selected = static_cast<float*>(selected.data);
   const nb::object workspace = take_workspace(caller, covariance_mask_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::covariance_mask(p, device, caller.stream);
   }
   return selected.array;

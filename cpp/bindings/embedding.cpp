@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
@@ -92,7 +93,7 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   p.y = y.data;
   p.y_stride = p.columns;
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::embedding(p, w.device, caller.stream);
   }
   return y.array;
@@ -153,7 +154,7 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   }
   const nb::object workspace = take_workspace(caller, embedding_backward_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     std::unique_lock<std::mutex> lock;
     if (p.accumulate) lock = lock_accumulation(device);
     rlk::embedding_backward(p, device, caller.stream);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 
@@ -42,7 +43,7 @@ nb::object run(GaeParams p, nb::handle tokens, TokenArguments* given, nb::handle
   if (p.kind != GaeKind::kDiscountedReturns) advantages = fresh(&p.advantages);
   nb::object returns = fresh(&p.returns);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::gae(p, device, caller.stream);
   }
   return nb::make_tuple(advantages, returns);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -96,7 +97,7 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   p.status = static_cast<std::int32_t*>(status);
   const nb::object workspace = take_workspace(caller, group_advantage_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::group_advantage(p, device, caller.stream);
   }
   return nb::make_tuple(advantages, means, stds, states);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "torch_state.h"
@@ -60,7 +61,7 @@ nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
   p.metrics = static_cast<float*>(metrics.data);
   const nb::object workspace = take_workspace(caller, importance_weights_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::importance_weights(p, device, caller.stream);
   }
   return nb::make_tuple(weights.array, kept.array, metrics.array);

@@ -2,6 +2,7 @@
 #include "rlk/ops/kl.h"
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "torch_state.h"
@@ -37,7 +38,7 @@ nb::object kl(nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb:
     *outputs[i] = static_cast<float*>(fresh[i].data);
   }
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::kl(p, device, caller.stream);
   }
   return nb::make_tuple(fresh[0].array, fresh[1].array, fresh[2].array);

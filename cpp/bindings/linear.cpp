@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
@@ -47,7 +48,7 @@ nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle 
   p.y = y.data;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::linear(p, device, caller.stream);
   }
   return y.array;
@@ -82,7 +83,7 @@ nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int a
   p.dx = dx.data;
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::linear_input_grad(p, g.view().device, caller.stream);
   }
   return dx.array;
@@ -138,7 +139,7 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
     p.dweight_stride = p.in_features;
   }
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     std::unique_lock<std::mutex> lock;
     if (p.main_grad) lock = lock_accumulation(device);
     rlk::linear_weight_grad(p, device, caller.stream);
@@ -166,7 +167,7 @@ nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uin
   Caller::Fresh dbias = caller.empty(shape, p.dbias_dtype);
   p.dbias = dbias.data;
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::linear_bias_grad(p, g.view().device, caller.stream);
   }
   return dbias.array;
@@ -211,7 +212,7 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
   Caller::Fresh sum = caller.empty(arrays[0].shape(), p.out_dtype);
   p.sum = sum.data;
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::tree_sum(p, first.device, caller.stream);
   }
   return sum.array;

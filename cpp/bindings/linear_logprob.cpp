@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "logprob_outputs.h"
 #include "module.h"
@@ -142,7 +143,7 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
   outputs.point(&p);
   const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, caller);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::linear_logprob(p, a.call.device(), caller.stream);
   }
   return outputs.result(returns);
@@ -167,7 +168,7 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
   p.stats = static_cast<float*>(stats.data);
   const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, caller);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::linear_logprob(p, a.call.device(), caller.stream);
   }
   return stats.array;
@@ -286,7 +287,7 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
   p.dlora_b = like_weight(wants_lora_b, p.num_columns, a.head.lora_rank, &dlora_b);
   const nb::object workspace = allocate_workspace(&p, linear_logprob_backward_workspace(p, device), bytes, caller);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     const auto lock = lock_accumulation(device);
     rlk::linear_logprob_backward(p, device, caller.stream);
   }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "logprob_outputs.h"
 #include "module.h"
 #include "torch_state.h"
@@ -23,7 +24,7 @@ nb::object forward(nb::handle logits, nb::handle target, nb::handle temperature,
   outputs.point(&p);
   const nb::object workspace = take_workspace(caller, logprob_workspace_bytes(p, caller.device), &p.workspace);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::logprob(p, call.device(), caller.stream);
   }
   return outputs.result(returns);
@@ -50,7 +51,7 @@ nb::object eager(nb::handle logits, nb::handle target, nb::handle temperature, n
   outputs.point(&p);
   const nb::object workspace = take_workspace(caller, logprob_workspace_bytes(p, caller.device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::logprob(p, call.device(), caller.stream);
   }
   return outputs.result(returns);
@@ -70,7 +71,7 @@ nb::object partial(nb::handle logits, nb::handle target, nb::handle temperature,
   p.stats = static_cast<float*>(stats.data);
   const nb::object workspace = take_workspace(caller, logprob_workspace_bytes(p, caller.device), &p.workspace);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::logprob(p, call.device(), caller.stream);
   }
   return stats.array;
@@ -119,7 +120,7 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   const Outputs outputs(rows, caller, returns);
   outputs.point(&p);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::logprob_merge(p, v.device, caller.stream);
   }
   return outputs.result(returns);
@@ -201,7 +202,7 @@ nb::object backward(nb::handle logits, nb::handle target, nb::handle temperature
     dlogits = nb::borrow(out);
   }
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::logprob_backward(p, call.device(), caller.stream);
   }
   return dlogits;

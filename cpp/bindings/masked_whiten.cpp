@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "workspace.h"
@@ -38,7 +39,7 @@ nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle
   }
   const nb::object workspace = take_workspace(caller, masked_whiten_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::masked_whiten(p, device, caller.stream);
   }
   return nb::make_tuple(y.array, mean, var);

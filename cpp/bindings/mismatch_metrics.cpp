@@ -3,6 +3,7 @@
 #include "rlk/ops/mismatch_metrics.h"
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "torch_state.h"
@@ -28,7 +29,7 @@ nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle
   p.metrics = static_cast<float*>(metrics.data);
   const nb::object workspace = take_workspace(caller, mismatch_metrics_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::mismatch_metrics(p, device, caller.stream);
   }
   return metrics.array;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -62,7 +63,7 @@ nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb:
   p.returns = static_cast<float*>(returns.data);
   const nb::object workspace = take_workspace(caller, optimal_token_baseline_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::optimal_token_baseline(p, device, caller.stream);
   }
   return nb::make_tuple(advantages.array, returns.array);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -72,7 +73,7 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
     positions = fresh.array;
   }
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     pack_layout(p, device, caller.stream);
   }
   return nb::make_tuple(cu_seqlens.array, positions, status.array);
@@ -185,7 +186,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     out.append(fresh.array);
   }
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     for (std::size_t i = 0; i < count; i += kPackArrays) {
       p.num_arrays = static_cast<std::int32_t>(std::min<std::size_t>(kPackArrays, count - i));
       std::copy_n(parts.begin() + static_cast<std::ptrdiff_t>(i), p.num_arrays, p.arrays);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "torch_state.h"
@@ -80,7 +81,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.d_entropy = static_cast<float*>(d_entropy.data);
   const nb::object workspace = take_workspace(caller, policy_loss_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::policy_loss(p, device, caller.stream);
   }
   return nb::make_tuple(of_loss.array, metrics.array, d_logprob.array, d_entropy.array);
@@ -100,7 +101,7 @@ nb::object scale(nb::handle first, nb::handle second, nb::handle factor, std::ui
   p.factor = static_cast<const float*>(f.view().data);
   const Caller caller = make_caller(first, a.view().device, nb::none(), stream);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     rlk::scale_gradients(p, a.view().device, caller.stream);
   }
   return nb::none();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -123,7 +124,7 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
     order = of_order.array;
   }
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     preference_loss(p, device, caller.stream);
   }
   return nb::make_tuple(losses.array, reward_w.array, reward_l.array, metrics.array, d_w.array, d_l.array, ranks);
@@ -177,7 +178,7 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
   p.chosen.d = static_cast<float*>(to_w.data);
   p.rejected.d = static_cast<float*>(to_l.data);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     preference_loss_backward(p, v.device, caller.stream);
   }
   return nb::make_tuple(to_w.array, to_l.array);

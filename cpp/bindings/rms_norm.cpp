@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
@@ -115,7 +116,7 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
     p.rstd = static_cast<float*>(rstd.data);
   }
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::rms_norm(p, device, caller.stream);
   }
   if (!more && !return_rstd) return y.array;
@@ -220,7 +221,7 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
     workspace = take_workspace(caller, rms_norm_backward_workspace_bytes(p, device), &p.workspace);
   }
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     std::unique_lock<std::mutex> lock;
     if (p.main_grad) lock = lock_accumulation(device);
     if (statistics.rstd != nullptr) rlk::rms_norm(statistics, device, caller.stream);

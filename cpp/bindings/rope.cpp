@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
@@ -269,7 +270,7 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
                                        shape_text(q.array.shape()) + kCopyHint);
   }
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::rope(p, device, caller.stream);
   }
   return nb::make_tuple(q_out, k_out);

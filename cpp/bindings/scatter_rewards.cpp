@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -97,7 +98,7 @@ nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, n
   p.lengths = static_cast<std::int64_t*>(lengths.data);
   const nb::object workspace = take_workspace(caller, scatter_rewards_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::scatter_rewards(p, device, caller.stream);
   }
   return nb::make_tuple(arrays[0], arrays[1], arrays[2], lengths.array);

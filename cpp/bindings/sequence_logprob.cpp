@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -39,7 +40,7 @@ nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, b
     status = fresh.array;
   }
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     sequence_logprob(p, v.device, caller.stream);
   }
   return nb::make_tuple(sum.array, count.array, status);
@@ -85,7 +86,7 @@ nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std
   const MaskArgument flags(mask, shape, "logprob", v.device);
   p.mask = flags.mask;
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     sequence_logprob_backward(p, v.device, caller.stream);
   }
   return out.array;

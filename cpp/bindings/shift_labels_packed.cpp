@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "tokens.h"
@@ -59,7 +60,7 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
   Caller::Fresh out = caller.empty(shape, p.dtype);
   p.labels = out.data;
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     shift_labels_packed(p, v.device, caller.stream);
   }
   return out.array;
@@ -96,7 +97,7 @@ nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlen
   Caller::Fresh out = caller.empty(shape, DType::kBool);
   p.mask = static_cast<std::uint8_t*>(out.data);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     loss_mask_from_spans(p, v.device, caller.stream);
   }
   return out.array;
@@ -128,7 +129,7 @@ nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seq
   Caller::Fresh out = caller.empty(tokens.shape(), DType::kBool);
   p.mask = static_cast<std::uint8_t*>(out.data);
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     tool_mask(p, v.device, caller.stream);
   }
   return out.array;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "define.h"
+#include "gil.h"
 #include "linear_args.h"
 #include "module.h"
 #include "torch_state.h"
@@ -75,7 +76,7 @@ nb::object forward(nb::handle gate, nb::handle up, int activation, bool round_be
   p.y = y.data;
   p.y_rows = contiguous_rows(p.num_rows, p.columns);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     gated_mul(p, device, caller.stream);
   }
   return y.array;
@@ -124,7 +125,7 @@ nb::object backward(nb::handle dy, nb::handle gate, nb::handle up, int activatio
     make(return_d_up, &p.d_up, &second);
   }
   {
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     gated_mul_backward(p, device, caller.stream);
   }
   return in.second ? nb::object(nb::make_tuple(first, second)) : first;

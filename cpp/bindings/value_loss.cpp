@@ -2,6 +2,7 @@
 #include "rlk/ops/value_loss.h"
 
 #include "define.h"
+#include "gil.h"
 #include "module.h"
 #include "tokens.h"
 #include "torch_state.h"
@@ -40,7 +41,7 @@ nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::
   p.d_value = static_cast<float*>(d_value.data);
   const nb::object workspace = take_workspace(caller, value_loss_workspace_bytes(p, device), &p.workspace);
   {
-    nb::gil_scoped_release release;  // a launch may wait for a full queue, whose callbacks may need the interpreter
+    const ReleasedGil released;
     rlk::value_loss(p, device, caller.stream);
   }
   return nb::make_tuple(of_loss.array, metrics.array, d_value.array);
