@@ -30,9 +30,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "policy_loss: offsets of two dimensions": lambda: rk.policy_loss(
         z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(1, 3, dtype=torch.int32)
     ),
-    "policy_loss: offsets of no sequences": lambda: rk.policy_loss(
-        z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(1, dtype=torch.int32)
-    ),
     "policy_loss: no offsets": lambda: rk.policy_loss(
         z(5), None, z(5), z(5), spec=S, cu_seqlens=ints(0, dtype=torch.int32)
     ),
@@ -50,9 +47,6 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "policy_loss: dimensions of an advantage": lambda: rk.policy_loss(z(3, 5), None, z(3, 1, 1), z(3, 5), spec=S),
     "value_loss: two denominators": lambda: rk.value_loss(z(3, 5), None, z(3, 5), denominator=z(2)),
-    "value_loss: offsets of no sequences": lambda: rk.value_loss(
-        z(5), None, z(5), cu_seqlens=ints(1, dtype=torch.int32)
-    ),
     "kl: transposed tokens": lambda: rk.kl(z(5, 3).T, z(3, 5), estimator="k1"),
     "importance_weights: offsets of two dimensions": lambda: rk.importance_weights(
         z(5), z(5), upper=2.0, cu_seqlens=ints(1, 3, dtype=torch.int32)
@@ -81,7 +75,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "gae: number of bootstraps": lambda: rk.gae(z(3, 5), z(3, 5), bootstrap=z(4)),
     "gae: strided bootstrap": lambda: rk.gae(z(3, 5), z(3, 5), bootstrap=z(6)[::2]),
     "gae: shape of values": lambda: rk.gae(z(3, 5), z(3, 4)),
-    "gae: offsets of no sequences": lambda: rk.gae(z(5), z(5), cu_seqlens=ints(1)),
     "discounted_returns: gamma": lambda: rk.discounted_returns(z(3, 5), gamma=2.0),
     "vtrace: rho_bar": lambda: rk.vtrace(z(3, 5), z(3, 5), z(3, 5), z(3, 5), rho_bar=0.0),
     "masked_whiten: eps": lambda: rk.masked_whiten(z(3, 5), eps=0.0),

@@ -358,7 +358,7 @@ def test_the_default_device_may_be_another() -> None:
         counts = rk.patch_model(net)
         got = logits(net)
     finally:
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)
     assert not counts.unproved
     assert torch.equal(logits(net), got)
     assert float((got - want).abs().max()) < ROUNDING
