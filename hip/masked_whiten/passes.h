@@ -6,6 +6,7 @@
 #include "hip/common/tokens.h"
 #include "hip/masked_whiten/launches.h"
 #include "rlk/kernels/team_sum.h"
+#include "rlk/kernels/token_slots.h"
 
 namespace rlk::hip {
 

@@ -32,8 +32,9 @@ void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
   if (by_blocks) {
     constexpr int kPartTile = 13;
     const int parts = spread_parts(q, kPartTile);
+    if (blank) launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_scatter_rewards_rest", rest_blocks(q), p);
     launch_blocks(device, stream, {kTokenThreads, sizeof(SpreadShared)}, "rlk_scatter_rewards_spread_blocks",
-                  q.num_sequences * parts + (blank ? rest_blocks(q) : 0), p, parts, !blank);
+                  q.num_sequences * parts, p, parts, !blank);
     return;
   }
   if (q.num_sequences == 0) return;

@@ -31,8 +31,12 @@ rlk_scatter_rewards_spread(rlk::ScatterRewardsParams p, std::int64_t first_block
 
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_spread_blocks(rlk::ScatterRewardsParams p, std::int64_t first_block, int parts, bool are_written) {
-  const std::int64_t block = first_block + rlk::hip::block_id_x(), rest = block - p.sequences.num_sequences * parts;
-  if (rest >= 0) return rlk::clear_spread_rest<rlk::hip::TokenGpu>(p, rest);
-  rlk::spread_rewards<rlk::hip::TokenGpu>(p, block, parts, are_written,
+  rlk::spread_rewards<rlk::hip::TokenGpu>(p, first_block + rlk::hip::block_id_x(), parts, are_written,
                                           rlk::hip::TokenGpu::shared<rlk::SpreadShared>());
+}
+
+// A kernel of its own: within the one above the compiler would lose which pointers are into global memory.
+RLK_KERNEL(rlk::kTokenThreads)
+rlk_scatter_rewards_rest(rlk::ScatterRewardsParams p, std::int64_t first_block) {
+  rlk::clear_spread_rest<rlk::hip::TokenGpu>(p, first_block + rlk::hip::block_id_x());
 }

@@ -89,9 +89,11 @@ class MaskStretch {
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    with_flag_bytes(mask, [&](auto bytes) {
+    // A copy: through the reference HIP's compiler loses that the flags are in global memory.
+    const TokenMask flags = mask;
+    with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;
-      const FlagsFrom<kBytes, GlobalMemory> from(mask, mask_at_ + begin);
+      const FlagsFrom<kBytes, GlobalMemory> from(flags, mask_at_ + begin);
       off_ = kBytes == 1 ? static_cast<int>(reinterpret_cast<std::uintptr_t>(from.flags) % 16) : 0;
       load_halves<kBytes>(from);
     });

@@ -346,9 +346,11 @@ class RewardSpread {
 // Packed tokens of no sequence, by the blocks behind those of sequences: `rest` is how many are before this one.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  for (float* const array : {p.to_tokens, p.costs, p.combined}) {
-    clear_rest(p.sequences, array, rest, rest_blocks(p.sequences), Gpu::thread(), kTokenThreads);
-  }
+  // One by one: through a loop HIP's compiler would lose that they are not in a block's own memory.
+  const std::int64_t parts = rest_blocks(p.sequences);
+  clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
+  clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);
+  clear_rest(p.sequences, p.combined, rest, parts, Gpu::thread(), kTokenThreads);
 }
 
 // What block `block` does, of spread_parts of each sequence. are_written: after reward_tokens.
