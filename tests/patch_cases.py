@@ -41,7 +41,7 @@ def state_of(model: Any) -> dict[str, dict[str, Any]]:
     return {name: dict(module.__dict__) for name, module in model.named_modules()}
 
 
-# Of each family: what makes a small model of it use what the family has.
+# What makes a small model of each family use what the family has.
 _TWO_WINDOWS = {"sliding_window": 50, "layer_types": ["sliding_attention", "full_attention"]}
 _PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 LARGEST = float(np.finfo(np.float32).max)
 # Subnormal values; subnormal squares; ordinary ones; squares, sums, and differences out of range.
 SIZES = (2.0**-140, 1e-38, 1e-30, 1e-20, 1.0, 1e18, 2e19, 1e30, 1e38, LARGEST)
-# Of a group: both signs; close to one another; one far off.
+# A group's values: both signs; close to one another; one far off.
 PATTERNS = {
     "signs": [-1.0, -0.5, 0.25, 0.75, 1.0, 0.125, 1.0, -1.0],
     "close": [1.0 - 2.0**-10, 1.0, 1.0 - 2.0**-9, 1.0 - 2.0**-12],

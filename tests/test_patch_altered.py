@@ -499,7 +499,7 @@ def test_layers_that_come_later_are_refused() -> None:
 
 
 class Fused(torch.nn.Module):
-    """Of a framework's own, which is no linear: nothing to serve, nothing to refuse."""
+    """A head of a framework's own, which is no linear: nothing to serve, nothing to refuse."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ def test_a_softcap_stays_torchs() -> None:
 
 @pytest.mark.alone
 def test_the_proof_of_an_8b_model_takes_less_than_a_second() -> None:
-    """Of processor time. Its layers, heads and positions; its hidden size would not be the twins'."""
+    """Processor time. The model has its layers, heads and positions; its hidden size would not be the twins'."""
     shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36}
     model = family("Qwen3", **shape, max_position_embeddings=40960)
     rk.patch_model(model)  # reads sources, once a process

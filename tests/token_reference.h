@@ -29,7 +29,7 @@ inline float limited(float x, float low, float high) {
 }
 constexpr float kLargest = std::numeric_limits<float>::max();
 inline float cut_at(float x, float most) { return most < x ? most : x; }
-// Of a zero and an infinity 0.
+// A product; 0 where a zero meets an infinity.
 inline float times(float x, float y) {
   const float product = x * y;
   return std::isnan(product) && !std::isnan(x) && !std::isnan(y) ? 0.0f : product;

@@ -134,7 +134,7 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
     require_columns(a);
     return {data, stride_of(a), 1};
   }
-  // Of as many packed tokens as sequences [n] is one a token, whatever their lengths, which a GPU's caller cannot read;
+  // With as many packed tokens as sequences, [n] is one a token, whatever their lengths, which a GPU's caller cannot read;
   // [n, 1] says that it is one a sequence.
   const std::int64_t n = sequences_.num_sequences;
   if (per_sequence && (v.ndim == 1 || (v.ndim == 2 && v.shape[1] == 1)) && v.shape[0] == n) {

@@ -131,7 +131,7 @@ class MmaForward {
   __device__ __forceinline__ float4* total() const {
     return reinterpret_cast<float4*>(memory_ + Tile::kTotal) + threadIdx.x;
   }
-  // Of K (0) or V (1), of even or odd blocks.
+  // Where the rows of K (0) or V (1) lie, of even or odd blocks.
   __device__ __forceinline__ std::int64_t* offsets(int which, int parity) const {
     return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsets) + (which * 2 + parity) * Tile::kKeys;
   }

@@ -20,7 +20,7 @@ constexpr AttentionPlan kAttentionPlans[] = {
 // Whether a plan can serve a call on `capability` (10 * major + minor), and the one that does.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability);
-// Of workspace: a counter of tiles for kWgmma, splits' results for kFewRows.
+// Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
 void attention_sm80(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);

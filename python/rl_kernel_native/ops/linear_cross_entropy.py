@@ -107,7 +107,7 @@ def linear_cross_entropy(
 
 
 def _scalar(one: Any) -> Any:
-    """Of one element. Not a view of an operator's output: in-place changes of views drop the hooks that FSDP2 sets."""
+    """One element, and no view of an operator's output: in-place changes of views drop the hooks that FSDP2 sets."""
     return one.sum() if _dispatch.is_tensor(one) else one.reshape(())
 
 

@@ -62,7 +62,7 @@ def _weight(xp: Any, spec: Any, d: Any) -> Any:
 
 
 def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
-    """Of k3 in two terms where e is large: there the derivatives of exp(e) and of the ratio cancel."""
+    """k3 in two terms where e is large: there the derivatives of exp(e) and of the ratio cancel."""
     if estimator != "k3":
         return k * ratio
     return xp.where(e > 1, ratio * xp.exp(e) - (1 + e) * ratio, k * ratio)

@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// Of k3 times a ratio: from where on it is a difference of two exponentials, and the largest e that K itself is taken of.
+// k3 times a ratio: from where on it is a difference of two exponentials, and the largest e that K itself takes.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 
 template <class F>

@@ -10,7 +10,7 @@
 // Weight, x * y being fl(x y), and +0 of a zero and an infinity:
 //   kNone          value = K, slope = K_l
 //   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K * r, slope = fl(min(K, largest) + K_l) * r: through both.
-//                  Of k3, K being that of min(e, 80):
+//                  For k3, with K that of min(e, 80):
 //     value        where e > 16 fl(G - min(r * fl(1 + e), largest)), G = exp(fl(f - o)), which neither overflows nor
 //                  underflows where the value does not; with the input limit G = exp(fl(fl(l - o) + e)), or
 //                  exp(-Inf) of an x that is -Inf

@@ -13,7 +13,7 @@
 //     kAlphaPo: t = fl(-alpha x), s = fl(-expm1(t) / alpha), s' = exp(t)
 //   with Average::kScore s = fl(s / n).  h = ds / dpolicy = s', or fl(s' / n) with either average
 //   reward = fl(beta x), of kAlphaPo fl(beta s)
-// Of a pair: fl(s_w - s_l) is, where both are the same infinity, that of the sign of fl(x_w - x_l), or 0 where x are equal;
+// A pair's fl(s_w - s_l) is, where both are the same infinity, that of the sign of fl(x_w - x_l), or 0 where x are equal;
 // delta = fl(fl(s_w - s_l) - margin), z = fl(beta delta); c = fl(beta s_w), r = fl(beta s_l); with
 // P(v) = logsigmoid(v), S(v) = sigmoid(v), e = label_smoothing, k = fl(1 - e); dz, dc, dr are the derivatives of L:
 //   kSigmoid : L = fl(-fl(k P(z)) - fl(e P(-z)))             dz = fl(fl(e S(z)) - fl(k S(-z)))     e = 0: no terms of e
