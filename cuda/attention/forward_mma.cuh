@@ -94,34 +94,39 @@ class MmaForward {
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     kv_head_ = place.kv_head;
-    const AttentionSpan span(p_, segment.sequence);
-    const std::int64_t first = begin / g_.group - span.q_first, last = (segment.last - 1) / g_.group - span.q_first + 1;
-    const AttentionRange queries = {first, last < span.num_queries ? last : span.num_queries};
-    AttentionRange keys = {0, 0};
-    if (segment.exists && !queries.empty()) keys = span.keys_of(queries);
-      // A thread's rows, and what they see.
+    first_key_ = last_key_ = 0;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::int64_t row = begin + row_of_thread(r), i = row / g_.group - span.q_first;
-      AttentionRange sees = {0, 0};
-      if (segment.exists && row < segment.last && i < span.num_queries) sees = span.keys_of(i);
-      if (sees.empty()) sees = {0, 0};
-      sees_[r][0] = static_cast<int>(sees.first);
-      sees_[r][1] = static_cast<int>(sees.last);
-    }
-    first_key_ = static_cast<int>(keys.first);
-    last_key_ = keys.empty() ? first_key_ : static_cast<int>(keys.last);
+    for (auto& sees : sees_) sees[0] = sees[1] = 0;
     begin_rows();
-    if (last_key_ > first_key_) {
-      load_queries(span, begin, segment.last);
-      walk(span);
-    }
+    // Only then: what is in no sequence has no offsets.
+    if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
     __syncthreads();  // the next segment writes what this one reads
     return segment.last;
   }
 
  private:
+  __device__ __forceinline__ void visit(const AttentionSpan& span, std::int64_t begin, std::int64_t end) {
+    const std::int64_t first = begin / g_.group - span.q_first, last = (end - 1) / g_.group - span.q_first + 1;
+    const AttentionRange queries = {first, last < span.num_queries ? last : span.num_queries};
+    if (queries.empty()) return;
+    const AttentionRange keys = span.keys_of(queries);
+    if (keys.empty()) return;
+      // A thread's rows, and what they see.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t row = begin + row_of_thread(r), i = row / g_.group - span.q_first;
+      if (row >= end || i >= span.num_queries) continue;
+      const AttentionRange sees = span.keys_of(i);
+      if (sees.empty()) continue;
+      sees_[r][0] = static_cast<int>(sees.first);
+      sees_[r][1] = static_cast<int>(sees.last);
+    }
+    first_key_ = static_cast<int>(keys.first);
+    last_key_ = static_cast<int>(keys.last);
+    load_queries(span, begin, end);
+    walk(span);
+  }
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int quad_lane() const { return threadIdx.x % 4; }
   __device__ __forceinline__ int row_of_thread(int r) const { return threadIdx.x / 32 * 16 + lane() / 4 + 8 * r; }

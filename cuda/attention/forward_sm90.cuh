@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-  WgmmaRows<T, Tile, kExp> rows(p, call, shared, memory, warpgroup);
+  WgmmaRows<T, Tile, kExp> rows(p, shared, memory, warpgroup);
   if (warpgroup == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
   RingPosition slot;
 #pragma unroll 1

@@ -54,6 +54,7 @@ class SplitRows {
     std::int64_t at = blockIdx.x / call_.splits, sequence = 0, first_row;
     kv_head_ = at % p_.num_kv_heads;
     at /= p_.num_kv_heads;
+    if (p_.num_sequences == 0) return;  // there are no offsets to look at
     if (p_.cu_seqlens_q != nullptr) {
       std::int64_t low = 0, high = p_.num_sequences;  // the last sequence that begins no later
       while (high - low > 1) {

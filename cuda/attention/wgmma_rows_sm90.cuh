@@ -14,9 +14,9 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp>
 class WgmmaRows {
  public:
-  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaCall& call, const WgmmaShared<Tile>& shared,
-                                       unsigned char* memory, int warpgroup)
-      : p_(p), call_(call), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
+  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaShared<Tile>& shared, unsigned char* memory,
+                                       int warpgroup)
+      : p_(p), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
     thread_ = threadIdx.x % 128;
     first_row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
     total_ = reinterpret_cast<float4*>(memory + Tile::kTotalAt) + warpgroup * (Tile::kTotalBytes / 32) + thread_;
@@ -375,7 +375,6 @@ class WgmmaRows {
   }
 
   const AttentionParams& p_;
-  const WgmmaCall& call_;
   const WgmmaShared<Tile>& shared_;
   const int warpgroup_;
   const float c_;

@@ -54,6 +54,7 @@ __device__ __forceinline__ WgmmaWork work_of(const AttentionParams& p, const Wgm
   const std::int32_t block = call.blocks - 1 - in_section;
   const std::int32_t num_q_heads = static_cast<std::int32_t>(p.num_q_heads);
   WgmmaWork work = {};
+  if (p.num_sequences == 0) return work;  // there are no offsets to look at
   std::int64_t query = std::int64_t{block} * 128, places = p.q_tokens;
   if (p.cu_seqlens_q != nullptr) {
     work.head = head;
