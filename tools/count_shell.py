@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Counts the shell: lines that carry an operator between Python and its kernels and say nothing of its formula.
+
+    python tools/count_shell.py [--commit REVISION] [--files]
+
+Four parts are counted, every line of each file:
+
+- torch layer: ``ops/*_torch.py``, ``ops/*_traced.py``, ``ops/*_autograd.py``, engine and shared checks, and what
+  the other files of ``ops`` hold for the engine: statements that make an ``Operator``, with the private functions that
+  they name.
+- dispatch: ``cpp/ops/<operator>.cpp`` and headers that declare an operator for one backend. ``linear_logprob.cpp``
+  is no dispatch: it computes.
+- architecture stubs: ``*_sm80.cu`` and ``*_sm90.cu`` of fewer than 20 lines, and the ``kernels.h`` that declare them.
+- bindings: ``cpp/bindings``.
+
+Commit 2c15b2e has 15,226 lines by this rule; the figure of 15,202 that the limit of 8,500 was set beside is 24 lines
+less in the torch layer, whose list of files was not written down. The other three parts agree to the line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "python/rl_kernel_native/"
+ENGINE = ("_check", "_constants", "_engine", "_in_graph", "_main_grad", "_operator", "_register", "_shapes", "_torch",
+          "_transforms")  # fmt: skip
+STUB_LINES = 20
+
+
+def is_torch_layer(name: str) -> bool:
+    stem = name.removeprefix(PACKAGE).removesuffix(".py")
+    by_hand = re.fullmatch(r"ops/\w+_(torch|traced|autograd)", stem)
+    return name.startswith(PACKAGE) and name.endswith(".py") and (bool(by_hand) or stem in ENGINE)
+
+
+def is_dispatch(name: str, operators: set[str]) -> bool:
+    if dispatch := re.fullmatch(r"cpp/ops/(\w+)\.cpp", name):
+        return dispatch[1] in operators - {"linear_logprob"}
+    header = re.fullmatch(r"(?:cpp/(cpu)|cuda/(\w+)|hip/(\w+))/(\w+)\.h", name)
+    return bool(header) and header[4] in operators and (header[2] or header[3] or header[4]) == header[4]
+
+
+def is_stub(name: str, lines: int) -> bool:
+    short = lines < STUB_LINES and re.fullmatch(r"cuda/\w+/\w+_sm(80|90)\.cu", name)
+    return bool(short) or bool(re.fullmatch(r"cuda/\w+/kernels\.h", name))
+
+
+def described(text: str) -> int:
+    """Lines of a module of ``ops`` that describe an operator for the engine."""
+    body = ast.parse(text).body
+    makers = [node for node in body if isinstance(node, (ast.Assign, ast.AnnAssign)) and _makes_operator(node)]
+    found = {node.lineno: node for node in makers}
+    functions = {n.name: n for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("_")}
+    left = list(makers)
+    while left:
+        for name in (n.id for n in ast.walk(left.pop()) if isinstance(n, ast.Name)):
+            function = functions.pop(name, None)
+            if function is not None:
+                found[function.lineno] = function
+                left.append(function)
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in found.values())
+
+
+def _makes_operator(statement: ast.AST) -> bool:
+    calls = (n.func for n in ast.walk(statement) if isinstance(n, ast.Call))
+    return any(isinstance(f, ast.Name) and f.id == "Operator" for f in calls)
+
+
+def count(names: list[str], read: Callable[[str], str]) -> dict[str, dict[str, int]]:
+    """Lines by part, then by file."""
+    operators = {Path(n).stem for n in names if re.fullmatch(r"cpp/include/rlk/ops/\w+\.h", n)}
+    parts: dict[str, dict[str, int]] = {"torch layer": {}, "dispatch": {}, "architecture stubs": {}, "bindings": {}}
+    for name in names:
+        if not re.fullmatch(r"(cpp|cuda|hip|python)/.*\.(h|cpp|cu|py)", name):
+            continue
+        text = read(name)
+        lines = text.count("\n")
+        if is_torch_layer(name):
+            parts["torch layer"][name] = lines
+        elif re.fullmatch(PACKAGE + r"ops/\w+\.py", name) and (of_engine := described(text)):
+            parts["torch layer"][name] = of_engine
+        elif is_dispatch(name, operators):
+            parts["dispatch"][name] = lines
+        elif is_stub(name, lines):
+            parts["architecture stubs"][name] = lines
+        elif name.startswith("cpp/bindings/"):
+            parts["bindings"][name] = lines
+    return parts
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", help="count a revision instead of the working tree")
+    parser.add_argument("--files", action="store_true", help="print every file")
+    options = parser.parse_args()
+    if options.commit:
+        names = _git("ls-tree", "-r", "--name-only", options.commit).split("\n")
+        parts = count(names, lambda name: _git("show", f"{options.commit}:{name}"))
+    else:
+        parts = count(_git("ls-files").split("\n"), lambda name: (ROOT / name).read_text(encoding="utf-8"))
+    for part, files in parts.items():
+        print(f"{sum(files.values()):7,}  {part} ({len(files)} files)")
+        for name, lines in sorted(files.items(), key=lambda item: -item[1]) if options.files else ():
+            print(f"         {lines:5,}  {name}")
+    print(f"{sum(sum(files.values()) for files in parts.values()):7,}  in all")
+
+
+if __name__ == "__main__":
+    main()
