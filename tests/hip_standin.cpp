@@ -31,6 +31,7 @@
 #include "hip/pack/pack_kernels.hip"
 #include "hip/policy_loss/policy_loss_kernels.hip"
 #include "hip/preference_loss/preference_loss_kernels.hip"
+#include "hip/random_bits/random_bits_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
 #include "hip/scatter_rewards/scatter_rewards_kernels.hip"
@@ -186,6 +187,7 @@ const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(r
 const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_preference_loss_merge),
                                RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
                                RLK_OF(rlk_preference_loss_metrics), RLK_OF(rlk_preference_loss_backward)};
+const Table kRandomBits = {RLK_OF(rlk_random_bits)};
 const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens),        RLK_OF(rlk_scatter_rewards_blanks),
                                RLK_OF(rlk_scatter_rewards_sequences),     RLK_OF(rlk_scatter_rewards_spread),
                                RLK_OF(rlk_scatter_rewards_spread_blocks), RLK_OF(rlk_scatter_rewards_rest)};
@@ -224,6 +226,7 @@ const Kernel* find_kernel(std::string_view name) {
                              &kPack,
                              &kPolicyLoss,
                              &kPreferenceLoss,
+                             &kRandomBits,
                              &kRmsNorm,
                              &kRope,
                              &kScatterRewards,

@@ -26,6 +26,7 @@ from rl_kernel_native.bench import (  # noqa: E402
     rms_norm,
     rollout,
     rope,
+    sampling,
     sequences,
     silu_mul,
     token_terms,
@@ -239,6 +240,16 @@ def test_command_for_sequences_writes_json(operator, tmp_path, capsys):
     run = json.loads(file.read_text())
     assert all(r["times_rk"] == 1.0 for r in run["results"] if r["peer"] == "rk")
     assert f"{operator} [4, 8] bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", sampling.OPERATORS)
+def test_command_for_sampling_writes_json(operator, tmp_path, capsys):
+    file = tmp_path / "run.json"
+    assert command.main([operator, "--rows", "4", "--device", "cpu", "--seconds", "0.02", "--json", str(file)]) == 0
+    run = json.loads(file.read_text())
+    assert [r["times_rk"] for r in run["results"] if r["peer"] == "rk"] == [1.0]
+    assert len(run["results"]) > 1
+    assert operator in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("operator", sequences.OPERATORS)

@@ -74,6 +74,7 @@ NOT_CERTIFIED = {
     "pack": "moves bytes and computes nothing",
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
+    "random_bits": "integers of a row's own keys: its own tests compare them with the definition, byte for byte",
     "scatter_rewards": _SEQUENCES,
     "sequence_logprob": _SEQUENCES,
     "value_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",

@@ -51,6 +51,7 @@ WITHOUT_GRADIENT = (
     "mismatch_metrics",
     "scatter_rewards",
     "optimal_token_baseline",
+    "random_bits",
     "shift_labels_packed",
 )
 SELF_TESTS = sorted((ROOT / "python/rl_kernel_native/_selftest").glob("*.py"))
@@ -432,6 +433,11 @@ def of_shift_labels_packed() -> str:
     return "; ".join(found)
 
 
+def of_random_bits() -> str:
+    ids = RNG.integers(-9, 9, 5)
+    return beyond("random_bits", "bits", rk.random_bits(7, ids, 3, 6), rk.random_bits_reference(7, ids, 3, 6))
+
+
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
@@ -450,6 +456,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "pack": of_pack,
     "policy_loss": of_policy_loss,
     "preference_loss": of_preference_loss,
+    "random_bits": of_random_bits,
     "rms_norm": of_rms_norm,
     "rope": of_rope,
     "scatter_rewards": of_scatter_rewards,

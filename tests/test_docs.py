@@ -1,5 +1,5 @@
-"""The code in README.md, docs/linear.md, docs/objectives.md and its pages runs and does what the text around it says;
-what the pages name is there."""
+"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs and does what the text
+around it says; what the pages name is there."""
 
 from __future__ import annotations
 
@@ -114,6 +114,13 @@ def test_the_index_has_every_page_and_links_lead_somewhere() -> None:
     for page in NAMED.values():
         for _, path in LINK.findall(page.read_text()):
             assert (page.parent / path).exists(), f"{page.name}: {path}"
+
+
+def test_the_examples_of_sampling_give_what_its_page_shows() -> None:
+    page = ROOT / "docs" / "sampling.md"
+    assert run_examples_of(page, {}) == ""
+    for _, target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 # ---- layers of docs/linear.md ---------------------------------------------------------------------------------------

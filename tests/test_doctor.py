@@ -39,7 +39,7 @@ def test_json_is_one_object_and_the_status_says_healthy():
     # Exact ones have one check; linear has one of the models of other hardware, too, linear_logprob one of LoRA.
     one = (
         "covariance_mask", "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
-        "scatter_rewards", "shift_labels_packed", "value_loss",
+        "random_bits", "scatter_rewards", "shift_labels_packed", "value_loss",
     )  # fmt: skip
     checks = {
         operator: {"linear": 3, "linear_logprob": 3}.get(operator, 2 - (operator in one))

@@ -124,6 +124,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "loss_mask_from_spans: number of span_offsets": lambda: rk.loss_mask_from_spans(
         ints(2, 2), ints(3), ints(5), num_tokens=5
     ),
+    "random_bits: dtype": lambda: rk.random_bits(1, z(5), 0, 4),
+    "random_bits: number of seeds": lambda: rk.random_bits(ints(4), ints(5), 0, 4),
+    "random_bits: dimensions of position": lambda: rk.random_bits(1, ints(5), ints(5, 1), 4),
     "tool_mask: dtype": lambda: rk.tool_mask(z(5), [1], [2]),
     "mismatch_metrics: shapes": lambda: rk.mismatch_metrics(z(3, 5), z(3, 4)),
 }

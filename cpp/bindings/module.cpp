@@ -50,6 +50,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_masked_whiten(m);
   rlk::bindings::bind_mismatch_metrics(m);
   rlk::bindings::bind_optimal_token_baseline(m);
+  rlk::bindings::bind_random_bits(m);
   rlk::bindings::bind_rms_norm(m);
   rlk::bindings::bind_pack(m);
   rlk::bindings::bind_preference_loss(m);

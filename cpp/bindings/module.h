@@ -16,6 +16,7 @@ void bind_logprob(nanobind::module_& m);
 void bind_masked_whiten(nanobind::module_& m);
 void bind_mismatch_metrics(nanobind::module_& m);
 void bind_optimal_token_baseline(nanobind::module_& m);
+void bind_random_bits(nanobind::module_& m);
 void bind_rms_norm(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_preference_loss(nanobind::module_& m);

@@ -202,3 +202,15 @@ def check_tokens(tensor: Any, name: str, like: Tensor, whose: str, sequences: An
     raise ValueError(
         f"{name}: expected shape {list(like.shape)}{more} (that of {whose}{also}), got {list(tensor.shape)}"
     )
+
+
+def check_row_integers(tensor: Any, name: str, rows: Any) -> None:
+    """[num_rows] of ``rows``, or of any number where that is None; None passes."""
+    if tensor is None:
+        return
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype_name(tensor.dtype)}")
+    known = rows is not None and is_static(rows) and is_static(tensor)
+    if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):
+        wanted = rows.shape[0] if rows is not None else "num_rows"
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(tensor.shape)}")

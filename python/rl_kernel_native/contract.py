@@ -498,6 +498,7 @@ def _sequences() -> Iterable[Row]:
     yield Row("shift_labels_packed", "labels", "forward", **integers)
     for operator in ("loss_mask_from_spans", "tool_mask"):
         yield Row(operator, "mask", "forward", **integers)
+    yield Row("random_bits", "bits", "forward", **(integers | {"stem": "random_bits"}))
 
 
 def _rows() -> Iterable[Row]:

@@ -135,6 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sequences[-1].add_argument("--rows", type=_count, help="sequences; default 8192 on a GPU, 64 on the CPU")
         sequences[-1].add_argument("--columns", type=_count, default=2048, help="tokens of a sequence")
         sequences[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    random_bits = operators.add_parser("random_bits", help="random words of tokens")
+    random_bits.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     for operator in (
         logprob,
         linear,
@@ -145,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy_loss,
         rope,
         silu_mul,
+        random_bits,
         *sequences,
         *advantages,
         *token_terms,
@@ -176,6 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import rms_norm as bench_rms_norm
     from . import rollout as bench_rollout
     from . import rope as bench_rope
+    from . import sampling as bench_sampling
     from . import sequences as bench_sequences
     from . import silu_mul as bench_silu_mul
     from . import token_terms as bench_token_terms
@@ -232,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.operator, options.rows or (16 if device == "cpu" else 256), options.tokens, device,
             seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
+    elif options.operator in bench_sampling.OPERATORS:
+        run = bench_sampling.run(options.operator, rows, device, seconds=options.seconds)
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)
         run = bench_rope.run(

@@ -1,0 +1,28 @@
+#include "row_integers.h"
+
+#include "linear_args.h"
+
+namespace rlk::bindings {
+
+bool is_array(nb::handle given) { return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr; }
+
+RowIntegersArgument::RowIntegersArgument(nb::handle given, const char* name, std::int64_t num_rows,
+                                         const Device* device) {
+  if (!is_array(given)) {
+    rows_.value = read_integer(given, name, "an integer or an array of them");
+    return;
+  }
+  array_.emplace(given, name, "int32 or int64");
+  const TensorView& v = array_->view();
+  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(*array_, "int32 or int64");
+  if (device != nullptr) require_device(*array_, *device);
+  if (v.ndim != 1 || (num_rows >= 0 && v.shape[0] != num_rows)) {
+    argument_error(name, "expected shape [" + (num_rows >= 0 ? std::to_string(num_rows) : "num_rows") + "], got " +
+                             shape_text(array_->shape()));
+  }
+  rows_.data = v.data;
+  rows_.stride = v.stride(0);
+  rows_.dtype = v.dtype;
+}
+
+}  // namespace rlk::bindings

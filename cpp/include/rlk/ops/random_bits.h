@@ -1,0 +1,51 @@
+// THE CONTRACT of random_bits: the random words of one token, by themselves. rk.sample draws from the same words, so a
+// draw can be replayed. Integers alone: every backend has the same bytes.
+//
+//   bits[i, w] = word w % 4 of philox4x32-10(key, counter_w)              rlk/math/philox.h
+//   key        = (seed[i] low, seed[i] high)                              32-bit halves of the 64 bits
+//   counter_w  = (sample_id[i] low, sample_id[i] high, position[i], 256 * stream + w / 4)
+// `sample_id` names a rollout and never a slot of the batch; `position` is the index of the token in the sample's output and
+// never a step of the engine. So a row's words depend on no other row, no batch size and no order of rows. Streams 0 and 1
+// are those of rk.sample and of rejection in rk.verify_draft.
+// A row whose position lies outside [0, 2^32) has -1 in every word.
+// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/load_index.h"
+
+namespace rlk {
+
+// An integer of each row, or one of all.
+struct RowIntegers {
+  const void* data = nullptr;  // [num_rows], dtype, or null: `value` for every row
+  std::int64_t value = 0;
+  std::int64_t stride = 0;      // elements between rows of `data`
+  DType dtype = DType::kInt64;  // kInt32, kInt64
+
+  RLK_HD std::int64_t at(std::int64_t row) const {
+    return data == nullptr ? value : load_index(data, dtype, row * stride);
+  }
+};
+
+constexpr std::int32_t kStreamBlocks = 256;                 // of four words each
+constexpr std::int32_t kStreamWords = 4 * kStreamBlocks;    // of a token in one stream
+constexpr std::int32_t kRandomStreams = 1 << 24;            // of a token
+constexpr std::int64_t kPositions = std::int64_t{1} << 32;  // of a sample
+
+struct RandomBitsParams {
+  RowIntegers seed;       // all 64 bits count, the sign with them
+  RowIntegers sample_id;  // the same
+  RowIntegers position;
+  std::int64_t* bits = nullptr;  // [num_rows, num_words], contiguous; values in [0, 2^32), or -1
+  std::int64_t num_rows = 0;
+  std::int32_t num_words = 0;      // in [1, kStreamWords]
+  std::int32_t random_stream = 0;  // in [0, kRandomStreams)
+};
+
+void require_random_bits_backend(Device device);  // throws Unsupported where this build has none for the device
+void random_bits(const RandomBitsParams& p, Device device, Stream stream);
+
+}  // namespace rlk

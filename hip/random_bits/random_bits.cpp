@@ -1,0 +1,15 @@
+// Host side of the HIP backend of random_bits: what would corrupt memory, its launches.
+#include "random_bits.h"
+
+#include "hip/common/launch.h"
+#include "launches.h"
+
+namespace rlk::hip {
+
+void random_bits(const RandomBitsParams& p, int device, Stream stream) {
+  check_random_bits(p);
+  launch_blocks(device, stream, {kRandomThreads, 0}, "rlk_random_bits",
+                ceil_div(p.num_rows * random_blocks(p), kRandomThreads), p);
+}
+
+}  // namespace rlk::hip

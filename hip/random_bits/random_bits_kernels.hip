@@ -1,0 +1,10 @@
+// The kernel of random_bits by the name that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// What is computed stands in rlk/kernels/random_words.h, shared with the CPU and CUDA.
+#include "hip/common/wave.h"
+#include "hip/random_bits/launches.h"
+
+RLK_KERNEL(rlk::hip::kRandomThreads) rlk_random_bits(rlk::RandomBitsParams p, std::int64_t first_block) {
+  const std::int64_t i = (first_block + rlk::hip::block_id_x()) * rlk::hip::kRandomThreads + rlk::hip::thread_id();
+  const std::int64_t blocks = rlk::random_blocks(p);
+  if (i < p.num_rows * blocks) rlk::write_random_block(p, i / blocks, static_cast<std::int32_t>(i % blocks));
+}

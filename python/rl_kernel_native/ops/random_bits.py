@@ -1,0 +1,89 @@
+"""Random words of tokens: arguments, dispatch, result. The contract is cpp/include/rlk/ops/random_bits.h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _check, _dispatch
+from .._native import module as _C
+from ..reference.random_bits import random_bits_reference
+
+__all__ = ["random_bits", "random_bits_reference"]
+
+MOST_WORDS = 1024  # kStreamWords
+STREAMS = 1 << 24  # kRandomStreams
+
+_torch_path: Any = None
+
+
+def _torch() -> Any:
+    """ops/random_bits_torch.py, imported with the first torch tensor."""
+    global _torch_path
+    if _torch_path is None:
+        _dispatch.require_torch()
+        from . import random_bits_torch
+
+        _torch_path = random_bits_torch
+    return _torch_path
+
+
+def _require_given(name: str, value: Any) -> None:
+    if value is None:
+        raise TypeError(f"{name}: expected an integer or an array of them, got NoneType")
+
+
+def seed_of(seed: Any) -> Any:
+    """A number's 64 bits as a signed one; an array as it is."""
+    _require_given("seed", seed)
+    if not _check.is_number(seed):
+        return seed
+    number = _check.integer("seed", seed)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError(f"seed: expected an integer of 64 bits, got one of {number.bit_length()} bits")
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def position_of(position: Any) -> Any:
+    """A number in [0, 2^32), or an array."""
+    _require_given("position", position)
+    if not _check.is_number(position):
+        return position
+    number = _check.integer64("position", position)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"position: expected an integer in [0, 2^32), got {number}")
+    return number
+
+
+def random_bits(seed: Any, sample_id: Any, position: Any, n: int, *, stream: int = 0) -> Any:
+    """The random words of tokens, which :func:`sample` draws by: Philox4x32-10 under ``(seed, sample_id, position)``.
+
+    A row's words depend on its own three integers alone: not on its place in the batch, on other rows, on the device
+    or on the step of an engine. So a rollout can be drawn again, and the members of a group differ by their id.
+
+    Args:
+        seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative one counts by its bits.
+        sample_id: ``[num_rows]`` int32 or int64: which rollout a row is of, never its slot in the batch.
+        position: integer in ``[0, 2^32)``, or ``[num_rows]`` int32 or int64: index of the token in its sample's output.
+        n: words of a row, 1 to 1024.
+        stream: in ``[0, 2^24)``: words of another stream are independent of these. :func:`sample` draws from 0.
+    Returns:
+        int64 ``[num_rows, n]``, values in ``[0, 2^32)``; -1 in a row whose position lies outside of its range.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
+        this build serves the device.
+    Source: the contract; Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+    """
+    count = _check.integer64("n", n)
+    if not 1 <= count <= MOST_WORDS:
+        raise ValueError(f"n: expected 1 to {MOST_WORDS} words, got {count}")
+    which = _check.integer64("stream", stream)
+    if not 0 <= which < STREAMS:
+        raise ValueError(f"stream: expected an integer in [0, 2^24), got {which}")
+    seed, position = seed_of(seed), position_of(position)
+    if _dispatch.is_tensor(sample_id):
+        return _torch().random_bits(sample_id, seed, position, count, which)
+    frame = _dispatch.Frame(sample_id, "sample_id")
+    _dispatch.match_torch_threads()
+    exported = (frame.export_array(sample_id, "sample_id"), frame.export(seed, "seed"))
+    words = _C.random_bits(*exported, frame.export(position, "position"), count, which, frame.allocate, frame.stream)
+    return frame.result(words)
