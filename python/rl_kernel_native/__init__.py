@@ -10,6 +10,7 @@ from . import _dispatch, _native, _variants, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from ._workspace import WorkspaceStats, workspace_stats
+from .consistency.api import compare
 from .integrations import patch_model, status, unpatch_model
 from .ops.attention import AttentionResult, attention, attention_backward, attention_reference
 from .ops.covariance_mask import covariance_mask, covariance_mask_reference
@@ -163,6 +164,7 @@ __all__ = [
     "attention_reference",
     "canonical_blas",
     "checkpoint_contexts",
+    "compare",
     "covariance_mask",
     "covariance_mask_reference",
     "current_arithmetic",

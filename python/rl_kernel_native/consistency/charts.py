@@ -1,54 +1,95 @@
-"""The two pictures of a report, drawn without a display and without outside references."""
+"""The pictures of a report, drawn without a display and without outside references."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .explain import faults
 from .result import BatchRun, Comparison
 
 _COLORS = ("#0b6bcb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be123c")
+_FAULT_COLOR = "#be123c"
+_MARKED_FAULTS = 3
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, "axes.grid": True, "grid.alpha": 0.25}
 
 
-def drift_chart(comparison: Comparison) -> Figure:
-    """Relative error and share of differing tokens, operator by operator in execution order, one line a batch size."""
+def overview_chart(comparisons: Sequence[Comparison]) -> Figure:
+    """The news in one picture: tokens that differ and how far the ratio is from 1, one bar a comparison and batch."""
     with rc_context(_STYLE):
-        figure = Figure(figsize=(11, 5.2), layout="constrained")
+        rows = [(comparison, run) for comparison in comparisons for run in comparison.runs]
+        figure = Figure(figsize=(11, 0.9 + 0.42 * len(rows)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        names = [f"{comparison.settings.label}, batch {run.batch_size}" for comparison, run in rows]
+        places = range(len(rows))
+        order = list(dict.fromkeys(comparison.settings.label for comparison, _ in rows))
+        colors = [_COLORS[order.index(comparison.settings.label) % len(_COLORS)] for comparison, _ in rows]
+        left.barh(places, [run.metrics.differing_tokens for _, run in rows], color=colors, height=0.6)
+        left.set_xlim(0, 1.25 * max(run.metrics.tokens for _, run in rows))
+        left.set_yticks(places, names)
+        left.invert_yaxis()
+        left.set_xlabel("tokens whose log-probability differs")
+        ratios = [run.metrics.max_abs_ratio for _, run in rows]
+        shown = [min(ratio, 1e3) for ratio in ratios]
+        right.barh(places, shown, color=colors, height=0.6)
+        right.set_xlim(0, 1.25 * max(shown) or 1.0)
+        right.set_xlabel("max |ratio - 1|")
+        for place, (_, run) in enumerate(rows):
+            text = f" {run.metrics.differing_tokens} of {run.metrics.tokens}"
+            left.text(run.metrics.differing_tokens, place, text, va="center")
+            right.text(shown[place], place, f" {ratios[place]:.3g}", va="center")
+        return figure
+
+
+def drift_chart(comparison: Comparison) -> Figure | None:
+    """Relative error and share of differing tokens, operator by operator in execution order, one line a batch size.
+
+    None where no operator differs. The first divergent operator and faults are named on the axis.
+    """
+    if not any(run.first_divergent for run in comparison.runs):
+        return None
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(11, 5.6), layout="constrained")
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        named: dict[tuple[int, str], list[int]] = {}
+        marks: dict[int, str] = {}
         for index, run in enumerate(comparison.runs):
-            color = _COLORS[index % len(_COLORS)]
-            label = f"batch {run.batch_size}"
+            # A line under another is wider, so that both are seen.
+            width = 1.2 + 2.2 * (len(comparison.runs) - 1 - index)
+            style: Any = {
+                "color": _COLORS[index % len(_COLORS)],
+                "linewidth": width,
+                "alpha": 0.5 if width > 1.2 else 1,
+            }
             orders = [drift.order for drift in run.operators]
             error = [drift.mean_relative or float("nan") for drift in run.operators]
             share = [100 * drift.differing_tokens / drift.tokens for drift in run.operators]
-            top.plot(orders, error, color=color, label=label, marker=".", markersize=3, linewidth=1)
-            bottom.plot(orders, share, color=color, label=label, linewidth=1)
+            top.plot(orders, error, label=f"batch {run.batch_size}", marker=".", markersize=3, **style)
+            bottom.plot(orders, share, **style)
             first = run.first_divergent
             if first is not None:
-                for axes in (top, bottom):
-                    axes.axvline(first.order, color=color, linestyle=":", linewidth=1)
-                named.setdefault((first.order, first.name), []).append(run.batch_size)
-        for line, ((order, name), sizes) in enumerate(named.items()):
-            text = f" first divergent (batch {', '.join(map(str, sizes))}): {name}"
-            bottom.text(order, 88 - 14 * line, text, va="center")
+                marks.setdefault(first.order, f"first divergent: {first.name}")
+        order_of = {drift.name: drift.order for run in comparison.runs for drift in run.operators}
+        for fault in faults(comparison)[:_MARKED_FAULTS]:
+            marks[order_of[fault.name]] = f"FAULT: {fault.name}"
+        for order, text in marks.items():
+            color = _FAULT_COLOR if text.startswith("FAULT") else "#57606a"
+            for axes in (top, bottom):
+                axes.axvline(order, color=color, linestyle=":", linewidth=1.2)
         _mark_layers(top, bottom, comparison.runs[0])
         top.set_yscale("log")
         top.set_ylabel("mean relative error\nof a token's vector")
         bottom.set_ylabel("tokens that\ndiffer (%)")
         bottom.set_ylim(-3, 103)
-        bottom.set_xlabel("operator, in execution order (numbers as in the tables of report.html)")
-        if any(run.first_divergent for run in comparison.runs):
-            top.legend(loc="lower right")
-        else:
-            top.text(0.5, 0.5, "no difference in any recorded operator", transform=top.transAxes, ha="center")
-        top.set_title(f"Drift per operator, --ops {comparison.settings.ops}")
+        bottom.set_xticks(list(marks), list(marks.values()), rotation=12, ha="right")
+        bottom.set_xlabel("operators in execution order, numbers as in the tables below")
+        top.legend(loc="lower right")
+        top.set_title(f"Drift per operator: {comparison.settings.label}")
         return figure
 
 
@@ -69,8 +110,13 @@ def _mark_layers(top: Axes, bottom: Axes, run: BatchRun) -> None:
             )
 
 
-def histogram_chart(comparison: Comparison) -> Figure:
-    """Counts of the log-ratio training - rollout by half decade of its size, negative values to the left."""
+def histogram_chart(comparison: Comparison) -> Figure | None:
+    """Counts of the log-ratio training - rollout by half decade of its size, negative values to the left.
+
+    None where every log-ratio is 0.
+    """
+    if not any(run.metrics.differing_tokens for run in comparison.runs):
+        return None
     with rc_context(_STYLE):
         figure = Figure(figsize=(11, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -93,7 +139,7 @@ def histogram_chart(comparison: Comparison) -> Figure:
         axes.set_ylabel("tokens")
         axes.set_xlabel("log-ratio training - rollout (nats), by half decade; a label is the bin's outer end")
         axes.legend()
-        axes.set_title(f"Log-ratio, --ops {comparison.settings.ops}")
+        axes.set_title(f"Log-ratio: {comparison.settings.label}")
         return figure
 
 

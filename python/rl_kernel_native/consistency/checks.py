@@ -115,7 +115,10 @@ def check_sides(rollout: SideInputs, training: SideInputs) -> None:
     for name in sorted(set(rollout.special_ids) | set(training.special_ids)):
         ours, theirs = rollout.special_ids.get(name, ()), training.special_ids.get(name, ())
         if ours != theirs:
-            raise BadInput(f"{name} token: {rollout.name} has {list(ours)}, {training.name} has {list(theirs)}")
+            raise BadInput(
+                f"{name} token: {rollout.name} has {list(ours)}, {training.name} has {list(theirs)}; "
+                f"set {name}_token_id alike in both models' config.json and generation_config.json"
+            )
     if len(rollout.ids) != len(training.ids):
         raise BadInput(f"{rollout.name} has {len(rollout.ids)} sequences, {training.name} has {len(training.ids)}")
     for side in (rollout, training):

@@ -17,7 +17,9 @@ import typer
 from .errors import BadInput
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
+    from .model import LoadedModel
     from .result import Comparison
+    from .settings import CompareSettings
 
 EXIT_DRIFT = 1
 EXIT_BAD_INPUT = 2
@@ -81,7 +83,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def print_table(comparisons: Sequence[Comparison]) -> None:
-    """The result as a short table on stdout; plain text when that is not a terminal."""
+    """The verdicts, a short table and the findings, on stdout; plain text when that is not a terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -93,7 +95,7 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
         for run in comparison.runs:
             metrics, first = run.metrics, run.first_divergent
             table.add_row(
-                comparison.settings.ops,
+                comparison.settings.label,
                 str(run.batch_size),
                 str(metrics.tokens),
                 str(metrics.differing_tokens),
@@ -105,37 +107,52 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
                 f"{metrics.clip_fraction:.3f}",
                 first.name if first else ("none" if not metrics.differing_tokens else "not recorded"),
             )
+    for comparison in comparisons:
+        print(f"{comparison.settings.label}: {comparison}")
     # A pipe has no width; names must not be cut there.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for comparison in comparisons:
-        for line in explain(comparison):
-            console.print(f"[{comparison.settings.ops}] {line}", markup=False, soft_wrap=True)
+        for line in explain(comparison)[1:]:
+            console.print(f"[{comparison.settings.label}] {line}", markup=False, soft_wrap=True)
 
 
 @app.command()
 def compare(
-    model: Annotated[Path, typer.Option(help="Hugging Face causal LM directory (Qwen3 or Llama), safetensors.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with prompt_ids or text.")],
-    seed: SeedOption,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")] = "bfloat16",
+    model: Annotated[str, typer.Option(help="Directory or Hub id of a causal LM (Qwen2, Qwen3, Llama, Mistral).")],
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines with prompt_ids or text.")] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="In place of --prompts: JSON lines of ids and log-probabilities that an engine recorded."),
+    ] = None,
+    seed: SeedOption = 0,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16, float32 or float64. Default: the checkpoint's.")
+    ] = None,
     device: DeviceOption = "auto",
     batch: Annotated[
         str, typer.Option(help="Most requests in flight; several sizes are all run and compared.")
     ] = "1,8",
     max_new_tokens: Annotated[int, typer.Option(help="Longest response.")] = 64,
     temperature: Annotated[float, typer.Option(help="Of sampling and of the log-probabilities, > 0.")] = 1.0,
-    ops: Annotated[str, typer.Option(help="stock: torch's operators; rk: this library's where they exist.")] = "stock",
+    training_temperature: Annotated[
+        float | None, typer.Option(help="Of the training side's log-probabilities. Default: --temperature.")
+    ] = None,
+    ops: Annotated[
+        str, typer.Option(help="Both sides': stock (torch's, attention sdpa), sdpa, eager, or rk (this library's).")
+    ] = "stock",
+    rollout_ops: Annotated[str | None, typer.Option(help="The rollout's. Default: --ops.")] = None,
+    training_ops: Annotated[str | None, typer.Option(help="The training side's. Default: --ops.")] = None,
     packing: Annotated[str, typer.Option(help="Training batches: packed or padded.")] = "packed",
     padding_side: Annotated[str, typer.Option(help="Of padded training batches: right or left.")] = "right",
     micro_batch_tokens: Annotated[int, typer.Option(help="Most tokens of one training forward.")] = 4096,
     atol: Annotated[float, typer.Option(help="Aligned when every |dlogp| is at most this; 0: equal bytes.")] = 0.0,
     probe_mb: Annotated[int, typer.Option(help="Memory for recorded hidden states, MiB.")] = 512,
     fault_tolerance: Annotated[
-        float | None, typer.Option(help="Relative error that counts as a fault, not rounding. Default by dtype.")
+        float | None, typer.Option(help="Relative error on equal input that is a fault. Default: beyond rounding.")
     ] = None,
     training_model: Annotated[
-        Path | None, typer.Option(help="Another checkpoint for the training side, to find stale or garbled weights.")
+        str | None, typer.Option(help="Another checkpoint for the training side, to find stale or garbled weights.")
     ] = None,
     report: ReportOption = None,
 ) -> None:
@@ -145,6 +162,7 @@ def compare(
     """
     with _statuses():
         from .compare import run_compare
+        from .explain import news
         from .model import load_model, parse_device, parse_dtype
         from .progress import Progress
         from .prompts import load_prompts
@@ -156,7 +174,9 @@ def compare(
             batch_sizes=parse_batches(batch),
             max_new_tokens=max_new_tokens,
             temperature=temperature,
-            ops=ops,
+            training_temperature=training_temperature,
+            rollout_ops=rollout_ops or ops,
+            training_ops=training_ops or ops,
             packing=packing,
             padding_side=padding_side,
             atol=atol,
@@ -165,18 +185,54 @@ def compare(
             fault_tolerance=fault_tolerance,
         )
         settings.check()
+        if (prompts is None) == (recorded is None):
+            raise BadInput("give --prompts FILE to roll out, or --recorded FILE for log-probabilities of an engine")
         torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
+        if recorded is not None:
+            status = _compare_recorded(recorded, load_model(model, torch_dtype, torch_device), settings)
+            raise typer.Exit(status)
+        assert prompts is not None
         if report is not None:
             prepare_directory(report)
         loaded = load_model(model, torch_dtype, torch_device)
         trainer = load_model(training_model, torch_dtype, torch_device) if training_model else None
         found = load_prompts(prompts, loaded, max_new_tokens)
         comparison = run_compare(loaded, found, settings, training_model=trainer, progress=Progress())
+        print(f"model {loaded.name}, {comparison.model['dtype']}, {comparison.model['device']}")
         print_table([comparison])
         if report is not None:
             print(f"report: {write_report(report, [comparison])[0]}")
+        print(news([comparison]))
         status = exit_status([comparison])
     raise typer.Exit(status)
+
+
+def _compare_recorded(path: Path, loaded: LoadedModel, settings: CompareSettings) -> int:
+    from .progress import Progress
+    from .recorded import compare_recorded, load_records
+
+    found = compare_recorded(
+        loaded,
+        load_records(path, loaded.vocab_size),
+        temperature=settings.training_temperature or settings.temperature,
+        ops=settings.training_ops,
+        packing=settings.packing,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        atol=settings.atol,
+        progress=Progress(),
+    )
+    metrics = found.metrics
+    print(f"model {found.model}, {found.dtype}, {found.device}; recorded by an engine: {path}")
+    print(found)
+    print(
+        f"max |ratio - 1| {metrics.max_abs_ratio:.3g}, max |dlogp| {metrics.max_abs_dlogp:.3g}, "
+        f"KL (k3) {metrics.kl_k3:.3g}, clip fraction {metrics.clip_fraction:.3g}"
+    )
+    end = "; fault: temperature" if found.better_temperature is not None else ""
+    end = end or ("; fault: larger than rounding" if found.faulty else "")
+    name = settings.training_ops
+    print(f"engine against {name}: {metrics.differing_tokens} of {metrics.tokens} tokens differ{end}")
+    return 0 if found.aligned else EXIT_DRIFT
 
 
 @app.command()
@@ -195,7 +251,7 @@ def demo(
     """
     with _statuses():
         from .demo import run_demo
-        from .explain import conclude
+        from .explain import news
         from .progress import Progress
 
         result = run_demo(report, ops=ops, minutes=minutes, device=device, seed=seed, progress=Progress())
@@ -205,7 +261,7 @@ def demo(
             print(note)
         print(f"report: {result.page}")
         print(f"again:  {result.command}")
-        print(conclude(result.comparisons))
+        print(news(result.comparisons))
 
 
 @app.command()

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from .batches import batch_inputs, make_batches
 from .checks import PaddingSide, check_sides, first_difference
-from .divergence import FAULT_TOLERANCE, compare_traces, first_beyond_tolerance, first_divergent
+from .divergence import compare_traces, first_divergent
 from .errors import BadInput
+from .faults import Judge, rounding_of
 from .metrics import bytes_differ, compare_logprobs
 from .model import LoadedModel
-from .operators import Operators, make_operators
+from .operators import Operators, make_operators, operator_table
 from .probes import ProbePlan, Recorder, plan_probes, probe_bytes_per_token
 from .progress import Progress
 from .prompts import Prompt
@@ -44,17 +45,21 @@ def run_compare(
     settings.check()
     trainer = training_model or loaded
     if trainer.vocab_size != loaded.vocab_size or trainer.num_layers != loaded.num_layers:
-        raise BadInput(f"{trainer.directory} and {loaded.directory} have different shapes")
-    operators = make_operators(settings.ops)
+        raise BadInput(
+            f"{trainer.name}: expected the shape of {loaded.name} ({loaded.num_layers} layers, vocabulary of "
+            f"{loaded.vocab_size}), got {trainer.num_layers} layers, vocabulary of {trainer.vocab_size}"
+        )
+    if trainer.dtype != loaded.dtype:
+        raise BadInput(f"{trainer.name}: expected {loaded.name}'s {loaded.dtype}, got {trainer.dtype}; give --dtype")
+    sides = (make_operators(settings.rollout_ops), make_operators(settings.training_ops))
     dtype = str(loaded.dtype).removeprefix("torch.")
-    if settings.ops == "rk" and dtype == "float64":
+    if "rk" in (settings.rollout_ops, settings.training_ops) and dtype == "float64":
         raise BadInput("--ops rk does not take float64 logits")
-    tolerance = settings.fault_tolerance or FAULT_TOLERANCE[dtype]
-    progress = progress or Progress(enabled=False)
+    progress = progress or Progress(silent=True)
     runs: list[BatchRun] = []
     rollouts: list[RolloutResult] = []
     for batch_size in settings.batch_sizes:
-        run, rollout = _run_batch_size(loaded, trainer, prompts, settings, operators, batch_size, tolerance, progress)
+        run, rollout = _run_batch_size(loaded, trainer, prompts, settings, sides, batch_size, progress)
         runs.append(run)
         rollouts.append(rollout)
     across = [
@@ -63,19 +68,21 @@ def run_compare(
     ]
     return Comparison(
         settings=settings,
-        fault_tolerance=tolerance,
-        model=_describe(loaded, dtype),
+        rounding=rounding_of(loaded.dtype, loaded.device),
+        model=_describe(loaded, dtype, training_model),
         prompts=len(prompts),
         aligned=all(run.aligned for run in runs) and all(cross.aligned for cross in across),
-        operator_table=operators.table(),
+        operator_table=operator_table(*sides),
         runs=runs,
         across_batches=across,
     )
 
 
-def _describe(loaded: LoadedModel, dtype: str) -> dict[str, str | int]:
+def _describe(loaded: LoadedModel, dtype: str, training_model: LoadedModel | None) -> dict[str, str | int]:
+    trainer = {} if training_model is None else {"training model": training_model.name}
     return {
-        "directory": str(loaded.directory),
+        "model": loaded.name,
+        **trainer,
         "family": loaded.family,
         "dtype": dtype,
         "device": str(loaded.device),
@@ -90,20 +97,19 @@ def _run_batch_size(
     trainer: LoadedModel,
     prompts: Sequence[Prompt],
     settings: CompareSettings,
-    operators: Operators,
+    sides: tuple[Operators, Operators],
     batch_size: int,
-    tolerance: float,
     progress: Progress,
 ) -> tuple[BatchRun, RolloutResult]:
     prompt_lengths = [len(prompt.ids) for prompt in prompts]
     plan = _plan(loaded, prompt_lengths, settings)
-    label = f"{settings.ops}, batch {batch_size}"
+    label = f"{settings.label}, batch {batch_size}"
     started = time.perf_counter()
     with progress.task(f"rollout ({label})", len(prompts) * settings.max_new_tokens) as advance:
         rollout = run_rollout(
             loaded,
             [prompt.ids for prompt in prompts],
-            operators,
+            sides[0],
             Recorder(plan),
             seed=settings.seed,
             temperature=settings.temperature,
@@ -112,8 +118,11 @@ def _run_batch_size(
             advance=advance,
         )
     rolled_out = time.perf_counter()
-    training = _train(trainer, rollout, prompt_lengths, settings, operators, plan, label, progress)
+    training = _train(trainer, rollout, prompt_lengths, settings, sides[1], Recorder(plan), label, progress)
     trained = time.perf_counter()
+    rounding = rounding_of(trainer.dtype, trainer.device)
+    judge = Judge(plan, rollout.recorder.trace, rounding, settings.fault_tolerance)
+    _train(trainer, rollout, prompt_lengths, settings, sides[1], judge, f"each operator alone, {label}", progress)
     metrics = compare_logprobs(
         [rollout.logprob(index) for index in range(len(prompts))],
         training.logprobs,
@@ -124,7 +133,8 @@ def _run_batch_size(
             for request, digests in zip(rollout.requests, training.logits_digests, strict=True)
         ],
     )
-    drifts = compare_traces(rollout.recorder.trace, training.recorder.trace, prompt_lengths, tolerance)
+    drifts = compare_traces(rollout.recorder.trace, training.recorder.trace, prompt_lengths)
+    judgements = judge.judgements()
     run = BatchRun(
         batch_size=batch_size,
         prompt_tokens=sum(prompt_lengths),
@@ -139,7 +149,8 @@ def _run_batch_size(
         aligned=_is_aligned(metrics.differing_tokens, metrics.max_abs_dlogp, settings.atol),
         metrics=metrics,
         first_divergent=first_divergent(drifts),
-        first_beyond_tolerance=first_beyond_tolerance(drifts),
+        faults=[judgement for judgement in judgements if judgement.fault],
+        judgements=judgements,
         operators=drifts,
         membership=rollout.membership,
     )
@@ -158,7 +169,7 @@ def _train(
     prompt_lengths: list[int],
     settings: CompareSettings,
     operators: Operators,
-    plan: ProbePlan,
+    recorder: Recorder,
     label: str,
     progress: Progress,
 ) -> TrainingResult:
@@ -176,8 +187,8 @@ def _train(
             inputs,
             prompt_lengths,
             operators,
-            Recorder(plan),
-            temperature=settings.temperature,
+            recorder,
+            temperature=settings.training_temperature or settings.temperature,
             advance=advance,
         )
 

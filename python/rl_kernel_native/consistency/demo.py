@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -68,7 +69,7 @@ def run_demo(
     Raises:
         BadInput: bad option, or --ops rk without the native library.
     """
-    progress = progress or Progress(enabled=False)
+    progress = progress or Progress(silent=True)
     if ops not in ("both", "stock", "rk"):
         raise BadInput(f"--ops {ops}: want both, stock or rk")
     if not 0.5 <= minutes <= 60:
@@ -106,7 +107,7 @@ def run_demo(
     prompts = load_prompts(prompt_file, loaded, _MAX_NEW_TOKENS)
     comparisons = []
     for name in names:
-        chosen = CompareSettings(seed=seed, batch_sizes=_BATCHES, max_new_tokens=_MAX_NEW_TOKENS, ops=name)
+        chosen = dataclasses.replace(settings, rollout_ops=name, training_ops=name)
         comparisons.append(run_compare(loaded, prompts, chosen, progress=progress))
     page = write_report(directory, comparisons)[0]
     command = [

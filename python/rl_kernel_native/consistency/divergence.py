@@ -10,9 +10,6 @@ import torch
 from .metrics import bytes_differ
 from .probes import Trace, split_key
 
-# Relative error of one token's vector beyond which rounding is no longer a likely cause. By the dtype of the model.
-FAULT_TOLERANCE = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3, "float64": 1e-3}
-
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -28,7 +25,6 @@ class OperatorDrift:
         max_relative, mean_relative: of a token's ||training - rollout|| / ||rollout||.
         first_prompt, first_position: first differing token; -1 when none differs.
         first_phase: "prefill" or "decode": how the rollout computed that token; "" when none differs.
-        beyond_tolerance: first (prompt, position) whose relative error exceeds the fault tolerance, else None.
         first_here: tokens none of whose earlier operators differ. For attention the cause may still be an earlier
             token, whose keys and values it reads.
     """
@@ -46,7 +42,6 @@ class OperatorDrift:
     first_prompt: int
     first_position: int
     first_phase: str
-    beyond_tolerance: tuple[int, int] | None
     first_here: int
 
 
@@ -56,9 +51,7 @@ def layer_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def compare_traces(
-    rollout: Trace, training: Trace, prompt_lengths: list[int], fault_tolerance: float
-) -> list[OperatorDrift]:
+def compare_traces(rollout: Trace, training: Trace, prompt_lengths: list[int]) -> list[OperatorDrift]:
     """One OperatorDrift per operator that both sides recorded, in the rollout's execution order.
 
     Tokens that only one side recorded (the last sampled token is never fed to the rollout) are left out.
@@ -79,7 +72,6 @@ def compare_traces(
         relative = torch.where(differs, delta.norm(dim=1) / norm.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
         changed = keys[differs]
         first = split_key(int(changed[0])) if len(changed) else (-1, -1)
-        beyond = keys[relative > fault_tolerance]
         fresh = changed[~torch.isin(changed, diverged)]
         diverged = torch.cat([diverged, fresh])
         drifts.append(
@@ -97,7 +89,6 @@ def compare_traces(
                 first_prompt=first[0],
                 first_position=first[1],
                 first_phase=_phase(first, prompt_lengths),
-                beyond_tolerance=split_key(int(beyond[0])) if len(beyond) else None,
                 first_here=len(fresh),
             )
         )
@@ -124,8 +115,3 @@ def first_divergent(drifts: list[OperatorDrift]) -> OperatorDrift | None:
     positions included, has equal bytes on both sides: the difference begins here and was not handed down.
     """
     return next((drift for drift in drifts if drift.differing_tokens), None)
-
-
-def first_beyond_tolerance(drifts: list[OperatorDrift]) -> OperatorDrift | None:
-    """The first operator with a token beyond the fault tolerance: where to look for a fault rather than rounding."""
-    return next((drift for drift in drifts if drift.beyond_tolerance is not None), None)

@@ -1,15 +1,85 @@
-"""The findings in sentences: where drift begins, which operators are whose, and what was not looked at."""
+"""The findings in sentences: the verdict first, then where drift begins, whose operators ran and what was not seen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .faults import Judgement
 from .result import BatchRun, Comparison
+
+# A fault of a whole kind of module (an epsilon, say) is one sentence, not one a layer.
+_NAMED_FAULTS = 3
+_NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "rk": "rl_kernel_native"}
+
+
+def verdict(comparison: Comparison) -> str:
+    """One sentence: a fault and its operator, rounding and where it begins, or aligned."""
+    tokens, differing, ratio = _totals(comparison)
+    figures = f"{differing} of {tokens} tokens differ, max |ratio - 1| {ratio:.3g}"
+    found = faults(comparison)
+    if found:
+        first = found[0]
+        others = [fault.name for fault in found[1:]]
+        also = ""
+        if others:
+            also = f"; also {', '.join(others[:_NAMED_FAULTS])}"
+            also += f" and {len(others) - _NAMED_FAULTS} more" if len(others) > _NAMED_FAULTS else ""
+        return f"fault: {first.name}, {_how_far(first, comparison)}{also} ({figures})."
+    if comparison.aligned and not differing:
+        return f"aligned: all {tokens} log-probabilities have the same bytes on both sides."
+    if comparison.aligned:
+        return f"aligned within --atol: {figures}."
+    first_drift = next((run.first_divergent for run in comparison.runs if run.first_divergent), None)
+    if not differing:
+        return (
+            "drift across batch sizes alone: rollouts of other batch sizes differ, each agrees with its training side."
+        )
+    begins = f"it begins in {first_drift.name}" if first_drift else "no recorded operator differs"
+    return f"rounding, no fault: {figures}; {begins}."
+
+
+def faults(comparison: Comparison) -> list[Judgement]:
+    """Each faulty operator once, in execution order, as the run sees it that is furthest off."""
+    worst: dict[str, Judgement] = {}
+    order: dict[str, int] = {}
+    for run in comparison.runs:
+        for index, judgement in enumerate(run.judgements):
+            if judgement.fault:
+                order.setdefault(judgement.name, index)
+                before = worst.get(judgement.name)
+                if before is None or judgement.roundings > before.roundings:
+                    worst[judgement.name] = judgement
+    return [worst[name] for name in sorted(worst, key=order.__getitem__)]
+
+
+def _how_far(fault: Judgement, comparison: Comparison) -> str:
+    times = f"{fault.roundings:,.0f} times its rounding" if fault.roundings >= 10 else f"{fault.roundings:.1f} times"
+    if fault.roundings < 10:
+        times += " its rounding"
+    if fault.kind == "logprob":
+        settings = comparison.settings
+        training = settings.training_temperature or settings.temperature
+        if training != settings.temperature:
+            return f"temperature {settings.temperature:g} in the rollout and {training:g} in training"
+        return f"{times} on equal logits"
+    scale = ""
+    if abs(fault.factor - 1) > 0.5 * fault.error:
+        scale = f", training's is {fault.factor:.4g} times the rollout's"
+    return f"{times} on equal input (error {fault.error:.2%}{scale})"
+
+
+def _totals(comparison: Comparison) -> tuple[int, int, float]:
+    metrics = [run.metrics for run in comparison.runs]
+    return (
+        sum(m.tokens for m in metrics),
+        sum(m.differing_tokens for m in metrics),
+        max(m.max_abs_ratio for m in metrics),
+    )
 
 
 def explain(comparison: Comparison) -> list[str]:
-    """Sentences for people. They claim nothing that the run did not observe."""
-    lines = [_ownership(comparison)]
+    """Sentences for people, the verdict first. They claim nothing that the run did not observe."""
+    lines = [verdict(comparison), _ownership(comparison)]
     for run in comparison.runs:
         lines += _run(comparison, run)
     for cross in comparison.across_batches:
@@ -29,40 +99,34 @@ def explain(comparison: Comparison) -> list[str]:
     return lines
 
 
-def conclude(comparisons: Sequence[Comparison]) -> str:
-    """One sentence: what comparisons of the same model say about the log-probability itself, and about the rest."""
-    counts = []
+def news(comparisons: Sequence[Comparison]) -> str:
+    """The last line of the console: tokens that differ, one clause a comparison, and the fault where there is one."""
+    clauses: list[str] = []
     for comparison in comparisons:
-        metrics = [run.metrics for run in comparison.runs]
-        equal = sum(m.logits_equal_tokens for m in metrics)
-        differ = sum(m.logprob_differs_on_equal_logits for m in metrics)
-        counts.append(f"{differ} of {equal} with --ops {comparison.settings.ops}")
-    return f"To conclude: where logits have equal bytes, log-probabilities differ for {', '.join(counts)}; " + _rest(
-        comparisons[-1]
-    )
-
-
-def _rest(comparison: Comparison) -> str:
-    """Where drift begins that the log-probability inherits."""
-    if not any(run.metrics.differing_tokens for run in comparison.runs):
-        return "rollout and training give every token the same one."
-    firsts = [run.first_divergent for run in comparison.runs]
-    kinds = dict.fromkeys(first.kind for first in firsts if first is not None and first.kind != "logprob")
-    if not kinds:
-        return "no operator before it differs among the recorded tokens."
-    return f"the other drift begins in {' and '.join(f'{kind} ({served_by(comparison, kind)})' for kind in kinds)}."
+        tokens, differing, _ = _totals(comparison)
+        settings = comparison.settings
+        name = _NAMES[settings.rollout_ops] if settings.rollout_ops == settings.training_ops else settings.label
+        clauses.append(f"{name}: {differing} of {tokens}{' tokens differ' if not clauses else ''}")
+    found = faults(comparisons[-1])
+    end = f"; fault: {found[0].name}" if found else ""
+    return "; ".join(clauses) + end
 
 
 def _ownership(comparison: Comparison) -> str:
     ours = [row.operator for row in comparison.operator_table if row.served_by == "rk"]
+    mixed = [row.operator for row in comparison.operator_table if row.served_by == "both"]
     theirs = [row.operator for row in comparison.operator_table if row.served_by == "stock"]
+    if mixed:
+        return (
+            f"One side's {', '.join(mixed)} are rl_kernel_native's, the other's torch's; {', '.join(theirs)}: torch's."
+        )
     if not ours:
-        return "All operators are torch's and transformers' own (--ops stock)."
+        return f"All operators are torch's and transformers' own ({comparison.settings.label})."
     return f"Served by rl_kernel_native: {', '.join(ours)}. Still torch's own: {', '.join(theirs)}."
 
 
 def served_by(comparison: Comparison, kind: str) -> str:
-    """ "rk" or "stock" for a kind of operator."""
+    """ "rk", "stock" or "both" (a side each) for a kind of operator."""
     return next((row.served_by for row in comparison.operator_table if row.operator == kind), "stock")
 
 
@@ -72,12 +136,17 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
     if not metrics.differing_tokens:
         lines = [head + f"all {metrics.tokens} log-probabilities have the same bytes on both sides."]
     else:
-        verdict = "aligned within --atol" if run.aligned else "drift"
+        word = "aligned within --atol" if run.aligned else "drift"
         lines = [
-            head + f"{verdict}: {metrics.differing_tokens} of {metrics.tokens} log-probabilities differ, "
+            head + f"{word}: {metrics.differing_tokens} of {metrics.tokens} log-probabilities differ, "
             f"max |dlogp| {metrics.max_abs_dlogp:.3g}, mean {metrics.mean_abs_dlogp:.3g}, "
             f"KL (k3) {metrics.kl_k3:.3g}, clip fraction {metrics.clip_fraction:.3g}."
         ]
+    for fault in run.faults[:_NAMED_FAULTS]:
+        lines.append(
+            head + f"{fault.name} is at fault: {_how_far(fault, comparison)}, most at prompt {fault.prompt}, position "
+            f"{fault.position}."
+        )
     first = run.first_divergent
     if first is not None:
         where = f"layer {first.layer}" if first.layer is not None else "outside the layers"
@@ -92,15 +161,12 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
             head
             + f"no operator differs among the {run.probed_tokens} recorded tokens; raise --probe-mb to record more."
         )
-    fault = run.first_beyond_tolerance
-    if fault is not None and fault.beyond_tolerance is not None:
-        prompt, position = fault.beyond_tolerance
+    equal = metrics.logits_equal_tokens
+    if metrics.logprob_differs_on_equal_logits:
         lines.append(
-            head + f"beyond rounding (relative error > {comparison.fault_tolerance:g}) first at {fault.name}, prompt "
-            f"{prompt}, position {position}: look for a fault there."
+            head + f"both sides have the same logits for {equal} of {metrics.tokens} tokens; "
+            f"{metrics.logprob_differs_on_equal_logits} of these tokens still get two log-probabilities."
         )
-    lines.append(
-        head + f"{metrics.logits_equal_tokens} of {metrics.tokens} logits rows have equal bytes; "
-        f"{metrics.logprob_differs_on_equal_logits} of their log-probabilities differ all the same."
-    )
+    else:
+        lines.append(head + f"both sides have the same logits for {equal} of {metrics.tokens} tokens.")
     return lines

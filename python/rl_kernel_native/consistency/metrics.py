@@ -33,6 +33,7 @@ class Metrics:
         differing_tokens: tokens whose float32 bytes differ.
         kl_k1, kl_k3: estimates of KL(rollout || training) from rollout samples: mean(-r) and mean(exp(r) - 1 - r),
             r = training - rollout.
+        max_abs_ratio, mean_abs_ratio: of |exp(r) - 1|, how far the importance ratio is from 1.
         clip_fraction: share of tokens with |exp(r) - 1| > 0.2.
         non_finite: tokens whose difference is NaN or infinite; they count as differing and are left out of the means.
         histogram_edges, histogram_negative, histogram_positive: counts of |r| by half decade, for r < 0 and r > 0;
@@ -45,6 +46,8 @@ class Metrics:
     differing_tokens: int
     max_abs_dlogp: float
     mean_abs_dlogp: float
+    max_abs_ratio: float
+    mean_abs_ratio: float
     kl_k1: float
     kl_k3: float
     clip_fraction: float
@@ -101,6 +104,8 @@ def compare_logprobs(
         differing_tokens=int(differs.sum()),
         max_abs_dlogp=float(magnitude.max()),
         mean_abs_dlogp=float(np.abs(kept).mean()) if len(kept) else float("nan"),
+        max_abs_ratio=float(np.abs(excess).max(initial=0.0)) if finite.all() else float("inf"),
+        mean_abs_ratio=float(np.abs(excess).mean()) if len(kept) else float("nan"),
         kl_k1=float(-kept.mean()) if len(kept) else float("nan"),
         kl_k3=float((excess - kept).mean()) if len(kept) else float("nan"),
         clip_fraction=float((np.abs(excess) > CLIP_RANGE).sum() + (~finite).sum()) / len(ratio),

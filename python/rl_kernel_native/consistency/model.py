@@ -1,8 +1,11 @@
-"""Load and check a Hugging Face causal LM directory. Nothing is ever downloaded and no pickle is ever read."""
+"""Load and check a Hugging Face causal LM: a directory, a Hub id or a model in memory. No pickle is ever read."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 from .attention import ATTENTION_NAME
 from .errors import BadInput
 
-FAMILIES = ("qwen3", "llama")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -21,14 +24,18 @@ DTYPES = {
 }
 # "dynamic" and "longrope" change their frequencies with the longest sequence of the batch, by design.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# What a Hub id looks like, and what of its repository is read.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal LM in evaluation mode and the facts about it that the comparison needs."""
+    """A causal LM in evaluation mode and the facts about it that the comparison needs. directory: None in memory."""
 
     model: Any
-    directory: Path
+    name: str
+    directory: Path | None
     family: str
     dtype: torch.dtype
     device: torch.device
@@ -49,8 +56,10 @@ class LoadedModel:
         return {"bos": one(self.bos_id), "pad": one(self.pad_id), "eos": self.eos_ids}
 
 
-def parse_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name in DTYPES; BadInput for any other name."""
+def parse_dtype(name: str | None) -> torch.dtype | None:
+    """The torch dtype of a name in DTYPES, None for None; BadInput for any other name."""
+    if name is None:
+        return None
     if name not in DTYPES:
         raise BadInput(f"--dtype {name}: want one of {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -71,10 +80,33 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
+def find_directory(name: str | Path) -> Path:
+    """The directory of a model: a directory's path as it is, a Hub id by huggingface_hub, from its cache or the Hub.
+
+    Raises: BadInput for a path of nothing or of a file, and for an id that cannot be had.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise BadInput(f"--model {path}: want the model's directory, got a file; give {path.parent}")
+    if not _HUB_ID.fullmatch(str(name)):
+        raise BadInput(f"model directory {path} does not exist; give a directory, or a Hub id such as Qwen/Qwen3-0.6B")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=_FILES))
+    except Exception as error:  # of many types: offline, gated, unknown, no such revision
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise BadInput(
+            f"--model {name}: no such directory here, and the Hub does not give it ({type(error).__name__}: "
+            f"{first_line}). Without a network, run `hf download {name} --local-dir DIR` where there is one and give "
+            "--model DIR; a gated model wants `hf auth login` first"
+        ) from error
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a model directory, checked for what the comparison cannot do. Raises BadInput."""
-    if not directory.is_dir():
-        raise BadInput(f"model directory {directory} does not exist")
     path = directory / "config.json"
     if not path.is_file():
         raise BadInput(f"{path} does not exist: not a Hugging Face model directory")
@@ -89,7 +121,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: model_type {family!r} is not supported, want one of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise BadInput(f"{path}: quantised weights are not supported")
-    if config.get("use_sliding_window") and config.get("sliding_window") is not None:
+    windowed = config.get("use_sliding_window", family == "mistral")
+    if windowed and config.get("sliding_window") is not None:
         raise BadInput(f"{path}: sliding-window attention is not supported")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
@@ -100,12 +133,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """A Qwen3 or Llama model from local files, in `dtype` on `device`, in evaluation mode.
+def load_model(name: str | Path, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    """A model of FAMILIES from files, in `dtype` (None: the checkpoint's) on `device`, in evaluation mode.
 
     Raises:
-        BadInput: no such directory, another family, damaged or incomplete weights, pickled weights only.
+        BadInput: no such model, another family, damaged or incomplete weights, pickled weights only.
     """
+    directory = find_directory(name)
     read_config(directory)
     import transformers
 
@@ -117,7 +151,7 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Loa
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
-            dtype=dtype,
+            dtype="auto" if dtype is None else dtype,
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
         )
@@ -128,10 +162,31 @@ def load_model(directory: Path, dtype: torch.dtype, device: torch.device) -> Loa
         # transformers initialises missing weights at random and goes on.
         raise BadInput(f"{directory}: weights lack {sorted(info['missing_keys'])[0]} (and maybe more)")
     model.eval().requires_grad_(False).to(device)
-    return wrap_model(model, directory)
+    return wrap_model(model, str(name), directory)
 
 
-def wrap_model(model: Any, directory: Path) -> LoadedModel:
+@contextmanager
+def in_memory(model: Any, name: str) -> Iterator[LoadedModel]:
+    """LoadedModel of a caller's model, in evaluation mode for as long as the context is open.
+
+    Raises: BadInput for a model of another family.
+    """
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    if family not in FAMILIES:
+        raise BadInput(
+            f"{name}: expected a causal language model of transformers of the families {', '.join(FAMILIES)}, got "
+            f"{type(model).__name__} ({family})"
+        )
+    training, attention = model.training, model.config._attn_implementation
+    model.eval()
+    try:
+        yield wrap_model(model, f"{name} ({type(model).__name__})", None)
+    finally:
+        model.set_attn_implementation(attention)
+        model.train(training)
+
+
+def wrap_model(model: Any, name: str, directory: Path | None) -> LoadedModel:
     """LoadedModel of a transformers model that is already in memory; sets its attention implementation."""
     model.set_attn_implementation(ATTENTION_NAME)
     config = model.config
@@ -141,6 +196,7 @@ def wrap_model(model: Any, directory: Path) -> LoadedModel:
     eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (() if eos is None else (eos,))
     return LoadedModel(
         model=model,
+        name=name,
         directory=directory,
         family=config.model_type,
         dtype=weight.dtype,

@@ -1,4 +1,4 @@
-"""Which implementation serves each operator: --ops stock or --ops rk.
+"""Which implementation serves each operator of a side: --ops, or --rollout-ops and --training-ops.
 
 Whatever is not ours runs as torch and transformers ship it, and the table says so.
 """
@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 import torch
 
+from .attention import ATTENTION_NAME, EAGER_NAME, attending_by
 from .batches import MicroBatch
 from .errors import BadInput
+from .settings import OPERATOR_SETS
 
-ServedBy = Literal["stock", "rk"]
+ServedBy = Literal["stock", "rk", "both"]
 
 # Rows per chunk of the training side's logsumexp; trainers chunk to bound the float32 copy of the logits.
 _CHUNK_ROWS = 1024
@@ -32,20 +34,26 @@ class OperatorRow:
     training: str
 
 
+_PART_OF_MUL = "part of mul"
 _ADD = "torch add"
 _LINEAR = "torch.nn.functional.linear"
+_SDPA, _EAGER = "torch scaled_dot_product_attention", "transformers' eager attention, products and softmax apart"
+_SDPA_ROW, _EAGER_ROW = (
+    OperatorRow("attention", "stock", f"{words} on a KV cache", f"{words} on the whole sequence")
+    for words in (_SDPA, _EAGER)
+)
+_ATTENTIONS = {
+    "stock": (ATTENTION_NAME, _SDPA_ROW),
+    "sdpa": (ATTENTION_NAME, _SDPA_ROW),
+    "eager": (EAGER_NAME, _EAGER_ROW),
+}
 _STOCK_ROWS = (
     OperatorRow("embedding", "stock", "torch.nn.functional.embedding", "torch.nn.functional.embedding"),
     OperatorRow("rotary_emb", "stock", "transformers, float32 cos and sin", "transformers, float32 cos and sin"),
     OperatorRow("rms_norm", "stock", "transformers, torch operators", "transformers, torch operators"),
     OperatorRow("linear", "stock", _LINEAR, _LINEAR),
     OperatorRow("rope", "stock", "transformers, torch operators", "transformers, torch operators"),
-    OperatorRow(
-        "attention",
-        "stock",
-        "torch scaled_dot_product_attention on a KV cache",
-        "torch scaled_dot_product_attention on the whole sequence",
-    ),
+    _SDPA_ROW,
     OperatorRow("add", "stock", _ADD, _ADD),
     OperatorRow("activation", "stock", "torch", "torch"),
     OperatorRow("mul", "stock", "torch mul", "torch mul"),
@@ -69,12 +77,17 @@ _RK_ROWS = (
 class StockOperators:
     """The two formulas of the log-probability that engines and trainers use today."""
 
-    name: ServedBy = "stock"
+    served_by: ServedBy = "stock"
+
+    def __init__(self, name: str = "stock") -> None:
+        self.name = name
+        self._attention, self._attention_row = _ATTENTIONS[name]
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
-        """The model as it is."""
-        yield
+        """The model as it is, with the attention that was asked for."""
+        with attending_by(model, self._attention):
+            yield
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
         """What tells the model where the sequences of a training batch lie."""
@@ -86,8 +99,9 @@ class StockOperators:
 
     def table(self) -> list[OperatorRow]:
         """The operators in the order of a forward pass."""
+        rows = [self._attention_row if row is _SDPA_ROW else row for row in _STOCK_ROWS]
         return [
-            *_STOCK_ROWS,
+            *rows,
             OperatorRow(
                 "logprob",
                 "stock",
@@ -105,6 +119,10 @@ class StockOperators:
         self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
     ) -> torch.Tensor:
         """Of the head's [N, vocab_size] logits, any float dtype, int64 [N] -> float32 [N], nats."""
+        return self.logprob_of_logits(logits, target, temperature)
+
+    def logprob_of_logits(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
+        """[N, vocab_size] any float dtype, int64 [N] -> float32 [N], nats, by the training side's formula."""
         parts = []
         for start in range(0, len(target), _CHUNK_ROWS):
             scores = _wide(logits[start : start + _CHUNK_ROWS]) / temperature
@@ -116,7 +134,8 @@ class StockOperators:
 class RkOperators:
     """This library's operators throughout. Rollout scores the logits, training the hidden states, to the same bits."""
 
-    name: ServedBy = "rk"
+    name = "rk"
+    served_by: ServedBy = "rk"
 
     def __init__(self) -> None:
         try:
@@ -175,17 +194,32 @@ class RkOperators:
         )
         return result
 
+    def logprob_of_logits(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
+        """[N, vocab_size], int64 [N] -> float32 [N], nats: what training_logprob gives of the same logits."""
+        return self.rollout_logprob(logits, target, temperature)
+
 
 Operators = StockOperators | RkOperators
 
 
 def make_operators(name: str) -> Operators:
     """The operators of --ops NAME. BadInput for another name, or when the native library is absent."""
-    if name == "stock":
-        return StockOperators()
-    if name == "rk":
-        return RkOperators()
-    raise BadInput(f"--ops {name}: want stock or rk")
+    if name not in OPERATOR_SETS:
+        raise BadInput(f"--ops {name}: want one of {', '.join(OPERATOR_SETS)}")
+    return RkOperators() if name == "rk" else StockOperators(name)
+
+
+def operator_table(rollout: Operators, training: Operators) -> list[OperatorRow]:
+    """What runs on either side, in the order of a forward pass. An operator of both sides is named once."""
+    ours = {row.operator: row for row in rollout.table()}
+    theirs = {row.operator: row for row in training.table()}
+    rows = []
+    for operator in dict.fromkeys([*ours, *theirs]):
+        a, b = ours.get(operator), theirs.get(operator)
+        served = a.served_by if a and b and a.served_by == b.served_by else "both"
+        row = OperatorRow(operator, served, a.rollout if a else _PART_OF_MUL, b.training if b else _PART_OF_MUL)
+        rows.append(row)
+    return rows
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:

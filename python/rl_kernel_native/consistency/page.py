@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .explain import explain, served_by
+from .explain import explain, news, served_by, verdict
 from .result import BatchRun, Comparison
 
 _STYLE = """
@@ -16,9 +16,15 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { fon
 table { border-collapse: collapse; font-size: .87rem; margin: .5rem 0; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #d8dee4; padding: .25rem .7rem .25rem 0; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; }
+td.n { white-space: nowrap; } .verdict { font-size: 1.15rem; font-weight: 600; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
+.chart { background: #fff; border-radius: 6px; padding: .4rem; margin: .8rem 0; }
 .ok { color: #15803d; font-weight: 600; } .bad { color: #b42318; font-weight: 600; }
 tr.first td { background: #fff1e8; } code { font-size: .87em; overflow-wrap: anywhere; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e6edf3; background: #0d1117; } th, td { border-color: #30363d; } tr.first td { background: #3d2414; }
+  .ok { color: #4ade80; } .bad { color: #f87171; }
+}
 """
 
 
@@ -57,19 +63,22 @@ def _metrics(comparison: Comparison) -> str:
         worst = f"prompt {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
         forwards = (f"{run.prefills} + {run.decode_steps}", run.training_forwards)
         counts = (m.tokens, m.differing_tokens, m.logits_equal_tokens, m.logprob_differs_on_equal_logits)
-        figures = (m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
+        figures = (m.max_abs_ratio, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
         rows.append([run.batch_size, *counts, *figures, worst, *forwards])
-    head = ["batch", "tokens", "differing", "rows of logits with equal bytes", "of these, log-probs that differ"]
-    head += ["max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
+    head = ["batch", "tokens", "differing", "tokens with equal logits", "of these, log-probs that differ"]
+    head += ["max |ratio - 1|", "max |dlogp|", "mean |dlogp|", "KL k1", "KL k3", "clip fraction (0.2)"]
     return _table([*head, "worst token", "rollout forwards (prefill + decode)", "training forwards"], rows)
 
 
 def _operators(comparison: Comparison, run: BatchRun) -> str:
+    judged = {judgement.name: judgement for judgement in run.judgements}
     rows = []
     for drift in run.operators:
+        alone = judged.get(drift.name)
+        own = (alone.error, "FAULT" if alone.fault else "") if alone else ("", "")
         counts = (drift.differing_tokens, drift.tokens, drift.first_here)
         errors = (drift.max_abs, drift.mean_relative, drift.max_relative)
-        rows.append([drift.order, drift.name, served_by(comparison, drift.kind), *counts, *errors])
+        rows.append([drift.order, drift.name, served_by(comparison, drift.kind), *counts, *errors, *own])
     head = [
         "",
         "operator",
@@ -80,6 +89,8 @@ def _operators(comparison: Comparison, run: BatchRun) -> str:
         "max abs",
         "mean rel.",
         "max rel.",
+        "max rel. on equal input",
+        "",
     ]
     first = run.first_divergent.order if run.first_divergent else None
     table = _table(head, rows, first=first)
@@ -87,14 +98,15 @@ def _operators(comparison: Comparison, run: BatchRun) -> str:
 
 
 def _section(comparison: Comparison, figures: Mapping[str, str]) -> str:
-    ops = comparison.settings.ops
-    sentences = "".join(f"<li>{html.escape(line)}</li>" for line in explain(comparison))
+    name = slug(comparison)
+    sentences = "".join(f"<li>{html.escape(line)}</li>" for line in explain(comparison)[1:])
+    found = (figures.get(f"{kind}_{name}") for kind in ("drift", "log_ratio"))
     rows = [[row.operator, row.served_by, row.rollout, row.training] for row in comparison.operator_table]
     parts = [
-        f"<h2>--ops {html.escape(ops)}: {_verdict(comparison.aligned)}</h2><ul>{sentences}</ul>",
+        f"<h2>{html.escape(comparison.settings.label)}: {_verdict(comparison.aligned)}</h2>",
+        f'<p class="verdict">{html.escape(verdict(comparison))}</p><ul>{sentences}</ul>',
         _metrics(comparison),
-        figures[f"drift_{ops}"],
-        figures[f"log_ratio_{ops}"],
+        *(_chart(figure) for figure in found if figure is not None),
         "<h3>Which operators are whose</h3>",
         _table(["operator", "served by", "rollout", "training"], rows),
         *(_operators(comparison, run) for run in comparison.runs),
@@ -102,12 +114,21 @@ def _section(comparison: Comparison, figures: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
+def slug(comparison: Comparison) -> str:
+    """The operators of a comparison as a part of a file's name."""
+    return comparison.settings.label.replace(" ", "_")
+
+
+def _chart(figure: str) -> str:
+    return f'<div class="chart">{figure}</div>'
+
+
 def render_page(report: Mapping[str, Any], comparisons: Sequence[Comparison], figures: Mapping[str, str]) -> str:
     """The page.
 
     Args:
         report: report_object of the comparisons.
-        figures: SVG elements named drift_<ops> and log_ratio_<ops>.
+        figures: SVG elements: overview, and drift_<ops> and log_ratio_<ops> where there is something to draw.
     """
     first = comparisons[0]
     setting = {
@@ -126,10 +147,13 @@ def render_page(report: Mapping[str, Any], comparisons: Sequence[Comparison], fi
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>rlk compare</title><style>{_STYLE}</style></head><body>
 <h1>Rollout against training: {_verdict(bool(report["aligned"]))}</h1>
+<p class="verdict">{html.escape(news(comparisons))}</p>
+{_chart(figures["overview"])}
 <p>The same ids, scored twice: one token a step against a KV cache in a batch whose members change, and by one
 teacher-forced forward. Aligned means equal bytes unless --atol says otherwise.</p>
-{_table(["setting", "value"], [[key, str(value)] for key, value in setting.items()])}
 {body}
+<h2>Settings</h2>
+{_table(["setting", "value"], [[key, str(value)] for key, value in setting.items()])}
 <h2>Versions and hardware</h2>
 {_table(["", ""], [[key, str(value)] for key, value in facts.items()])}
 </body></html>

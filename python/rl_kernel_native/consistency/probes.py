@@ -1,7 +1,7 @@
 """Records what every operator produced for chosen tokens, in execution order, on either side.
 
-A token is named by (prompt, position of the token that is fed). Hooks only read, so a probed run computes the same
-bits as an unprobed one.
+A token is named by (prompt, position of the token that is fed). A Recorder's hooks only read, so a probed run computes
+the same bits as an unprobed one.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Trace:
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
         self._chunks: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # of those that were asked for
 
     def add(self, name: str, kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         """values [n, ...] of operator `name` for the tokens keys int64 [n]."""
@@ -87,15 +88,26 @@ class Trace:
         self._chunks.setdefault(name, []).append((keys, values.detach().reshape(len(keys), -1).cpu()))
 
     def values(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """(keys int64 [n] ascending, values [n, width]) of one operator."""
-        chunks = self._chunks[name]
-        keys = torch.cat([chunk[0] for chunk in chunks])
-        order = torch.argsort(keys)
-        return keys[order], torch.cat([chunk[1] for chunk in chunks])[order]
+        """(keys int64 [n] ascending, values [n, width]) of one operator, to which nothing is added any more."""
+        if name not in self._sorted:
+            chunks = self._chunks.pop(name)
+            keys = torch.cat([chunk[0] for chunk in chunks])
+            order = torch.argsort(keys)
+            self._sorted[name] = (keys[order], torch.cat([chunk[1] for chunk in chunks])[order])
+        return self._sorted[name]
+
+    def lookup(self, name: str, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(bool [n]: which of keys int64 [n] are recorded, their values [number recorded, width])."""
+        have, values = self.values(name)
+        place = torch.searchsorted(have, keys).clamp_max(len(have) - 1)
+        known = have[place] == keys
+        return known, values[place[known]]
 
 
 class Recorder:
     """Fills a Trace from hooks. Before each forward `begin` says which token each row and column of the batch is."""
+
+    replaces = False  # whether the model goes on with other values than its own
 
     def __init__(self, plan: ProbePlan) -> None:
         self.plan = plan
@@ -110,22 +122,34 @@ class Recorder:
         index = torch.tensor([item[:3] for item in wanted], dtype=torch.long).reshape(-1, 3).to(device)
         self._rows, self._columns, self._key_columns = index.unbind(1)
 
-    def add(self, name: str, kind: str, value: torch.Tensor) -> None:
-        """value [B, T, ...] of the current batch."""
-        if len(self._keys):
-            self.trace.add(name, kind, self._keys, value[self._rows, self._columns])
+    def add(self, name: str, kind: str, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """values [B, T, ...] of the current batch, all of one operator. Gives what the model goes on with."""
+        return self._take(name, kind, values, self._keys, self._rows, self._columns)
 
-    def add_keys(self, name: str, kind: str, value: torch.Tensor) -> None:
-        """value [B, L, ...], indexed by column among the attention keys."""
-        if len(self._keys):
-            self.trace.add(name, kind, self._keys, value[self._rows, self._key_columns])
+    def add_keys(self, name: str, kind: str, value: torch.Tensor) -> torch.Tensor:
+        """value [B, L, ...], indexed by column among the attention keys. Gives what the model goes on with."""
+        return self._take(name, kind, (value,), self._keys, self._rows, self._key_columns)[0]
 
-    def add_tokens(self, name: str, kind: str, prompts: Sequence[int], positions: Sequence[int], value: Any) -> None:
+    def add_tokens(
+        self, name: str, kind: str, prompts: Sequence[int], positions: Sequence[int], value: torch.Tensor
+    ) -> torch.Tensor:
         """value [n, ...] of tokens named one by one; those outside the plan are dropped."""
         chosen = [i for i, item in enumerate(zip(prompts, positions, strict=True)) if self.plan.wants(*item)]
-        if chosen:
-            keys = torch.tensor([token_key(prompts[i], positions[i]) for i in chosen], dtype=torch.long)
-            self.trace.add(name, kind, keys, value[torch.tensor(chosen, device=value.device)])
+        keys = torch.tensor([token_key(prompts[i], positions[i]) for i in chosen], dtype=torch.long)
+        return self._take(name, kind, (value,), keys, torch.tensor(chosen, dtype=torch.long, device=value.device))[0]
+
+    def _take(
+        self, name: str, kind: str, values: tuple[torch.Tensor, ...], keys: torch.Tensor, *index: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        if len(keys):
+            self.trace.add(name, kind, keys, gathered(values, index))
+        return values
+
+
+def gathered(values: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The chosen tokens of one operator's values, one row a token."""
+    rows = [value[index].reshape(len(index[0]), -1) for value in values]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 
 @contextmanager
@@ -136,10 +160,10 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
 
     def output(module: torch.nn.Module | None, name: str, kind: str) -> None:
         if isinstance(module, torch.nn.Module):
-            handles.append(module.register_forward_hook(lambda m, args, out: recorder.add(name, kind, _tensor(out))))
+            handles.append(module.register_forward_hook(lambda m, args, out: _output(recorder, name, kind, out)))
 
     def input(module: torch.nn.Module, name: str, kind: str) -> None:
-        handles.append(module.register_forward_pre_hook(lambda m, args: recorder.add(name, kind, args[0])))
+        handles.append(module.register_forward_pre_hook(lambda m, args: _input(recorder, name, kind, args)))
 
     body = model.model
     try:
@@ -152,9 +176,10 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
                 output(getattr(attention, name), f"{prefix}self_attn.{name}", "linear")
             for name in ("q_norm", "k_norm"):  # Llama has none
                 output(getattr(attention, name, None), f"{prefix}self_attn.{name}", "rms_norm")
-            setattr(attention, OBSERVER_ATTRIBUTE, _attention_observer(recorder, prefix))
+            setattr(attention, OBSERVER_ATTRIBUTE, _AttentionObserver(recorder, prefix))
             attentions.append(attention)
-            handles.append(layer.post_attention_layernorm.register_forward_hook(_residual_observer(recorder, prefix)))
+            input(layer.post_attention_layernorm, prefix + "attn_residual", "add")
+            output(layer.post_attention_layernorm, prefix + "post_attention_layernorm", "rms_norm")
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
             if not is_served(mlp):  # else activation and product are one operator, which a hook would take apart
@@ -171,26 +196,29 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
             delattr(attention, OBSERVER_ATTRIBUTE)
 
 
-def _tensor(out: Any) -> torch.Tensor:
+def _output(recorder: Recorder, name: str, kind: str, out: Any) -> Any:
     # rotary_emb returns (cos, sin); both belong to one operator. The first of any other tuple is the hidden state.
-    if isinstance(out, tuple):
-        return torch.cat(out, dim=-1) if len(out) == 2 and isinstance(out[1], torch.Tensor) else out[0]
-    result: torch.Tensor = out
-    return result
+    if not isinstance(out, tuple):
+        return recorder.add(name, kind, out)[0]
+    if len(out) == 2 and isinstance(out[1], torch.Tensor):
+        return recorder.add(name, kind, *out)
+    return (*recorder.add(name, kind, out[0]), *out[1:])
 
 
-def _residual_observer(recorder: Recorder, prefix: str) -> Any:
-    def observe(module: torch.nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        recorder.add(prefix + "attn_residual", "add", args[0])
-        recorder.add(prefix + "post_attention_layernorm", "rms_norm", out)
-
-    return observe
+def _input(recorder: Recorder, name: str, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*recorder.add(name, kind, args[0]), *args[1:])
 
 
-def _attention_observer(recorder: Recorder, prefix: str) -> Any:
-    def observe(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, out: torch.Tensor) -> None:
-        recorder.add(prefix + "self_attn.rope_q", "rope", query.transpose(1, 2))
-        recorder.add_keys(prefix + "self_attn.rope_k", "rope", key.transpose(1, 2))
-        recorder.add(prefix + "self_attn.attention", "attention", out)
+class _AttentionObserver:
+    """What decoder.OBSERVER_ATTRIBUTE asks for."""
 
-    return observe
+    def __init__(self, recorder: Recorder, prefix: str) -> None:
+        self._recorder, self._prefix = recorder, prefix + "self_attn."
+
+    def operands(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (turned,) = self._recorder.add(self._prefix + "rope_q", "rope", query.transpose(1, 2))
+        keys = self._recorder.add_keys(self._prefix + "rope_k", "rope", key.transpose(1, 2))
+        return turned.transpose(1, 2), keys.transpose(1, 2)
+
+    def output(self, out: torch.Tensor) -> torch.Tensor:
+        return self._recorder.add(self._prefix + "attention", "attention", out)[0]

@@ -8,7 +8,7 @@ ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,11 @@ def tokenizer_of(directory: Path) -> Encode:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # many types, one meaning
-        raise BadInput(f"prompts hold text but {directory} has no usable tokenizer: {error}") from error
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise BadInput(
+            f"prompts hold text but {directory} has no usable tokenizer ({first_line}); save one there by "
+            "tokenizer.save_pretrained, or give prompt_ids"
+        ) from error
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer(text)["input_ids"]
@@ -68,6 +72,8 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
         where = f"{path}:{number}"
         record = _parse(line, where)
         if "text" in record and encode is None:
+            if loaded.directory is None:
+                raise BadInput(f"{where}: expected 'prompt_ids' for a model in memory, got 'text'")
             encode = tokenizer_of(loaded.directory)
         ids = _ids_of(record, where, encode, len(prompts))
         _check(record, ids, where, loaded, len(prompts))
@@ -78,6 +84,28 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
         prompts.append(Prompt(ids=tuple(ids), line=number))
     if not prompts:
         raise BadInput(f"{path} holds no prompt")
+    return prompts
+
+
+def prompts_of_ids(ids: Iterable[Sequence[int]], loaded: LoadedModel, max_new_tokens: int) -> list[Prompt]:
+    """Prompts of lists of ids, or of a tensor [num_prompts, length], checked as those of a file. `line` counts them."""
+    prompts = []
+    for index, given in enumerate(ids):
+        where = f"ids[{index}]"
+        try:
+            row = [int(item) for item in given]
+        except (TypeError, ValueError):
+            raise BadInput(f"{where}: expected a list of token ids, got {type(given).__name__}") from None
+        if not row:
+            raise BadInput(f"{where}: the prompt is empty; give at least one id")
+        _check({}, row, where, loaded, index)
+        if len(row) + max_new_tokens > loaded.max_length:
+            raise BadInput(
+                f"{where}: {len(row)} prompt tokens + {max_new_tokens} new ones exceed the model's {loaded.max_length}"
+            )
+        prompts.append(Prompt(ids=tuple(row), line=index + 1))
+    if not prompts:
+        raise BadInput("ids: expected at least one prompt, got none")
     return prompts
 
 
@@ -117,7 +145,9 @@ def _ids_of(record: dict[str, Any], where: str, encode: Encode | None, index: in
         given = encoded
     assert given is not None
     if not given:
-        raise BadInput(f"{where}: the prompt is empty")
+        raise BadInput(
+            f"{where}: the prompt is empty; give at least one id, or a text that the tokenizer does not drop"
+        )
     return given
 
 

@@ -15,11 +15,11 @@ import torch
 
 from . import charts, environment
 from .errors import BadInput
-from .explain import explain
-from .page import render_page
+from .explain import explain, verdict
+from .page import render_page, slug
 from .result import Comparison
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Steps of batch membership kept in the JSON; the number of changes is counted over all of them.
 _MEMBERSHIP_STEPS = 64
 
@@ -63,10 +63,12 @@ def write_report(directory: Path, comparisons: Sequence[Comparison]) -> list[Pat
     report = report_object(comparisons)
     figures: dict[str, str] = {}
     files: dict[str, bytes] = {}
+    drawn: list[tuple[str, Any]] = [("overview", charts.overview_chart(comparisons))]
     for comparison in comparisons:
         for kind, draw in (("drift", charts.drift_chart), ("log_ratio", charts.histogram_chart)):
-            name = f"{kind}_{comparison.settings.ops}"
-            figure = draw(comparison)
+            drawn.append((f"{kind}_{slug(comparison)}", draw(comparison)))
+    for name, figure in drawn:
+        if figure is not None:
             document = charts.to_svg(figure)
             files[f"{name}.svg"] = document.encode()
             files[f"{name}.png"] = charts.to_png(figure)
@@ -83,6 +85,7 @@ def write_report(directory: Path, comparisons: Sequence[Comparison]) -> list[Pat
 
 def _comparison_object(comparison: Comparison) -> dict[str, Any]:
     result = dataclasses.asdict(comparison)
+    result["verdict"] = verdict(comparison)
     result["summary"] = explain(comparison)
     for run, source in zip(result["runs"], comparison.runs, strict=True):
         steps = source.membership

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .divergence import OperatorDrift
+from .faults import Judgement
 from .metrics import Metrics
 from .operators import OperatorRow
 from .settings import CompareSettings
@@ -18,6 +19,7 @@ class BatchRun:
         prefills, decode_steps: rollout forwards; rollout_forwards is what the model itself counted.
         membership: prompts in the batch at each decode step, by row.
         probed_tokens: response and prompt tokens whose hidden states were recorded on both sides.
+        judgements: each operator on equal input, in execution order; faults: those that rounding does not explain.
     """
 
     batch_size: int
@@ -33,7 +35,8 @@ class BatchRun:
     aligned: bool
     metrics: Metrics
     first_divergent: OperatorDrift | None
-    first_beyond_tolerance: OperatorDrift | None
+    faults: list[Judgement]
+    judgements: list[Judgement]
     operators: list[OperatorDrift]
     membership: list[tuple[int, ...]]
 
@@ -59,15 +62,35 @@ class CrossBatch:
     max_abs_dlogp: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """Everything that one setting of --ops found. `aligned` decides the exit status."""
+    """Everything that one setting of the operators found. `aligned` decides the exit status.
+
+    Attributes:
+        rounding: relative error that one rounding of the model's dtype explains.
+    """
 
     settings: CompareSettings
-    fault_tolerance: float
+    rounding: float
     model: dict[str, str | int]
     prompts: int
     aligned: bool
     operator_table: list[OperatorRow]
     runs: list[BatchRun]
     across_batches: list[CrossBatch] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[Judgement]:
+        """Each operator that differs on equal input beyond rounding, once, in execution order."""
+        from .explain import faults
+
+        return faults(self)
+
+    def __str__(self) -> str:
+        """The verdict in one sentence."""
+        from .explain import verdict
+
+        return verdict(self)
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.model['model']}: {self}>"

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from .errors import BadInput
 
+# Names of --ops, --rollout-ops and --training-ops. "stock" is what transformers takes where nothing is asked for.
+OPERATOR_SETS = ("stock", "sdpa", "eager", "rk")
+
 
 @dataclass(frozen=True)
 class CompareSettings:
@@ -18,20 +21,31 @@ class CompareSettings:
         padding_side: of the padded training batch.
         micro_batch_tokens: tokens of one training forward, padding included.
         probe_mb: memory for recorded hidden states, both sides together.
-        fault_tolerance: relative error that counts as a fault; None takes FAULT_TOLERANCE of the model's dtype.
+        temperature: of sampling and of the rollout's log-probabilities; training_temperature: of the training side's,
+            None for the same.
+        rollout_ops, training_ops: names of OPERATOR_SETS.
+        fault_tolerance: relative error on equal input that counts as a fault; None: what rounding does not explain.
     """
 
     seed: int = 0
     batch_sizes: tuple[int, ...] = (1, 8)
     max_new_tokens: int = 64
     temperature: float = 1.0
-    ops: str = "stock"
+    training_temperature: float | None = None
+    rollout_ops: str = "stock"
+    training_ops: str = "stock"
     packing: str = "packed"
     padding_side: str = "right"
     atol: float = 0.0
     micro_batch_tokens: int = 4096
     probe_mb: int = 512
     fault_tolerance: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The operators of both sides, by the names of the options."""
+        same = self.rollout_ops == self.training_ops
+        return self.rollout_ops if same else f"{self.rollout_ops} against {self.training_ops}"
 
     def check(self) -> None:
         """Raises BadInput, naming the option, the value and what is wanted."""
@@ -45,7 +59,14 @@ class CompareSettings:
             (len(set(self.batch_sizes)) == len(self.batch_sizes), "--batch: a size is given twice"),
             (self.max_new_tokens > 0, f"--max-new-tokens {self.max_new_tokens}: want at least 1"),
             (0 < self.temperature < math.inf, f"--temperature {self.temperature}: want a number > 0"),
-            (self.ops in ("stock", "rk"), f"--ops {self.ops}: want stock or rk"),
+            (
+                self.training_temperature is None or 0 < self.training_temperature < math.inf,
+                f"--training-temperature {self.training_temperature}: want a number > 0",
+            ),
+            *(
+                (ops in OPERATOR_SETS, f"--{side} {ops}: want one of {', '.join(OPERATOR_SETS)}")
+                for side, ops in (("rollout-ops", self.rollout_ops), ("training-ops", self.training_ops))
+            ),
             (self.packing in ("packed", "padded"), f"--packing {self.packing}: want packed or padded"),
             (self.padding_side in ("left", "right"), f"--padding-side {self.padding_side}: want left or right"),
             (0 <= self.atol < math.inf, f"--atol {self.atol}: want a number >= 0"),

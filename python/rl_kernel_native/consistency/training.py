@@ -69,11 +69,13 @@ def run_training(
                 fed = range(prompt_lengths[prompt] - 1, length - 1)
                 logits = out.logits[row, start + fed.start : start + fed.stop]
                 target = batch.ids[row, start + fed.start + 1 : start + length]
-                recorder.add_tokens("lm_head", "lm_head", [prompt] * len(fed), list(fed), logits)
-                hidden = head.input[row, start + fed.start : start + fed.stop]
-                logprobs[prompt] = operators.training_logprob(
-                    loaded.model.lm_head, hidden, logits, target, temperature
-                ).cpu()
+                logits = recorder.add_tokens("lm_head", "lm_head", [prompt] * len(fed), list(fed), logits)
+                if recorder.replaces:
+                    logprob = operators.logprob_of_logits(logits, target, temperature)
+                else:
+                    hidden = head.input[row, start + fed.start : start + fed.stop]
+                    logprob = operators.training_logprob(loaded.model.lm_head, hidden, logits, target, temperature)
+                logprobs[prompt] = logprob.cpu()
                 recorder.add_tokens("logprob", "logprob", [prompt] * len(fed), list(fed), logprobs[prompt])
                 digests[prompt] = logits_digests(logits)
             advance(1)

@@ -27,8 +27,8 @@ ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
 TABLES = "_rk_tables"  # attribute of a rotary embedding: its RotaryTables, by kinds of layers
 KNOWN = "_rk_known"  # attribute of a body and what is over it: the modules that patch_model found
 
-# A tool may look at what attention reads and gives: called as observer(module, query [B, H, T, D], key [B, Hkv, L, D],
-# output [B, T, H, D]).
+# A tool may look at what attention reads and gives, and put other values there: observer.operands(query [B, H, T, D],
+# key [B, Hkv, L, D]) gives both, observer.output(output [B, T, H, D]) the output.
 OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
 # A mask of four dimensions goes through transformers as it is: none is made for attention that needs none.
@@ -252,6 +252,9 @@ def attention(
     """Query [B, H, T, D], key and value [B, Hkv, L, D] to [B, T, H, D]."""
     if sequences is None:
         raise ValueError(f"attention: {type(module).__name__} was called outside of its model's forward")
+    observer = getattr(module, OBSERVER_ATTRIBUTE, None)
+    if observer is not None:
+        query, key = observer.operands(query, key)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     num_keys = sequences.num_keys
     if num_keys is not None and num_keys != k.shape[1]:
@@ -267,10 +270,7 @@ def attention(
         output = packed.view(q.shape)
     else:
         output = rk.attention(q, k, v, leftpad_k=sequences.leftpad_k, seqused_k=sequences.seqused_k, **options)
-    observer = getattr(module, OBSERVER_ATTRIBUTE, None)
-    if observer is not None:
-        observer(module, query, key, output)
-    return output
+    return output if observer is None else observer.output(output)
 
 
 def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int | None) -> torch.Tensor:

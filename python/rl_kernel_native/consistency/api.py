@@ -1,0 +1,102 @@
+"""`rk.compare`: the comparison of `rlk compare` for models in memory. Imports torch and transformers with a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .model import LoadedModel
+    from .result import Comparison
+
+
+def compare(
+    model_a: Any,
+    model_b: Any = None,
+    ids: Iterable[Sequence[int]] | None = None,
+    *,
+    rollout_ops: str = "stock",
+    training_ops: str | None = None,
+    temperature: float = 1.0,
+    training_temperature: float | None = None,
+    max_new_tokens: int = 32,
+    batch_sizes: Sequence[int] = (1, 8),
+    packing: str = "packed",
+    seed: int = 0,
+    dtype: str | None = None,
+    device: str = "auto",
+    fault_tolerance: float | None = None,
+    report: str | Path | None = None,
+) -> Comparison:
+    """Rolls out by one model, scores the same ids by another, and names the operator where they part.
+
+    The rollout decodes token by token against a cache in a batch that changes; the training side computes one forward
+    of the whole sequences. Then each operator of the training side computes alone on what the rollout's one read, so
+    a weight, a bias, an epsilon or a temperature that is off is named by its operator, and told from rounding.
+
+    Args:
+        model_a: the rollout's: a model of transformers (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.
+        model_b: the training side's, likewise; None: model_a.
+        ids: prompts, lists of ids or a tensor ``[num_prompts, length]``.
+        rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"`` or ``"rk"``; None: as in the rollout.
+        temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same.
+        max_new_tokens: longest response.
+        batch_sizes: most requests in flight; each size is run.
+        packing: ``"packed"`` or ``"padded"`` training batches.
+        dtype, device: of models that are loaded; None: the checkpoint's.
+        fault_tolerance: relative error on equal input that is a fault; None: what rounding does not explain.
+        report: a directory for report.html, report.json and charts.
+    Returns: a Comparison; ``str`` of it is the verdict, ``aligned`` and ``faults`` are for programs.
+    Raises: ValueError for an option, prompts or a model that cannot be compared.
+
+    Example:
+        >>> import torch, transformers
+        >>> import rl_kernel_native as rk
+        >>> shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> config = transformers.LlamaConfig(vocab_size=99, num_key_value_heads=2, initializer_range=0.2, **shape)
+        >>> rollout, trainer = (transformers.LlamaForCausalLM(config) for _ in range(2))
+        >>> _ = trainer.load_state_dict(rollout.state_dict())
+        >>> _ = trainer.model.layers[1].mlp.down_proj.weight.data.mul_(1.01)
+        >>> rk.compare(rollout, trainer, [[1, 5, 9], [1, 7]], max_new_tokens=4).faults[0].name
+        'layers.1.mlp.down_proj'
+    """
+    from .compare import run_compare
+    from .errors import BadInput
+    from .model import in_memory, load_model, parse_device, parse_dtype
+    from .progress import Progress
+    from .prompts import prompts_of_ids
+    from .report import prepare_directory, write_report
+    from .settings import CompareSettings
+
+    if ids is None:
+        raise BadInput("ids: expected prompts, lists of token ids, got None")
+    settings = CompareSettings(
+        seed=seed,
+        batch_sizes=tuple(batch_sizes),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        training_temperature=training_temperature,
+        rollout_ops=rollout_ops,
+        training_ops=training_ops or rollout_ops,
+        packing=packing,
+        fault_tolerance=fault_tolerance,
+    )
+    settings.check()
+    if report is not None:
+        prepare_directory(Path(report))
+    with ExitStack() as stack:
+
+        def loaded(model: Any, name: str) -> LoadedModel:
+            if isinstance(model, (str, Path)):
+                return load_model(model, parse_dtype(dtype), parse_device(device))
+            return stack.enter_context(in_memory(model, name))
+
+        rollout = loaded(model_a, "model_a")
+        trainer = None if model_b is None or model_b is model_a else loaded(model_b, "model_b")
+        prompts = prompts_of_ids(ids, rollout, max_new_tokens)
+        result = run_compare(rollout, prompts, settings, training_model=trainer, progress=Progress(silent=True))
+    if report is not None:
+        write_report(Path(report), [result])
+    return result

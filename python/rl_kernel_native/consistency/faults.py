@@ -1,0 +1,139 @@
+"""Judge every operator by itself: the training side computes once more, each operator on what the rollout's one read.
+
+After an operator has computed, its output is compared with the rollout's and then replaced by it. So no operator sees
+what an earlier one did, and whatever is off is off here: a weight, an epsilon, a bias, a rotation or a temperature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .probes import ProbePlan, Recorder, Trace, gathered, split_key
+
+# Unit roundoff of a dtype, in float32 of a matrix product's order of summation instead.
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-15, "float64": 2.0**-15}
+_TF32 = 2.0**-10
+# A token's vector may be off by so many roundings; attention rounds its scores and probabilities, too.
+_ROUNDINGS, _ROUNDINGS_OF_ATTENTION = 3.0, 12.0
+# A common factor of all tokens shows below one rounding: roundings do not share a direction.
+_ROUNDINGS_OF_FACTOR = 0.5
+# Of log-probabilities, which both sides form in float32, whatever the dtype of the model.
+_LOGPROB_TOLERANCE, _LEAST_LOGPROB = 1e-3, 1.0
+# Tokens that compute next to nothing are measured against a share of what the others compute.
+_LEAST_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How far one operator of the training side is from the rollout's on equal input.
+
+    Attributes:
+        error: largest relative error of a token's vector.
+        factor: median over the tokens of training's vector along the rollout's; 1.0 where neither is larger.
+        roundings: `error`, or what `factor` is off 1 if that says more, in units of what rounding explains.
+        prompt, position: token of the largest error.
+    """
+
+    name: str
+    kind: str
+    tokens: int
+    error: float
+    factor: float
+    roundings: float
+    fault: bool
+    prompt: int
+    position: int
+
+
+def rounding_of(dtype: torch.dtype, device: torch.device) -> float:
+    """Relative error that one rounding of a model's dtype explains."""
+    if dtype == torch.float32 and device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        return _TF32
+    return ROUNDING[str(dtype).removeprefix("torch.")]
+
+
+class Judge(Recorder):
+    """A recorder of the training side that keeps no values: it compares each with the rollout's, then puts that there.
+
+    Args:
+        plan: tokens to judge.
+        rollout: what the rollout recorded.
+        rounding: of rounding_of.
+        tolerance: relative error beyond which an operator is at fault; None: what roundings explain.
+    """
+
+    replaces = True
+
+    def __init__(self, plan: ProbePlan, rollout: Trace, rounding: float, tolerance: float | None = None) -> None:
+        super().__init__(plan)
+        self._rollout, self._rounding, self._tolerance = rollout, rounding, tolerance
+        self._found: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
+
+    def _take(
+        self, name: str, kind: str, values: tuple[torch.Tensor, ...], keys: torch.Tensor, *index: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        if not len(keys) or name not in self._rollout.kinds:
+            return values
+        known, wanted = self._rollout.lookup(name, keys)
+        if not len(wanted):
+            return values
+        self.trace.kinds.setdefault(name, kind)
+        index = tuple(part[known.to(part.device)] for part in index)
+        own, other = gathered(values, index).cpu().double(), wanted.double()
+        difference = torch.where(own == other, 0.0, own - other)
+        self._found.setdefault(name, []).append(
+            (keys[known], difference.norm(dim=1), (own * other).sum(1), other.norm(dim=1))
+        )
+        return _replaced(values, index, wanted, in_place=kind == "add")
+
+    def judgements(self) -> list[Judgement]:
+        """One for each operator that both sides have, in execution order."""
+        return [self._judge(name, kind) for name, kind in self.trace.kinds.items()]
+
+    def _judge(self, name: str, kind: str) -> Judgement:
+        keys, differences, products, norms = (torch.cat(part) for part in zip(*self._found[name], strict=True))
+        least = _LEAST_SHARE * float(norms.median())
+        if kind == "logprob":
+            limit, factor_limit, least = _LOGPROB_TOLERANCE, float("inf"), _LEAST_LOGPROB
+        else:
+            roundings = _ROUNDINGS_OF_ATTENTION if kind == "attention" else _ROUNDINGS
+            limit, factor_limit = roundings * self._rounding, _ROUNDINGS_OF_FACTOR * self._rounding
+        if self._tolerance is not None:
+            limit = self._tolerance
+            factor_limit = max(factor_limit, limit)
+        tiny = torch.finfo(torch.float64).tiny
+        errors = (differences / norms.clamp_min(max(least, tiny))).nan_to_num(nan=float("inf"))
+        at = int(errors.argmax())
+        some = norms > least
+        factor = float((products[some] / norms[some] ** 2).median()) if bool(some.any()) else 1.0
+        error, off = float(errors[at]), abs(factor - 1)
+        prompt, position = split_key(int(keys[at]))
+        return Judgement(
+            name=name,
+            kind=kind,
+            tokens=len(keys),
+            error=error,
+            factor=factor,
+            roundings=max(error, off) / (_LOGPROB_TOLERANCE if kind == "logprob" else self._rounding),
+            fault=not (error <= limit and off <= factor_limit),
+            prompt=prompt,
+            position=position,
+        )
+
+
+def _replaced(
+    values: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, ...], wanted: torch.Tensor, in_place: bool
+) -> tuple[torch.Tensor, ...]:
+    """`values` with the rows of `wanted` at `index`. The sum before a norm goes on as the residual: it is written."""
+    made = []
+    start = 0
+    for value in values:
+        new = value if in_place else value.clone()
+        rows = new[index]
+        width = rows[0].numel()
+        new[index] = wanted[:, start : start + width].to(value.device).reshape(rows.shape)
+        start += width
+        made.append(new)
+    return tuple(made)

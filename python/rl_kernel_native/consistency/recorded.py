@@ -1,0 +1,248 @@
+"""Log-probabilities that an engine recorded, against a trainer's forward of the same ids.
+
+JSON lines. Each has the ids of the prompt, those of the response and the response's log-probabilities, by the names of
+one of the dialects below; other fields are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .batches import batch_inputs, make_batches
+from .checks import check_token_ids
+from .errors import BadInput
+from .metrics import Metrics, compare_logprobs
+from .model import LoadedModel
+from .operators import make_operators
+from .probes import ProbePlan, Recorder
+from .progress import Progress
+from .training import run_training
+
+# Names of prompt, response and log-probabilities: ours, vLLM's, SGLang's and verl's.
+DIALECTS = (
+    ("prompt_ids", "response_ids", "logprobs"),
+    ("prompt_token_ids", "token_ids", "logprobs"),
+    ("input_ids", "output_ids", "output_token_logprobs"),
+    ("prompts", "responses", "rollout_log_probs"),
+)
+# Temperatures that are tried where the recorded log-probabilities do not fit the one that was given.
+_TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
+# Mean |dlogp| that rounding explains, of a whole model, by its dtype.
+_ROUNDING = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3, "float64": 1e-3}
+# A temperature is named where it leaves so small a share of the differences, over the first records.
+_FIT = 0.2
+_RECORDS_TO_FIT = 4
+
+
+@dataclass(frozen=True)
+class Record:
+    """One response of an engine."""
+
+    prompt: list[int]
+    response: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class RecordedComparison:
+    """What an engine recorded against a trainer's forward.
+
+    Attributes:
+        better_temperature: where the recorded log-probabilities fit another temperature far better, that one.
+        better_mean_abs: mean |dlogp| there.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    temperature: float
+    metrics: Metrics
+    aligned: bool
+    better_temperature: float | None
+    better_mean_abs: float
+
+    @property
+    def faulty(self) -> bool:
+        """Whether the differences are larger than rounding's."""
+        return self.better_temperature is not None or not self.metrics.mean_abs_dlogp <= _ROUNDING[self.dtype]
+
+    def __str__(self) -> str:
+        """The verdict in one sentence."""
+        m = self.metrics
+        figures = f"{m.differing_tokens} of {m.tokens} tokens differ, mean |dlogp| {m.mean_abs_dlogp:.3g}"
+        if self.better_temperature is not None:
+            return (
+                f"fault: temperature: the recorded log-probabilities fit {self.better_temperature:g} (mean |dlogp| "
+                f"{self.better_mean_abs:.3g}), not {self.temperature:g} ({figures})."
+            )
+        if self.faulty:
+            where = f", most at record {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
+            return (
+                f"fault: larger than rounding to {self.dtype} explains: {figures}{where}. Other weights, or another "
+                "prompt than the engine's: compare the two models by --training-model to name the operator."
+            )
+        if self.aligned:
+            return f"aligned: {figures}."
+        return f"rounding, no fault: {figures}, max |ratio - 1| {m.max_abs_ratio:.3g}."
+
+
+def load_records(path: Path, vocab_size: int) -> list[Record]:
+    """The responses of a JSON lines file. Raises BadInput with FILE:LINE and what was expected."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read --recorded {path}: {error}") from error
+    records: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise BadInput(f"{where}: not JSON: {error}") from error
+            record = _record(fields, where)
+            check_token_ids([*record.prompt, *record.response], vocab_size, where=where, prompt=len(records))
+            records.append(record)
+    if not records:
+        raise BadInput(f"{path} holds no response")
+    return records
+
+
+def _record(fields: Any, where: str) -> Record:
+    if not isinstance(fields, dict):
+        raise BadInput(f"{where}: want a JSON object")
+    if isinstance(fields.get("meta_info"), dict):  # SGLang keeps log-probabilities there
+        fields = {**fields["meta_info"], **fields}
+    if isinstance(fields.get("outputs"), list) and fields["outputs"]:  # vLLM's RequestOutput
+        fields = {**fields, **fields["outputs"][0]}
+    for prompt, response, logprobs in DIALECTS:
+        if prompt in fields and logprobs in fields:
+            values = fields[logprobs]
+            ids = fields.get(response)
+            if ids is None and values and isinstance(values[0], list):  # SGLang: [logprob, id, text]
+                ids = [item[1] for item in values]
+            if ids is None:
+                continue
+            scores = [_number(value, token, where) for value, token in zip(values, ids, strict=False)]
+            return _checked(Record(_ids(fields[prompt], prompt, where), _ids(ids, response, where), scores), where)
+    names = "; ".join(", ".join(names) for names in DIALECTS)
+    raise BadInput(
+        f"{where}: expected ids of prompt and response, and log-probabilities by the names of one of: {names}; "
+        f"got {', '.join(map(str, fields)) or 'nothing'}"
+    )
+
+
+def _checked(record: Record, where: str) -> Record:
+    if not record.prompt or not record.response:
+        raise BadInput(f"{where}: expected at least one id in prompt and response")
+    if len(record.logprobs) != len(record.response):
+        raise BadInput(
+            f"{where}: expected a log-probability for each of {len(record.response)} ids of the response, got "
+            f"{len(record.logprobs)}"
+        )
+    return record
+
+
+def _ids(value: Any, field: str, where: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise BadInput(f"{where}: {field!r} must be a list of integers")
+    return value
+
+
+def _number(value: Any, token: int, where: str) -> float:
+    """A log-probability: a number, SGLang's [logprob, id, text], or vLLM's {id: {"logprob": ...}}."""
+    if isinstance(value, dict):
+        value = value.get(str(token), value)
+        value = value.get("logprob") if isinstance(value, dict) else value
+    elif isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise BadInput(f"{where}: expected a log-probability of token {token}, got {value!r}")
+    return float(value)
+
+
+def compare_recorded(
+    loaded: LoadedModel,
+    records: Sequence[Record],
+    *,
+    temperature: float = 1.0,
+    ops: str = "stock",
+    packing: str = "packed",
+    micro_batch_tokens: int = 4096,
+    atol: float = 0.0,
+    progress: Progress | None = None,
+) -> RecordedComparison:
+    """Scores the records' ids by one forward and compares.
+
+    Args:
+        temperature: of the recorded log-probabilities. Where they are far off, others are tried.
+
+    Raises: BadInput for an option, or a record longer than the model's context.
+    """
+    for index, record in enumerate(records):
+        length = len(record.prompt) + len(record.response)
+        if length > loaded.max_length:
+            raise BadInput(f"record {index}: {length} tokens exceed the model's {loaded.max_length}")
+    progress = progress or Progress(silent=True)
+
+    def against(chosen: Sequence[Record], at: float, label: str) -> Metrics:
+        scored = _score(loaded, chosen, at, ops, packing, micro_batch_tokens, progress, label)
+        recorded = [torch.tensor(record.logprobs, dtype=torch.float32) for record in chosen]
+        lengths = [len(record.prompt) for record in chosen]
+        unknown = [[False] * len(record.response) for record in chosen]
+        return compare_logprobs(recorded, scored, [record.response for record in chosen], lengths, unknown)
+
+    metrics = against(records, temperature, "training forward")
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    better, best = None, metrics.mean_abs_dlogp
+    if not metrics.mean_abs_dlogp <= 0.1 * _ROUNDING[dtype]:
+        some = [record for record, _ in zip(records, range(_RECORDS_TO_FIT), strict=False)]
+        given = best = against(some, temperature, f"temperature {temperature:g}").mean_abs_dlogp
+        for other in _TEMPERATURES:
+            mean = against(some, other, f"temperature {other:g}").mean_abs_dlogp
+            if mean < _FIT * given and mean < best:
+                better, best = other, mean
+    return RecordedComparison(
+        model=loaded.name,
+        dtype=dtype,
+        device=str(loaded.device),
+        temperature=temperature,
+        metrics=metrics,
+        aligned=metrics.differing_tokens == 0 or (atol > 0 and metrics.max_abs_dlogp <= atol),
+        better_temperature=better if better != temperature else None,
+        better_mean_abs=best,
+    )
+
+
+def _score(
+    loaded: LoadedModel,
+    records: Sequence[Record],
+    temperature: float,
+    ops: str,
+    packing: str,
+    micro_batch_tokens: int,
+    progress: Progress,
+    label: str,
+) -> list[torch.Tensor]:
+    sequences = [[*record.prompt, *record.response] for record in records]
+    pad_id = loaded.pad_id if loaded.pad_id is not None else 0
+    batches = make_batches(sequences, packing, micro_batch_tokens, pad_id, "right", loaded.device)
+    with progress.task(label, len(batches)) as advance:
+        result = run_training(
+            loaded,
+            batches,
+            batch_inputs(batches, packing, "right", loaded),
+            [len(record.prompt) for record in records],
+            make_operators(ops),
+            Recorder(ProbePlan({})),
+            temperature=temperature,
+            advance=advance,
+        )
+    return result.logprobs

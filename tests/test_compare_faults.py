@@ -1,0 +1,381 @@
+"""Planted faults: `rk.compare` and `rlk compare` name the operator, and rounding is never called a fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="rlk compare needs torch")
+transformers = pytest.importorskip("transformers", reason="rlk compare needs transformers")
+for _name in ("typer", "rich", "matplotlib"):
+    pytest.importorskip(_name, reason="rlk compare needs it")
+
+from typer.testing import CliRunner  # noqa: E402
+
+import rl_kernel_native as rk  # noqa: E402
+from rl_kernel_native.consistency.cli import app  # noqa: E402
+from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
+
+PROMPTS = [[96, 3, 4, 5, 6, 7, 8], [96, 9, 11, 12]]
+NEW = 3
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Any:
+    """Models this small gain nothing from threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(family: str = "qwen3", **changes: Any) -> Any:
+    """The same random weights at every call. Queries and keys are as large as a trained model's."""
+    shape = {
+        "vocab_size": 99,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        "bos_token_id": 96,
+        "eos_token_id": 97,
+        "pad_token_id": 98,
+        "tie_word_embeddings": False,
+        **changes,
+    }
+    config_type, model_type = {
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    }[family]
+    if family == "qwen2":
+        del shape["head_dim"]
+    torch.manual_seed(1)
+    model = model_type(config_type(**shape))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # transformers begins with zeros, which a missing bias would equal
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def scaled(path: str, factor: float) -> Callable[[Any], None]:
+    def plant(model: Any) -> None:
+        with torch.no_grad():
+            model.get_parameter(path).mul_(factor)
+
+    return plant
+
+
+def epsilon(path: str, value: float) -> Callable[[Any], None]:
+    def plant(model: Any) -> None:
+        model.get_submodule(path).variance_epsilon = value
+
+    return plant
+
+
+def swapped_rope(model: Any) -> None:
+    """One layer turns by (sin, cos)."""
+
+    def swap(module: Any, args: Any, kwargs: Any) -> Any:
+        return args, {**kwargs, "position_embeddings": kwargs["position_embeddings"][::-1]}
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(swap, with_kwargs=True)
+
+
+def missing_bias(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.bias.zero_()
+
+
+def softmax_scale(model: Any) -> None:
+    model.model.layers[2].self_attn.scaling *= 2
+
+
+def other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.GELU()
+
+
+def gate_and_up_swapped(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.gate_proj, mlp.up_proj = mlp.up_proj, mlp.gate_proj
+
+
+def residual_left_out(model: Any) -> None:
+    def forget(module: Any, args: Any, out: Any) -> Any:
+        return out - args[0]
+
+    model.model.layers[2].register_forward_hook(forget)
+
+
+def stale_layer(model: Any) -> None:
+    with torch.no_grad():
+        torch.manual_seed(7)
+        weight = model.model.layers[2].self_attn.q_proj.weight
+        weight.add_(0.03 * weight.std() * torch.randn_like(weight))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What is planted into the training side's model, and the operator that has to be named first."""
+
+    name: str
+    operator: str
+    plant: Callable[[Any], None] = lambda model: None
+    family: str = "qwen3"
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    trainer_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+FAULTS = [
+    Fault("weight 1 % off", "layers.1.mlp.down_proj", scaled("model.layers.1.mlp.down_proj.weight", 1.01)),
+    Fault("norm's weight 1 % off", "norm", scaled("model.norm.weight", 1.01)),
+    Fault("head 1 % off", "lm_head", scaled("lm_head.weight", 1.01)),
+    Fault("doubled projection", "layers.0.self_attn.o_proj", scaled("model.layers.0.self_attn.o_proj.weight", 2.0)),
+    Fault("wrong eps of a norm", "layers.2.post_attention_layernorm",
+          epsilon("model.layers.2.post_attention_layernorm", 1.0)),
+    # At embeddings of a usual size, the customary other epsilon is 1 % off.
+    Fault("wrong eps of the model", "layers.0.input_layernorm",
+          config={"initializer_range": 0.02, "rms_norm_eps": 1e-6}, trainer_config={"rms_norm_eps": 1e-5}),
+    Fault("swapped rope", "layers.1.self_attn.rope_q", swapped_rope),
+    Fault("wrong rope theta", "rotary_emb", config={"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+          trainer_config={"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    Fault("missing bias", "layers.0.self_attn.k_proj", missing_bias, family="qwen2"),
+    Fault("temperature on one side", "logprob", options={"training_temperature": 0.7}),
+    Fault("embedding scaled", "embed_tokens", scaled("model.embed_tokens.weight", 32**0.5)),
+    Fault("another softmax scale", "layers.2.self_attn.attention", softmax_scale),
+    Fault("another activation", "layers.0.mlp.act_fn", other_activation, family="llama"),
+    Fault("gate and up swapped", "layers.1.mlp.gate_proj", gate_and_up_swapped),
+    Fault("norm of queries halved", "layers.1.self_attn.q_norm",
+          scaled("model.layers.1.self_attn.q_norm.weight", 0.5)),
+    Fault("residual left out", "layers.2.mlp_residual", residual_left_out),
+    Fault("garbled weight", "layers.2.self_attn.q_proj", stale_layer),
+]  # fmt: skip
+
+
+# In bfloat16 one rounding is 0.4 %: the faults of about 1 % are the hard ones there.
+IN_BFLOAT16 = ("weight 1 % off", "norm's weight 1 % off", "head 1 % off", "wrong eps of the model", "garbled weight")
+CASES = [(fault, "float32") for fault in FAULTS]
+CASES += [(fault, "bfloat16") for fault in FAULTS if fault.name in IN_BFLOAT16]
+
+
+@pytest.mark.parametrize(("fault", "dtype"), CASES, ids=[f"{fault.name}, {dtype}" for fault, dtype in CASES])
+def test_a_planted_fault_is_named_first(fault: Fault, dtype: str) -> None:
+    rollout = tiny(fault.family, **fault.config).to(DTYPES[dtype])
+    trainer = tiny(fault.family, **{**fault.config, **fault.trainer_config}).to(DTYPES[dtype])
+    fault.plant(trainer)
+    found = rk.compare(rollout, trainer, PROMPTS, max_new_tokens=NEW, **fault.options)
+    assert found.faults, str(found)
+    assert found.faults[0].name == fault.operator, [(x.name, x.error, x.factor) for x in found.faults]
+    assert str(found).startswith(f"fault: {fault.operator}, ")
+    assert not found.aligned
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rollout_ops", "training_ops"), [("stock", "stock"), ("eager", "sdpa"), ("rk", "eager"), ("stock", "rk")]
+)
+def test_rounding_is_no_fault(rollout_ops: str, training_ops: str, dtype: str) -> None:
+    model = tiny().to(DTYPES[dtype]).train()
+    attention = model.config._attn_implementation
+    found = rk.compare(
+        model,
+        None,
+        torch.tensor([[96, 3, 4, 5]]),
+        rollout_ops=rollout_ops,
+        training_ops=training_ops,
+        max_new_tokens=12,
+    )
+    assert not found.faults
+    assert str(found).startswith(("rounding, no fault:", "aligned:"))
+    assert model.training, "the caller's model is as it was"
+    assert model.config._attn_implementation == attention
+
+
+def test_an_operator_is_judged_by_itself() -> None:
+    """Everything after a fault differs on its own inputs, and nothing but the fault on equal ones."""
+    trainer = tiny()
+    scaled("model.layers.0.self_attn.v_proj.weight", 1.5)(trainer)
+    found = rk.compare(tiny(), trainer, PROMPTS, max_new_tokens=NEW)
+    assert [fault.name for fault in found.faults] == ["layers.0.self_attn.v_proj"]
+    (fault,) = found.faults
+    assert fault.factor == pytest.approx(1.5, rel=1e-5)
+    for run in found.runs:
+        after = [drift for drift in run.operators if drift.name.startswith("layers.2")]
+        assert all(drift.differing_tokens == drift.tokens for drift in after if drift.kind == "linear")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: rk.compare(model), "ids: expected prompts"),
+        (lambda model: rk.compare(model, None, []), "ids: expected at least one prompt"),
+        (lambda model: rk.compare(model, None, [[]]), r"ids\[0\]: the prompt is empty"),
+        (lambda model: rk.compare(model, None, [["a"]]), r"ids\[0\]: expected a list of token ids"),
+        (lambda model: rk.compare(model, None, [[1000]]), "outside the vocabulary of 99"),
+        (lambda model: rk.compare(torch.nn.Linear(2, 2), None, [[1]]), "model_a: expected a causal language model"),
+        (lambda model: rk.compare(model, tiny(vocab_size=120), [[1]]), "model_b .*expected the shape of model_a"),
+        (lambda model: rk.compare(model, tiny().bfloat16(), [[1]]), "model_b .*expected model_a.*float32"),
+        (lambda model: rk.compare(model, tiny(bos_token_id=1), [[1]]), "bos token: .* set bos_token_id alike"),
+        (lambda model: rk.compare(model, None, [[1]], rollout_ops="fast"), "--rollout-ops fast: want one of stock"),
+    ],
+)
+def test_bad_input_names_its_cure(call: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        call(tiny())
+
+
+# ---- the command
+
+
+def test_the_command_names_the_fault_of_another_checkpoint(tmp_path: Path) -> None:
+    model, trainer = tiny().bfloat16(), tiny().bfloat16()
+    scaled("model.layers.1.mlp.up_proj.weight", 1.01)(trainer)
+    model.save_pretrained(tmp_path / "rollout")
+    trainer.save_pretrained(tmp_path / "trainer")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_ids": ids}) + "\n" for ids in PROMPTS))
+    out = tmp_path / "report"
+    arguments = ["compare", "--model", str(tmp_path / "rollout"), "--training-model", str(tmp_path / "trainer")]
+    arguments += ["--prompts", str(prompts), "--max-new-tokens", str(NEW), "--device", "cpu", "--report", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    lines = result.output.splitlines()
+    assert "bfloat16, cpu" in lines[0], "the checkpoint's dtype, and where it ran"
+    assert "fault: layers.1.mlp.up_proj" in lines[1], "the verdict comes first"
+    assert lines[-1].endswith("tokens differ; fault: layers.1.mlp.up_proj"), "the last line is the news"
+    (comparison,) = json.loads((out / "report.json").read_text())["comparisons"]
+    assert comparison["verdict"].startswith("fault: layers.1.mlp.up_proj")
+    assert comparison["runs"][0]["faults"][0]["name"] == "layers.1.mlp.up_proj"
+    page = (out / "report.html").read_text()
+    assert "FAULT: layers.1.mlp.up_proj" in page, "the chart names it on its axis"
+    assert page.index("fault: layers.1.mlp.up_proj") < page.index("Settings")
+
+
+def test_a_model_that_is_not_there_names_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    for name, message in [
+        (str(file), f"got a file; give {tmp_path}"),
+        ("org/nothing-of-that-name", "hf download org/nothing-of-that-name --local-dir DIR"),
+        ("/nowhere", "or a Hub id such as"),
+    ]:
+        result = CliRunner().invoke(app, ["compare", "--model", name, "--prompts", str(file)])
+        assert result.exit_code == 2
+        assert message in result.output.replace("\n", "")
+
+
+# ---- log-probabilities that an engine recorded
+
+
+def recorded_file(tmp_path: Path, model: Any, temperature: float, dialect: str) -> Path:
+    """What an engine would dump of two responses, by another order of computing than the trainer's packed forward."""
+    lines = []
+    for ids in ([96, 3, 4, 5, 6, 7, 8, 9], [96, 9, 11, 12, 13]):
+        prompt, response = ids[:2], ids[2:]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, 1:-1].float() / temperature
+        logprobs = torch.log_softmax(logits, -1)[torch.arange(len(response)), response].tolist()
+        lines.append(
+            {
+                "rk": {"prompt_ids": prompt, "response_ids": response, "logprobs": logprobs},
+                "vllm": {
+                    "prompt_token_ids": prompt,
+                    "outputs": [
+                        {
+                            "token_ids": response,
+                            "logprobs": [{str(i): {"logprob": x}} for i, x in zip(response, logprobs, strict=True)],
+                        }
+                    ],
+                },
+                "sglang": {
+                    "input_ids": prompt,
+                    "meta_info": {
+                        "output_token_logprobs": [[x, i, None] for i, x in zip(response, logprobs, strict=True)]
+                    },
+                },
+                "verl": {"prompts": prompt, "responses": response, "rollout_log_probs": logprobs},
+            }[dialect]
+        )
+    path = tmp_path / f"{dialect}-{temperature}.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    model, directory = tiny(), tmp_path_factory.mktemp("saved")
+    model.save_pretrained(directory)
+    return model, directory
+
+
+@pytest.mark.parametrize("dialect", ["rk", "vllm", "sglang", "verl"])
+def test_what_an_engine_recorded_is_compared_with_a_training_forward(
+    saved: tuple[Any, Path], tmp_path: Path, dialect: str
+) -> None:
+    model, directory = saved
+    path = recorded_file(tmp_path, model, 1.0, dialect)
+    result = CliRunner().invoke(app, ["compare", "--model", str(directory), "--recorded", str(path)])
+    assert "rounding, no fault" in result.output or "aligned" in result.output, result.output
+    assert "of 9 tokens differ" in result.output.splitlines()[-1]
+
+
+def test_a_temperature_of_the_engine_alone_is_named(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    model, directory = saved
+    path = recorded_file(tmp_path, model, 0.7, "rk")
+    result = CliRunner().invoke(app, ["compare", "--model", str(directory), "--recorded", str(path)])
+    assert result.exit_code == 1, result.output
+    assert "fault: temperature: the recorded log-probabilities fit 0.7" in result.output
+    right = ["compare", "--model", str(directory), "--recorded", str(path), "--temperature", "0.7"]
+    assert "no fault" in CliRunner().invoke(app, right).output
+
+
+def test_other_weights_than_the_engines_are_told_from_rounding(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    _, directory = saved
+    other = tiny()
+    scaled("model.layers.1.mlp.down_proj.weight", 1.5)(other)
+    path = recorded_file(tmp_path, other, 1.0, "verl")
+    result = CliRunner().invoke(app, ["compare", "--model", str(directory), "--recorded", str(path)])
+    assert result.exit_code == 1
+    assert "fault: larger than rounding to float32 explains" in result.output
+    assert "--training-model" in result.output
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", ":1: not JSON"),
+        ("[]", ":1: want a JSON object"),
+        ('{"a": 1}', "and log-probabilities by the names of one of: prompt_ids, response_ids, logprobs"),
+        ('{"prompt_ids": [1], "response_ids": [2, 3], "logprobs": [-1.0]}', "each of 2 ids of the response, got 1"),
+        ('{"prompt_ids": [1], "response_ids": [2], "logprobs": ["a"]}', "expected a log-probability of token 2"),
+        ('{"prompt_ids": [1], "response_ids": [200], "logprobs": [-1.0]}', "outside the vocabulary of 99"),
+        ("", "holds no response"),
+    ],
+)
+def test_bad_records(saved: tuple[Any, Path], tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(line + "\n")
+    result = CliRunner().invoke(app, ["compare", "--model", str(saved[1]), "--recorded", str(path)])
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", "")
+
+
+def test_prompts_or_a_record_has_to_be_given(saved: tuple[Any, Path]) -> None:
+    result = CliRunner().invoke(app, ["compare", "--model", str(saved[1])])
+    assert result.exit_code == 2
+    assert "give --prompts FILE to roll out, or --recorded FILE" in result.output
