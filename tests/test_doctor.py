@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rl_kernel_native import _selftest, _variants, doctor
+from rl_kernel_native._selftest.tools import within_bound
 from rl_kernel_native.ops import attention as attention_op
 from rl_kernel_native.ops import embedding as embedding_op
 from rl_kernel_native.ops import linear as linear_op
@@ -53,8 +54,23 @@ def test_json_is_one_object_and_the_status_says_healthy():
 def test_text_names_every_section():
     done = run_doctor("--no-self-test")
     assert done.returncode == 0
-    for title in ("versions", "machine", "logprob would use", "cuBLAS", "self-test", "healthy"):
+    for title in ("versions", "machine", "backends", "cuBLAS", "self-test", "healthy"):
         assert title in done.stdout
+    cpu = [line for line in done.stdout.splitlines() if line.startswith("  cpu ") and "operators" in line]
+    assert len(cpu) == 1, "one line a backend"
+    assert f"all {len(_selftest.OPERATORS)} operators" in cpu[0]
+
+
+def test_a_backend_that_serves_some_operators_names_them():
+    rows = {
+        name: [{"device": "cuda:0", "backend": None if name == "kl" else "cuda", "why": "w"}] for name in ("a", "kl")
+    }
+    assert doctor._backends(rows) == [("cuda:0", "cuda: a; w"), ("cuda:0", "nothing: an error: kl; w")]
+
+
+def test_an_error_at_its_bound_reads_as_passed():
+    assert within_bound(1.0, "y") == (True, "all within the bound, the largest error has 100% of it, in y")
+    assert within_bound(float("nan"))[0] is False
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,14 @@ def installed() -> list[str]:
     return found
 
 
+def how_to_install(extra: str) -> str:
+    """What to type for an extra of the distribution that is installed; in a source tree, in a clone."""
+    found = [name.split()[0] for name in installed()]
+    if found and found[0] != NAMES[0]:
+        return f'pip install "{found[0]}[{extra}]"'
+    return f'in a clone of the repository: pip install ".[{extra}]"'
+
+
 def warn_of_conflict(loaded: str) -> None:
     """A RuntimeWarning where more than one is installed. ``loaded``: the variant of the extension that was imported."""
     found = installed()

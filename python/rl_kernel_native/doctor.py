@@ -1,6 +1,6 @@
 """What this installation is, what it would run here and why, and whether its operators are right.
 
-    python -m rl_kernel_native.doctor [--json]
+    rlk doctor [--json], or python -m rl_kernel_native.doctor
 
 Exit status: 0 healthy, 1 a self-test failed or two variants are installed.
 """
@@ -287,11 +287,7 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
     machine.append(("installed", f"{', '.join(installed['distributions']) or '-'} ({installed['note']})"))
     machine.append(("loaded from", installed["loaded"]))
     yield "machine", machine
-    for operator, rows in report["operators"].items():
-        yield (
-            f"{operator} would use",
-            [(row["device"], f"{row['backend'] or 'nothing: an error'}; {row['why']}") for row in rows],
-        )
+    yield "backends", _backends(report["operators"])
     cublas = report["cublas"]
     verdict = {True: "yes: ", False: "no: ", None: ""}[cublas["batch_invariant"]]
     engines = [(f"linear on {name}", engine) for name, engine in report["linear_engine"].items()]
@@ -302,6 +298,21 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
         text = f"{words[test['passed']]}: {test['check']}; {test['detail']} ({test['seconds']:.2f} s)"
         tests.append((f"{test['operator']} {test['device']}", text))
     yield "self-test", tests
+
+
+def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A line for each device and backend, with the operators it serves where that is not all of them."""
+    served: dict[tuple[str, str, str], list[str]] = {}
+    for operator, rows in operators.items():
+        for row in rows:
+            served.setdefault((row["device"], row["backend"] or "nothing: an error", row["why"]), []).append(operator)
+    return [
+        (
+            device,
+            f"{chosen}: {f'all {len(names)} operators' if len(names) == len(operators) else ', '.join(names)}; {why}",
+        )
+        for (device, chosen, why), names in served.items()
+    ]
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -331,8 +342,9 @@ def print_report(report: Mapping[str, Any]) -> None:
     print(f"\n{verdict}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rl_kernel_native.doctor", description=__doc__.split("\n")[0])
+def main(arguments: list[str] | None = None, program: str = "python -m rl_kernel_native.doctor") -> int:
+    """Runs the doctor with command line arguments; its exit status."""
+    parser = argparse.ArgumentParser(prog=program, description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--no-self-test", action="store_true", help="describe only; takes no device memory")
     options = parser.parse_args(arguments)

@@ -12,7 +12,7 @@ from ..ops import gae as gae_op
 from ..ops import group_advantage as group_op
 from ..ops import masked_whiten as whiten_op
 from ..ops import optimal_token_baseline as baseline_op
-from .tools import Arrays, Check, same_bytes, same_results, timed, worst_share
+from .tools import Arrays, Check, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Answers(NamedTuple):
@@ -86,7 +86,7 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
         for case in _answers():
             got, expected = case.results(name, arrays), case.expected(name)
             worst = max(worst, *(worst_share(a, *expected[key]) for key, a in got.items()))
-        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+        return within_bound(worst)
 
     yield timed("against float64", float64)
     if device == "cpu":

@@ -11,7 +11,7 @@ from .._arithmetic import arithmetic
 from ..contract import row
 from ..ops import attention as attention_op
 from ..reference.attention import attention_facts
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
+from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Attentions(NamedTuple):
@@ -66,7 +66,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     def float64() -> tuple[bool, str]:
         case, share = max(_attentions_against_float64(arrays), key=lambda item: item[1])
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+        return within_bound(share, case)
 
     yield timed("against float64", float64)
 

@@ -10,7 +10,7 @@ import numpy as np
 from .._arithmetic import arithmetic, current_arithmetic
 from ..contract import row
 from ..ops import linear as linear_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
+from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Product(NamedTuple):
@@ -84,7 +84,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     def float64() -> tuple[bool, str]:
         case, share = max(_products_against_float64(arrays, dtypes), key=lambda item: item[1])
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+        return within_bound(share, case)
 
     yield timed("against float64", float64)
     wide = next(case for case in _products(dtypes[-1:]) if case.x.shape[1] == 1024)

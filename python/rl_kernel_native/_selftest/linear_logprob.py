@@ -12,7 +12,7 @@ from ..contract import row
 from ..ops import linear as linear_op
 from ..ops import linear_logprob as op
 from ..ops import logprob as logprob_op
-from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
+from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 _WANTED: dict[str, Any] = {f"return_{name}": True for name in ("lse", "entropy", "sum_p_sq")}
 
@@ -127,7 +127,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     def float64() -> tuple[bool, str]:
         case, share = max(_against_float64(arrays, dtypes), key=lambda item: item[1])
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+        return within_bound(share, case)
 
     yield timed("against float64", float64)
 

@@ -12,7 +12,7 @@ import numpy as np
 from .._arithmetic import arithmetic
 from ..contract import row
 from ..ops import logprob as op
-from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
+from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Case(NamedTuple):
@@ -135,7 +135,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     def float64() -> tuple[bool, str]:
         case, share = max(_against_float64(arrays, None), key=lambda item: item[1])
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+        return within_bound(share, case)
 
     yield timed("against float64", float64)
 

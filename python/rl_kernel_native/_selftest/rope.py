@@ -9,7 +9,7 @@ import numpy as np
 
 from ..contract import ROUNDING, row
 from ..ops import rope as rope_op
-from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, worst_share
+from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
 
 class _Rotation(NamedTuple):
@@ -74,7 +74,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     def float64() -> tuple[bool, str]:
         case, share = max(_rotations_against_float64(arrays), key=lambda item: item[1])
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+        return within_bound(share, case)
 
     yield timed("against float64", float64)
 

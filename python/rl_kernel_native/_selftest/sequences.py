@@ -12,7 +12,7 @@ from ..ops import pack as pack_op
 from ..ops import preference_loss as preference_loss_op
 from ..ops import sequence_logprob as sequence_logprob_op
 from ..ops import shift_labels_packed as labels_op
-from .tools import Arrays, Check, same_bytes, timed, worst_share
+from .tools import Arrays, Check, same_bytes, timed, within_bound, worst_share
 
 
 class _Ragged(NamedTuple):
@@ -92,7 +92,7 @@ def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None
             terms = case.mask.shape[1]
             allowed = row("sequence_logprob", "sum").allowed(expected=want["sum"], terms=terms, scale=want["scale"])
             worst = max(worst, worst_share(arrays.get(sums(arrays, case)[0]), want["sum"], allowed))
-        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+        return within_bound(worst)
 
     yield timed("against float64", float64)
 
@@ -134,7 +134,7 @@ def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None)
                 largest = max(np.abs(x).max(initial=0) for x in (want, *given))
                 allowed = row("preference_loss", "losses").allowed(expected=want, largest=largest)
                 worst = max(worst, worst_share(arrays.get(got[3 * i]), want, allowed))
-        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+        return within_bound(worst)
 
     yield timed("against float64", float64)
     if device != "cpu":

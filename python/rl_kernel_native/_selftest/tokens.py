@@ -16,7 +16,7 @@ from ..ops import mismatch_metrics as mismatch_op
 from ..ops import policy_loss as policy_loss_op
 from ..ops import scatter_rewards as scatter_op
 from ..ops import value_loss as value_loss_op
-from .tools import Arrays, Check, same_results, timed, worst_share
+from .tools import Arrays, Check, same_results, timed, within_bound, worst_share
 
 _POLICIES = {
     "ppo": policy_loss_op.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0),
@@ -201,7 +201,7 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
             for name, (want, allowed) in expected.items()
         ]
         share, case = max(shares)
-        return share <= 1.0, f"worst error {share:.2f} of its bound, {case}"
+        return within_bound(share, case)
 
     exact = all(r.bound.text == "0" for r in rows_of(name))
     yield timed("against the definition" if exact else "against float64", float64)

@@ -52,6 +52,14 @@ def worst_share(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> f
     return float("inf") if np.isnan(share).any() else float(share.max())
 
 
+def within_bound(share: float, case: str = "") -> tuple[bool, str]:
+    """Outcome of a test by its largest error as a share of the bound in contract.py; where that was."""
+    where = f", in {case}" if case else ""
+    if share <= 1.0:
+        return True, f"all within the bound, the largest error has {share:.0%} of it{where}"
+    return False, f"beyond the bound, {share:.2f} times it{where}"
+
+
 def same_bytes(a: np.ndarray, b: np.ndarray) -> int:
     """Elements whose bytes differ."""
     return int((a.view(np.uint32) != b.view(np.uint32)).sum())

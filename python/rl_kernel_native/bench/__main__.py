@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import _native, variant
+from .. import _native, _variants, variant
 
 
 def _count(text: str) -> int:
@@ -47,11 +47,10 @@ def _device(torch: Any, name: str) -> str:
     return "cpu" if device.type == "cpu" else name
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_kernel_native.bench") -> int:
+    """Runs a benchmark with command line arguments; its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m rl_kernel_native.bench", description="An operator against its peers, in one process."
-    )
+    parser = argparse.ArgumentParser(prog=program, description="An operator against its peers, in one process.")
     operators = parser.add_subparsers(dest="operator", required=True)
     logprob = operators.add_parser("logprob", help="selected log-probability from logits")
     logprob.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
@@ -163,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         operator.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     options = parser.parse_args(given)
     if options.plot and importlib.util.find_spec("matplotlib") is None:  # before minutes of measuring
-        parser.error('--plot: matplotlib is not installed; in a clone of the repository: pip install ".[bench]"')
+        parser.error(f"--plot: matplotlib is not installed; {_variants.how_to_install('bench')}")
     try:
         import torch
     except ImportError:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .. import _variants
 from .errors import BadInput
+from .main import run_tool, version
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
     from .model import LoadedModel
@@ -28,7 +30,7 @@ EXIT_FAILURE = 3
 
 app = typer.Typer(
     name="rlk",
-    help="Do the rollout and the training forward give a token the same log-probability? If not, where does it begin?",
+    help="Do rollout and training give a token the same log-probability, and can this machine compute it?",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,6 +44,36 @@ ArithmeticOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Directory for report.json, report.html and charts.")]
+
+
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(version())
+        raise typer.Exit
+
+
+@app.callback()
+def _rlk(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("doctor", context_settings=_PASSED_ON, add_help_option=False)
+def run_doctor(context: typer.Context) -> None:
+    """Say what this installation runs here and why, and test it."""
+    raise typer.Exit(run_tool("doctor", context.args))
+
+
+@app.command("bench", context_settings=_PASSED_ON, add_help_option=False)
+def run_bench(context: typer.Context) -> None:
+    """Measure an operator against its peers, side by side in one process."""
+    raise typer.Exit(run_tool("bench", context.args))
 
 
 @contextmanager
@@ -59,8 +91,7 @@ def _statuses() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "rl_kernel_native":
             raise
-        message = f'error: {error.name} is not installed; in a clone of the repository: pip install ".[demo]"'
-        print(message, file=sys.stderr)
+        print(f"error: {error.name} is not installed; {_variants.how_to_install('demo')}", file=sys.stderr)
         raise typer.Exit(EXIT_BAD_INPUT) from None
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise

@@ -1,19 +1,47 @@
-"""Entry point of `rlk`: what its extra lacks is named before anything of it is imported."""
+"""Entry point of `rlk`: what a command needs is named before anything of it is imported.
+
+`doctor`, `bench` and `--version` need NumPy alone, so they answer where the extra of the others is not installed.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 
+from .. import __version__, _variants, variant
+
 EXIT_BAD_INPUT = 2  # Python's own status for a traceback, 1, means drift
 
 
 def main() -> None:
+    """Runs the command of sys.argv and exits with its status."""
+    given = sys.argv[1:]
+    if given == ["--version"]:
+        print(version())
+        sys.exit(0)
+    if given and given[0] in ("doctor", "bench"):
+        sys.exit(run_tool(given[0], given[1:]))
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join(missing)
-        print(f'error: {names} not installed; in a clone of the repository: pip install ".[compare]"', file=sys.stderr)
+        print(f"error: {names} not installed; {_variants.how_to_install('compare')}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     from .cli import app
 
     app()
+
+
+def version() -> str:
+    """The line of `rlk --version`."""
+    return f"rl_kernel_native {__version__} ({variant})"
+
+
+def run_tool(name: str, arguments: list[str]) -> int:
+    """`rlk doctor` or `rlk bench`, which parse their own arguments; the exit status."""
+    if name == "doctor":
+        from .. import doctor
+
+        return doctor.main(arguments, "rlk doctor")
+    from ..bench import __main__ as bench
+
+    return bench.main(arguments, "rlk bench")

@@ -1,0 +1,70 @@
+"""`rlk`: one command line for every tool, each with its help, and what needs no extra answers without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import rl_kernel_native as rk
+from rl_kernel_native import _variants
+
+COMMANDS = ("doctor", "bench", "compare", "demo", "digest", "certify", "contract")
+WITHOUT_EXTRAS = (
+    "import importlib.util, sys\n"
+    "find = importlib.util.find_spec\n"
+    "importlib.util.find_spec = lambda name, *more: None if name in ('typer', 'rich') else find(name, *more)\n"
+    "from rl_kernel_native.consistency.main import main; main()"
+)
+PROGRAM = "from rl_kernel_native.consistency.main import main; main()"
+
+
+def rlk(*arguments: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_help_lists_every_command() -> None:
+    pytest.importorskip("typer")
+    done = rlk("--help")
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in COMMANDS if f" {name} " not in done.stdout]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    pytest.importorskip("typer")
+    done = rlk(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+    assert name in done.stdout
+
+
+@pytest.mark.parametrize("program", [PROGRAM, WITHOUT_EXTRAS])
+def test_the_version_names_the_variant(program: str) -> None:
+    assert rlk("--version", program=program).stdout == f"rl_kernel_native {rk.__version__} ({rk.variant})\n"
+
+
+def test_the_doctor_needs_no_extra() -> None:
+    done = rlk("doctor", "--no-self-test", program=WITHOUT_EXTRAS)
+    assert done.returncode == 0, done.stderr
+    assert "healthy" in done.stdout
+    lacking = rlk("compare", program=WITHOUT_EXTRAS)
+    assert lacking.returncode == 2
+    assert "typer and rich not installed; " in lacking.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([], 'in a clone of the repository: pip install ".[demo]"'),
+        (["rl-kernel-native 0.1.0"], 'in a clone of the repository: pip install ".[demo]"'),
+        (["rl-kernel-cu130 0.1.0"], 'pip install "rl-kernel-cu130[demo]"'),
+    ],
+)
+def test_a_missing_extra_names_the_distribution_that_is_here(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], words: str
+) -> None:
+    monkeypatch.setattr(_variants, "installed", lambda: found)
+    assert _variants.how_to_install("demo") == words
