@@ -213,13 +213,40 @@ def test_an_empty_batch_has_an_empty_result(device: str) -> None:
     assert rk.group_advantage(none, group_ids=none.long()).shape == (0,)
 
 
+def test_rewards_come_as_reward_functions_give_them(device: str) -> None:
+    """float64, half, integers, bools and lists are rounded to float32 once; a list beside nothing gives NumPy's."""
+    s = torch.tensor([1, 0, 1, 1, 0, 0], device=device)
+    want = rk.group_advantage(s.float(), group_size=3)
+    for other in (s.double(), s.half(), s.bfloat16(), s, s.int(), s.bool()):
+        assert_same((rk.group_advantage(other, group_size=3),), (want,), str(other.dtype))
+    exact = torch.tensor([0.1, 0.7, 1e-9, 3.0], dtype=torch.float64, device=device)
+    assert_same((rk.group_advantage(exact, group_size=2),), (rk.group_advantage(exact.float(), group_size=2),), "once")
+    for rewards in (s.tolist(), tuple(s.tolist()), [bool(x) for x in s], list(s)):
+        got = rk.group_advantage(rewards, group_ids=[7, 7, 7, 9, 9, 9])
+        assert isinstance(got, np.ndarray)
+        assert got.tobytes() == want.cpu().numpy().tobytes()
+    numbers = s.cpu().numpy()
+    for array in (numbers, numbers.astype(np.float64), numbers.astype(np.float16), numbers.astype(bool)):
+        assert rk.group_advantage(array, group_size=3).tobytes() == want.cpu().numpy().tobytes()
+    assert_same((rk.group_advantage(s, [0, 3, 6]),), (want,), "offsets of a list beside a tensor")
+    remax = rk.group_advantage(s, kind="remax", baseline=[0.5] * 6)
+    assert_same((remax,), (s - 0.5,), "baseline of a list")
+
+
 S, AT = torch.zeros(6), torch.tensor([0, 2, 6])
 BAD = {
-    "rewards a dtype": (
-        lambda: rk.group_advantage(S.double(), AT), TypeError, "rewards: expected dtype float32, got float64",
+    "rewards complex": (
+        lambda: rk.group_advantage(S.to(torch.complex64), AT), TypeError, "rewards: expected dtype float32, got comp",
     ),
     "rewards 2-D": (lambda: rk.group_advantage(S[None], AT), ValueError, "rewards: expected shape [num_sequences]"),
-    "rewards a list": (lambda: rk.group_advantage([1.0], AT), TypeError, "rewards: expected an array that speaks"),
+    "rewards a list of words": (
+        lambda: rk.group_advantage(["a"], group_size=1), TypeError,
+        "rewards: expected an array or a list of numbers, got a list of str",
+    ),
+    "ids a list of floats": (
+        lambda: rk.group_advantage([1.0], group_ids=[0.5]), TypeError,
+        "group_ids: expected an array or a list of whole numbers, got a list of float",
+    ),
     "no groups": (lambda: rk.group_advantage(S), ValueError, "group_offsets: expected one of group_offsets"),
     "two groups": (
         lambda: rk.group_advantage(S, AT, group_size=2), ValueError, "group_offsets: expected one of",
@@ -262,9 +289,6 @@ BAD = {
     "lengths not asked for": (lambda: rk.group_advantage(S, AT, lengths=S), ValueError, "lengths: expected None for"),
     "lengths a shape": (
         lambda: rk.group_advantage(S, AT, kind="opo", lengths=AT), ValueError, "lengths: expected shape [6] (num_sequ",
-    ),
-    "baseline a dtype": (
-        lambda: rk.group_advantage(S, kind="remax", baseline=S.half()), TypeError, "baseline: expected dtype float32",
     ),
 }  # fmt: skip
 

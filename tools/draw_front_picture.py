@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> None:
     """Runs the example and writes the picture."""
     ratios: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "rollout_and_training.py"))["ratios"]
-    with matplotlib.rc_context({"svg.hashsalt": "rlk", "font.size": 10, "axes.grid": True, "grid.alpha": 0.25}):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 10, "axes.grid": True, "grid.alpha": 0.25}
+    ):
         figure = Figure(figsize=(9, 2.8), layout="constrained")
         axes = figure.subplots()
         for (name, ratio), color in zip(ratios.items(), ("#c2410c", "#0b6bcb"), strict=True):

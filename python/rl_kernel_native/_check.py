@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -22,10 +22,13 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
     return kept[0], kept[1]
 
 
-def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping[str, str] | None = None) -> None:
+    """``known_as``: names that others have for a choice, which the error translates."""
     if not isinstance(value, str) or value not in choices:
         expected = ", ".join(f'"{c}"' for c in choices)
-        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        ours = (known_as or {}).get(value) if isinstance(value, str) else None
+        cure = f', which is "{ours}" here' if ours else ""
+        raise ValueError(f"{name}: expected {expected}, got {value!r}{cure}")
 
 
 def given_outputs(out: Any, names: tuple[str, ...], wanted: int) -> tuple[Any, ...]:

@@ -23,5 +23,13 @@ class MetricVector:
         """All of them as Python numbers: waits for the device."""
         return dict(zip(self.names, (float(x) for x in self.vector.tolist()), strict=True))
 
+    def _shown(self) -> dict[str, str]:
+        """What printing shows, by name."""
+        return {name: f"{value:.6g}" for name, value in self.asdict().items()}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.vector!r})"
+        try:
+            shown = self._shown()
+        except Exception:  # a fake or a traced tensor has no values to show, and printing one is no error
+            return f"{type(self).__name__}({self.vector!r})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"

@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from .. import _variants
+
 if TYPE_CHECKING:
     from .patch import Patched
 
@@ -20,6 +22,18 @@ def __getattr__(name: str) -> Any:
     if name != "trl":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.trl")
+
+
+def _patch(name: str) -> Any:
+    try:
+        return importlib.import_module(f"{__name__}.patch")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("torch", "transformers"):
+            raise
+        raise ImportError(
+            f"{name}: needs torch 2.10 and transformers 5.14 or later, and {error.name} is not installed; "
+            f"{_variants.how_to_install('compare')}"
+        ) from error
 
 
 def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = False, probe: bool = True) -> Patched:
@@ -58,9 +72,7 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
     Source:
         docs/numerics.md; the seams are transformers' own: the forwards of modules, by classes derived from theirs.
     """
-    from . import patch
-
-    return patch.patch(model, ops, strict, probe)
+    return _patch("patch_model").patch(model, ops, strict, probe)
 
 
 def status(model: Any) -> Patched:
@@ -71,9 +83,7 @@ def status(model: Any) -> Patched:
     Returns: as :func:`patch_model`; switches and hooks that were set since are looked at again.
     Raises: ValueError where the model is not patched.
     """
-    from . import patch
-
-    return patch.status(model)
+    return _patch("status").status(model)
 
 
 def unpatch_model(model: Any) -> None:
@@ -83,6 +93,4 @@ def unpatch_model(model: Any) -> None:
         model: what was given to :func:`patch_model`, or a copy of it, or what was loaded from a file of it.
     Raises: ValueError where the model is not patched, or a forward was wrapped by something else since.
     """
-    from . import patch
-
-    patch.unpatch(model)
+    _patch("unpatch_model").unpatch(model)

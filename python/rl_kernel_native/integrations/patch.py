@@ -110,6 +110,8 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
         raise
     model.__dict__[_RECORD] = _Record(chosen, plan.unproved)
     found = status(model)
+    counts = ", ".join(f"{op} {count}" for op, count in found.items())
+    _logger.info("patch_model: modules of %s that each operator serves: %s", type(model).__name__, counts)
     if found.unproved:
         words = [f"{name or 'the model'} ({reason})" for name, reason in found.unproved.items()]
         shown = "; ".join(words[:4]) + (f"; and {len(words) - 4} more" if len(words) > 4 else "")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
     return patches
 
 
+_logger = logging.getLogger("rl_kernel_native")
 _lock = threading.Lock()
 _depth = 0  # contexts that are open, in all threads
 _originals: list[tuple[Any, str, Any]] = []
@@ -97,6 +99,10 @@ def enabled() -> Iterator[None]:
             _originals[:] = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
             for owner, name, value in patches:
                 setattr(owner, name, value)
+            _logger.info(
+                "TRL %s: log-probabilities of fused LM heads by linear and logprob, GRPOTrainer's loss by policy_loss",
+                SUPPORTED,
+            )
         _depth += 1
     try:
         yield

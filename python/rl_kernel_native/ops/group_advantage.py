@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _check, _dispatch, _rewards
 from .._native import module as _C
 from ..reference.group_advantage import group_advantage_reference
 
@@ -114,7 +114,8 @@ def group_advantage(
     here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
 
     Args:
-        rewards: ``[num_sequences]`` float32, any stride.
+        rewards: ``[num_sequences]``, any stride: float32, or other floats, integers, bools and lists, which are rounded
+            to float32 once. A list gives NumPy's arrays.
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
@@ -126,7 +127,7 @@ def group_advantage(
         scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
             ``scale_rewards``.
         lengths: ``[num_sequences]``, int32, int64 or float32; of opo.
-        baseline: ``[num_sequences]`` float32; of remax.
+        baseline: ``[num_sequences]``, as ``rewards``; of remax.
         f_norm: > 0; of gpg, else 1.
         exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; else its group is NaN.
             Default of the kind.
@@ -158,6 +159,13 @@ def group_advantage(
             raise TypeError(f"{name}: expected an array that speaks DLPack (of kind {kind!r}), got NoneType")
         if not wanted and array is not None:
             raise ValueError(f"{name}: expected None for kind {kind!r}, got an array")
+    rewards = _rewards.as_float32(rewards, "rewards")
+    group_offsets, group_ids, lengths = (
+        _rewards.as_integers(array, name, like=rewards)
+        for name, array in (("group_offsets", group_offsets), ("group_ids", group_ids), ("lengths", lengths))
+    )
+    if baseline is not None:
+        baseline = _rewards.as_float32(baseline, "baseline", like=rewards)
     norm = _check.number("f_norm", f_norm)
     if norm != 1 and not of.by_nonzero:
         raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")

@@ -3,6 +3,7 @@ cpp/include/rlk/ops/mismatch_metrics.h."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -51,6 +52,14 @@ class MismatchMetrics(MetricVector):
     @property
     def histogram(self) -> Any:
         return self.vector[len(_SCALARS) :]
+
+    def _shown(self) -> dict[str, str]:
+        values = self.asdict()
+        edges = [f"{edge:g}" for edge in HISTOGRAM_EDGES]
+        bins = [f"<{edges[0]}", *(f"{a}..{b}" for a, b in itertools.pairwise(edges)), f">{edges[-1]}"]
+        counted = {name: values[f"histogram_{i}"] for i, name in enumerate(bins)}
+        histogram = ", ".join(f"{name}: {value:.3g}" for name, value in counted.items() if value)
+        return {**{name: f"{values[name]:.6g}" for name in _SCALARS}, "histogram": f"{{{histogram}}}"}
 
 
 _torch_path: Any = None

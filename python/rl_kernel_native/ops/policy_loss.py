@@ -109,7 +109,7 @@ def policy_loss(
     advantage: Any,
     mask: Any,
     *,
-    spec: PolicySpec,
+    spec: PolicySpec | None = None,
     cu_seqlens: Any = None,
     ref_logprob: Any = None,
     rollout_logprob: Any = None,
@@ -134,7 +134,7 @@ def policy_loss(
         advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Of as many packed
             tokens as sequences ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one a sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0.
-        spec: the objective: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
+        spec: the objective, which has to be given: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; given exactly where ``spec.kl`` is.
         rollout_logprob: as ``logprob``, of the engine that sampled; given exactly where ``spec.needs_rollout``; of
@@ -174,7 +174,7 @@ def policy_loss_and_grad(
     advantage: Any,
     mask: Any,
     *,
-    spec: PolicySpec,
+    spec: PolicySpec | None = None,
     cu_seqlens: Any = None,
     ref_logprob: Any = None,
     rollout_logprob: Any = None,
@@ -209,7 +209,11 @@ def _operands(
 ) -> tuple[tuple[Any, ...], float, PolicySpec]:  # fmt: skip
     """Arrays in the order of names_of; the denominator where it is a number, else 0; the spec that they are for."""
     if type(spec) is not PolicySpec:
-        raise TypeError(f"spec: expected a PolicySpec, got {type(spec).__name__}")
+        got = repr(spec) if isinstance(spec, str) else type(spec).__name__
+        raise TypeError(
+            f"spec: expected a PolicySpec, got {got}; rk.PolicySpec() is PPO's clip, and presets such as "
+            'rk.presets.trl(loss_type="grpo") make those of frameworks'
+        )
     if not isinstance(ratio_metrics, bool):
         raise TypeError(f"ratio_metrics: expected a bool, got {type(ratio_metrics).__name__}")
     if spec.lenient:

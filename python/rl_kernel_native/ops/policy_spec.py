@@ -205,7 +205,11 @@ def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[
     """The array where it is one, else None; and the number where it is one, else 0. ``name``: of the aggregation."""
     if denominator is None:
         if aggregation == "constant":
-            raise ValueError(f'denominator: expected a number or an array with {name}="constant", got None')
+            raise ValueError(
+                f'denominator: expected a number or an array with {name}="constant", got None; give what divides the '
+                "sum: for TRL's dapo the global number of scored tokens, num_items_in_batch / num_processes, for its "
+                "dr_grpo sequences times max_completion_length"
+            )
     elif aggregation == "token-sum":
         got = denominator if _check.is_number(denominator) else type(denominator).__name__
         raise ValueError(f'denominator: expected None with {name}="token-sum", which divides by nothing, got {got}')

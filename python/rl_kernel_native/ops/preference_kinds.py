@@ -44,6 +44,15 @@ KINDS = {
     "alphapo": Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
     "orpo": Kind(ORPO, average=OF_LOGPROB, reference=False),
 }
+# What TRL and OpenRLHF call a kind that has another name here.
+KNOWN_AS = {
+    "sigmoid": "dpo",
+    "kto_pair": "kto",
+    "exo": "exo_pair",
+    "nca": "nca_pair",
+    "bco": "bco_pair",
+    "sppo": "sppo_hard",
+}
 DIVERGENCES = {
     "reverse_kl": LOG_RATIO,
     "forward_kl": FORWARD_KL,

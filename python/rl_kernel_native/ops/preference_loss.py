@@ -14,6 +14,7 @@ from .preference_kinds import (
     ALPHA_PO,
     DIVERGENCES,
     KINDS,
+    KNOWN_AS,
     KTO,
     LOG_RATIO,
     NAMES,
@@ -126,7 +127,7 @@ def preference_loss(
         docs/numerics.md, rules 3 and 10; DPO arXiv:2305.18290, IPO 2310.12036, KTO 2402.01306, ORPO 2403.07691, SimPO
         2405.14734, CPO 2401.08417, WPO 2406.11827, AOT 2406.05882, APO 2408.06266, DiscoPOP 2406.08414.
     """
-    _check.one_of("kind", kind, tuple(KINDS))
+    _check.one_of("kind", kind, tuple(KINDS), KNOWN_AS)
     of_kind = KINDS[kind]
     given = {
         "label_smoothing": label_smoothing, "f_divergence": f_divergence, "f_alpha": f_alpha, "tau": tau,
