@@ -75,6 +75,7 @@ rlk_bundle_hip(gae "ds_bpermute_b32")
 rlk_bundle_hip(group_advantage "ds_bpermute_b32")
 rlk_bundle_hip(importance_weights "global_load_dword;global_store_dword;ds_bpermute_b32")
 rlk_bundle_hip(kl "global_load_dword;global_store_dword")
+rlk_bundle_hip(kv_cache_append "global_load_dwordx4;global_store_dwordx4")
 rlk_bundle_hip(linear
   "v_mfma_f32_32x32x8_?bf16;v_mfma_f32_32x32x8_?f16;v_mfma_f32_16x16x16_?bf16;v_mfma_f32_16x16x16_?f16"
   "ds_write2?(st64)?_b64;ds_read2?(st64)?_b64;global_load_dwordx4;global_load_dwordx2")

@@ -22,6 +22,7 @@
 #include "hip/group_advantage/group_advantage_kernels.hip"
 #include "hip/importance_weights/importance_weights_kernels.hip"
 #include "hip/kl/kl_kernels.hip"
+#include "hip/kv_cache_append/kv_cache_append_kernels.hip"
 #include "hip/linear/linear_kernels.hip"
 #include "hip/linear_logprob/linear_logprob_kernels.hip"
 #include "hip/logprob/logprob_kernels.hip"
@@ -183,6 +184,8 @@ const Table kRmsNorm = {
 };
 const Table kRope = {RLK_OF_FLOATS(rlk_rope_halves), RLK_OF_FLOATS(rlk_rope_neighbours),
                      RLK_OF_FLOATS(rlk_rope_elements)};
+const Table kKvCacheAppend = {RLK_OF(rlk_kv_cache_append_vectors), RLK_OF(rlk_kv_cache_append_words),
+                              RLK_OF(rlk_kv_cache_append_halves)};
 const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(rlk_pack_scan)};
 const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_preference_loss_merge),
                                RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
@@ -217,6 +220,7 @@ const Kernel* find_kernel(std::string_view name) {
                              &kGroupAdvantage,
                              &kImportanceWeights,
                              &kKl,
+                             &kKvCacheAppend,
                              &kLinear,
                              &kLinearLogprob,
                              &kLogprob,

@@ -47,6 +47,7 @@ WITHOUT_GRADIENT = (
     "gae",
     "group_advantage",
     "importance_weights",
+    "kv_cache_append",
     "masked_whiten",
     "mismatch_metrics",
     "scatter_rewards",
@@ -417,6 +418,16 @@ def of_pack() -> str:
     return "; ".join(found)
 
 
+def of_kv_cache_append() -> str:
+    k, v = (RNG.standard_normal((5, 2, 8)).astype(np.float32) for _ in range(2))
+    caches, slots = (np.zeros((3, 4, 2, 8), np.float32), np.ones((3, 4, 2, 8), np.float32)), np.array([7, -1, 0, 11, 2])
+    want = rk.kv_cache_append_reference(k, v, *caches, slots)
+    rk.kv_cache_append(k, v, *caches, slots)
+    names = ("k_cache", "v_cache")
+    found = (beyond("kv_cache_append", n, c, w) for n, c, w in zip(names, caches, want, strict=True))
+    return "; ".join(found)
+
+
 def of_shift_labels_packed() -> str:
     ids, cu = RNG.integers(1, 5, 12), np.array([0, 7, 12])
     spans, offsets = np.array([[1, 3]]), np.array([0, 1, 1])
@@ -447,6 +458,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "group_advantage": of_group_advantage,
     "importance_weights": of_importance_weights,
     "kl": of_kl,
+    "kv_cache_append": of_kv_cache_append,
     "linear": of_linear,
     "linear_logprob": of_linear_logprob,
     "logprob": of_logprob,

@@ -39,8 +39,8 @@ def test_json_is_one_object_and_the_status_says_healthy():
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
     # Exact ones have one check; linear has one of the models of other hardware, too, linear_logprob one of LoRA.
     one = (
-        "covariance_mask", "importance_weights", "kl", "mismatch_metrics", "pack", "policy_loss", "preference_loss",
-        "random_bits", "scatter_rewards", "shift_labels_packed", "value_loss",
+        "covariance_mask", "importance_weights", "kl", "kv_cache_append", "mismatch_metrics", "pack", "policy_loss",
+        "preference_loss", "random_bits", "scatter_rewards", "shift_labels_packed", "value_loss",
     )  # fmt: skip
     checks = {
         operator: {"linear": 3, "linear_logprob": 3}.get(operator, 2 - (operator in one))

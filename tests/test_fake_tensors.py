@@ -103,6 +103,14 @@ CASES: dict[str, Callable[[], Any]] = {
         None, z(3, 5), spans=ints(2, 2), span_offsets=ints(4), span_rewards=z(3)
     ),
     "scatter_rewards: shape of token_rewards": lambda: rk.scatter_rewards(None, z(3, 5), token_rewards=z(3, 4)),
+    "kv_cache_append: shape of v": lambda: rk.kv_cache_append(z(3, 2, 8), z(3, 1, 8), *z(2, 4, 4, 2, 8), ints(3)),
+    "kv_cache_append: dtype of k": lambda: rk.kv_cache_append(ints(3, 2, 8), z(3, 2, 8), *z(2, 4, 4, 2, 8), ints(3)),
+    "kv_cache_append: shape of k_cache": lambda: rk.kv_cache_append(*z(2, 3, 2, 8), *z(2, 4, 2, 4, 8), ints(3)),
+    "kv_cache_append: dtype of v_cache": lambda: rk.kv_cache_append(
+        *z(2, 3, 2, 8), z(4, 4, 2, 8), z(4, 4, 2, 8, dtype=torch.float16), ints(3)
+    ),
+    "kv_cache_append: too many slots": lambda: rk.kv_cache_append(*z(2, 3, 2, 8), *z(2, 4, 4, 2, 8), ints(4)),
+    "kv_cache_append: dtype of slots": lambda: rk.kv_cache_append(*z(2, 3, 2, 8), *z(2, 4, 4, 2, 8), z(3)),
     "pack: number of lengths": lambda: rk.pack(z(3, 5), ints(4)),
     "pack: max_tokens": lambda: rk.pack(z(3, 5), ints(3), max_tokens=2**31),
     "pack: shape of the second array": lambda: rk.pack([z(3, 5), z(3, 4)], ints(3)),

@@ -44,6 +44,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_group_advantage(m);
   rlk::bindings::bind_importance_weights(m);
   rlk::bindings::bind_kl(m);
+  rlk::bindings::bind_kv_cache_append(m);
   rlk::bindings::bind_linear(m);
   rlk::bindings::bind_linear_logprob(m);
   rlk::bindings::bind_logprob(m);

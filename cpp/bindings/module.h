@@ -10,6 +10,7 @@ void bind_gae(nanobind::module_& m);
 void bind_group_advantage(nanobind::module_& m);
 void bind_importance_weights(nanobind::module_& m);
 void bind_kl(nanobind::module_& m);
+void bind_kv_cache_append(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_linear_logprob(nanobind::module_& m);
 void bind_logprob(nanobind::module_& m);

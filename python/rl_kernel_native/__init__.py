@@ -39,6 +39,7 @@ from .ops.importance_weights import (
     importance_weights_reference,
 )
 from .ops.kl import KlGradients, kl, kl_backward, kl_reference
+from .ops.kv_cache_append import kv_cache_append, kv_cache_append_reference
 from .ops.linear import (
     linear,
     linear_bias_grad,
@@ -187,6 +188,8 @@ __all__ = [
     "kl",
     "kl_backward",
     "kl_reference",
+    "kv_cache_append",
+    "kv_cache_append_reference",
     "linear",
     "linear_bias_grad",
     "linear_cross_entropy",

@@ -494,6 +494,8 @@ def _sequences() -> Iterable[Row]:
     yield Row("pack", "d_padded", "backward", **moved)
     yield Row("unpack", "padded", "forward", **moved)
     yield Row("unpack", "d_packed", "backward", **moved)
+    for output in ("k_cache", "v_cache"):
+        yield Row("kv_cache_append", output, "forward", **(moved | {"stem": "kv_cache_append"}))
     integers = of | {"kind": "integers", "bound": _BITWISE, "stem": "shift_labels_packed", "dtypes": ()}
     yield Row("shift_labels_packed", "labels", "forward", **integers)
     for operator in ("loss_mask_from_spans", "tool_mask"):

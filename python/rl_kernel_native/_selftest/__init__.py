@@ -32,6 +32,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "rms_norm": rms_norm.checks,
     "attention": attention.checks,
     "embedding": embedding.checks,
+    "kv_cache_append": attention.kv_cache_append,
     "pack": sequences.pack,
     "preference_loss": sequences.preference_loss,
     "policy_loss": partial(tokens.checks, "policy_loss"),

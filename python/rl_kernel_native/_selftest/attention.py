@@ -10,6 +10,7 @@ import numpy as np
 from .._arithmetic import arithmetic
 from ..contract import row
 from ..ops import attention as attention_op
+from ..ops import kv_cache_append as cache_op
 from ..reference.attention import attention_facts
 from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
 
@@ -90,3 +91,28 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
             return same_results((case.results(arrays), case.results(cpu)) for case in _attentions(arrays.dtypes))
 
     yield timed(f"same bytes as the CPU in {unit} arithmetic", bytes_of_cpu)
+
+
+def kv_cache_append(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """New keys and values in a paged cache, against the reference, in layouts of engines."""
+    arrays, random = Arrays(torch, device), np.random.default_rng(6)
+
+    def reference() -> tuple[bool, str]:
+        differ = 0
+        for dtype in arrays.dtypes:
+            for columns in (8, 5):  # vectors, elements
+                k, v = (random.integers(-9, 9, (17, 2, columns)).astype(np.float32) for _ in range(2))
+                slots = random.permutation(24)[:17]
+                slots[3] = -1
+                packed = np.zeros((6, 4, 2, 2 * columns), np.float32)
+                whole = arrays.put(packed, dtype)
+                cache_op.kv_cache_append(
+                    arrays.put(k, dtype), arrays.put(v, dtype), whole[..., :columns], whole[..., columns:],
+                    arrays.put(slots),
+                )  # fmt: skip
+                halves = packed[..., :columns], packed[..., columns:]
+                want = cache_op.kv_cache_append_reference(k, v, *halves, slots)
+                differ += int((arrays.get(whole) != np.concatenate(want, -1)).sum())
+        return differ == 0, f"{differ} values differ from the reference"
+
+    yield timed("against the reference", reference)

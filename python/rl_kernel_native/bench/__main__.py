@@ -125,6 +125,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
     silu_mul.add_argument("--no-compile", action="store_true", help="leave torch.compile out: compiling takes a while")
     sequences = []
     for name, text in (
+        ("kv_cache_append", "keys and values into a paged cache; rows are tokens, columns those of k"),
         ("pack", "padded arrays to packed ones and back"),
         ("preference_loss", "losses of preference pairs; rows are pairs"),
         ("sequence_logprob", "log-probabilities summed over sequences"),

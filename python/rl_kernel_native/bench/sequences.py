@@ -1,5 +1,5 @@
-"""The sequence family (pack, sequence_logprob, preference_loss, shift_labels_packed): the peers and the passes
-timed."""
+"""The sequence family (kv_cache_append, pack, sequence_logprob, preference_loss, shift_labels_packed): the peers and
+the passes timed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import rl_kernel_native as rk
 from .comparison import Candidate, Comparison, count_of_buffers
 from .measure import Call
 
-OPERATORS = ("pack", "preference_loss", "sequence_logprob", "shift_labels_packed")
+OPERATORS = ("kv_cache_append", "pack", "preference_loss", "sequence_logprob", "shift_labels_packed")
 MOST_BUFFERS = 64
 
 
@@ -87,6 +87,25 @@ def _losses(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     ]
 
 
+def _appends(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
+    """Rows are tokens, columns those of k of all heads; the cache is packed K|V in pages of 16, twice the tokens."""
+    page, width = 16, 128 if columns % 128 == 0 else columns
+    heads, pages = columns // width, 2 * -(-rows // page)
+    moved = 4 * rows * columns * dtype.itemsize
+    count = count_of_buffers(moved, device, MOST_BUFFERS)
+    buffers = [torch.randn(2, rows, heads, width, device=device).to(dtype) for _ in range(count)]
+    cache = torch.zeros(pages, page, heads, 2 * width, device=device, dtype=dtype)
+    k_cache, v_cache = cache[..., :width], cache[..., width:]
+    slots = torch.randperm(pages * page, generator=torch.Generator().manual_seed(0))[:rows].to(device)
+
+    def eager(x: Tensor) -> None:
+        k_cache[slots // page, slots % page] = x[0]
+        v_cache[slots // page, slots % page] = x[1]
+
+    peers = {"rk": lambda x: rk.kv_cache_append(x[0], x[1], k_cache, v_cache, slots), "torch cache[slot] = k": eager}
+    return buffers, [Pass("append", moved, peers)]
+
+
 def _labels(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Any], list[Pass]]:
     cu = torch.arange(0, rows * columns + 1, columns, device=device)
     buffers = [torch.randint(0, 1000, (rows * columns,), device=device) for _ in range(4)]
@@ -100,7 +119,13 @@ def _labels(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     return buffers, [Pass("labels", 16 * rows * columns, peers)]
 
 
-_MAKERS = {"pack": _pack, "sequence_logprob": _sums, "preference_loss": _losses, "shift_labels_packed": _labels}
+_MAKERS = {
+    "kv_cache_append": _appends,
+    "pack": _pack,
+    "sequence_logprob": _sums,
+    "preference_loss": _losses,
+    "shift_labels_packed": _labels,
+}
 
 
 def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:

@@ -1,0 +1,131 @@
+// Python's entry to kv_cache_append: fields move from checked arguments to the contract's params; caches are written in
+// place.
+#include "rlk/ops/kv_cache_append.h"
+
+#include <string>
+
+#include "define.h"
+#include "gil.h"
+#include "linear_args.h"
+#include "module.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+namespace {
+
+constexpr const char* kFloats = "float32, bfloat16 or float16";
+
+// k or v: [num_tokens, num_heads, columns].
+Array read_tokens(nb::handle object, const char* name) {
+  Array a(object, name, kFloats);
+  const DType t = a.view().dtype;
+  if (t != DType::kFloat32 && t != DType::kBFloat16 && t != DType::kFloat16) dtype_error(a, kFloats);
+  if (a.view().ndim != 3) {
+    argument_error(a, "expected shape [num_tokens, num_heads, columns], got " + shape_text(a.shape()));
+  }
+  require_columns(a);
+  return a;
+}
+
+// k_cache or v_cache of such tokens: [num_pages, page_size, num_heads, columns], or a row a slot.
+Array read_cache(nb::handle object, const char* name, const Array& tokens) {
+  Array a(object, name, kFloats);
+  check_same(a, tokens);
+  const TensorView &v = a.view(), &t = tokens.view();
+  const int ndim = v.ndim;
+  if ((ndim != 3 && ndim != 4) || v.shape[ndim - 2] != t.shape[1] || v.shape[ndim - 1] != t.shape[2]) {
+    const std::string each = std::to_string(t.shape[1]) + ", " + std::to_string(t.shape[2]) + "]";
+    argument_error(a, "expected shape [num_pages, page_size, " + each + " or [num_slots, " + each +
+                          " (heads and columns of " + tokens.name() + "), got " + shape_text(a.shape()));
+  }
+  if (ndim == 4 && v.shape[1] < 1) {
+    argument_error(a, "expected pages of at least one slot, got shape " + shape_text(a.shape()));
+  }
+  const std::int64_t page_size = ndim == 4 ? v.shape[1] : 1;
+  if (v.shape[0] >= (std::int64_t{1} << 31) / page_size) {
+    argument_error(a, "expected fewer than 2^31 slots, got shape " + shape_text(a.shape()));
+  }
+  if (v.read_only) throw nb::buffer_error((std::string(name) + ": is read-only").c_str());
+  if (overlaps_itself(v)) argument_error(a, "expected strides that do not overlap");
+  require_columns(a);
+  return a;
+}
+
+CacheAppendSide side_of(const Array& tokens, const Array& cache) {
+  const TensorView &t = tokens.view(), &c = cache.view();
+  CacheAppendSide s;
+  s.tokens = t.data;
+  s.token_stride = t.stride(0);
+  s.head_stride = t.stride(1);
+  s.columns = t.shape[2];
+  s.cache = c.data;
+  s.page_stride = c.stride(0);
+  s.slot_stride = c.ndim == 4 ? c.stride(1) : 0;
+  s.cache_head_stride = c.stride(c.ndim - 2);
+  return s;
+}
+
+nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given, nb::handle v_cache_given,
+                nb::handle slot_mapping, std::uintptr_t stream) {
+  const Array k = read_tokens(k_given, "k"), v = read_tokens(v_given, "v");
+  const Device device = k.view().device;
+  require_kv_cache_append_backend(device);
+  check_same(v, k);
+  if (v.view().shape[0] != k.view().shape[0] || v.view().shape[1] != k.view().shape[1]) {
+    argument_error(v, "expected shape [" + std::to_string(k.view().shape[0]) + ", " +
+                          std::to_string(k.view().shape[1]) + ", columns] (tokens and heads of k), got " +
+                          shape_text(v.shape()));
+  }
+  const Array k_cache = read_cache(k_cache_given, "k_cache", k), v_cache = read_cache(v_cache_given, "v_cache", v);
+  const TensorView &kc = k_cache.view(), &vc = v_cache.view();
+  if (vc.ndim != kc.ndim || vc.shape[0] != kc.shape[0] || (kc.ndim == 4 && vc.shape[1] != kc.shape[1])) {
+    argument_error(v_cache, "expected as many slots, in the same pages, as k_cache of shape " +
+                                shape_text(k_cache.shape()) + ", got " + shape_text(v_cache.shape()));
+  }
+  if (vc.data == kc.data && vc.num_elements() > 0) argument_error(v_cache, "expected memory other than k_cache's");
+  for (const Array* cache : {&k_cache, &v_cache}) {
+    check_apart(*cache, k);
+    check_apart(*cache, v);
+  }
+  const Array slots(slot_mapping, "slot_mapping", "int32 or int64");
+  const TensorView& s = slots.view();
+  if (s.dtype != DType::kInt32 && s.dtype != DType::kInt64) dtype_error(slots, "int32 or int64");
+  require_device(slots, device);
+  if (s.ndim != 1 || s.shape[0] > k.view().shape[0] || !s.is_contiguous()) {
+    argument_error(slots, "expected a contiguous array of at most " + std::to_string(k.view().shape[0]) +
+                              " slots (the tokens of k), got shape " + shape_text(slots.shape()));
+  }
+  for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, slots);
+  CacheAppendParams p;
+  p.k = side_of(k, k_cache);
+  p.v = side_of(v, v_cache);
+  p.slots = s.data;
+  p.slot_dtype = s.dtype;
+  p.num_slots = s.shape[0];
+  p.num_heads = k.view().shape[1];
+  p.num_pages = kc.shape[0];
+  p.page_size = kc.ndim == 4 ? kc.shape[1] : 1;
+  p.dtype = k.view().dtype;
+  const Caller caller = make_caller(k_given, device, nb::none(), stream);
+  {
+    const ReleasedGil released;
+    rlk::kv_cache_append(p, device, caller.stream);
+  }
+  return nb::none();
+}
+
+// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
+// other call the general way.
+nb::object eager(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle slot_mapping) {
+  if (!may_bypass_dispatcher({k, v, k_cache, v_cache, slot_mapping})) return nb::borrow(Py_NotImplemented);
+  return call(k, v, k_cache, v_cache, slot_mapping, 0);
+}
+
+}  // namespace
+
+void bind_kv_cache_append(nb::module_& m) {
+  define(m, "kv_cache_append", &call);
+  define(m, "kv_cache_append_eager", &eager);
+}
+
+}  // namespace rlk::bindings

@@ -1,0 +1,44 @@
+// THE CONTRACT of kv_cache_append: keys and values of new tokens go to their slots in a cache of pages, in place. Bytes
+// are moved and nothing is computed: every backend has the same bytes.
+//
+// Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size of them.
+// For each token t in [0, num_slots), of all heads and columns:
+//   k_cache[slot[t] / page_size, slot[t] % page_size, h, d] = k[t, h, d]          v_cache likewise
+// Slot -1 belongs to a token that is not kept, such as padding: it is not read. Tokens from num_slots on have no slot and
+// are not read. What no slot names keeps its bytes. Of several tokens with one slot any may be there, in parts too.
+// A slot below -1 or beyond the cache: the CPU throws InvalidArgument before it writes anything; a GPU passes the token
+// over, so that nothing out of range is read or written.
+// Caches are given by strides, so each layout of an engine is a view: pages [num_pages, page_size, heads, columns] (NHD),
+// [num_pages, heads, page_size, columns] (HND), K and V as halves of [num_pages, 2, ...] or of [2, num_pages, ...], or
+// columns K|V of one array. The same views are the pages of attention.h.
+// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+
+namespace rlk {
+
+// New tokens and their cache. Strides in elements; columns are contiguous, any alignment.
+struct CacheAppendSide {
+  const void* tokens = nullptr;  // [num_slots or more, num_heads, columns], dtype
+  std::int64_t token_stride = 0, head_stride = 0;
+  void* cache = nullptr;  // [num_pages, page_size, num_heads, columns], dtype; its elements do not overlap
+  std::int64_t page_stride = 0, slot_stride = 0, cache_head_stride = 0;
+  std::int64_t columns = 0;
+};
+
+struct CacheAppendParams {
+  CacheAppendSide k, v;
+  const void* slots = nullptr;  // [num_slots], slot_dtype
+  std::int64_t num_slots = 0, num_heads = 0;
+  std::int64_t num_pages = 0, page_size = 1;  // their product is below 2^31
+  DType slot_dtype = DType::kInt64;           // kInt32, kInt64
+  DType dtype = DType::kBFloat16;             // kBFloat16, kFloat16, kFloat32
+};
+
+void require_kv_cache_append_backend(Device device);  // throws Unsupported where this build has none for the device
+void kv_cache_append(const CacheAppendParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,19 @@
+// CUDA backend of kv_cache_append: what would corrupt memory, which kernel serves a call.
+#include "kv_cache_append.h"
+
+#include "kernels.h"
+
+namespace rlk::cuda {
+
+void kv_cache_append(const CacheAppendParams& p, int device, Stream stream) {
+  check_cache_append(p);
+  if (p.num_slots == 0 || p.num_pages == 0) return;
+  const DeviceGuard guard(device);
+  const int capability = compute_capability(device);
+  if (capability < 80) throw Unsupported("kv_cache_append: built for compute capability 8.0 and later");
+  const bool vectors = cache_append_has_vectors(p);
+  capability == 90 ? kv_cache_append_sm90(p, vectors, to_stream(stream))
+                   : kv_cache_append_sm80(p, vectors, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

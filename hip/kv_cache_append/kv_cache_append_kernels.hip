@@ -1,0 +1,16 @@
+// The kernels of kv_cache_append by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// What a thread does stands in rlk/kernels/cache_append.h, shared with CUDA.
+#include "hip/common/wave.h"
+#include "rlk/kernels/cache_append.h"
+#include "rlk/kernels/copy_run.h"
+
+#define RLK_CACHE_APPEND(name, Unit)                                                                          \
+  RLK_KERNEL(rlk::kCacheAppendThreads)                                                                        \
+  rlk_kv_cache_append_##name(rlk::CacheAppendParams p, std::int64_t first_block, rlk::CacheAppendGrid g) {    \
+    rlk::cache_append_block<Unit, rlk::hip::GlobalMemory>(p, g, first_block + rlk::hip::block_id_x(),         \
+                                                          static_cast<std::uint32_t>(rlk::hip::thread_id())); \
+  }
+
+RLK_CACHE_APPEND(vectors, rlk::Vector16)
+RLK_CACHE_APPEND(words, std::uint32_t)
+RLK_CACHE_APPEND(halves, std::uint16_t)
