@@ -28,8 +28,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "python/rl_kernel_native/"
-ENGINE = ("_check", "_constants", "_engine", "_in_graph", "_main_grad", "_operator", "_register", "_shapes", "_torch",
-          "_transforms")  # fmt: skip
+ENGINE = (
+    "_call", "_check", "_constants", "_engine", "_in_graph", "_main_grad", "_operator", "_register", "_shapes",
+    "_torch", "_transforms",
+)  # fmt: skip
 STUB_LINES = 20
 
 

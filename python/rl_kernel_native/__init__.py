@@ -6,7 +6,7 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 
 from __future__ import annotations
 
-from . import _dispatch, _native, _variants, presets
+from . import _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from ._workspace import WorkspaceStats, workspace_stats
@@ -122,7 +122,7 @@ from .ops.value_loss import (
 
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
-    _dispatch.register_torch_operators()
+    ops.register_torch_operators()
 
 
 __version__: str = _native.module.version

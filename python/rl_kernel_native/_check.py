@@ -146,19 +146,27 @@ _SMALLEST = 2.0**-126  # normal number of float32
 _BEYOND = 2.0**128 - 2.0**103  # from here on rounding to float32 gives inf
 
 
+def is_compiling() -> bool:
+    """Replaced by that of :mod:`_dispatch`, which knows of torch."""
+    return False
+
+
 def in_float32(x: float) -> float:
-    """A number rounded to float32 (a tie to either side), by what Dynamo reads; what is less than a normal number is 0:
-    its inverse may be infinite."""
+    """A number rounded to float32 (a tie to either side); less than a normal number is 0: its inverse may be infinite.
+    A number of a trace is not rounded, which would be a guard on its value."""
     if x != x or abs(x) >= _BEYOND:
         return x * math.inf
     if abs(x) < _SMALLEST:
         return 0.0
+    if is_compiling():
+        return x
     scaled = x * (2.0**29 + 1)
     return scaled - (scaled - x)
 
 
-def single(name: str, value: Any, allows: Callable[[float], bool], expected: str) -> float:
+def single(name: str, value: Any, allows: Callable[[float], bool], expected: str | Callable[[], str]) -> float:
     """A number that an operator takes as float32, checked as that; one that only then is infinite is refused.
+    ``expected``: a function where it has a number in it, which may be one of a trace, without a text.
 
     Returns: it, not rounded."""
     x = number(name, value)
@@ -166,8 +174,18 @@ def single(name: str, value: Any, allows: Callable[[float], bool], expected: str
     if not (allows(x) and allows(rounded)) or abs(x) < abs(rounded) == math.inf:
         of_float32 = f"{rounded:g} in float32" if rounded else "below the normal numbers of float32"
         why = f", which is {of_float32}" if allows(x) else ""
-        raise ValueError(f"{name}: expected {expected}, got {value!r}{why}")
+        words = expected if isinstance(expected, str) else expected()
+        raise ValueError(f"{name}: expected {words}, got {value!r}{why}")
     return x
+
+
+def positive(name: str, value: Any) -> None:
+    """A number that the extension reads as float32."""
+    single(name, value, lambda x: 0 < x < math.inf, "a finite number > 0 in float32")
+
+
+def share(name: str, value: Any) -> None:
+    single(name, value, lambda x: 0 <= x <= 1, "a number in [0, 1]")
 
 
 def is_number(value: Any) -> bool:

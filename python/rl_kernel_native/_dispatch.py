@@ -8,15 +8,14 @@ are made here, in the caller's framework.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from . import _check
 from ._native import module as _C
 
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
@@ -73,15 +72,6 @@ def torch_module() -> Any | None:
     return torch
 
 
-def register_torch_operators() -> None:
-    """Imports what registers this library's operators with torch: every ops/<op>_torch.py."""
-    from . import ops
-
-    for module in pkgutil.iter_modules(ops.__path__):
-        if module.name.endswith("_torch"):
-            importlib.import_module(f"{ops.__name__}.{module.name}")
-
-
 def is_tensor(array: Any) -> bool:
     torch = torch_module()
     return torch is not None and isinstance(array, torch.Tensor)
@@ -91,6 +81,9 @@ def is_compiling() -> bool:
     """Whether torch.compile or torch.export reads what runs now: it sees through caches of Python, and says so."""
     torch = torch_module()
     return torch is not None and bool(torch.compiler.is_compiling())
+
+
+_check.is_compiling = is_compiling
 
 
 def require_torch() -> None:

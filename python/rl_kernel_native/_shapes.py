@@ -11,6 +11,7 @@ from torch import Tensor
 from ._check import mask_dtype
 from ._torch import CODES, autocast_hint
 
+FLOAT32, INDICES = (torch.float32,), (torch.int32, torch.int64)  # dtypes that are asked for
 COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
 
 
@@ -128,6 +129,17 @@ def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
     """Of a sum over rows ``dy``, whose dtype is ``like``."""
     if dtype not in (like, torch.float32):
         raise TypeError(f"{name}: expected float32 or {dtype_name(like)} (that of dy), got {dtype_name(dtype)}")
+
+
+def check_vector(tensor: Tensor, name: str, dtypes: tuple[torch.dtype, ...], count: Any, of: str) -> None:
+    check_dtype(tensor, name, dtypes)
+    if tensor.dim() != 1 or tensor.shape[0] != count:
+        raise ValueError(f"{name}: expected shape [{count}] ({of}), got {list(tensor.shape)}")
+
+
+def check_contiguous(tensor: Tensor, name: str) -> None:
+    if is_static(tensor) and tensor.shape[0] > 1 and tensor.stride(0) != 1:
+        raise ValueError(f"{name}: expected contiguous elements (stride 1), got stride {tensor.stride(0)}{COPY}")
 
 
 # ---- tokens of sequences (docs/tokens.md) ---------------------------------------------------------------------------

@@ -70,23 +70,14 @@ def is_batched(tensor: Tensor) -> bool:
     return functorch_active() or _is_legacy_batched(tensor)
 
 
-def apply_function(traced: Any, name: str, *arguments: Any) -> Any:
-    """An autograd Function that :mod:`_in_graph` knows as ``name``. ``traced``: its base, without vmap and jvp, for
-    Dynamo, which takes no jvp of one's own and needs every parameter by name."""
+def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, ...] = ()) -> Any:
+    """The autograd Function that :mod:`_in_graph` knows as ``name``. Dynamo takes the operator into its graph, whose
+    derivative is the Function again. ``more``: what only the Function takes."""
     if not _is_read_by_dynamo():
-        return _in_graph.apply(name, *arguments)
-    if functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
-        return _in_graph.in_graph(name, *arguments)
-    return traced.apply(*_apart(arguments))
-
-
-def _apart(arguments: Any) -> list[Any]:
-    """Dynamo takes no tensor twice: the second time it is a view of itself."""
-    found: list[Any] = []
-    for a in arguments:
-        is_known = isinstance(a, Tensor) and any(a is other for other in found if isinstance(other, Tensor))
-        found.append(a.view_as(a) if is_known else a)
-    return found
+        return _in_graph.apply(name, *arguments, *more)
+    if operator is None or functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
+        return _in_graph.in_graph(name, *arguments, *more)
+    return operator(*arguments)
 
 
 def autocast_hint() -> str:
@@ -153,37 +144,6 @@ def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int = 3) ->
     if dy.layout is not torch.strided:
         require_dense(dy, name)
     return _readable(dy if dy.dtype is dtype else dy.to(dtype), dims)
-
-
-def implement(library: torch.library.Library, name: str, kernel: Any, differentiable: Any = None) -> None:
-    """Registers an operator's kernel. ``differentiable``: the same as autograd Functions compute it, which a graph that
-    was exported without them needs; where it is None, or a transform of torch.func runs, which Functions must meet
-    first, a derivative that would be lost is an error."""
-    for key in ("CPU", "CUDA"):
-        library.impl(name, kernel, key)
-    operator = getattr(torch.ops.rl_kernel_native, name).default
-
-    def derived(*arguments: Any) -> Any:
-        flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
-        if not (is_grad_enabled() and any(t.requires_grad for t in flat)) and not any(map(_has_tangent, flat)):
-            with torch._C._AutoDispatchBelowAutograd():
-                return operator(*arguments)
-        if differentiable is None or functorch_active():
-            raise RuntimeError(
-                f"{name}: a derivative is wanted where it would be lost; torch.ops.rl_kernel_native.{name} has none "
-                "here, the functions of rl_kernel_native have"
-            )
-        return differentiable(*arguments)
-
-    library.impl(name, derived, "Autograd")
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    return (
-        forward_ad._current_level >= 0
-        and torch._C._is_fwd_grad_enabled()
-        and forward_ad.unpack_dual(tensor).tangent is not None
-    )
 
 
 def device_type(tensor: Tensor, name: str) -> str:

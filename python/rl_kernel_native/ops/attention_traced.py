@@ -16,20 +16,18 @@ from .. import _check
 from .._arithmetic import AS_CALLED, IEEE, PORTABLE, resolve_traced, resolve_traced_unit
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_columns, check_dtype_like, check_offsets, dtype_name
-from .._torch import CODES, apply_function, device_type, gradient, implement, memory, prepare
+from .._torch import CODES, apply_function, device_type, gradient, memory, prepare
 from .._transforms import batched, looped, pulled, pushed
 
 LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
 MOST_HEAD_DIM = 256
-_HOW = "bool causal, int? window_size, float? softmax_scale, int exp"
+_HOW = "bool causal, SymInt? window_size, float? softmax_scale, int exp"
 _PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_library.define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}, int unit) -> (Tensor, Tensor)"
-)
+define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}, int unit) -> (Tensor, Tensor)")
 # What is not wanted is an empty tensor.
-_library.define(
+define(
     f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, "
     f"{_HOW}, bool wants_q, bool wants_kv) -> (Tensor, Tensor, Tensor)"
 )
@@ -58,8 +56,8 @@ def _backward_kernel(
     return tuple(q.new_empty(0) if g is None else g for g in found)
 
 
-implement(_library, "attention", _forward_kernel, functools.partial(apply, "_TransformedAttention"))
-implement(_library, "attention_backward", _backward_kernel, functools.partial(apply, "_TransformedAttentionBackward"))
+implement("attention", _forward_kernel, functools.partial(apply, "Attention"))
+implement("attention_backward", _backward_kernel, functools.partial(apply, "AttentionBackward"))
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
@@ -173,13 +171,13 @@ def _lse_shape(q: Tensor) -> list[Any]:
     return [*q.shape[:-3], q.shape[-2], q.shape[-3]]
 
 
-@torch.library.register_fake("rl_kernel_native::attention", lib=_library)
+@fake("attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     _check_operands(q, k, v, *rest[:-2])
     return q.new_empty(q.shape), q.new_empty(_lse_shape(q), dtype=torch.float32)
 
 
-@torch.library.register_fake("rl_kernel_native::attention_backward", lib=_library)
+@fake("attention_backward")
 def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
@@ -300,12 +298,12 @@ def _composed_backward(
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """``rest``: the six lists, causal, window_size, softmax_scale, exp, unit."""
-    return apply_function(_TracedAttention, "_TransformedAttention", q, k, v, *rest)
+    return apply_function(_ops.attention, "Attention", q, k, v, *rest)
 
 
 def backward(*arguments: Any) -> tuple[Any, Any, Any]:
     """dq, dk, dv, None for what is not wanted."""
-    dq, dk, dv = apply_function(_TracedAttentionBackward, "_TransformedAttentionBackward", *arguments)
+    dq, dk, dv = apply_function(_ops.attention_backward, "AttentionBackward", *arguments)
     wants_q, wants_kv = arguments[-2:]
     return dq if wants_q else None, dk if wants_kv else None, dv if wants_kv else None
 
@@ -316,15 +314,11 @@ def incoming(dout: Any, dlse: Any, out: Tensor) -> tuple[Tensor, Any]:
     return dout, None if dlse is None else gradient(dlse, torch.float32, "dlse").contiguous()
 
 
-class _TracedAttention(torch.autograd.Function):
+@callable_in_graph
+class Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Any, cu_k: Any, used_q: Any, used_k: Any, leftpad: Any, table: Any,
-        causal: bool, window_size: Any, softmax_scale: Any, exp: int, unit: int,
-    ) -> Any:  # fmt: skip
-        return _ops.attention(
-            q, k, v, cu_q, cu_k, used_q, used_k, leftpad, table, causal, window_size, softmax_scale, exp, unit
-        )
+    def forward(*arguments: Any) -> Any:
+        return _ops.attention(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -344,15 +338,12 @@ class _TracedAttention(torch.autograd.Function):
         dq, dk, dv = backward(dout, dlse, q, k, v, out, lse, *lists, *ctx.options, needs_q, needs_k or needs_v)
         return dq if needs_q else None, dk if needs_k else None, dv if needs_v else None, *(None,) * 11
 
-
-@callable_in_graph
-class _TransformedAttention(_TracedAttention):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if any(inputs[i] is not None for i in (3, 4, 8)) or info.batch_size == 0:  # packed, or pages
-            return looped(_TransformedAttention.apply, info, in_dims, inputs), (0, 0)
+            return looped(Attention.apply, info, in_dims, inputs), (0, 0)
         tensors, unfold = _folded(info, in_dims[:9], inputs[:9])
-        outputs = _TransformedAttention.apply(*tensors, *inputs[9:])
+        outputs = Attention.apply(*tensors, *inputs[9:])
         return tuple(map(unfold, outputs)), (0, 0)
 
     @staticmethod
@@ -376,19 +367,13 @@ def _folded(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]) -> tup
     return tensors, unfold
 
 
-class _TracedAttentionBackward(torch.autograd.Function):
+@callable_in_graph
+class AttentionBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
     @staticmethod
-    def forward(
-        dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_q: Any, cu_k: Any,
-        used_q: Any, used_k: Any, leftpad: Any, causal: bool, window_size: Any, softmax_scale: Any, exp: int,
-        wants_q: bool, wants_kv: bool,
-    ) -> Any:  # fmt: skip
-        return _ops.attention_backward(
-            dout, dlse, q, k, v, out, lse, cu_q, cu_k, used_q, used_k, leftpad, causal, window_size, softmax_scale, exp,
-            wants_q, wants_kv,
-        )  # fmt: skip
+    def forward(*arguments: Any) -> Any:
+        return _ops.attention_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -406,6 +391,22 @@ class _TracedAttentionBackward(torch.autograd.Function):
         found = pulled(_composed_call(ctx), ctx.saved_tensors[:5], cotangents)
         return *found, *(None,) * 13
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        wants_q, wants_kv = inputs[-2:]
+        dims = tuple(0 if w else None for w in (wants_q, wants_kv, wants_kv))
+        if inputs[7] is not None or inputs[8] is not None or info.batch_size == 0:  # packed
+            found = looped(AttentionBackward.apply, info, in_dims, inputs)
+            return found, (0, 0, 0)
+        tensors, unfold = _folded(info, in_dims[:12], inputs[:12])
+        outputs = AttentionBackward.apply(*tensors, *inputs[12:])
+        return tuple(o if d is None else unfold(o) for o, d in zip(outputs, dims, strict=True)), dims
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors[:5], tangents[:5]))
+        return tuple(next(found) if w else None for w in ctx.wanted)
+
 
 def _composed_call(ctx: Any) -> Any:
     """What is wanted of the composed backward, as a function of dout, dlse, q, k and v."""
@@ -416,22 +417,3 @@ def _composed_call(ctx: Any) -> Any:
         return tuple(g for g, w in zip(found, wanted, strict=True) if w)
 
     return composed
-
-
-@callable_in_graph
-class _TransformedAttentionBackward(_TracedAttentionBackward):
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        wants_q, wants_kv = inputs[-2:]
-        dims = tuple(0 if w else None for w in (wants_q, wants_kv, wants_kv))
-        if inputs[7] is not None or inputs[8] is not None or info.batch_size == 0:  # packed
-            found = looped(_TransformedAttentionBackward.apply, info, in_dims, inputs)
-            return found, (0, 0, 0)
-        tensors, unfold = _folded(info, in_dims[:12], inputs[:12])
-        outputs = _TransformedAttentionBackward.apply(*tensors, *inputs[12:])
-        return tuple(o if d is None else unfold(o) for o, d in zip(outputs, dims, strict=True)), dims
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors[:5], tangents[:5]))
-        return tuple(next(found) if w else None for w in ctx.wanted)

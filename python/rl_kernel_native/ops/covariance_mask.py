@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.covariance_mask import covariance_mask_reference
 
 __all__ = ["covariance_mask", "covariance_mask_reference"]
@@ -15,18 +17,30 @@ __all__ = ["covariance_mask", "covariance_mask_reference"]
 _KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
 ENTROPY = 2  # another one, of entropy_mask
 
-_torch_path: Any = None
+
+def _first_name(how: tuple[Any, ...]) -> str:
+    return "entropy" if how[0] == ENTROPY else "logprob"
 
 
-def _torch() -> Any:
-    """ops/covariance_mask_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import covariance_mask_torch
+def _check_advantage(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
+    if how[0] != ENTROPY and arrays[2] is None:
+        raise TypeError("advantage: expected an array that speaks DLPack, got NoneType")
 
-        _torch_path = covariance_mask_torch
-    return _torch_path
+
+COVARIANCE_MASK = Operator(
+    "covariance_mask",
+    (
+        Array("logprob", "first tokens", called=_first_name),
+        Array("old_logprob", "tokens", optional=True),
+        Array("advantage", "tokens or sequences", optional=True),
+        Array("mask", "mask", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+    ),
+    "int kind, float ratio, float lower, float upper, float clip_low, float clip_high, SymInt seed",
+    outputs=lambda arrays, how: (arrays[0].shape,),
+    native=lambda arrays, how, *tail: (_C.covariance_mask(*arrays, *how, *tail),),
+    check=_check_advantage,
+)
 
 
 def _epsilon(name: str, value: Any, most: float) -> float:
@@ -49,7 +63,9 @@ def options_of(
         return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 0
     least = _check.single("lower", 1.0 if lower is None else lower, lambda x: x == x, "a number")
     low = _check.in_float32(least)
-    most = _check.single("upper", 5.0 if upper is None else upper, lambda x: low < x, f"a number > lower = {least:g}")
+    most = _check.single(
+        "upper", 5.0 if upper is None else upper, lambda x: low < x, lambda: f"a number > lower = {least:g}"
+    )
     low = _epsilon("epsilon_low", 0.2 if epsilon_low is None else epsilon_low, 1.0)
     high = _epsilon("epsilon_high", 0.2 if epsilon_high is None else epsilon_high, math.inf)
     if seed is None:
@@ -113,18 +129,4 @@ def covariance_mask(
         raise ValueError('old_logprob: expected None with kind="kl", which has no ratio, got an array')
     if kind == "clip" and old_logprob is None:
         raise ValueError('old_logprob: expected an array, which kind="clip" needs, got None')
-    tensors = {
-        "logprob": logprob, "old_logprob": old_logprob, "advantage": advantage, "mask": mask, "cu_seqlens": cu_seqlens,
-    }  # fmt: skip
-    return call(tensors, options)
-
-
-def call(tensors: dict[str, Any], options: tuple[Any, ...]) -> Any:
-    """The mask by the extension's arrays, by name, and numbers; the first array says where."""
-    name, first = next(iter(tensors.items()))
-    if _dispatch.is_tensor(first):
-        return _torch().call(tensors, options)
-    frame = _dispatch.Frame(first, name)
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(array, name) for name, array in tensors.items()]
-    return frame.result(_C.covariance_mask(*arrays, *options, frame.allocate, frame.stream))
+    return call(COVARIANCE_MASK, (logprob, old_logprob, advantage, mask, cu_seqlens), options)[0]

@@ -17,15 +17,15 @@ from .._dispatch import count_write
 from .._in_graph import apply, callable_in_graph
 from .._main_grad import is_asked_for
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_columns_below, check_ids, check_narrowing, check_rows, dtype_name, is_static
-from .._torch import CODES, apply_function, gradient, implement, memory, prepare, rows_of
+from .._torch import CODES, apply_function, gradient, memory, prepare, rows_of
 from .._transforms import batched, looped
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
-_library.define(f"embedding(Tensor ids, Tensor weight, {_WHERE}) -> Tensor")
-_library.define(f"embedding_backward(Tensor dy, Tensor ids, SymInt num_rows, {_WHERE}, ScalarType dtype) -> Tensor")
-_library.define(f"embedding_backward_(Tensor(a!) main_grad, Tensor dy, Tensor ids, SymInt num_rows, {_WHERE}) -> ()")
+define(f"embedding(Tensor ids, Tensor weight, {_WHERE}) -> Tensor")
+define(f"embedding_backward(Tensor dy, Tensor ids, SymInt num_rows, {_WHERE}, ScalarType dtype) -> Tensor")
+define(f"embedding_backward_(Tensor(a!) main_grad, Tensor dy, Tensor ids, SymInt num_rows, {_WHERE}) -> ()")
 _ops = torch.ops.rl_kernel_native
 
 Where = tuple[int, int | None, int | None]  # vocab_start, vocab_size, padding_idx
@@ -51,12 +51,12 @@ def _backward_into(main_grad: Tensor, dy: Tensor, ids: Tensor, num_rows: int, *w
 
 
 def _differentiable_forward(ids: Tensor, weight: Tensor, *where: Any) -> Any:
-    return apply("_TransformedEmbedding", ids, weight, *where, weight.dtype, None)
+    return apply("Embedding", ids, weight, *where, weight.dtype, None)
 
 
-implement(_library, "embedding", _forward_kernel, _differentiable_forward)
-implement(_library, "embedding_backward", _backward_kernel, functools.partial(apply, "_TransformedEmbeddingBackward"))
-implement(_library, "embedding_backward_", _backward_into)
+implement("embedding", _forward_kernel, _differentiable_forward)
+implement("embedding_backward", _backward_kernel, functools.partial(apply, "EmbeddingBackward"))
+implement("embedding_backward_", _backward_into)
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
@@ -77,7 +77,7 @@ def _check_vocabulary(num_rows: Any, vocab_start: Any, vocab_size: Any, padding_
         raise ValueError(f"padding_idx: expected None or an id in [0, {size}) (vocab_size), got {padding_idx}")
 
 
-@torch.library.register_fake("rl_kernel_native::embedding", lib=_library)
+@fake("embedding")
 def _forward_fake(ids: Tensor, weight: Tensor, *where: Any) -> Tensor:
     check_rows(weight, "weight")
     if weight.dim() != 2:
@@ -101,7 +101,7 @@ def _check_backward(dy: Tensor, ids: Tensor, num_rows: Any, *where: Any) -> None
     _check_vocabulary(num_rows, *where)
 
 
-@torch.library.register_fake("rl_kernel_native::embedding_backward", lib=_library)
+@fake("embedding_backward")
 def _backward_fake(dy: Tensor, ids: Tensor, num_rows: Any, *rest: Any) -> Tensor:
     *where, dtype = rest
     _check_backward(dy, ids, num_rows, *where)
@@ -109,7 +109,7 @@ def _backward_fake(dy: Tensor, ids: Tensor, num_rows: Any, *rest: Any) -> Tensor
     return dy.new_empty((num_rows, dy.shape[-1]), dtype=dtype)
 
 
-@torch.library.register_fake("rl_kernel_native::embedding_backward_", lib=_library)
+@fake("embedding_backward_")
 def _backward_into_fake(main_grad: Tensor, dy: Tensor, ids: Tensor, num_rows: Any, *where: Any) -> None:
     _check_backward(dy, ids, num_rows, *where)
     if main_grad.dtype != torch.float32:
@@ -128,13 +128,13 @@ def embedding(
     ids: Tensor, weight: Tensor, vocab_start: int, vocab_size: Any, padding_idx: Any, weight_dtype: torch.dtype,
     main_grad: Any,
 ) -> Any:  # fmt: skip
-    arguments = (ids, weight, vocab_start, vocab_size, padding_idx, weight_dtype, main_grad)
-    return apply_function(_TracedEmbedding, "_TransformedEmbedding", *arguments)
+    arguments = (ids, weight, vocab_start, vocab_size, padding_idx)
+    return apply_function(_ops.embedding, "Embedding", *arguments, more=(weight_dtype, main_grad))
 
 
 def backward(dy: Tensor, ids: Tensor, num_rows: int, where: Where, dtype: torch.dtype) -> Any:
     arguments = (dy, ids, num_rows, *where, dtype)
-    return apply_function(_TracedEmbeddingBackward, "_TransformedEmbeddingBackward", *arguments)
+    return apply_function(_ops.embedding_backward, "EmbeddingBackward", *arguments)
 
 
 def wanted(ctx: Any) -> bool:
@@ -167,7 +167,8 @@ def _gathered(rows: Tensor, ids: Tensor, num_rows: Any, where: Any) -> Tensor:
     return found
 
 
-class _TracedEmbedding(torch.autograd.Function):
+@callable_in_graph
+class Embedding(torch.autograd.Function):
     @staticmethod
     def forward(
         ids: Tensor, weight: Tensor, vocab_start: int, vocab_size: Any, padding_idx: Any, weight_dtype: torch.dtype,
@@ -193,32 +194,27 @@ class _TracedEmbedding(torch.autograd.Function):
             dweight = gradients(dy, ids, ctx.num_rows, ctx.where, ctx.weight_dtype, ctx.main_grad)
         return None, dweight, None, None, None, None, None
 
-
-@callable_in_graph
-class _TransformedEmbedding(_TracedEmbedding):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if in_dims[1] is not None:
-            return looped(_TransformedEmbedding.apply, info, in_dims, inputs), 0
+            return looped(Embedding.apply, info, in_dims, inputs), 0
         ids, weight, *rest = inputs
         (ids,) = batched(info, in_dims[:1], (ids,))
-        return _TransformedEmbedding.apply(ids, weight, *rest), 0
+        return Embedding.apply(ids, weight, *rest), 0
 
     @staticmethod
     def jvp(ctx: Any, _: Any, dweight: Any, *__: Any) -> Any:
         (ids,) = ctx.saved_tensors
-        return apply("_TransformedEmbedding", ids, rows_of(dweight), *ctx.where, ctx.weight_dtype, None)
+        return apply("Embedding", ids, rows_of(dweight), *ctx.where, ctx.weight_dtype, None)
 
 
-class _TracedEmbeddingBackward(torch.autograd.Function):
+@callable_in_graph
+class EmbeddingBackward(torch.autograd.Function):
     """The native backward, itself differentiable in dy (create_graph)."""
 
     @staticmethod
-    def forward(
-        dy: Tensor, ids: Tensor, num_rows: int, vocab_start: int, vocab_size: Any, padding_idx: Any,
-        dtype: torch.dtype,
-    ) -> Any:  # fmt: skip
-        return _ops.embedding_backward(dy, ids, num_rows, vocab_start, vocab_size, padding_idx, dtype)
+    def forward(*arguments: Any) -> Any:
+        return _ops.embedding_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -233,14 +229,11 @@ class _TracedEmbeddingBackward(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         return _gathered(ddweight, ids, ctx.num_rows, ctx.where).to(ctx.of_dy), None, None, None, None, None, None
 
-
-@callable_in_graph
-class _TransformedEmbeddingBackward(_TracedEmbeddingBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedEmbeddingBackward.apply, info, in_dims, inputs), 0
+        return looped(EmbeddingBackward.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, *_: Any) -> Any:
         (ids,) = ctx.saved_tensors
-        return apply("_TransformedEmbeddingBackward", rows_of(ddy), ids, ctx.num_rows, *ctx.where, ctx.dtype)
+        return apply("EmbeddingBackward", rows_of(ddy), ids, ctx.num_rows, *ctx.where, ctx.dtype)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _check
+from .._call import call
 from ..reference.entropy_mask import entropy_mask_reference
-from .covariance_mask import ENTROPY, call
+from .covariance_mask import COVARIANCE_MASK, ENTROPY
 
 __all__ = ["entropy_mask", "entropy_mask_reference"]
 
@@ -45,5 +46,4 @@ def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seql
     share = _check.number("top_quantile", top_quantile)
     if not 0 <= share <= 1:
         raise ValueError(f"top_quantile: expected a number in [0, 1], got {top_quantile!r}")
-    tensors = {"entropy": entropy, "old_logprob": None, "advantage": None, "mask": mask, "cu_seqlens": cu_seqlens}
-    return call(tensors, (ENTROPY, share, 0.0, 0.0, 0.0, 0.0, 0))
+    return call(COVARIANCE_MASK, (entropy, None, None, mask, cu_seqlens), (ENTROPY, share, 0.0, 0.0, 0.0, 0.0, 0))[0]

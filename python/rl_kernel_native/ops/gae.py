@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
 
 __all__ = [
@@ -19,8 +21,6 @@ __all__ = [
     "vtrace_reference",
 ]
 
-_torch_path: Any = None
-
 
 class GaeResult(NamedTuple):
     """Each of the shape of ``rewards``, float32."""
@@ -29,27 +29,51 @@ class GaeResult(NamedTuple):
     returns: Any
 
 
-def _torch() -> Any:
-    """ops/gae_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        from . import gae_torch
-
-        _torch_path = gae_torch
-    return _torch_path
+_MASK, _SEQUENCES = Array("mask", "mask", optional=True), Array("cu_seqlens", "cu_seqlens", optional=True)
+_BOOTSTRAP = Array("bootstrap", "sequences", optional=True)
 
 
-def _call(name: str, tensors: dict[str, Any], options: tuple[Any, ...]) -> tuple[Any, Any]:
-    """``tensors``: arrays by their names in the order of the extension's function, the first given one decides."""
-    first = next(iter(tensors))
-    if _dispatch.is_tensor(tensors[first]):
-        found: tuple[Any, Any] = _torch().call(name, tensors, options)
-        return found
-    frame = _dispatch.Frame(tensors[first], first)
-    _dispatch.match_torch_threads()
-    arrays = (frame.export_array(array, key) for key, array in tensors.items())
-    advantages, returns = getattr(_C, name)(*arrays, *options, frame.allocate, frame.stream)
-    return frame.result(advantages), frame.result(returns)
+def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
+    for name, share in zip(("gamma", "lam"), how[:2], strict=False):
+        if not isinstance(share, bool):  # discounted_returns has a flag there
+            _check.share(name, share)
+    for name, bound in zip(("rho_bar", "c_bar"), how[2:], strict=False):
+        _check.positive(name, bound)
+
+
+_GAE = Operator(
+    "gae",
+    (Array("rewards", "first tokens"), Array("values", "tokens"), _MASK, _SEQUENCES, _BOOTSTRAP),
+    "float gamma, float lam",
+    outputs=lambda arrays, how: (arrays[0].shape,) * 2,
+    dtypes=("float32",) * 2,
+    native=lambda arrays, how, *tail: _C.gae(*arrays, *how, *tail),
+    check=_check_numbers,
+)
+_DISCOUNTED_RETURNS = Operator(
+    "discounted_returns",
+    (Array("rewards", "first tokens"), _MASK, _SEQUENCES),
+    "float gamma, bool reset",
+    outputs=lambda arrays, how: (None, arrays[0].shape),
+    dtypes=("float32",) * 2,
+    native=lambda arrays, how, *tail: _C.discounted_returns(*arrays, *how, *tail),
+    check=_check_numbers,
+)
+_VTRACE = Operator(
+    "vtrace",
+    (
+        Array("rewards", "first tokens"),
+        *(Array(name, "tokens") for name in ("values", "logprob", "rollout_logprob")),
+        _MASK,
+        _SEQUENCES,
+        _BOOTSTRAP,
+    ),
+    "float gamma, float lam, float rho_bar, float c_bar",
+    outputs=lambda arrays, how: (arrays[0].shape,) * 2,
+    dtypes=("float32",) * 2,
+    native=lambda arrays, how, *tail: _C.vtrace(*arrays, *how, *tail),
+    check=_check_numbers,
+)
 
 
 def gae(
@@ -88,9 +112,8 @@ def gae(
     Source:
         docs/numerics.md, rules 3 and 10; Schulman et al. 2016, arXiv:1506.02438; verl's compute_gae_advantage_return.
     """
-    tensors = {"rewards": rewards, "values": _given("values", values), "mask": mask, "cu_seqlens": cu_seqlens}
-    options = (_check.number("gamma", gamma), _check.number("lam", lam))
-    return GaeResult(*_call("gae", {**tensors, "bootstrap": bootstrap}, options))
+    how = (_check.number("gamma", gamma), _check.number("lam", lam))
+    return GaeResult(*call(_GAE, (rewards, _given("values", values), mask, cu_seqlens, bootstrap), how))
 
 
 def discounted_returns(
@@ -109,8 +132,8 @@ def discounted_returns(
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.
     """
     _check.one_of("masked", masked, ("reset", "carry"))
-    tensors = {"rewards": rewards, "mask": mask, "cu_seqlens": cu_seqlens}
-    return _call("discounted_returns", tensors, (_check.number("gamma", gamma), masked == "reset"))[1]
+    how = (_check.number("gamma", gamma), masked == "reset")
+    return call(_DISCOUNTED_RETURNS, (rewards, mask, cu_seqlens), how)[1]
 
 
 def vtrace(
@@ -146,18 +169,12 @@ def vtrace(
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Espeholt et al. 2018, arXiv:1802.01561.
     """
-    tensors = {
-        "rewards": rewards,
-        "values": _given("values", values),
-        "logprob": _given("logprob", logprob),
-        "rollout_logprob": _given("rollout_logprob", rollout_logprob),
-        "mask": mask,
-        "cu_seqlens": cu_seqlens,
-        "bootstrap": bootstrap,
-    }
+    arrays = (
+        rewards, _given("values", values), _given("logprob", logprob), _given("rollout_logprob", rollout_logprob), mask,
+        cu_seqlens, bootstrap,
+    )  # fmt: skip
     numbers = {"gamma": gamma, "lam": lam, "rho_bar": rho_bar, "c_bar": c_bar}
-    options = tuple(_check.number(name, value) for name, value in numbers.items())
-    return GaeResult(*_call("vtrace", tensors, options))
+    return GaeResult(*call(_VTRACE, arrays, tuple(_check.number(name, value) for name, value in numbers.items())))
 
 
 def _given(name: str, array: Any) -> Any:

@@ -4,15 +4,16 @@ cpp/include/rlk/ops/group_advantage.h."""
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch, _rewards
+from .. import _check, _rewards
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.group_advantage import group_advantage_reference
 
 __all__ = ["GroupAdvantageResult", "GroupAdvantageStatus", "group_advantage", "group_advantage_reference"]
-
-_torch_path: Any = None
 
 
 class GroupAdvantageStatus(enum.IntFlag):
@@ -65,14 +66,50 @@ _KINDS = {
 }
 
 
-def _torch() -> Any:
-    """ops/group_advantage_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        from . import group_advantage_torch
+def _check_groups(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
 
-        _torch_path = group_advantage_torch
-    return _torch_path
+    rewards, offsets, ids, lengths, baseline = arrays
+    size, eps, f_norm = how[0], *how[-4:-2]
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards: expected shape [num_sequences], got {list(rewards.shape)}")
+    num = rewards.shape[0]
+    _shapes.check_vector(rewards, "rewards", _shapes.FLOAT32, num, "num_sequences")
+    if offsets is not None:
+        _shapes.check_offsets(offsets, "group_offsets", "num_groups")
+        _shapes.check_end(offsets, "group_offsets", num, "the number of sequences")
+    elif ids is not None:
+        _shapes.check_vector(ids, "group_ids", _shapes.INDICES, num, "num_sequences")
+    elif type(num) is int and (size < 1 or num % size):
+        raise ValueError(f"group_size: expected a divisor of {num} (the number of sequences), got {size}")
+    if lengths is not None:
+        _shapes.check_vector(lengths, "lengths", _shapes.INDICES + _shapes.FLOAT32, num, "num_sequences")
+    if baseline is not None:
+        _shapes.check_vector(baseline, "baseline", _shapes.FLOAT32, num, "num_sequences")
+    _check.single("eps", eps, lambda x: 0 <= x < math.inf, "a finite number >= 0 in float32")
+    _check.positive("f_norm", f_norm)
+
+
+def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
+    """Advantage, mean, std, status."""
+    shape, (stats, status) = arrays[0].shape, how[-2:]
+    return shape, shape if stats else None, shape if stats else None, shape if status else None
+
+
+# baseline_kind, scale and alone are the contract's numbers.
+_GROUP_ADVANTAGE = Operator(
+    "group_advantage",
+    (
+        Array("rewards", "by hand"),
+        *(Array(name, "by hand", optional=True) for name in ("group_offsets", "group_ids", "lengths", "baseline")),
+    ),
+    "SymInt group_size, int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero, "
+    "bool exclude_nan, float eps, float f_norm, bool return_stats, bool return_status",
+    outputs=_outputs,
+    dtypes=("float32", "float32", "float32", "int32"),
+    native=lambda arrays, how, *tail: _C.group_advantage(*arrays[:3], how[0], *arrays[3:], *how[1:], *tail),
+    check=_check_groups,
+)
 
 
 def group_advantage(
@@ -171,8 +208,8 @@ def group_advantage(
         raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")
     if given_alone and of.baseline in ("given", "none") and scale != "group":
         raise ValueError(f"alone: expected None for kind {kind!r}, which takes nothing of its group, got {alone!r}")
-    tensors = {"rewards": rewards, "group_offsets": group_offsets, "group_ids": group_ids}
-    numbers = (
+    how = (
+        size,
         _BASELINES[of.baseline],
         _SCALES[scale],
         _ALONE[alone],
@@ -185,7 +222,8 @@ def group_advantage(
         _check.flag("return_stats", return_stats),
         _check.flag("return_status", return_status),
     )
-    result = GroupAdvantageResult(*_call(tensors, size, {"lengths": lengths, "baseline": baseline}, numbers))
+    found = call(_GROUP_ADVANTAGE, (rewards, group_offsets, group_ids, lengths, baseline), how)
+    result = GroupAdvantageResult(*found)
     return result if return_stats or return_status else result.advantage
 
 
@@ -206,16 +244,3 @@ def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: 
     raise ValueError(
         f"group_offsets: expected one of group_offsets, group_ids and group_size for kind {kind!r}, got {got}"
     )
-
-
-def _call(tensors: dict[str, Any], size: int, more: dict[str, Any], numbers: tuple[Any, ...]) -> tuple[Any, ...]:
-    rewards = tensors["rewards"]
-    if _dispatch.is_tensor(rewards):
-        found: tuple[Any, ...] = _torch().call(tensors, size, more, numbers)
-        return found
-    frame = _dispatch.Frame(rewards, "rewards")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export_array(array, name) for name, array in tensors.items()]
-    others = [frame.export_array(array, name) for name, array in more.items()]
-    outputs = _C.group_advantage(*arrays, size, *others, *numbers, frame.allocate, frame.stream)
-    return tuple(frame.result(output) for output in outputs)

@@ -7,9 +7,11 @@ import math
 import struct
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._metrics import MetricVector
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.importance_weights import importance_weights_reference
 from .mismatch_metrics import limit_of
 
@@ -28,8 +30,6 @@ _STATISTICS = ("token", "seq_sum", "seq_mean", "seq_max")
 CRITERIA = tuple(f"{s}_{k}" for s in _STATISTICS for k in ("k1", "k2", "k3") if (s, k) != ("seq_max", "k1"))
 RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # bounds of exp(-k1) itself
 _LARGEST = 3.4028234663852886e38  # of float32
-
-_torch_path: Any = None
 
 
 class ImportanceWeights(NamedTuple):
@@ -60,17 +60,6 @@ class ImportanceWeightsAndMetrics(NamedTuple):
     metrics: ImportanceMetrics
 
 
-def _torch() -> Any:
-    """ops/importance_weights_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import importance_weights_torch
-
-        _torch_path = importance_weights_torch
-    return _torch_path
-
-
 def _positive(name: str, value: Any, or_infinite: bool = False) -> float:
     most, finite = (math.inf, "") if or_infinite else (_LARGEST, "finite ")
     return _check.single(name, value, lambda x: 0 < x <= most, f"a {finite}number > 0 in float32")
@@ -87,7 +76,7 @@ def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
         return -math.inf, high
     low = 1.0 / high if lower is None else lower
     most = _check.in_float32(high)
-    return _check.single("lower", low, lambda x: 0 <= x <= most, f"a number in [0, upper = {high:g}]"), high
+    return _check.single("lower", low, lambda x: 0 <= x <= most, lambda: f"a number in [0, upper = {high:g}]"), high
 
 
 def _rejection(rejection: Any) -> list[float]:
@@ -123,23 +112,40 @@ def _rejection(rejection: Any) -> list[float]:
 def spec_of(
     level: str, mode: str, upper: Any, lower: Any, log_ratio_clamp: Any, rejection: Any, veto: Any, normalize: Any
 ) -> tuple[float, ...]:
-    """ImportanceSpec's fields in their order."""
+    """ImportanceSpec's fields in their order, the last before its logarithm, which no trace takes of a number."""
     _check.one_of("level", level, tuple(_LEVELS))
     _check.one_of("mode", mode, _MODES)
     if not isinstance(normalize, bool):
         raise TypeError(f"normalize: expected a bool, got {type(normalize).__name__}")
     low, high = _range(lower, upper, mode)
-    below = -math.inf if veto is None else math.log(_positive("veto", veto))
+    below = 0.0 if veto is None else _positive("veto", veto)
     limit = limit_of(log_ratio_clamp)
     return (
         float(_LEVELS[level]), float(mode == "mask"), float(normalize), low, high, limit, *_rejection(rejection), below,
     )  # fmt: skip
 
 
-def call_native(*arguments: Any) -> Any:
-    """The extension's function, whose spec is packed: arrays, spec, whether metrics are wanted, allocate, stream."""
-    *arrays, spec, metrics, allocate, stream = arguments
-    return _C.importance_weights(*arrays, struct.pack(f"{len(spec)}d", *spec), metrics, allocate, stream)
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    (*fields, veto), metrics = how
+    packed = struct.pack(f"{len(fields) + 1}d", *fields, math.log(veto) if veto > 0 else -math.inf)
+    return _C.importance_weights(*arrays, packed, metrics, *tail)
+
+
+_IMPORTANCE_WEIGHTS = Operator(
+    "importance_weights",
+    (
+        Array("logprob", "first tokens"),
+        Array("rollout_logprob", "tokens"),
+        Array("mask", "mask", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+    ),
+    "float[] spec, bool metrics",
+    outputs=lambda arrays, how: (
+        arrays[0].shape, arrays[0].shape, (len(ImportanceMetrics.names),) if how[1] else None
+    ),
+    dtypes=("float32",) * 3,
+    native=_native,
+)  # fmt: skip
 
 
 def importance_weights(
@@ -199,18 +205,11 @@ def importance_weights(
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
     """
-    tensors = {"logprob": logprob, "rollout_logprob": rollout_logprob, "mask": mask, "cu_seqlens": cu_seqlens}
     spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize)
     if not isinstance(return_metrics, bool):
         raise TypeError(f"return_metrics: expected a bool, got {type(return_metrics).__name__}")
-    if _dispatch.is_tensor(logprob):
-        weights, kept, vector = _torch().call(tensors, spec, return_metrics)
-    else:
-        frame = _dispatch.Frame(logprob, "logprob")
-        _dispatch.match_torch_threads()
-        arrays = [frame.export(array, name) for name, array in tensors.items()]
-        found = call_native(*arrays, spec, return_metrics, frame.allocate, frame.stream)
-        weights, kept, vector = map(frame.result, found)
+    arrays = (logprob, rollout_logprob, mask, cu_seqlens)
+    weights, kept, vector = call(_IMPORTANCE_WEIGHTS, arrays, (list(spec), return_metrics))
     if return_metrics:
         return ImportanceWeightsAndMetrics(weights, kept, ImportanceMetrics(vector))
     return ImportanceWeights(weights, kept)

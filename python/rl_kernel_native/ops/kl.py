@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
+from .._call import call, call_backward
 from .._native import module as _C
+from .._operator import Array, Diagonal, Operator
 from ..reference.kl import kl_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
@@ -21,18 +23,29 @@ class KlGradients(NamedTuple):
     d_importance_weight: Any
 
 
-_torch_path: Any = None
+def _weight_name(how: tuple[Any, ...]) -> str:
+    return "old_logprob" if how[2] == _OLD_LOGPROB else "importance_weight"
 
 
-def _torch() -> Any:
-    """ops/kl_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import kl_torch
-
-        _torch_path = kl_torch
-    return _torch_path
+# Limits are infinite for none. A weight has a gradient where it is an importance weight.
+_KL = Operator(
+    "kl",
+    (
+        Array("logprob", "first tokens"),
+        Array("ref_logprob", "tokens"),
+        Array("weight", "tokens", optional=True, called=_weight_name),
+        Array("mask", "mask", optional=True),
+    ),
+    "int estimator, bool straight_through, int weight_kind, float input_limit, float limit",
+    outputs=lambda arrays, how: (arrays[0].shape,),
+    native=lambda arrays, how, *tail: _C.kl(*arrays, None, *how, False, False, *tail)[:1],
+    gradient=Diagonal(
+        of=(0, 2),
+        allows=lambda i, how: i == 0 or how[2] == _IMPORTANCE,
+        incoming="d_kl",
+        native=lambda d, arrays, how, wanted, *tail: _C.kl(*arrays, d, *how, *wanted, *tail)[1:],
+    ),
+)
 
 
 def kl(
@@ -77,10 +90,7 @@ def kl(
     operands, how = _operands(
         logprob, ref_logprob, mask, estimator, straight_through, input_clamp, clamp, old_logprob, importance_weight
     )
-    if _dispatch.is_tensor(logprob):
-        return _torch().kl(operands, how)
-    frame, arrays = _exported(operands, how)
-    return frame.result(_C.kl(*arrays, None, *how, False, False, frame.allocate, frame.stream)[0])
+    return call(_KL, operands, how)[0]
 
 
 def kl_backward(
@@ -108,25 +118,7 @@ def kl_backward(
     operands, how = _operands(
         logprob, ref_logprob, mask, estimator, straight_through, input_clamp, clamp, old_logprob, importance_weight
     )
-    if d_kl is None:
-        raise TypeError("d_kl: expected an array, got NoneType")
-    of_weight = how[2] == _IMPORTANCE
-    if _dispatch.is_tensor(logprob):
-        return KlGradients(*_torch().backward(d_kl, operands, how, True, of_weight))
-    frame, arrays = _exported(operands, how)
-    found = _C.kl(*arrays, frame.export(d_kl, "d_kl"), *how, True, of_weight, frame.allocate, frame.stream)
-    return KlGradients(*map(frame.result, found[1:]))
-
-
-def _exported(operands: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-    frame = _dispatch.Frame(operands[0], "logprob")
-    _dispatch.match_torch_threads()
-    names = ("logprob", "ref_logprob", weight_name(how), "mask")
-    return frame, [frame.export(a, name) for a, name in zip(operands, names, strict=True)]
-
-
-def weight_name(how: tuple[Any, ...]) -> str:
-    return "old_logprob" if how[2] == _OLD_LOGPROB else "importance_weight"
+    return KlGradients(*call_backward(_KL, d_kl, operands, how, (True, how[2] == _IMPORTANCE)))
 
 
 def _operands(

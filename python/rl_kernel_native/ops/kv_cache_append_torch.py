@@ -11,12 +11,12 @@ from torch import Tensor
 from .. import _torch
 from .._dispatch import count_write
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_columns, dtype_name, is_static
 from .._torch import (
     DTYPES,
     PLAIN,
     functorch_active,
-    implement,
     is_compiling,
     is_direct,
     memory,
@@ -27,10 +27,7 @@ from .._torch import (
 
 __all__ = ["PLAIN", "is_compiling", "kv_cache_append"]
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_library.define(
-    "kv_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()"
-)
+define("kv_cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()")
 _ops = torch.ops.rl_kernel_native
 
 
@@ -66,7 +63,7 @@ def _numbers(tensor: Any) -> Any:
     return memory(tensor) if isinstance(tensor, Tensor) else tensor
 
 
-implement(_library, "kv_cache_append", _write)
+implement("kv_cache_append", _write)
 
 
 def _check_tokens(tensor: Tensor, name: str) -> None:
@@ -98,7 +95,7 @@ def _check_cache(cache: Tensor, name: str, tokens: Tensor, of: str) -> None:
     check_columns(cache, name)
 
 
-@torch.library.register_fake("rl_kernel_native::kv_cache_append", lib=_library)
+@fake("kv_cache_append")
 def _fake(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     _check_tokens(k, "k")
     _check_tokens(v, "v")

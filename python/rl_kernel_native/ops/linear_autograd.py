@@ -1,8 +1,5 @@
-"""Derivatives of linear's functions, composed from one another: each is linear in either operand, so the set is closed.
-
-``_Traced...`` is what Dynamo reads; its subclass ``_Transformed...`` adds vmap and jvp for torch.func (_torch.py,
-``apply_function``).
-"""
+"""Derivatives of linear's functions, composed from one another: each is linear in either operand, so the set is
+closed."""
 
 from __future__ import annotations
 
@@ -31,20 +28,20 @@ def linear(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: tor
     """``rest``: allow_vendor, unit, and what only a forward has: the dtype of dweight and main_grad."""
     allow_vendor, unit, *ours = rest
     weight_dtype, main_grad = ours or (weight.dtype, None)
-    options = (k_segments, out_dtype, allow_vendor, unit, weight_dtype, main_grad)
-    return apply_function(_TracedLinear, "_TransformedLinear", x, weight, bias, *options)
+    arguments = (x, weight, bias, k_segments, out_dtype, allow_vendor, unit)
+    return apply_function(_ops.linear, "Linear", *arguments, more=(weight_dtype, main_grad))
 
 
 def input_grad(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
-    return apply_function(_TracedInputGrad, "_TransformedInputGrad", dy, weight, allow_vendor, unit)
+    return apply_function(_ops.linear_input_grad, "InputGrad", dy, weight, allow_vendor, unit)
 
 
 def weight_grad(dy: Tensor, x: Tensor, out_dtype: torch.dtype, allow_vendor: bool, unit: int) -> Tensor:
-    return apply_function(_TracedWeightGrad, "_TransformedWeightGrad", dy, x, out_dtype, allow_vendor, unit)
+    return apply_function(_ops.linear_weight_grad, "WeightGrad", dy, x, out_dtype, allow_vendor, unit)
 
 
 def bias_grad(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
-    return apply_function(_TracedBiasGrad, "_TransformedBiasGrad", dy, out_dtype)
+    return apply_function(_ops.linear_bias_grad, "BiasGrad", dy, out_dtype)
 
 
 def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
@@ -53,8 +50,12 @@ def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
-    parts = [*parts, *(None,) * (8 - len(parts))]  # Dynamo takes no variable number
-    return apply_function(_TracedTreeSum, "_TransformedTreeSum", bias, out_dtype, *parts)
+    return apply_function(_tree_sum, "TreeSum", bias, out_dtype, *parts)
+
+
+def _tree_sum(bias: Any, out_dtype: torch.dtype, *parts: Tensor) -> Tensor:
+    found: Tensor = _ops.tree_sum(list(parts), bias, out_dtype)
+    return found
 
 
 def _folded(tensor: Tensor, dim: int) -> Tensor:
@@ -68,7 +69,8 @@ def _sum(*terms: Tensor | None) -> Any:
     return sum(present[1:], present[0]) if present else None
 
 
-class _TracedLinear(torch.autograd.Function):
+@callable_in_graph
+class Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: Any, allow_vendor: bool, unit: int,
@@ -101,6 +103,25 @@ class _TracedLinear(torch.autograd.Function):
         dbias = bias_gradient(dy, ctx.bias_dtype) if needs_bias else None
         return dx, dweight, dbias, None, None, None, None, None, None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        if in_dims[1] is None and in_dims[2] is None:
+            return Linear.apply(_folded(x, in_dims[0]), weight, bias, *rest), 0
+        return looped(Linear.apply, info, in_dims, (x, weight, bias, *rest)), 0
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Any, dweight: Any, dbias: Any, *_: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        how = (ctx.k_segments, torch.float32, ctx.allow_vendor, _backwards(ctx.unit))
+        total = _sum(
+            None if dx is None else linear(rows_of(dx), weight, None, *how),
+            None if dweight is None else linear(rows_of(x), rows_of(dweight), None, *how),
+        )
+        if dbias is not None:
+            rows = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=torch.float32, device=x.device)
+            total = _sum(total, rows + dbias)
+        return None if total is None else total.to(ctx.out_dtype)
+
 
 def wanted(ctx: Any) -> tuple[bool, bool, bool]:
     """Whether the running backward asks for the gradients of x, weight and bias. Who asks for that of weight gets the
@@ -117,31 +138,10 @@ def accumulate(main_grad: Tensor, dy: Tensor, x: Tensor, allow_vendor: bool, uni
 
 
 @callable_in_graph
-class _TransformedLinear(_TracedLinear):
+class InputGrad(torch.autograd.Function):
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-        if in_dims[1] is None and in_dims[2] is None:
-            return _TransformedLinear.apply(_folded(x, in_dims[0]), weight, bias, *rest), 0
-        return looped(_TransformedLinear.apply, info, in_dims, (x, weight, bias, *rest)), 0
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Any, dweight: Any, dbias: Any, *_: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        how = (ctx.k_segments, torch.float32, ctx.allow_vendor, _backwards(ctx.unit))
-        total = _sum(
-            None if dx is None else linear(rows_of(dx), weight, None, *how),
-            None if dweight is None else linear(rows_of(x), rows_of(dweight), None, *how),
-        )
-        if dbias is not None:
-            rows = torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=torch.float32, device=x.device)
-            total = _sum(total, rows + dbias)
-        return None if total is None else total.to(ctx.out_dtype)
-
-
-class _TracedInputGrad(torch.autograd.Function):
-    @staticmethod
-    def forward(dy: Tensor, weight: Tensor, allow_vendor: bool, unit: int) -> Tensor:
-        return _ops.linear_input_grad(dy, weight, allow_vendor, unit)
+    def forward(*arguments: Any) -> Any:
+        return _ops.linear_input_grad(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -158,14 +158,11 @@ class _TracedInputGrad(torch.autograd.Function):
         dweight = weight_grad(rows_of(dy), ddx, weight.dtype, *how) if ctx.needs_input_grad[1] else None
         return ddy, dweight, None, None
 
-
-@callable_in_graph
-class _TransformedInputGrad(_TracedInputGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], dy: Any, weight: Any, *rest: Any) -> Any:
         if in_dims[1] is None:
-            return _TransformedInputGrad.apply(_folded(dy, in_dims[0]), weight, *rest), 0
-        return looped(_TransformedInputGrad.apply, info, in_dims, (dy, weight, *rest)), 0
+            return InputGrad.apply(_folded(dy, in_dims[0]), weight, *rest), 0
+        return looped(InputGrad.apply, info, in_dims, (dy, weight, *rest)), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, dweight: Any, *_: Any) -> Any:
@@ -177,10 +174,11 @@ class _TransformedInputGrad(_TracedInputGrad):
         )
 
 
-class _TracedWeightGrad(torch.autograd.Function):
+@callable_in_graph
+class WeightGrad(torch.autograd.Function):
     @staticmethod
-    def forward(dy: Tensor, x: Tensor, out_dtype: Any, allow_vendor: bool, unit: int) -> Tensor:
-        return _ops.linear_weight_grad(dy, x, out_dtype, allow_vendor, unit)
+    def forward(*arguments: Any) -> Any:
+        return _ops.linear_weight_grad(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -197,12 +195,9 @@ class _TracedWeightGrad(torch.autograd.Function):
         dx = input_grad(rows_of(dy), ddweight, *how) if ctx.needs_input_grad[1] else None
         return ddy, dx, None, None, None
 
-
-@callable_in_graph
-class _TransformedWeightGrad(_TracedWeightGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedWeightGrad.apply, info, in_dims, inputs), 0
+        return looped(WeightGrad.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, dx: Any, *_: Any) -> Any:
@@ -214,10 +209,11 @@ class _TransformedWeightGrad(_TracedWeightGrad):
         )
 
 
-class _TracedBiasGrad(torch.autograd.Function):
+@callable_in_graph
+class BiasGrad(torch.autograd.Function):
     @staticmethod
-    def forward(dy: Tensor, out_dtype: Any) -> Tensor:
-        return _ops.linear_bias_grad(dy, out_dtype)
+    def forward(*arguments: Any) -> Any:
+        return _ops.linear_bias_grad(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -228,22 +224,20 @@ class _TracedBiasGrad(torch.autograd.Function):
     def backward(ctx: Any, ddbias: Tensor) -> Any:
         return ddbias.to(ctx.dtype).expand(ctx.shape), None
 
-
-@callable_in_graph
-class _TransformedBiasGrad(_TracedBiasGrad):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedBiasGrad.apply, info, in_dims, inputs), 0
+        return looped(BiasGrad.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, *_: Any) -> Any:
         return None if ddy is None else bias_grad(rows_of(ddy), ctx.out_dtype)
 
 
-class _TracedTreeSum(torch.autograd.Function):
+@callable_in_graph
+class TreeSum(torch.autograd.Function):
     @staticmethod
-    def forward(bias: Any, out_dtype: Any, a: Tensor, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Tensor:
-        return _ops.tree_sum([part for part in (a, b, c, d, e, f, g, h) if part is not None], bias, out_dtype)
+    def forward(bias: Any, out_dtype: Any, *parts: Tensor) -> Tensor:
+        return _tree_sum(bias, out_dtype, *parts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -255,12 +249,9 @@ class _TracedTreeSum(torch.autograd.Function):
         dbias = bias_gradient(rows_of(dy), ctx.bias_dtype) if ctx.needs_input_grad[0] else None
         return dbias, None, *(dy.float() if needed else None for needed in ctx.needs_input_grad[2:])
 
-
-@callable_in_graph
-class _TransformedTreeSum(_TracedTreeSum):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedTreeSum.apply, info, in_dims, inputs), 0
+        return looped(TreeSum.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, dbias: Any, _: Any, *dparts: Any) -> Any:

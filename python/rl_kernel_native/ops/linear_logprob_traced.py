@@ -18,19 +18,19 @@ from .._dispatch import count_write
 from .._in_graph import apply, callable_in_graph
 from .._main_grad import is_asked_for
 from .._native import module as _C
-from .._torch import DTYPES, apply_function, device_type, implement, memory, prepare
+from .._register import define, fake, implement
+from .._torch import DTYPES, apply_function, device_type, memory, prepare
 from .._transforms import looped
 from .linear_autograd import wanted
 from .logprob_traced import _OPTIONS, _arguments, _dtype, _options
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _HEAD = "Tensor hidden, Tensor weight, Tensor? bias, Tensor? lora_a, Tensor? lora_b, Tensor target"
 _HOW = f"{_OPTIONS}, int logits_dtype, int workspace_bytes, int unit, int dh_segments, float lora_scale"
 # What is not there is an empty tensor.
-_library.define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+define(f"linear_logprob({_HEAD}, {_HOW}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 _GIVEN = f"{_HEAD}, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, Tensor? dentropy, {_HOW}, int needs"
-_library.define(f"linear_logprob_backward({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-_library.define(f"linear_logprob_backward_(Tensor(a!) main_grad, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
+define(f"linear_logprob_backward({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+define(f"linear_logprob_backward_(Tensor(a!) main_grad, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)")
 _ops = torch.ops.rl_kernel_native
 _LSE, _ENTROPY = 2, 4  # bits of `returns`
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
@@ -101,13 +101,13 @@ def _backward_into(main_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
-    *outputs, status = apply("_TransformedLinearLogprob", *arguments, None)
+    *outputs, status = apply("LinearLogprob", *arguments, None)
     return *outputs, status.to(torch.int32)
 
 
-implement(_library, "linear_logprob", _forward, _differentiable)
-implement(_library, "linear_logprob_backward", _backward)
-implement(_library, "linear_logprob_backward_", _backward_into)
+implement("linear_logprob", _forward, _differentiable)
+implement("linear_logprob_backward", _backward)
+implement("linear_logprob_backward_", _backward_into)
 
 
 # For FlopCounterMode: two flops a product, those of logits that backward computes again among them.
@@ -136,7 +136,7 @@ def _backward_into_flops(main_grad: Any, *arguments: Any, **_: Any) -> int:
     return _backward_flops(*arguments)
 
 
-@torch.library.register_fake("rl_kernel_native::linear_logprob", lib=_library)
+@fake("linear_logprob")
 def _forward_fake(
     hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
@@ -179,7 +179,7 @@ def _check_lora(hidden: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor) 
         raise ValueError(f"lora_b: expected shape {wanted}, got {list(lora_b.shape)}")
 
 
-@torch.library.register_fake("rl_kernel_native::linear_logprob_backward", lib=_library)
+@fake("linear_logprob_backward")
 def _backward_fake(
     hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, *rest: Any
 ) -> tuple[Tensor, ...]:
@@ -190,7 +190,7 @@ def _backward_fake(
     )
 
 
-@torch.library.register_fake("rl_kernel_native::linear_logprob_backward_", lib=_library)
+@fake("linear_logprob_backward_")
 def _backward_into_fake(main_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     dhidden, _, *others = _backward_fake(*arguments)
     return dhidden, *others
@@ -203,8 +203,8 @@ def linear_logprob(
 ) -> Any:  # fmt: skip
     how = (*_options(arguments, mode), logits, workspace_bytes, unit, dh_segments, lora_scale)
     *outputs, status = apply_function(
-        _TracedLinearLogprob, "_TransformedLinearLogprob", hidden, weight, bias, lora_a, lora_b, target, *how, returns,
-        main_grad,
+        _ops.linear_logprob, "LinearLogprob", hidden, weight, bias, lora_a, lora_b, target, *how, returns,
+        more=(main_grad,),
     )  # fmt: skip
     return *outputs, status.to(torch.int32)
 
@@ -225,25 +225,12 @@ def _apply_backward(main_grad: Any, given: tuple[Any, ...], needs: list[bool]) -
         dhidden, *others = _ops.linear_logprob_backward_(main_grad, *given, bits)
         found: Any = (dhidden, None, *others)
     else:
-        found = apply_function(_TracedLinearLogprobBackward, "_TransformedLinearLogprobBackward", *given, bits)
+        found = apply_function(_ops.linear_logprob_backward, "LinearLogprobBackward", *given, bits)
     return tuple(g if need else None for g, need in zip(found, needs, strict=True))
 
 
-class _TracedLinearLogprob(torch.autograd.Function):
-    """For torch.compile, which needs every parameter by name."""
-
-    @staticmethod
-    def forward(
-        hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, temperature: Any,
-        kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any, ignore_index: int, valid_vocab: Any,
-        canonical: Any, exp: int, logits: int, workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float,
-        returns: int, main_grad: Any,
-    ) -> Any:  # fmt: skip
-        return _ops.linear_logprob(
-            hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets, value, scale, softcap,
-            ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes, unit, dh_segments, lora_scale, returns,
-        )  # fmt: skip
-
+@callable_in_graph
+class LinearLogprob(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets = inputs[:9]
@@ -273,11 +260,6 @@ class _TracedLinearLogprob(torch.autograd.Function):
         )  # fmt: skip
         return *_apply_backward(ctx.main_grad, given, needs), *(None,) * 18
 
-
-@callable_in_graph
-class _TransformedLinearLogprob(_TracedLinearLogprob):
-    """For torch.func. Status travels as float32: an integer output cannot have a tangent."""
-
     @staticmethod
     def forward(hidden: Tensor, weight: Tensor, *rest: Any) -> Any:
         *outputs, status = _ops.linear_logprob(hidden, weight, *rest[:-1])  # without main_grad
@@ -285,26 +267,18 @@ class _TransformedLinearLogprob(_TracedLinearLogprob):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedLinearLogprob.apply, info, in_dims, inputs), (0,) * 5
+        return looped(LinearLogprob.apply, info, in_dims, inputs), (0,) * 5
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
 
 
-class _TracedLinearLogprobBackward(torch.autograd.Function):
+@callable_in_graph
+class LinearLogprobBackward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        hidden: Tensor, weight: Tensor, bias: Any, lora_a: Any, lora_b: Any, target: Tensor, lse: Tensor, entropy: Any,
-        dlogprob: Any, dlse: Any, dentropy: Any, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float,
-        scale: float, softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, logits: int,
-        workspace_bytes: int, unit: int, dh_segments: int, lora_scale: float, needs: int,
-    ) -> Any:  # fmt: skip
-        return _ops.linear_logprob_backward(
-            hidden, weight, bias, lora_a, lora_b, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids,
-            kept_offsets, value, scale, softcap, ignore_index, valid_vocab, canonical, exp, logits, workspace_bytes,
-            unit, dh_segments, lora_scale, needs,
-        )  # fmt: skip
+    def forward(*arguments: Any) -> Any:
+        return _ops.linear_logprob_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -314,9 +288,6 @@ class _TracedLinearLogprobBackward(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
 
-
-@callable_in_graph
-class _TransformedLinearLogprobBackward(_TracedLinearLogprobBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedLinearLogprobBackward.apply, info, in_dims, inputs), (0,) * _OPERANDS
+        return looped(LinearLogprobBackward.apply, info, in_dims, inputs), (0,) * _OPERANDS

@@ -17,6 +17,7 @@ from .._arithmetic import resolve_traced_unit
 from .._dispatch import count_write
 from .._in_graph import apply
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import (
     COPY,
     check_columns,
@@ -26,19 +27,16 @@ from .._shapes import (
     check_rows,
     dtype_name,
 )
-from .._torch import CODES, device_type, implement, memory, prepare
+from .._torch import CODES, device_type, memory, prepare
 
 _ops = torch.ops.rl_kernel_native
 _ENGINE = "bool allow_vendor, int unit"
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_library.define(
-    f"linear(Tensor x, Tensor weight, Tensor? bias, int k_segments, ScalarType out_dtype, {_ENGINE}) -> Tensor"
-)
-_library.define(f"linear_input_grad(Tensor dy, Tensor weight, {_ENGINE}) -> Tensor")
-_library.define(f"linear_weight_grad(Tensor dy, Tensor x, ScalarType out_dtype, {_ENGINE}) -> Tensor")
-_library.define(f"linear_weight_grad_(Tensor(a!) main_grad, Tensor dy, Tensor x, {_ENGINE}) -> ()")
-_library.define("linear_bias_grad(Tensor dy, ScalarType out_dtype) -> Tensor")
-_library.define("tree_sum(Tensor[] parts, Tensor? bias, ScalarType out_dtype) -> Tensor")
+define(f"linear(Tensor x, Tensor weight, Tensor? bias, int k_segments, ScalarType out_dtype, {_ENGINE}) -> Tensor")
+define(f"linear_input_grad(Tensor dy, Tensor weight, {_ENGINE}) -> Tensor")
+define(f"linear_weight_grad(Tensor dy, Tensor x, ScalarType out_dtype, {_ENGINE}) -> Tensor")
+define(f"linear_weight_grad_(Tensor(a!) main_grad, Tensor dy, Tensor x, {_ENGINE}) -> ()")
+define("linear_bias_grad(Tensor dy, ScalarType out_dtype) -> Tensor")
+define("tree_sum(Tensor[] parts, Tensor? bias, ScalarType out_dtype) -> Tensor")
 
 
 def _unit(unit: int, tensor: Tensor, name: str) -> int:
@@ -82,19 +80,19 @@ def _tree_sum(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
 
 
 def _differentiable_linear(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return apply("_TransformedLinear", x, weight, *rest, weight.dtype, None)
+    return apply("Linear", x, weight, *rest, weight.dtype, None)
 
 
 def _differentiable_tree_sum(parts: list[Any], bias: Any, out_dtype: torch.dtype) -> Tensor:
-    return apply("_TransformedTreeSum", bias, out_dtype, *parts, *(None,) * (8 - len(parts)))
+    return apply("TreeSum", bias, out_dtype, *parts)
 
 
-implement(_library, "linear", _linear, _differentiable_linear)
-implement(_library, "linear_input_grad", _input_grad, functools.partial(apply, "_TransformedInputGrad"))
-implement(_library, "linear_weight_grad", _weight_grad, functools.partial(apply, "_TransformedWeightGrad"))
-implement(_library, "linear_weight_grad_", _weight_grad_into)
-implement(_library, "linear_bias_grad", _bias_grad, functools.partial(apply, "_TransformedBiasGrad"))
-implement(_library, "tree_sum", _tree_sum, _differentiable_tree_sum)
+implement("linear", _linear, _differentiable_linear)
+implement("linear_input_grad", _input_grad, functools.partial(apply, "InputGrad"))
+implement("linear_weight_grad", _weight_grad, functools.partial(apply, "WeightGrad"))
+implement("linear_weight_grad_", _weight_grad_into)
+implement("linear_bias_grad", _bias_grad, functools.partial(apply, "BiasGrad"))
+implement("tree_sum", _tree_sum, _differentiable_tree_sum)
 
 
 # For FlopCounterMode: two flops a product.
@@ -140,7 +138,7 @@ def _check_bias(bias: Any, columns: Any, dtype: torch.dtype, like: str) -> None:
     check_columns(bias, "bias")
 
 
-@torch.library.register_fake("rl_kernel_native::linear", lib=_library)
+@fake("linear")
 def _linear_fake(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtype: torch.dtype, *_: Any) -> Tensor:
     _check_operand(x, "x")
     _check_weight(weight, x, 1, ("weight", "x"))
@@ -159,7 +157,7 @@ def _linear_fake(x: Tensor, weight: Tensor, bias: Any, k_segments: int, out_dtyp
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=out_dtype)
 
 
-@torch.library.register_fake("rl_kernel_native::linear_input_grad", lib=_library)
+@fake("linear_input_grad")
 def _input_grad_fake(dy: Tensor, weight: Tensor, *_: Any) -> Tensor:
     _check_operand(dy, "dy")
     _check_weight(weight, dy, 0, ("weight", "dy"))
@@ -175,14 +173,14 @@ def _check_operands(dy: Tensor, x: Tensor) -> None:
         raise ValueError(f"x: expected shape [{shape}] (the leading dimensions of dy), got {list(x.shape)}")
 
 
-@torch.library.register_fake("rl_kernel_native::linear_weight_grad", lib=_library)
+@fake("linear_weight_grad")
 def _weight_grad_fake(dy: Tensor, x: Tensor, out_dtype: torch.dtype, *_: Any) -> Tensor:
     _check_operands(dy, x)
     check_narrowing("out_dtype", out_dtype, dy.dtype)
     return dy.new_empty((dy.shape[-1], x.shape[-1]), dtype=out_dtype)
 
 
-@torch.library.register_fake("rl_kernel_native::linear_weight_grad_", lib=_library)
+@fake("linear_weight_grad_")
 def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) -> None:
     _check_operands(dy, x)
     if main_grad.dtype != torch.float32:
@@ -194,14 +192,14 @@ def _weight_grad_into_fake(main_grad: Tensor, dy: Tensor, x: Tensor, *_: Any) ->
         )
 
 
-@torch.library.register_fake("rl_kernel_native::linear_bias_grad", lib=_library)
+@fake("linear_bias_grad")
 def _bias_grad_fake(dy: Tensor, out_dtype: torch.dtype) -> Tensor:
     check_rows(dy, "dy")
     check_narrowing("out_dtype", out_dtype, dy.dtype)
     return dy.new_empty((dy.shape[-1],), dtype=out_dtype)
 
 
-@torch.library.register_fake("rl_kernel_native::tree_sum", lib=_library)
+@fake("tree_sum")
 def _tree_sum_fake(parts: list[Tensor], bias: Any, out_dtype: torch.dtype) -> Tensor:
     for i, part in enumerate(parts):
         if part.dtype != torch.float32:

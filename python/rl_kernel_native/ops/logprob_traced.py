@@ -16,18 +16,17 @@ from .. import _check
 from .._arithmetic import AS_CALLED, PORTABLE, resolve_traced
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
-from .._torch import apply_function, device_type, implement, memory, prepare, require_tensors
+from .._register import define, fake, implement
+from .._torch import apply_function, device_type, memory, prepare, require_tensors
 from .._transforms import batched, pulled, pushed
 
+_ops = torch.ops.rl_kernel_native
 _OPTIONS = (
     "Tensor? temperature, Tensor? kept_ids, Tensor? kept_offsets, float temperature_value, float logit_scale, "
-    "float? softcap, int ignore_index, int? valid_vocab, int? canonical_vocab, int exp"
+    "float? softcap, SymInt ignore_index, SymInt? valid_vocab, SymInt? canonical_vocab, int exp"
 )
-_library = torch.library.Library("rl_kernel_native", "DEF")
-_library.define(
-    f"logprob(Tensor logits, Tensor target, {_OPTIONS}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_library.define(
+define(f"logprob(Tensor logits, Tensor target, {_OPTIONS}, int returns) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+define(
     "logprob_backward(Tensor logits, Tensor target, Tensor lse, Tensor? entropy, Tensor? dlogprob, Tensor? dlse, "
     f"Tensor? dentropy, {_OPTIONS}) -> Tensor"
 )
@@ -105,15 +104,15 @@ def _dtype(output: int) -> torch.dtype:
 
 
 def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    *outputs, status = apply("_TransformedLogprob", *arguments)
+    *outputs, status = apply("Logprob", *arguments)
     return *outputs, status.to(torch.int32)
 
 
-implement(_library, "logprob", _forward_kernel, _differentiable_forward)
-implement(_library, "logprob_backward", _backward_kernel, functools.partial(apply, "_TransformedLogprobBackward"))
+implement("logprob", _forward_kernel, _differentiable_forward)
+implement("logprob_backward", _backward_kernel, functools.partial(apply, "LogprobBackward"))
 
 
-@torch.library.register_fake("rl_kernel_native::logprob", lib=_library)
+@fake("logprob")
 def _forward_fake(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     returns = rest[-1] | 2
     if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -125,7 +124,7 @@ def _forward_fake(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, .
     return tuple(logits.new_empty(logits.shape[:-1] if returns >> i & 1 else 0, dtype=_dtype(i)) for i in range(5))
 
 
-@torch.library.register_fake("rl_kernel_native::logprob_backward", lib=_library)
+@fake("logprob_backward")
 def _backward_fake(logits: Tensor, *_: Any) -> Tensor:
     return logits.new_empty(logits.shape)
 
@@ -135,31 +134,18 @@ def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], m
     if not isinstance(target, Tensor):
         raise TypeError(f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)")
     options = _options(arguments, mode)
-    *outputs, status = apply_function(_TracedLogprob, "_TransformedLogprob", logits, target, *options, returns)
+    *outputs, status = apply_function(_ops.logprob, "Logprob", logits, target, *options, returns)
     return (*outputs, status.to(torch.int32))
 
 
 def traced_backward(
     logits: Tensor, target: Tensor, arguments: tuple[Any, ...], mode: int, lse: Any, entropy: Any, *gradients: Any
 ) -> Tensor:
-    return _TransformedLogprobBackward.apply(logits, target, lse, entropy, *gradients, *_options(arguments, mode))
+    return LogprobBackward.apply(logits, target, lse, entropy, *gradients, *_options(arguments, mode))
 
 
-class _TracedLogprob(torch.autograd.Function):
-    """For torch.compile, which takes no jvp of one's own and needs every parameter by name."""
-
-    # fmt: off
-    @staticmethod
-    def forward(
-        logits: Tensor, target: Tensor, temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float,
-        softcap: Any, ignore_index: int, valid_vocab: Any, canonical: Any, exp: int, returns: int,
-    ) -> Any:
-        return torch.ops.rl_kernel_native.logprob(
-            logits, target, temperature, kept_ids, kept_offsets, value, scale, softcap, ignore_index, valid_vocab,
-            canonical, exp, returns
-        )
-    # fmt: on
-
+@callable_in_graph
+class Logprob(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         logits, target, temperature, kept_ids, kept_offsets = inputs[:5]
@@ -180,23 +166,18 @@ class _TracedLogprob(torch.autograd.Function):
             return (None,) * 13
         options = (temperature, kept_ids, kept_offsets, *ctx.numbers)
         dlogits = apply_function(
-            _TracedLogprobBackward, "_TransformedLogprobBackward", logits, target, lse, entropy_or_none, *rows, *options
+            _ops.logprob_backward, "LogprobBackward", logits, target, lse, entropy_or_none, *rows, *options
         )
         return dlogits, *(None,) * 12
 
-
-@callable_in_graph
-class _TransformedLogprob(_TracedLogprob):
-    """For torch.func: with vmap and jvp. Status travels as float32: an integer output cannot have a tangent."""
-
     @staticmethod
     def forward(logits: Tensor, target: Tensor, *rest: Any) -> Any:
-        *outputs, status = torch.ops.rl_kernel_native.logprob(logits, target, *rest)
+        *outputs, status = _ops.logprob(logits, target, *rest)
         return *outputs, status.float()
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        outputs = _TransformedLogprob.apply(*_batched(info, in_dims, inputs, tensors=3))
+        outputs = Logprob.apply(*_batched(info, in_dims, inputs, tensors=3))
         return outputs, tuple(0 if o.dim() and o.shape[0] == info.batch_size else None for o in outputs)
 
     @staticmethod
@@ -273,21 +254,13 @@ def _composed_backward(logits: Tensor, target: Tensor, rows: tuple[Any, ...], ar
     return torch.where(counts.unsqueeze(-1), total * slope, torch.zeros_like(total)).to(logits.dtype)
 
 
-class _TracedLogprobBackward(torch.autograd.Function):
+@callable_in_graph
+class LogprobBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
-    # fmt: off
     @staticmethod
-    def forward(
-        logits: Tensor, target: Tensor, lse: Tensor, entropy: Any, dlogprob: Any, dlse: Any, dentropy: Any,
-        temperature: Any, kept_ids: Any, kept_offsets: Any, value: float, scale: float, softcap: Any,
-        ignore_index: int, valid_vocab: Any, canonical: Any, exp: int,
-    ) -> Tensor:
-        return torch.ops.rl_kernel_native.logprob_backward(
-            logits, target, lse, entropy, dlogprob, dlse, dentropy, temperature, kept_ids, kept_offsets, value, scale,
-            softcap, ignore_index, valid_vocab, canonical, exp
-        )
-    # fmt: on
+    def forward(*arguments: Any) -> Any:
+        return torch.ops.rl_kernel_native.logprob_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -303,6 +276,14 @@ class _TracedLogprobBackward(torch.autograd.Function):
         dx, *drows = pulled(composed, tensors, (ddlogits,))
         return dx, None, None, None, *drows, *(None,) * 10
 
+    @staticmethod
+    def jvp(ctx: Any, logits_t: Any, _target: Any, _lse: Any, _entropy: Any, *tangents: Any) -> Any:
+        return pushed(*_composed_call(ctx), (logits_t, *tangents[:3]))[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return LogprobBackward.apply(*_batched(info, in_dims, inputs, tensors=8)), 0
+
 
 def _composed_call(ctx: Any) -> tuple[Any, tuple[Any, ...]]:
     """The composed backward as a function of the logits and of (dlogprob, dlse, dentropy), and where it was called."""
@@ -315,19 +296,6 @@ def _composed_call(ctx: Any) -> tuple[Any, tuple[Any, ...]]:
         return (_composed_backward(x, target, rows, arguments),)
 
     return composed, (logits, dlogprob, dlse, dentropy)
-
-
-@callable_in_graph
-class _TransformedLogprobBackward(_TracedLogprobBackward):
-    """For torch.func: with vmap and jvp."""
-
-    @staticmethod
-    def jvp(ctx: Any, logits_t: Any, _target: Any, _lse: Any, _entropy: Any, *tangents: Any) -> Any:
-        return pushed(*_composed_call(ctx), (logits_t, *tangents[:3]))[0]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _TransformedLogprobBackward.apply(*_batched(info, in_dims, inputs, tensors=8)), 0
 
 
 def _batched(info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...], tensors: int) -> list[Any]:

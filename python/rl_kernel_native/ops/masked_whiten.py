@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.masked_whiten import masked_whiten_reference
 
 __all__ = ["MaskedWhitenResult", "masked_whiten", "masked_whiten_reference"]
-
-_torch_path: Any = None
 
 
 class MaskedWhitenResult(NamedTuple):
@@ -20,14 +20,23 @@ class MaskedWhitenResult(NamedTuple):
     var: Any  # [] float32
 
 
-def _torch() -> Any:
-    """ops/masked_whiten_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        from . import masked_whiten_torch
+def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
+    _check.positive("eps", how[0])
 
-        _torch_path = masked_whiten_torch
-    return _torch_path
+
+_MASKED_WHITEN = Operator(
+    "masked_whiten",
+    (
+        Array("x", "first tokens"),
+        Array("mask", "mask", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+    ),
+    "float eps, bool shift_mean, bool unbiased, bool return_stats",
+    outputs=lambda arrays, how: (arrays[0].shape, *((() if how[3] else None,) * 2)),
+    dtypes=("float32",) * 3,
+    native=lambda arrays, how, *tail: _C.masked_whiten(*arrays, *how, *tail),
+    check=_check_numbers,
+)
 
 
 def masked_whiten(
@@ -63,15 +72,7 @@ def masked_whiten(
         kernel of this build serves the device.
     Source: docs/numerics.md, rules 3 and 10; verl's masked_whiten.
     """
-    tensors = {"x": x, "mask": mask, "cu_seqlens": cu_seqlens}
     flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
-    options = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
-    if _dispatch.is_tensor(x):
-        outputs = _torch().call(tensors, options)
-    else:
-        frame = _dispatch.Frame(x, "x")
-        _dispatch.match_torch_threads()
-        arrays = [frame.export_array(array, name) for name, array in tensors.items()]
-        found = _C.masked_whiten(*arrays, *options, frame.allocate, frame.stream)
-        outputs = tuple(frame.result(output) for output in found)
+    how = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
+    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)
     return MaskedWhitenResult(*outputs) if return_stats else outputs[0]

@@ -7,9 +7,11 @@ import itertools
 import math
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._metrics import MetricVector
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.mismatch_metrics import mismatch_metrics_reference
 
 __all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
@@ -62,18 +64,18 @@ class MismatchMetrics(MetricVector):
         return {**{name: f"{values[name]:.6g}" for name in _SCALARS}, "histogram": f"{{{histogram}}}"}
 
 
-_torch_path: Any = None
-
-
-def _torch() -> Any:
-    """ops/mismatch_metrics_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import mismatch_metrics_torch
-
-        _torch_path = mismatch_metrics_torch
-    return _torch_path
+_MISMATCH_METRICS = Operator(
+    "mismatch_metrics",
+    (
+        Array("logprob_train", "first tokens"),
+        Array("logprob_rollout", "tokens"),
+        Array("mask", "mask", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+    ),
+    "float limit",
+    outputs=lambda arrays, how: ((len(MismatchMetrics.names),),),
+    native=lambda arrays, how, *tail: (_C.mismatch_metrics(*arrays, *how, *tail),),
+)
 
 
 def limit_of(log_ratio_clamp: Any) -> float:
@@ -111,16 +113,5 @@ def mismatch_metrics(
         (docs/tokens.md); on a GPU all metrics are NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper.
     """
-    tensors = {
-        "logprob_train": logprob_train,
-        "logprob_rollout": logprob_rollout,
-        "mask": mask,
-        "cu_seqlens": cu_seqlens,
-    }
-    limit = limit_of(log_ratio_clamp)
-    if _dispatch.is_tensor(logprob_train):
-        return MismatchMetrics(_torch().call(tensors, (limit,)))
-    frame = _dispatch.Frame(logprob_train, "logprob_train")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(array, name) for name, array in tensors.items()]
-    return MismatchMetrics(frame.result(_C.mismatch_metrics(*arrays, limit, frame.allocate, frame.stream)))
+    arrays = (logprob_train, logprob_rollout, mask, cu_seqlens)
+    return MismatchMetrics(call(_MISMATCH_METRICS, arrays, (limit_of(log_ratio_clamp),))[0])

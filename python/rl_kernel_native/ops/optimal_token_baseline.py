@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.optimal_token_baseline import optimal_token_baseline_reference
 
 __all__ = ["OptimalTokenBaseline", "optimal_token_baseline", "optimal_token_baseline_reference"]
-
-_torch_path: Any = None
 
 
 class OptimalTokenBaseline(NamedTuple):
@@ -21,15 +21,35 @@ class OptimalTokenBaseline(NamedTuple):
     returns: Any
 
 
-def _torch() -> Any:
-    """ops/optimal_token_baseline_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import optimal_token_baseline_torch
+def _check_groups(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
+    from .. import _shapes
 
-        _torch_path = optimal_token_baseline_torch
-    return _torch_path
+    offsets, (size, _, eps) = arrays[6], how
+    if offsets is not None:
+        _shapes.check_offsets(offsets, "group_offsets", "num_groups")
+        _shapes.check_end(offsets, "group_offsets", sequences, "the number of sequences")
+    elif type(sequences) is int and (size < 1 or sequences % size):
+        raise ValueError(f"group_size: expected a divisor of {sequences} (the number of sequences), got {size}")
+    _check.positive("eps", eps)
+
+
+_OPTIMAL_TOKEN_BASELINE = Operator(
+    "optimal_token_baseline",
+    (
+        Array("logprob", "first tokens"),
+        Array("rewards", "tokens or sequences"),
+        Array("sum_p_sq", "tokens"),
+        Array("mask", "mask", optional=True),
+        Array("importance_weight", "tokens or sequences", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+        Array("group_offsets", "by hand", optional=True),
+    ),
+    "SymInt group_size, bool zero_tail, float eps",
+    outputs=lambda arrays, how: (arrays[0].shape,) * 2,
+    dtypes=("float32",) * 2,
+    native=lambda arrays, how, *tail: _C.optimal_token_baseline(*arrays, *how, *tail),
+    check=_check_groups,
+)
 
 
 def _group_size(group_offsets: Any, group_size: Any) -> int:
@@ -90,15 +110,6 @@ def optimal_token_baseline(
     Source: docs/numerics.md, rules 3 and 10; verl's compute_optimal_token_baseline_advantage.
     """
     size = _group_size(group_offsets, group_size)
-    tensors = {
-        "logprob": logprob, "rewards": rewards, "sum_p_sq": sum_p_sq, "mask": mask,
-        "importance_weight": importance_weight, "cu_seqlens": cu_seqlens, "group_offsets": group_offsets,
-    }  # fmt: skip
-    options = (size, _check.flag("zero_tail", zero_tail), _check.number("eps", eps))
-    if _dispatch.is_tensor(logprob):
-        return OptimalTokenBaseline(*_torch().call(tensors, options))
-    frame = _dispatch.Frame(logprob, "logprob")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(array, name) for name, array in tensors.items()]
-    result = _C.optimal_token_baseline(*arrays, *options, frame.allocate, frame.stream)
-    return OptimalTokenBaseline(*map(frame.result, result))
+    arrays = (logprob, rewards, sum_p_sq, mask, importance_weight, cu_seqlens, group_offsets)
+    how = (size, _check.flag("zero_tail", zero_tail), _check.number("eps", eps))
+    return OptimalTokenBaseline(*call(_OPTIMAL_TOKEN_BASELINE, arrays, how))

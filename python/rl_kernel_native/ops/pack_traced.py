@@ -13,25 +13,21 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import LIBRARY, define, fake, implement
 from .._shapes import check_mask, check_offsets, dtype_name, is_static
-from .._torch import apply_function, implement, memory, prepare
+from .._torch import apply_function, memory, prepare
 from .._transforms import looped
 from .pack import fill_bits, is_zero
 
 MOST = 8  # tensors of one call
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # positions is an empty tensor where there are lengths.
-_library.define(
-    "pack_layout(Tensor? lengths, Tensor? mask, SymInt num_tokens, SymInt capacity) -> (Tensor, Tensor, Tensor)"
-)
-_library.define(
+define("pack_layout(Tensor? lengths, Tensor? mask, SymInt num_tokens, SymInt capacity) -> (Tensor, Tensor, Tensor)")
+define(
     "pack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, Scalar[] fill, "
     "bool covered) -> Tensor[]"
 )
-_library.define(
-    "unpack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, Scalar[] fill) -> Tensor[]"
-)
+define("unpack(Tensor[] tensors, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, Scalar[] fill) -> Tensor[]")
 _ops = torch.ops.rl_kernel_native
 
 
@@ -73,25 +69,23 @@ def _filled(tensors: list[Any]) -> list[Any]:
 
 
 def _differentiable_pack(tensors: list[Any], *how: Any) -> list[Any]:
-    return list(apply("_TransformedPack", *how, *_filled(tensors)))
+    return list(apply("Pack", *how, *_filled(tensors)))
 
 
 def _differentiable_unpack(tensors: list[Any], *how: Any) -> list[Any]:
-    return list(apply("_TransformedUnpack", *how, *_filled(tensors)))
+    return list(apply("Unpack", *how, *_filled(tensors)))
 
 
-implement(_library, "pack_layout", _layout_kernel, functools.partial(_ops.pack_layout))
-implement(_library, "pack", _pack_kernel, _differentiable_pack)
-implement(_library, "unpack", _unpack_kernel, _differentiable_unpack)
+implement("pack_layout", _layout_kernel, functools.partial(_ops.pack_layout))
+implement("pack", _pack_kernel, _differentiable_pack)
+implement("unpack", _unpack_kernel, _differentiable_unpack)
 
 # is_grads_batched: torch loops over batches of an operator without lists; tensors of a list go one at a time.
-_library.define(
+define(
     "pack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, SymInt capacity, Scalar fill, "
     "bool covered) -> Tensor"
 )
-_library.define(
-    "unpack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, Scalar fill) -> Tensor"
-)
+define("unpack_one(Tensor tensor, Tensor cu_seqlens, Tensor? positions, SymInt num_tokens, Scalar fill) -> Tensor")
 
 
 def _pack_one_kernel(tensor: Tensor, cu_seqlens: Tensor, positions: Any, num_tokens: int, capacity: int,
@@ -117,23 +111,23 @@ def _unpack_batched(
     return [_ops.unpack_one(t, cu_seqlens, positions, num_tokens, f) for t, f in zip(tensors, fill, strict=True)]
 
 
-implement(_library, "pack_one", _pack_one_kernel)
-implement(_library, "unpack_one", _unpack_one_kernel)
-_library.impl("pack", _pack_batched, "Batched")
-_library.impl("unpack", _unpack_batched, "Batched")
+implement("pack_one", _pack_one_kernel)
+implement("unpack_one", _unpack_one_kernel)
+LIBRARY.impl("pack", _pack_batched, "Batched")
+LIBRARY.impl("unpack", _unpack_batched, "Batched")
 
 
 def _layout_vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     return looped(_ops.pack_layout, info, in_dims, inputs), (0, 0, 0)
 
 
-torch.library.register_vmap("rl_kernel_native::pack_layout", _layout_vmap, lib=_library)
+torch.library.register_vmap("rl_kernel_native::pack_layout", _layout_vmap, lib=LIBRARY)
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-@torch.library.register_fake("rl_kernel_native::pack_layout", lib=_library)
+@fake("pack_layout")
 def _layout_fake(lengths: Any, mask: Any, num_tokens: Any, capacity: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = mask if lengths is None else lengths
     _check_counts(num_tokens, capacity)
@@ -196,7 +190,7 @@ def _names(tensors: list[Tensor]) -> list[str]:
     return ["tensors"] if len(tensors) == 1 else [f"tensors[{i}]" for i in range(len(tensors))]
 
 
-@torch.library.register_fake("rl_kernel_native::pack", lib=_library)
+@fake("pack")
 def _pack_fake(
     tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: list[int | float],
     covered: bool,
@@ -213,7 +207,7 @@ def _pack_fake(
     return [t.new_empty((capacity, *t.shape[2:])) for t in tensors]
 
 
-@torch.library.register_fake("rl_kernel_native::unpack", lib=_library)
+@fake("unpack")
 def _unpack_fake(
     tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[int | float]
 ) -> list[Tensor]:
@@ -229,13 +223,13 @@ def _unpack_fake(
     return [t.new_empty((cu_seqlens.shape[0] - 1, num_tokens, *t.shape[1:])) for t in tensors]
 
 
-@torch.library.register_fake("rl_kernel_native::pack_one", lib=_library)
+@fake("pack_one")
 def _pack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
     *layout, fill, covered = how
     return _pack_fake([tensor], *layout, [fill], covered)[0]
 
 
-@torch.library.register_fake("rl_kernel_native::unpack_one", lib=_library)
+@fake("unpack_one")
 def _unpack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
     *layout, fill = how
     return _unpack_fake([tensor], *layout, [fill])[0]
@@ -254,14 +248,23 @@ def pack(
     covered: bool,
 ) -> list[Any]:  # fmt: skip
     how = (cu_seqlens, positions, num_tokens, capacity, fill, covered)
-    return list(apply_function(_TracedPack, "_TransformedPack", *how, *_filled(tensors)))
+    return list(apply_function(_pack, "Pack", *how, *_filled(tensors)))
+
+
+def _pack(*arguments: Any) -> Any:
+    *how, fill, covered = arguments[:6]
+    return _ops.pack([t for t in arguments[6:] if t is not None], *how, fill, covered)
 
 
 def unpack(
     tensors: list[Any], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[int | float]
 ) -> list[Any]:
     how = (cu_seqlens, positions, num_tokens, fill)
-    return list(apply_function(_TracedUnpack, "_TransformedUnpack", *how, *_filled(tensors)))
+    return list(apply_function(_unpack, "Unpack", *how, *_filled(tensors)))
+
+
+def _unpack(*arguments: Any) -> Any:
+    return _ops.unpack([t for t in arguments[4:] if t is not None], *arguments[:4])
 
 
 def _each(given: Any, function: Any) -> list[Any]:
@@ -289,7 +292,8 @@ def _tangents(ctx: Any, found: list[Any]) -> tuple[Any, ...]:
     )
 
 
-class _TracedPack(torch.autograd.Function):
+@callable_in_graph
+class Pack(torch.autograd.Function):
     @staticmethod
     def forward(
         cu_seqlens: Tensor, positions: Any, num_tokens: Any, capacity: Any, fill: Any, covered: bool, a: Any, b: Any,
@@ -316,12 +320,9 @@ class _TracedPack(torch.autograd.Function):
         found = _each(gradients, unpacked)
         return *(None,) * 6, *_filled(found)
 
-
-@callable_in_graph
-class _TransformedPack(_TracedPack):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        outputs = looped(_TransformedPack.apply, info, _flat_dims(in_dims), inputs)
+        outputs = looped(Pack.apply, info, _flat_dims(in_dims), inputs)
         return outputs, (0,) * len(outputs)
 
     @staticmethod
@@ -335,7 +336,8 @@ class _TransformedPack(_TracedPack):
         return _tangents(ctx, _each(tangents[6:], packed))
 
 
-class _TracedUnpack(torch.autograd.Function):
+@callable_in_graph
+class Unpack(torch.autograd.Function):
     @staticmethod
     def forward(
         cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any,
@@ -363,12 +365,9 @@ class _TracedUnpack(torch.autograd.Function):
         found = _each(gradients, packed)
         return *(None,) * 4, *_filled(found)
 
-
-@callable_in_graph
-class _TransformedUnpack(_TracedUnpack):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        outputs = looped(_TransformedUnpack.apply, info, _flat_dims(in_dims), inputs)
+        outputs = looped(Unpack.apply, info, _flat_dims(in_dims), inputs)
         return outputs, (0,) * len(outputs)
 
     @staticmethod

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_element, check_first, check_mask, check_tokens
-from .._torch import apply_function, implement, memory, prepare
+from .._torch import apply_function, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .policy_spec import PolicySpec
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # What is not there is an empty tensor.
-_library.define(
+define(
     "policy_loss(Tensor logprob, Tensor? entropy, Tensor? old_logprob, Tensor advantage, Tensor mask, "
     "Tensor? cu_seqlens, Tensor? ref_logprob, Tensor? importance, Tensor? selected, Tensor? denominator, float[] spec, "
     "float denominator_value, bool ratio_metrics) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -47,13 +47,13 @@ def _kernel(
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, ...]:
-    return apply("_TransformedPolicyLoss", *arguments)
+    return apply("PolicyLoss", *arguments)
 
 
-implement(_library, "policy_loss", _kernel, _differentiable)
+implement("policy_loss", _kernel, _differentiable)
 
 
-@torch.library.register_fake("rl_kernel_native::policy_loss", lib=_library)
+@fake("policy_loss")
 def _fake(
     logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any, ref_logprob: Any,
     importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
@@ -88,35 +88,28 @@ def policy_loss(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio
         logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
         list(spec.numbers), value, ratio,
     )  # fmt: skip
-    result: tuple[Tensor, ...] = apply_function(_TracedPolicyLoss, "_TransformedPolicyLoss", *arguments)
+    result: tuple[Tensor, ...] = apply_function(_ops.policy_loss, "PolicyLoss", *arguments)
     return result
 
 
 def scaled(d_loss: Tensor, d_logprob: Tensor, d_entropy: Any, logprob: Tensor, entropy: Any) -> tuple[Any, Any]:
     """The gradients times that of the loss."""
-    found = apply_function(
-        _TracedScaled, "_TransformedScaled", d_loss, d_logprob, d_entropy, logprob, None if entropy is None else entropy
-    )
+    found = apply_function(None, "Scaled", d_loss, d_logprob, d_entropy, logprob, None if entropy is None else entropy)
     return found[0], None if d_entropy is None else found[1]
 
 
-class _TracedPolicyLoss(torch.autograd.Function):
+@callable_in_graph
+class PolicyLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        logprob: Tensor, entropy: Any, old_logprob: Any, advantage: Tensor, mask: Tensor, cu_seqlens: Any,
-        ref_logprob: Any, importance: Any, selected: Any, denominator: Any, spec: Any, denominator_value: float,
-        ratio_metrics: bool,
-    ) -> Any:  # fmt: skip
-        return _ops.policy_loss(
-            logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, selected, denominator,
-            spec, denominator_value, ratio_metrics,
-        )  # fmt: skip
+    def forward(*arguments: Any) -> Any:
+        return _ops.policy_loss(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         logprob, entropy = inputs[:2]
         _, vector, d_logprob, d_entropy = output
         ctx.has_entropy = entropy is not None
+        ctx.weights = "importance_weight" if inputs[10][_IMPORTANCE_FIELD] == _GIVEN else "rollout_logprob"
         ctx.mark_non_differentiable(vector, d_logprob, d_entropy)
         ctx.save_for_backward(d_logprob, d_entropy, logprob, entropy)
         ctx.save_for_forward(d_logprob, d_entropy, logprob, entropy)
@@ -131,18 +124,10 @@ class _TracedPolicyLoss(torch.autograd.Function):
         found = scaled(d_loss, d_logprob, d_entropy if ctx.has_entropy else None, logprob, entropy)
         return found[0], found[1], *nothing
 
-
-@callable_in_graph
-class _TransformedPolicyLoss(_TracedPolicyLoss):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         dims = (*in_dims[:10], None, None, None)
-        return looped(_TransformedPolicyLoss.apply, info, dims, inputs), (0, 0, 0, 0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _TracedPolicyLoss.setup_context(ctx, inputs, output)
-        ctx.weights = "importance_weight" if inputs[10][_IMPORTANCE_FIELD] == _GIVEN else "rollout_logprob"
+        return looped(PolicyLoss.apply, info, dims, inputs), (0, 0, 0, 0)
 
     @staticmethod
     def jvp(ctx: Any, logprob: Any, entropy: Any, *others: Any) -> Any:
@@ -156,7 +141,8 @@ class _TransformedPolicyLoss(_TracedPolicyLoss):
         return total, None, None, None
 
 
-class _TracedScaled(torch.autograd.Function):
+@callable_in_graph
+class Scaled(torch.autograd.Function):
     """d_loss times the gradients: linear in d_loss, without a derivative along logprob and entropy."""
 
     @staticmethod
@@ -185,12 +171,9 @@ class _TracedScaled(torch.autograd.Function):
                 total = product if total is None else total + product
         return total, None, None, None, None
 
-
-@callable_in_graph
-class _TransformedScaled(_TracedScaled):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedScaled.apply, info, in_dims, inputs), (0, 0)
+        return looped(Scaled.apply, info, in_dims, inputs), (0, 0)
 
     @staticmethod
     def jvp(ctx: Any, d_loss: Any, d_logprob: Any, d_entropy: Any, logprob: Any, entropy: Any) -> Any:

@@ -148,7 +148,7 @@ class PolicySpec:
         _validate(self)
         numbers = _numbers(self)
         object.__setattr__(self, "_numbers", numbers)
-        object.__setattr__(self, "_packed", struct.pack(f"{len(numbers)}d", *numbers))
+        object.__setattr__(self, "_packed", None)  # made at first use, which no trace has
         corrects = self.needs_rollout or self.importance == "given"
         plain = dataclasses.replace(
             self, importance=None, importance_low=None, gate=None, drop_of="old"
@@ -163,7 +163,11 @@ class PolicySpec:
     @property
     def packed(self) -> bytes:
         """:attr:`numbers` as the extension reads them."""
-        return self._packed  # type: ignore[attr-defined]
+        packed: bytes | None = self._packed  # type: ignore[attr-defined]
+        if packed is None:
+            packed = struct.pack(f"{len(self.numbers)}d", *self.numbers)
+            object.__setattr__(self, "_packed", packed)
+        return packed
 
     @property
     def uncorrected(self) -> PolicySpec:

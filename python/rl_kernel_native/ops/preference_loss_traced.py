@@ -13,20 +13,20 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import dtype_name, is_static
-from .._torch import apply_function, gradient, implement, memory, prepare
+from .._torch import apply_function, gradient, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .preference_kinds import AOT_UNPAIRED, KTO, NAMES, UNSORTED
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _HOW = "int kind, int sort, int score, int average, float[] numbers"
 # ranks is an empty tensor where nothing is sorted.
-_library.define(
+define(
     "preference_loss(Tensor policy_chosen, Tensor policy_rejected, Tensor? ref_chosen, Tensor? ref_rejected, "
     "Tensor? chosen_count, Tensor? rejected_count, Tensor? chosen_aligned, Tensor? rejected_aligned, Tensor? kl, "
     f"{_HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_library.define(
+define(
     "preference_loss_backward(Tensor dlosses, Tensor d_chosen, Tensor d_rejected, Tensor? ranks, int sort) "
     "-> (Tensor, Tensor)"
 )
@@ -46,8 +46,8 @@ def _backward_kernel(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, rank
     return _C.preference_loss_backward(*found, sort, None, 0)
 
 
-implement(_library, "preference_loss", _kernel, functools.partial(apply, "_TransformedPreferenceLoss"))
-implement(_library, "preference_loss_backward", _backward_kernel)
+implement("preference_loss", _kernel, functools.partial(apply, "PreferenceLoss"))
+implement("preference_loss_backward", _backward_kernel)
 
 
 def require_constants(*wanted: bool) -> None:
@@ -56,7 +56,7 @@ def require_constants(*wanted: bool) -> None:
             raise ValueError(f"{name}: is a constant of the loss and gets no gradient; pass {name}.detach()")
 
 
-@torch.library.register_fake("rl_kernel_native::preference_loss", lib=_library)
+@fake("preference_loss")
 def _fake(*arguments: Any) -> tuple[Tensor, ...]:
     arrays, (kind, sort, *_) = arguments[:9], arguments[9:]
     chosen, rejected = arrays[:2]
@@ -83,7 +83,7 @@ def _fake(*arguments: Any) -> tuple[Tensor, ...]:
     return losses, w, l, metrics, torch.empty_like(w), torch.empty_like(l), ranks
 
 
-@torch.library.register_fake("rl_kernel_native::preference_loss_backward", lib=_library)
+@fake("preference_loss_backward")
 def _backward_fake(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks: Any, sort: int) -> Any:
     return d_chosen.new_empty(d_chosen.shape), d_rejected.new_empty(d_rejected.shape)
 
@@ -92,13 +92,13 @@ def _backward_fake(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks:
 
 
 def preference_loss(*arguments: Any) -> Any:
-    return apply_function(_TracedPreferenceLoss, "_TransformedPreferenceLoss", *arguments)
+    return apply_function(_ops.preference_loss, "PreferenceLoss", *arguments)
 
 
 def gradients(dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks: Any, sort: int, *policies: Tensor) -> Any:
     """The backward. The policies are among its operands so that a derivative of the derivative meets an error."""
     operands = (gradient(dlosses, torch.float32, "dlosses"), d_chosen, d_rejected, ranks, sort, *policies)
-    return apply_function(_TracedPreferenceLossBackward, "_TransformedPreferenceLossBackward", *operands)
+    return apply_function(None, "PreferenceLossBackward", *operands)
 
 
 def _gradients(ctx: Any, dlosses: Tensor) -> Any:
@@ -107,21 +107,15 @@ def _gradients(ctx: Any, dlosses: Tensor) -> Any:
     return gradients(dlosses, d_chosen, d_rejected, of_sorted, ctx.sort, policy_chosen, policy_rejected)
 
 
-class _TracedPreferenceLoss(torch.autograd.Function):
+@callable_in_graph
+class PreferenceLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        policy_chosen: Tensor, policy_rejected: Tensor, ref_chosen: Any, ref_rejected: Any, chosen_count: Any,
-        rejected_count: Any, chosen_aligned: Any, rejected_aligned: Any, kl: Any, kind: int, sort: int, score: int,
-        average: int, numbers: Any,
-    ) -> Any:  # fmt: skip
-        return _ops.preference_loss(
-            policy_chosen, policy_rejected, ref_chosen, ref_rejected, chosen_count, rejected_count, chosen_aligned,
-            rejected_aligned, kl, kind, sort, score, average, numbers,
-        )  # fmt: skip
+    def forward(*arguments: Any) -> Any:
+        return _ops.preference_loss(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.sort = inputs[10]
+        ctx.sort, ctx.unpaired = inputs[10], inputs[9] == KTO
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # what has no tangent is told from what has one of zeros
         ctx.num_losses = output[0].shape[0]
@@ -133,13 +127,10 @@ class _TracedPreferenceLoss(torch.autograd.Function):
         found = (None, None) if dlosses is None else _gradients(ctx, dlosses)
         return *found, *(None,) * 12
 
-
-@callable_in_graph
-class _TransformedPreferenceLoss(_TracedPreferenceLoss):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         dims = [None if isinstance(d, (list, tuple)) else d for d in in_dims]
-        return looped(_TransformedPreferenceLoss.apply, info, dims, inputs), (0,) * 7
+        return looped(PreferenceLoss.apply, info, dims, inputs), (0,) * 7
 
     @staticmethod
     def jvp(ctx: Any, t_chosen: Any, t_rejected: Any, *others: Any) -> Any:
@@ -156,23 +147,16 @@ class _TransformedPreferenceLoss(_TracedPreferenceLoss):
         tangent = parts[0] + parts[1] if paired else torch.cat(parts)
         return tangent, *(None,) * 6
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _TracedPreferenceLoss.setup_context(ctx, inputs, output)
-        ctx.unpaired = inputs[9] == KTO
-
 
 def _no_second_derivative() -> Any:
     raise RuntimeError("preference_loss: has no second derivative")
 
 
-class _TracedPreferenceLossBackward(torch.autograd.Function):
+@callable_in_graph
+class PreferenceLossBackward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        dlosses: Tensor, d_chosen: Tensor, d_rejected: Tensor, ranks: Any, sort: int, policy_chosen: Any,
-        policy_rejected: Any,
-    ) -> Any:  # fmt: skip
-        return _ops.preference_loss_backward(dlosses, d_chosen, d_rejected, ranks, sort)
+    def forward(*arguments: Any) -> Any:
+        return _ops.preference_loss_backward(*arguments[:5])  # without the policies
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -182,12 +166,9 @@ class _TracedPreferenceLossBackward(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         return _no_second_derivative()
 
-
-@callable_in_graph
-class _TransformedPreferenceLossBackward(_TracedPreferenceLossBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedPreferenceLossBackward.apply, info, in_dims, inputs), (0, 0)
+        return looped(PreferenceLossBackward.apply, info, in_dims, inputs), (0, 0)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_row_integers
-from .._torch import implement, is_direct, memory, prepare, require_tensors
+from .._torch import is_direct, memory, prepare, require_tensors
 
 __all__ = ["random_bits"]
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_library.define(
+define(
     "random_bits(Tensor sample_id, Tensor? seed, SymInt seed_value, Tensor? position, SymInt position_value, int n, "
     "int stream) -> Tensor"
 )
@@ -47,10 +47,10 @@ def _kernel(
     return _C.random_bits(memory(sample_id), seeds, positions, n, stream, None, 0)
 
 
-implement(_library, "random_bits", _kernel)
+implement("random_bits", _kernel)
 
 
-@torch.library.register_fake("rl_kernel_native::random_bits", lib=_library)
+@fake("random_bits")
 def _fake(
     sample_id: Tensor, seed: Any, seed_value: Any, position: Any, position_value: Any, n: int, stream: int
 ) -> Tensor:

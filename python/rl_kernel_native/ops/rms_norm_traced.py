@@ -17,6 +17,7 @@ from .._dispatch import count_write
 from .._in_graph import apply, callable_in_graph
 from .._main_grad import is_asked_for
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import (
     check_columns_below,
     check_float32_or,
@@ -26,16 +27,15 @@ from .._shapes import (
     dtype_name,
     is_static,
 )
-from .._torch import CODES, apply_function, gradient, implement, memory, prepare, rows_of
+from .._torch import CODES, apply_function, gradient, memory, prepare, rows_of
 from .._transforms import batched, looped, pulled, pushed
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 _NUMBERS = "float eps, float weight_offset, bool round_before_weight"
 _BACKWARD = f"Tensor dy, Tensor h, Tensor? weight, Tensor? rstd, Tensor? d_new_residual, {_NUMBERS}, bool return_dx"
 # What is not asked for, or is not there, is an empty tensor.
-_library.define(f"rms_norm(Tensor x, Tensor? weight, Tensor? residual, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
-_library.define(f"rms_norm_backward({_BACKWARD}, ScalarType? dweight_dtype) -> (Tensor, Tensor)")
-_library.define(f"rms_norm_backward_(Tensor(a!) main_grad, {_BACKWARD}) -> Tensor")
+define(f"rms_norm(Tensor x, Tensor? weight, Tensor? residual, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
+define(f"rms_norm_backward({_BACKWARD}, ScalarType? dweight_dtype) -> (Tensor, Tensor)")
+define(f"rms_norm_backward_(Tensor(a!) main_grad, {_BACKWARD}) -> Tensor")
 _ops = torch.ops.rl_kernel_native
 
 
@@ -73,12 +73,12 @@ def _backward_into(main_grad: Tensor, *arguments: Any) -> Tensor:
 
 
 def _differentiable_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    return apply("_TransformedRmsNorm", *arguments, None)
+    return apply("RmsNorm", *arguments, None)
 
 
-implement(_library, "rms_norm", _forward_kernel, _differentiable_forward)
-implement(_library, "rms_norm_backward", _backward_kernel, functools.partial(apply, "_TransformedRmsNormBackward"))
-implement(_library, "rms_norm_backward_", _backward_into)
+implement("rms_norm", _forward_kernel, _differentiable_forward)
+implement("rms_norm_backward", _backward_kernel, functools.partial(apply, "RmsNormBackward"))
+implement("rms_norm_backward_", _backward_into)
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
@@ -108,7 +108,7 @@ def _check_eps(eps: float) -> None:
         raise ValueError(f"eps: expected a finite number > 0 in float32, got {eps}")
 
 
-@torch.library.register_fake("rl_kernel_native::rms_norm", lib=_library)
+@fake("rms_norm")
 def _forward_fake(
     x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, _: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +141,7 @@ def _check_backward(
         )
 
 
-@torch.library.register_fake("rl_kernel_native::rms_norm_backward", lib=_library)
+@fake("rms_norm_backward")
 def _backward_fake(dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     *inputs, _round_before_weight, return_dx, dtype = arguments
     _check_backward(dy, *inputs)
@@ -151,7 +151,7 @@ def _backward_fake(dy: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return dy.new_empty(dy.shape if return_dx else 0), dweight
 
 
-@torch.library.register_fake("rl_kernel_native::rms_norm_backward_", lib=_library)
+@fake("rms_norm_backward_")
 def _backward_into_fake(main_grad: Tensor, dy: Tensor, *arguments: Any) -> Tensor:
     *inputs, _round_before_weight, return_dx = arguments
     _check_backward(dy, *inputs)
@@ -168,8 +168,8 @@ def rms_norm(
     x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, round_before_weight: bool, main_grad: Any
 ) -> tuple[Any, Any, Any]:
     """y, new_residual (empty without a residual), rstd."""
-    arguments = (x, weight, residual, eps, weight_offset, round_before_weight, main_grad)
-    return apply_function(_TracedRmsNorm, "_TransformedRmsNorm", *arguments)
+    arguments = (x, weight, residual, eps, weight_offset, round_before_weight)
+    return apply_function(_ops.rms_norm, "RmsNorm", *arguments, more=(main_grad,))
 
 
 def backward(
@@ -178,9 +178,7 @@ def backward(
 ) -> tuple[Any, Any]:  # fmt: skip
     """dx and dweight, None for what is not wanted."""
     how = (eps, weight_offset, round_before_weight, return_dx, dweight_dtype)
-    dx, dweight = apply_function(
-        _TracedRmsNormBackward, "_TransformedRmsNormBackward", dy, h, weight, rstd, d_new_residual, *how
-    )
+    dx, dweight = apply_function(_ops.rms_norm_backward, "RmsNormBackward", dy, h, weight, rstd, d_new_residual, *how)
     return dx if return_dx else None, None if dweight_dtype is None else dweight
 
 
@@ -239,7 +237,8 @@ def _composed_backward(
     return tuple(outputs)
 
 
-class _TracedRmsNorm(torch.autograd.Function):
+@callable_in_graph
+class RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, weight: Any, residual: Any, eps: float, weight_offset: float, round_before_weight: bool,
@@ -281,17 +280,14 @@ class _TracedRmsNorm(torch.autograd.Function):
         )  # fmt: skip
         return dx if needs_x else None, dweight, dx if needs_residual else None, None, None, None, None
 
-
-@callable_in_graph
-class _TransformedRmsNorm(_TracedRmsNorm):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         x, weight, residual, *rest = inputs
         if in_dims[1] is not None:
-            outputs = looped(_TransformedRmsNorm.apply, info, in_dims, inputs)
+            outputs = looped(RmsNorm.apply, info, in_dims, inputs)
         else:
             x, residual = batched(info, (in_dims[0], in_dims[2]), (x, residual))
-            outputs = _TransformedRmsNorm.apply(x, weight, residual, *rest)
+            outputs = RmsNorm.apply(x, weight, residual, *rest)
         return outputs, (0, None if residual is None and in_dims[1] is None else 0, 0)
 
     @staticmethod
@@ -305,7 +301,8 @@ class _TransformedRmsNorm(_TracedRmsNorm):
         return y, new_residual if ctx.has_residual else None, None
 
 
-class _TracedRmsNormBackward(torch.autograd.Function):
+@callable_in_graph
+class RmsNormBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
     @staticmethod
@@ -332,26 +329,23 @@ class _TracedRmsNormBackward(torch.autograd.Function):
         ddy, dh, dweight, third = pulled(_composed_call(ctx), ctx.saved_tensors, cotangents)
         return ddy, dh, dweight, None, third, None, None, None, None, None
 
-
-def _composed_call(ctx: Any) -> Any:
-    """The composed backward as a function of dy, h, weight and d_new_residual."""
-    how = ctx.how
-    return lambda *tensors: _composed_backward(*tensors, *how)
-
-
-@callable_in_graph
-class _TransformedRmsNormBackward(_TracedRmsNormBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         dy, h, weight, rstd, third, *rest = inputs
         if in_dims[2] is not None or rest[-1] is not None:  # a weight, or its gradient, for each element
-            return looped(_TransformedRmsNormBackward.apply, info, in_dims, inputs), (0, 0)
+            return looped(RmsNormBackward.apply, info, in_dims, inputs), (0, 0)
         dims = (in_dims[0], in_dims[1], in_dims[3], in_dims[4])
         dy, h, rstd, third = batched(info, dims, (dy, h, rstd, third))
-        outputs = _TransformedRmsNormBackward.apply(dy, h, weight, rstd, third, *rest)
+        outputs = RmsNormBackward.apply(dy, h, weight, rstd, third, *rest)
         return outputs, (0 if rest[-2] else None, None)
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, dh: Any, dweight: Any, _: Any, third: Any, *__: Any) -> Any:
         found = iter(pushed(_composed_call(ctx), ctx.saved_tensors, (ddy, dh, dweight, third)))
         return tuple(next(found) if w else None for w in ctx.wanted)
+
+
+def _composed_call(ctx: Any) -> Any:
+    """The composed backward as a function of dy, h, weight and d_new_residual."""
+    how = ctx.how
+    return lambda *tensors: _composed_backward(*tensors, *how)

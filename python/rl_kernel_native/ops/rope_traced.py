@@ -15,13 +15,13 @@ from torch import Tensor
 from .. import _check
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_columns, check_dtype_like, check_float32_or, dtype_name
-from .._torch import CODES, apply_function, gradient, implement, memory, prepare
+from .._torch import CODES, apply_function, gradient, memory, prepare
 from .._transforms import batched, looped
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # k_out is an empty tensor where there is no k.
-_library.define(
+define(
     "rope(Tensor q, Tensor? k, Tensor cos, Tensor sin, Tensor? position_ids, bool interleaved, int? partial_dim, "
     "bool round_products, int[]? mrope_sections, int head_axis, bool transposed) -> (Tensor, Tensor)"
 )
@@ -35,7 +35,7 @@ def _kernel(q: Tensor, k: Any, cos: Tensor, sin: Tensor, position_ids: Any, *opt
     return q_out, q.new_empty(0) if k_out is None else k_out
 
 
-implement(_library, "rope", _kernel, functools.partial(apply, "_TransformedRope"))
+implement("rope", _kernel, functools.partial(apply, "Rope"))
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
@@ -64,7 +64,7 @@ def _check_heads(tensor: Tensor, name: str, head_axis: int) -> int:
     return axis
 
 
-@torch.library.register_fake("rl_kernel_native::rope", lib=_library)
+@fake("rope")
 def _fake(
     q: Tensor, k: Any, cos: Tensor, sin: Tensor, position_ids: Any, interleaved: bool, partial_dim: Any,
     round_products: bool, sections: Any, head_axis: int, transposed: bool,
@@ -176,21 +176,17 @@ def rope(
     if head_axis >= 0 and head_axis < q.dim():
         head_axis -= q.dim()  # counted from the end, it stands wherever a batch is put in front
     q_out, k_out = apply_function(
-        _TracedRope, "_TransformedRope", q, k, cos, sin, position_ids, interleaved, partial_dim, round_products,
+        _ops.rope, "Rope", q, k, cos, sin, position_ids, interleaved, partial_dim, round_products,
         sections, head_axis, transposed,
     )  # fmt: skip
     return q_out, None if k is None else k_out
 
 
-class _TracedRope(torch.autograd.Function):
+@callable_in_graph
+class Rope(torch.autograd.Function):
     @staticmethod
-    def forward(
-        q: Tensor, k: Any, cos: Tensor, sin: Tensor, position_ids: Any, interleaved: bool, partial_dim: Any,
-        round_products: bool, sections: Any, head_axis: int, transposed: bool,
-    ) -> Any:  # fmt: skip
-        return _ops.rope(
-            q, k, cos, sin, position_ids, interleaved, partial_dim, round_products, sections, head_axis, transposed
-        )
+    def forward(*arguments: Any) -> Any:
+        return _ops.rope(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -217,20 +213,17 @@ class _TracedRope(torch.autograd.Function):
         )
         return dq, dk, None, None, None, None, None, None, None, None, None
 
-
-@callable_in_graph
-class _TransformedRope(_TracedRope):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         q, k, cos, sin, position_ids, *options = inputs
         if position_ids is not None and tuple(in_dims[2:4]) != (None, None):  # tables for each element
-            return looped(_TransformedRope.apply, info, in_dims, inputs), (0, 0)
+            return looped(Rope.apply, info, in_dims, inputs), (0, 0)
         q, k = batched(info, in_dims[:2], (q, k))
         if position_ids is None:
             cos, sin = _batched_tokens(info, in_dims[2:4], (cos, sin), options)
         else:
             (position_ids,) = _batched_tokens(info, in_dims[4:5], (position_ids,), options)
-        outputs = _TransformedRope.apply(q, k, cos, sin, position_ids, *options)
+        outputs = Rope.apply(q, k, cos, sin, position_ids, *options)
         return outputs, (0, None if k is None else 0)
 
     @staticmethod

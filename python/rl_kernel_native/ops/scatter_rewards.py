@@ -6,16 +6,16 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.scatter_rewards import scatter_rewards_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
 __all__ = ["ScatteredRewards", "scatter_rewards", "scatter_rewards_reference"]
 
 _PLACES = ("last", "first", "spread")  # SpanPlace
-
-_torch_path: Any = None
 
 
 class ScatteredRewards(NamedTuple):
@@ -26,17 +26,6 @@ class ScatteredRewards(NamedTuple):
     costs: Any
     combined: Any
     lengths: Any
-
-
-def _torch() -> Any:
-    """ops/scatter_rewards_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import scatter_rewards_torch
-
-        _torch_path = scatter_rewards_torch
-    return _torch_path
 
 
 def _overlong(overlong: Any) -> tuple[float, int, int]:
@@ -60,12 +49,60 @@ def _together(arrays: dict[str, Any]) -> None:
         raise ValueError(f"{missing[0]}: expected an array with {given}, got None")
 
 
-def call_native(*arguments: Any) -> Any:
-    """The extension's function, whose spec is packed: arrays, the weight as an array or None, spec, whether the weight
-    is in it, the weight, allocate, stream."""
-    *arrays, lagrange, spec, has_value, value, allocate, stream = arguments
+def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
+    *given, lagrange = arrays
+    spec, has_value, value = how
     packed = struct.pack(f"{len(spec)}d", *spec)
-    return _C.scatter_rewards(*arrays, value if has_value else lagrange, packed, allocate, stream)
+    return _C.scatter_rewards(*given, value if has_value else lagrange, packed, *tail)
+
+
+def _check_spans(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
+    from .. import _shapes
+
+    _, rewards, _, spans, offsets, span_rewards, _, _, cost, _, _ = arrays
+    for name, vector in (("rewards", rewards), ("cost", cost)):
+        if vector is not None:
+            _shapes.check_vector(vector, name, _shapes.FLOAT32, sequences, "one a sequence")
+    if spans is None:
+        return
+    _shapes.check_dtype(spans, "spans", _shapes.INDICES)
+    if spans.dim() != 2 or spans.shape[1] != 2:
+        raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
+    _shapes.check_offsets(offsets, "span_offsets")
+    if _shapes.is_static(offsets) and type(sequences) is int and offsets.shape[0] != sequences + 1:
+        shape = list(offsets.shape)
+        raise ValueError(f"span_offsets: expected shape [{sequences + 1}] (num_sequences + 1), got {shape}")
+    _shapes.check_vector(span_rewards, "span_rewards", _shapes.FLOAT32, spans.shape[0], "one a span")
+
+
+def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
+    """Rewards, costs, combined, lengths."""
+    mask, cost, cu_seqlens, lagrange = (arrays[i] for i in (0, 8, 9, 10))
+    num = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else mask.shape[0] if len(mask.shape) == 2 else 1
+    combines = how[1] or lagrange is not None
+    return mask.shape, mask.shape if cost is not None else None, mask.shape if combines else None, (num,)
+
+
+# spec: the contract's fields. has_value: whether the multiplier is `value` instead of an array.
+_SCATTER_REWARDS = Operator(
+    "scatter_rewards",
+    (
+        Array("mask", "first mask"),
+        Array("rewards", "by hand", optional=True),
+        Array("token_rewards", "tokens", optional=True),
+        *(Array(name, "by hand", optional=True) for name in ("spans", "span_offsets", "span_rewards")),
+        Array("logprob", "tokens", optional=True),
+        Array("ref_logprob", "tokens", optional=True),
+        Array("cost", "by hand", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+        Array("lagrange", "number", optional=True),
+    ),
+    "float[] spec, bool has_value, float value",
+    outputs=_outputs,
+    dtypes=("float32", "float32", "float32", "int64"),
+    native=_native,
+    check=_check_spans,
+)
 
 
 def scatter_rewards(
@@ -159,16 +196,9 @@ def scatter_rewards(
         float(or_inf(kl_clamp)), float(length_penalty), penalty, float(begin), float(buffer),
         float(_PLACES.index(place)), float(normalize_lagrange),
     )  # fmt: skip
-    tensors = {
-        "mask": mask, "rewards": rewards, "token_rewards": token_rewards, "spans": spans, "span_offsets": span_offsets,
-        "span_rewards": span_rewards, "logprob": logprob, "ref_logprob": ref_logprob, "cost": cost,
-        "cu_seqlens": cu_seqlens, "lagrange": None if has_value else lagrange,
-    }  # fmt: skip
+    arrays = (
+        mask, rewards, token_rewards, spans, span_offsets, span_rewards, logprob, ref_logprob, cost, cu_seqlens,
+        None if has_value else lagrange,
+    )  # fmt: skip
     value = float(lagrange) if has_value else 0.0
-    if _dispatch.is_tensor(mask):
-        return ScatteredRewards(*_torch().call(tensors, (spec, has_value, value)))
-    frame = _dispatch.Frame(mask, "mask")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(array, name) for name, array in tensors.items()]
-    found = call_native(*arrays, spec, has_value, value, frame.allocate, frame.stream)
-    return ScatteredRewards(*(None if array is None else frame.result(array) for array in found))
+    return ScatteredRewards(*call(_SCATTER_REWARDS, arrays, (list(spec), has_value, value)))

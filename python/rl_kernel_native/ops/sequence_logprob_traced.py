@@ -13,16 +13,16 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_first, check_mask, check_offsets, dtype_name
-from .._torch import CODES, DTYPES, apply_function, gradient, implement, memory, prepare
+from .._torch import CODES, DTYPES, apply_function, gradient, memory, prepare
 from .._transforms import looped
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # The status is an empty tensor where it is not asked for. dtype: 0 float32, 1 bfloat16, 2 float16.
-_library.define(
+define(
     "sequence_logprob(Tensor logprob, Tensor? mask, Tensor? cu_seqlens, bool return_status) -> (Tensor, Tensor, Tensor)"
 )
-_library.define(
+define(
     "sequence_logprob_backward(Tensor dsum, Tensor? mask, Tensor? cu_seqlens, SymInt num_tokens, int dtype) -> Tensor"
 )
 _ops = torch.ops.rl_kernel_native
@@ -45,17 +45,16 @@ def is_flat(mask: Any, cu_seqlens: Any) -> bool:
     return cu_seqlens is None and mask is not None and mask.dim() == 1
 
 
-implement(_library, "sequence_logprob", _kernel, functools.partial(apply, "_TransformedSequenceLogprob"))
-implement(
-    _library, "sequence_logprob_backward", _backward_kernel,
-    functools.partial(apply, "_TransformedSequenceLogprobBackward"),
+implement("sequence_logprob", _kernel, functools.partial(apply, "SequenceLogprob"))
+implement("sequence_logprob_backward", _backward_kernel,
+    functools.partial(apply, "SequenceLogprobBackward"),
 )  # fmt: skip
 
 
 # ---- shapes and dtypes, in the words of the extension ---------------------------------------------------------------
 
 
-@torch.library.register_fake("rl_kernel_native::sequence_logprob", lib=_library)
+@fake("sequence_logprob")
 def _fake(logprob: Tensor, mask: Any, cu_seqlens: Any, return_status: bool) -> tuple[Tensor, Tensor, Tensor]:
     rows = check_first(logprob, "logprob", cu_seqlens, (torch.float32, torch.bfloat16, torch.float16))
     check_mask(mask, logprob.shape, "logprob")
@@ -64,7 +63,7 @@ def _fake(logprob: Tensor, mask: Any, cu_seqlens: Any, return_status: bool) -> t
     return total, count, logprob.new_empty(rows if return_status else 0, dtype=torch.int32)
 
 
-@torch.library.register_fake("rl_kernel_native::sequence_logprob_backward", lib=_library)
+@fake("sequence_logprob_backward")
 def _backward_fake(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: Any, code: int) -> Tensor:
     if dsum.dtype != torch.float32:
         raise TypeError(f"dsum: expected dtype float32, got {dtype_name(dsum.dtype)}")
@@ -82,19 +81,20 @@ def _backward_fake(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: Any, co
 
 def sequence_logprob(logprob: Tensor, mask: Any, cu_seqlens: Any, return_status: bool) -> tuple[Any, Any, Any]:
     inputs = (logprob, mask, cu_seqlens, return_status)
-    total, count, status = apply_function(_TracedSequenceLogprob, "_TransformedSequenceLogprob", *inputs)
+    total, count, status = apply_function(_ops.sequence_logprob, "SequenceLogprob", *inputs)
     return total, count, status if return_status else None
 
 
 def backward(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: Any, code: int) -> Any:
     inputs = (dsum, mask, cu_seqlens, num_tokens, code)
-    return apply_function(_TracedSequenceLogprobBackward, "_TransformedSequenceLogprobBackward", *inputs)
+    return apply_function(_ops.sequence_logprob_backward, "SequenceLogprobBackward", *inputs)
 
 
-class _TracedSequenceLogprob(torch.autograd.Function):
+@callable_in_graph
+class SequenceLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(logprob: Tensor, mask: Any, cu_seqlens: Any, return_status: bool) -> Any:
-        return _ops.sequence_logprob(logprob, mask, cu_seqlens, return_status)
+    def forward(*arguments: Any) -> Any:
+        return _ops.sequence_logprob(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -110,12 +110,9 @@ class _TracedSequenceLogprob(torch.autograd.Function):
         found = backward(gradient(dsum, torch.float32, "dsum"), *ctx.saved_tensors, *ctx.how)
         return found.reshape(-1) if ctx.is_flat else found, None, None, None
 
-
-@callable_in_graph
-class _TransformedSequenceLogprob(_TracedSequenceLogprob):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedSequenceLogprob.apply, info, in_dims, inputs), (0, 0, 0)
+        return looped(SequenceLogprob.apply, info, in_dims, inputs), (0, 0, 0)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
@@ -124,10 +121,11 @@ class _TransformedSequenceLogprob(_TracedSequenceLogprob):
         return total, None, None
 
 
-class _TracedSequenceLogprobBackward(torch.autograd.Function):
+@callable_in_graph
+class SequenceLogprobBackward(torch.autograd.Function):
     @staticmethod
-    def forward(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: Any, code: int) -> Tensor:
-        return _ops.sequence_logprob_backward(dsum, mask, cu_seqlens, num_tokens, code)
+    def forward(*arguments: Any) -> Any:
+        return _ops.sequence_logprob_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -141,12 +139,9 @@ class _TracedSequenceLogprobBackward(torch.autograd.Function):
         total, _count, _status = sequence_logprob(gradient(dy, dy.dtype), mask, cu_seqlens, False)
         return total, None, None, None, None
 
-
-@callable_in_graph
-class _TransformedSequenceLogprobBackward(_TracedSequenceLogprobBackward):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedSequenceLogprobBackward.apply, info, in_dims, inputs), 0
+        return looped(SequenceLogprobBackward.apply, info, in_dims, inputs), 0
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:

@@ -10,20 +10,18 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_columns, check_first, check_mask, check_offsets, dtype_name, is_static
-from .._torch import implement, is_direct, memory, prepare, require_tensors
+from .._torch import is_direct, memory, prepare, require_tensors
 
 __all__ = ["loss_mask_from_spans", "shift_labels_packed", "tool_mask"]
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
-_library.define(
-    "shift_labels_packed(Tensor ids, Tensor cu_seqlens, Tensor? mask, int cp_rank, int cp_size, bool zigzag, "
-    "int ignore_index) -> Tensor"
+define(
+    "shift_labels_packed(Tensor ids, Tensor cu_seqlens, Tensor? mask, SymInt cp_rank, SymInt cp_size, bool zigzag, "
+    "SymInt ignore_index) -> Tensor"
 )
-_library.define(
-    "loss_mask_from_spans(Tensor spans, Tensor span_offsets, Tensor? cu_seqlens, SymInt num_tokens) -> Tensor"
-)
-_library.define("tool_mask(Tensor ids, int[] begin, int[] end, Tensor? cu_seqlens, bool include_end) -> Tensor")
+define("loss_mask_from_spans(Tensor spans, Tensor span_offsets, Tensor? cu_seqlens, SymInt num_tokens) -> Tensor")
+define("tool_mask(Tensor ids, int[] begin, int[] end, Tensor? cu_seqlens, bool include_end) -> Tensor")
 _ops = torch.ops.rl_kernel_native
 
 
@@ -69,9 +67,9 @@ def _turns_kernel(ids: Tensor, begin: Any, end: Any, cu_seqlens: Any, include_en
     return _C.tool_mask(memory(ids), list(begin), list(end), memory(cu_seqlens), include_end, None, 0)
 
 
-implement(_library, "shift_labels_packed", _labels_kernel)
-implement(_library, "loss_mask_from_spans", _spans_kernel)
-implement(_library, "tool_mask", _turns_kernel)
+implement("shift_labels_packed", _labels_kernel)
+implement("loss_mask_from_spans", _spans_kernel)
+implement("tool_mask", _turns_kernel)
 
 
 def _check_integers(tensor: Tensor, name: str) -> None:
@@ -79,7 +77,7 @@ def _check_integers(tensor: Tensor, name: str) -> None:
         raise TypeError(f"{name}: expected dtype int32 or int64, got {dtype_name(tensor.dtype)}")
 
 
-@torch.library.register_fake("rl_kernel_native::shift_labels_packed", lib=_library)
+@fake("shift_labels_packed")
 def _labels_fake(
     ids: Tensor, cu_seqlens: Tensor, mask: Any, cp_rank: int, cp_size: int, _zigzag: bool, ignore_index: int
 ) -> Tensor:
@@ -102,7 +100,7 @@ def _labels_fake(
     return ids.new_empty(ids.shape[0] // cp_size)
 
 
-@torch.library.register_fake("rl_kernel_native::loss_mask_from_spans", lib=_library)
+@fake("loss_mask_from_spans")
 def _spans_fake(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens: Any) -> Tensor:
     _check_integers(spans, "spans")
     if spans.dim() != 2 or (is_static(spans) and spans.shape[1] != 2):
@@ -117,7 +115,7 @@ def _spans_fake(spans: Tensor, span_offsets: Tensor, cu_seqlens: Any, num_tokens
     return spans.new_empty(shape, dtype=torch.bool)
 
 
-@torch.library.register_fake("rl_kernel_native::tool_mask", lib=_library)
+@fake("tool_mask")
 def _turns_fake(ids: Tensor, begin: Any, end: Any, cu_seqlens: Any, include_end: bool) -> Tensor:
     check_first(ids, "ids", cu_seqlens, (torch.int32, torch.int64))
     return ids.new_empty(ids.shape, dtype=torch.bool)

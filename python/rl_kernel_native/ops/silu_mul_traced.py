@@ -15,15 +15,15 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_columns_below, check_dtype_like, check_like, check_rows
-from .._torch import apply_function, gradient, implement, memory, prepare, rows_of
+from .._torch import apply_function, gradient, memory, prepare, rows_of
 from .._transforms import batched, pulled, pushed
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # activation: 0 silu, 1 gelu, 2 gelu by tanh. Without `up`, `gate` is both. What is not asked for is an empty tensor.
 _ACTIVATION = "int activation, bool round_before_mul"
-_library.define(f"gated_mul(Tensor gate, Tensor? up, {_ACTIVATION}) -> Tensor")
-_library.define(
+define(f"gated_mul(Tensor gate, Tensor? up, {_ACTIVATION}) -> Tensor")
+define(
     f"gated_mul_backward(Tensor dy, Tensor gate, Tensor? up, {_ACTIVATION}, bool return_d_gate, bool return_d_up) "
     "-> (Tensor, Tensor)"
 )
@@ -42,8 +42,8 @@ def _backward_kernel(dy: Tensor, gate: Tensor, up: Any, *how: Any) -> tuple[Tens
     return gate.new_empty(0) if d_gate is None else d_gate, gate.new_empty(0) if d_up is None else d_up
 
 
-implement(_library, "gated_mul", _forward_kernel, functools.partial(apply, "_TransformedGatedMul"))
-implement(_library, "gated_mul_backward", _backward_kernel, functools.partial(apply, "_TransformedGatedMulBackward"))
+implement("gated_mul", _forward_kernel, functools.partial(apply, "GatedMul"))
+implement("gated_mul_backward", _backward_kernel, functools.partial(apply, "GatedMulBackward"))
 
 
 def _check(gate: Tensor, up: Any) -> list[int]:
@@ -59,12 +59,12 @@ def _check(gate: Tensor, up: Any) -> list[int]:
     return [*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)]
 
 
-@torch.library.register_fake("rl_kernel_native::gated_mul", lib=_library)
+@fake("gated_mul")
 def _forward_fake(gate: Tensor, up: Any, _activation: int, _round: bool) -> Tensor:
     return gate.new_empty(_check(gate, up))
 
 
-@torch.library.register_fake("rl_kernel_native::gated_mul_backward", lib=_library)
+@fake("gated_mul_backward")
 def _backward_fake(
     dy: Tensor, gate: Tensor, up: Any, _activation: int, _round: bool, return_d_gate: bool, return_d_up: bool
 ) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def _backward_fake(
 
 
 def gated_mul(gate: Tensor, up: Any, activation: int, round_before_mul: bool) -> Tensor:
-    return apply_function(_TracedGatedMul, "_TransformedGatedMul", gate, up, activation, round_before_mul)
+    return apply_function(_ops.gated_mul, "GatedMul", gate, up, activation, round_before_mul)
 
 
 def backward(
@@ -90,7 +90,7 @@ def backward(
 ) -> tuple[Any, Any]:
     """d_gate (d_gate_up without ``up``) and d_up, None for what is not wanted."""
     how = (activation, round_before_mul, return_d_gate, return_d_up)
-    d_gate, d_up = apply_function(_TracedGatedMulBackward, "_TransformedGatedMulBackward", dy, gate, up, *how)
+    d_gate, d_up = apply_function(_ops.gated_mul_backward, "GatedMulBackward", dy, gate, up, *how)
     wants_gate, wants_up = _wanted(up, return_d_gate, return_d_up)
     return d_gate if wants_gate else None, d_up if wants_up else None
 
@@ -133,10 +133,11 @@ def _composed_backward(dy: Tensor, gate: Tensor, up: Any, activation: int) -> tu
     return d_gate.to(gate.dtype), d_up.to(gate.dtype)
 
 
-class _TracedGatedMul(torch.autograd.Function):
+@callable_in_graph
+class GatedMul(torch.autograd.Function):
     @staticmethod
-    def forward(gate: Tensor, up: Any, activation: int, round_before_mul: bool) -> Tensor:
-        return _ops.gated_mul(gate, up, activation, round_before_mul)
+    def forward(*arguments: Any) -> Any:
+        return _ops.gated_mul(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -152,12 +153,9 @@ class _TracedGatedMul(torch.autograd.Function):
         d_gate, d_up = backward(gradient(dy, gate.dtype), gate, up, *how)
         return d_gate, d_up, None, None
 
-
-@callable_in_graph
-class _TransformedGatedMul(_TracedGatedMul):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], gate: Tensor, up: Any, *rest: Any) -> Any:
-        return _TransformedGatedMul.apply(*batched(info, in_dims[:2], (gate, up)), *rest), 0
+        return GatedMul.apply(*batched(info, in_dims[:2], (gate, up)), *rest), 0
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -167,15 +165,13 @@ class _TransformedGatedMul(_TracedGatedMul):
         return pushed(composed, ctx.saved_tensors, tangents[:2])[0]
 
 
-class _TracedGatedMulBackward(torch.autograd.Function):
+@callable_in_graph
+class GatedMulBackward(torch.autograd.Function):
     """The native backward, itself differentiable through a composition of torch's operators (create_graph)."""
 
     @staticmethod
-    def forward(
-        dy: Tensor, gate: Tensor, up: Any, activation: int, round_before_mul: bool, return_d_gate: bool,
-        return_d_up: bool,
-    ) -> Any:  # fmt: skip
-        return _ops.gated_mul_backward(dy, gate, up, activation, round_before_mul, return_d_gate, return_d_up)
+    def forward(*arguments: Any) -> Any:
+        return _ops.gated_mul_backward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -191,6 +187,17 @@ class _TracedGatedMulBackward(torch.autograd.Function):
         ddy, d_gate, d_up = pulled(_composed_call(ctx), ctx.saved_tensors, cotangents)
         return ddy, d_gate, d_up, None, None, None, None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], dy: Tensor, gate: Tensor, up: Any, *rest: Any) -> Any:
+        outputs = GatedMulBackward.apply(*batched(info, in_dims[:3], (dy, gate, up)), *rest)
+        wanted = _wanted(up, *rest[-2:])
+        return outputs, tuple(0 if w else None for w in wanted)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors, tangents[:3]))
+        return tuple(next(found) if w else None for w in ctx.wanted)
+
 
 def _composed_call(ctx: Any) -> Any:
     """What is wanted of the composed backward as a function of dy, gate and up."""
@@ -200,17 +207,3 @@ def _composed_call(ctx: Any) -> Any:
         return tuple(o for o, w in zip(outputs, ctx.wanted, strict=True) if w)
 
     return composed
-
-
-@callable_in_graph
-class _TransformedGatedMulBackward(_TracedGatedMulBackward):
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], dy: Tensor, gate: Tensor, up: Any, *rest: Any) -> Any:
-        outputs = _TransformedGatedMulBackward.apply(*batched(info, in_dims[:3], (dy, gate, up)), *rest)
-        wanted = _wanted(up, *rest[-2:])
-        return outputs, tuple(0 if w else None for w in wanted)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        found = iter(pushed(_composed_call(ctx), ctx.saved_tensors, tangents[:3]))
-        return tuple(next(found) if w else None for w in ctx.wanted)

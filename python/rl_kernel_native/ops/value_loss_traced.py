@@ -13,15 +13,15 @@ from torch import Tensor
 
 from .._in_graph import apply, callable_in_graph
 from .._native import module as _C
+from .._register import define, fake, implement
 from .._shapes import check_element, check_first, check_mask, check_tokens
-from .._torch import apply_function, implement, memory, prepare
+from .._torch import apply_function, memory, prepare
 from .._transforms import looped, refuse_tangents
 from .policy_loss_traced import scaled
 from .value_loss import METRICS, NAMES
 
-_library = torch.library.Library("rl_kernel_native", "FRAGMENT")
 # clip and huber: infinite for none. denominator_kind: the contract's. denominator_value: 0 for none.
-_library.define(
+define(
     "value_loss(Tensor value, Tensor? old_value, Tensor returns, Tensor? mask, Tensor? cu_seqlens, "
     "Tensor? denominator, float clip, float huber, int denominator_kind, bool sequence_mean, float horizon, "
     "float scale, float denominator_value) -> (Tensor, Tensor, Tensor)"
@@ -38,10 +38,10 @@ def _kernel(value: Tensor, *arguments: Any) -> Any:
     return tuple(_C.value_loss(*map(memory, operands), *how, given, True, None, 0))
 
 
-implement(_library, "value_loss", _kernel, functools.partial(apply, "_TransformedValueLoss"))
+implement("value_loss", _kernel, functools.partial(apply, "ValueLoss"))
 
 
-@torch.library.register_fake("rl_kernel_native::value_loss", lib=_library)
+@fake("value_loss")
 def _fake(
     value: Tensor, old_value: Any, returns: Tensor, mask: Any, cu_seqlens: Any, denominator: Any, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,21 +55,15 @@ def _fake(
 
 def value_loss(operands: tuple[Any, ...], how: tuple[Any, ...], number: float) -> tuple[Tensor, ...]:
     """loss, metrics, d_value."""
-    found: tuple[Tensor, ...] = apply_function(_TracedValueLoss, "_TransformedValueLoss", *operands, *how, number)
+    found: tuple[Tensor, ...] = apply_function(_ops.value_loss, "ValueLoss", *operands, *how, number)
     return found
 
 
-class _TracedValueLoss(torch.autograd.Function):
+@callable_in_graph
+class ValueLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        value: Tensor, old_value: Any, returns: Tensor, mask: Any, cu_seqlens: Any, denominator: Any, clip: float,
-        huber: float, denominator_kind: int, sequence_mean: bool, horizon: float, scale: float,
-        denominator_value: float,
-    ) -> Any:  # fmt: skip
-        return _ops.value_loss(
-            value, old_value, returns, mask, cu_seqlens, denominator, clip, huber, denominator_kind, sequence_mean,
-            horizon, scale, denominator_value,
-        )  # fmt: skip
+    def forward(*arguments: Any) -> Any:
+        return _ops.value_loss(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -87,12 +81,9 @@ class _TracedValueLoss(torch.autograd.Function):
         d_value, value = ctx.saved_tensors
         return scaled(d_loss, d_value, None, value, None)[0], *nothing
 
-
-@callable_in_graph
-class _TransformedValueLoss(_TracedValueLoss):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return looped(_TransformedValueLoss.apply, info, in_dims, inputs), (0, 0, 0)
+        return looped(ValueLoss.apply, info, in_dims, inputs), (0, 0, 0)
 
     @staticmethod
     def jvp(ctx: Any, along: Any, *others: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Calls of an operator that :mod:`_operator` describes, with arrays of any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _dispatch
+from ._operator import OPERATORS, Operator
+
+_loaded: Any = None  # the engine, once there was a torch tensor
+
+
+def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operator's outputs, None for what is not asked for."""
+    if _dispatch.is_tensor(arrays[0]):
+        found: tuple[Any, ...] = (_loaded or _engine()).call(op, arrays, how)
+        return found
+    frame, exported = _exported(op, arrays, how)
+    return tuple(map(frame.result, op.native(exported, how, frame.allocate, frame.stream)))
+
+
+def call_backward(
+    op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]
+) -> Sequence[Any]:
+    """Its gradients, None for what is not wanted."""
+    assert op.gradient is not None
+    if d is None:
+        raise TypeError(f"{op.gradient.incoming}: expected an array, got NoneType")
+    if _dispatch.is_tensor(arrays[0]):
+        found: Sequence[Any] = (_loaded or _engine()).backward(op, d, arrays, how, wanted)
+        return found
+    frame, exported = _exported(op, arrays, how)
+    d = frame.export_array(d, op.gradient.incoming)
+    return tuple(map(frame.result, op.gradient.native(d, exported, how, wanted, frame.allocate, frame.stream)))
+
+
+def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:
+    frame = _dispatch.Frame(arrays[0], op.arrays[0].label(how))
+    _dispatch.match_torch_threads()
+    return frame, [frame.export_array(x, a.label(how)) for a, x in zip(op.arrays, arrays, strict=True)]
+
+
+def _engine() -> Any:
+    _dispatch.require_torch()
+    load()
+    from . import _engine as found
+
+    return found
+
+
+def load() -> None:
+    """Registers every operator with torch, once."""
+    global _loaded
+    if _loaded is None:
+        from . import _engine as found
+
+        found.register(OPERATORS)
+        _loaded = found
+
+
+# A trace calls it and keeps the result: what it does is not for a graph.
+load._dynamo_marked_constant = True  # type: ignore[attr-defined]

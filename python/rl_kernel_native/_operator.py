@@ -1,0 +1,82 @@
+"""An operator as data: its arrays, its options, what it gives, the extension's functions and its derivatives.
+
+:mod:`_engine` makes everything that torch asks for from it: schema, fake kernel, eager call, autograd, torch.func and
+torch.compile. :mod:`_call` calls it, from any framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Native = Callable[..., Sequence[Any]]
+
+OPERATORS: list[Operator] = []  # all of them, in the order of their modules
+
+
+@dataclass(frozen=True)
+class Array:
+    """An operand.
+
+    Attributes:
+        name: that of the schema, and of errors where ``called`` gives no other.
+        kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`.
+        called: its name in errors, from the options.
+    """
+
+    name: str
+    kind: str
+    optional: bool = False
+    called: Callable[[tuple[Any, ...]], str] | None = None
+
+    def label(self, how: tuple[Any, ...]) -> str:
+        return self.name if self.called is None else self.called(how)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Derivatives of an operator whose output element depends on the operand elements of its place alone: gradients and
+    tangents are products with the same slopes.
+
+    Attributes:
+        of: positions of the arrays that may have a gradient.
+        incoming: name of the gradient that comes in.
+        native: of the incoming gradient, the arrays, the options and one bool an array of ``of``: the products.
+        allows: whether an array of ``of`` may have a gradient beside these options.
+    """
+
+    of: tuple[int, ...]
+    incoming: str
+    native: Native
+    allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
+
+
+class Operator:
+    """One operator. Arrays and options always stand in the order of its description."""
+
+    def __init__(
+        self,
+        name: str,
+        arrays: tuple[Array, ...],
+        options: str,
+        *,
+        outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]],
+        dtypes: tuple[str, ...] = ("float32",),
+        native: Native,
+        check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
+        gradient: Diagonal | None = None,
+    ) -> None:
+        """
+        Args:
+            options: as a schema has them.
+            outputs: the shape of each output, None for one that is not asked for.
+            dtypes: those of the outputs.
+            native: of arrays, options, allocate and stream: the outputs.
+            check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.
+            gradient: None for an operator without: inputs that require one are taken as detached.
+        """
+        self.name, self.arrays, self.options = name, arrays, options
+        self.outputs, self.dtypes, self.native, self.check, self.gradient = outputs, dtypes, native, check, gradient
+        self.first = arrays[0].name
+        OPERATORS.append(self)

@@ -1,0 +1,141 @@
+"""How an operator is registered with torch: schema, kernel, fake kernel, derivatives, and numbers that a trace leaves
+open.
+
+A schema's ``float`` makes torch.compile compile again for each value. Registered as ``Scalar``, it takes the number of
+a trace, which then travels as a float64 tensor of the trailing argument ``open_numbers``; NaN, which
+every operator refuses, holds its place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ._torch import functorch_active, is_grad_enabled
+
+LIBRARY = torch.library.Library("rl_kernel_native", "FRAGMENT")
+
+
+class _Unknown(float):
+    """What a fake kernel sees of a number that a trace leaves open: one in the range of every check."""
+
+
+UNKNOWN = _Unknown(1.0)
+
+_numbers: dict[str, tuple[int, ...]] = {}  # operator: positions of its numbers; of one with none, nothing
+
+
+def define(schema: str) -> None:
+    """Makes an operator known; its numbers are ``float``, ``float?`` or ``float[]``."""
+    name, _, rest = schema.partition("(")
+    arguments, _, results = rest.partition(") -> ")
+    found = arguments.split(", ")
+    places = tuple(i for i, argument in enumerate(found) if argument.startswith("float"))
+    if places:
+        _numbers[name] = places
+        arguments = re.sub(r"\bfloat(?=\W)", "Scalar", arguments) + ", Tensor[]? open_numbers=None"
+    LIBRARY.define(f"{name}({arguments}) -> {results}")
+
+
+def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of an operator's fake kernel."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        torch.library.register_fake(f"rl_kernel_native::{name}", _known(name, function, _unknown), lib=LIBRARY)
+        return function
+
+    return decorate
+
+
+def implement(name: str, kernel: Any, differentiable: Any = None) -> None:
+    """Registers an operator's kernel. ``differentiable``: the same as autograd Functions compute it, which a graph that
+    was exported without them needs; where it is None, or a transform of torch.func runs, which Functions must meet
+    first, a derivative that would be lost is an error."""
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, _known(name, kernel, _value), key)
+    operator = getattr(torch.ops.rl_kernel_native, name).default
+    places = _numbers.get(name, ())
+
+    def derived(*arguments: Any) -> Any:
+        flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
+        if not (is_grad_enabled() and any(t.requires_grad for t in flat)) and not any(map(_has_tangent, flat)):
+            if places:
+                arguments = _as_tensors(arguments, places)
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*arguments)
+        if differentiable is None or functorch_active():
+            raise RuntimeError(
+                f"{name}: a derivative is wanted where it would be lost; torch.ops.rl_kernel_native.{name} has none "
+                "here, the functions of rl_kernel_native have"
+            )
+        return differentiable(*arguments)
+
+    LIBRARY.impl(name, derived, "Autograd")
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return (
+        forward_ad._current_level >= 0
+        and torch._C._is_fwd_grad_enabled()
+        and forward_ad.unpack_dual(tensor).tangent is not None
+    )
+
+
+def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any]) -> list[Any]:
+    """The arguments with ``each`` of their numbers."""
+    found = list(arguments)
+    for i in places:
+        given = found[i]
+        found[i] = [each(x) for x in given] if isinstance(given, (list, tuple)) else each(given)
+    return found
+
+
+def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
+    """Arguments whose numbers are those of a trace as the operator's kernel takes them: multiplied into a tensor, which
+    torch's own pass knows."""
+    tensors: list[Tensor] = []
+
+    def each(x: Any) -> Any:
+        if not isinstance(x, (torch.SymFloat, torch.SymInt)):
+            return x
+        one: Any = torch.ones((), dtype=torch.float64, device="cpu")
+        tensors.append(one * x)
+        return math.nan
+
+    found = _mapped(arguments, places, each)
+    return (*found, tensors) if tensors else arguments
+
+
+def _value(tensors: Iterator[Tensor], x: Any) -> Any:
+    """A number, which may stand in a tensor."""
+    if x is None:
+        return None
+    return next(tensors).item() if x != x else float(x)
+
+
+def _unknown(tensors: Iterator[Tensor], x: Any) -> Any:
+    if x is None:
+        return None
+    if isinstance(x, (torch.SymFloat, torch.SymInt)):
+        return UNKNOWN
+    return UNKNOWN if x != x and next(tensors, None) is not None else float(x)
+
+
+def _known(name: str, function: Callable[..., Any], number: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel of an operator with numbers; ``number`` gives each."""
+    places = _numbers.get(name)
+    if places is None:
+        return function
+    count = len(getattr(torch.ops.rl_kernel_native, name).default._schema.arguments) - 1
+
+    def kernel(*arguments: Any) -> Any:
+        tensors = iter(arguments[count] or ()) if len(arguments) > count else iter(())
+        return function(*_mapped(arguments[:count], places, lambda x: number(tensors, x)))
+
+    return kernel
