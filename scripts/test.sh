@@ -7,6 +7,7 @@
 #   hip       the HIP kernels compile without spills (preset hip) and serve Python under the emulation; skipped without
 #             clang 19
 #   wheel     the wheel of variant cpu for this Python, tried in an empty environment
+#   site      the documentation, from docs/, docstrings and contracts; a warning is an error
 #   sanitize  C++ tests under ASan and UBSan (preset sanitize), and with clang 19 those of the HIP kernels, which run
 #             nowhere else
 # Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
@@ -15,7 +16,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-readonly kStages=(lint cpp python cuda hip wheel sanitize)
+readonly kStages=(lint cpp python cuda hip wheel site sanitize)
 
 stage_setup() {
   install_torch cpu
@@ -101,6 +102,11 @@ stage_hip() {
 stage_wheel() {
   python tools/build_wheels.py --variant cpu --python "$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" \
     --out build/dist
+}
+
+stage_site() {
+  pip install -q -r scripts/requirements-site.txt
+  python tools/build_site.py
 }
 
 stage_sanitize() {

@@ -86,11 +86,10 @@ def linear_logprob(
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32.
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded to it once.
-        temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, the ``return_`` flags,
-            check, on_bad_id, exp: as for :func:`logprob`.
-        loss_mask: ``[...]``, of the framework of ``target`` and any dtype of a mask (docs/tokens.md): where it is zero
-            a row is one whose target is
-            ``ignore_index``, whatever its target is: every output and every gradient is 0.
+        temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, check, on_bad_id, exp: as
+            for :func:`logprob`, and so are the flags that begin with ``return``.
+        loss_mask: ``[...]``, of the framework of ``target`` and any dtype of a mask (docs/tokens.md): where it is zero,
+            every output and every gradient is 0, as where the target is ``ignore_index``.
         lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, of the dtype of ``hidden``;
             rows contiguous, any stride between them. Each logit's sum goes on from ``hidden @ weight.T`` over the rank,
             with ``u = lora_scale * hidden @ lora_a.T`` rounded to the dtype of ``hidden``, before bias and rounding.

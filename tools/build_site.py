@@ -1,0 +1,216 @@
+"""Builds the documentation site from docs/, docstrings, contract.py and the kernels' notes; a warning is an error.
+
+    python tools/build_site.py [--out build/site]
+
+Needs the package and scripts/requirements-site.txt, no network, no torch. Every operator gets a page: its functions,
+what keeps its bits, how far it may be off float64, the contract and the notes of its CUDA kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import pkgutil
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import rl_kernel_native as rk
+from rl_kernel_native import contract, ops
+from rl_kernel_native.consistency.contract_table import bound, kept
+
+ROOT = Path(__file__).resolve().parent.parent
+# Pages in the order of the menu, by its headings; those of docs/ that stand nowhere here come last.
+MENU = {
+    "Begin": ["quickstart", "which_operator", "build", "wheels", "examples"],
+    "Use": ["models", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
+    "Trust": ["contract", "numerics", "math"],
+    "Reference": ["operators", "api/index", "api/tools"],
+    "Project": ["contributing", "changelog"],
+}
+# Files of the repository that are pages: where they stand, and their place in the site.
+PAGES = {"examples/README.md": "examples.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOOLS = (
+    "compare", "patch_model", "unpatch_model", "status", "arithmetic", "current_arithmetic", "checkpoint_contexts",
+    "canonical_blas", "workspace_stats",
+)  # fmt: skip
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def operator_modules() -> dict[str, ModuleType]:
+    """Modules of ops/ that describe operators, by their stem, which is the name of an operator."""
+    stems = [info.name for info in pkgutil.iter_modules(ops.__path__) if callable(getattr(rk, info.name, None))]
+    return {stem: importlib.import_module(f"{ops.__name__}.{stem}") for stem in stems}
+
+
+def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> str:
+    """Links of a page for its place in the site; to files that are no pages, their names alone."""
+
+    def link(match: re.Match[str]) -> str:
+        mark, words, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if "://" in target or not path:
+            return match[0]
+        file = (source.parent / path).resolve()
+        if file in pages:
+            there = Path(*[".."] * len(place.parent.parts), pages[file])
+            return f"{mark}[{words}]({there}{'#' + anchor if anchor else ''})"
+        if mark and file.exists():
+            return f"![{words}]({Path(*['..'] * len(place.parent.parts), file.name)})"
+        return words if words.startswith("`") else f"{words} (`{file.relative_to(ROOT)}`)"
+
+    return LINK.sub(link, text)
+
+
+def operator_page(stem: str, module: Any) -> str:
+    """The page of one operator, as MyST."""
+    names = [name for name in module.__all__ if name in rk.__all__]
+    functions = [name for name in names if inspect.isfunction(getattr(rk, name)) and not name.endswith("_reference")]
+    classes = [name for name in names if inspect.isclass(getattr(rk, name))]
+    parts = [f"# {stem}\n"]
+    parts += [f"```{{eval-rst}}\n.. autofunction:: rl_kernel_native.{name}\n```\n" for name in functions]
+    if classes:
+        parts.append("## Results\n")
+        parts += [f"```{{eval-rst}}\n.. autoclass:: rl_kernel_native.{name}\n```\n" for name in classes]
+    rows = [
+        row
+        for name in dict.fromkeys([stem, *functions])
+        if name in contract.OPERATORS
+        for row in contract.rows_of(name)
+    ]
+    if rows:
+        parts.append("## Bits and bounds\n")
+        parts.append("| output | same bits for | equal on | off float64 by at most |\n|---|---|---|---|")
+        for row in dict.fromkeys(rows):
+            cells = (f"{row.operator}: {row.output} ({row.kind})", kept(row), row.backends, bound(row))
+            parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        parts.append("\n[contract.md](../contract.md) says what these words mean.\n")
+    if (ROOT / "cuda" / stem / "README.md").exists():
+        parts.append(
+            f"## Speed\n\nMeasured figures, with commands: [the notes of the CUDA kernels](../kernels/{stem}.md).\n"
+        )
+    header = ROOT / "cpp" / "include" / "rlk" / "ops" / f"{stem}.h"
+    if header.exists():
+        parts.append(
+            f"## Contract\n\nFrom `{header.relative_to(ROOT)}`:\n\n```cpp\n{header.read_text().strip()}\n```\n"
+        )
+    return "\n".join(parts)
+
+
+def write_sources(folder: Path) -> None:
+    """Everything that Sphinx reads."""
+    modules = operator_modules()
+    pages = {page: page.relative_to(ROOT / "docs") for page in sorted((ROOT / "docs").rglob("*.md"))}
+    pages |= {ROOT / name: Path(place) for name, place in PAGES.items()}
+    pages[ROOT / "README.md"] = Path("index.md")
+    for stem in modules:
+        notes = ROOT / "cuda" / stem / "README.md"
+        if notes.exists():
+            pages[notes] = Path("kernels") / f"{stem}.md"
+    for page, place in pages.items():
+        text = relinked(page.read_text(), page, place, pages)
+        if place.parts[0] in ("kernels", "objectives"):
+            text = "---\norphan: true\n---\n\n" + text
+        write(folder / place, text + (menu(pages) if place == Path("index.md") else ""))
+    write(folder / "static" / "wide.css", ".content { width: 60em; max-width: 100%; }\n")
+    for picture in (ROOT / "docs").iterdir():
+        if picture.suffix in (".png", ".svg"):
+            shutil.copy(picture, folder)
+    listed = "\n".join(
+        f"- [{stem}]({stem}.md): {inspect.getdoc(module).splitlines()[0]}" for stem, module in modules.items()
+    )
+    tree = "\n".join(modules)
+    write(
+        folder / "api" / "index.md",
+        f"# API\n\nA page an operator.\n\n{listed}\n\n```{{toctree}}\n:hidden:\n{tree}\n```\n",
+    )
+    for stem, module in modules.items():
+        write(folder / "api" / f"{stem}.md", operator_page(stem, module))
+    tools = "\n".join(f"```{{eval-rst}}\n.. autofunction:: rl_kernel_native.{name}\n```\n" for name in TOOLS)
+    presets = "```{eval-rst}\n.. automodule:: rl_kernel_native.presets\n   :members:\n```\n"
+    write(folder / "api" / "tools.md", f"# Models, machines and presets\n\n{tools}\n## Presets\n\n{presets}")
+
+
+def menu(pages: dict[Path, Path]) -> str:
+    """The menu at the end of the front page."""
+    named = {name for names in MENU.values() for name in names}
+    top = [place.stem for place in pages.values() if len(place.parts) == 1 and place.stem != "index"]
+    sections = {**MENU, "More": [stem for stem in top if stem not in named]}
+    known = {*top, "api/index", "api/tools"}
+    found = {title: [name for name in names if name in known] for title, names in sections.items()}
+    return "".join(
+        "\n```{toctree}\n:hidden:\n:caption: " + title + "\n\n" + "\n".join(names) + "\n```\n"
+        for title, names in found.items()
+        if names
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """One file of the sources."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def lay_out(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:
+    """The sections of a docstring beside Args as paragraphs, for which Sphinx has no form that fits sentences."""
+    made: list[str] = []
+    inside = False
+    for line in lines:
+        section = re.match(r"(Args|Returns|Raises|Source):\s*(.*)$", line)
+        if section and (section[1] != "Args" or section[2]):
+            made += ["", f"**{section[1]}:** {section[2]}".rstrip()]
+            inside = True
+        elif inside and (line.startswith("    ") or not line.strip()):
+            made.append(line[4:])
+        else:
+            inside = False
+            made.append(line)
+    lines[:] = made
+
+
+SETTINGS: dict[str, Any] = {
+    "project": "rl_kernel_native",
+    "html_title": "rl_kernel_native",
+    "html_theme": "furo",
+    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
+    "myst_heading_anchors": 4,
+    "myst_fence_as_directive": ["math"],
+    "autodoc_typehints": "signature",
+    "autodoc_typehints_format": "short",
+    "napoleon_google_docstring": True,
+    "python_maximum_signature_line_length": 90,
+    "html_copy_source": False,
+    "html_css_files": ["wide.css"],
+    "html_show_sourcelink": False,
+    "nitpicky": False,
+}
+
+
+def build(out: Path) -> int:
+    """Writes the site to `out`; Sphinx's status, not 0 where it warned."""
+    from sphinx.application import Sphinx
+
+    sources = out / "sources"
+    shutil.rmtree(out, ignore_errors=True)
+    write_sources(sources)
+    settings = {**SETTINGS, "html_static_path": [str(sources / "static")]}
+    places = (sources, None, out / "html", out / "trees", "html")
+    app = Sphinx(*places, confoverrides=settings, warningiserror=True, exception_on_warning=False, status=None)
+    app.connect("autodoc-process-docstring", lay_out, priority=400)  # before napoleon, which reads Args
+    app.build()
+    return int(app.statuscode)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
+    return build(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
