@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _dispatch
-from ._operator import OPERATORS, Operator
+from ._operator import OPERATORS, Diagonal, Kept, Operator
 
 _loaded: Any = None  # the engine, once there was a torch tensor
 
@@ -24,7 +24,7 @@ def call_backward(
     op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]
 ) -> Sequence[Any]:
     """Its gradients, None for what is not wanted."""
-    assert op.gradient is not None
+    assert isinstance(op.gradient, Diagonal)
     if d is None:
         raise TypeError(f"{op.gradient.incoming}: expected an array, got NoneType")
     if _dispatch.is_tensor(arrays[0]):
@@ -33,6 +33,17 @@ def call_backward(
     frame, exported = _exported(op, arrays, how)
     d = frame.export_array(d, op.gradient.incoming)
     return tuple(map(frame.result, op.gradient.native(d, exported, how, wanted, frame.allocate, frame.stream)))
+
+
+def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Outputs and gradients of a loss, None for the gradient of an array that is not there."""
+    assert isinstance(op.gradient, Kept)
+    if _dispatch.is_tensor(arrays[0]):
+        outputs: tuple[Any, ...] = (_loaded or _engine()).call_with_gradients(op, arrays, how)
+        return outputs
+    frame, exported = _exported(op, arrays, how)
+    wanted = tuple(arrays[i] is not None for i in op.gradient.of)
+    return tuple(map(frame.result, op.gradient.native(exported, how, wanted, frame.allocate, frame.stream)))
 
 
 def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:

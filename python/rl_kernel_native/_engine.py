@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from . import _in_graph, _torch
-from ._operator import Diagonal, Operator
+from ._native import module as _C
+from ._operator import Diagonal, Kept, Operator
 from ._register import define, fake, implement
 from ._shapes import (
     FLOAT32,
@@ -80,8 +81,10 @@ KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
 def register(operators: Iterable[Operator]) -> None:
     for op in operators:
         _register(op)
-        if op.gradient is not None:
+        if isinstance(op.gradient, Diagonal):
             _register_diagonal(op, op.gradient)
+        elif isinstance(op.gradient, Kept):
+            _register_kept(op, op.gradient)
 
 
 def _schema(op: Operator) -> str:
@@ -90,6 +93,9 @@ def _schema(op: Operator) -> str:
 
 def _register(op: Operator) -> None:
     count, dtypes = len(op.arrays), [getattr(torch, name) for name in op.dtypes]
+    of = op.gradient if isinstance(op.gradient, Kept) else None
+    if of is not None:  # gradients follow the outputs
+        dtypes += [torch.float32] * len(of.of)
     results = "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
     define(f"{op.name}({_schema(op)}) -> {results}")
 
@@ -99,13 +105,18 @@ def _register(op: Operator) -> None:
     def kernel(*arguments: Any) -> Any:
         first = arguments[0]
         prepare(first)
-        found = op.native(tuple(map(memory, arguments[:count])), arguments[count:], None, 0)
+        arrays, how = tuple(map(memory, arguments[:count])), arguments[count:]
+        if of is None:
+            found = op.native(arrays, how, None, 0)
+        else:
+            found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
         return given([first.new_empty(0, dtype=d) if o is None else o for o, d in zip(found, dtypes, strict=True)])
 
     def shapes(*arguments: Any) -> Any:
         arrays, how = arguments[:count], arguments[count:]
         check_arrays(op, arrays, how)
-        found = zip(op.outputs(arrays, how), dtypes, strict=True)
+        gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
+        found = zip((*op.outputs(arrays, how), *gradients), dtypes, strict=True)
         return given([arrays[0].new_empty((0,) if s is None else s, dtype=d) for s, d in found])
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
@@ -118,7 +129,7 @@ def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> N
     seen = _Seen(op, arrays, how)
     for a, x in zip(op.arrays, arrays, strict=True):
         if x is not None:
-            KINDS[a.kind](seen, x, a.label(how))
+            KINDS[a.kind if isinstance(a.kind, str) else a.kind(how)](seen, x, a.label(how))
         elif not a.optional:
             raise TypeError(f"{a.label(how)}: expected an array that speaks DLPack, got NoneType")
     if op.check is not None:
@@ -134,28 +145,41 @@ def title(op: Operator) -> str:
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    derivatives = op.gradient
-    if derivatives is not None and is_grad_enabled():
-        _refuse_constants(op, derivatives, arrays, how)
+    of = op.gradient
+    if of is not None and is_grad_enabled():
+        _refuse_constants(op, of, arrays, how)
+    if type(of) is Kept:
+        arrays = _of_float32(op, arrays)
     if is_direct(*arrays):
-        if derivatives is not None and wants_grad(*[arrays[i] for i in derivatives.of]):
-            return (_Products.apply(op, arrays, how, *[arrays[i] for i in derivatives.of]),)
+        if of is not None:
+            operands = [arrays[i] for i in of.of]
+            if wants_grad(*operands):
+                found = (_Kept if type(of) is Kept else _Products).apply(op, arrays, how, *operands)
+                return found if type(found) is tuple else (found,)
         return _direct(op, arrays, how)
+    return _traced(op, arrays, how)[: len(op.dtypes)]
+
+
+def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Outputs of a call that something traces or transforms, and the gradients that a loss gives."""
     _require(op, arrays, how)
-    if derivatives is None:
+    how = op.schema_options(how)
+    if op.gradient is None:
         if is_untraced() and not all(is_plain(x) for x in arrays if isinstance(x, Tensor)):
-            _torch.device_type(arrays[0], op.first)
+            _torch.device_type(arrays[0], op.arrays[0].label(how))
         found = getattr(_ops, op.name)(*(x.detach() if isinstance(x, Tensor) else x for x in arrays), *how)
     else:
         found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how)
-    outputs = (found,) if len(op.dtypes) == 1 else found
-    asked = op.outputs(arrays, how)
-    return tuple(None if shape is None else o for o, shape in zip(outputs, asked, strict=True))
+    outputs = found if isinstance(found, tuple) else (found,)
+    there = [shape is not None for shape in op.outputs(arrays, how)]
+    if isinstance(op.gradient, Kept):
+        there += [arrays[i] is not None for i in op.gradient.of]
+    return tuple(o if is_there else None for o, is_there in zip(outputs, there, strict=True))
 
 
 def _direct(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     first = arrays[0]
-    _torch.device_type(first, op.first)
+    _torch.device_type(first, op.arrays[0].label(how))
     prepare(first)
     return op.native(arrays, how, None, 0)
 
@@ -169,7 +193,7 @@ def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: 
     )
 
 
-def _refuse_constants(op: Operator, of: Diagonal, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
+def _refuse_constants(op: Operator, of: Diagonal | Kept, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
     for i, x in enumerate(arrays):
         if isinstance(x, Tensor) and x.requires_grad and not (i in of.of and of.allows(i, how)):
             name = op.arrays[i].label(how)
@@ -181,7 +205,7 @@ def _refuse_constants(op: Operator, of: Diagonal, arrays: Sequence[Any], how: tu
 
 def backward(op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
     """Gradients, None for what is not wanted."""
-    assert op.gradient is not None
+    assert isinstance(op.gradient, Diagonal)
     if is_direct(d, *arrays) and not wants_grad(d, *arrays):
         prepare(arrays[0])
         return op.gradient.native(d, arrays, how, wanted, None, 0)
@@ -322,8 +346,178 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
                 raise RuntimeError(second)
             return products(ctx, along.contiguous(), ctx.wanted)
 
-    for function, suffix in ((Forward, ""), (Backward, "Backward")):
-        function.__name__ = function.__qualname__ = title(op) + suffix
-        _in_graph.callable_in_graph(function)
+    _named(Forward, title(op))
+    _named(Backward, f"{title(op)}Backward")
     implement(name, kernel, functools.partial(_in_graph.apply, f"{title(op)}Backward"))
     fake(name)(shapes)
+
+
+# ---- a loss whose forward gives its gradients -----------------------------------------------------------------------
+
+
+def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    of = op.gradient
+    assert isinstance(of, Kept)
+    for i in of.of:
+        if wants_grad(arrays[i]):
+            name = op.arrays[i].label(how)
+            raise ValueError(
+                f"{name}: requires a gradient; {op.name}_and_grad gives it as a constant: detach, or call {op.name}"
+            )
+    if is_grad_enabled():
+        _refuse_constants(op, of, arrays, how)
+    arrays = _of_float32(op, arrays)
+    if not is_direct(*arrays):
+        return _traced(op, arrays, how)
+    return _with_gradients(op, arrays, how, tuple(arrays[i] is not None for i in of.of))
+
+
+def _with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: tuple[bool, ...]) -> Any:
+    first = arrays[0]
+    _torch.device_type(first, op.arrays[0].label(how))
+    prepare(first)
+    return op.gradient.native(arrays, how, wanted, None, 0)  # type: ignore[union-attr]
+
+
+def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
+    """Arrays whose number on the device, the last, is float32."""
+    number = arrays[-1]
+    if not isinstance(number, Tensor) or number.dtype is torch.float32:
+        return arrays
+    if number.dtype.is_complex or number.dtype is torch.bool:
+        raise TypeError(f"{op.arrays[-1].name}: expected a real number, got {number.dtype}")
+    return (*arrays[:-1], number.to(torch.float32))
+
+
+class _Kept(torch.autograd.Function):
+    """Eager autograd. The first backward hands the gradients out as they are, scaled in place where that is needed; one
+    that follows, over a retained graph, computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
+        ctx.wanted = (True, *ctx.needs_input_grad[4:])
+        found = _with_gradients(op, arrays, how, ctx.wanted)
+        count = len(op.dtypes)
+        ctx.gradients = found[count:]
+        ctx.save_for_backward(*arrays)
+        ctx.op, ctx.how = op, how
+        ctx.mark_non_differentiable(*found[1:count])
+        ctx.set_materialize_grads(False)
+        return tuple(found[:count])
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
+        needs = ctx.needs_input_grad[3:]
+        if d_loss is None:
+            return None, None, None, *(None for _ in needs)
+        arrays, op = ctx.saved_tensors, ctx.op  # which refuses arrays that were changed in place
+        found, ctx.gradients = ctx.gradients, None
+        if found is None:
+            detached = [None if x is None else x.detach() for x in arrays]
+            found = _with_gradients(op, detached, ctx.how, ctx.wanted)[len(op.dtypes) :]
+        if not is_grad_enabled() and is_direct_gradient(d_loss):
+            _C.scale_gradients(found[0], found[1] if len(found) > 1 else None, d_loss, 0)
+        else:
+            found = scaled(d_loss, found, [arrays[i] for i in op.gradient.of])
+        return None, None, None, *(g if need else None for g, need in zip(found, needs, strict=True))
+
+
+def scaled(d_loss: Tensor, gradients: Sequence[Any], operands: Sequence[Any]) -> Any:
+    """Gradients times that of the loss. The operands say what a second derivative would be of."""
+    found = apply_function(None, "Scaled", d_loss, *gradients, *operands)
+    return tuple(None if g is None else o for o, g in zip(found, gradients, strict=True))
+
+
+@_in_graph.callable_in_graph
+class Scaled(torch.autograd.Function):
+    """Linear in d_loss, without a derivative along the operands."""
+
+    second = "a second derivative of a loss is wanted, and there is none"
+
+    @staticmethod
+    def forward(d_loss: Tensor, *rest: Any) -> Any:
+        return tuple(d_loss.new_empty(0) if g is None else g * d_loss for g in rest[: len(rest) // 2])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        gradients = inputs[1 : len(inputs) // 2 + 1]
+        ctx.mark_non_differentiable(*(o for o, g in zip(output, gradients, strict=True) if g is None))
+        ctx.save_for_backward(*gradients)
+        ctx.save_for_forward(*gradients)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        gradients = ctx.saved_tensors
+        if any(ctx.needs_input_grad[1 + len(gradients) :]):
+            raise RuntimeError(Scaled.second)
+        total = None
+        for x, g in zip(incoming, gradients, strict=True):
+            if x is not None and g is not None:
+                total = (x * g).sum() if total is None else total + (x * g).sum()
+        return total, *(None,) * (2 * len(gradients))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return looped(Scaled.apply, info, in_dims, inputs), (0,) * (len(inputs) // 2)
+
+    @staticmethod
+    def jvp(ctx: Any, d_loss: Any, *others: Any) -> Any:
+        gradients = ctx.saved_tensors
+        if any(t is not None for t in others[len(gradients) :]):
+            raise RuntimeError(Scaled.second)
+        return tuple(
+            None if g is None else torch.zeros_like(g) if d_loss is None else g * d_loss for g in gradients
+        )  # fmt: skip
+
+
+def _register_kept(op: Operator, of: Kept) -> None:
+    count, places, constants = len(op.arrays), of.of, len(op.dtypes)
+
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return getattr(_ops, op.name)(*arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            operands = [inputs[i] for i in places]
+            gradients = [None if x is None else g for x, g in zip(operands, output[constants:], strict=True)]
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.save_for_backward(*gradients, *operands)
+            ctx.save_for_forward(*gradients, *operands)
+            ctx.set_materialize_grads(False)
+            ctx.how, ctx.count = inputs[count:], len(inputs)
+
+        @staticmethod
+        def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
+            found: list[Any] = [None] * ctx.count
+            if d_loss is not None:
+                saved, half = ctx.saved_tensors, len(places)
+                for i, g in zip(places, scaled(d_loss, saved[:half], saved[half:]), strict=True):
+                    found[i] = g
+            return tuple(found)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+            dims = (*in_dims[:count], *(None for _ in in_dims[count:]))
+            return looped(Forward.apply, info, dims, inputs), (0,) * (constants + len(places))
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            others = [i for i in range(count) if i not in places]
+            names = [op.arrays[i].label(ctx.how) for i in others]
+            refuse_tangents(op.name, names, [tangents[i] for i in others])
+            gradients = ctx.saved_tensors[: len(places)]
+            total = torch.zeros((), dtype=torch.float32, device=gradients[0].device)
+            for i, g in zip(places, gradients, strict=True):
+                if tangents[i] is not None:
+                    total = total + (g * tangents[i]).sum()
+            return total, *(None,) * (constants + len(places) - 1)
+
+    _named(Forward, title(op))
+
+
+def _named(function: Any, name: str) -> None:
+    function.__name__ = function.__qualname__ = name
+    _in_graph.callable_in_graph(function)

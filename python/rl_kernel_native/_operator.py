@@ -21,12 +21,12 @@ class Array:
 
     Attributes:
         name: that of the schema, and of errors where ``called`` gives no other.
-        kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`.
+        kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`; or that from the options.
         called: its name in errors, from the options.
     """
 
     name: str
-    kind: str
+    kind: str | Callable[[tuple[Any, ...]], str]
     optional: bool = False
     called: Callable[[tuple[Any, ...]], str] | None = None
 
@@ -52,6 +52,24 @@ class Diagonal:
     allows: Callable[[int, tuple[Any, ...]], bool] = lambda i, how: True
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Derivatives of a loss that its forward gives with it: a backward multiplies them, and there is no second one.
+
+    Attributes:
+        of: positions of the arrays that may have a gradient, which has the shape of its array.
+        native: of the arrays, the options and one bool an array of ``of``: the outputs, then the gradients. The first
+            output is the loss, the others are constants.
+    """
+
+    of: tuple[int, ...]
+    native: Native
+    incoming: str = "d_loss"
+
+    def allows(self, i: int, how: tuple[Any, ...]) -> bool:
+        return True
+
+
 class Operator:
     """One operator. Arrays and options always stand in the order of its description."""
 
@@ -63,20 +81,27 @@ class Operator:
         *,
         outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]],
         dtypes: tuple[str, ...] = ("float32",),
-        native: Native,
+        native: Native | None = None,
         check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
-        gradient: Diagonal | None = None,
+        gradient: Diagonal | Kept | None = None,
+        schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
     ) -> None:
         """
         Args:
             options: as a schema has them.
             outputs: the shape of each output, None for one that is not asked for.
             dtypes: those of the outputs.
-            native: of arrays, options, allocate and stream: the outputs.
+            native: of arrays, options, allocate and stream: the outputs. None: those of :class:`Kept`.
             check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.
             gradient: None for an operator without: inputs that require one are taken as detached.
+            schema_options: options as a schema has them, where ``native`` takes others as well.
         """
         self.name, self.arrays, self.options = name, arrays, options
-        self.outputs, self.dtypes, self.native, self.check, self.gradient = outputs, dtypes, native, check, gradient
-        self.first = arrays[0].name
+        self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient
+        self.schema_options = schema_options
+        if native is None:
+            assert isinstance(gradient, Kept)
+            of_loss, none = gradient.native, (False,) * len(gradient.of)
+            native = lambda arrays, how, *tail: of_loss(arrays, how, none, *tail)[: len(dtypes)]  # noqa: E731
+        self.native = native
         OPERATORS.append(self)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple
 
-from .. import _dispatch
+from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import module as _C
+from .._operator import Array, Kept, Operator
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
-from .policy_spec import PolicySpec, checked_denominator, names_of
+from .policy_spec import PolicySpec, checked_denominator
 
 __all__ = [
     "PolicyGradients",
@@ -89,18 +91,46 @@ class PolicyGradients(NamedTuple):
     d_entropy: Any
 
 
-_torch_path: Any = None
+_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # of the numbers of a spec; the importance whose weights are the caller's
 
 
-def _torch() -> Any:
-    """ops/policy_loss_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import policy_loss_torch
+def _gives_weights(how: tuple[Any, ...]) -> bool:
+    spec = how[0]
+    return spec.importance == "given" if isinstance(spec, PolicySpec) else spec[_IMPORTANCE_FIELD] == _GIVEN
 
-        _torch_path = policy_loss_torch
-    return _torch_path
+
+def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
+    spec, value, ratio_metrics = how
+    packed = spec.packed if isinstance(spec, PolicySpec) else struct.pack(f"{len(spec)}d", *spec)
+    logprob, entropy, *others, selected, denominator = arrays
+    operands = (logprob, *others, entropy, selected)
+    return _C.policy_loss(*operands, packed, value or denominator, ratio_metrics, *wanted, *tail)
+
+
+# spec: a PolicySpec, or in a schema its numbers. denominator_value: 0 for none.
+_POLICY_LOSS = Operator(
+    "policy_loss",
+    (
+        Array("logprob", "first tokens"),
+        Array("entropy", "tokens", optional=True),
+        Array("old_logprob", "tokens", optional=True),
+        Array("advantage", "tokens or sequences"),
+        Array("mask", "mask"),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+        Array("ref_logprob", "tokens", optional=True),
+        Array(
+            "importance", lambda how: "tokens or sequences" if _gives_weights(how) else "tokens", optional=True,
+            called=lambda how: "importance_weight" if _gives_weights(how) else "rollout_logprob",
+        ),
+        Array("selected", "tokens", optional=True),
+        Array("denominator", "number", optional=True),
+    ),
+    "float[] spec, float denominator_value, bool ratio_metrics",
+    outputs=lambda arrays, how: ((), (len(_WITH_RATIO if how[2] else METRICS),)),
+    dtypes=("float32",) * 2,
+    gradient=Kept(of=(0, 1), native=_native),
+    schema_options=lambda how: (list(how[0].numbers), *how[1:]),
+)  # fmt: skip
 
 
 def policy_loss(
@@ -157,15 +187,12 @@ def policy_loss(
         cu_seqlens (docs/tokens.md); on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
     """
-    operands, value, spec = _operands(
+    operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, denominator, ratio_metrics,
     )  # fmt: skip
-    if _dispatch.is_tensor(logprob):
-        loss, vector = _torch().policy_loss(operands, spec, value, ratio_metrics)
-        return PolicyLoss(loss, PolicyMetrics(vector, ratio_metrics))
-    result = _call(operands, spec, value, ratio_metrics, False)
-    return PolicyLoss(result[0], PolicyMetrics(result[1], ratio_metrics))
+    loss, vector = call(_POLICY_LOSS, operands, how)
+    return PolicyLoss(loss, PolicyMetrics(vector, ratio_metrics))
 
 
 def policy_loss_and_grad(
@@ -191,14 +218,11 @@ def policy_loss_and_grad(
     Raises: as :func:`policy_loss`.
     Source: docs/numerics.md, rules 3 and 10.
     """
-    operands, value, spec = _operands(
+    operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, denominator, ratio_metrics,
     )  # fmt: skip
-    if _dispatch.is_tensor(logprob):
-        loss, vector, d_logprob, d_entropy = _torch().policy_loss_and_grad(operands, spec, value, ratio_metrics)
-    else:
-        loss, vector, d_logprob, d_entropy = _call(operands, spec, value, ratio_metrics, True)
+    loss, vector, d_logprob, d_entropy = call_with_gradients(_POLICY_LOSS, operands, how)
     return PolicyGradients(loss, PolicyMetrics(vector, ratio_metrics), d_logprob, d_entropy)
 
 
@@ -206,8 +230,8 @@ def _operands(
     logprob: Any, old_logprob: Any, advantage: Any, mask: Any, spec: Any, cu_seqlens: Any, ref_logprob: Any,
     rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, denominator: Any,
     ratio_metrics: Any,
-) -> tuple[tuple[Any, ...], float, PolicySpec]:  # fmt: skip
-    """Arrays in the order of names_of; the denominator where it is a number, else 0; the spec that they are for."""
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
+    """Arrays and options of the operator."""
     if type(spec) is not PolicySpec:
         got = repr(spec) if isinstance(spec, str) else type(spec).__name__
         raise TypeError(
@@ -238,23 +262,11 @@ def _operands(
         _refuse("entropy", entropy, "", "spec.entropy_coef")
     denominator, value = checked_denominator(denominator, spec.aggregation, "spec.aggregation")
     weights = importance_weight if given else rollout_logprob
-    arrays = (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, entropy, selected, denominator)
-    return arrays, value, spec
+    arrays = (logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, selected, denominator)
+    return arrays, (spec, value, ratio_metrics)
 
 
 def _refuse(name: str, array: Any, unused: str, needed: str) -> None:
     if array is None:
         raise ValueError(f"{name}: expected an array, which {needed} needs, got None")
     raise ValueError(f"{name}: expected None where {unused}, got {type(array).__name__}")
-
-
-def _call(operands: tuple[Any, ...], spec: PolicySpec, value: float, ratio: bool, gradients: bool) -> tuple[Any, ...]:
-    """Of frameworks other than torch."""
-    frame = _dispatch.Frame(operands[0], "logprob")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(a, name) for a, name in zip(operands[:9], names_of(spec), strict=False)]
-    denominator = value if value else frame.export(operands[9], "denominator")
-    result = _C.policy_loss(
-        *arrays, spec.packed, denominator, ratio, gradients, gradients, frame.allocate, frame.stream
-    )
-    return tuple(map(frame.result, result))

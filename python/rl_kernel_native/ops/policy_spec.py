@@ -435,12 +435,3 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         s.kl_gradient_ratio_max or 0.0,
     )
     return tuple(float(x) for x in numbers)
-
-
-def names_of(spec: PolicySpec) -> tuple[str, ...]:
-    """policy_loss's operands in the order of the extension."""
-    weights = "importance_weight" if spec.importance == "given" else "rollout_logprob"
-    return (
-        "logprob", "old_logprob", "advantage", "mask", "cu_seqlens", "ref_logprob", weights, "entropy", "selected",
-        "denominator",
-    )  # fmt: skip

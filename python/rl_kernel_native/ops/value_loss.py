@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
+from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import module as _C
+from .._operator import Array, Kept, Operator
 from ..reference.value_loss import value_loss_reference
 from .policy_spec import (
     AGGREGATIONS,
@@ -71,18 +73,28 @@ class ValueGradients(NamedTuple):
     d_value: Any
 
 
-_torch_path: Any = None
+def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
+    *numbers, number_given = how
+    return _C.value_loss(*arrays[:5], *numbers, number_given or arrays[5], *wanted, *tail)
 
 
-def _torch() -> Any:
-    """ops/value_loss_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import value_loss_torch
-
-        _torch_path = value_loss_torch
-    return _torch_path
+# clip and huber: infinite for none. denominator_kind: the contract's. denominator_value: 0 for none.
+_VALUE_LOSS = Operator(
+    "value_loss",
+    (
+        Array("value", "first tokens"),
+        Array("old_value", "tokens", optional=True),
+        Array("returns", "tokens"),
+        Array("mask", "mask", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+        Array("denominator", "number", optional=True),
+    ),
+    "float clip, float huber, int denominator_kind, bool sequence_mean, float horizon, float scale, "
+    "float denominator_value",
+    outputs=lambda arrays, how: ((), (len(METRICS),)),
+    dtypes=("float32",) * 2,
+    gradient=Kept(of=(0,), native=_native),
+)
 
 
 def value_loss(
@@ -134,15 +146,12 @@ def value_loss(
         (docs/tokens.md); on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Schulman et al. 2017, arXiv:1707.06347.
     """
-    operands, how, number_given = _operands(
+    operands, how = _operands(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
         scale, dp_size, denominator,
     )  # fmt: skip
-    if _dispatch.is_tensor(value):
-        loss, vector = _torch().value_loss(operands, how, number_given)
-        return ValueLoss(loss, ValueMetrics(vector))
-    result = _call(operands, how, number_given, False)
-    return ValueLoss(result[0], ValueMetrics(result[1]))
+    loss, vector = call(_VALUE_LOSS, operands, how)
+    return ValueLoss(loss, ValueMetrics(vector))
 
 
 def value_loss_and_grad(
@@ -169,26 +178,19 @@ def value_loss_and_grad(
     Raises: as :func:`value_loss`.
     Source: docs/numerics.md, rules 3 and 10.
     """
-    operands, how, number_given = _operands(
+    operands, how = _operands(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
         scale, dp_size, denominator,
     )  # fmt: skip
-    if _dispatch.is_tensor(value):
-        loss, vector, d_value = _torch().value_loss_and_grad(operands, how, number_given)
-    else:
-        loss, vector, d_value = _call(operands, how, number_given, True)
+    loss, vector, d_value = call_with_gradients(_VALUE_LOSS, operands, how)
     return ValueGradients(loss, ValueMetrics(vector), d_value)
-
-
-# Operands in the order of the extension.
-NAMES = ("value", "old_value", "returns", "mask", "cu_seqlens", "denominator")
 
 
 def _operands(
     value: Any, old_value: Any, returns: Any, mask: Any, cu_seqlens: Any, clip: Any, loss_type: Any, huber_delta: Any,
     aggregation: Any, count_empty: Any, horizon: Any, scale: Any, dp_size: Any, denominator: Any,
-) -> tuple[tuple[Any, ...], tuple[Any, ...], float]:  # fmt: skip
-    """Arrays in the order of NAMES, the extension's numbers, and the denominator where it is a number, else 0."""
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
+    """Arrays and options of the operator."""
     numbers = _numbers if _dispatch.is_compiling() else _known_numbers
     how = numbers(clip, loss_type, huber_delta, aggregation, count_empty, horizon, scale, dp_size)
     if clip is None and old_value is not None:
@@ -196,7 +198,7 @@ def _operands(
     if clip is not None and old_value is None:
         raise ValueError("old_value: expected an array, which clip needs, got None")
     denominator, number_given = checked_denominator(denominator, aggregation, "aggregation")
-    return (value, old_value, returns, mask, cu_seqlens, denominator), how, number_given
+    return (value, old_value, returns, mask, cu_seqlens, denominator), (*how, number_given)
 
 
 def _numbers(
@@ -225,13 +227,3 @@ def _numbers(
 
 
 _known_numbers = _check.remembered(_numbers)
-
-
-def _call(operands: tuple[Any, ...], how: tuple[Any, ...], number_given: float, gradient: bool) -> tuple[Any, ...]:
-    """Of frameworks other than torch."""
-    frame = _dispatch.Frame(operands[0], "value")
-    _dispatch.match_torch_threads()
-    arrays = [frame.export(a, name) for a, name in zip(operands[:5], NAMES, strict=False)]
-    denominator = number_given if number_given else frame.export(operands[5], "denominator")
-    result = _C.value_loss(*arrays, *how, denominator, gradient, frame.allocate, frame.stream)
-    return tuple(map(frame.result, result))
