@@ -36,6 +36,10 @@ def arithmetic(unit: str) -> Computing:
     Raises: ValueError for another name, at the call; TypeError where what is decorated would run after the context: a
         class, a generator, a coroutine.
     Source: docs/numerics.md, fact 2 and rules 1 and 3.
+
+    Example:
+        >>> with rk.arithmetic("sm_90"):  # as an H100 multiplies
+        ...     y = rk.linear(torch.ones(1, 16, dtype=torch.bfloat16), torch.ones(1, 16, dtype=torch.bfloat16))
     """
     one_of("unit", unit, UNITS)
     return Computing(unit)

@@ -71,6 +71,15 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
         than the tokens where there is no cache, and for positions that begin another sequence beside a cache.
     Source:
         docs/numerics.md; the seams are transformers' own: the forwards of modules, by classes derived from theirs.
+
+    Example:
+        >>> import transformers
+        >>> size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> config = transformers.LlamaConfig(vocab_size=16, num_key_value_heads=1, **size)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> rk.patch_model(model)
+        {'embedding': 1, 'linear': 8, 'rms_norm': 3, 'rope': 1, 'attention': 1, 'silu_mul': 1}
+        >>> rk.unpatch_model(model)
     """
     return _patch("patch_model").patch(model, ops, strict, probe)
 

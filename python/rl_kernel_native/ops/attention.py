@@ -117,6 +117,12 @@ def attention(
         clamped, and keys of a page that is none are NaN.
     Source:
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
+
+    Example:
+        >>> q = k = v = torch.arange(16.0).view(1, 2, 1, 8) / 16
+        >>> rk.attention(q, k, v)[0, :, 0]
+        tensor([[0.0000, 0.0625, 0.1250, 0.1875, 0.2500, 0.3125, 0.3750, 0.4375],
+                [0.3671, 0.4296, 0.4921, 0.5546, 0.6171, 0.6796, 0.7421, 0.8046]])
     """
     lists = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, block_table)
     options = (_check.flag("causal", causal), window_size, softmax_scale)

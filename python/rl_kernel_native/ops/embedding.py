@@ -69,6 +69,11 @@ def embedding(
         kernel of this build serves the device.
     Source:
         docs/numerics.md, rule 9; shards: Shoeybi et al. 2019, arXiv:1909.08053.
+
+    Example:
+        >>> rk.embedding(torch.tensor([2, 0]), torch.arange(6.0).view(3, 2))
+        tensor([[4., 5.],
+                [0., 1.]])
     """
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))

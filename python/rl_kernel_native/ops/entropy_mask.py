@@ -42,6 +42,11 @@ def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seql
         (docs/tokens.md); on a GPU all is NaN then.
     Source: docs/numerics.md, rule 10; docs/objectives/entropy.md; Wang et al. 2025, arXiv:2506.01939; TRL's
         get_high_entropy_mask.
+
+    Example:
+        >>> entropy = torch.tensor([[0.1, 0.9, 0.5, 0.7]])
+        >>> rk.entropy_mask(entropy, torch.ones(1, 4), top_quantile=0.5)
+        tensor([[0., 1., 0., 1.]])
     """
     share = _check.number("top_quantile", top_quantile)
     if not 0 <= share <= 1:

@@ -111,6 +111,11 @@ def gae(
         kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 10; Schulman et al. 2016, arXiv:1506.02438; verl's compute_gae_advantage_return.
+
+    Example:
+        >>> rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.4, 0.8]])
+        >>> rk.gae(rewards, values, torch.ones(1, 3), gamma=1.0, lam=1.0).advantages
+        tensor([[0.8000, 0.6000, 0.2000]])
     """
     how = (_check.number("gamma", gamma), _check.number("lam", lam))
     return GaeResult(*call(_GAE, (rewards, _given("values", values), mask, cu_seqlens, bootstrap), how))
@@ -130,6 +135,10 @@ def discounted_returns(
     Returns: float32 of the shape of ``rewards``.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.
+
+    Example:
+        >>> rk.discounted_returns(torch.tensor([[0.0, 0.0, 1.0]]), torch.ones(1, 3), gamma=0.5)
+        tensor([[0.2500, 0.5000, 1.0000]])
     """
     _check.one_of("masked", masked, ("reset", "carry"))
     how = (_check.number("gamma", gamma), masked == "reset")
@@ -168,6 +177,12 @@ def vtrace(
         whose mask is 0 the advantage is 0.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Espeholt et al. 2018, arXiv:1802.01561.
+
+    Example:
+        >>> old, new = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -1.0]])
+        >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])
+        >>> rk.vtrace(rewards, values, new, old)
+        GaeResult(advantages=tensor([[0.5000, 0.5000]]), returns=tensor([[1., 1.]]))
     """
     arrays = (
         rewards, _given("values", values), _given("logprob", logprob), _given("rollout_logprob", rollout_logprob), mask,

@@ -179,6 +179,12 @@ def group_advantage(
         effect; RuntimeError where no kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 10; Shao et al. 2024, arXiv:2402.03300, and the table.
+
+    Example:
+        >>> rk.group_advantage([1.0, 0.0, 0.0, 1.0], group_size=4, kind="rloo")
+        array([ 0.6666667, -0.6666667, -0.6666667,  0.6666667], dtype=float32)
+        >>> rk.group_advantage(torch.tensor([1, 0, 5, 5]), group_size=2)
+        tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
     _check.one_of("kind", kind, tuple(_KINDS))
     of = _KINDS[kind]

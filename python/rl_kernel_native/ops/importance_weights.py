@@ -204,6 +204,11 @@ def importance_weights(
         (docs/tokens.md); on a GPU the weights of the sequences beside, and all metrics, are NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
+
+    Example:
+        >>> trainer, engine = torch.tensor([[-1.0, -0.5]]), torch.tensor([[-1.1, -2.0]])
+        >>> rk.importance_weights(trainer, engine, torch.ones(1, 2), upper=2.0)
+        ImportanceWeights(weights=tensor([[1.1052, 2.0000]]), mask=tensor([[1., 1.]]))
     """
     spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize)
     if not isinstance(return_metrics, bool):

@@ -86,6 +86,10 @@ def kl(
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a combination without a
         meaning; RuntimeError where no kernel of this build serves the device.
     Source: docs/numerics.md, rule 3; docs/objectives.md; Schulman 2020, "Approximating KL divergence".
+
+    Example:
+        >>> rk.kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.0]]), estimator="k3")
+        tensor([[0.1065, 0.0000]])
     """
     operands, how = _operands(
         logprob, ref_logprob, mask, estimator, straight_through, input_clamp, clamp, old_logprob, importance_weight

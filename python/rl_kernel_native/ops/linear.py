@@ -92,6 +92,12 @@ def linear(
         kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 1, 2 and 9.
+
+    Example:
+        >>> x, weight, bias = torch.ones(2, 3), torch.arange(6.0).view(2, 3), torch.tensor([0.5, -0.5])
+        >>> rk.linear(x, weight, bias)
+        tensor([[ 3.5000, 11.5000],
+                [ 3.5000, 11.5000]])
     """
     allow_vendor = _allows_vendor(engine)
     out = _code(out_dtype)
@@ -138,6 +144,10 @@ def linear_input_grad(dy: Any, weight: Any, *, engine: str = "auto") -> Any:
     Returns: ``dx``, ``[..., in_features]``, of the dtype of ``dy``, summed in ascending order of ``out_features``.
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 1.
+
+    Example:
+        >>> rk.linear_input_grad(torch.ones(1, 2), torch.arange(6.0).view(2, 3))
+        tensor([[3., 5., 7.]])
     """
     allow_vendor = _allows_vendor(engine)
     if _dispatch.is_tensor(dy):
@@ -172,6 +182,11 @@ def linear_weight_grad(
     Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself where given.
     Raises: as :func:`linear`; BufferError where the array to write is read-only.
     Source: docs/numerics.md, rules 1 and 9.
+
+    Example:
+        >>> rk.linear_weight_grad(torch.ones(4, 2), torch.ones(4, 3))
+        tensor([[4., 4., 4.],
+                [4., 4., 4.]])
     """
     allow_vendor = _allows_vendor(engine)
     code = _code(out_dtype)
@@ -212,6 +227,10 @@ def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
     Returns: ``dbias``, ``[out_features]``, summed in groups of 64 rows, trees over 128 groups and blocks of 8192 rows.
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 9.
+
+    Example:
+        >>> rk.linear_bias_grad(torch.ones(4, 2))
+        tensor([4., 4.])
     """
     code = _code(out_dtype)
     if _dispatch.is_tensor(dy):
@@ -245,6 +264,16 @@ def linear_partial(
     Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
+
+    Example:
+        >>> x, weight = torch.ones(1, 64, dtype=torch.bfloat16), torch.ones(2, 64, dtype=torch.bfloat16)
+        >>> halves = zip(x.split(32, 1), weight.split(32, 1))
+        >>> shares = [
+        ...     rk.linear_partial(a, w, k_segments=2, first_segment=i, num_segments=1)
+        ...     for i, (a, w) in enumerate(halves)
+        ... ]
+        >>> rk.tree_sum(shares, out_dtype=x.dtype)
+        tensor([[64., 64.]], dtype=torch.bfloat16)
     """
     num_segments = _check.segments(k_segments, first_segment, num_segments, x_shard)
     options = {"engine": engine, "main_grad": main_grad, "weight_grad_dtype": weight_grad_dtype}
@@ -266,6 +295,10 @@ def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -
         Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
+
+    Example:
+        >>> rk.tree_sum([torch.ones(2), torch.full((2,), 2.0)])
+        tensor([3., 3.])
     """
     code = _code(out_dtype)
     arrays = _check.parts(parts)

@@ -70,6 +70,11 @@ def linear_cross_entropy(
         of no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
     Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
+
+    Example:
+        >>> hidden, head = torch.eye(2, 4), torch.arange(12.0).view(3, 4) / 4
+        >>> rk.linear_cross_entropy(hidden, head, torch.tensor([2, 0]))
+        tensor(1.4076)
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
     z_loss = _check.single("z_loss", z_loss, lambda x: 0 <= x < math.inf, "a finite number >= 0")

@@ -123,6 +123,13 @@ def linear_logprob(
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names
         what is needed.
     Source: docs/numerics.md, rules 1, 3 to 5, 8 and 9.
+
+    Example:
+        >>> hidden, head, target = torch.eye(2, 4), torch.arange(12.0).view(3, 4) / 4, torch.tensor([2, 0])
+        >>> rk.linear_logprob(hidden, head, target)
+        tensor([-0.4076, -2.4076])
+        >>> torch.equal(rk.linear_logprob(hidden, head, target), rk.logprob(rk.linear(hidden, head), target))
+        True
     """
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))

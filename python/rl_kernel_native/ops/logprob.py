@@ -130,6 +130,13 @@ def logprob(
         this build serves the device.
     Source:
         docs/numerics.md, rules 3 to 5; online softmax after Milakov and Gimelshein 2018, arXiv:1805.02867.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]])
+        >>> rk.logprob(logits, torch.tensor([0, 1]))
+        tensor([-0.1698, -0.5514])
+        >>> rk.logprob(logits, torch.tensor([0, 1]), temperature=0.5, return_entropy=True).entropy
+        tensor([0.1069, 0.6656])
     """
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
@@ -217,6 +224,12 @@ def logprob_partial(
     The other arguments are :func:`logprob`'s, the same on every rank.
     Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit (an implementation's record, not a statistic).
     Raises: as :func:`logprob`; ValueError where a shard is not whole parts; it names the padding that helps.
+
+    Example:
+        >>> logits, target = torch.arange(128.0).view(1, 128) / 16, torch.tensor([100])
+        >>> shards = [rk.logprob_partial(logits[:, i : i + 64], target, vocab_start=i, vocab_size=128) for i in (0, 64)]
+        >>> torch.equal(rk.logprob_merge(torch.stack(shards)), rk.logprob(logits, target))
+        True
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
@@ -254,6 +267,12 @@ def logprob_merge(
         temperature: as given to :func:`logprob_partial`.
     Returns: as :func:`logprob`.
     Raises: TypeError for a dtype; ValueError for a shape.
+
+    Example:
+        >>> logits, target = torch.arange(128.0).view(1, 128) / 16, torch.tensor([100])
+        >>> shards = [rk.logprob_partial(logits[:, i : i + 64], target, vocab_start=i, vocab_size=128) for i in (0, 64)]
+        >>> rk.logprob_merge(torch.stack(shards))
+        tensor([-4.4908])
     """
     returns = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     if _dispatch.is_tensor(stats):
@@ -301,6 +320,12 @@ def logprob_backward(
         out: array for the result; may be ``logits`` itself (in place).
     Returns: dlogits, shape and dtype of ``logits``. Ignored rows, padding and columns not kept are exactly 0.
     Raises: as :func:`logprob`.
+
+    Example:
+        >>> logits, target = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0])
+        >>> lse = rk.logprob(logits, target, return_lse=True).lse
+        >>> rk.logprob_backward(logits, target, lse, dlogprob=torch.ones(1))
+        tensor([[ 0.1562, -0.1142, -0.0420]])
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)

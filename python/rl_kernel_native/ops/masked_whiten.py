@@ -71,6 +71,10 @@ def masked_whiten(
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
         kernel of this build serves the device.
     Source: docs/numerics.md, rules 3 and 10; verl's masked_whiten.
+
+    Example:
+        >>> rk.masked_whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[1, 1, 0]]))
+        tensor([[-0.7071,  0.7071,  0.0000]])
     """
     flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
     how = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))

@@ -112,6 +112,12 @@ def mismatch_metrics(
         kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
         (docs/tokens.md); on a GPU all metrics are NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper.
+
+    Example:
+        >>> trainer, engine = torch.tensor([[-1.0, -0.5]]), torch.tensor([[-1.0, -0.75]])
+        >>> found = rk.mismatch_metrics(trainer, engine)
+        >>> float(found.differing_fraction), float(found.dlogp_max)
+        (0.5, 0.25)
     """
     arrays = (logprob_train, logprob_rollout, mask, cu_seqlens)
     return MismatchMetrics(call(_MISMATCH_METRICS, arrays, (limit_of(log_ratio_clamp),))[0])

@@ -67,6 +67,11 @@ def pack(
         RuntimeError where no kernel of this build serves the device.
     Source:
         docs/numerics.md, rule 10 (padded and packed arrays have the same sums).
+
+    Example:
+        >>> packed = rk.pack(torch.tensor([[1, 2, 0], [3, 4, 5]]), lengths=torch.tensor([2, 3]), max_tokens=5)
+        >>> packed.tensors, packed.cu_seqlens
+        (tensor([1, 2, 3, 4, 5]), tensor([0, 2, 5], dtype=torch.int32))
     """
     arrays, fills = _arrays(tensors, fill_value)
     if (lengths is None) == (mask is None):
@@ -112,6 +117,11 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
         As :func:`pack`.
     Source:
         docs/numerics.md, rule 10.
+
+    Example:
+        >>> rk.unpack(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 2, 5]), max_seqlen=3)
+        tensor([[1, 2, 0],
+                [3, 4, 5]])
     """
     arrays, fills = _arrays(tensors, fill_value)
     columns = _check.integer64("max_seqlen", max_seqlen)

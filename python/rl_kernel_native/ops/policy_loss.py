@@ -186,6 +186,17 @@ def policy_loss(
         does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad
         cu_seqlens (docs/tokens.md); on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
+
+    Example:
+        >>> logprob = torch.tensor([[-1.0, -2.0], [-0.5, -1.5]], requires_grad=True)
+        >>> advantage, mask = torch.tensor([1.0, -1.0]), torch.ones(2, 2)
+        >>> found = rk.policy_loss(logprob, logprob.detach(), advantage, mask, spec=rk.PolicySpec())
+        >>> found.loss.backward()
+        >>> logprob.grad
+        tensor([[-0.2500, -0.2500],
+                [ 0.2500,  0.2500]])
+        >>> float(found.metrics.ratio_max)
+        1.0
     """
     operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
@@ -217,6 +228,11 @@ def policy_loss_and_grad(
     Returns: :class:`PolicyGradients`: the gradients have the shape of ``logprob``, float32; masked slots are 0.
     Raises: as :func:`policy_loss`.
     Source: docs/numerics.md, rules 3 and 10.
+
+    Example:
+        >>> logprob, advantage, mask = torch.tensor([[-1.0, -2.0]]), torch.tensor([1.0]), torch.ones(1, 2)
+        >>> rk.policy_loss_and_grad(logprob, logprob, advantage, mask, spec=rk.PolicySpec()).d_logprob
+        tensor([[-0.5000, -0.5000]])
     """
     operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,

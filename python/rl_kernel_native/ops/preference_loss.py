@@ -126,6 +126,11 @@ def preference_loss(
     Source:
         docs/numerics.md, rules 3 and 10; DPO arXiv:2305.18290, IPO 2310.12036, KTO 2402.01306, ORPO 2403.07691, SimPO
         2405.14734, CPO 2401.08417, WPO 2406.11827, AOT 2406.05882, APO 2408.06266, DiscoPOP 2406.08414.
+
+    Example:
+        >>> chosen, rejected = torch.tensor([-4.0]), torch.tensor([-6.0])
+        >>> rk.preference_loss(chosen, rejected, torch.tensor([-5.0]), torch.tensor([-5.0]), beta=0.1).losses
+        tensor([0.5981])
     """
     _check.one_of("kind", kind, tuple(KINDS), KNOWN_AS)
     of_kind = KINDS[kind]

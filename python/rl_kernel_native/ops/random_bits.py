@@ -72,6 +72,11 @@ def random_bits(seed: Any, sample_id: Any, position: Any, n: int, *, stream: int
         TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError where no kernel of
         this build serves the device.
     Source: the contract; Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+
+    Example:
+        >>> rk.random_bits(7, torch.tensor([41, 42]), torch.tensor([0, 3]), 2)
+        tensor([[4248941369,   83688463],
+                [2513807329, 2903623890]])
     """
     count = _check.integer64("n", n)
     if not 1 <= count <= MOST_WORDS:

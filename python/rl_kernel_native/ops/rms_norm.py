@@ -77,6 +77,12 @@ def rms_norm(
         kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3, 8 and 9; Zhang and Sennrich 2019, arXiv:1910.07467.
+
+    Example:
+        >>> x, weight = torch.tensor([[3.0, 4.0]]), torch.ones(2)
+        >>> rk.rms_norm(x, weight, 1e-6)
+        tensor([[0.8485, 1.1314]])
+        >>> y, residual = rk.rms_norm(x, weight, 1e-6, residual=torch.ones(1, 2))
     """
     if (
         type(x) in _plain

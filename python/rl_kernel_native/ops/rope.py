@@ -84,6 +84,14 @@ def rope(
         kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 8; Su et al. 2021, arXiv:2104.09864; sections: arXiv:2409.12191.
+
+    Example:
+        >>> q, k = torch.ones(3, 1, 2), torch.ones(3, 1, 2)
+        >>> angle = torch.arange(3.0)[:, None].expand(3, 2)
+        >>> rk.rope(q, k, angle.cos(), angle.sin())[0].squeeze(1)
+        tensor([[ 1.0000,  1.0000],
+                [-0.3012,  1.3818],
+                [-1.3254,  0.4932]])
     """
     return _call(q, k, cos, sin, position_ids, interleaved, partial_dim, intermediate, mrope_sections, head_axis, False)
 

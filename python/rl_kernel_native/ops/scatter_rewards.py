@@ -168,6 +168,12 @@ def scatter_rewards(
         not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the
         sequence of such a span has NaN at its last token that counts, the sequences beside such cuts at all tokens.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
+
+    Example:
+        >>> mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]])  # of the answers
+        >>> rk.scatter_rewards(torch.tensor([1.0, -1.0]), mask)
+        ScatteredRewards(rewards=tensor([[ 0.,  0.,  0.,  1.],
+                [ 0.,  0., -1.,  0.]]), costs=None, combined=None, lengths=tensor([3, 2]))
     """
     _check.one_of("place", place, _PLACES)
     _check.one_of("kl_estimator", kl_estimator, ESTIMATORS[1:])

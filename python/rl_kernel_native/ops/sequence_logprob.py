@@ -78,6 +78,11 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
         RuntimeError where no kernel of this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 10.
+
+    Example:
+        >>> logprob, mask = torch.tensor([[-1.0, -2.0, -4.0]]), torch.tensor([[0, 1, 1]])
+        >>> rk.sequence_logprob(logprob, mask)
+        SequenceLogprob(sum=tensor([-6.]), count=tensor([2]))
     """
     if type(return_status) is not bool:
         return_status = _check.flag("return_status", return_status)

@@ -69,6 +69,10 @@ def shift_labels_packed(
         RuntimeError where no kernel of this build serves the device.
     Source:
         the contract; chunks: Megatron-LM's ``get_batch_on_this_cp_rank``.
+
+    Example:
+        >>> rk.shift_labels_packed(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 2, 5]))
+        tensor([   2, -100,    4,    5, -100])
     """
     _check.one_of("cp_layout", cp_layout, ("zigzag", "contiguous"))
     how = (

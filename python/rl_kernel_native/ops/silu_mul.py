@@ -72,6 +72,10 @@ def silu_mul(gate: Any, up: Any = None, *, round_before_mul: bool = False) -> An
         this build serves the device.
     Source:
         docs/numerics.md, rules 3 and 8; Shazeer 2020, arXiv:2002.05202.
+
+    Example:
+        >>> rk.silu_mul(torch.tensor([[0.0, 2.0, 3.0, 4.0]]))  # gate 0, 2 and up 3, 4
+        tensor([[0.0000, 7.0464]])
     """
     return _forward(gate, up, SILU, round_before_mul)
 
@@ -89,6 +93,10 @@ def gelu_mul(gate: Any, up: Any = None, *, approximate: str = "tanh", round_befo
     Returns: ``[..., I]``, of the dtype of ``gate``. ``gelu(-Inf)`` is -0.
     Raises: as :func:`silu_mul`; ValueError for another ``approximate``.
     Source: docs/numerics.md, rules 3 and 8; Hendrycks and Gimpel 2016, arXiv:1606.08415.
+
+    Example:
+        >>> rk.gelu_mul(torch.tensor([[0.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([[0.0000, 7.8184]])
     """
     return _forward(gate, up, _gelu(approximate), round_before_mul)
 

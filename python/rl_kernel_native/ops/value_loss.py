@@ -145,6 +145,11 @@ def value_loss(
         RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens
         (docs/tokens.md); on a GPU the loss is NaN then.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Schulman et al. 2017, arXiv:1707.06347.
+
+    Example:
+        >>> value, returns, mask = torch.tensor([[0.5, 1.0]]), torch.tensor([[1.0, 1.0]]), torch.ones(1, 2)
+        >>> rk.value_loss(value, None, returns, mask).loss
+        tensor(0.0625)
     """
     operands, how = _operands(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,

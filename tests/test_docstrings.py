@@ -1,0 +1,52 @@
+"""Every public call has a docstring with an example that gives what it shows, and its sections in order."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import io
+import re
+
+import pytest
+
+import rl_kernel_native as rk
+
+torch = pytest.importorskip("torch")
+
+CALLS = sorted(name for name in rk.__all__ if inspect.isfunction(getattr(rk, name)) and not name.endswith("_reference"))
+# What needs ranks, another machine or a large text around it; the pages of docs/ have their examples.
+WITHOUT = {
+    "attention_backward", "canonical_blas", "checkpoint_contexts", "covariance_mask", "current_arithmetic",
+    "embedding_backward", "gelu_mul_backward", "kl_backward", "kv_cache_append", "linear_logprob_pair",
+    "linear_logprob_partial", "loss_mask_from_spans", "optimal_token_baseline", "rms_norm_backward",
+    "rope_backward", "sequence_logprob_backward", "silu_mul_backward", "status", "tool_mask", "unpatch_model",
+    "value_loss_and_grad", "workspace_stats",
+}  # fmt: skip
+
+
+def has_example(name: str) -> bool:
+    return ">>> " in (getattr(rk, name).__doc__ or "")
+
+
+def test_calls_have_examples() -> None:
+    assert not [name for name in CALLS if not has_example(name) and name not in WITHOUT]
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if has_example(name)])
+def test_the_example_of_a_call_gives_what_it_shows(name: str) -> None:
+    """Examples begin after `import torch` and `import rl_kernel_native as rk`."""
+    if name in ("compare", "patch_model"):
+        pytest.importorskip("transformers")
+    said = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False)
+    text = inspect.getdoc(getattr(rk, name)) or ""
+    runner.run(doctest.DocTestParser().get_doctest(text, {"torch": torch, "rk": rk}, name, name, 0), out=said.write)
+    assert runner.tries > 0
+    assert not said.getvalue()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_sections_stand_in_order(name: str) -> None:
+    sections = re.findall(r"^(Args|Returns|Raises|Source|Example):", inspect.getdoc(getattr(rk, name)) or "", re.M)
+    order = ["Args", "Returns", "Raises", "Source", "Example"]
+    assert sections == sorted(sections, key=order.index)
