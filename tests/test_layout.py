@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -102,6 +103,34 @@ def test_nothing_is_left_for_later() -> None:
         if lines:
             found[name] = lines
     assert not found
+
+
+PACKAGE = ROOT / "python" / "rl_kernel_native"
+LIBRARY = {path.stem: path for path in PACKAGE.glob("_*.py") if path.stem != "__init__"} | {
+    f"{folder}.{path.stem}": path for folder in ("ops", "reference") for path in (PACKAGE / folder).glob("*.py")
+}
+
+
+def imports_of(module: str) -> set[str]:
+    """Modules of the library that one imports, at its top or inside of a function."""
+    folder = [] if "." not in module else module.split(".")[:1]
+    found = set()
+    for node in ast.walk(ast.parse(LIBRARY[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            of = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            base = ".".join(part for part in of if part)
+            found |= {base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
+    return (found & set(LIBRARY)) - {module}
+
+
+def test_imports_go_one_way() -> None:
+    """From operators to the engine and to what it stands on: no module imports one that imports it."""
+    left = {module: imports_of(module) for module in LIBRARY}
+    assert left["ops.kl"] >= {"_call", "_operator"}  # relative imports are understood
+    while ready := [module for module, found in left.items() if not found & set(left)]:
+        for module in ready:
+            del left[module]
+    assert not left, f"in circles, or above one: {sorted(left)}"
 
 
 def test_names_say_what_a_file_is() -> None:

@@ -25,6 +25,7 @@ from ._shapes import (
     check_vector,
 )
 from ._torch import (
+    Eager,
     apply_function,
     gradient,
     is_direct,
@@ -154,7 +155,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         if of is not None:
             operands = [arrays[i] for i in of.of]
             if wants_grad(*operands):
-                found = (_Kept if type(of) is Kept else _Products).apply(op, arrays, how, *operands)
+                found = (_Kept if type(of) is Kept else _Products).run(op, arrays, how, *operands)
                 return found if type(found) is tuple else (found,)
         return _direct(op, arrays, how)
     return _traced(op, arrays, how)[: len(op.dtypes)]
@@ -213,7 +214,7 @@ def backward(op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], 
     return _products(op, d, arrays, how, wanted)
 
 
-class _Products(torch.autograd.Function):
+class _Products(Eager):
     """Eager autograd. The backward computes the slopes again and saves only what it was given."""
 
     @staticmethod
@@ -389,7 +390,7 @@ def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
     return (*arrays[:-1], number.to(torch.float32))
 
 
-class _Kept(torch.autograd.Function):
+class _Kept(Eager):
     """Eager autograd. The first backward hands the gradients out as they are, scaled in place where that is needed; one
     that follows, over a retained graph, computes them again."""
 

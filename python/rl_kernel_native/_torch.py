@@ -3,7 +3,7 @@ registered and its autograd Function applied."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ functorch_active = torch._C._are_functorch_transforms_active
 _modes_active = torch._C._len_torch_dispatch_stack
 _is_jit_tracing = torch._C._is_tracing
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 is_compiling = torch.compiler.is_compiling
 _is_read_by_dynamo = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
@@ -39,8 +40,8 @@ def is_untraced() -> bool:
 
 
 def is_plain(tensor: Any) -> bool:
-    """A tensor whose memory holds its numbers."""
-    return type(tensor) in PLAIN and not tensor.is_neg() and not tensor.is_meta
+    """A tensor whose memory holds its numbers; one that a transform of torch.func left behind wraps another."""
+    return type(tensor) in PLAIN and not tensor.is_neg() and not tensor.is_meta and not _is_wrapped(tensor)
 
 
 def is_direct(*tensors: Any) -> bool:
@@ -64,6 +65,18 @@ def wants_grad(*tensors: Any) -> bool:
             if t is not None and isinstance(t, Tensor) and t.requires_grad:
                 return True
     return False
+
+
+class Eager(torch.autograd.Function):
+    """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the questions about
+    torch.func, which have been asked: they are a third of what an empty Function costs."""
+
+    run: ClassVar[Any]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        base: Any = super(torch.autograd.Function, cls)
+        cls.run = base.apply
 
 
 def is_batched(tensor: Tensor) -> bool:

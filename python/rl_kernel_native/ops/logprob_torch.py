@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._arithmetic import resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
 from .._torch import (
+    Eager,
     device_type,
     is_compiling,
     is_direct_gradient,
@@ -42,7 +42,7 @@ def logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], exp: str
     if not direct:
         return _selected(traced_logprob(logits, target, arguments, mode, returns), returns)
     if wants_grad:
-        return _selected(_Logprob.apply(logits, target, arguments, mode, returns), returns)
+        return _selected(_Logprob.run(logits, target, arguments, mode, returns), returns)
     prepare(logits)
     result = _C.logprob(logits, target, *arguments, mode, returns, out, None, 0)
     if out is not None:
@@ -67,7 +67,7 @@ def _selected(outputs: tuple[Any, ...], returns: int) -> Any:
     return outputs[0] if returns == 1 else tuple(o if returns >> i & 1 else None for i, o in enumerate(outputs))
 
 
-class _Logprob(torch.autograd.Function):
+class _Logprob(Eager):
     """Eager autograd. The old form of forward costs a third of what setup_context does."""
 
     @staticmethod

@@ -17,7 +17,7 @@ from .._register import LIBRARY, define, fake, implement
 from .._shapes import check_mask, check_offsets, dtype_name, is_static
 from .._torch import apply_function, memory, prepare
 from .._transforms import looped
-from .pack import fill_bits, is_zero
+from .pack_fill import fill_bits, is_zero
 
 MOST = 8  # tensors of one call
 

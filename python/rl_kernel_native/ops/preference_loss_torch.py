@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _torch
 from .._native import module as _C
-from .._torch import is_direct, is_direct_gradient, is_grad_enabled, prepare, require_tensors, wants_grad
+from .._torch import Eager, is_direct, is_direct_gradient, is_grad_enabled, prepare, require_tensors, wants_grad
 from . import preference_loss_traced as traced
 from .preference_kinds import NAMES, UNSORTED
 
@@ -25,7 +25,7 @@ def preference_loss(*arguments: Any) -> tuple[Any, ...]:
         _torch.device_type(arrays[0], NAMES[0])
         prepare(arrays[0])
         if wants_grad(*arrays[:2]):
-            return _PreferenceLoss.apply(*arrays[:2], arrays[2:], how)
+            return _PreferenceLoss.run(*arrays[:2], arrays[2:], how)
         found: tuple[Any, ...] = _C.preference_loss(*arrays, *how, None, 0)
         return found
     named = dict(zip(NAMES, arrays, strict=True))
@@ -34,7 +34,7 @@ def preference_loss(*arguments: Any) -> tuple[Any, ...]:
     return traced.preference_loss(*arrays, *how)
 
 
-class _PreferenceLoss(torch.autograd.Function):
+class _PreferenceLoss(Eager):
     """Eager autograd: what the forward found is multiplied by the incoming gradient."""
 
     @staticmethod

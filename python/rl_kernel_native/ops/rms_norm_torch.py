@@ -17,6 +17,7 @@ from .._native import module as _C
 from .._torch import (
     DTYPES,
     PLAIN,
+    Eager,
     functorch_active,
     gradient,
     is_compiling,
@@ -53,33 +54,39 @@ def rms_norm(
         require_tensors(x=x, optional={"weight": weight, "residual": residual})
         numbers = (_check.number("eps", eps), _check.number("weight_offset", weight_offset))
         return traced.rms_norm(x, weight, residual, *numbers, round_before_weight, main_grad)
-    return _RmsNorm.apply(x, weight, residual, eps, weight_offset, round_before_weight, main_grad)
+    found = _RmsNorm.run(x, weight, residual, eps, weight_offset, round_before_weight, main_grad, return_rstd)
+    return found if isinstance(found, tuple) else (found, None, None)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _RmsNorm(Eager):
     """Eager autograd. The old form of forward costs a third of what setup_context does."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Any, residual: Any, eps: Any, weight_offset: Any, round_before_weight: bool,
-        main_grad: Any,
+        main_grad: Any, return_rstd: bool,
     ) -> Any:  # fmt: skip
         prepare(x)
         y, new_residual, rstd = _C.rms_norm(x, weight, residual, eps, weight_offset, round_before_weight, True, None, 0)
         # rstd costs four bytes a row and spares backward a second sum over each.
-        ctx.save_for_backward(x if residual is None else new_residual, weight, rstd)
         ctx.numbers = (eps, weight_offset, round_before_weight)
         ctx.main_grad = main_grad  # not saved: other backwards add to it in between, as they should
+        if residual is None and not return_rstd:  # an output costs a microsecond
+            ctx.save_for_backward(x, weight)
+            ctx.rstd = rstd
+            return y
+        ctx.save_for_backward(x if residual is None else new_residual, weight, rstd)
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
         return y, new_residual, rstd
 
     @staticmethod
-    def backward(ctx: Any, dy: Any, d_new_residual: Any, _: Any) -> Any:
+    def backward(ctx: Any, dy: Any, d_new_residual: Any = None, _: Any = None) -> Any:
         if dy is None:  # y was not used: nothing reaches the norm
-            return traced.past_the_norm(ctx, d_new_residual)
+            return *traced.past_the_norm(ctx, d_new_residual), None
         _main_grad.refuse_create_graph(ctx.main_grad)
-        h, weight, rstd = ctx.saved_tensors
+        h, weight, *saved = ctx.saved_tensors
+        rstd = saved[0] if saved else ctx.rstd
         # create_graph, a backward that has a backward, goes through the dispatcher, too.
         direct = not is_grad_enabled() and is_direct_gradient(dy)
         direct = direct and (d_new_residual is None or is_direct_gradient(d_new_residual))
@@ -105,7 +112,7 @@ class _RmsNorm(torch.autograd.Function):
                 dy, h, weight, rstd, d_new_residual, numbers, return_dx, return_dweight, ctx.main_grad
             )
         needs_x, _, needs_residual = ctx.needs_input_grad[:3]
-        return dx if needs_x else None, dweight, dx if needs_residual else None, None, None, None, None
+        return dx if needs_x else None, dweight, dx if needs_residual else None, None, None, None, None, None
 
 
 def backward(

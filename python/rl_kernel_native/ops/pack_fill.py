@@ -1,0 +1,48 @@
+"""What pack and unpack write where there is no token: a number as bytes of a dtype."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def is_zero(fill: int | float) -> bool:
+    """Whether all its bits are 0 in every dtype."""
+    return fill == 0 and math.copysign(1.0, fill) > 0
+
+
+def fill_bits(value: int | float, dtype: str) -> int:
+    """Eight bytes of elements of this dtype that hold ``value``: an integer exactly, a float rounded to nearest."""
+    if is_zero(value):
+        return 0
+    element = _bfloat16(value) if dtype == "bfloat16" else _element(value, dtype)
+    if element is None:
+        raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}")
+    if len(element) > 8:
+        raise ValueError(f"fill_value: expected 0 for dtype {dtype}, got {value!r}")
+    return int.from_bytes(element * (8 // len(element)), "little")
+
+
+def _element(value: int | float, dtype: str) -> bytes | None:
+    try:
+        kind = np.dtype(dtype)
+        with np.errstate(over="ignore"):
+            element = np.array(int(value) if kind.kind in "iu" else value, kind)
+    except (TypeError, ValueError, OverflowError):  # of a name that NumPy does not know, and of NaN and inf as integers
+        return None
+    if kind.kind not in "biufc" or (kind.kind in "biu" and int(element) != value):
+        return None
+    if kind.kind in "fc" and bool(np.isinf(element)) and not math.isinf(value):
+        return None
+    return element.tobytes()
+
+
+def _bfloat16(value: int | float) -> bytes | None:
+    """To nearest even in the integer view."""
+    with np.errstate(over="ignore"):
+        bits = int(np.float32(value).view(np.uint32))
+    element = bits + 0x7FFF + (bits >> 16 & 1) >> 16 & 0xFFFF
+    if element & 0x7FFF == 0x7F80 and not math.isinf(value):
+        return None
+    return element.to_bytes(2, "little")
