@@ -3,6 +3,8 @@
 #   lint      ruff, clang-format, mypy
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
+#   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and a patched model; skipped where its
+#             wheel cannot be fetched
 #   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
 #   hip       the HIP kernels compile without spills (preset hip) and serve Python under the emulation; skipped without
 #             clang 19
@@ -16,7 +18,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-readonly kStages=(lint cpp python cuda hip wheel site sanitize)
+readonly kStages=(lint cpp python engines cuda hip wheel site sanitize)
 
 stage_setup() {
   install_torch cpu
@@ -72,6 +74,17 @@ stage_python() {
   pytest_in_parallel -m 'not gpu and not slow and not alone' || status=1
   python -m pytest -q -m 'not gpu and not slow and alone' || status=1  # they measure time
   return $status
+}
+
+stage_engines() {
+  local status=0
+  tools/fetch_vllm.sh build/engines python || status=$?
+  if ((status == 75)); then
+    echo "SKIPPED: the wheel of vllm 0.26.0 or a package beside it cannot be fetched here, so no engine was run"
+    return
+  fi
+  ((status == 0)) || return $status
+  PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 tests/test_vllm.py
 }
 
 stage_cuda() {

@@ -158,3 +158,15 @@ teacher-forced forward. Aligned means equal bytes unless --atol says otherwise.<
 {_table(["", ""], [[key, str(value)] for key, value in facts.items()])}
 </body></html>
 """
+
+
+def table_page(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]], facts: Mapping[str, Any]) -> str:
+    """A page of one table, and what it was made with."""
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>
+<h1>{html.escape(title)}</h1>
+{_table(head, rows)}
+{_table(["", ""], [[key, str(value)] for key, value in facts.items()])}
+</body></html>
+"""

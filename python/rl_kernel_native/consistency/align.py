@@ -1,0 +1,173 @@
+"""`rlk align`: a real engine's rollout against its own prefill and against a trainer, one setting after another.
+
+Every setting runs in processes of its own, since what it changes is decided when a process starts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import BadInput
+
+# What a setting changes in the environment of its processes.
+SETTINGS: dict[str, dict[str, str]] = {
+    "stock": {"RLK_VLLM": "0"},
+    "canonical-blas": {"RLK_VLLM": "0", "CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"},
+    "rk": {"RLK_VLLM": "check"},
+}
+ROLLOUTS = ("vllm",)
+TRAINERS = ("hf",)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is run: ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary."""
+
+    model: str
+    vocab_size: int
+    num_prompts: int = 32
+    prompt_tokens: int = 96
+    max_tokens: int = 64
+    seed: int = 0
+    dtype: str = "bfloat16"
+    gpu_memory: float = 0.5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two log-probabilities of the same tokens."""
+
+    tokens: int
+    differing: int
+    max_abs_dlogp: float
+    mean_abs_dlogp: float
+    kl_k3: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a setting. ``same_contract``: engine and trainer were served by one contract; None: by none."""
+
+    setting: str
+    prefill: Difference
+    trainer: Difference
+    tokens_per_second: float
+    device: str
+    same_contract: bool | None
+
+    @property
+    def aligned(self) -> bool:
+        return self.prefill.differing == self.trainer.differing == 0 and self.same_contract is True
+
+
+def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
+    """Of the rollout's log-probabilities and those called ``other``. A log-probability that is no number differs."""
+    pairs = [p for s in sequences for p in zip(s["rollout"], s[other], strict=True)]
+    apart = [b - a for a, b in pairs]
+    size = [abs(d) if not math.isnan(d) else math.inf for d in apart]
+    return Difference(
+        tokens=len(pairs),
+        differing=sum(a != b for a, b in pairs),
+        max_abs_dlogp=max(size),
+        mean_abs_dlogp=sum(size) / len(size),
+        kl_k3=sum(math.expm1(d) - d for d in apart) / len(apart),
+    )
+
+
+def result_of(setting: str, answer: dict[str, Any]) -> Result:
+    identity = answer["plugin"].get("rl_kernel_native")
+    engine, trainer = identity and identity["contract"], answer["trainer_contract"]
+    return Result(
+        setting=setting,
+        prefill=difference(answer["sequences"], "prefill"),
+        trainer=difference(answer["sequences"], "trainer"),
+        tokens_per_second=answer["tokens_per_second"],
+        device=answer["device"],
+        same_contract=None if engine is None and trainer is None else engine == trainer,
+    )
+
+
+def request_of(model: Path, **options: Any) -> Request:
+    """Raises BadInput for what is no model's directory."""
+    file = model / "config.json"
+    if not file.is_file():
+        raise BadInput(f"--model {model}: expected a directory with config.json, got none")
+    vocab_size = json.loads(file.read_text()).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise BadInput(f"--model {model}: expected a vocab_size in config.json, got {vocab_size!r}")
+    return Request(str(model.resolve()), vocab_size, **options)
+
+
+def align(request: Request, settings: Sequence[str]) -> list[Result]:
+    """Runs the settings one after the other. Raises BadInput for another name; RuntimeError where a process fails."""
+    for name in settings:
+        if name not in SETTINGS:
+            raise BadInput(f"--settings {name}: expected {', '.join(SETTINGS)}")
+    found = []
+    for name in settings:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "request.json"
+            file.write_text(json.dumps({**asdict(request), "setting": name}))
+            for part in ("align_rollout", "align_trainer"):
+                _run(part, file, name)
+            found.append(result_of(name, json.loads(file.read_text())))
+    return found
+
+
+def _run(part: str, file: Path, setting: str) -> None:
+    environment = {
+        **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", **SETTINGS[setting],
+    }  # fmt: skip
+    command = [sys.executable, "-m", f"rl_kernel_native.consistency.{part}", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{setting}: {part} failed:\n" + (done.stdout + done.stderr)[-6000:])
+
+
+# ---- what is said of it ----------------------------------------------------------------------------------------------
+
+HEAD = (
+    "setting", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|", "against trainer: differing",
+    "max |dlogp|", "mean |dlogp|", "KL k3", "tok/s", "same contract",
+)  # fmt: skip
+
+
+def rows(results: Sequence[Result]) -> list[list[Any]]:
+    said = {True: "yes", False: "NO", None: "-"}
+    return [
+        [
+            r.setting, r.trainer.tokens, r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
+            r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
+            r.tokens_per_second, said[r.same_contract],
+        ]
+        for r in results
+    ]  # fmt: skip
+
+
+def text(results: Sequence[Result]) -> str:
+    cells = [[f"{c:.4g}" if isinstance(c, float) else str(c) for c in row] for row in [list(HEAD), *rows(results)]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+
+
+def as_json(request: Request, results: Sequence[Result]) -> dict[str, Any]:
+    return {"request": asdict(request), "results": [{**asdict(r), "aligned": r.aligned} for r in results]}
+
+
+def write_report(directory: Path, request: Request, results: Sequence[Result]) -> None:
+    """align.json and align.html."""
+    from .page import table_page
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "align.json").write_text(json.dumps(as_json(request, results), indent=1) + "\n")
+    title = f"vLLM's rollout against its prefill and a trainer: {request.model}"
+    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), asdict(request)))

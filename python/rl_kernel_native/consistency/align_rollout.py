@@ -1,0 +1,110 @@
+"""The rollout of `rlk align`, a process of its own: `python -m rl_kernel_native.consistency.align_rollout FILE`.
+
+FILE holds the request, a JSON object, and gets the answer: every sequence, its rollout's log-probabilities, and those
+of the engine's own prefill of the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
+
+
+def prompts_of(request: dict[str, Any]) -> list[list[int]]:
+    """Token ids; every second one begins like the first, so that prefixes are found in the cache."""
+    draw = random.Random(request["seed"])
+    vocabulary = request["vocab_size"]
+
+    def ids(count: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(count)]
+
+    shared = ids(request["prompt_tokens"] // 2)
+    found = []
+    for i in range(request["num_prompts"]):
+        length = draw.randrange(2, request["prompt_tokens"])
+        found.append(shared + ids(max(1, length - len(shared))) if i % 2 == 0 else ids(length))
+    return found
+
+
+def make_engine(request: dict[str, Any], on_gpu: bool) -> Any:
+    from vllm import LLM
+
+    length = request["prompt_tokens"] + request["max_tokens"] + 8
+    options: dict[str, Any] = {
+        "model": request["model"],
+        "dtype": request["dtype"],
+        "skip_tokenizer_init": True,
+        "max_model_len": length,
+        "enable_prefix_caching": True,
+        "seed": request["seed"],
+    }
+    if on_gpu:
+        options |= {"max_num_batched_tokens": max(512, length), "gpu_memory_utilization": request["gpu_memory"]}
+    else:
+        few = {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "block_size": 32}
+        options |= few | {"enforce_eager": True}
+    return LLM(**options)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        from ..integrations.vllm import cpu
+
+        cpu.install()
+    from ..integrations import vllm as plugin
+
+    plugin.plugin()  # where this package is imported from its sources there is no entry point
+    from vllm import SamplingParams
+
+    engine = make_engine(request, on_gpu)
+    draw = random.Random(request["seed"] + 1)
+    prompts = prompts_of(request)
+    # Sequences of different lengths end at different steps, and others take their place in the batch.
+    counts = [draw.randrange(max(1, request["max_tokens"] // 2), request["max_tokens"] + 1) for _ in prompts]
+
+    def sampling(max_tokens: int, **more: Any) -> Any:
+        return SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **more)
+
+    def generate(token_ids: list[list[int]], how: list[Any]) -> Any:
+        return engine.generate([{"prompt_token_ids": ids} for ids in token_ids], how, use_tqdm=False)
+
+    generate(prompts[:2], [sampling(2), sampling(2)])  # kernels load, caches fill
+    start = time.perf_counter()
+    outputs = generate(prompts, [sampling(n, logprobs=0) for n in counts])
+    seconds = time.perf_counter() - start
+    sequences = []
+    for output in outputs:
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        logprobs = [given[token].logprob for given, token in zip(completion.logprobs, tokens, strict=True)]
+        sequences.append({"prompt": list(output.prompt_token_ids), "tokens": tokens, "rollout": logprobs})
+    whole = [s["prompt"] + s["tokens"] for s in sequences]
+    rescored = generate(whole, [sampling(1, prompt_logprobs=0)] * len(whole))
+    for sequence, output in zip(sequences, rescored, strict=True):
+        count = len(sequence["tokens"])
+        scored = zip(output.prompt_logprobs[-count:], sequence["tokens"], strict=True)
+        sequence["prefill"] = [given[token].logprob for given, token in scored]
+    return {
+        "sequences": sequences,
+        "tokens_per_second": sum(counts) / seconds,
+        "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
+        "plugin": engine.llm_engine.vllm_config.additional_config,
+    }
+
+
+def main(path: Path) -> None:
+    request = json.loads(path.read_text())
+    path.write_text(json.dumps(request | answer(request)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

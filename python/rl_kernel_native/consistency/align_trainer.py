@@ -1,0 +1,47 @@
+"""The trainer of `rlk align`, a process of its own: `python -m rl_kernel_native.consistency.align_trainer FILE`.
+
+FILE holds the rollout's answer (align_rollout.py) and gets the log-probabilities that a model of transformers gives the
+same tokens, one sequence after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def answer(request: dict[str, Any]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import rl_kernel_native as rk
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, request["dtype"])
+    model: Any = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype)
+    model = model.to(device).eval()
+    served = request["setting"] == "rk"
+    if served:
+        request["patched"] = dict(rk.patch_model(model, strict=True))
+    with torch.no_grad():
+        for sequence in request["sequences"]:
+            ids = torch.tensor([sequence["prompt"] + sequence["tokens"]], device=device)
+            logits, targets = model(ids).logits[0, :-1], ids[0, 1:]
+            if served:
+                logprob = rk.logprob(logits, targets)
+            else:
+                logprob = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
+            sequence["trainer"] = logprob[-len(sequence["tokens"]) :].tolist()
+    request["trainer_contract"] = rk.contract.digest() if served else None
+
+
+def main(path: Path) -> None:
+    request = json.loads(path.read_text())
+    answer(request)
+    path.write_text(json.dumps(request))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

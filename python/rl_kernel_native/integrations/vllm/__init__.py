@@ -1,0 +1,57 @@
+"""vLLM on this library's operators: a rollout whose log-probabilities have the bits of the patched trainer.
+
+The entry point ``vllm.general_plugins`` calls :func:`plugin` in every process of vLLM. It does nothing unless
+``RLK_VLLM`` is ``1`` or ``check``, or :func:`enable` was called before the engine is made. ``check`` refuses to start
+an engine of which a module is not served. docs/vllm.md says what is served and what is refused.
+
+Nothing of vLLM is imported before it is enabled.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["enable", "enabled", "plugin"]
+
+VARIABLE = "RLK_VLLM"
+MODES = ("1", "check")
+
+_mode: str | None = None
+
+
+def plugin() -> None:
+    """What vLLM calls in every process. Raises ValueError for another value of ``RLK_VLLM``."""
+    mode = os.environ.get(VARIABLE, "")
+    if mode in ("", "0"):
+        return
+    if mode not in MODES:
+        raise ValueError(f"{VARIABLE}: expected 0, 1 or check, got {mode!r}")
+    _enable(mode)
+
+
+def enable(*, check: bool = False) -> None:
+    """Serves the engines that this process makes from now on, and those of its children.
+
+    Args:
+        check: an engine does not start unless every module of its model is served; else what is not served is logged as
+            a warning.
+    Raises:
+        ImportError without vLLM; RuntimeError for a vLLM whose version or hooks are not known, which it names.
+    """
+    mode = "check" if check else "1"
+    os.environ[VARIABLE] = mode  # processes that vLLM starts inherit it
+    _enable(mode)
+
+
+def enabled() -> str | None:
+    """``"1"``, ``"check"``, or None where vLLM is untouched."""
+    return _mode
+
+
+def _enable(mode: str) -> None:
+    global _mode
+    if _mode is None:
+        from . import hooks
+
+        hooks.install()
+    _mode = mode

@@ -1,0 +1,160 @@
+"""vLLM's attention backend CUSTOM: rk.kv_cache_append writes the pages, rk.attention reads them.
+
+A batch of prefills, chunks and decodes is one call: packed queries, pages by a block table, lengths on the device. No
+host synchronisation, so whole steps are captured in CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+
+import rl_kernel_native as rk
+
+
+class RlkAttentionBackend(AttentionBackend):
+    accept_output_buffer: bool = True
+    forward_includes_kv_cache_update: bool = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "bfloat16", "float16"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"  # vLLM looks it up among its backends
+
+    @staticmethod
+    def get_impl_cls() -> type[RlkAttentionImpl]:
+        return RlkAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[RlkAttentionBuilder]:
+        return RlkAttentionBuilder
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return num_blocks, num_kv_heads, block_size, 2 * head_size
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[Any]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return list(range(8, 257, 8))
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @staticmethod
+    def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
+        return False
+
+
+@dataclass
+class RlkAttentionMetadata:
+    num_actual_tokens: int  # without padding
+    query_start_loc: Tensor  # [num_requests + 1] int32
+    seq_lens: Tensor  # [num_requests] int32
+    block_table: Tensor  # [num_requests, pages] int32
+    slot_mapping: Tensor  # [num_actual_tokens or more] int64
+
+
+class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
+        m = common_attn_metadata
+        if m.causal is not True:
+            raise ValueError(f"causal: RLK_VLLM serves causal attention, got {m.causal!r}")
+        return RlkAttentionMetadata(
+            num_actual_tokens=m.num_actual_tokens,
+            query_start_loc=m.query_start_loc,
+            seq_lens=m.seq_lens,
+            block_table=m.block_table_tensor,
+            slot_mapping=m.slot_mapping,
+        )
+
+
+class RlkAttentionImpl(AttentionImpl[RlkAttentionMetadata]):
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        refused = {
+            "alibi_slopes": alibi_slopes is not None,
+            f"logits_soft_cap = {logits_soft_cap}": bool(logits_soft_cap),
+            f"attn_type = {attn_type}": attn_type != AttentionType.DECODER,
+            f"kv_sharing_target_layer_name = {kv_sharing_target_layer_name}": kv_sharing_target_layer_name is not None,
+            "sinks": sinks is not None,
+        }
+        if any(refused.values()):
+            raise ValueError("RLK_VLLM's attention does not serve " + "; ".join(k for k, v in refused.items() if v))
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.window_size = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+
+    def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as [pages, slots of a page, heads, columns]."""
+        both = kv_cache.transpose(1, 2)
+        return both[..., : self.head_size], both[..., self.head_size :]
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        rk.kv_cache_append(key, value, *self._pages(kv_cache), slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: RlkAttentionMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        if output_scale is not None or output_block_scale is not None:
+            raise ValueError("output_scale: RLK_VLLM's attention does not quantise its output")
+        if attn_metadata is None:  # a profiling run, which has no pages
+            return output.fill_(0)
+        m = attn_metadata
+        n = m.num_actual_tokens
+        output[:n] = rk.attention(
+            query[:n], *self._pages(kv_cache), cu_seqlens_q=m.query_start_loc, block_table=m.block_table,
+            seqused_k=m.seq_lens, softmax_scale=self.scale, window_size=self.window_size,
+        )  # fmt: skip
+        return output

@@ -1,0 +1,119 @@
+"""Puts this library's operators into vLLM's own seams. Called once a process, before an engine is made.
+
+Tokens are drawn by vLLM: a sampler of this library would take the place of `Sampler.sample` here, and of the second
+runner's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from . import config, versions
+
+_log = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Raises RuntimeError, and replaces nothing, where vLLM is not the one that is known."""
+    versions.require_known()
+
+    from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    from . import attention, layers, logprobs
+
+    classes = {
+        "RMSNorm": layers.RlkRMSNorm,
+        "SiluAndMul": layers.RlkSiluAndMul,
+        "RotaryEmbedding": layers.RlkRotaryEmbedding,
+    }
+    taken = [f"{name} ({op_registry_oot[name].__name__})" for name in classes if name in op_registry_oot]
+    if taken:
+        raise RuntimeError(f"vllm: another plugin has replaced {', '.join(taken)}")
+    for name, replacement in classes.items():
+        CustomOp.register_oot(replacement, name=name)
+    register_backend(AttentionBackendEnum.CUSTOM, f"{attention.__name__}.{attention.RlkAttentionBackend.__qualname__}")
+    _replace("vllm.model_executor.layers.linear:UnquantizedLinearMethod", layers.RlkLinearMethod)
+    _replace(
+        "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod", layers.RlkEmbeddingMethod
+    )
+    _replace("vllm.v1.sample.sampler:Sampler.compute_logprobs", staticmethod(logprobs.compute_logprobs))
+    _replace("vllm.v1.sample.sampler:Sampler.gather_logprobs", staticmethod(logprobs.gather_logprobs))
+    _replace("vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs", logprobs.gather_specific_token_logprobs)
+    _replace("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", logprobs.compute_token_logprobs)
+    _wrap("vllm.config.vllm:VllmConfig.__post_init__", _completed)
+    _wrap("vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model", _loaded)
+
+
+def _replace(place: str, replacement: Any) -> None:
+    owner, name = versions.find(place)
+    setattr(owner, name, replacement)
+
+
+def _wrap(place: str, around: Any) -> None:
+    owner, name = versions.find(place)
+    own = getattr(owner, name)
+
+    @functools.wraps(own)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(own, self, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _completed(own: Any, vllm_config: Any) -> None:
+    config.prepare(vllm_config)
+    own(vllm_config)
+    config.require_served(vllm_config)
+
+
+def _loaded(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    from . import enabled
+
+    model = own(self, *args, **kwargs)
+    left = not_served(model)
+    if left:
+        text = "RLK_VLLM does not serve these modules, whose bits are vLLM's own: " + "; ".join(left)
+        if enabled() == "check":
+            raise ValueError(text)
+        _log.warning(text)
+    return model
+
+
+def not_served(model: Any) -> list[str]:
+    """Modules that compute, and by other operators: "name (class)"."""
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    from . import attention, layers
+
+    found = []
+    for name, module in model.named_modules():
+        if next(module.children(), None) is not None and not isinstance(module, Attention):
+            continue  # composed of others, which are looked at
+        method = getattr(module, "quant_method", None)
+        if isinstance(module, LinearBase):
+            served = type(method) is layers.RlkLinearMethod
+        elif isinstance(module, VocabParallelEmbedding):
+            served = type(method) is layers.RlkEmbeddingMethod
+        elif isinstance(module, Attention):
+            served = isinstance(module.impl, attention.RlkAttentionImpl)
+        else:
+            known = (layers.RlkRMSNorm, layers.RlkSiluAndMul, layers.RlkRotaryEmbedding, torch_identity())
+            served = isinstance(module, known) or type(module).__name__ in _WITHOUT_ARITHMETIC
+        if not served:
+            found.append(f"{name} ({type(module).__name__})")
+    return found
+
+
+# Modules that compute nothing of their own; the rotation of a RotaryEmbedding is the module's above it.
+_WITHOUT_ARITHMETIC = ("ApplyRotaryEmb", "LogitsProcessor", "PPMissingLayer")
+
+
+def torch_identity() -> Any:
+    import torch
+
+    return torch.nn.Identity

@@ -1,0 +1,101 @@
+"""vLLM's layers on this library's operators. Roundings are those of transformers' layers, so that a patched trainer has
+the same bits. Parameters of vLLM are tensor subclasses: their data goes to operators, without a dispatcher's detour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+import rl_kernel_native as rk
+
+from ..rotary import RotaryTables
+
+
+class RlkRMSNorm(RMSNorm):
+    """With a residual the pair (normalised, x + residual)."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        var_hidden_size: int | None = None,
+        has_weight: bool = True,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, var_hidden_size, has_weight, dtype)
+        if self.variance_size_override is not None or not has_weight:
+            raise ValueError(
+                "RMSNorm: RLK_VLLM serves norms of all columns with a weight, got var_hidden_size = "
+                f"{var_hidden_size}, has_weight = {has_weight}"
+            )
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        return rk.rms_norm(x, self.weight.data, self.variance_epsilon, residual=residual, round_before_weight=True)
+
+
+class RlkSiluAndMul(SiluAndMul):
+    def __init__(self, *, compile_native: bool = True) -> None:
+        super(SiluAndMul, self).__init__(compile_native=compile_native)  # SiluAndMul's own asks for vLLM's kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = rk.silu_mul(x, round_before_mul=True)
+        return y
+
+
+class RlkRotaryEmbedding(RotaryEmbedding):
+    """cos and sin come from the host's float64, as the trainer's do; they are on the device before anything is
+    captured."""
+
+    def _compute_cos_sin_cache(self) -> Tensor:
+        with torch.device("cpu"):
+            frequencies = self._compute_inv_freq(self.base)
+        cos, sin = RotaryTables(frequencies, 1.0, self.max_position_embeddings).half_width()
+        device = torch.get_default_device()
+        return torch.cat((cos, sin), -1).to(device)
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
+        half = self.rotary_dim // 2
+        table = self.cos_sin_cache
+        flat = positions.flatten()
+        split = (flat.shape[0], -1, self.head_size)
+        q, k = rk.rope(
+            query.view(split), None if key is None else key.view(split), table[:, :half], table[:, half:],
+            position_ids=flat, interleaved=not self.is_neox_style, partial_dim=self.rotary_dim, intermediate="input",
+        )  # fmt: skip
+        return q.view(query.shape), None if key is None else k.view(key.shape)
+
+
+class RlkLinearMethod(UnquantizedLinearMethod):
+    """A row-parallel layer of several ranks would be `linear_partial`, a sum over ranks, and the bias after it."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Weights stay as they are loaded: vLLM would pack them for a CPU's own product."""
+
+    def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(layer, x, bias)
+
+
+class RlkEmbeddingMethod(UnquantizedEmbeddingMethod):
+    """The table of tokens, and the head, which may be the same one."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """As for linear layers."""
+
+    def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(layer, x, bias)
+
+    def embedding(self, layer: torch.nn.Module, input_: Tensor) -> Tensor:
+        rows: Tensor = rk.embedding(input_, layer.weight.data)
+        return rows
+
+
+def linear(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = rk.linear(x, layer.weight.data, None if bias is None else bias.data)
+    return y

@@ -1,0 +1,52 @@
+"""Log-probabilities of sampled and prompt tokens by rk.logprob, in both of vLLM's model runners.
+
+The first runner computes the log-probabilities of a whole vocabulary and then takes a few. Here it keeps the logits, a
+copy since the sampler changes them in place, and rk.logprob is asked for those few: order and ranks are the logits'
+own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors
+
+import rl_kernel_native as rk
+
+
+def of_tokens(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """``[rows, tokens]`` float32 of logits ``[rows, vocabulary]`` and ids ``[rows, tokens]``."""
+    rows, tokens = token_ids.shape
+    every = logits.unsqueeze(1).expand(rows, tokens, logits.shape[-1])
+    found: Tensor = rk.logprob(every, token_ids.to(torch.int64).contiguous())
+    return found
+
+
+def compute_logprobs(logits: Tensor) -> Tensor:
+    """What :func:`gather_logprobs` needs of the logits."""
+    return logits.clone()
+
+
+def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
+    """The token's own first, then those of the most probable ones. ``logprobs``: of :func:`compute_logprobs`."""
+    logits = logprobs
+    ids = token_ids.to(torch.int64).unsqueeze(-1)
+    if num_logprobs > 0:
+        ids = torch.cat((ids, torch.topk(logits, num_logprobs, dim=-1).indices), 1)
+    rank = (logits >= logits.gather(-1, ids[:, :1])).sum(-1)
+    return LogprobsTensors(ids.to(torch.int32), of_tokens(logits, ids), rank)
+
+
+def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_ids: Any, sampled: Tensor) -> Any:
+    if not logprob_token_ids:
+        return None
+    raise ValueError(
+        "logprob_token_ids: RLK_VLLM serves log-probabilities of sampled, prompt and the most probable tokens"
+    )
+
+
+def compute_token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Of the second runner."""
+    return of_tokens(logits, token_ids)

@@ -1,0 +1,257 @@
+"""vLLM on this library's operators: what is refused, and on a real engine on the CPU, that no token differs.
+
+Tests of the engine need `tools/fetch_vllm.sh` and its folder on PYTHONPATH; RLK_REQUIRE_ENGINES=1 makes them fail
+without it. scripts/test.sh engines runs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from rl_kernel_native import contract  # noqa: E402
+from rl_kernel_native.consistency import align  # noqa: E402
+from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
+from rl_kernel_native.integrations import vllm as plugin  # noqa: E402
+from rl_kernel_native.integrations.vllm import config, versions  # noqa: E402
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(
+    not HAS_VLLM and "RLK_REQUIRE_ENGINES" not in os.environ, reason="vllm is not on PYTHONPATH: tools/fetch_vllm.sh"
+)
+
+
+def engine_config(**changed: Any) -> SimpleNamespace:
+    """A configuration that is served, but for what is changed, by the name of a part: ``model.dtype=...``."""
+    parts = {
+        "model": SimpleNamespace(
+            architectures=["Qwen3ForCausalLM"], runner_type="generate", use_mla=False, is_moe=False, quantization=None,
+            dtype=torch.bfloat16, head_dtype=torch.bfloat16, logprobs_mode="raw_logprobs", max_logprobs=20,
+        ),
+        "parallel": SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1, decode_context_parallel_size=1,
+            prefill_context_parallel_size=1, enable_dbo=False,
+        ),
+        "cache": SimpleNamespace(cache_dtype="auto"),
+    }  # fmt: skip
+    whole = SimpleNamespace(
+        model_config=parts["model"], parallel_config=parts["parallel"], cache_config=parts["cache"],
+        lora_config=None, speculative_config=None,
+    )  # fmt: skip
+    for name, value in changed.items():
+        part, _, field = name.partition("__")
+        setattr(parts[part] if field else whole, field or part, value)
+    return whole
+
+
+# What is asked for, and how the error names it.
+REFUSED = {
+    "tensor_parallel_size = 2": {"parallel__tensor_parallel_size": 2},
+    "pipeline_parallel_size = 2": {"parallel__pipeline_parallel_size": 2},
+    "decode_context_parallel_size = 2": {"parallel__decode_context_parallel_size": 2},
+    "prefill_context_parallel_size = 2": {"parallel__prefill_context_parallel_size": 2},
+    "enable_dbo = True": {"parallel__enable_dbo": True},
+    "quantization = 'fp8'": {"model__quantization": "fp8"},
+    "kv_cache_dtype = 'fp8'": {"cache__cache_dtype": "fp8"},
+    "lora_config = 'SimpleNamespace'": {"lora_config": SimpleNamespace()},
+    "speculative_config = 'SimpleNamespace'": {"speculative_config": SimpleNamespace()},
+    "is_moe = True": {"model__is_moe": True},
+    "use_mla = True": {"model__use_mla": True},
+    "head_dtype = 'float32'": {"model__head_dtype": torch.float32},
+    "dtype = 'float64'": {"model__dtype": torch.float64, "model__head_dtype": torch.float64},
+    "runner_type = 'pooling'": {"model__runner_type": "pooling"},
+    "architectures = ['Gemma2ForCausalLM']": {"model__architectures": ["Gemma2ForCausalLM"]},
+    "logprobs_mode = 'processed_logprobs'": {"model__logprobs_mode": "processed_logprobs"},
+    "max_logprobs = -1": {"model__max_logprobs": -1},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_is_not_served_is_refused_by_name(named: str) -> None:
+    config.require_served(engine_config())
+    assert config.refusals(engine_config(**REFUSED[named])) == [named]
+    with pytest.raises(ValueError, match="RLK_VLLM does not serve"):
+        config.require_served(engine_config(**REFUSED[named]))
+
+
+def test_an_artifact_of_another_contract_has_another_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = config.identity()
+    assert before["operators"] == sorted(before["operators"])
+    assert set(before["operators"]) <= {*contract.OPERATORS}
+    json.dumps(before)  # vLLM hashes it as JSON
+    monkeypatch.setattr(contract, "ROWS", contract.ROWS[1:])
+    assert config.identity()["contract"] != before["contract"]
+
+
+def test_a_hook_that_is_gone_or_differs_is_named() -> None:
+    hooks = (
+        versions.Hook("json:dumps", "obj"),
+        versions.Hook("json:nothing", "obj"),
+        versions.Hook("rl_kernel_native.nothing:f", ""),
+        versions.Hook("fractions:Fraction.limit_denominator", "self max_denominator"),
+    )
+    found = versions.unknown(hooks)
+    assert [text.partition(": ")[0] for text in found] == [hook.place for hook in hooks[:3]]
+    assert "expected parameters (obj), got (obj skipkeys" in found[0]
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLK_VLLM", "yes")
+    with pytest.raises(ValueError, match="RLK_VLLM: expected 0, 1 or check, got 'yes'"):
+        plugin.plugin()
+    for off in ("", "0"):
+        monkeypatch.setenv("RLK_VLLM", off)
+        plugin.plugin()
+    assert plugin.enabled() is None
+    assert "rl_kernel_native.integrations.vllm.hooks" not in sys.modules
+
+
+def test_differences_of_two_sides() -> None:
+    sequences = [{"rollout": [-1.0, -2.0], "trainer": [-1.0, -2.5]}, {"rollout": [-3.0], "trainer": [-3.0]}]
+    found = align.difference(sequences, "trainer")
+    assert (found.tokens, found.differing, found.max_abs_dlogp) == (3, 1, 0.5)
+    assert found.mean_abs_dlogp == pytest.approx(0.5 / 3)
+    assert found.kl_k3 == pytest.approx((math.exp(-0.5) - 1 + 0.5) / 3)
+    sequences[1]["trainer"] = [math.nan]
+    assert align.difference(sequences, "trainer").differing == 2
+    assert align.difference(sequences, "trainer").max_abs_dlogp == math.inf
+
+
+def test_two_contracts_are_not_aligned() -> None:
+    side = {"rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0]}
+    answer = {
+        "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "trainer_contract": "a",
+        "plugin": {"rl_kernel_native": {"contract": "a"}},
+    }  # fmt: skip
+    assert align.result_of("rk", answer).aligned
+    for engine, trainer in (("b", "a"), ("a", None), (None, None)):
+        answer["plugin"] = {"rl_kernel_native": {"contract": engine}} if engine else {}
+        answer["trainer_contract"] = trainer
+        assert not align.result_of("rk", answer).aligned
+
+
+def test_a_directory_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"expected a directory with config\.json"):
+        align.request_of(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"expected a vocab_size in config\.json, got None"):
+        align.request_of(tmp_path)
+    with pytest.raises(BadInput, match="--settings best: expected stock, canonical-blas, rk"):
+        align.align(align.Request("none", 5), ["best"])
+
+
+# ---- with the engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3 of random weights: grouped heads, norms of queries and keys, a head tied to the table."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("model")
+    shape = transformers.Qwen3Config(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
+        initializer_range=0.1,  # so that log-probabilities are far apart
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.Qwen3ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+OFF = """
+import sys
+from rl_kernel_native.integrations.vllm import cpu, versions
+cpu.install()
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+import vllm.plugins
+
+def functions():
+    return {hook.place: getattr(*versions.find(hook.place)) for hook in versions.HOOKS}
+
+before, registered = functions(), dict(op_registry_oot)
+import rl_kernel_native.integrations.vllm as plugin
+vllm.plugins.load_plugins_by_group = lambda group: {"rl_kernel_native": plugin.plugin}
+vllm.plugins.load_general_plugins()
+after = functions()
+assert all(before[place] is after[place] for place in before), "replaced while it is off"
+assert op_registry_oot == registered == {}
+assert "rl_kernel_native.integrations.vllm.hooks" not in sys.modules
+
+from vllm.v1.sample.sampler import Sampler
+own = Sampler.compute_logprobs
+Sampler.compute_logprobs = staticmethod(lambda logits, temperature: logits)
+try:
+    plugin.enable()
+except RuntimeError as error:
+    assert "Sampler.compute_logprobs: expected parameters (logits), got (logits temperature)" in str(error), error
+else:
+    raise AssertionError("an unknown hook was replaced")
+Sampler.compute_logprobs = staticmethod(own)
+assert op_registry_oot == {}
+
+plugin.enable()
+changed = [place for place, function in functions().items() if function is not before[place]]
+assert "vllm.v1.sample.sampler:Sampler.compute_logprobs" in changed
+assert sorted(op_registry_oot) == ["RMSNorm", "RotaryEmbedding", "SiluAndMul"]
+
+import torch
+import rl_kernel_native as rk
+from vllm.v1.worker.gpu.sample import logprob as of_second_runner
+
+generator = torch.Generator().manual_seed(0)
+logits, ids = torch.randn(5, 300, generator=generator).bfloat16() * 4, torch.tensor([0, 299, 7, 120, 33])
+for x in (logits, logits.float()):
+    kept = Sampler.compute_logprobs(x)
+    want = rk.logprob(x, ids)
+    found = Sampler.gather_logprobs(kept, 5, ids)
+    assert torch.equal(found.logprobs[:, 0], want) and torch.equal(want, rk.logprob(logits, ids))
+    assert found.logprob_token_ids[:, 0].tolist() == ids.tolist()
+    assert torch.equal(found.logprob_token_ids[:, 1:].long(), torch.topk(x, 5).indices)
+    for row in range(5):
+        order = sorted(range(300), key=lambda j: -float(x[row, j]))
+        tied = [j for j in order if float(x[row, j]) == float(x[row, ids[row]])]
+        assert int(found.selected_token_ranks[row]) == order.index(tied[-1]) + 1
+        for k in range(6):
+            one = rk.logprob(x[row : row + 1], found.logprob_token_ids[row, k : k + 1].long())
+            assert torch.equal(one, found.logprobs[row, k : k + 1])
+    assert torch.equal(of_second_runner.compute_token_logprobs(x, found.logprob_token_ids), found.logprobs)
+kept = Sampler.compute_logprobs(logits)
+logits.zero_()
+assert kept.any(), "the sampler writes into its logits"
+print("as expected")
+"""
+
+
+@needs_vllm
+def test_off_nothing_of_vllm_is_touched_and_unknown_hooks_are_refused() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RLK_VLLM"}
+    done = subprocess.run([sys.executable, "-c", OFF], env=environment, capture_output=True, text=True)
+    assert done.stdout.endswith("as expected\n"), done.stdout + done.stderr
+
+
+@needs_vllm
+def test_no_token_of_a_rollout_differs_and_stock_ones_do(model: Path, tmp_path: Path) -> None:
+    """Chunked prefill, prefix caching, batches whose members change. The stock control shows that the test can fail."""
+    request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24)
+    results = {r.setting: r for r in align.align(request, ["stock", "rk"])}
+    ours, stock = results["rk"], results["stock"]
+    assert ours.trainer.tokens == stock.trainer.tokens > 200
+    assert ours.aligned, align.text([stock, ours])
+    assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
+    assert stock.trainer.differing > 0, "the control does not differ: the comparison would not see a difference"
+    align.write_report(tmp_path, request, [stock, ours])
+    report = json.loads((tmp_path / "align.json").read_text())
+    assert [r["aligned"] for r in report["results"]] == [False, True]
+    assert "max |dlogp|" in (tmp_path / "align.html").read_text()
