@@ -132,7 +132,7 @@ def test_two_contracts_are_not_aligned() -> None:
     side = {"rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0]}
     answer = {
         "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "trainer_contract": "a",
-        "plugin": {"rl_kernel_native": {"contract": "a"}},
+        "plugin": {"rl_kernel_native": {"contract": "a"}}, "preemptions": 0, "prefix_cache_hits": 0,
     }  # fmt: skip
     assert align.result_of("rk", answer).aligned
     for engine, trainer in (("b", "a"), ("a", None), (None, None)):
@@ -243,12 +243,15 @@ def test_off_nothing_of_vllm_is_touched_and_unknown_hooks_are_refused() -> None:
 
 @needs_vllm
 def test_no_token_of_a_rollout_differs_and_stock_ones_do(model: Path, tmp_path: Path) -> None:
-    """Chunked prefill, prefix caching, batches whose members change. The stock control shows that the test can fail."""
+    """Chunked prefill, prefix caching, preemption, batches whose members change. The stock control shows that the test
+    can fail."""
     request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24)
     results = {r.setting: r for r in align.align(request, ["stock", "rk"])}
     ours, stock = results["rk"], results["stock"]
     assert ours.trainer.tokens == stock.trainer.tokens > 200
     assert ours.aligned, align.text([stock, ours])
+    assert ours.preemptions > 0
+    assert ours.prefix_cache_hits > 0
     assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
     assert stock.trainer.differing > 0, "the control does not differ: the comparison would not see a difference"
     align.write_report(tmp_path, request, [stock, ours])

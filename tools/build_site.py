@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Pages in the order of the menu, by its headings; those of docs/ that stand nowhere here come last.
 MENU = {
     "Begin": ["quickstart", "which_operator", "build", "wheels", "examples"],
-    "Use": ["models", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
+    "Use": ["models", "vllm", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
     "Trust": ["contract", "numerics", "math"],
     "Reference": ["operators", "api/index", "api/tools"],
     "Project": ["contributing", "changelog"],

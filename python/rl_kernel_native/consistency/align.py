@@ -55,13 +55,21 @@ class Difference:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a setting. ``same_contract``: engine and trainer were served by one contract; None: by none."""
+    """Of a setting.
+
+    Attributes:
+        preemptions: sequences that the rollout put back, and computed again.
+        prefix_cache_hits: tokens of the rollout whose keys and values were in the cache already.
+        same_contract: engine and trainer were served by one contract; None: by none.
+    """
 
     setting: str
     prefill: Difference
     trainer: Difference
     tokens_per_second: float
     device: str
+    preemptions: int
+    prefix_cache_hits: int
     same_contract: bool | None
 
     @property
@@ -92,6 +100,8 @@ def result_of(setting: str, answer: dict[str, Any]) -> Result:
         trainer=difference(answer["sequences"], "trainer"),
         tokens_per_second=answer["tokens_per_second"],
         device=answer["device"],
+        preemptions=answer["preemptions"],
+        prefix_cache_hits=answer["prefix_cache_hits"],
         same_contract=None if engine is None and trainer is None else engine == trainer,
     )
 
@@ -137,7 +147,8 @@ def _run(part: str, file: Path, setting: str) -> None:
 
 HEAD = (
     "setting", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|", "against trainer: differing",
-    "max |dlogp|", "mean |dlogp|", "KL k3", "tok/s", "same contract",
+    "max |dlogp|", "mean |dlogp|", "KL k3", "tok/s", "preemptions", "cached tokens",
+    "same contract",
 )  # fmt: skip
 
 
@@ -147,7 +158,7 @@ def rows(results: Sequence[Result]) -> list[list[Any]]:
         [
             r.setting, r.trainer.tokens, r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
             r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
-            r.tokens_per_second, said[r.same_contract],
+            r.tokens_per_second, r.preemptions, r.prefix_cache_hits, said[r.same_contract],
         ]
         for r in results
     ]  # fmt: skip

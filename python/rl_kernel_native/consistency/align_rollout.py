@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
+CPU_PAGE = 32
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
@@ -43,12 +44,14 @@ def make_engine(request: dict[str, Any], on_gpu: bool) -> Any:
         "max_model_len": length,
         "enable_prefix_caching": True,
         "seed": request["seed"],
+        "disable_log_stats": False,  # counts preemptions and hits of the prefix cache
     }
     if on_gpu:
         options |= {"max_num_batched_tokens": max(512, length), "gpu_memory_utilization": request["gpu_memory"]}
     else:
-        few = {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "block_size": 32}
-        options |= few | {"enforce_eager": True}
+        options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
+        # Fewer pages than eight long sequences need: some are preempted and computed again.
+        options |= {"block_size": CPU_PAGE, "num_gpu_blocks_override": 5 * -(-length // CPU_PAGE) + 1}
     return LLM(**options)
 
 
@@ -81,6 +84,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     outputs = generate(prompts, [sampling(n, logprobs=0) for n in counts])
     seconds = time.perf_counter() - start
+    counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
     sequences = []
     for output in outputs:
         completion = output.outputs[0]
@@ -97,6 +101,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "sequences": sequences,
         "tokens_per_second": sum(counts) / seconds,
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
+        "preemptions": counted["vllm:num_preemptions"],
+        "prefix_cache_hits": counted["vllm:prefix_cache_hits"],
         "plugin": engine.llm_engine.vllm_config.additional_config,
     }
 
