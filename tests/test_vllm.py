@@ -130,15 +130,21 @@ def test_differences_of_two_sides() -> None:
 
 def test_two_contracts_are_not_aligned() -> None:
     side = {"rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0]}
-    answer = {
-        "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "trainer_contract": "a",
-        "plugin": {"rl_kernel_native": {"contract": "a"}}, "preemptions": 0, "prefix_cache_hits": 0,
-    }  # fmt: skip
-    assert align.result_of("rk", answer).aligned
-    for engine, trainer in (("b", "a"), ("a", None), (None, None)):
-        answer["plugin"] = {"rl_kernel_native": {"contract": engine}} if engine else {}
-        answer["trainer_contract"] = trainer
-        assert not align.result_of("rk", answer).aligned
+    base = {"sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "preemptions": 0, "prefix_cache_hits": 0}
+
+    def traced(contract: str, *operators: str) -> dict[str, Any]:
+        return {"contract": contract, "calls": {name: {"cpu": 1} for name in operators}}
+
+    def result(engine: Any, trainer: Any) -> align.Result:
+        return align.result_of("rk", base | {"rollout_trace": engine, "trainer_trace": trainer})
+
+    assert result(traced("a", "linear"), traced("a", "linear")).aligned
+    for engine, trainer in (
+        (traced("b", "linear"), traced("a", "linear")),
+        (traced("a", "linear"), traced("a")),
+        (traced("a"), traced("a")),
+    ):
+        assert not result(engine, trainer).aligned
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
@@ -208,6 +214,12 @@ assert sorted(op_registry_oot) == ["RMSNorm", "RotaryEmbedding", "SiluAndMul"]
 
 import torch
 import rl_kernel_native as rk
+from rl_kernel_native.integrations.vllm import hooks
+
+assert AttentionBackendEnum.CUSTOM.get_class().get_name() == "CUSTOM"
+layers = torch.nn.ModuleDict({"nothing": torch.nn.Identity(), "norm": torch.nn.LayerNorm(8)})
+assert hooks.not_served(layers) == ["norm (LayerNorm)"]
+
 from vllm.v1.worker.gpu.sample import logprob as of_second_runner
 
 generator = torch.Generator().manual_seed(0)
@@ -246,11 +258,14 @@ def test_no_token_of_a_rollout_differs_and_stock_ones_do(model: Path, tmp_path: 
     """Chunked prefill, prefix caching, preemption, batches whose members change. The stock control shows that the test
     can fail."""
     request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24)
-    results = {r.setting: r for r in align.align(request, ["stock", "rk"])}
+    results = {r.setting: r for r in align.align(request, ["stock", "rk"], workers=2)}
     ours, stock = results["rk"], results["stock"]
     assert ours.trainer.tokens == stock.trainer.tokens > 200
     assert ours.aligned, align.text([stock, ours])
     assert ours.preemptions > 0
+    assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
+    assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}
+    assert stock.served["rollout"]["calls"] == stock.served["trainer"]["calls"] == {}
     assert ours.prefix_cache_hits > 0
     assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
     assert stock.trainer.differing > 0, "the control does not differ: the comparison would not see a difference"

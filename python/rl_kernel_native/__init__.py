@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from ._trace import trace
 from ._workspace import WorkspaceStats, workspace_stats
 from .consistency.api import compare
 from .integrations import patch_model, status, unpatch_model
@@ -245,6 +246,7 @@ __all__ = [
     "status",
     "tool_mask",
     "tool_mask_reference",
+    "trace",
     "tree_sum",
     "unpack",
     "unpack_reference",

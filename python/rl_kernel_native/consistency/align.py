@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class Result:
     Attributes:
         preemptions: sequences that the rollout put back, and computed again.
         prefix_cache_hits: tokens of the rollout whose keys and values were in the cache already.
-        same_contract: engine and trainer were served by one contract; None: by none.
+        served: what rk.trace saw of the engine (``"rollout"``) and the trainer: contract, and calls by operator.
+        same_contract: one contract served engine and trainer; None: this library served neither.
     """
 
     setting: str
@@ -70,6 +72,7 @@ class Result:
     device: str
     preemptions: int
     prefix_cache_hits: int
+    served: dict[str, Any]
     same_contract: bool | None
 
     @property
@@ -92,8 +95,8 @@ def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
 
 
 def result_of(setting: str, answer: dict[str, Any]) -> Result:
-    identity = answer["plugin"].get("rl_kernel_native")
-    engine, trainer = identity and identity["contract"], answer["trainer_contract"]
+    served = {side: answer[f"{side}_trace"] for side in ("rollout", "trainer")}
+    contracts = {trace["contract"] if trace["calls"] else None for trace in served.values()}
     return Result(
         setting=setting,
         prefill=difference(answer["sequences"], "prefill"),
@@ -102,7 +105,8 @@ def result_of(setting: str, answer: dict[str, Any]) -> Result:
         device=answer["device"],
         preemptions=answer["preemptions"],
         prefix_cache_hits=answer["prefix_cache_hits"],
-        same_contract=None if engine is None and trainer is None else engine == trainer,
+        served=served,
+        same_contract=None if contracts == {None} else len(contracts) == 1,
     )
 
 
@@ -117,20 +121,25 @@ def request_of(model: Path, **options: Any) -> Request:
     return Request(str(model.resolve()), vocab_size, **options)
 
 
-def align(request: Request, settings: Sequence[str]) -> list[Result]:
-    """Runs the settings one after the other. Raises BadInput for another name; RuntimeError where a process fails."""
+def align(request: Request, settings: Sequence[str], *, workers: int = 1) -> list[Result]:
+    """Runs the settings, ``workers`` at a time; tokens a second mean something with one.
+
+    Raises: BadInput for another name; RuntimeError where a process fails.
+    """
     for name in settings:
         if name not in SETTINGS:
             raise BadInput(f"--settings {name}: expected {', '.join(SETTINGS)}")
-    found = []
-    for name in settings:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "request.json"
-            file.write_text(json.dumps({**asdict(request), "setting": name}))
-            for part in ("align_rollout", "align_trainer"):
-                _run(part, file, name)
-            found.append(result_of(name, json.loads(file.read_text())))
-    return found
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda name: _result(request, name), settings))
+
+
+def _result(request: Request, setting: str) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "request.json"
+        file.write_text(json.dumps({**asdict(request), "setting": setting}))
+        for part in ("align_rollout", "align_trainer"):
+            _run(part, file, setting)
+        return result_of(setting, json.loads(file.read_text()))
 
 
 def _run(part: str, file: Path, setting: str) -> None:
@@ -181,4 +190,14 @@ def write_report(directory: Path, request: Request, results: Sequence[Result]) -
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "align.json").write_text(json.dumps(as_json(request, results), indent=1) + "\n")
     title = f"vLLM's rollout against its prefill and a trainer: {request.model}"
-    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), asdict(request)))
+    calls = {
+        f"{r.setting}: {side} was served by": ", ".join(
+            f"{operator} {count} ({backend})"
+            for operator, counts in trace["calls"].items()
+            for backend, count in counts.items()
+        )
+        or "its own operators"
+        for r in results
+        for side, trace in r.served.items()
+    }
+    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), asdict(request) | calls))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
-CPU_PAGE = 32
+CPU_PAGE = 16
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
@@ -51,7 +51,7 @@ def make_engine(request: dict[str, Any], on_gpu: bool) -> Any:
     else:
         options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
         # Fewer pages than eight long sequences need: some are preempted and computed again.
-        options |= {"block_size": CPU_PAGE, "num_gpu_blocks_override": 5 * -(-length // CPU_PAGE) + 1}
+        options |= {"block_size": CPU_PAGE, "num_gpu_blocks_override": 2 * -(-length // CPU_PAGE) + 1}
     return LLM(**options)
 
 
@@ -108,8 +108,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(path: Path) -> None:
+    import rl_kernel_native as rk
+
     request = json.loads(path.read_text())
-    path.write_text(json.dumps(request | answer(request)))
+    with rk.trace() as traced:  # before the engine, whose graphs are captured as it is made
+        found = answer(request)
+    path.write_text(json.dumps(request | found | {"rollout_trace": traced.as_json()}))
 
 
 if __name__ == "__main__":

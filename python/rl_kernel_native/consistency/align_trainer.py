@@ -34,13 +34,15 @@ def answer(request: dict[str, Any]) -> None:
             else:
                 logprob = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
             sequence["trainer"] = logprob[-len(sequence["tokens"]) :].tolist()
-    request["trainer_contract"] = rk.contract.digest() if served else None
 
 
 def main(path: Path) -> None:
+    import rl_kernel_native as rk
+
     request = json.loads(path.read_text())
-    answer(request)
-    path.write_text(json.dumps(request))
+    with rk.trace() as traced:
+        answer(request)
+    path.write_text(json.dumps(request | {"trainer_trace": traced.as_json()}))
 
 
 if __name__ == "__main__":

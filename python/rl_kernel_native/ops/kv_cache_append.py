@@ -51,6 +51,11 @@ def kv_cache_append(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: An
         would be lost; BufferError for a cache that is read-only; RuntimeError where no kernel of this build serves the
         device.
     Source: the contract; layouts: vLLM 0.26, ``vllm/v1/attention/backends``.
+    Example:
+        >>> k, v, cache = torch.ones(2, 1, 8), torch.ones(2, 1, 8), torch.zeros(2, 4, 16, 1, 8)
+        >>> rk.kv_cache_append(k, v, cache[0], cache[1], torch.tensor([17, -1]))
+        >>> cache[0].sum((2, 3)).nonzero()  # slot 17 is slot 1 of page 1
+        tensor([[1, 1]])
     """
     if type(k) in _plain and not _torch_path.is_compiling():
         found = _C.kv_cache_append_eager(k, v, k_cache, v_cache, slot_mapping)

@@ -1,0 +1,153 @@
+"""rk.trace: which operators of a model ran, where, and how often, replays of CUDA graphs included."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from . import _dispatch, contract
+from ._native import module as _C
+
+# Operators of a model's forward and of its log-probabilities, by the extension's functions.
+FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "attention": ("attention", "attention_eager"),
+    "embedding": ("embedding", "embedding_eager"),
+    "kv_cache_append": ("kv_cache_append", "kv_cache_append_eager"),
+    "linear": ("linear", "linear_eager"),
+    "linear_logprob": ("linear_logprob",),
+    "logprob": ("logprob", "logprob_eager"),
+    "rms_norm": ("rms_norm", "rms_norm_eager"),
+    "rope": ("rope", "rope_eager"),
+    "silu_mul": ("gated_mul", "gated_mul_eager"),
+}
+
+Calls = Counter[tuple[str, str]]  # (operator, backend)
+
+
+class Trace:
+    """What :func:`trace` records."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: Calls = Counter()
+        self._graphs: dict[int, Calls] = {}  # of each CUDA graph, by its id
+        self._captured: int | None = None  # the graph that is being captured
+
+    def count(self, operator: str, backend: str) -> None:
+        with self._lock:
+            calls = self._calls if self._captured is None else self._graphs[self._captured]
+            calls[operator, backend] += 1
+
+    def begin_capture(self, graph: Any) -> None:
+        self._captured = id(graph)
+        self._graphs[id(graph)] = Counter()
+
+    def end_capture(self) -> None:
+        self._captured = None
+
+    def replay(self, graph: Any) -> None:
+        with self._lock:
+            self._calls += self._graphs.get(id(graph), Counter())
+
+    @property
+    def calls(self) -> dict[str, dict[str, int]]:
+        """Calls that ran, by operator and backend (``"cpu"``, ``"cuda sm_90"``, ``"rocm"``)."""
+        found: dict[str, dict[str, int]] = {}
+        for (operator, backend), count in sorted(self._calls.items()):
+            found.setdefault(operator, {})[backend] = count
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """The calls, and the digest of the contract that they obey."""
+        return {"contract": contract.digest(), "calls": self.calls}
+
+
+_active: Trace | None = None
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Records which operators of a model run within the context, on which backend and how often.
+
+    Recorded are the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
+    ``logprob``, ``rms_norm``, ``rope`` and ``silu_mul``, eager or inside of a compiled function. What a CUDA graph
+    captures within the context counts with each of its replays. Of the whole process; one at a time.
+
+    Yields: a :class:`Trace`, whose ``calls`` grow.
+    Raises: RuntimeError inside of another trace.
+    Source: this library's own; a comparison names what served each of its sides.
+    Example:
+        >>> with rk.trace() as found:
+        ...     y = rk.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
+        >>> found.calls
+        {'rms_norm': {'cpu': 1}}
+    """
+    global _active
+    if _active is not None:
+        raise RuntimeError("trace: expected one at a time, got one inside of another")
+    found = Trace()
+    undo: list[Callable[[], None]] = []
+    _active = found
+    try:
+        for operator, names in FUNCTIONS.items():
+            for name in names:
+                undo.append(_replace(_C, name, _counting(found, operator, getattr(_C, name))))
+        undo += _follow_graphs(found)
+        yield found
+    finally:
+        for step in undo:
+            step()
+        _active = None
+
+
+def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
+    own = getattr(owner, name)
+    setattr(owner, name, replacement)
+    return lambda: setattr(owner, name, own)
+
+
+def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        result = own(*arguments)
+        if result is not NotImplemented:  # which sends the call another way, where it counts
+            found.count(operator, _backend(arguments))
+        return result
+
+    return counted
+
+
+def _backend(arguments: tuple[Any, ...]) -> str:
+    tensor = next((a for a in arguments if _dispatch.is_tensor(a)), None)
+    if tensor is None or not tensor.is_cuda:
+        return "cpu"
+    torch: Any = _dispatch.torch_module()
+    if torch.version.hip:
+        return "rocm"
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return f"cuda sm_{major}{minor}"
+
+
+def _follow_graphs(found: Trace) -> list[Callable[[], None]]:
+    torch = _dispatch.torch_module()
+    if torch is None:
+        return []
+    kind: Any = torch.cuda.CUDAGraph
+    begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found.begin_capture(self)
+        return begin(self, *args, **kwargs)
+
+    def capture_end(self: Any) -> Any:
+        found.end_capture()
+        return end(self)
+
+    def replay_it(self: Any) -> Any:
+        found.replay(self)
+        return replay(self)
+
+    pairs = (("capture_begin", capture_begin), ("capture_end", capture_end), ("replay", replay_it))
+    return [_replace(kind, name, function) for name, function in pairs]
