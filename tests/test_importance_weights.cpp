@@ -21,6 +21,7 @@ namespace rollout_test {
 namespace {
 
 using linear_test::for_each_backend;
+using policy_test::Deviations;
 using policy_test::limited;
 using policy_test::same_bytes;
 using policy_test::tree;
@@ -124,26 +125,15 @@ struct Range {
     }
   }
 };
-// Of values by the sum and the sum of squares.
-float variance_of(float sum, float squares, float of_one, float squares_of_one, std::int64_t count,
-                  std::int64_t degrees) {
-  if (squares_of_one < squares) {
-    sum = of_one;
-    squares = squares_of_one;
-  }
-  if (sum == 0.0f && squares == 0.0f) return 0.0f;
-  if (std::isnan(squares) || std::isinf(squares) || squares < 0x1p-80f) return NAN;
-  const float v = std::fma(-sum, sum / static_cast<float>(count), squares);
-  return v <= 0x1p-20f * squares || degrees == 0 ? 0.0f : v / static_cast<float>(degrees);
-}
-
 // What the metrics are made of, a sequence at a time.
 struct Statistics {
   explicit Statistics(const ImportanceSpec& spec) : s(spec), low(s.low > -kInf ? s.low : 1.0f / s.high) {}
 
   const ImportanceSpec& s;
   float low;
-  std::vector<float> sums, squares, u, squares_of_u, means, of_means, g, of_g;
+  std::vector<float> sums, means;
+  std::vector<std::vector<float>> weights;  // of positions
+  std::vector<std::int64_t> counts_of;
   Range ratio, weight, of_sequences, off;
   std::int64_t tokens = 0, sequences = 0, below = 0, above = 0, sequences_below = 0, sequences_above = 0;
   std::int64_t refused = 0, refusing = 0;
@@ -151,34 +141,29 @@ struct Statistics {
   // Of a sequence's positions; 0 where they do not count.
   void add(const std::vector<float>& w, const std::vector<float>& e, const std::vector<bool>& counts,
            std::int64_t not_kept) {
-    std::vector<float> ws, ww, du, uu, es;
+    std::vector<float> ws, du, es;
+    weights.emplace_back(w.size(), Deviations::missing());
     std::int64_t n = 0, under = 0, over = 0;
     for (std::size_t i = 0; i < w.size(); ++i) {
       ws.push_back(counts[i] ? w[i] : 0.0f);
-      ww.push_back(ws.back() * ws.back());
       du.push_back(counts[i] ? w[i] - 1.0f : 0.0f);
-      uu.push_back(du.back() * du.back());
       es.push_back(counts[i] ? e[i] : 0.0f);
       if (!counts[i]) continue;
       ++n;
+      weights.back()[i] = written(w[i]);
       ratio.take(e[i]);
       weight.take(w[i]);
       under += e[i] < low;
       over += e[i] > s.high;
     }
+    counts_of.push_back(n);
     if (n == 0) {
-      for (auto* of : {&sums, &squares, &u, &squares_of_u, &means, &of_means, &g, &of_g}) of->push_back(0.0f);
+      for (auto* of : {&sums, &means}) of->push_back(0.0f);
       return;
     }
     const float count = static_cast<float>(n), deviation = tree(du) / count, mean = tree(ws) / count;
     sums.push_back(tree(ws));
-    squares.push_back(tree(ww));
-    u.push_back(tree(du));
-    squares_of_u.push_back(tree(uu));
     means.push_back(mean);
-    of_means.push_back(mean * mean);
-    g.push_back(deviation);
-    of_g.push_back(deviation * deviation);
     of_sequences.take(mean);
     off.take(std::fabs(deviation));
     tokens += n;
@@ -196,22 +181,34 @@ struct Statistics {
     m[rlk::kImportanceDivisor] = divisor;
     if (tokens == 0) return m;
     const std::int64_t units = s.level == ImportanceLevel::kToken ? tokens : sequences;
-    const float mean = tree(sums) / static_cast<float>(tokens);
-    const float spread = variance_of(tree(sums), tree(squares), tree(u), tree(squares_of_u), tokens, tokens);
+    const float mean = tree(sums) / static_cast<float>(tokens), seq_mean = tree(means) / static_cast<float>(sequences);
+    const Deviations of_tokens(weights, tree(sums), tokens);
+    const float spread = of_tokens.square() / static_cast<float>(tokens), scaled_mean = of_tokens.mean();
+    const float shift = of_tokens.difference(mean, seq_mean);
+    std::vector<float> of_means, squares;
+    for (std::size_t q = 0; q < means.size(); ++q) {
+      const float d =
+          counts_of[q] == 0 ? 0.0f : tree(of_tokens.by_sequence[q]) / static_cast<float>(counts_of[q]) + shift;
+      of_means.push_back(d);
+      squares.push_back(d * d);
+    }
+    float seq_spread = std::fma(-tree(of_means), tree(of_means) / static_cast<float>(sequences), tree(squares));
+    seq_spread = seq_spread < 0.0f || of_tokens.constant() || sequences < 2
+                     ? 0.0f
+                     : seq_spread / static_cast<float>(sequences - 1);
     m[rlk::kImportanceNumTokens] = static_cast<float>(tokens);
     m[rlk::kImportanceNumSequences] = static_cast<float>(sequences);
     m[rlk::kImportanceWeightMean] = written(mean);
-    m[rlk::kImportanceWeightStd] = written(std::sqrt(spread));
+    m[rlk::kImportanceWeightStd] = written(std::sqrt(spread) * of_tokens.unit());
     m[rlk::kImportanceWeightMin] = written(weight.least);
     m[rlk::kImportanceWeightMax] = written(weight.most);
     m[rlk::kImportanceRatioMin] = written(ratio.least);
     m[rlk::kImportanceRatioMax] = written(ratio.most);
     m[rlk::kImportanceFractionLow] = share(below, units);
     m[rlk::kImportanceFractionHigh] = share(above, units);
-    m[rlk::kImportanceEss] = written(mean == 0.0f ? 0.0f : 1.0f / (1.0f + spread / mean / mean));
-    m[rlk::kImportanceSeqMean] = written(tree(means) / static_cast<float>(sequences));
-    m[rlk::kImportanceSeqStd] =
-        written(std::sqrt(variance_of(tree(means), tree(of_means), tree(g), tree(of_g), sequences, sequences - 1)));
+    m[rlk::kImportanceEss] = written(scaled_mean == 0.0f ? 0.0f : 1.0f / (1.0f + spread / scaled_mean / scaled_mean));
+    m[rlk::kImportanceSeqMean] = written(seq_mean);
+    m[rlk::kImportanceSeqStd] = written(std::sqrt(seq_spread) * of_tokens.unit());
     m[rlk::kImportanceSeqMin] = written(of_sequences.least);
     m[rlk::kImportanceSeqMax] = written(of_sequences.most);
     m[rlk::kImportanceSeqDeviationMax] = written(off.most);

@@ -20,6 +20,7 @@ namespace rollout_test {
 namespace {
 
 using linear_test::for_each_backend;
+using policy_test::Deviations;
 using policy_test::limited;
 using policy_test::over;
 using policy_test::same_bytes;
@@ -59,13 +60,15 @@ constexpr float kEdges[] = {-1.0f, -0.1f, -0.01f, -0.001f, 0.001f, 0.01f, 0.1f, 
 bool other_bits(float x, float y) { return std::memcmp(&x, &y, 4) != 0 && !(std::isnan(x) && std::isnan(y)); }
 
 std::vector<float> reference(const Batch& b, float limit) {
-  constexpr int kTokenSums = 10, kSequenceSums = 8;
+  constexpr int kTokenSums = 9, kSequenceSums = 8;  // the last four: what probabilities lack to 1, and probabilities
+  std::vector<std::vector<float>> probabilities[4];
   std::vector<float> of_sequence[kTokenSums], scalars[kSequenceSums];
   std::int64_t tokens = 0, sequences = 0, differing = 0, nonfinite = 0, bins[rlk::kMismatchBins] = {};
   float most = 0.0f, least_diff = kInf, most_diff = -kInf;
   bool nan_distance = false, nan_diff = false;
   for (std::int64_t s = 0; s < b.sequences.num_sequences; ++s) {
     std::vector<float> terms[kTokenSums + 2];
+    for (auto& of : probabilities) of.emplace_back(static_cast<std::size_t>(b.length(s)), Deviations::missing());
     std::int64_t n = 0;
     for (std::int64_t t = 0; t < b.length(s); ++t) {
       if (!b.counts(s, t)) {
@@ -82,12 +85,12 @@ std::vector<float> reference(const Batch& b, float limit) {
                               rlk::expm1(c + c),
                               p,
                               q,
-                              p * p,
-                              q * q,
-                              p * q,
+                              rlk::exp(x),
+                              rlk::exp(y),
                               x,
                               y};
       for (int i = 0; i < kTokenSums + 2; ++i) terms[i].push_back(values[i]);
+      for (int i = 0; i < 4; ++i) probabilities[i].back()[static_cast<std::size_t>(t)] = values[5 + i];
       differing += other_bits(x, y);
       nonfinite += !std::isfinite(d);
       nan_distance = nan_distance || std::isnan(d);
@@ -118,12 +121,13 @@ std::vector<float> reference(const Batch& b, float limit) {
   for (int i = 0; i < kSequenceSums; ++i) means[i] = over(tree(scalars[i]), count);
   const float ratio = over(sums[3], n), chi2 = over(sums[4], n);
   float correlation = 0.0f;
-  if (tokens > 0) {
-    const float v_p = std::fma(-sums[5], sums[5] / n, sums[7]), v_q = std::fma(-sums[6], sums[6] / n, sums[8]);
-    if (!(v_p <= 0x1p-20f * sums[7]) && !(v_q <= 0x1p-20f * sums[8])) {
-      const float both = std::fma(-sums[5], sums[6] / n, sums[9]);
-      correlation = limited(both / std::sqrt(v_p) / std::sqrt(v_q), -1.0f, 1.0f);
-    }
+  const int form[] = {sums[7] < sums[5] ? 2 : 0, sums[8] < sums[6] ? 3 : 1};
+  const Deviations p(probabilities[form[0]], sums[5 + form[0]], tokens),
+      q(probabilities[form[1]], sums[5 + form[1]], tokens);
+  const float v_p = p.square(), v_q = q.square();
+  if (v_p != 0.0f && v_q != 0.0f) {
+    correlation = limited(p.central(q) / std::sqrt(v_p) / std::sqrt(v_q), -1.0f, 1.0f);
+    if (form[0] / 2 != form[1] / 2) correlation = -correlation;
   }
   std::vector<float> m = {n,
                           count,
@@ -190,6 +194,8 @@ TEST(MismatchMetrics, FourTokensOfALaneHaveTheirOwnBits) {
     const rlk::MismatchMetricsParams p = params(b, 20.0f);
     b.expect_four_alike<rlk::MismatchTerms<rlk::kMismatchDifferences>>(p, {});
     b.expect_four_alike<rlk::MismatchTerms<rlk::kMismatchProbabilities>>(p, {});
+    const rlk::MismatchPair pair = {{{{1.0f, 4.0f, 0.1f}, {0.5f, 1.0f, 0.3f}}}, {1, 0}};
+    b.expect_four_alike<rlk::CentralTerms<rlk::MismatchMoments>>(p, pair);
   }
 }
 

@@ -22,6 +22,7 @@ namespace value_test {
 namespace {
 
 using linear_test::for_each_backend;
+using policy_test::Deviations;
 using policy_test::kInf;
 using policy_test::kShapes;
 using policy_test::over;
@@ -102,6 +103,7 @@ Results reference(const rlk::ValueLossParams& p) {
   r.d_value.assign(static_cast<std::size_t>(q.num_slots()), 0.0f);
   constexpr int kSums = 6;
   std::vector<float> of_sequences[kSums + 1];
+  std::vector<std::vector<float>> errors, targets;
   float clipped = 0.0f, outside = 0.0f;
   for (std::int64_t i = 0; i < q.num_sequences; ++i) {
     const std::int64_t n = number[static_cast<std::size_t>(i)];
@@ -110,6 +112,7 @@ Results reference(const rlk::ValueLossParams& p) {
     if (s.sequence_mean) weight = over(weight, static_cast<float>(n));
     std::vector<float> terms[kSums];
     for (auto& term : terms) term.assign(static_cast<std::size_t>(length(i)), 0.0f);
+    for (auto* of : {&errors, &targets}) of->emplace_back(terms[0].size(), Deviations::missing());
     for (std::int64_t t = 0; t < length(i); ++t) {
       if (!counts(i, t)) continue;
       const auto at = [&](const rlk::PolicyTokens& a) { return a.data[place(i, t, a.sequence_stride)]; };
@@ -127,6 +130,8 @@ Results reference(const rlk::ValueLossParams& p) {
       if (std::isnan(of_w)) slope = loss = of_w;
       outside += is_outside;
       const float e = target - v;
+      errors.back()[static_cast<std::size_t>(t)] = e;
+      targets.back()[static_cast<std::size_t>(t)] = target;
       const float values[kSums] = {loss, v, target, e, e * e, target * target};
       for (int k = 0; k < kSums; ++k) terms[k][static_cast<std::size_t>(t)] = values[k];
       const float gradient = weight * slope;
@@ -139,15 +144,15 @@ Results reference(const rlk::ValueLossParams& p) {
   float sums[kSums + 1];
   for (int k = 0; k <= kSums; ++k) sums[k] = tree(of_sequences[k]);
   const float n = static_cast<float>(tokens);
-  const auto variance = [&](float sum, float squares) {
-    return std::fma(-over(sum, n), over(sum, n), over(squares, n));
-  };
-  const float of_errors = variance(sums[3], sums[4]), of_returns = variance(sums[2], sums[5]);
+  const Deviations of_errors(errors, sums[3], tokens), of_returns(targets, sums[2], tokens);
+  const float v_e = of_errors.square(), v_r = of_returns.square();
+  const float unit = of_errors.unit() / of_returns.unit();
+  float explained = 0.0f;
+  if (v_r != 0.0f) explained = v_e == 0.0f && !std::isnan(v_r) ? 1.0f : 1.0f - v_e / v_r * unit * unit;
   r.loss = written(sums[kSums]);
   r.metrics = {r.loss, n, static_cast<float>(nonempty), written(d)};
   for (int k = 0; k < kSums; ++k) r.metrics.push_back(written(sums[k]));
-  for (const float x : {over(clipped, n), over(outside, n), over(sums[1], n), over(sums[2], n),
-                        of_returns <= 0 ? 0.0f : 1 - of_errors / of_returns}) {
+  for (const float x : {over(clipped, n), over(outside, n), over(sums[1], n), over(sums[2], n), explained}) {
     r.metrics.push_back(written(x));
   }
   return r;

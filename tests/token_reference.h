@@ -76,6 +76,71 @@ inline bool is_set(const rlk::TokenMask& mask, std::int64_t i) {
   return any;
 }
 
+// Scaled deviations of a token's value from a mean (rlk/kernels/central_moments.h), by sequence; values that do not count are NaN
+// with a payload that no other has.
+class Deviations {
+ public:
+  static float missing() { return rlk::float_of(0x7fabcdef); }
+
+  Deviations(const std::vector<std::vector<float>>& values, float sum, std::int64_t count) : count_(count) {
+    float largest = 0.0f;
+    for (const auto& of : values) {
+      for (const float x : of) {
+        if (!is_missing(x) && !(std::fabs(x) <= largest) && !std::isnan(largest)) largest = std::fabs(x);
+      }
+    }
+    scale_ = sum_test::scale_of(largest, largest);
+    mean_ = over(sum, static_cast<float>(count)) * scale_.down;
+    for (const auto& of : values) {
+      std::vector<float> d;
+      for (const float x : of) {
+        d.push_back(is_missing(x) ? 0.0f : (x * scale_.down - mean_) * scale_.up);
+        if (is_missing(x)) continue;
+        if (!any_) first_ = d.back();
+        any_ = true;
+        constant_ = constant_ && d.back() == first_;
+      }
+      by_sequence.push_back(d);
+    }
+  }
+  static bool is_missing(float x) { return rlk::bits_of(x) == rlk::bits_of(missing()); }
+
+  bool constant() const { return any_ && constant_; }
+  float unit() const { return 1.0f / (scale_.down * scale_.up); }
+  float mean() const { return mean_ * scale_.up; }
+  float difference(float a, float b) const { return (a * scale_.down - b * scale_.down) * scale_.up; }
+  float total() const {
+    std::vector<float> sums;
+    for (const auto& of : by_sequence) sums.push_back(tree(of));
+    return tree(sums);
+  }
+  float products(const Deviations& other) const {
+    std::vector<float> sums;
+    for (std::size_t s = 0; s < by_sequence.size(); ++s) {
+      std::vector<float> terms;
+      for (std::size_t i = 0; i < by_sequence[s].size(); ++i)
+        terms.push_back(by_sequence[s][i] * other.by_sequence[s][i]);
+      sums.push_back(tree(terms));
+    }
+    return tree(sums);
+  }
+  float central(const Deviations& other) const {
+    return std::fma(-total(), over(other.total(), static_cast<float>(count_)), products(other));
+  }
+  float square() const {
+    const float v = central(*this);
+    return constant() || v < 0.0f ? 0.0f : v;
+  }
+
+  std::vector<std::vector<float>> by_sequence;
+
+ private:
+  std::int64_t count_;
+  sum_test::Scale scale_;
+  float mean_ = 0.0f, first_ = 0.0f;
+  bool any_ = false, constant_ = true;
+};
+
 // A workspace of a GPU's kernels, which holds NaN.
 class Workspace {
  public:

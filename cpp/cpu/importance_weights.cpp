@@ -18,10 +18,16 @@ void importance_weights(const ImportanceWeightsParams& p) {
   const auto terms = [&](const ImportanceFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
     lanes().terms(p, factors, tile, partials[0]);
   };
-  const auto [divisor] =
+  const ImportanceBatch::Shared shared =
       run_token_passes<ImportanceBatch, ImportanceTokenTerms<ImportanceForm::kMeasured>>(p, statistics, terms);
-  if (p.spec.normalize == 0 || divisor == 1.0f) return;
-  parallel_for(p.sequences.num_slots(), 16384, [&, by = divisor](std::int64_t begin, std::int64_t end) {
+  if (p.metrics != nullptr) {
+    const auto moments = [&](const CentralPair& pair, const TokenTile& tile, TilePartial<8>* const* partials) {
+      lanes().moments(p, pair, tile, partials[0]);
+    };
+    run_token_passes<ImportanceMomentsBatch, CentralTerms<ImportanceMoments>>(p, nullptr, moments, shared);
+  }
+  if (p.spec.normalize == 0 || shared.divisor == 1.0f) return;
+  parallel_for(p.sequences.num_slots(), 16384, [&, by = shared.divisor](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;
     lanes().divide(p.weights + begin, end - begin, by);
   });

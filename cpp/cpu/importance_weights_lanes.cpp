@@ -24,6 +24,10 @@ void terms(const ImportanceWeightsParams& p, const ImportanceFactors& factors, c
   }
 }
 
+void moments(const ImportanceWeightsParams& p, const CentralPair& pair, const TokenTile& tile, void* partial) {
+  run_tile<CentralTerms<ImportanceMoments>>(p, pair, tile, static_cast<TilePartial<8>*>(partial));
+}
+
 void divide(float* values, std::int64_t count, float divisor) {
   for (std::int64_t k = 0; k < count; k += kLanes) {
     const int left = count - k < kLanes ? static_cast<int>(count - k) : kLanes;
@@ -33,6 +37,6 @@ void divide(float* values, std::int64_t count, float divisor) {
 
 }  // namespace
 
-const ImportanceWeightsLanes importance_weights_lanes = {statistics, terms, divide};
+const ImportanceWeightsLanes importance_weights_lanes = {statistics, terms, moments, divide};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

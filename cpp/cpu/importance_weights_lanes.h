@@ -8,8 +8,9 @@
 #include "token_tile.h"
 
 namespace rlk {
+struct CentralPair;
 struct ImportanceFactors;
-}
+}  // namespace rlk
 
 namespace rlk::cpu {
 
@@ -17,6 +18,7 @@ struct ImportanceWeightsLanes {
   void (*statistics)(const ImportanceWeightsParams& p, const TokenTile& tile, void* partial);
   void (*terms)(const ImportanceWeightsParams& p, const ImportanceFactors& factors, const TokenTile& tile,
                 void* partial);
+  void (*moments)(const ImportanceWeightsParams& p, const CentralPair& pair, const TokenTile& tile, void* partial);
   void (*divide)(float* values, std::int64_t count, float divisor);
 };
 

@@ -17,7 +17,11 @@ void mismatch_metrics(const MismatchMetricsParams& p) {
   const auto terms = [&](const MismatchFactors&, const TokenTile& tile, TilePartial<8>* const* partials) {
     lanes().terms(p, tile, partials[kMismatchDifferences], partials[kMismatchProbabilities]);
   };
-  run_token_passes<MismatchBatch, MismatchTerms<kMismatchDifferences>>(p, nullptr, terms);
+  const auto shared = run_token_passes<MismatchBatch, MismatchTerms<kMismatchDifferences>>(p, nullptr, terms);
+  const auto moments = [&](const MismatchPair& pair, const TokenTile& tile, TilePartial<8>* const* partials) {
+    lanes().moments(p, pair, tile, partials[0]);
+  };
+  run_token_passes<MismatchMomentsBatch, CentralTerms<MismatchMoments>>(p, nullptr, moments, shared);
 }
 
 }  // namespace rlk::cpu

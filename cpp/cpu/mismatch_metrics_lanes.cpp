@@ -18,8 +18,12 @@ void terms(const MismatchMetricsParams& p, const TokenTile& tile, void* differen
   group<kMismatchProbabilities>(p, tile, probabilities);
 }
 
+void moments(const MismatchMetricsParams& p, const MismatchPair& pair, const TokenTile& tile, void* partial) {
+  run_tile<CentralTerms<MismatchMoments>>(p, pair, tile, static_cast<TilePartial<8>*>(partial));
+}
+
 }  // namespace
 
-const MismatchMetricsLanes mismatch_metrics_lanes = {terms};
+const MismatchMetricsLanes mismatch_metrics_lanes = {terms, moments};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

@@ -7,10 +7,15 @@
 #include "rlk/ops/mismatch_metrics.h"
 #include "token_tile.h"
 
+namespace rlk {
+struct MismatchPair;
+}
+
 namespace rlk::cpu {
 
 struct MismatchMetricsLanes {
   void (*terms)(const MismatchMetricsParams& p, const TokenTile& tile, void* differences, void* probabilities);
+  void (*moments)(const MismatchMetricsParams& p, const MismatchPair& pair, const TokenTile& tile, void* partial);
 };
 
 RLK_CPU_LANES(MismatchMetricsLanes, mismatch_metrics_lanes)

@@ -91,18 +91,18 @@ TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContex
 }
 
 // The passes of an operator by its Batch (token_terms.h): run_statistics(tile, partial) of the one before,
-// run_terms(factors, tile, partials of each group) of tokens, whose terms are Terms. Returns what all sequences share.
+// run_terms(factors, tile, partials of each group) of tokens, whose terms are Terms. Returns what all sequences share, which a
+// pass that follows takes over.
 template <class Batch, class Terms, class RunStatistics, class RunTerms>
 typename Batch::Shared run_token_passes(const typename Batch::Params& p,
-                                        [[maybe_unused]] const RunStatistics& run_statistics,
-                                        const RunTerms& run_terms) {
+                                        [[maybe_unused]] const RunStatistics& run_statistics, const RunTerms& run_terms,
+                                        typename Batch::Shared shared = {}) {
   constexpr std::int64_t kTaskSequences = 64;
   const Sequences& q = Batch::sequences(p);
   check_offset_values(q);
   std::vector<TilePartial<8>> partials[Batch::kGroups];
   for (auto& of_group : partials) of_group = partials_of(q);
   std::vector<typename Batch::Factors> factors(static_cast<std::size_t>(q.num_sequences));
-  typename Batch::Shared shared = {};
   const TokenContext<Batch> context = {factors.data(), &shared};
   const bool has_pass_before = Batch::needs_pass_before(p);
   const auto terms = [&](const TokenTile& tile, std::int64_t slot) {
@@ -111,7 +111,7 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
     run_terms(Batch::template factors<Terms>(p, context, has_pass_before, tile.sequence), tile, of_groups);
   };
   bool by_sequences = false;
-  if constexpr (!std::is_empty_v<typename Batch::Factors>) {
+  if constexpr (kHasStatistics<Batch>) {
     const auto statistics = [&](const TokenTile& tile, std::int64_t slot) {
       run_statistics(tile, &partials[0][static_cast<std::size_t>(slot)]);
     };

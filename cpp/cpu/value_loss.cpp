@@ -19,7 +19,12 @@ void value_loss(const ValueLossParams& p) {
   const auto terms = [&](const ValueFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
     lanes().terms(p, factors, tile, partials[0]);
   };
-  run_token_passes<ValueBatch, ValueTokenTerms>(p, statistics, terms);
+  const ValueShared shared = run_token_passes<ValueBatch, ValueTokenTerms>(p, statistics, terms);
+  if (p.metrics == nullptr) return;
+  const auto moments = [&](const CentralPair& pair, const TokenTile& tile, TilePartial<8>* const* partials) {
+    lanes().moments(p, pair, tile, partials[0]);
+  };
+  run_token_passes<ValueMomentsBatch, CentralTerms<ValueMoments>>(p, nullptr, moments, shared);
 }
 
 }  // namespace rlk::cpu

@@ -16,8 +16,12 @@ void terms(const ValueLossParams& p, const ValueFactors& factors, const TokenTil
   run_tile<ValueTokenTerms>(p, factors, tile, static_cast<TilePartial<8>*>(partial));
 }
 
+void moments(const ValueLossParams& p, const CentralPair& pair, const TokenTile& tile, void* partial) {
+  run_tile<CentralTerms<ValueMoments>>(p, pair, tile, static_cast<TilePartial<8>*>(partial));
+}
+
 }  // namespace
 
-const ValueLossLanes value_loss_lanes = {statistics, terms};
+const ValueLossLanes value_loss_lanes = {statistics, terms, moments};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

@@ -167,7 +167,7 @@ class TokenLaunches {
 
   void run(const TermsLaunch<Batch>& terms) {
     const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
-    if constexpr (!std::is_empty_v<typename Batch::Factors>) {
+    if constexpr (kHasStatistics<Batch>) {
       if (Batch::needs_pass_before(p_)) {
         launch(Batch::counts_alone(p_) ? token_counts_kernel<Batch> : token_statistics_kernel<Batch>,
                token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);

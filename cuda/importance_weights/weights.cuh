@@ -32,6 +32,10 @@ void run_importance_weights(const ImportanceWeightsParams& p, const TokenPlan& p
     case ImportanceForm::kMeasured:
       launches.run(token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms<ImportanceForm::kMeasured>>);
   }
+  if (p.metrics != nullptr) {
+    run_token_passes<kOverlap, ImportanceMomentsBatch>(
+        p, plan, token_terms_kernel<ImportanceMomentsBatch, 3, CentralTerms<ImportanceMoments>>, stream);
+  }
   if (p.spec.normalize != 0 && count > 0)
     launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
 }

@@ -8,5 +8,7 @@ void mismatch_metrics_sm90(const MismatchMetricsParams& p, const TokenPlan& plan
       p, plan,
       token_terms_kernel<MismatchBatch, 2, MismatchTerms<kMismatchDifferences>, MismatchTerms<kMismatchProbabilities>>,
       stream);
+  run_token_passes<true, MismatchMomentsBatch>(
+      p, plan, token_terms_kernel<MismatchMomentsBatch, 2, CentralTerms<MismatchMoments>>, stream);
 }
 }  // namespace rlk::cuda

@@ -35,7 +35,7 @@ void run_token_passes(const typename Batch::Params& p, int device, Stream stream
   const TokenPasses passes = token_passes(q);
   const TokenWorkspace<Batch> w = token_workspace<Batch>(q, p.workspace);
   const Block tokens = {kTokenThreads, sizeof(WaveResults)};
-  if constexpr (!std::is_empty_v<typename Batch::Factors>) {
+  if constexpr (kHasStatistics<Batch>) {
     if (Batch::needs_pass_before(p)) {
       launch_blocks(device, stream, tokens, prefix + "_statistics", passes.token_blocks > 0 ? passes.token_blocks : 1,
                     p, w, passes.slots, tile);

@@ -20,6 +20,10 @@ void importance_weights(const ImportanceWeightsParams& p, int device, Stream str
                             : form == ImportanceForm::kNormalized ? "rlk_importance_weights_tokens_normalized"
                                                                   : "rlk_importance_weights_tokens_measured";
   run_token_passes<ImportanceBatch>(p, device, stream, "rlk_importance_weights", terms);
+  if (p.metrics != nullptr) {
+    run_token_passes<ImportanceMomentsBatch>(p, device, stream, "rlk_importance_weights_moments",
+                                             "rlk_importance_weights_moments_tokens");
+  }
   if (p.spec.normalize == 0 || count == 0) return;
   launch_blocks(device, stream, {kTokenThreads, 0}, "rlk_importance_weights_divide", blocks, p,
                 token_workspace<ImportanceBatch>(p.sequences, p.workspace), count, blocks);

@@ -14,6 +14,8 @@ void mismatch_metrics(const MismatchMetricsParams& p, int device, Stream stream)
   check_mismatch_metrics(p);
   RLK_CHECK(p.workspace, "mismatch_metrics: a workspace is given");
   run_token_passes<MismatchBatch>(p, device, stream, "rlk_mismatch_metrics", "rlk_mismatch_metrics_tokens");
+  run_token_passes<MismatchMomentsBatch>(p, device, stream, "rlk_mismatch_metrics_moments",
+                                         "rlk_mismatch_metrics_moments_tokens");
 }
 
 }  // namespace rlk::hip

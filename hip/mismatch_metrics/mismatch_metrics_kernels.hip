@@ -5,3 +5,5 @@
 RLK_TOKEN_TERMS(mismatch_metrics, tokens, rlk::MismatchBatch, rlk::MismatchTerms<rlk::kMismatchDifferences>,
                 rlk::MismatchTerms<rlk::kMismatchProbabilities>)
 RLK_TOKEN_SUMS(mismatch_metrics, rlk::MismatchBatch)
+RLK_TOKEN_TERMS(mismatch_metrics_moments, tokens, rlk::MismatchMomentsBatch, rlk::CentralTerms<rlk::MismatchMoments>)
+RLK_TOKEN_SUMS(mismatch_metrics_moments, rlk::MismatchMomentsBatch)

@@ -15,6 +15,8 @@ void value_loss(const ValueLossParams& p, int device, Stream stream) {
   check_value_loss(p);
   RLK_CHECK(p.workspace, "value_loss: a workspace is given");
   run_token_passes<ValueBatch>(p, device, stream, "rlk_value_loss", "rlk_value_loss_tokens");
+  if (p.metrics == nullptr) return;
+  run_token_passes<ValueMomentsBatch>(p, device, stream, "rlk_value_loss_moments", "rlk_value_loss_moments_tokens");
 }
 
 }  // namespace rlk::hip

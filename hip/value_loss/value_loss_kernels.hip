@@ -5,3 +5,5 @@
 RLK_TOKEN_STATISTICS(value_loss, rlk::ValueBatch)
 RLK_TOKEN_TERMS(value_loss, tokens, rlk::ValueBatch, rlk::ValueTokenTerms)
 RLK_TOKEN_SUMS(value_loss, rlk::ValueBatch)
+RLK_TOKEN_TERMS(value_loss_moments, tokens, rlk::ValueMomentsBatch, rlk::CentralTerms<rlk::ValueMoments>)
+RLK_TOKEN_SUMS(value_loss_moments, rlk::ValueMomentsBatch)

@@ -75,11 +75,10 @@ def value_loss_reference(
         }  # fmt: skip
         for name, share in shares.items():
             found[name] = found[name] + share
-    n = max(sum(counts), 1)
-    of_errors, of_returns = (
-        found[f"{name}_squared_sum"] / n - (found[f"{name}_sum"] / n) ** 2 for name in ("error", "return")
-    )
-    explained = 1 - of_errors / of_returns if of_returns > 0 else 0.0
+    v, r = (xp.asarray(a)[keep] for a in (value, returns))
+    explained = 0.0
+    if sum(counts) > 0 and not bool((r == r[0]).all()):
+        explained = 1 - ((r - v - (r - v).mean()) ** 2).sum() / ((r - r.mean()) ** 2).sum()
     return {
         **found, "num_tokens": sum(counts), "num_sequences": sum(n > 0 for n in counts), "denominator": size,
         "explained_variance": explained,

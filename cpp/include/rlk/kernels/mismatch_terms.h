@@ -4,6 +4,7 @@
 // a cache.
 #pragma once
 
+#include "rlk/kernels/central_moments.h"
 #include "rlk/kernels/policy_check.h"
 #include "rlk/kernels/token_results.h"
 #include "rlk/kernels/token_terms.h"
@@ -48,15 +49,21 @@ enum : int {  // of kMismatchDifferences
   kSumChi2,
   kDifferenceSums,
 };
-enum : int { kSumP, kSumQ, kSumPp, kSumQq, kSumPq, kProbabilitySums };  // of kMismatchProbabilities
+// Of kMismatchProbabilities: what probabilities lack to 1, then they themselves; maxima are of the same.
+constexpr int kSumMissing = 0, kSumPresent = 2, kProbabilitySums = 4;
 enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
 constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the others are counted with the probabilities
 static_assert(kMismatchBins - kBinsOfDifferences <= kTokenCounts);
 
 struct MismatchFactors {};
+template <class F>
+RLK_HD F missing_probability(F logprob) {
+  return sub_rn(broadcast<F>(0.0f), expm1(logprob));
+}
 template <int kGroup>
 struct MismatchTerms : EverySum {
   static constexpr int kInputs = 2, kOutputs = 1, kSums = 8;
+  static constexpr int kMaxima = kGroup == kMismatchDifferences ? EverySum::kMaxima : kProbabilitySums;
   using Factors = MismatchFactors;
   using Params = MismatchMetricsParams;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -94,12 +101,13 @@ struct MismatchTerms : EverySum {
       RLK_UNROLL
       for (int i = 0; i < kBinsOfDifferences; ++i) sums->count[kFirstBin + i] = counted<F>(mask & in_bin(d, i));
     } else {
-      const F P = sub_rn(zero, expm1(x)), Q = sub_rn(zero, expm1(y));
-      sum[kSumP] = P;
-      sum[kSumQ] = Q;
-      sum[kSumPp] = mul_rn(P, P);
-      sum[kSumQq] = mul_rn(Q, Q);
-      sum[kSumPq] = mul_rn(P, Q);
+      RLK_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        sum[kSumMissing + i] = missing_probability(in[i]);
+        sum[kSumPresent + i] = where(mask, exp(in[i]));
+      }
+      RLK_UNROLL
+      for (int i = 0; i < kProbabilitySums; ++i) sums->maximum[i] = abs_of(sum[i]);
       RLK_UNROLL
       for (int i = kBinsOfDifferences; i < kMismatchBins; ++i) {
         sums->count[i - kBinsOfDifferences] = counted<F>(mask & in_bin(d, i));
@@ -127,14 +135,26 @@ enum : int {
   kMismatchTotals,
 };
 constexpr int kCountOfSequences = kTokenCounts * kMismatchGroups, kCountOfBadCuts = kCountOfSequences + 1;
-enum : int { kMostDistance, kMostDiff, kMostMinusDiff, kMismatchMaxima };
+enum : int {
+  kMostDistance,
+  kMostDiff,
+  kMostMinusDiff,
+  kMostProbabilities,
+  kMismatchMaxima = kMostProbabilities + kProbabilitySums
+};
+
+struct MismatchPair : CentralPair {
+  std::int32_t missing[2];  // whether a value is what a probability lacks to 1, or the probability
+};
 
 struct MismatchBatch {
   static constexpr int kGroups = kMismatchGroups, kSums = kMismatchTotals, kCounts = kCountOfBadCuts + 1;
   static constexpr int kMaxima = kMismatchMaxima, kResults = kMismatchMetrics;
   using Params = MismatchMetricsParams;
   using Factors = MismatchFactors;
-  struct Shared {};
+  struct Shared {
+    MismatchPair pair;
+  };
   using Context = TokenContext<MismatchBatch>;
   using Total = TotalSums<kSums, kCounts, kMaxima>;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -165,7 +185,10 @@ struct MismatchBatch {
     t.sum[kTotalK3] = of.sum[kSumK3];
     t.sum[kTotalRatio] = of.sum[kSumRatioOfTokens];
     t.sum[kTotalChi2] = of.sum[kSumChi2];
-    for (int i = 0; i < kProbabilitySums; ++i) t.sum[kTotalProbabilities + i] = of_p.sum[i];
+    for (int i = 0; i < kProbabilitySums; ++i) {
+      t.sum[kTotalProbabilities + i] = of_p.sum[i];
+      t.maximum[kMostProbabilities + i] = of_p.maximum[i];
+    }
     const float n = static_cast<float>(of.count[kCountOfTokens]);
     const float a = -div_rn(of.sum[kSumTrain], n), b = -div_rn(of.sum[kSumRollout], n);
     const float g = -div_rn(of.sum[kSumLogRatio], n), c = clamped(of.sum[kSumLogRatio], -p.limit, p.limit);
@@ -183,16 +206,18 @@ struct MismatchBatch {
     return t;
   }
 
-  // Of moments of a and b over `tokens`.
-  static RLK_HD float covariance(float a, float b, float product, float tokens) {
-    return fma_rn(-a, div_rn(b, tokens), product);
-  }
-  static RLK_HD float correlation_of(const float* sum, float tokens) {
-    const float p = covariance(sum[kSumP], sum[kSumP], sum[kSumPp], tokens);
-    const float q = covariance(sum[kSumQ], sum[kSumQ], sum[kSumQq], tokens);
-    if (p <= mul_rn(kLeastVariance, sum[kSumPp]) || q <= mul_rn(kLeastVariance, sum[kSumQq])) return 0.0f;
-    const float both = covariance(sum[kSumP], sum[kSumQ], sum[kSumPq], tokens);
-    return clamped(div_rn(div_rn(both, sqrt_rn(p)), sqrt_rn(q)), -1.0f, 1.0f);
+  // Each value in the form that is the smaller, which keeps the more digits.
+  static RLK_HD MismatchPair pair_of(const Total& t) {
+    const float tokens = static_cast<float>(t.count[kCountOfTokens]);
+    MismatchPair pair = {};
+    for (int i = 0; i < 2; ++i) {
+      const float lacks = t.sum[kTotalProbabilities + kSumMissing + i];
+      const float has = t.sum[kTotalProbabilities + kSumPresent + i];
+      const int at = has < lacks ? kSumPresent + i : kSumMissing + i;
+      pair.missing[i] = at < kSumPresent;
+      pair.of[i] = central_point(t.sum[kTotalProbabilities + at], tokens, t.maximum[kMostProbabilities + at]);
+    }
+    return pair;
   }
 
   static constexpr ResultSources<kResults> sources() {
@@ -222,7 +247,11 @@ struct MismatchBatch {
     for (int i = 0; i < kMismatchBins; ++i) from.set(kMismatchHistogram + i, Of::kCount, kFirstBin + i, kOfTokens);
     return from;
   }
-  static RLK_HD void store(const Params& p, const Context&, const Total& t, int i) {
+  static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
+    if (i == kMismatchCorrelation) {  // by the pass over central moments
+      in_global(context.shared)->pair = pair_of(t);
+      return;
+    }
     const float tokens = static_cast<float>(t.count[kCountOfTokens]);
     Quotient q = result_of(source_of<MismatchBatch>(i), t, tokens, static_cast<float>(t.count[kCountOfSequences]));
     if (i == kMismatchKl || i == kMismatchLogPplDiffMin) q.n = -q.n;
@@ -231,12 +260,37 @@ struct MismatchBatch {
       const float ratio = quotient_or_zero(t.sum[kTotalRatio], tokens);
       q = {mul_rn(ratio, ratio), add_rn(1.0f, quotient_or_zero(t.sum[kTotalChi2], tokens))};
     }
-    if (i == kMismatchCorrelation) {
-      q = {tokens > 0.0f ? correlation_of(t.sum + kTotalProbabilities, tokens) : 0.0f, 1.0f};
-    }
     if (t.count[kCountOfBadCuts] > 0) q.n = canonical_nan(), q.d = 1.0f;
     in_global(p.metrics)[i] = q.value();
   }
 };
+
+// What follows from moments of probabilities.
+struct MismatchMoments {
+  static constexpr int kInputs = 2, kResults = 1;
+  static constexpr bool kProducts = true;
+  using Batch = MismatchBatch;
+  using Params = MismatchMetricsParams;
+  using Pair = MismatchPair;
+  static RLK_HD PolicyTokens input(const Params& p, int i) { return i == 0 ? p.logprob_train : p.logprob_rollout; }
+  template <class F>
+  static RLK_HD void values(const Pair& pair, const F (&in)[kInputs], F (&values)[2]) {
+    RLK_UNROLL
+    for (int i = 0; i < 2; ++i) values[i] = either(pair.missing[i] != 0, missing_probability(in[i]), exp(in[i]));
+  }
+  template <class Total>
+  static RLK_HD void of_sequence(const Pair&, const SequenceSums<8>&, Total*) {}
+  static RLK_HD int metric(int) { return kMismatchCorrelation; }
+  template <class Total>
+  static RLK_HD float result(const Pair& pair, const Total& t, int) {
+    const float p = central_square(t, 0), q = central_square(t, 1);
+    if (p == 0.0f || q == 0.0f) return 0.0f;
+    const float both = central_product(t.sum[kCentralOfA], t.sum[kCentralOfB], t.sum[kCentralProducts],
+                                       static_cast<float>(t.count[kCentralTokens]));
+    const float r = clamped(div_rn(div_rn(both, sqrt_rn(p)), sqrt_rn(q)), -1.0f, 1.0f);
+    return pair.missing[0] == pair.missing[1] ? r : -r;
+  }
+};
+using MismatchMomentsBatch = CentralBatch<MismatchMoments>;
 
 }  // namespace rlk

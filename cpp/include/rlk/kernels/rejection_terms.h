@@ -1,6 +1,7 @@
 // The formulas of ops/importance_weights.h that every backend shares, and what of a call would corrupt memory.
 #pragma once
 
+#include "rlk/kernels/central_moments.h"
 #include "rlk/kernels/importance_terms.h"
 #include "rlk/kernels/policy_check.h"
 #include "rlk/kernels/token_results.h"
@@ -25,14 +26,6 @@ inline void check_importance_weights(const ImportanceWeightsParams& p) {
 }
 
 constexpr float kLeastMeanWeight = 1e-8f;
-constexpr float kLeastSquares = 0x1p-80f;  // below it squares of single weights have lost digits
-
-// Of values that are not negative what is larger where they are smaller, so that a maximum finds the least; and back again.
-template <class F>
-RLK_HD F opposite(F x) {
-  const auto zero = bits_of(broadcast<F>(0.0f));
-  return select(is_nan(x), x, float_of(zero - bits_of(x) + bits_of(infinity())));
-}
 
 RLK_HD ImportanceBounds importance_bounds(const ImportanceSpec& s) {
   return {s.low, s.high, s.limit, s.zero_outside != 0};
@@ -124,7 +117,7 @@ RLK_HD ImportanceFactors importance_factors(const ImportanceWeightsParams& p, st
   return f;
 }
 
-enum : int { kSumWeight, kSumDeviation, kSumDeviationSquared, kSumOfRatios, kSumWeightSquared };
+enum : int { kSumWeight, kSumDeviation, kSumOfRatios };
 enum : int { kCountLowRatio = kStatTokens + 1, kCountHighRatio, kCountKept };
 enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
@@ -142,10 +135,6 @@ struct ImportanceTokenTerms : LowerSums {
   static constexpr bool kMeasures = kForm == ImportanceForm::kMeasured;
   static constexpr int kInputs = 2, kOutputs = 2, kSums = kForm == ImportanceForm::kAlone ? 0 : 8;
   static constexpr int kMaxima = kMeasures ? kTokenMaxima : 1;
-  template <class P>
-  static RLK_HD bool sums_upper(const P&) {
-    return kMeasures;
-  }
   using Factors = ImportanceFactors;
   using Params = ImportanceWeightsParams;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -182,9 +171,7 @@ struct ImportanceTokenTerms : LowerSums {
     if constexpr (!kMeasures) return;
     const F u = sub_rn(w, broadcast<F>(1.0f));
     sums->sum[kSumDeviation] = where(mask, u);
-    sums->sum[kSumDeviationSquared] = where(mask, mul_rn(u, u));
     sums->sum[kSumOfRatios] = where(mask, e);
-    sums->sum[kSumWeightSquared] = where(mask, mul_rn(w, w));
     sums->count[kCountLowRatio] = counted<F>(MaskOf<F>(mask & (e < broadcast<F>(low_ratio(s)))));
     sums->count[kCountHighRatio] = counted<F>(MaskOf<F>(mask & (e > broadcast<F>(s.high))));
     sums->count[kCountKept] = counted<F>(kept);
@@ -197,14 +184,19 @@ struct ImportanceTokenTerms : LowerSums {
 
 // Its total is the mean weight that all are divided by, and the metrics.
 struct ImportanceBatch {
-  static constexpr int kGroups = 1, kSums = 9, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
+  static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };
-  enum : int { kWeight, kFirstMoments };  // kWeight: what the mean to divide by is made of
+  enum : int {
+    kWeight,
+    kOfTokens,
+    kOfSequences
+  };  // kWeight: what the mean to divide by is made of; of weights and means
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;
   struct Shared {
     float divisor;
+    CentralPair pair;  // of weights, and of sequences' mean weights by the same scale
   };
   using Context = TokenContext<ImportanceBatch>;
   using Statistics = ImportanceStatisticsTerms;
@@ -241,10 +233,8 @@ struct ImportanceBatch {
     if (p.metrics == nullptr) return t;
     const float n = static_cast<float>(tokens), deviation = div_rn(of.sum[kSumDeviation], n);
     const float mean = div_rn(of.sum[kSumWeight], n), ratio = div_rn(of.sum[kSumOfRatios], n);
-    const Moments of_tokens = {of.sum[kSumWeight], of.sum[kSumWeightSquared], of.sum[kSumDeviation],
-                               of.sum[kSumDeviationSquared]};
-    set_moments(&t, 0, of_tokens);
-    set_moments(&t, 1, {mean, mul_rn(mean, mean), deviation, mul_rn(deviation, deviation)});
+    t.sum[kOfTokens] = of.sum[kSumWeight];
+    t.sum[kOfSequences] = mean;
     t.count[kLow] = of_token ? of.count[kCountLowRatio] : of.count[kCountLowRatio] > 0;
     t.count[kHigh] = of_token ? of.count[kCountHighRatio] : of.count[kCountHighRatio] > 0;
     t.count[kKept] = of.count[kCountKept];
@@ -261,6 +251,11 @@ struct ImportanceBatch {
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
     const bool of_divisor = i == kImportanceMetrics;
     if (!of_divisor && p.metrics == nullptr) return;
+    if (i == kImportanceWeightStd) {  // by the pass over central moments, as what else follows from these
+      in_global(context.shared)->pair = pair_of(t);
+      return;
+    }
+    if (i == kImportanceSeqStd || i == kImportanceEss) return;
     float divisor = 1.0f;
     if (of_divisor || (i == kImportanceDivisor && p.spec.normalize != 0)) {
       const bool of_token = p.spec.level == ImportanceLevel::kToken;
@@ -275,45 +270,20 @@ struct ImportanceBatch {
       in_global(p.metrics)[i] = result;
     }
   }
-  // Sums of weights, of tokens or of sequences' means, and of their deviations from 1.
-  struct Moments {
-    float sum, squares, deviation, deviation_squares;
-  };
-  static RLK_HD void set_moments(Total* t, int of_sequences, const Moments& m) {
-    float* const to = t->sum + kFirstMoments + 4 * of_sequences;
-    to[0] = m.sum;
-    to[1] = m.squares;
-    to[2] = m.deviation;
-    to[3] = m.deviation_squares;
-  }
-  static RLK_HD Moments moments_of(const Total& t, int of_sequences) {
-    const float* const from = t.sum + kFirstMoments + 4 * of_sequences;
-    return {from[0], from[1], from[2], from[3]};
-  }
-  // Of `count` values, over `degrees`: by what has the smaller squares, which keeps the more digits.
-  static RLK_HD float variance(const Moments& m, float count, float degrees) {
-    const bool around_one = m.deviation_squares < m.squares;
-    const float sum = around_one ? m.deviation : m.sum, squares = around_one ? m.deviation_squares : m.squares;
-    if (sum == 0.0f && squares == 0.0f) return 0.0f;
-    if (!(squares >= kLeastSquares && squares < infinity())) return canonical_nan();
-    const float v = fma_rn(-sum, quotient_or_zero(sum, count), squares);
-    return v <= mul_rn(kLeastVariance, squares) ? 0.0f : quotient_or_zero(v, degrees);
-  }
   static constexpr ResultSources<kImportanceMetrics> sources() {
     using Of = ResultOf;
     constexpr auto kOfTokens = ResultOver::kTokens, kOfSequences = ResultOver::kSequences;
-    constexpr int kSequenceMoments = kFirstMoments + 4;
     ResultSources<kImportanceMetrics> from;
     from.set(kImportanceNumTokens, Of::kCount, kTokens);
     from.set(kImportanceNumSequences, Of::kCount, kSequences);
-    from.set(kImportanceWeightMean, Of::kSum, kFirstMoments, kOfTokens);
+    from.set(kImportanceWeightMean, Of::kSum, ImportanceBatch::kOfTokens, kOfTokens);
     from.set(kImportanceWeightMin, Of::kMaximum, kLeastWeightOfTokens);
     from.set(kImportanceWeightMax, Of::kMaximum, kMostWeight);
     from.set(kImportanceRatioMin, Of::kMaximum, kLeastRatio);
     from.set(kImportanceRatioMax, Of::kMaximum, kMostRatio);
     from.set(kImportanceFractionLow, Of::kCount, kLow);
     from.set(kImportanceFractionHigh, Of::kCount, kHigh);
-    from.set(kImportanceSeqMean, Of::kSum, kSequenceMoments, kOfSequences);
+    from.set(kImportanceSeqMean, Of::kSum, ImportanceBatch::kOfSequences, kOfSequences);
     from.set(kImportanceSeqMin, Of::kMaximum, kLeastOfSequences);
     from.set(kImportanceSeqMax, Of::kMaximum, kMostOfSequences);
     from.set(kImportanceSeqDeviationMax, Of::kMaximum, kMostDeviation);
@@ -333,20 +303,54 @@ struct ImportanceBatch {
       q.n = t.count[kTokens] > 0 ? opposite(q.n) : 0.0f;
     }
     if (i == kImportanceRejectedFraction) q.n = static_cast<float>(t.count[kTokens] - t.count[kKept]);
-    if (i == kImportanceWeightStd || i == kImportanceSeqStd || i == kImportanceEss) {
-      const bool of_sequences = i == kImportanceSeqStd;
-      const Moments m = moments_of(t, of_sequences);
-      const float degrees = !of_sequences ? tokens : t.count[kSequences] > 1 ? sub_rn(sequences, 1.0f) : 0.0f;
-      const float spread = variance(m, of_sequences ? sequences : tokens, degrees);
-      q = {sqrt_rn(spread), 1.0f};
-      if (i == kImportanceEss) {
-        const float mean = quotient_or_zero(m.sum, tokens);
-        q = {mean == 0.0f ? 0.0f : 1.0f, add_rn(1.0f, quotient_or_zero(quotient_or_zero(spread, mean), mean))};
-      }
-    }
     return q.value();
   }
+  static RLK_HD CentralPair pair_of(const Total& t) {
+    const float tokens = static_cast<float>(t.count[kTokens]), sequences = static_cast<float>(t.count[kSequences]);
+    const float most = t.maximum[kMostWeight];
+    return {{central_point(t.sum[kOfTokens], tokens, most), central_point(t.sum[kOfSequences], sequences, most)}};
+  }
 };
+
+// What follows from moments of weights, which the passes before wrote, and of sequences' mean weights.
+struct ImportanceMoments {
+  static constexpr int kInputs = 1, kResults = 3;
+  static constexpr bool kProducts = false;
+  using Batch = ImportanceBatch;
+  using Params = ImportanceWeightsParams;
+  using Pair = CentralPair;
+  static RLK_HD PolicyTokens input(const Params& p, int) { return {p.weights, p.sequences.num_tokens, 1}; }
+  template <class F>
+  static RLK_HD void values(const Pair&, const F (&in)[kInputs], F (&values)[2]) {
+    values[0] = values[1] = in[0];
+  }
+  template <class Total>
+  static RLK_HD void of_sequence(const Pair& pair, const SequenceSums<8>& of, Total* t) {
+    const float n = static_cast<float>(of.count[kCentralTokens]);
+    const float shift = mul_rn(sub_rn(pair.of[0].mean, pair.of[1].mean), pair.of[0].up);
+    const float d = n == 0.0f ? 0.0f : add_rn(div_rn(of.sum[kCentralOfA], n), shift);
+    t->sum[kCentralOfB] = d;
+    t->sum[kCentralSquaresB] = mul_rn(d, d);
+  }
+  static RLK_HD int metric(int i) {
+    return i == 0 ? kImportanceWeightStd : i == 1 ? kImportanceSeqStd : kImportanceEss;
+  }
+  template <class Total>
+  static RLK_HD float result(const Pair& pair, const Total& t, int i) {
+    const CentralPoint& point = pair.of[0];
+    const float tokens = static_cast<float>(t.count[kCentralTokens]);
+    const float sequences = static_cast<float>(t.count[kCentralSequences]);
+    if (i == 1) {
+      const float v = is_constant(t, 0) ? 0.0f : central_square(t.sum[kCentralOfB], t.sum[kCentralSquaresB], sequences);
+      return mul_rn(sqrt_rn(sequences > 1.0f ? div_rn(v, sub_rn(sequences, 1.0f)) : 0.0f), point.unit());
+    }
+    const float v = quotient_or_zero(central_square(t, 0), tokens);
+    if (i == 0) return mul_rn(sqrt_rn(v), point.unit());
+    const float mean = mul_rn(point.mean, point.up);
+    return mean == 0.0f ? 0.0f : div_rn(1.0f, add_rn(1.0f, div_rn(div_rn(v, mean), mean)));
+  }
+};
+using ImportanceMomentsBatch = CentralBatch<ImportanceMoments>;
 
 template <class F>
 RLK_HD F normalized(F weight, float divisor) {

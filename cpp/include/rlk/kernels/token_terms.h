@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "rlk/kernels/token_slots.h"
 #include "rlk/math/exp.h"
@@ -144,7 +145,12 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   factors_of(p, s, sums)                 Factors by a sequence's sums of it
 //   share(factors, shared, add)            add(counter, count) to what all sequences share
 //   shares(p)                              whether tokens, or results, need that
-// Without it Factors and Shared are empty.
+// Without it Shared is of the caller's choice.
+template <class Batch, class = void>
+constexpr bool kHasStatistics = false;
+template <class Batch>
+constexpr bool kHasStatistics<Batch, std::void_t<typename Batch::Statistics>> = true;
+
 template <class Batch>
 struct TokenContext {
   typename Batch::Factors* factors;  // [num_sequences]
@@ -205,9 +211,12 @@ RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);
 }
 
-// Of a second moment: a variance that is no more of it is what rounding leaves of a constant.
-constexpr float kLeastVariance = 0x1p-20f;
-
+// Of values that are not negative what is larger where they are smaller, so that a maximum finds the least; and back again.
+template <class F>
+RLK_HD F opposite(F x) {
+  const auto zero = bits_of(broadcast<F>(0.0f));
+  return select(is_nan(x), x, float_of(zero - bits_of(x) + bits_of(infinity())));
+}
 RLK_HD float maximum_of(float a, float b) { return is_nan(a) || a > b ? a : b; }
 RLK_HD float quotient_or_zero(float a, float b) { return b == 0.0f ? 0.0f : div_rn(a, b); }
 

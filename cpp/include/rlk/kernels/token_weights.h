@@ -69,7 +69,7 @@ struct LossBatch {
   static RLK_HD bool needs_sums(const Params&) { return true; }
   static RLK_HD bool shares(const Params& p) { return needs_totals(p); }
   template <class Add>
-  static RLK_HD void share(const Factors& f, Shared* shared, const Add& add) {
+  static RLK_HD void share(const Factors& f, PolicyTotals* shared, const Add& add) {
     if (f.tokens == 0) return;
     add(&shared->tokens, f.tokens);
     add(&shared->sequences, 1);
@@ -77,7 +77,7 @@ struct LossBatch {
   template <class Terms, class Context>
   static RLK_HD Factors factors(const Params& p, const Context& context, bool has_pass_before, std::int64_t s) {
     Factors f;
-    Shared totals = {0, 0};
+    PolicyTotals totals = {0, 0};
     if (has_pass_before) {
       if constexpr (Terms::kOfSequence) {
         f = in_global(context.factors)[s];
@@ -91,8 +91,8 @@ struct LossBatch {
   }
   // 0 where no result depends on them.
   template <class Context>
-  static RLK_HD Shared totals_of(const Params& p, const Context& context) {
-    Shared totals = {0, 0};
+  static RLK_HD PolicyTotals totals_of(const Params& p, const Context& context) {
+    PolicyTotals totals = {0, 0};
     if (needs_totals(p)) totals = *in_global(context.shared);
     return totals;
   }

@@ -64,7 +64,7 @@ struct TokenWorkspace {
   TokenWorkspace(const Sequences& q, int tile, void* memory) {
     take(memory, 1, &shared);
     for (auto& of_group : partials) take(memory, slots_of(q, tile), &of_group);
-    take(memory, q.num_sequences, &factors);
+    take(memory, kHasStatistics<Batch> ? q.num_sequences : 0, &factors);
     take(memory, gather_blocks(q, gather_lanes(q, tile)), &blocks);
     take(memory, 1, &finished);
   }

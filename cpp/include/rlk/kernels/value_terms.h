@@ -1,6 +1,7 @@
 // The formulas of ops/value_loss.h that every backend shares.
 #pragma once
 
+#include "rlk/kernels/central_moments.h"
 #include "rlk/kernels/token_results.h"
 #include "rlk/kernels/token_terms.h"
 #include "rlk/kernels/token_weights.h"
@@ -50,6 +51,7 @@ struct ValueStatisticsTerms : LowerSums {
 };
 
 struct ValueTokenTerms : EverySum {
+  enum : int { kMostError, kMostReturn };
   static constexpr bool kOfSequence = false;
   static constexpr int kInputs = kValueInputs, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
@@ -91,6 +93,8 @@ struct ValueTokenTerms : EverySum {
     sums->sum[kSumError] = error;
     sums->sum[kSumErrorSquared] = mul_rn(error, error);
     sums->sum[kSumReturnSquared] = mul_rn(r, r);
+    sums->maximum[kMostError] = abs_of(error);
+    sums->maximum[kMostReturn] = abs_of(r);
     sums->count[kCountTokens] = counted<F>(mask);
     sums->count[kCountValueClipped] = counted<F>(mask & clipped);
     sums->count[kCountOutside] = counted<F>(mask & outside);
@@ -99,7 +103,7 @@ struct ValueTokenTerms : EverySum {
 
 // A sequence's sums as they go into the sum over sequences: beside them what the loss weights.
 constexpr int kWeightedValue = kValueSums;
-using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 1>;
+using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 2>;
 
 // The loss comes behind the metrics.
 constexpr int kValueResults = kValueMetrics + 1;
@@ -126,27 +130,28 @@ struct ValueResults {
   }
 };
 
-RLK_HD float explained_variance(const ValueTotalSums& t, float tokens) {
-  const auto variance = [&](int sum, int squares) {
-    const float mean = quotient_or_zero(t.sum[sum], tokens);
-    return fma_rn(-mean, mean, quotient_or_zero(t.sum[squares], tokens));
-  };
-  const float of_errors = variance(kSumError, kSumErrorSquared), of_returns = variance(kSumReturn, kSumReturnSquared);
-  return of_returns <= 0.0f ? 0.0f : sub_rn(1.0f, div_rn(of_errors, of_returns));
-}
-RLK_HD void store_result(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t, int i) {
+struct ValueShared : PolicyTotals {
+  CentralPair pair;  // of errors and returns
+};
+RLK_HD void store_result(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t, int i,
+                         ValueShared* shared) {
   float* const to = i == kValueMetrics ? p.loss : p.metrics;
   if (to == nullptr) return;
   const float tokens = static_cast<float>(t.count[kCountTokens]);
+  if (i == kValueMetricExplainedVariance) {  // by the pass over central moments
+    in_global(shared)->pair = {{central_point(t.sum[kSumError], tokens, t.maximum[ValueTokenTerms::kMostError]),
+                                central_point(t.sum[kSumReturn], tokens, t.maximum[ValueTokenTerms::kMostReturn])}};
+    return;
+  }
   Quotient q = result_of(source_of<ValueResults>(i), t, tokens, 0.0f);
   if (i == kValueMetricDenominator) q = {denominator_of(p, totals), 1.0f};
-  if (i == kValueMetricExplainedVariance) q = {explained_variance(t, tokens), 1.0f};
   if ((i == kValueMetricLoss || i == kValueMetrics) && t.count[kCountBadCuts] > 0) q.n = canonical_nan();
   in_global(to)[i == kValueMetrics ? 0 : i] = q.value();
 }
 
 struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
-  static constexpr int kSums = kValueSums + 1, kMaxima = 1, kResults = kValueResults;
+  static constexpr int kSums = kValueSums + 1, kMaxima = 2, kResults = kValueResults;
+  using Shared = ValueShared;
   using Context = TokenContext<ValueBatch>;
   using Statistics = ValueStatisticsTerms;
   static RLK_HD Factors factors_of(const Params&, std::int64_t, const SequenceSums<8>& of) {
@@ -160,14 +165,42 @@ struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
     const SequenceSums<8>& of = groups[0];
     ValueTotalSums t = {};
     for (int i = 0; i < kValueSums; ++i) t.sum[i] = of.sum[i];
+    for (int i = 0; i < kMaxima; ++i) t.maximum[i] = of.maximum[i];
     count(p, s, of, &t);
     const float weight = token_weight(p, totals_of(p, context), of.count[kCountTokens]);
     t.sum[kWeightedValue] = mul_rn(weight, of.sum[kSumValueLoss]);
     return t;
   }
   static RLK_HD void store(const Params& p, const Context& context, const ValueTotalSums& t, int i) {
-    store_result(p, totals_of(p, context), t, i);
+    store_result(p, totals_of(p, context), t, i, context.shared);
   }
 };
+
+// What follows from moments of errors and returns.
+struct ValueMoments {
+  static constexpr int kInputs = 2, kResults = 1;
+  static constexpr bool kProducts = false;
+  using Batch = ValueBatch;
+  using Params = ValueLossParams;
+  using Pair = CentralPair;
+  static RLK_HD PolicyTokens input(const Params& p, int i) { return i == 0 ? p.value : p.returns; }
+  template <class F>
+  static RLK_HD void values(const Pair&, const F (&in)[kInputs], F (&values)[2]) {
+    values[0] = sub_rn(in[1], in[0]);
+    values[1] = in[1];
+  }
+  template <class Total>
+  static RLK_HD void of_sequence(const Pair&, const SequenceSums<8>&, Total*) {}
+  static RLK_HD int metric(int) { return kValueMetricExplainedVariance; }
+  template <class Total>
+  static RLK_HD float result(const Pair& pair, const Total& t, int) {
+    const float of_errors = central_square(t, 0), of_returns = central_square(t, 1);
+    if (of_returns == 0.0f) return 0.0f;
+    if (of_errors == 0.0f && !is_nan(of_returns)) return 1.0f;
+    const float unit = mul_rn(pair.of[0].unit(), inverse_of(pair.of[1].unit()));
+    return sub_rn(1.0f, mul_rn(mul_rn(div_rn(of_errors, of_returns), unit), unit));
+  }
+};
+using ValueMomentsBatch = CentralBatch<ValueMoments>;
 
 }  // namespace rlk

@@ -17,14 +17,13 @@
 //   normalize  w = fl(w / mean): of tokens where the weight is a token's, else of sequences that have a token; 0 stays 0; not
 //              where mean <= 1e-8. Tokens count here whether they are kept or not.
 //   metrics    of weights w before they are normalized and ratios e, u = fl(w - 1); N tokens, S sequences that have one; low' is
-//              low, or 1 / high where that is -Inf. Of tokens m = weight_mean = sum(w) / N; V = v / N with
-//              v = fma(-sum(x), sum(x) / N, sum(x x)), x = u where sum(u u) < sum(w w), else w; 0 where v <= 2^-20 sum(x x),
-//              which rounding leaves of a constant; NaN where sum(x x) is infinite, or below 2^-80 and not 0;
-//              weight_std = sqrt(V), ess = 1 / (1 + (V / m) / m), 0 where m is. Of a sequence a = sum(w) / n is its mean
-//              weight, |sum(u) / n| its deviation; seq_mean = sum(a) / S, seq_std as weight_std of a and sum(u) / n, over
-//              S - 1, of one 0; it is low or high as sum(e) / n is. fraction_low, fraction_high: e < low', e > high, of
-//              tokens where the weight is a token's, else of sequences. rejected: tokens that count and are not kept,
-//              sequences with one of these
+//              low, or 1 / high where that is -Inf. Of tokens weight_mean = sum(w) / N; weight_std = sqrt(V / N) unscaled,
+//              d and V of rlk/kernels/central_moments.h; ess = 1 / (1 + ((V / N) / m) / m), m the scaled mean, 0 where m is.
+//              Of a sequence a = sum(w) / n is its mean weight, |sum(u) / n| its deviation; seq_mean = sum(a) / S;
+//              seq_std = sqrt(V' / (S - 1)) unscaled, V' as V but of d' = sum(d) / n + fl(m - fl(seq_mean scaled)) for d and S for
+//              N, 0 where V is 0 for equal weights and of one sequence; it is low or high as sum(e) / n is.
+//              fraction_low, fraction_high: e < low', e > high, of tokens where the weight is a token's, else of sequences.
+//              rejected: tokens that count and are not kept, sequences with one of these
 // Masked: weight +0, kept 0. NaN weights are canonical. Nothing in a masked slot decides a bit. Weights are not zeroed where
 // a token is not kept: multiply, or take `kept` for the mask of what follows.
 // Same bits for padded and packed sequences, any strides, in any batch (but for normalize), and on every backend. Enqueues on

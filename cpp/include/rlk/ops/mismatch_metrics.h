@@ -5,14 +5,13 @@
 // Sequences, sums: rlk/tokens.h. Of a token x = logprob_train, y = logprob_rollout, d = fl(x - y), the log of the
 // ratio of train to rollout; N the number of tokens, S that of sequences with a token, n of a sequence's tokens.
 //   c      = min(max(d, -limit), limit)
-//   P      = 0 - expm1(x), Q = 0 - expm1(y): what probability is missing to 1, which is what they have left to differ in where
-//            tokens are certain; their correlation is that of the probabilities
+//   P      = of x 0 - expm1(x), what the probability lacks to 1, or exp(x) where the sum of that over all tokens is the smaller:
+//            what it has left to differ in, with its digits; Q = of y likewise
 // Of tokens, sum(f): over a sequence, then over sequences
 //   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train)); k3 = sum(expm1(d) - min(d, largest)) / N
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N; ess = ratio_mean ratio_mean / (1 + chi2_token)
-//   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1]; C = fma(-sum(P), sum(Q) / N, sum(P Q)),
-//     V_P = fma(-sum(P), sum(P) / N, sum(P P)), V_Q likewise; 0 where V_P <= 2^-20 sum(P P), or V_Q, which rounding leaves of
-//     a constant
+//   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of rlk/kernels/central_moments.h, negated where P and
+//     Q are not of one form: that of the probabilities; 0 where V_P or V_Q is 0, which they are of a constant
 //   differing_fraction: of tokens whose x and y have other bits (all NaN are one); nonfinite_fraction: whose d is NaN or Inf
 //   largest: the largest number, so that k3 of an infinite d is an infinity
 //   histogram: fractions of tokens by d, with the edges mismatch_edge; an edge belongs to the bin above it, a NaN to none

@@ -48,8 +48,8 @@ enum ValueMetric : int {
   kValueMetricOutsideFraction,   // w is not v: slime's
   kValueMetricValueMean,
   kValueMetricReturnMean,
-  // 1 - Var(e) / Var(R), each fma(-mean, mean, mean of squares); 0 where Var(R) is 0 or below. A mean far above the
-  // deviation takes digits from it.
+  // 1 - V_e / V_R, V of rlk/kernels/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales of e and R. 0
+  // where V_R is 0, which it is of equal returns; else 1 where V_e is.
   kValueMetricExplainedVariance,
   kValueMetrics,
 };
