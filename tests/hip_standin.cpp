@@ -88,6 +88,9 @@ using Table = std::map<std::string_view, Kernel>;
 #define RLK_OF_HALVES(name) RLK_OF(name##_bf16), RLK_OF(name##_f16)
 #define RLK_OF_FLOATS(name) RLK_OF_HALVES(name), RLK_OF(name##_f32)
 
+#define RLK_OF_MOMENTS(name) \
+  RLK_OF(name##_moments_tokens), RLK_OF(name##_moments_sums), RLK_OF(name##_moments_few), RLK_OF(name##_moments_results)
+
 #define RLK_OF_COPIES(name) RLK_OF(name##_vectors), RLK_OF(name##_words), RLK_OF(name##_halves)
 const Table kEmbedding = {
     RLK_OF_COPIES(rlk_embedding_forward),
@@ -127,6 +130,7 @@ const Table kImportanceWeights = {
     RLK_OF(rlk_importance_weights_few),
     RLK_OF(rlk_importance_weights_results),
     RLK_OF(rlk_importance_weights_divide),
+    RLK_OF_MOMENTS(rlk_importance_weights),
 };
 const Table kKl = {RLK_OF(rlk_kl_tokens)};
 const Table kLinear = {
@@ -151,10 +155,8 @@ const Table kMaskedWhiten = {
     RLK_OF(rlk_masked_whiten_variance), RLK_OF(rlk_masked_whiten_tokens),
 };
 const Table kMismatchMetrics = {
-    RLK_OF(rlk_mismatch_metrics_tokens),
-    RLK_OF(rlk_mismatch_metrics_sums),
-    RLK_OF(rlk_mismatch_metrics_few),
-    RLK_OF(rlk_mismatch_metrics_results),
+    RLK_OF(rlk_mismatch_metrics_tokens),  RLK_OF(rlk_mismatch_metrics_sums),    RLK_OF(rlk_mismatch_metrics_few),
+    RLK_OF(rlk_mismatch_metrics_results), RLK_OF_MOMENTS(rlk_mismatch_metrics),
 };
 const Table kOptimalTokenBaseline = {RLK_OF(rlk_optimal_token_baseline_scan),
                                      RLK_OF(rlk_optimal_token_baseline_groups)};
@@ -210,6 +212,7 @@ const Table kSiluMul = {
 const Table kValueLoss = {
     RLK_OF(rlk_value_loss_statistics), RLK_OF(rlk_value_loss_sequences), RLK_OF(rlk_value_loss_tokens),
     RLK_OF(rlk_value_loss_sums),       RLK_OF(rlk_value_loss_few),       RLK_OF(rlk_value_loss_results),
+    RLK_OF_MOMENTS(rlk_value_loss),
 };
 
 const Kernel* find_kernel(std::string_view name) {
@@ -245,10 +248,34 @@ const Kernel* find_kernel(std::string_view name) {
 
 constexpr char kBundleMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
 
-// A module and its functions belong to the device that was current when it was loaded.
+// A module and its functions belong to the device that was current when it was loaded. It has the functions whose symbols stand
+// in its code object, and no others.
 struct Module {
   int device;
+  std::string_view code;
+  bool has(std::string_view kernel) const {
+    const std::string symbol = '\0' + std::string(kernel) + ".kd" + '\0';
+    return code.find(symbol) != std::string_view::npos;
+  }
 };
+// The code object for `arch` of a bundle as clang-offload-bundler writes it, or nothing: of each entry its offset, its size and
+// the length of the target that follows.
+std::string_view code_of(const char* bundle, std::string_view arch) {
+  const char* at = bundle + sizeof kBundleMagic - 1;
+  const auto next = [&] {
+    std::uint64_t value;
+    std::memcpy(&value, at, sizeof value);
+    at += sizeof value;
+    return value;
+  };
+  for (std::uint64_t left = next(); left > 0; --left) {
+    const std::uint64_t offset = next(), size = next(), length = next();
+    const std::string_view target(at, length);
+    at += length;
+    if (target.find(arch) != std::string_view::npos) return {bundle + offset, size};
+  }
+  return {};
+}
 struct Function {
   int device;
   const Kernel* kernel;
@@ -285,19 +312,18 @@ RLK_EXPORT int hipModuleLoadData(void** module, const void* image) {
   const std::string_view arch = setting("RLK_STANDIN_ARCH", "gfx942");
   // A real bundle, with a code object of the device's architecture named in its header.
   if (std::memcmp(image, kBundleMagic, sizeof kBundleMagic - 1) != 0) return returned(kInvalidValue);
-  constexpr std::size_t kHeaderBytes = 512;
-  if (std::string_view(static_cast<const char*>(image), kHeaderBytes).find(arch) == std::string_view::npos) {
-    return returned(kNoBinary);
-  }
+  const std::string_view code = code_of(static_cast<const char*>(image), arch);
+  if (code.empty()) return returned(kNoBinary);
   static std::deque<Module> modules;  // kept, as their handles are
-  *module = &modules.emplace_back(Module{current});
+  *module = &modules.emplace_back(Module{current, code});
   return kSuccess;
 }
 RLK_EXPORT int hipModuleGetFunction(void** function, void* module, const char* name) {
   const Kernel* kernel = find_kernel(name);
-  if (fails("hipModuleGetFunction") || !kernel) return returned(kNotFound);
+  const Module& from = *static_cast<const Module*>(module);
+  if (fails("hipModuleGetFunction") || !kernel || !from.has(name)) return returned(kNotFound);
   static std::deque<Function> functions;
-  *function = &functions.emplace_back(Function{static_cast<Module*>(module)->device, kernel});
+  *function = &functions.emplace_back(Function{from.device, kernel});
   return kSuccess;
 }
 RLK_EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

@@ -91,6 +91,17 @@ TEST(HipHost, BothArchitecturesAreInTheBundle) {
   }
 }
 
+// A launch of no block is refused once the kernel is found; the stand-in looks for it in the module's code object alone.
+TEST(HipHost, KernelsAreFoundInTheirOwnOperatorsCodeObject) {
+  const rlk::hip::Runtime& runtime = rlk::hip::Runtime::get();
+  for (const std::string kernel : {"rlk_linear_logprob_rows_vectors", "rlk_linear_tree_sum_bf16", "rlk_logprob_merge",
+                                   "rlk_random_bits", "rlk_value_loss_moments_sums"}) {
+    const auto launch = [&] { runtime.launch(0, kernel.c_str(), {0, 1, 64, 0}, 0); };
+    EXPECT_EQ(message_of(launch), "HIP: " + kernel + ": invalid argument");
+  }
+  EXPECT_EQ(message_of([&] { runtime.launch(0, "rlk_nobodys", {0, 1, 64, 0}, 0); }), "HIP: no bundle has rlk_nobodys");
+}
+
 TEST(HipHost, FailuresNameTheFunctionAndTheNextCallWorks) {
   const Setting devices("RLK_STANDIN_DEVICES", "8");
   Call call;

@@ -64,11 +64,19 @@ struct Loaded {
 };
 std::array<Loaded, kMaxDevices> loaded;
 
-const RlkHipBundle& bundle_of(std::string_view kernel) {
+// The operator's whose name is the longest that the kernel's begins with: linear_logprob's begin with linear, too. A lone kernel
+// may have no more to its name than its operator has.
+const RlkHipBundle& bundle_of(const std::string& kernel) {
+  const RlkHipBundle* found = nullptr;
+  std::size_t longest = 0;
   for (std::uint64_t i = 0; i < rlk_hip_num_bundles; ++i) {
-    if (kernel.rfind(rlk_hip_bundles[i].prefix, 0) == 0) return rlk_hip_bundles[i];
+    const std::string_view prefix = rlk_hip_bundles[i].prefix;
+    if (prefix.size() <= longest || (kernel + '_').rfind(prefix, 0) != 0) continue;
+    found = &rlk_hip_bundles[i];
+    longest = prefix.size();
   }
-  throw std::logic_error("HIP: no bundle has " + std::string(kernel));
+  if (found) return *found;
+  throw std::logic_error("HIP: no bundle has " + kernel);
 }
 
 }  // namespace

@@ -133,6 +133,17 @@ struct LogprobOutputs {
 };
 
 // Outputs of a row from its root. target_z: +Inf an ignored row, NaN no such column, else the target's z.
+// x where it is below, or above, 0, else +0. By integers: clang turns a comparison with 0 into a minimum or maximum, which says
+// nothing of the sign of a zero, and leaves out a + 0 behind it as of no use.
+RLK_HD float negative_part(float x) {
+  const auto bits = static_cast<std::uint32_t>(bits_of(x));
+  return bits > 0x80000000u && bits <= 0xff800000u ? x : 0.0f;
+}
+RLK_HD float positive_part(float x) {
+  const std::int32_t bits = bits_of(x);
+  return bits > 0 && bits <= 0x7f800000 ? x : 0.0f;
+}
+
 RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, float temperature) {
   if (target_z == infinity() && root.m == -infinity()) return {0.0f, 0.0f, 0.0f, 0.0f, kOk};
   std::int32_t status = status_of(root);
@@ -152,8 +163,7 @@ RLK_HD LogprobOutputs logprob_outputs(const SoftmaxStats& root, float target_z, 
   const float lp = mul_rn(kLn2, sub_rn(fma_rn(target_z, log2_scale(temperature), -root.m), log2_sum));
   if (is_nan(target_z)) status = kBadTarget;
   if (target_z == -infinity()) status = kLabelMasked;
-  // + 0: a compiler may turn the comparison into a minimum, which says nothing of the sign of a zero.
-  const float logprob = add_rn(lp < 0.0f ? lp : 0.0f, 0.0f), at_least_0 = add_rn(entropy > 0.0f ? entropy : 0.0f, 0.0f);
+  const float logprob = negative_part(lp), at_least_0 = positive_part(entropy);
   return {status == kBadTarget ? nan : logprob, lse, at_least_0, sum_p_sq, status};
 }
 
