@@ -300,9 +300,9 @@ class Reference {
         if (s_.kl_coef != 0.0f) gradient = std::fma(s_.kl_coef, along, gradient);
       }
       const auto slot = static_cast<std::size_t>(p_.sequences.packed() ? begin(s) + t : s * length_of + t);
-      const float g = weight * gradient;
+      const float g = weighted(weight, gradient);
       r->d_logprob[slot] = std::isnan(g) ? rlk::canonical_nan() : g;
-      r->d_entropy[slot] = -s_.entropy_coef * entropy_weight;
+      r->d_entropy[slot] = weighted(entropy_weight, -s_.entropy_coef);
       const float mismatch = rollout ? std::fabs(x.o - x.m) : 0.0f;
       const float found[] = {p.value, k, x.h, log_ratio, r1, w, w * w, mismatch};
       for (int i = 0; i < 8; ++i) leaves[i].push_back(found[i]);
@@ -321,9 +321,9 @@ class Reference {
       sum[i] = tree(leaves[i]);
       sums_[i].push_back(sum[i]);
     }
-    weighted_[0].push_back(weight * sum[0]);
-    weighted_[1].push_back(weight * sum[1]);
-    weighted_[2].push_back(entropy_weight * sum[2]);
+    weighted_[0].push_back(weighted(weight, sum[0]));
+    weighted_[1].push_back(weighted(weight, sum[1]));
+    weighted_[2].push_back(weighted(entropy_weight, sum[2]));
   }
 
   struct Term {

@@ -134,12 +134,12 @@ Results reference(const rlk::ValueLossParams& p) {
       targets.back()[static_cast<std::size_t>(t)] = target;
       const float values[kSums] = {loss, v, target, e, e * e, target * target};
       for (int k = 0; k < kSums; ++k) terms[k][static_cast<std::size_t>(t)] = values[k];
-      const float gradient = weight * slope;
+      const float gradient = policy_test::weighted(weight, slope);
       r.d_value[static_cast<std::size_t>(place(i, t, q.num_tokens))] =
           std::isnan(gradient) ? rlk::canonical_nan() : gradient;
     }
     for (int k = 0; k < kSums; ++k) of_sequences[k].push_back(tree(terms[k]));
-    of_sequences[kSums].push_back(weight * of_sequences[0].back());
+    of_sequences[kSums].push_back(policy_test::weighted(weight, of_sequences[0].back()));
   }
   float sums[kSums + 1];
   for (int k = 0; k <= kSums; ++k) sums[k] = tree(of_sequences[k]);

@@ -40,6 +40,7 @@ inline float sum_or_first(float first, float second) {
 }
 inline bool outside(float x, float low, float high) { return x < low || x > high; }
 inline float over(float a, float b) { return b == 0.0f ? 0.0f : a / b; }
+inline float weighted(float weight, float x) { return weight == 0.0f ? 0.0f : weight * x; }
 inline float written(float x) { return std::isnan(x) ? rlk::canonical_nan() : x + 0.0f; }
 
 // An element of each width, integers and floats.

@@ -84,9 +84,9 @@ struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
     count(p, s, of, &t);
     PolicyFactors f;
     set_weights(p, totals_of(p, context), of.count[kCountTokens], &f);
-    t.sum[kWeightedPolicy] = mul_rn(f.weight, of.sum[kSumPolicy]);
-    t.sum[kWeightedKl] = mul_rn(f.weight, of.sum[kSumKl]);
-    t.sum[kWeightedEntropy] = mul_rn(f.entropy_weight, of.sum[kSumEntropy]);
+    t.sum[kWeightedPolicy] = weighted(f.weight, of.sum[kSumPolicy]);
+    t.sum[kWeightedKl] = weighted(f.weight, of.sum[kSumKl]);
+    t.sum[kWeightedEntropy] = weighted(f.entropy_weight, of.sum[kSumEntropy]);
     return t;
   }
   static RLK_HD void store(const Params& p, const Context& context, const PolicyTotalSums& t, int i) {

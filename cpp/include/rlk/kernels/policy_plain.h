@@ -55,8 +55,9 @@ struct PlainPolicyTerms {
     value = select(dual, p3, value);
     const F slope = add_rn(mul_rn(minus, select(dual, zero, along)), zero);
     count(kCountHigh, (r > broadcast<F>(s.clip_high)) & (a > zero));
+    const F along_logprob = fma_rn(broadcast<F>(kl_coef), -of_kl, slope);
     *d_logprob =
-        canonical_product(where(mask, mul_rn(broadcast<F>(f.weight), fma_rn(broadcast<F>(kl_coef), -of_kl, slope))));
+        either(f.weight == 0.0f, zero, canonical_product(where(mask, mul_rn(broadcast<F>(f.weight), along_logprob))));
     sums->sum[kSumPolicy] = value;
     sums->sum[kSumKl] = kl;
     sums->sum[kSumPpoKl] = -x.log_ratio;

@@ -526,8 +526,8 @@ struct PolicyTokenTerms : EverySum {
       kl = k.value;
       if (s.kl_coef != 0.0f) slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
     }
-    out[0] = canonical(where(mask, mul_rn(broadcast<F>(f.weight), slope)));
-    out[1] = where(mask, broadcast<F>(mul_rn(-s.entropy_coef, f.entropy_weight)));
+    out[0] = canonical(where(mask, weighted(f.weight, slope)));
+    out[1] = where(mask, broadcast<F>(weighted(f.entropy_weight, -s.entropy_coef)));
 
     const F mismatch = !kClipped && has_rollout(p) ? abs_of(sub_rn(o, m)) : zero;
     F* const sum = sums->sum;

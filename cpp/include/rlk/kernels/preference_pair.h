@@ -171,8 +171,9 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
       // e^-z m, of which either alone may be 0 or Inf
       const float grown = z == -infinity() ? 0.0f : exp(sub_rn(logsigmoid(q), z));
       const float of_m = add_rn(scaled_by(log_p, m), grown);
-      return of_z(add_rn(-scaled_by(log_p, o), grown),
-                  add_rn(sub_rn(-mul_rn(sigmoid(-z), o), grown), scaled_by(of_m, div_rn(o, p.tau))));
+      float slope = add_rn(sub_rn(-mul_rn(sigmoid(-z), o), grown), scaled_by(of_m, div_rn(o, p.tau)));
+      if (grown == infinity()) slope = mul_rn(grown, sub_rn(div_rn(o, p.tau), 1.0f));
+      return of_z(add_rn(-scaled_by(log_p, o), grown), slope);
     }
     default:
       return preference_sigmoid(p, z);

@@ -51,6 +51,12 @@ RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int6
   return q;
 }
 
+// A term by its weight: of a weight of 0 nothing, whatever the term is.
+template <class F>
+RLK_HD F weighted(float weight, F term) {
+  return either(weight == 0.0f, broadcast<F>(0.0f), mul_rn(broadcast<F>(weight), term));
+}
+
 // Of a tile, the first of its counts; and of a batch, behind these.
 enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };

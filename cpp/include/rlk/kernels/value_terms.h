@@ -84,7 +84,7 @@ struct ValueTokenTerms : EverySum {
     F slope = select(MaskOf<F>(outside & (of_w == of_v)), mul_rn(broadcast<F>(0.5f), whole), whole);
     slope = select(is_nan(of_w), of_w, select(clipped, zero, slope));
     const F error = sub_rn(r, v);
-    out[0] = canonical(where(mask, mul_rn(broadcast<F>(f.weight), slope)));
+    out[0] = canonical(where(mask, weighted(f.weight, slope)));
 
     clear(sums);  // inputs of a masked token are 0, and so are its terms
     sums->sum[kSumValueLoss] = select(MaskOf<F>(clipped | is_nan(of_w)), of_w, of_v);
@@ -168,7 +168,7 @@ struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
     for (int i = 0; i < kMaxima; ++i) t.maximum[i] = of.maximum[i];
     count(p, s, of, &t);
     const float weight = token_weight(p, totals_of(p, context), of.count[kCountTokens]);
-    t.sum[kWeightedValue] = mul_rn(weight, of.sum[kSumValueLoss]);
+    t.sum[kWeightedValue] = weighted(weight, of.sum[kSumValueLoss]);
     return t;
   }
   static RLK_HD void store(const Params& p, const Context& context, const ValueTotalSums& t, int i) {

@@ -41,7 +41,8 @@
 // Selected tokens (an array, not zero) add fl(selected_kl w) * |fl(l - o)| to P and its slope to P_l, or with selected_drops
 // have no policy term. A P that is infinite stays what it is.
 // Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean; 0 where D or n
-// is 0, NaN where D is negative, infinite or NaN. D = denominator, else the number of tokens, of sequences, or of sequences that have a token.
+// is 0, NaN where D is negative, infinite or NaN. D = denominator, else the number of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0,
+// whatever it multiplies.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l); where the ratio is a sequence's and straight_through is not
 // set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric, with sum(w A) over A > 0 or NaN, and over A < 0,
 // as the only sums, without selected tokens that are dropped, 0 where that is 0. What kl_times_ratio gives its tokens has

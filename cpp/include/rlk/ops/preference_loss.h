@@ -29,7 +29,7 @@
 //   kApoZero : L = fl(S(-c) + S(r))                          dc = -fl(S(c) S(-c)), dr = fl(S(r) S(-r))
 //   kApoDown : L = fl(S(c) + S(-z))                          dc = fl(S(c) S(-c)), dz = -fl(S(z) S(-z))
 //   kDiscopop: q = fl(z / tau), m = S(q), o = S(-q), E = exp(fl(P(q) - z)), which is e^-z m, 0 of -Inf; L = fl(-(P(z) * o) + E);
-//              dz = fl(fl(-fl(S(-z) o) - E) + fl(P(z) * m + E) * fl(o / tau))
+//              dz = fl(fl(-fl(S(-z) o) - E) + fl(P(z) * m + E) * fl(o / tau)), of an infinite E fl(E fl(fl(o / tau) - 1))
 //   kOrpo    : u = -expm1(s_w), v = -expm1(s_l); z = fl(fl(s_w - s_l) - fl(M(s_w) - M(s_l))), 0 where u = v = 0;
 //              L = fl(-fl(beta P(z))), g = fl(beta / fma(exp(fl(s_w - s_l)), v, u)); g_w = -g, g_l = g * fl(u / v), 0 where
 //              u = v = 0: in exact numbers beta S(-z) / u and beta S(-z) / v. L = g_w = g_l = 0 of a side whose count is

@@ -11,7 +11,7 @@
 //   c = Inf: no clip; o is not read
 // Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean, n the number of
 // the sequence's tokens; 0 where D or n is 0, NaN where D is
-// negative, infinite or NaN. D = denominator, else the number of tokens, of sequences, or of sequences
+// negative, infinite or NaN. A weight of 0 gives 0, whatever it multiplies. D = denominator, else the number of tokens, of sequences, or of sequences
 // that have a token. These are the aggregations of policy_loss.
 // Loss: of each sequence sum(L) times its weight, summed over sequences. d_value = fl(weight slope); masked: +0.
 // Same bits for padded and packed sequences, any strides, and on every backend; gradients, given a denominator, for any
