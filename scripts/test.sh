@@ -70,7 +70,11 @@ pytest_in_parallel() {
 stage_python() {
   # Tests against the trainers' sources fail where one cannot be imported, instead of being skipped.
   export RLK_REQUIRE_FRAMEWORKS=1
-  local status=0
+  # The oldest NumPy that is declared, beside the newest; a Python for which it has no wheel goes without.
+  local status=0 oldest=build/oldest_numpy
+  if [[ -d $oldest ]] || pip install -q --no-deps --only-binary :all: --target "$oldest" 'numpy==1.24.4'; then
+    export RLK_OLDEST_NUMPY=$PWD/$oldest
+  fi
   pytest_in_parallel -m 'not gpu and not slow and not alone' || status=1
   python -m pytest -q -m 'not gpu and not slow and alone' || status=1  # they measure time
   return $status

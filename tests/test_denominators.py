@@ -1,5 +1,5 @@
-"""What a loss is divided by, for every operator that takes it. A number is finite and above 0, else an error; an array's
-0 gives a loss and gradients of 0 whatever the terms hold, its negative, infinite or NaN element NaN, without a wait."""
+"""What a loss is divided by, for operators that take it. A number is finite and above 0, else an error. An array's
+0 gives a loss and gradients of 0 whatever the terms hold; its negative, infinite or NaN element NaN, without a wait."""
 
 from __future__ import annotations
 

@@ -352,3 +352,13 @@ def test_offsets_out_of_order_touch_nothing_outside_on_cuda() -> None:
     for ends in ([0, 9, 5, 64], [-5, 10, 100], [70, 80, 90]):
         rk.group_advantage(s, torch.tensor(ends, device="cuda"))
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_a_negative_length_is_no_length(dtype: torch.dtype, device: str) -> None:
+    rewards = torch.tensor([1.0, 2.0, 4.0, 1.0, 2.0, 4.0], device=device)
+    lengths = torch.tensor([3, -1, 2, 3, 1, 2], device=device).to(dtype)
+    of = rk.group_advantage(rewards, group_size=3, kind="opo", lengths=lengths, return_status=True)
+    assert of.advantage[:3].isnan().all()
+    assert of.status.tolist() == [int(rk.GroupAdvantageStatus.NOT_FINITE)] * 3 + [0] * 3
+    assert of.advantage[3:].isfinite().all()

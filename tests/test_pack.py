@@ -312,6 +312,27 @@ def test_bad_input() -> None:
             call()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    {
+        "repeated": ([[0, -1, 0], [0, -1, -1]], r"-1 or 1, .*, got 0 at token 2 in row 0"),
+        "beyond the sequence": ([[0, 1, 2], [0, -1, -1]], r"one for each of the sequence's 2 tokens, got 3 in row 0"),
+        "out of range": ([[0, -1, 1], [7, -1, -1]], r"-1 or 0, .*, got 7 at token 0 in row 1"),
+        "negative": ([[0, -1, 1], [-2, -1, -1]], r"-1 or 0, .*, got -2 at token 0 in row 1"),
+        "descending": ([[1, -1, 0], [0, -1, -1]], r"-1 or 0, .*, got 1 at token 0 in row 0"),
+        "a token that is dropped": ([[0, -1, 1], [-1, -1, -1]], r"one for each of the sequence's 1 tokens, got 0"),
+    }.values(),
+)
+def test_positions_that_are_not_packs_are_refused(wrong: list[list[int]], message: str) -> None:
+    packed, cu = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 3])
+    right = torch.tensor([[0, -1, 1], [0, -1, -1]], dtype=torch.int32)
+    assert rk.unpack(packed, cu, 3, positions=right).tolist() == [[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]
+    for as_array in (torch.tensor(wrong, dtype=torch.int32), np.array(wrong, np.int32)):
+        given = (packed, cu) if isinstance(as_array, torch.Tensor) else (packed.numpy(), cu.numpy())
+        with pytest.raises(ValueError, match=f"positions: expected {message}"):
+            rk.unpack(*given, 3, positions=as_array)
+
+
 @pytest.mark.gpu
 def test_bad_lengths_are_clamped_with_a_status_on_a_gpu() -> None:
     x = torch.arange(20.0, device="cuda").view(4, 5)

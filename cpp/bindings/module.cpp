@@ -30,6 +30,7 @@ NB_MODULE(_C, m) {
   m.def("cpu_isa", [] { return std::string(rlk::cpu::isa_name(rlk::cpu::isa())); });
   m.def("has_exchange_api", [](nb::handle array) { return rlk::bindings::exchange_api(array) != nullptr; });
   m.def("bfloat16_capsule", &rlk::bindings::bfloat16_capsule);
+  m.def("bool_capsule", &rlk::bindings::bool_capsule);
   m.def("set_cpu_isa", [](const std::string& name) {
     for (const rlk::cpu::Isa isa : rlk::cpu::kIsas) {
       if (name == rlk::cpu::isa_name(isa)) return rlk::cpu::set_isa(isa);

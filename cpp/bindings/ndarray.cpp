@@ -157,6 +157,12 @@ void release_legacy(void* p) {
 
 }  // namespace
 
+// A torch DTensor has no memory of its own, and what it is cannot be told by its DLPack view.
+static void refuse_distributed(nb::handle object, const char* name) {
+  if (kind_of(object) != "DTensor") return;
+  raise(PyExc_TypeError, std::string(name) + ": expected a local tensor, got a DTensor; pass tensor.to_local()");
+}
+
 void argument_error(const std::string& name, const std::string& message) {
   throw nb::value_error((name + ": " + message).c_str());
 }
@@ -284,6 +290,7 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     view_.strides = t.strides ? inline_strides_ : nullptr;
     view_.data = static_cast<char*>(t.data) + t.byte_offset;
     if (elements > 0 && !t.data) {
+      refuse_distributed(object, name);
       raise(PyExc_ValueError, std::string(name) + ": has no memory (a fake, meta or freed tensor)");
     }
     if (elements > 0 &&
@@ -322,18 +329,21 @@ Array::~Array() {
   if (release_) release_(owner_);
 }
 
-nb::object bfloat16_capsule(nb::object capsule) {
+static nb::object relabelled(nb::object capsule, int bits, int code) {
   DLTensor* tensor = nullptr;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
     tensor = &static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"))->tensor;
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
   }
-  if (!tensor || tensor->dtype.bits != 16)
-    raise(PyExc_TypeError, "expected an unconsumed DLPack capsule of 16-bit elements");
-  tensor->dtype.code = kDLBfloat;
+  if (!tensor || tensor->dtype.bits != bits) {
+    raise(PyExc_TypeError, "expected an unconsumed DLPack capsule of " + std::to_string(bits) + "-bit elements");
+  }
+  tensor->dtype.code = static_cast<std::uint8_t>(code);
   return capsule;
 }
+nb::object bfloat16_capsule(nb::object capsule) { return relabelled(std::move(capsule), 16, kDLBfloat); }
+nb::object bool_capsule(nb::object capsule) { return relabelled(std::move(capsule), 8, kDLBool); }
 
 Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::uintptr_t stream) {
   Caller caller{.api = nullptr, .allocate = allocate, .device = device, .stream = stream};

@@ -77,6 +77,7 @@ Caller make_caller(nb::handle array, Device device, nb::handle allocate, std::ui
 
 // Marks an unconsumed capsule of uint16 as bfloat16, which NumPy cannot say; returns it.
 nb::object bfloat16_capsule(nb::object capsule);
+nb::object bool_capsule(nb::object capsule);  // of bytes
 
 [[noreturn]] inline void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 // One that names the argument.

@@ -114,12 +114,35 @@ void pack_layout(const PackLayoutParams& p) {
   p.status[0] = 0;
 }
 
+// That of a row's tokens those that are kept have 0, 1, 2 and so on, as many as the sequence has.
+static void check_positions(const PackParams& p, std::int64_t row, std::int64_t length) {
+  const std::int32_t* const positions = p.positions + row * p.num_tokens;
+  const auto refuse = [&](const std::string& expected, const std::string& got) {
+    throw InvalidArgument("positions: expected " + expected + ", got " + got + " in row " + std::to_string(row));
+  };
+  std::int64_t kept = 0;
+  for (std::int64_t t = 0; t < p.num_tokens; ++t) {
+    if (positions[t] == -1) continue;
+    if (positions[t] != kept) {
+      refuse("-1 or " + std::to_string(kept) + ", the number of kept tokens before",
+             std::to_string(positions[t]) + " at token " + std::to_string(t));
+    }
+    ++kept;
+  }
+  if (kept != length) {
+    refuse("one for each of the sequence's " + std::to_string(length) + " tokens", std::to_string(kept));
+  }
+}
+
 void pack(const PackParams& p) {
   check_pack(p);
   check_offset_values(p.cu_seqlens, p.num_sequences, p.capacity);
   for (std::int64_t i = 0; i < p.num_sequences; ++i) {
     const std::int64_t length = span_of(p.cu_seqlens, p.capacity, i).length;
-    if (length <= p.num_tokens) continue;
+    if (length <= p.num_tokens) {
+      if (p.unpacks && p.positions != nullptr && length > 0) check_positions(p, i, length);
+      continue;
+    }
     throw InvalidArgument("cu_seqlens: expected sequences of at most " + std::to_string(p.num_tokens) +
                           " tokens (those of a padded row), got " + std::to_string(length) + " for sequence " +
                           std::to_string(i));

@@ -66,10 +66,10 @@ def integer(name: str, value: Any) -> int:
     if type(value) is int:
         return value
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or hasattr(value, "__dlpack__"):  # an array's device would be waited for
             raise TypeError
         return operator.index(value)
-    except Exception:  # an array of several elements has an __index__ that raises
+    except TypeError:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
 
 

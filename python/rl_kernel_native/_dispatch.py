@@ -117,6 +117,9 @@ def count_write(array: Any) -> None:
         torch.autograd.graph.increment_version(array)
 
 
+_NUMPY_1 = np.__version__.startswith("1.")  # whose capsules do not say what is read-only
+
+
 def is_array(x: Any) -> bool:
     return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
@@ -228,6 +231,8 @@ class Frame:
         """As :meth:`export`, of an array that the call writes."""
         if is_tensor(array) and array.is_neg():
             raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
+        if _NUMPY_1 and isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise BufferError(f"{name}: is read-only")
         return self.export(array, name)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
@@ -292,5 +297,19 @@ def _numpy_capsule(array: np.ndarray) -> Any:
 def _plain_capsule(array: np.ndarray) -> Any:
     try:
         return array.__dlpack__(max_version=(1, 3))
-    except TypeError:  # NumPy 1: no versioned capsules, and read-only arrays are refused
-        return array.__dlpack__()
+    except TypeError:  # NumPy 1: no versioned capsules
+        pass
+    if not array.flags.writeable:  # which it does not export
+        array = np.asarray(_Writable(array))
+    if array.dtype.kind == "b":  # nor does it before 1.25
+        return _C.bool_capsule(array.view(np.uint8).__dlpack__())
+    return array.__dlpack__()
+
+
+class _Writable:
+    """The memory of an array that is only read, as NumPy 1 exports it; it keeps the array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

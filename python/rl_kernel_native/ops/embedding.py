@@ -77,6 +77,9 @@ def embedding(
     """
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
+    if type(vocab_start) is not int:
+        vocab_start = _check.integer("vocab_start", vocab_start)
+    check = check is not False and _check.flag("check", check)
     where = (vocab_start, vocab_size, padding_idx)
     y: Any = NotImplemented
     if (
@@ -154,6 +157,7 @@ def embedding_backward(
     if main_grad is not None and code > 0:
         raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {dweight_dtype!r}")
     _check.writable("main_grad", main_grad)
+    vocab_start = _check.integer("vocab_start", vocab_start)
     where = (vocab_start, vocab_size, padding_idx)
     if _dispatch.is_tensor(dy):
         return _torch().backward(dy, ids, num_rows, *where, main_grad, code)

@@ -101,6 +101,8 @@ def linear(
     """
     allow_vendor = _allows_vendor(engine)
     out = _code(out_dtype)
+    if type(k_segments) is not int:
+        k_segments = _check.integer("k_segments", k_segments)
     if (
         type(x) in _plain
         and type(weight) in _plain

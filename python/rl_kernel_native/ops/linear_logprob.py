@@ -137,8 +137,11 @@ def linear_logprob(
         raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")
     scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
+    ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
+    workspace_bytes = _check.integer64("workspace_bytes", workspace_bytes)
+    weight_grad = _check.flag("weight_grad", weight_grad)
     wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
-    verify = check or on_bad_id == "raise"
+    verify = _check.flag("check", check) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
@@ -176,6 +179,10 @@ def linear_logprob(
         )
         result = _native_results(frame, raw, None)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
+
+
+def _is_dense(array: Any) -> bool:
+    return _dispatch.is_array(array) and not getattr(array, "is_nested", False)
 
 
 class LinearLogprobPair(NamedTuple):
@@ -232,10 +239,11 @@ def linear_logprob_pair(
     """
     if unknown := options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
         raise TypeError(f"linear_logprob_pair() got an unexpected keyword argument {min(unknown)!r}")
+    ref_grad = _check.flag("ref_grad", ref_grad)
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
-    shapes = [getattr(w, "shape", ())[:1] for w in (weight, ref_weight)]
-    if shapes[0] != shapes[1] and options.get("valid_vocab") is None:
+    shapes = [w.shape[:1] for w in (weight, ref_weight) if _is_dense(w)]
+    if len(shapes) == 2 and shapes[0] != shapes[1] and options.get("valid_vocab") is None:
         raise ValueError(f"ref_weight: expected {list(shapes[0])} rows (those of weight), got {list(shapes[1])}")
     of_both = {"ignore_index": ignore_index, **options}
     found = linear_logprob(
@@ -293,10 +301,15 @@ def linear_logprob_partial(
     """
     scale = _check.number("lora_scale", lora_scale)
     kept_ids, kept_offsets = _check.kept_arrays(kept)
+    ignore_index, workspace_bytes = (
+        _check.integer64(*x) for x in (("ignore_index", ignore_index), ("workspace_bytes", workspace_bytes))
+    )
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     logits = _code(logits_dtype, "logits_dtype")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
+    if not _dispatch.is_array(weight_shard):
+        raise TypeError(f"weight_shard: expected an array that speaks DLPack, got {type(weight_shard).__name__}")
     if _dispatch.is_tensor(hidden):
         head = (hidden, weight_shard, bias, lora_a, lora_b, scale)
         return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)

@@ -24,6 +24,7 @@ from .._torch import (
     is_direct_gradient,
     is_grad_enabled,
     prepare,
+    require_dense,
     require_tensors,
     wants_grad,
 )
@@ -66,11 +67,19 @@ def linear_logprob(
             temperature=temperature, kept_ids=kept_ids, kept_offsets=kept_offsets,
         )  # fmt: skip
     if isinstance(target, Tensor):
+        require_dense(target, "target")
         target = target.contiguous()
     if not weight_grad and isinstance(weight, Tensor):
         weight = weight.detach()
     if not direct:
-        optional = {"bias": bias, "lora_a": lora_a, "lora_b": lora_b}
+        optional = {
+            "bias": bias,
+            "lora_a": lora_a,
+            "lora_b": lora_b,
+            "kept ids": kept_ids,
+            "kept offsets": kept_offsets,
+        }
+        optional |= {"temperature": temperature} if isinstance(temperature, Tensor) else {}
         require_tensors(hidden=hidden, weight=weight, target=target, optional=optional)
         _require_both(lora_a, lora_b)
         if where[0] is not None:
@@ -167,6 +176,8 @@ def partial(
 ) -> Tensor:  # fmt: skip
     hidden, weight, bias, lora_a, lora_b, lora_scale = head
     if not is_direct(hidden, weight, bias, lora_a, lora_b, target):
+        optional = {"bias": bias, "lora_a": lora_a, "lora_b": lora_b}
+        require_tensors(hidden=hidden, weight_shard=weight, target=target, optional=optional)
         raise TypeError("linear_logprob_partial: expected plain torch.Tensors in eager mode, got others or a trace")
     if wants_grad(hidden, weight, bias, lora_a, lora_b):
         raise ValueError(

@@ -62,8 +62,16 @@ LOGPROB, LSE, ENTROPY, SUM_P_SQ, STATUS = (1 << i for i in range(5))
 
 def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, return_status: Any) -> int:
     """The log-probability, and what is asked for beside it."""
-    asked = (return_lse, LSE), (return_entropy, ENTROPY), (return_sum_p_sq, SUM_P_SQ), (return_status, STATUS)
-    return LOGPROB | sum(bit for flag, bit in asked if flag)
+    wanted = LOGPROB
+    if return_lse is not False and _check.flag("return_lse", return_lse):
+        wanted |= LSE
+    if return_entropy is not False and _check.flag("return_entropy", return_entropy):
+        wanted |= ENTROPY
+    if return_sum_p_sq is not False and _check.flag("return_sum_p_sq", return_sum_p_sq):
+        wanted |= SUM_P_SQ
+    if return_status is not False and _check.flag("return_status", return_status):
+        wanted |= STATUS
+    return wanted
 
 
 _torch_path: Any = None
@@ -141,16 +149,10 @@ def logprob(
     if on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     kept_ids, kept_offsets = (None, None) if kept is None else _check.kept_arrays(kept)
-    wanted = LOGPROB
-    if return_lse:
-        wanted |= LSE
-    if return_entropy:
-        wanted |= ENTROPY
-    if return_sum_p_sq:
-        wanted |= SUM_P_SQ
-    if return_status:
-        wanted |= STATUS
-    verify = check or on_bad_id == "raise"
+    if type(ignore_index) is not int:
+        ignore_index = _check.integer("ignore_index", ignore_index)
+    wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
+    verify = (check is not False and _check.flag("check", check)) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
     if type(logits) is _plain_tensor and kept is None and out is None and not _torch_path.is_compiling():
         result = _C.logprob_eager(
@@ -232,6 +234,8 @@ def logprob_partial(
         True
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
+    ignore_index = _check.integer("ignore_index", ignore_index)
+    vocab_start, vocab_size = (_check.integer(*x) for x in (("vocab_start", vocab_start), ("vocab_size", vocab_size)))
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     if _dispatch.is_tensor(logits_shard):
         return _torch().partial(logits_shard, target, arguments, exp, vocab_start, vocab_size)
@@ -328,6 +332,7 @@ def logprob_backward(
         tensor([[ 0.1562, -0.1142, -0.0420]])
     """
     kept_ids, kept_offsets = _check.kept_arrays(kept)
+    ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     if _dispatch.is_tensor(logits):
         return _torch().backward(

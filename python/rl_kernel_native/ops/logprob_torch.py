@@ -156,6 +156,8 @@ def backward(
     prepare(logits)
     mode = resolve_exp(exp, device_type(logits, "logits"))
     rows = tuple(r.detach() if isinstance(r, Tensor) else r for r in rows)
+    if out is not None and not isinstance(out, Tensor):
+        raise TypeError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     given = None if out is None else out.detach()
     result = _C.logprob_backward(logits.detach(), target, *arguments, mode, *shard, *rows, given, None, 0)
     if out is None:

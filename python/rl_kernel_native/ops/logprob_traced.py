@@ -133,6 +133,9 @@ def traced_logprob(logits: Tensor, target: Tensor, arguments: tuple[Any, ...], m
     require_tensors(logits=logits, sharded=", or for a sharded vocabulary logprob_partial and logprob_merge")
     if not isinstance(target, Tensor):
         raise TypeError(f"target: expected a torch.Tensor, got {type(target).__name__}; for one row, torch.tensor(3)")
+    temperature, *_, kept_ids, kept_offsets = arguments
+    given = {"target": target, "temperature": temperature if isinstance(temperature, Tensor) else None}
+    require_tensors(logits=logits, optional=given | {"kept ids": kept_ids, "kept offsets": kept_offsets})
     options = _options(arguments, mode)
     *outputs, status = apply_function(_ops.logprob, "Logprob", logits, target, *options, returns)
     return (*outputs, status.to(torch.int32))

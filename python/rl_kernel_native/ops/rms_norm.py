@@ -84,6 +84,8 @@ def rms_norm(
         tensor([[0.8485, 1.1314]])
         >>> y, residual = rk.rms_norm(x, weight, 1e-6, residual=torch.ones(1, 2))
     """
+    if return_rstd is not False:
+        return_rstd = _check.flag("return_rstd", return_rstd)
     if (
         type(x) in _plain
         and type(weight) in _plain_or_none
@@ -184,7 +186,8 @@ def rms_norm_backward(
     if weight is None and main_grad is not None:
         raise ValueError("main_grad: expected None where weight is None")
     arguments = (weight_offset, _check.flag("round_before_weight", round_before_weight))
-    wanted = (return_dx, return_dweight and weight is not None, code)
+    dweight_is_asked = _check.flag("return_dweight", return_dweight) and weight is not None
+    wanted = (_check.flag("return_dx", return_dx), dweight_is_asked, code)
     if _dispatch.is_tensor(dy):
         return _torch().backward(dy, h, weight, eps, rstd, d_new_residual, *arguments, main_grad, *wanted)
     frame = _dispatch.Frame(dy, "dy")

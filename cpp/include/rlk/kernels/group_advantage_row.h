@@ -23,11 +23,13 @@ struct BatchStatistics {
   float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1)
 };
 
-// Integers beyond 2^24 round to nearest even, as a conversion does everywhere.
+// Integers beyond 2^24 round to nearest even, as a conversion does everywhere. A negative one is no length.
 RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   const std::int64_t at = i * p.length_stride;
-  if (p.length_dtype == DType::kFloat32) return static_cast<const float*>(p.lengths)[at];
-  return static_cast<float>(load_index(p.lengths, p.length_dtype, at));
+  const float length = p.length_dtype == DType::kFloat32
+                           ? static_cast<const float*>(p.lengths)[at]
+                           : static_cast<float>(load_index(p.lengths, p.length_dtype, at));
+  return length < 0.0f ? canonical_nan() : length;
 }
 
 RLK_HD float float_of_count(std::int32_t n) { return static_cast<float>(n); }

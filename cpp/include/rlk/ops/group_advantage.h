@@ -54,7 +54,7 @@ struct GroupAdvantageParams {
   const void* group_offsets = nullptr;  // [num_groups + 1], index_dtype, or null
   const void* group_ids = nullptr;      // [num_sequences], index_dtype, or null
   std::int64_t group_size = 0;          // without offsets and ids: divides num_sequences
-  const void* lengths = nullptr;        // [num_sequences], length_dtype; of kLengthMean
+  const void* lengths = nullptr;        // [num_sequences], length_dtype; of kLengthMean; a negative one is NaN
   const float* baseline = nullptr;      // [num_sequences]; of kGiven
   float* advantage = nullptr;           // [num_sequences]
   float* mean = nullptr;                // [num_sequences], or null: not wanted

@@ -2,7 +2,8 @@
 // sequences follow one another without padding, and back. Bytes are moved, whatever they mean: NaNs keep theirs.
 //
 // pack_layout, by lengths or by a mask of the tokens that are kept:
-//   positions[i, t] = how many tokens of row i before t are kept, where t is kept, else -1     (by a mask alone)
+//   positions[i, t] = how many tokens of row i before t are kept, where t is kept, else -1     (by a mask alone); others that
+//   unpack is given for a row with tokens are an InvalidArgument on the CPU
 //   length[i]       = lengths[i], which lies in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
 //   status          : bit 0: a length was out of range, and is clamped; bit 1: the tokens are more than `capacity`

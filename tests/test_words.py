@@ -1,0 +1,144 @@
+"""Options that are mistaken are refused by name, with what was expected and what was given: one table over the public
+operators. Every flag and every integer of a signature is tried; so an option that is added is, too."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+
+torch = pytest.importorskip("torch")
+
+Z = torch.linspace(-1.0, 1.0, 27).reshape(3, 9)
+X = torch.linspace(-1.0, 1.0, 24).reshape(3, 8)
+W = torch.linspace(-1.0, 1.0, 72).reshape(9, 8)
+Y = torch.tensor([1, 0, 8])
+P = -torch.linspace(0.1, 1.0, 6).reshape(2, 3)
+ONE = torch.ones(2, 3)
+Q = torch.linspace(-1.0, 1.0, 1 * 4 * 2 * 16).reshape(1, 4, 2, 16)
+CUTS = torch.tensor([0, 2, 6])
+LSE = torch.logsumexp(Z, -1)
+PAIR = {"group_size": 3}
+# The positional arguments and the keywords of a call that is right.
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "attention": ((Q, Q, Q), {}),
+    "embedding": ((Y, W), {}),
+    "embedding_backward": ((X, Y, 9), {}),
+    "gelu_mul": ((X, X), {}),
+    "gelu_mul_backward": ((X, X, X), {}),
+    "group_advantage": ((P[0],), PAIR),
+    "importance_weights": ((P, P), {"upper": 2.0}),
+    "kl": ((P, P), {"estimator": "k3"}),
+    "kl_backward": ((P, P, P), {"estimator": "k3"}),
+    "linear": ((X, W), {}),
+    "linear_cross_entropy": ((X, W, Y), {}),
+    "linear_logprob": ((X, W, Y), {}),
+    "linear_logprob_pair": ((X, W, X, W, Y), {}),
+    "linear_logprob_partial": ((X, W, Y), {"vocab_start": 0, "vocab_size": 9}),
+    "logprob": ((Z, Y), {}),
+    "logprob_backward": ((Z, Y, LSE), {"dlogprob": LSE}),
+    "logprob_merge": ((torch.ones(1, 3, 5),), {}),
+    "logprob_partial": ((Z, Y), {"vocab_start": 0, "vocab_size": 9}),
+    "masked_whiten": ((P,), {}),
+    "mismatch_metrics": ((P, P), {}),
+    "policy_loss": ((P, P, P, ONE), {"spec": rk.PolicySpec()}),
+    "policy_loss_and_grad": ((P, P, P, ONE), {"spec": rk.PolicySpec()}),
+    "rms_norm": ((X, None, 1e-6), {}),
+    "rms_norm_backward": ((X, X, None, 1e-6), {}),
+    "scatter_rewards": ((torch.ones(2), ONE), {}),
+    "sequence_logprob": ((P,), {}),
+    "shift_labels_packed": ((torch.arange(6), CUTS), {}),
+    "silu_mul": ((X, X), {}),
+    "silu_mul_backward": ((X, X, X), {}),
+    "value_loss": ((P, None, P), {"clip": None}),
+    "value_loss_and_grad": ((P, None, P), {"clip": None}),
+}
+OTHER_FLAGS: tuple[Any, ...] = ("False", None, 1, 0.0, torch.tensor(True), [])
+OTHER_INTEGERS: tuple[Any, ...] = (np.array(1), torch.tensor(1), np.array([1, 2]), 1.0, "1", [1], True)
+
+
+def options(kind: type) -> list[tuple[str, str]]:
+    found = []
+    for name in CALLS:
+        for key, option in inspect.signature(getattr(rk, name)).parameters.items():
+            if type(option.default) is kind:
+                found.append((name, key))
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_calls_of_this_table_are_right(name: str) -> None:
+    given, how = CALLS[name]
+    getattr(rk, name)(*given, **how)
+
+
+@pytest.mark.parametrize(("name", "flag"), options(bool))
+def test_a_flag_is_a_bool(name: str, flag: str) -> None:
+    given, how = CALLS[name]
+    for wrong in OTHER_FLAGS:
+        expected = f"^{flag}: expected a bool, got {type(wrong).__name__}$"
+        with pytest.raises(TypeError, match=expected):
+            getattr(rk, name)(*given, **how, **{flag: wrong})
+
+
+@pytest.mark.parametrize(("name", "option"), options(int))
+def test_an_integer_is_one(name: str, option: str) -> None:
+    given, how = CALLS[name]
+    how = {k: x for k, x in how.items() if k != option}
+    for wrong in OTHER_INTEGERS:
+        with pytest.raises(TypeError, match=re.escape(f"{option}: expected an integer, got {type(wrong).__name__}")):
+            getattr(rk, name)(*given, **how, **{option: wrong})
+
+
+# Shards are what an operator's whole is in the words of its checks.
+ALSO = {"logits_shard": "logits", "weight_shard": "weight"}
+OPERANDS = [
+    (name, i, list(inspect.signature(getattr(rk, name)).parameters)[i])
+    for name, (given, _) in CALLS.items()
+    for i in range(len(given))
+    if isinstance(given[i], torch.Tensor)
+]
+
+
+def refusal(name: str, index: int, operand: Any) -> tuple[type, str]:
+    given, how = CALLS[name]
+    with pytest.raises(Exception) as caught:  # noqa: PT011, whose kind and words the callers look at
+        getattr(rk, name)(*given[:index], operand, *given[index + 1 :], **how)
+    return caught.type, str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Any:
+    """One process that is its own group."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "index", "operand"), OPERANDS)
+def test_an_operand_that_is_no_dense_tensor_is_named(name: str, index: int, operand: str) -> None:
+    dense = CALLS[name][0][index]
+    nested = torch.nested.nested_tensor([dense.reshape(dense.shape[0], -1)[0]])
+    others = [dense.to_sparse(), nested, object(), "x"]
+    if name != "group_advantage":  # whose rewards may be a list of numbers
+        others.append(dense.tolist())
+    for other in others:
+        kind, words = refusal(name, index, other)
+        assert kind in (TypeError, ValueError), (kind, words)
+        assert words.startswith((operand, ALSO.get(operand, operand))), words
+
+
+@pytest.mark.parametrize(("name", "index", "operand"), OPERANDS)
+def test_a_distributed_operand_is_to_be_made_local(mesh: Any, name: str, index: int, operand: str) -> None:
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    kind, words = refusal(name, index, distribute_tensor(CALLS[name][0][index], mesh, [Replicate()]))
+    assert kind is TypeError
+    assert "got a DTensor; pass " in words, words
+    assert "to_local()" in words
