@@ -2,8 +2,8 @@
 
     python tools/build_site.py [--out build/site]
 
-Needs the package and scripts/requirements-site.txt, no network, no torch. Every operator gets a page: its functions,
-what keeps its bits, how far it may be off float64, the contract and the notes of its CUDA kernels.
+Needs the package, torch, JAX and scripts/requirements-site.txt, and no network. Every operator gets a page: its
+functions, what keeps its bits, how far it may be off float64, the contract and the notes of its CUDA kernels.
 """
 
 from __future__ import annotations
@@ -131,8 +131,14 @@ def write_sources(folder: Path) -> None:
     for stem, module in modules.items():
         write(folder / "api" / f"{stem}.md", operator_page(stem, module))
     tools = "\n".join(f"```{{eval-rst}}\n.. autofunction:: rl_kernel_native.{name}\n```\n" for name in TOOLS)
+    modules_of = "".join(
+        f"## rk.{name}\n\n```{{eval-rst}}\n.. automodule:: rl_kernel_native.{name}\n   :members:\n```\n\n"
+        for name in ("nn", "jax")
+    )
     presets = "```{eval-rst}\n.. automodule:: rl_kernel_native.presets\n   :members:\n```\n"
-    write(folder / "api" / "tools.md", f"# Models, machines and presets\n\n{tools}\n## Presets\n\n{presets}")
+    write(
+        folder / "api" / "tools.md", f"# Models, machines and presets\n\n{tools}\n{modules_of}## Presets\n\n{presets}"
+    )
 
 
 def menu(pages: dict[Path, Path]) -> str:

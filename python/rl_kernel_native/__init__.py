@@ -6,6 +6,9 @@ torch.ops.rl_kernel_native, are registered at once where torch is loaded already
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from . import _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
@@ -124,6 +127,18 @@ from .ops.value_loss import (
 if _dispatch.torch_module() is not None:
     # torch is there already: register the operators that exports name.
     ops.register_torch_operators()
+
+
+if TYPE_CHECKING:
+    from . import jax as jax
+    from . import nn as nn
+else:
+
+    def __getattr__(name: str) -> Any:
+        """``rk.nn`` and ``rk.jax`` without imports of their own: they need torch and JAX."""
+        if name in ("nn", "jax"):
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __version__: str = _native.module.version

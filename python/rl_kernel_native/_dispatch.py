@@ -131,7 +131,8 @@ def _require_array(array: Any, name: str) -> None:
     if isinstance(array, getattr(jax, "Tracer", ())):
         raise TypeError(
             f"{name}: expected an array that speaks DLPack, got {kind}; JAX's transformations (jit, grad, vmap) are "
-            "not supported: call outside of them, or inside of jit through jax.pure_callback"
+            "not supported: call outside of them, or inside of jit through jax.pure_callback; rl_kernel_native.jax has "
+            "logprob, linear, linear_logprob, rms_norm and policy_loss for them"
         )
     if module == "torch.fx.proxy":
         raise TypeError(f"{name}: torch.fx.symbolic_trace is not supported; use torch.export")

@@ -1,0 +1,209 @@
+"""Differentiable calls for JAX: ``rk.jax.logprob`` and its like work in ``jit`` and ``grad``, with the bits of torch.
+
+``import rl_kernel_native.jax``, or ``rk.jax`` after ``import rl_kernel_native as rk``. Needs JAX. Each call leaves the
+graph through ``jax.pure_callback`` and computes on the CPU backend: arrays of a GPU are copied to the host and back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import rl_kernel_native as rk
+
+__all__ = ["linear", "linear_logprob", "logprob", "policy_loss", "rms_norm"]
+
+
+def _call(function: Callable[..., Any], shapes: Any, *arrays: Any) -> Any:
+    """`function` of NumPy's arrays on the host, in the graph; a vmap calls it once for each element."""
+
+    def on_host(*given: Any) -> Any:
+        return function(*(None if array is None else np.asarray(array) for array in given))
+
+    return jax.pure_callback(on_host, shapes, *arrays, vmap_method="sequential")
+
+
+def _like(array: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape if shape is None else shape, array.dtype if dtype is None else dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _logprob(logits: Any, target: Any, temperature: float) -> Any:
+    return _logprob_forward(logits, target, temperature)[0]
+
+
+def _logprob_forward(logits: Any, target: Any, temperature: float) -> Any:
+    def compute(logits: Any, target: Any) -> Any:
+        found = rk.logprob(logits, target, temperature=temperature, return_lse=True)
+        return found.logprob, found.lse
+
+    one = _like(target, dtype=np.float32)
+    found, lse = _call(compute, (one, one), logits, target)
+    return found, (logits, target, lse)
+
+
+def _logprob_backward(temperature: float, saved: Any, gradient: Any) -> Any:
+    logits, target, lse = saved
+
+    def compute(logits: Any, target: Any, lse: Any, gradient: Any) -> Any:
+        return rk.logprob_backward(logits, target, lse, dlogprob=gradient, temperature=temperature)
+
+    return _call(compute, _like(logits), logits, target, lse, gradient), None
+
+
+_logprob.defvjp(_logprob_forward, _logprob_backward)
+
+
+def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
+    """:func:`rl_kernel_native.logprob`, differentiable in ``logits``, forward and gradient with the bits of torch.
+
+    Args:
+        logits: ``[..., vocab_size]``, float32, bfloat16 or float16.
+        target: ``[...]``, int32 or int64; -100 is not scored.
+        temperature: a Python number > 0.
+    Returns: ``[...]`` float32, nats.
+    Raises: as :func:`rl_kernel_native.logprob`, through JAX's callback.
+
+    Example:
+        >>> logits, target = jnp.array([[2.0, 0.0, -1.0]]), jnp.array([0])
+        >>> jax.jit(jax.grad(lambda x: rk.jax.logprob(x, target).sum()))(logits).shape
+        (1, 3)
+    """
+    return _logprob(logits, target, float(temperature))
+
+
+@jax.custom_vjp
+def _linear(x: Any, weight: Any, bias: Any) -> Any:
+    return _linear_forward(x, weight, bias)[0]
+
+
+def _linear_forward(x: Any, weight: Any, bias: Any) -> Any:
+    out = _like(x, (*x.shape[:-1], weight.shape[0]))
+    arrays = (x, weight) if bias is None else (x, weight, bias)
+    return _call(rk.linear, out, *arrays), (x, weight, bias)
+
+
+def _linear_backward(saved: Any, gradient: Any) -> Any:
+    x, weight, bias = saved
+    rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+    dx = _call(rk.linear_input_grad, _like(x), gradient, weight)
+    dweight = _call(lambda dy, x: rk.linear_weight_grad(dy, x, out_dtype=x.dtype.name), _like(weight), rows, columns)
+    if bias is None:
+        return dx, dweight, None
+    dtype = bias.dtype.name
+    return dx, dweight, _call(lambda dy: rk.linear_bias_grad(dy, out_dtype=dtype), _like(bias), rows)
+
+
+_linear.defvjp(_linear_forward, _linear_backward)
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """:func:`rl_kernel_native.linear`, differentiable in all three: ``x @ weight.T + bias`` in one order of summation.
+
+    Args:
+        x: ``[..., in_features]``, float32, bfloat16 or float16.
+        weight: ``[out_features, in_features]``; bias: ``[out_features]`` or None.
+    Returns: ``[..., out_features]``, of the dtype of ``x``.
+
+    Example:
+        >>> rk.jax.linear(jnp.ones((1, 3)), jnp.ones((2, 3))).tolist()
+        [[3.0, 3.0]]
+    """
+    return _linear(x, weight, bias)
+
+
+def linear_logprob(hidden: Any, weight: Any, target: Any, *, temperature: float = 1.0) -> Any:
+    """Log-probabilities of hidden states: the bits of :func:`rl_kernel_native.linear_logprob` with logits of its dtype.
+
+    Args:
+        hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; target: ``[...]``.
+        temperature: a Python number > 0.
+    Returns: ``[...]`` float32, differentiable in ``hidden`` and ``weight``. The logits are in memory here.
+
+    Example:
+        >>> found = rk.jax.linear_logprob(jnp.ones((1, 3)), jnp.ones((2, 3)), jnp.array([1]))
+        >>> round(float(found[0]), 4)
+        -0.6931
+    """
+    return logprob(linear(hidden, weight), target, temperature=temperature)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _rms_norm(x: Any, weight: Any, eps: float, round_before_weight: bool) -> Any:
+    return _rms_norm_forward(x, weight, eps, round_before_weight)[0]
+
+
+def _rms_norm_forward(x: Any, weight: Any, eps: float, round_before_weight: bool) -> Any:
+    def compute(x: Any, weight: Any) -> Any:
+        return rk.rms_norm(x, weight, eps, round_before_weight=round_before_weight)
+
+    return _call(compute, _like(x), x, weight), (x, weight)
+
+
+def _rms_norm_backward(eps: float, round_before_weight: bool, saved: Any, gradient: Any) -> Any:
+    x, weight = saved
+
+    def compute(dy: Any, x: Any, weight: Any) -> Any:
+        return rk.rms_norm_backward(dy, x, weight, eps, round_before_weight=round_before_weight)
+
+    return _call(compute, (_like(x), _like(weight)), gradient, x, weight)
+
+
+_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = False) -> Any:
+    """:func:`rl_kernel_native.rms_norm`, differentiable in ``x`` and ``weight``.
+
+    Args: as there; ``eps`` and ``round_before_weight`` are Python values.
+    Returns: shape and dtype of ``x``.
+
+    Example:
+        >>> rk.jax.rms_norm(jnp.array([[3.0, 4.0]]), jnp.ones(2), 1e-6).shape
+        (1, 2)
+    """
+    return _rms_norm(x, weight, float(eps), bool(round_before_weight))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _policy_loss(logprob: Any, old: Any, advantage: Any, mask: Any, spec: Any, denominator: Any) -> Any:
+    return _policy_forward(logprob, old, advantage, mask, spec, denominator)[0]
+
+
+def _policy_forward(logprob: Any, old: Any, advantage: Any, mask: Any, spec: Any, denominator: Any) -> Any:
+    def compute(logprob: Any, old: Any, advantage: Any, mask: Any) -> Any:
+        found = rk.policy_loss_and_grad(logprob, old, advantage, mask, spec=spec, denominator=denominator)
+        return np.float32(found.loss), found.d_logprob
+
+    shapes = (jax.ShapeDtypeStruct((), np.float32), _like(logprob))
+    return _call(compute, shapes, logprob, old, advantage, mask)
+
+
+def _policy_backward(spec: Any, denominator: Any, saved: Any, gradient: Any) -> Any:
+    return saved * gradient, None, None, None
+
+
+_policy_loss.defvjp(_policy_forward, _policy_backward)
+
+
+def policy_loss(
+    logprob: Any, old_logprob: Any, advantage: Any, mask: Any, *, spec: Any, denominator: float | None = None
+) -> Any:
+    """:func:`rl_kernel_native.policy_loss`, differentiable in ``logprob``; its loss alone.
+
+    Args:
+        logprob, old_logprob, advantage, mask: as there; ``mask`` of any integers or floats.
+        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy and weights of the rollout.
+        denominator: as there, a Python number or None.
+    Returns: a float32 scalar.
+
+    Example:
+        >>> logprob, advantage, mask = jnp.array([[-1.0, -2.0]]), jnp.array([1.0]), jnp.ones((1, 2))
+        >>> jax.grad(rk.jax.policy_loss)(logprob, logprob, advantage, mask, spec=rk.PolicySpec()).tolist()
+        [[-0.5, -0.5]]
+    """
+    return _policy_loss(logprob, old_logprob, advantage, mask, spec, denominator)

@@ -1,0 +1,130 @@
+"""Torch modules on this library's operators, with the names, parameters and checkpoints of torch's own.
+
+``import rl_kernel_native.nn``, or ``rk.nn`` after ``import rl_kernel_native as rk``. Needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rl_kernel_native as rk
+
+__all__ = ["Embedding", "Linear", "LinearLogprob", "RMSNorm"]
+
+
+def _main_grad(parameter: Tensor) -> Tensor | None:
+    """The float32 buffer that a trainer hung on a parameter, to which backward adds its gradient."""
+    buffer: Tensor | None = getattr(parameter, "main_grad", None)
+    return buffer
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear by :func:`rl_kernel_native.linear`: a row has the same bits in any batch.
+
+    ``weight.main_grad``, where a trainer sets one, takes the weight's gradient in float32.
+
+    Example:
+        >>> layer = rk.nn.Linear(4, 3)
+        >>> x = torch.randn(8, 4)
+        >>> torch.equal(layer(x)[2:3], layer(x[2:3]))
+        True
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = rk.linear(input, self.weight, self.bias, main_grad=_main_grad(self.weight))
+        return result
+
+
+class Embedding(torch.nn.Embedding):
+    """torch.nn.Embedding by :func:`rl_kernel_native.embedding`, whose gradient has one order of summation.
+
+    Raises: ValueError for ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, which it does not have.
+
+    Example:
+        >>> rk.nn.Embedding(10, 4)(torch.tensor([3, 1])).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, unset in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
+            if getattr(self, name) != unset:
+                raise ValueError(f"{name}: expected {unset}, got {getattr(self, name)}; torch.nn.Embedding has it")
+
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = rk.embedding(
+            input, self.weight, padding_idx=self.padding_idx, main_grad=_main_grad(self.weight)
+        )
+        return result
+
+
+class RMSNorm(torch.nn.Module):
+    """RMSNorm over the last dimension by :func:`rl_kernel_native.rms_norm`.
+
+    Args:
+        hidden_size: of the last dimension.
+        eps: added to the mean square.
+        round_before_weight: round to the input's dtype before the weight, as Llama and Qwen do; else once, after it.
+        weight_offset: 1.0 for weights that are stored less 1, as Gemma's.
+
+    Example:
+        >>> norm = rk.nn.RMSNorm(2)
+        >>> norm(torch.tensor([[3.0, 4.0]]))
+        tensor([[0.8485, 1.1314]], grad_fn=...)
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        *,
+        round_before_weight: bool = False,
+        weight_offset: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.eps, self.round_before_weight, self.weight_offset = eps, round_before_weight, weight_offset
+        self.weight = torch.nn.Parameter(torch.full((hidden_size,), 1.0 - weight_offset, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """``y``, or ``(y, x + residual)`` with a residual, which is added in the same pass."""
+        return rk.rms_norm(
+            x,
+            self.weight,
+            self.eps,
+            residual=residual,
+            round_before_weight=self.round_before_weight,
+            weight_offset=self.weight_offset,
+            main_grad=_main_grad(self.weight),
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}, round_before_weight={self.round_before_weight}"
+
+
+class LinearLogprob(torch.nn.Linear):
+    """An LM head whose forward scores tokens, without logits in memory: :func:`rl_kernel_native.linear_logprob`.
+
+    Parameters and checkpoints are those of the head's torch.nn.Linear, so a model's ``lm_head`` loads into it.
+
+    Args: as torch.nn.Linear; ``bias`` is False unless given, as LM heads have it.
+
+    Example:
+        >>> head = rk.nn.LinearLogprob(4, 10)
+        >>> hidden, target = torch.randn(3, 4), torch.tensor([1, 5, 9])
+        >>> torch.equal(head(hidden, target), rk.logprob(rk.linear(hidden, head.weight), target))
+        True
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, **kwargs: Any) -> None:
+        super().__init__(in_features, out_features, bias, **kwargs)
+
+    def forward(self, hidden: Tensor, target: Tensor, **options: Any) -> Any:  # type: ignore[override]
+        """Scores ``target``; ``options`` are :func:`rl_kernel_native.linear_logprob`'s, such as ``temperature``."""
+        return rk.linear_logprob(
+            hidden, self.weight, target, bias=self.bias, main_grad=_main_grad(self.weight), **options
+        )
