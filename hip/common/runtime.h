@@ -1,5 +1,5 @@
-// AMD's HIP runtime, found when the first array on an AMD GPU comes: libamdhip64 is opened by name and used through
-// its stable C interface, so that one build serves ROCm 6 and 7 and needs neither to be there.
+// AMD's HIP runtime, found when the first array on an AMD GPU comes. libamdhip64 is opened by name and used through
+// its stable C interface: one build serves ROCm 6 and 7 and needs neither to be there.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,10 @@
 // The kernels of passes over tokens by name, of an operator by its Batch:
-//   RLK_TOKEN_STATISTICS(operator, Batch)          a pass before, and what it says of sequences
-//   RLK_TOKEN_TERMS(operator, name, Batch, Terms)  the terms of tokens, of every group of sums
-//   RLK_TOKEN_SUMS(operator, Batch)                the sums of the batch
+//
+//   RLK_TOKEN_STATISTICS(operator, Batch): a pass before, and what it says of sequences
+//
+//   RLK_TOKEN_TERMS(operator, name, Batch, Terms): the terms of tokens, of every group of sums
+//
+//   RLK_TOKEN_SUMS(operator, Batch): the sums of the batch
 #pragma once
 
 #include "hip/common/token_gpu.h"

@@ -1,7 +1,7 @@
 // embedding backward after the sort: rows of dweight from their tokens, and the rows that have none.
 //
 // A block is a wave with eight columns a thread. It has the rows that begin among 16 sorted tokens, and goes on to the end
-// of the last of them. What of the tree waits for a later group lies in LDS, each thread's columns apart from the others'.
+// of the last of them. Sums that wait for a later group lie in LDS, each thread's columns apart from the others'.
 #pragma once
 
 #include "hip/common/octet.h"

@@ -129,7 +129,7 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
 }
 
 // Between the layout of matrix instructions and rows of memory lies a patch of LDS, one instruction's outputs for each
-// wave, so that a lane handles whole runs of columns in a loop. f(patch, row, column, exists) is called by every lane for
+// wave. A lane thus handles whole runs of columns in a loop. f(patch, row, column, exists) is called by every lane for
 // its share, with the place among all outputs.
 template <class Tile>
 RLK_DEVICE float* wave_patch() {

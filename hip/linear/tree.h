@@ -8,7 +8,7 @@ namespace rlk::hip {
 
 RLK_DEVICE void add_earlier(float& sum, const float& earlier) { sum = add_rn(earlier, sum); }
 
-// Of up to 2^kLevels values; add_earlier(Value&, const Value&) adds two of them.
+// The sum of up to 2^kLevels values; add_earlier(Value&, const Value&) adds two of them.
 template <class Value, int kLevels>
 class TreeSum {
  public:

@@ -19,7 +19,7 @@ struct WhitenTeam {
   }
 };
 
-// Of a lane, then of a block.
+// Counts of a lane, then of a block.
 struct WhitenCounts {
   std::int64_t n = 0;
   float least = infinity(), largest = -infinity();

@@ -15,7 +15,7 @@ std::string kernel_name(const char* what, const std::string& shape, DType t) {
   return std::string("rlk_rms_norm_") + what + shape + type_suffix(t);
 }
 
-// Of kernels that take rows.
+// The part of a kernel's name that says how it takes rows.
 std::string row_shape(std::int64_t columns, bool vectors) {
   return std::string(columns <= kMostWaveColumns ? "_wave" : "_block") + (vectors ? "" : "_elements");
 }

@@ -85,7 +85,7 @@ RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t 
   for (int i = 0; i < kCount; ++i) to[i] = p.round_products ? as_element<T>(to[i]) : to[i];
 }
 
-// Of eight pairs in halves.
+// The angles of eight pairs in halves.
 template <class T>
 RLK_DEVICE void load_halves(const RopeParams& p, const RopeRows& rows, int column_a, int column_b,
                             RopeAngle<float>* angles) {
@@ -108,7 +108,7 @@ RLK_DEVICE void load_halves(const RopeParams& p, const RopeRows& rows, int colum
   }
 }
 
-// Of four pairs side by side.
+// The angles of four pairs side by side.
 template <class T>
 RLK_DEVICE void load_neighbours(const RopeParams& p, const RopeRows& rows, int column, RopeAngle<float>* angles) {
   float cos[kRopeOctet], sin[kRopeOctet];

@@ -119,7 +119,7 @@ MASKS = "bool, of integers or of floats of 16 bits and more"
 
 
 def held_by(array: str, value: int, name: str, dtype: str) -> None:
-    """Of a number that is to be written into an array of int32 or int64."""
+    """Refuses a number that an array of int32 or int64 does not hold."""
     bits = 31 if dtype.endswith("int32") else 63
     if not -(1 << bits) <= value < 1 << bits:
         raise ValueError(f"{name}: expected an integer of {bits + 1} bits (those of {array}), got {value}")

@@ -151,7 +151,7 @@ class Row:
         kind: of KINDS.
         keeps: variations, of VARIATIONS, under which every bit stays.
         backends: whose bits are equal, of BACKENDS.
-        bound: against float64. Of a matrix product that of fused multiply-adds.
+        bound: against float64; a matrix product's is that of fused multiply-adds.
         unit_bound: of a product by a matrix unit; None: the same.
         rounded: the result is rounded to the dtype of the inputs last; else its dtype is float32 and the bound has all.
         dtypes: of the inputs.

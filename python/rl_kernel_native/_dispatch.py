@@ -57,7 +57,7 @@ def _is_torch_loaded() -> bool:
 
 
 # What torch.compiler.assume_constant_result sets, without torch. A trace of the line above would wrap every module of
-# the process, and fail where one is lazy and imports more when it is looked at, as those of execnet and apipkg are.
+# the process. It fails where one is lazy and imports more when it is looked at, as those of execnet and apipkg do.
 _is_torch_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

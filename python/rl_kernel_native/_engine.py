@@ -1,5 +1,8 @@
-"""What torch needs of an operator that :mod:`_operator` describes: schema, kernel and fake kernel, the eager call, an
-autograd Function for eager calls, and one with rules of torch.func for whatever traces or transforms."""
+"""What torch needs of an operator that :mod:`_operator` describes.
+
+These are a schema, a kernel, a fake kernel, the eager call and its autograd Function. A second Function, with the rules
+of torch.func, serves whatever traces or transforms.
+"""
 
 from __future__ import annotations
 
@@ -269,7 +272,7 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
         return tuple(arrays[0].new_empty(arrays[0].shape if want else 0) for want in wanted)
 
     def products(ctx: Any, d: Tensor, wanted: Sequence[bool]) -> Any:
-        """Of saved arrays as kernels read them: batches of torch.func are slices of any stride."""
+        """Products of saved arrays as kernels read them: batches of torch.func are slices of any stride."""
         arrays = tuple(None if x is None else rows_of(x) for x in ctx.saved_tensors)
         return _products(op, gradient(d, torch.float32, incoming), arrays, ctx.how, tuple(wanted))
 

@@ -1,6 +1,6 @@
 """autograd Functions that torch.compile takes into its graph unread, so that torch.func finds their rules when it runs.
 
-Dynamo reads a Function's forward as if no transform were around it: under torch.func.grad inside of a compiled function
+Dynamo reads a Function's forward as if no transform were around it. Under torch.func.grad inside of a compiled function
 its gradient would be zero. :data:`in_graph`, a call by name, goes into the graph as it is.
 """
 

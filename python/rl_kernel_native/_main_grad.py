@@ -11,8 +11,8 @@ from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
-    """Of a forward. ``operands``: what else it is given; backward may read it again after it has written. A weight
-    that is no tensor is for the extension to refuse."""
+    """Refuses what a forward cannot take. ``operands``: what else it is given, which backward may read after it has
+    written. A weight that is no tensor is for the extension to refuse."""
     if not isinstance(main_grad, Tensor):
         raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
     if is_compiling() or functorch_active():
@@ -77,7 +77,7 @@ def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
 
 
 def _addresses(tensor: Tensor) -> tuple[int, int]:
-    """Of the first byte and past the last; both 0 where a tensor has no memory of its own (empty, fake, a wrapper)."""
+    """Addresses of the first byte and past the last; both 0 where a tensor has no memory of its own."""
     try:
         first = tensor.data_ptr()
     except RuntimeError:

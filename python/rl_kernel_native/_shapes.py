@@ -39,7 +39,7 @@ def check_columns_below(tensor: Tensor, name: str, bits: int) -> None:
 
 
 def check_end(offsets: Tensor, name: str, count: Any, of: str) -> None:
-    """Of offsets [num + 1] of nothing at all: they end with ``count``, which ``of`` names."""
+    """Offsets [num + 1] of nothing at all are refused: they end with ``count``, which ``of`` names."""
     if type(count) is int and count > 0 and is_static(offsets) and offsets.shape[0] == 1:
         raise ValueError(f"{name}: expected {count} ({of}) last, got shape [1]")
 
@@ -119,14 +119,14 @@ def check_like(tensor: Any, name: str, like: Tensor, like_name: str) -> None:
 
 
 def check_float32_or(tensor: Tensor, name: str, dtype: torch.dtype, whose: str) -> None:
-    """Of a vector beside operands of ``dtype``; ``whose`` that is, as words that follow it."""
+    """A vector beside operands of ``dtype``; ``whose`` that is, as words that follow it."""
     if tensor.dtype not in (torch.float32, dtype):
         wanted = "float32" if dtype == torch.float32 else f"float32 or {dtype_name(dtype)}{whose}"
         raise TypeError(f"{name}: expected dtype {wanted}, got {dtype_name(tensor.dtype)}")
 
 
 def check_narrowing(name: str, dtype: torch.dtype, like: torch.dtype) -> None:
-    """Of a sum over rows ``dy``, whose dtype is ``like``."""
+    """The dtype of a sum over rows ``dy``, whose dtype is ``like``."""
     if dtype not in (like, torch.float32):
         raise TypeError(f"{name}: expected float32 or {dtype_name(like)} (that of dy), got {dtype_name(dtype)}")
 

@@ -74,7 +74,7 @@ def trace() -> Iterator[Trace]:
 
     Recorded are the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
     ``logprob``, ``rms_norm``, ``rope`` and ``silu_mul``, eager or inside of a compiled function. What a CUDA graph
-    captures within the context counts with each of its replays. Of the whole process; one at a time.
+    captures within the context counts with each of its replays. It watches the whole process; one at a time.
 
     Yields: a :class:`Trace`, whose ``calls`` grow.
     Raises: RuntimeError inside of another trace.

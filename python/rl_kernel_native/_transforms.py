@@ -42,7 +42,7 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
 
 
 def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]) -> None:
-    """Of constants: their part of the derivative would be lost."""
+    """Refuses tangents of constants: their part of the derivative would be lost."""
     for name, tangent in zip(names, tangents, strict=True):
         if tangent is not None:
             raise ValueError(f"{name}: has a tangent, and {operator} has no derivative in it; pass {name}.detach()")

@@ -8,7 +8,7 @@ from ._native import module as _C
 
 
 class WorkspaceStats(NamedTuple):
-    """Of one device, since the process began or the last reset."""
+    """One device's, since the process began or the last reset."""
 
     calls: int
     last_bytes: int

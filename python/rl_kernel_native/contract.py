@@ -1,5 +1,5 @@
-"""What "aligned" means, as data: of every output of every operator, what keeps its bits, and elsewhere how far it may
-be off a float64 evaluation of the same low-precision inputs. `rlk contract` prints it; the self-tests of the doctor and
+"""What "aligned" means, as data: what keeps the bits of every output of every operator, and elsewhere how far it may be
+off a float64 evaluation of its inputs. `rlk contract` prints it; the self-tests of the doctor and
 the tests of every operator take their bounds from here and from nowhere else. Standard library alone, no operator.
 
 A bound is a function of named facts (:data:`FACTS`), numbers or arrays of them, and a text that says the same. What is
@@ -186,7 +186,7 @@ _CROSS_ENTROPY = Bound(
 
 
 def _carried(of: Bound) -> Bound:
-    """Of sums of products with logit gradients, which are off themselves: ``of`` is that of the sum."""
+    """The bound of sums of products with logit gradients, which are off themselves: ``of`` is that of the sum."""
     first, *_ = of.facts
     if first == "rows":
         return Bound(
@@ -239,7 +239,7 @@ _ROPE = Bound(
 
 
 def _value(added: float, cut: float, more: str, why: str) -> Bound:
-    """Of activation * other."""
+    """The bound of activation * other."""
 
     def of(act: Any, gate: Any, other: Any, expected: Any, inner: Any = 0.0, inner_least: Any = 0.0) -> Any:
         return ((6 * U + inner) * act + (added * U + cut) * gate + inner_least) * other + U * expected
@@ -415,8 +415,8 @@ def _twice_stock(output: str, measured: float) -> Bound:
     )
 
 
-# What stock torch (transformers, bfloat16, its default attention) is off by on the model and the text of
-# consistency/digest, against float64 from the same weights: torch 2.13.0 on an x86-64 CPU with AVX-512.
+# How far stock torch (transformers, bfloat16, default attention) is off on the model and text of consistency/digest.
+# Against float64 from the same weights: torch 2.13.0 on an x86-64 CPU with AVX-512.
 # tests/test_contract_chain.py measures it again.
 STOCK_MAX_DLOGP = 0.0731
 STOCK_MEAN_DLOGP = 0.00582

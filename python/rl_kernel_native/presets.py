@@ -212,8 +212,8 @@ def trl(
     ``num_items_in_batch.clamp(1) / num_processes``, times ``gradient_accumulation_steps / steps_per_generation`` in
     training. ``use_vllm`` with the correction reads ``rollout_logprob``; its NaN (tokens that vLLM did not score) count
     as ``old_logprob`` in TRL and must be replaced by that. A ``top_entropy_quantile`` below 1 takes
-    ``selected=1 - entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, of the global batch. Of
-    ``use_adaptive_entropy`` each coefficient is a spec of its own.
+    ``selected=1 - entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, of the global batch. Each
+    coefficient of ``use_adaptive_entropy`` is a spec of its own.
 
     Args: as TRL's GRPOConfig names them.
     Returns: a :class:`PolicySpec`.

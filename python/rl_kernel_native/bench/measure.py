@@ -21,7 +21,7 @@ Call = Callable[[int], object]  # takes the number of the call: it rotates buffe
 
 
 class Timing(NamedTuple):
-    """Of one call, in milliseconds."""
+    """Times of one call, in milliseconds."""
 
     median_ms: float
     p10_ms: float

@@ -32,7 +32,7 @@ class Operands(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Of positions 0, 1, ...: tables of one angle a pair, and those of every token, twice over, as models pass them."""
+    """Positions 0, 1, ...: tables of one angle a pair, and those of every token, twice over, as models pass them."""
 
     cos: Tensor  # [POSITIONS, head_dim / 2], float32
     sin: Tensor

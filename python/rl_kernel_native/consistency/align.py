@@ -56,7 +56,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Result:
-    """Of a setting.
+    """What one setting gives.
 
     Attributes:
         preemptions: sequences that the rollout put back, and computed again.
@@ -81,7 +81,7 @@ class Result:
 
 
 def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
-    """Of the rollout's log-probabilities and those called ``other``. A log-probability that is no number differs."""
+    """The rollout's log-probabilities against those called ``other``. A log-probability that is no number differs."""
     pairs = [p for s in sequences for p in zip(s["rollout"], s[other], strict=True)]
     apart = [b - a for a, b in pairs]
     size = [abs(d) if not math.isnan(d) else math.inf for d in apart]

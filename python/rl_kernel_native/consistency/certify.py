@@ -1,9 +1,9 @@
 """An invariance certificate: one row of fixed content has one sha256 wherever and however it is computed.
 
-For every operator of a model's chain and kl, forward and backward, in every dtype, a row is computed alone and in
-batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts, over shards
-and again and again; a token sum in other layouts, with padding behind it and in chunks. What a certificate says can be
-checked by running it elsewhere: the content is the same everywhere, and contract.py says which digests must be equal to
+Every operator of a model's chain and kl is computed forward and backward, in every dtype. A row stands alone and in
+batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts and over shards,
+again and again. A token sum stands in other layouts, with padding behind it and in chunks. A certificate is checked
+by running it elsewhere. The content is the same everywhere, and contract.py says which digests must be equal to
 those of which machines.
 """
 
@@ -330,7 +330,7 @@ def environment_of(arrays: Arrays) -> dict[str, Any]:
 
 
 def _sha256_of(files: Iterable[Path]) -> str:
-    """Of names, lengths and contents, in the order given."""
+    """The hash of names, lengths and contents, in the order given."""
     root = Path(rk.__file__).parent
     digest = hashlib.sha256()
     for path in files:

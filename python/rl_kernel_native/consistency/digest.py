@@ -1,6 +1,6 @@
 """One digest from laptop to GPU: a fixed model and text, and the sha256 of the log-probabilities a machine computes.
 
-The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing, and nothing
+The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing. Nothing
 of the forward is left to another library but the layout of tensors and a bfloat16 sum. `digests.json` holds what each
 arithmetic gives: on a CPU `rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
 """

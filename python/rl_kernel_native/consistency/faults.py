@@ -19,7 +19,7 @@ _TF32 = 2.0**-10
 _ROUNDINGS, _ROUNDINGS_OF_ATTENTION = 3.0, 12.0
 # A common factor of all tokens shows below one rounding: roundings do not share a direction.
 _ROUNDINGS_OF_FACTOR = 0.5
-# Of log-probabilities, which both sides form in float32, whatever the dtype of the model.
+# Bounds of log-probabilities, which both sides form in float32, whatever the dtype of the model.
 _LOGPROB_TOLERANCE, _LEAST_LOGPROB = 1e-3, 1.0
 # Tokens that compute next to nothing are measured against a share of what the others compute.
 _LEAST_SHARE = 0.1

@@ -118,7 +118,7 @@ class StockOperators:
     def training_logprob(
         self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
     ) -> torch.Tensor:
-        """Of the head's [N, vocab_size] logits, any float dtype, int64 [N] -> float32 [N], nats."""
+        """From the head's [N, vocab_size] logits, any float dtype, int64 [N] -> float32 [N], nats."""
         return self.logprob_of_logits(logits, target, temperature)
 
     def logprob_of_logits(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -187,7 +187,7 @@ class RkOperators:
     def training_logprob(
         self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
     ) -> torch.Tensor:
-        """Of the head's [N, hidden_size] input, float32, bfloat16 or float16, int64 [N] -> float32 [N], nats. The
+        """From the head's [N, hidden_size] input, float32, bfloat16 or float16, int64 [N] -> float32 [N], nats. The
         logits give their dtype alone."""
         result: torch.Tensor = self._library.linear_logprob(
             hidden, head.weight, target, bias=head.bias, temperature=temperature, logits_dtype=logits.dtype

@@ -1,8 +1,8 @@
 """The rollout side: continuous batching, one token a step against a KV cache, seeded sampling.
 
-The scheduler is that of a serving engine reduced to what changes numbers: a waiting request is admitted as soon as a
-slot is free, at most one per step, its prompt runs as one forward of its own, and from then on it is a row of the
-decode batch until it ends. So the batch grows, shrinks and changes its members while requests are in flight.
+The scheduler is that of a serving engine reduced to what changes numbers. A waiting request is admitted as soon as a
+slot is free, at most one per step. Its prompt runs as one forward of its own; from then on it is a row of the decode
+batch until it ends. So the batch grows, shrinks and changes its members while requests are in flight.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _cached(cache: Any, num_queries: int) -> int | None:
 def _require_one_sequence(position_ids: torch.Tensor | None) -> None:
     """ValueError for positions that begin another sequence in a row of a cache.
 
-    Of transformers' own attention functions some take them for packed sequences then and some do not, and neither
+    Some of transformers' own attention functions take them for packed sequences then and some do not, and neither
     leaves a cache that a next forward could read. A trace is not broken for the question.
     """
     if position_ids is None or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():

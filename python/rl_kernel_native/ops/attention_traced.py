@@ -203,8 +203,8 @@ def _backward_fake(
 
 
 def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token its sequence, and its number in it, negative or at least the count where it is not in use; and the
-    counts of sequences. Of [batch, tokens, ...] in this shape, of packed tokens [1, tokens]."""
+    """Each token's sequence; its number in it, negative or at least the count where it is not in use; and the counts
+    of sequences. Tokens [batch, tokens, ...] give this shape, packed ones [1, tokens]."""
     if cu is None:
         batch, length = x.shape[:2]
         sequence = torch.arange(batch, device=x.device)[:, None].expand(batch, length)

@@ -103,8 +103,9 @@ def covariance_mask(
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride. What the trained policy gives.
         old_logprob: as ``logprob``; of the policy that the ratio is to. None exactly with ``kind="kl"``.
-        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Of as many packed
-            tokens as sequences ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one a sequence.
+        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Where there
+            are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one
+            a sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
             others may hold anything. None: all count.
         kind: ``"clip"``: drawn at random from those whose covariance is in ``(lower, upper)`` and that PPO does not

@@ -31,8 +31,8 @@ def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seql
             anything. None: all count.
         top_quantile: which share is chosen, in [0, 1], TRL's ``top_entropy_quantile``: entropies above the
             quantile ``1 - top_quantile``, or on it: of two between which ``torch.quantile`` interpolates the upper one
-            is (torch rounds, so that of two that differ in the last bits both may be). Of equal ones all; of 0 the
-            largest. A NaN is larger than any number.
+            is (torch rounds, so that of two that differ in the last bits both may be). Equal ones are all chosen; a
+            share of 0 chooses the largest. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 of the shape of ``entropy``: 1 where a token counts and is chosen, else 0. With
         ``PolicySpec(drop_selected=True)`` the others go in as ``selected``: ``1 - entropy_mask(...)``.

@@ -157,7 +157,7 @@ def group_advantage(
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
         group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order.
-        group_size: a number: groups follow one another. Of these three exactly one is given, but none for remax and
+        group_size: a number: groups follow one another. Exactly one of these three is given, but none for remax and
             reinforce_pp, which know no groups.
         kind: of the table.
         eps: added to the standard deviation, >= 0, where one divides; None: the kind's.

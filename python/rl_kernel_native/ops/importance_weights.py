@@ -66,7 +66,7 @@ def _positive(name: str, value: Any, or_infinite: bool = False) -> float:
 
 
 def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
-    """Of the weight."""
+    """Bounds of the weight."""
     high = _positive("upper", upper, or_infinite=True)
     if mode == "truncate":
         if lower is not None:
@@ -173,7 +173,7 @@ def importance_weights(
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. Of the policy: the trainer's, old or current.
+            contiguous, rows of any stride. The policy is the trainer's, old or current.
         rollout_logprob: as ``logprob``; of the engine.
         mask: of that shape; any mask (docs/tokens.md). A token counts where it is not 0; others may hold
             anything. None: all count.

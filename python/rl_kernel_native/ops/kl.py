@@ -17,7 +17,7 @@ _NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # the contract's KlWeight
 
 
 class KlGradients(NamedTuple):
-    """Of :func:`kl_backward`; ``d_importance_weight`` is None without that weight."""
+    """What :func:`kl_backward` gives; ``d_importance_weight`` is None without that weight."""
 
     d_logprob: Any
     d_importance_weight: Any

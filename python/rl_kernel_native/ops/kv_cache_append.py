@@ -44,7 +44,7 @@ def kv_cache_append(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: An
         slot_mapping: ``[num_slots]``, int32 or int64, of at most ``num_tokens``: token ``t`` goes to slot
             ``slot_mapping[t]``, which is ``page * page_size + place in the page``; -1 passes it over, and so do tokens
             behind the last slot. Another slot that is none is a ValueError on the CPU, before anything is written; a
-            GPU passes it over. Of tokens with one slot any may be there.
+            GPU passes it over. Where tokens share a slot, any of them may be there.
     Returns: None.
     Raises:
         TypeError for a dtype; ValueError for a shape, a layout, a device, memory that is shared or a gradient that

@@ -64,7 +64,7 @@ def _folded(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _sum(*terms: Tensor | None) -> Any:
-    """Of the tangents that are there; None if none is."""
+    """The sum of the tangents that are there; None if none is."""
     present = [t for t in terms if t is not None]
     return sum(present[1:], present[0]) if present else None
 

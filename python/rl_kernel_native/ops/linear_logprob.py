@@ -116,8 +116,8 @@ def linear_logprob(
         dh_segments: 1: the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a rank's
             own share, as that of a column-parallel layer: add the shares of all by an all-reduce, whose bits depend on
             the number of ranks. 8: a tree over the vocabulary's eight parts, the same bits on 1, 2, 4 or 8 ranks, and
-            all ranks have the whole already: do not add. Backward then is a collective, as forward is with a group. Of
-            the workspace it takes float32 copies of ``hidden``: 4 on one rank, 2, 1 and none on 2, 4 and 8. With LoRA
+            all ranks have the whole already: do not add. Backward then is a collective, as forward is with a group. It
+            takes float32 copies of ``hidden`` from the workspace: 4 on one rank, 2, 1 and none on 2, 4 and 8. With LoRA
             each part rounds the gradient of ``u`` by itself.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small, which names

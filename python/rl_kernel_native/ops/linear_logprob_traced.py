@@ -112,7 +112,7 @@ implement("linear_logprob_backward_", _backward_into)
 
 # For FlopCounterMode: two flops a product, those of logits that backward computes again among them.
 def _products(hidden: Any, weight: Any, lora_a: Any, needs: list[bool]) -> int:
-    """Of the logits, and of the gradients that are wanted of hidden, weight, bias, lora_a and lora_b."""
+    """Products of the logits, and of the gradients that are wanted of hidden, weight, bias, lora_a and lora_b."""
     columns, features = weight
     rank = 0 if lora_a is None else lora_a[0]
     of_hidden, of_weight, _, of_a, of_b = needs
@@ -213,8 +213,8 @@ def backward(
     main_grad: Any, head: tuple[Any, ...], rows: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[Any, ...],
     needs: list[bool],
 ) -> Any:  # fmt: skip
-    """Of an eager forward, through the dispatcher. ``rows``: lse, entropy and the incoming gradients; ``how``: mode,
-    dtype of the logits, workspace, unit, dh_segments and lora_scale."""
+    """The backward of an eager forward, through the dispatcher. ``rows``: lse, entropy and the incoming gradients;
+    ``how``: mode, dtype of the logits, workspace, unit, dh_segments and lora_scale."""
     return _apply_backward(main_grad, (*head, *rows, *_options(arguments, how[0]), *how[1:]), needs)
 
 

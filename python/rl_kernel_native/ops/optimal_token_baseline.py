@@ -85,10 +85,11 @@ def optimal_token_baseline(
 
     Args:
         rewards: as ``logprob``, or one a sequence, ``[num_sequences]`` or ``[num_sequences, 1]``: then of the last
-            token that counts. Of as many packed tokens as sequences ``[num_tokens]`` is one a token, and only
-            ``[num_sequences, 1]`` one a sequence.
+            token that counts. Where there are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and
+            only ``[num_sequences, 1]`` one a sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows of any stride. Of the policy that the tokens are trained against (verl's old one).
+            contiguous, rows of any stride. It is that of the policy that tokens train against
+            (verl's old one).
         sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, of
             ``rk.logprob(..., return_sum_p_sq=True)``.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0;
@@ -96,7 +97,7 @@ def optimal_token_baseline(
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Others are a ValueError on the CPU; on a GPU groups
             are cut short and no memory outside is touched.
-        group_size: a number: groups follow one another. Of these two exactly one is given.
+        group_size: a number: groups follow one another. Exactly one of these two is given.
         importance_weight: as ``rewards``; its square multiplies a token's share of W. None: 1.
         zero_tail: no baseline beyond the second longest sequence of a group; lengths are numbers of tokens that count.
         eps: added to the sum of W; > 0.

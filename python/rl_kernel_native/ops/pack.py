@@ -58,7 +58,7 @@ def pack(
         max_tokens: rows of the results, below 2^31. More tokens than that are a ValueError on the CPU; on a GPU the
             last ones are left out and the status is 2.
         fill_value: a number, or one for each array: an integer that the dtype holds exactly, or a float that is finite
-            in it where it is finite, rounded to nearest. Of 16 bytes an element, and of 8 bits of a float, only 0.
+            in it where it is finite, rounded to nearest. Elements of 16 bytes and floats of 8 bits take only 0.
     Returns:
         ``Packed(tensors, cu_seqlens, positions, status)``; ``positions`` is for :func:`unpack`, which needs it where a
         mask was given.
@@ -106,8 +106,8 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
     Args:
         tensors: ``[num_tokens, ...]``, one array or a list or tuple of them; see :func:`pack`. Tokens from
             ``cu_seqlens[-1]`` on are not read.
-        cu_seqlens: ``[num_sequences + 1]``, int32 or int64. Of a sequence whose offsets are none, or whose length is
-            above ``max_seqlen``: a ValueError on the CPU; on a GPU a row of ``fill_value``, or its first tokens.
+        cu_seqlens: ``[num_sequences + 1]``, int32 or int64. Offsets that are none, or a length above
+            ``max_seqlen``, are a ValueError on the CPU; on a GPU that row is ``fill_value``, or its first tokens.
         max_seqlen: columns of the results.
         positions: those that :func:`pack` gave for a mask: tokens go where they came from. None: to the left.
         fill_value: a number, or one for each array, where there is no token.

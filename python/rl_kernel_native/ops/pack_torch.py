@@ -23,7 +23,7 @@ def _named(tensors: list[Any]) -> dict[str, Any]:
 
 
 def _resolved(tensors: list[Any]) -> list[Any]:
-    """Of a conjugated view the numbers in memory are others."""
+    """Refuses a conjugated view, whose numbers in memory are others."""
     return [t.resolve_conj() if isinstance(t, torch.Tensor) else t for t in tensors]
 
 

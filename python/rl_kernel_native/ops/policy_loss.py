@@ -83,7 +83,7 @@ class PolicyLoss(NamedTuple):
 
 
 class PolicyGradients(NamedTuple):
-    """Of :func:`policy_loss_and_grad`; ``d_entropy`` is None without an entropy."""
+    """What :func:`policy_loss_and_grad` gives; ``d_entropy`` is None without an entropy."""
 
     loss: Any
     metrics: PolicyMetrics
@@ -161,8 +161,9 @@ def policy_loss(
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows of any stride. What the trained policy gives.
         old_logprob: as ``logprob``; of the policy that the ratio is to. None: ``logprob`` itself, a ratio of 1.
-        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Of as many packed
-            tokens as sequences ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one a sequence.
+        advantage: as ``logprob``, or one a sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. Where there
+            are as many packed tokens as sequences, ``[num_tokens]`` is one a token, and only ``[num_sequences, 1]`` one
+            a sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts where it is not 0.
         spec: the objective, which has to be given: :class:`PolicySpec`, or one of ``rl_kernel_native.presets``.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
@@ -180,7 +181,7 @@ def policy_loss(
             infinite or NaN value NaN, which ``metrics.denominator`` shows. None: what this call counts.
             ``spec.aggregation == "constant"`` needs it.
         ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.
-    Returns: :class:`PolicyLoss`. Of no tokens the loss and its gradients are 0.
+    Returns: :class:`PolicyLoss`. Without tokens the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
         does not use; RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad

@@ -51,8 +51,8 @@ class PolicySpec:
             without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
             ``|logprob - old_logprob|`` on selected tokens; ``"dppo"``, CISPO without the policy term of ``selected``
             tokens, which left the trust region.
-        epsilon_low, epsilon_high: the ratio's range is ``[1 - epsilon_low, 1 + epsilon_high]``; None: no bound. Of
-            ``"gmpo"`` the log-ratio's, ``[-epsilon_low, epsilon_high]``.
+        epsilon_low, epsilon_high: the ratio's range is ``[1 - epsilon_low, 1 + epsilon_high]``; None: no bound.
+            ``"gmpo"`` bounds the log-ratio, ``[-epsilon_low, epsilon_high]``.
         epsilon_absolute: the range is ``[epsilon_low, epsilon_high]`` itself (TRL's CISPO).
         dual_clip: the loss of a token with a negative advantage is at most ``-A * dual_clip``; > 1, or None.
         delta: the ratio itself is at most this before it meets the clipped one (INTELLECT-2); > 0, or None.
@@ -369,7 +369,7 @@ def denominator_kind(aggregation: str, count_empty: bool) -> int:
 
 
 def _bounds(s: PolicySpec) -> tuple[float, float]:
-    """Of the ratio, of "gmpo" of the log-ratio."""
+    """Bounds of the ratio; with "gmpo" of the log-ratio."""
     low, high = s.epsilon_low, s.epsilon_high
     if s.clip == "kl_cov":
         return -INF, INF

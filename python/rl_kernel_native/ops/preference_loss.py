@@ -31,7 +31,7 @@ _torch_path: Any = None
 
 class PreferenceMetrics(MetricVector):
     """Means of one call in one float32 vector on its device: ``metrics.margin`` is an element of it, without a copy to
-    the host; ``metrics.asdict()`` makes one copy of all. Of unpaired kinds ``accuracy`` is NaN."""
+    the host; ``metrics.asdict()`` makes one copy of all. ``accuracy`` is NaN for unpaired kinds."""
 
     names = METRICS
 
@@ -100,7 +100,7 @@ def preference_loss(
 
     Args:
         policy_chosen, policy_rejected: ``[num_pairs]`` float32, any strides: sums of log-probabilities
-            (:func:`sequence_logprob`). Of the unpaired kinds their lengths may differ.
+            (:func:`sequence_logprob`). Their lengths may differ for unpaired kinds.
         ref_chosen, ref_rejected: the reference model's; both or neither. ``aot`` and ``aot_unpaired`` need them, kinds
             without a reference refuse them, the others take 0 for them.
         kind: one of the above.

@@ -42,7 +42,7 @@ implement("rope", _kernel, functools.partial(apply, "Rope"))
 
 
 def names(transposed: bool) -> tuple[str, str]:
-    """Of what is rotated."""
+    """Names of what is rotated."""
     return ("dq_out", "dk_out") if transposed else ("q", "k")
 
 

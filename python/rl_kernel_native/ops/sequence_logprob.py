@@ -23,7 +23,7 @@ _plain_or_none: tuple[Any, ...] = ()
 
 
 class SequenceLogprob(NamedTuple):
-    """Of each sequence."""
+    """One entry a sequence."""
 
     sum: Any  # [num_sequences] float32, in nats
     count: Any  # [num_sequences] int64, the tokens that count

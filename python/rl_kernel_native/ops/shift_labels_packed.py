@@ -49,8 +49,8 @@ def shift_labels_packed(
 ) -> Any:
     """For each token the one that follows it in its sequence: what its logits are scored against.
 
-    The last token of a sequence has no label. Of a context-parallel rank the labels of its own tokens, in the order in
-    which it has them: the next token of a chunk's last one lies on another rank, which is why this takes all ``ids``.
+    The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in the order
+    in which it has them: the next token of a chunk's last one lies on another rank, so this takes all ``ids``.
 
     Args:
         ids: ``[num_tokens]`` int32 or int64, contiguous: all ranks' tokens, packed.

@@ -66,7 +66,7 @@ class ValueLoss(NamedTuple):
 
 
 class ValueGradients(NamedTuple):
-    """Of :func:`value_loss_and_grad`."""
+    """What :func:`value_loss_and_grad` gives."""
 
     loss: Any
     metrics: ValueMetrics
@@ -120,8 +120,8 @@ def value_loss(
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
     the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold anything.
-    Differentiable (torch) in ``value``, once; the others are constants. Of two equal errors each has half of the
-    gradient, as ``torch.maximum`` has it; a value on its bound is inside, as ``torch.clamp`` has it.
+    Differentiable (torch) in ``value``, once; the others are constants. Two equal errors have half of the gradient
+    each, as ``torch.maximum`` has it; a value on its bound is inside, as ``torch.clamp`` has it.
 
     Args:
         value: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
@@ -139,7 +139,7 @@ def value_loss(
         aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
         denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: what this call
             counts. ``aggregation="constant"`` needs it.
-    Returns: :class:`ValueLoss`. Of no tokens the loss and its gradient are 0.
+    Returns: :class:`ValueLoss`. Without tokens the loss and its gradient are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array without a use;
         RuntimeError where no kernel of this build serves the device. On a CPU ValueError for bad cu_seqlens

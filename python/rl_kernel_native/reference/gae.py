@@ -87,7 +87,7 @@ def _empty(like: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _sequences(rewards: Any, cu_seqlens: Any) -> list[tuple[Any, int]]:
-    """Of each sequence where its tokens are, and its index."""
+    """Where the tokens of each sequence are, and its index."""
     if cu_seqlens is None:
         return [(s, s) for s in range(np.shape(rewards)[0])]
     ends = np.asarray(cu_seqlens)

@@ -43,7 +43,7 @@ def mismatch_metrics_reference(
 
 
 def _metrics(rows: list[Any], limit: float) -> dict[str, float]:
-    """Of (train, rollout) of each sequence; the fractions are the caller's."""
+    """From (train, rollout) of each sequence; the fractions are the caller's."""
     x, y = (np.concatenate([r[i] for r in rows]) for i in range(2))
     d = x - y
     c = np.clip(d, -limit, limit)

@@ -36,7 +36,7 @@ def rope_reference(
         rotary_dim = x.shape[-1] if partial_dim is None else partial_dim
         y, scale = x.copy(), np.abs(x)
         a, b = _columns(rotary_dim, interleaved)
-        # Of each token: one angle a column, the same for all heads.
+        # Each token has one angle a column, the same for all heads.
         cos_a, cos_b, sin_a, sin_b = (v[..., None, columns] for v in (c, s) for columns in (a, b))
         if transposed:
             sin_a, sin_b = -sin_b, -sin_a

@@ -1,5 +1,7 @@
-"""The real engine on a CPU without vLLM's native libraries, for tests and `rlk align`: an out-of-tree platform, the two
-C++ operators that its runner calls, in Python, and torch's own operators as the stock control.
+"""The real engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
+
+It is an out-of-tree platform, the two C++ operators that its runner calls, in Python, and torch's own operators as the
+stock control.
 
 Slow, and nothing but eager. :func:`install` comes before anything else of vLLM, in a process of its own.
 """

@@ -48,5 +48,5 @@ def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_id
 
 
 def compute_token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Of the second runner."""
+    """That of the second runner."""
     return of_tokens(logits, token_ids)

@@ -62,7 +62,7 @@ HOOKS = (
     Hook("vllm.v1.sample.sampler:Sampler.compute_logprobs", "logits"),
     Hook("vllm.v1.sample.sampler:Sampler.gather_logprobs", "logprobs num_logprobs token_ids"),
     Hook("vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs", "self logprobs logprob_token_ids sampled"),
-    # Of the second model runner.
+    # Names of the second model runner.
     Hook("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", "logits token_ids"),
 )
 

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Refuses sentences that are hard to read, in comments and docstrings of the folders named, or of those of FOLDERS.
+
+    python tools/check_prose.py [FOLDER...]
+
+A sentence begins with its subject, never with "Of", "What of" or "By whoever", and has at most 30 words. Formulas,
+code, tables and lists of names are no sentences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("python", "hip")  # those that hold no such sentence
+MOST_WORDS = 30
+OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
+COMMENT = re.compile(r"//+ ?(.*)$")
+
+
+def python_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Blocks of comments and docstrings with the line that each begins at."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
+                yield first.lineno, first.value.value
+    yield from _joined(
+        (token.start[0], not token.line[: token.start[1]].strip(), token.string.lstrip("#").strip())
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    )
+
+
+def cpp_prose(text: str) -> Iterator[tuple[int, str]]:
+    found = ((i, COMMENT.search(line)) for i, line in enumerate(text.split("\n"), 1) if '"' not in line)
+    yield from _joined((i, not m.string[: m.start()].strip(), m[1]) for i, m in found if m)
+
+
+def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, str]]:
+    """Comments on lines of their own that follow one another; one behind code stands alone."""
+    block: list[str] = []
+    begins, last = 0, -1
+    for i, is_alone, text in comments:
+        if block and not (is_alone and i == last + 1):
+            yield begins, "\n".join(block)
+            block = []
+        begins = begins if block else i
+        block.append(text)
+        last = i if is_alone else -1
+    if block:
+        yield begins, "\n".join(block)
+
+
+def sentences(block: str) -> Iterator[str]:
+    """Those of paragraphs; a line that is indented, listed or in a table begins anew."""
+    for paragraph in re.split(r"\n\s*\n", block):
+        text = ""
+        for line in paragraph.split("\n"):
+            is_new = re.match(r"\s*([-*|]|\d+[.)] |[\w, .*]+:( |$)|\.\. )|    ", line)
+            text += ("\n" if is_new else " ") + line.strip()
+        for part in text.split("\n"):
+            if "|" in part or "::" in part:
+                continue
+            part = re.sub(r"^\s*([-*]|\d+[.)])\s+|^[\w, .*`]+: ", "", part.strip())
+            yield from re.split(r"(?<=[A-Za-z0-9)`'\"][.!?])\s+(?=[A-Z`\"])", part)
+
+
+def words(sentence: str) -> int:
+    """Words of prose: code and formulas count as one."""
+    sentence = re.sub(r"``[^`]*``|`[^`]*`|\"[^\"]*\"", "x", sentence)
+    sentence = re.sub(r"\S+( [-+*/=<>]+ \S+)+", "x", sentence)
+    return len(re.findall(r"[A-Za-z][\w'-]*", sentence))
+
+
+def faults(path: Path) -> Iterator[str]:
+    text = path.read_text(encoding="utf-8")
+    for line, block in (python_prose if path.suffix == ".py" else cpp_prose)(text):
+        for sentence in sentences(block):
+            where = f"{path.relative_to(ROOT)}:{line}"
+            if OPENING.match(sentence):
+                yield f'{where}: begins with "{sentence.split()[0]}": {sentence[:70]}'
+            if words(sentence) > MOST_WORDS:
+                yield f"{where}: {words(sentence)} words: {sentence[:70]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", help="folders to check")
+    options = parser.parse_args()
+    found = []
+    for folder in options.folders or FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh", ".hip"):
+                found += faults(path)
+    for fault in found:
+        print(fault)
+    raise SystemExit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
