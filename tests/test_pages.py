@@ -96,3 +96,10 @@ def test_the_errors_that_are_explained_exist() -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "errors.md").read_text(), re.M)
     assert len(rows) > 8
     assert not [row for row in rows if row not in code.replace("{_variants.how_to_install('compare')}", HOW)]
+
+
+def test_no_page_lets_an_index_answer_for_a_local_wheel() -> None:
+    """`--find-links` alone takes a name from the index, where anyone may have put it."""
+    found = [name for name, page in NAMED.items() for line in page.read_text().splitlines()
+             if "--find-links" in line and "--no-index" not in line]  # fmt: skip
+    assert not found
