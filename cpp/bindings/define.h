@@ -6,13 +6,20 @@
 
 #include <utility>
 
+#include "../cpu/float_environment.h"
+
 namespace rlk::bindings {
 
 namespace nb = nanobind;
 
-template <class Function, std::size_t... kIndex>
-void define(nb::module_& m, const char* name, Function* function, std::index_sequence<kIndex...>) {
-  m.def(name, function, ((void)kIndex, nb::arg().none())...);
+// Numbers are rounded to float32 to nearest even, whatever the caller's rounding mode is.
+template <std::size_t... kIndex, class... Arguments>
+void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...), std::index_sequence<kIndex...>) {
+  const auto call = [function](Arguments... arguments) -> nb::object {
+    const cpu::FloatEnvironment environment;
+    return function(std::forward<Arguments>(arguments)...);
+  };
+  m.def(name, call, ((void)kIndex, nb::arg().none())...);
 }
 template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
