@@ -8,7 +8,7 @@ namespace rlk::hip {
 
 void random_bits(const RandomBitsParams& p, int device, Stream stream) {
   check_random_bits(p);
-  launch_blocks(device, stream, {kRandomThreads, 0}, "rlk_random_bits",
+  launch_blocks(device, stream, {kRandomThreads, 0}, "rlk_random_bits_words",
                 ceil_div(p.num_rows * random_blocks(p), kRandomThreads), p);
 }
 
