@@ -35,6 +35,7 @@
 #include "hip/random_bits/random_bits_kernels.hip"
 #include "hip/rms_norm/rms_norm_kernels.hip"
 #include "hip/rope/rope_kernels.hip"
+#include "hip/sample/sample_kernels.hip"
 #include "hip/scatter_rewards/scatter_rewards_kernels.hip"
 #include "hip/sequence_logprob/sequence_logprob_kernels.hip"
 #include "hip/shift_labels_packed/shift_labels_packed_kernels.hip"
@@ -192,7 +193,11 @@ const Table kPack = {RLK_OF(rlk_pack_copy), RLK_OF(rlk_pack_positions), RLK_OF(r
 const Table kPreferenceLoss = {RLK_OF(rlk_preference_loss_order),   RLK_OF(rlk_preference_loss_merge),
                                RLK_OF(rlk_preference_loss_pairs),   RLK_OF(rlk_preference_loss_unpaired),
                                RLK_OF(rlk_preference_loss_metrics), RLK_OF(rlk_preference_loss_backward)};
-const Table kRandomBits = {RLK_OF(rlk_random_bits)};
+const Table kRandomBits = {RLK_OF(rlk_random_bits_words)};
+const Table kSample = {RLK_OF_FLOATS(rlk_sample_first), RLK_OF_FLOATS(rlk_sample_truncate),
+                       RLK_OF_FLOATS(rlk_sample_tree),  RLK_OF_FLOATS(rlk_sample_draw),
+                       RLK_OF_FLOATS(rlk_sample_raw),   RLK_OF(rlk_sample_offsets),
+                       RLK_OF(rlk_sample_kept)};
 const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens),        RLK_OF(rlk_scatter_rewards_blanks),
                                RLK_OF(rlk_scatter_rewards_sequences),     RLK_OF(rlk_scatter_rewards_spread),
                                RLK_OF(rlk_scatter_rewards_spread_blocks), RLK_OF(rlk_scatter_rewards_rest)};
@@ -236,6 +241,7 @@ const Kernel* find_kernel(std::string_view name) {
                              &kRandomBits,
                              &kRmsNorm,
                              &kRope,
+                             &kSample,
                              &kScatterRewards,
                              &kSequenceLogprob,
                              &kShiftLabelsPacked,

@@ -76,6 +76,7 @@ NOT_CERTIFIED = {
     "policy_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",
     "preference_loss": _BATCH + " but for pairs, whose bytes its own tests compare in other batches and strides",
     "random_bits": "integers of a row's own keys: its own tests compare them with the definition, byte for byte",
+    "sample": "its own tests compare bytes alone, in other batches and strides, and with logprob of the kept set",
     "scatter_rewards": _SEQUENCES,
     "sequence_logprob": _SEQUENCES,
     "value_loss": _BATCH + " but for gradients given a denominator, whose bytes its own tests compare",

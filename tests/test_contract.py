@@ -53,6 +53,7 @@ WITHOUT_GRADIENT = (
     "scatter_rewards",
     "optimal_token_baseline",
     "random_bits",
+    "sample",
     "shift_labels_packed",
 )
 SELF_TESTS = sorted((ROOT / "python/rl_kernel_native/_selftest").glob("*.py"))
@@ -449,6 +450,21 @@ def of_random_bits() -> str:
     return beyond("random_bits", "bits", rk.random_bits(7, ids, 3, 6), rk.random_bits_reference(7, ids, 3, 6))
 
 
+def of_sample() -> str:
+    x = RNG.standard_normal((5, 40)).astype(np.float32)
+    keys: dict[str, Any] = {"seed": 7, "sample_id": np.arange(5), "position": 3, "top_k": 4, "exp": "portable"}
+    got, again = rk.sample(x, return_logprob="both", **keys), rk.sample(x, **keys)
+    of_row = (np.arange(5), got.ids)
+    cut, whole = rk.sample_reference(x, top_k=4).logprob[of_row], rk.sample_reference(x).logprob[of_row]
+    largest = np.abs(x).max(1)
+    found = (
+        beyond("sample", "ids", got.ids, again.ids),
+        beyond("sample", "logprob", got.logprob, cut, max_abs_z=largest),
+        beyond("sample", "raw_logprob", got.raw_logprob, whole, max_abs_z=largest),
+    )
+    return "; ".join(found)
+
+
 # How the tests of each operator compare with float64. A new operator's tests say theirs here.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
@@ -471,6 +487,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "random_bits": of_random_bits,
     "rms_norm": of_rms_norm,
     "rope": of_rope,
+    "sample": of_sample,
     "scatter_rewards": of_scatter_rewards,
     "sequence_logprob": of_sequence_logprob,
     "shift_labels_packed": of_shift_labels_packed,

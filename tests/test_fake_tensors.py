@@ -135,6 +135,11 @@ CASES: dict[str, Callable[[], Any]] = {
     "random_bits: dtype": lambda: rk.random_bits(1, z(5), 0, 4),
     "random_bits: number of seeds": lambda: rk.random_bits(ints(4), ints(5), 0, 4),
     "random_bits: dimensions of position": lambda: rk.random_bits(1, ints(5), ints(5, 1), 4),
+    "sample: dtype": lambda: rk.sample(ints(5, 3), seed=1, sample_id=0, position=0),
+    "sample: dimensions": lambda: rk.sample(z(5), seed=1, sample_id=0, position=0),
+    "sample: number of temperatures": lambda: rk.sample(z(5, 3), seed=1, sample_id=0, position=0, temperature=z(4)),
+    "sample: valid_vocab": lambda: rk.sample(z(5, 3), seed=1, sample_id=0, position=0, valid_vocab=4),
+    "sample: number of sample_ids": lambda: rk.sample(z(5, 3), seed=1, sample_id=ints(4), position=0),
     "tool_mask: dtype": lambda: rk.tool_mask(z(5), [1], [2]),
     "mismatch_metrics: shapes": lambda: rk.mismatch_metrics(z(3, 5), z(3, 4)),
 }

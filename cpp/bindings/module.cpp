@@ -58,6 +58,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_preference_loss(m);
   rlk::bindings::bind_policy_loss(m);
   rlk::bindings::bind_rope(m);
+  rlk::bindings::bind_sample(m);
   rlk::bindings::bind_scatter_rewards(m);
   rlk::bindings::bind_sequence_logprob(m);
   rlk::bindings::bind_shift_labels_packed(m);

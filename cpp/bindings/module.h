@@ -23,6 +23,7 @@ void bind_pack(nanobind::module_& m);
 void bind_preference_loss(nanobind::module_& m);
 void bind_policy_loss(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
+void bind_sample(nanobind::module_& m);
 void bind_scatter_rewards(nanobind::module_& m);
 void bind_sequence_logprob(nanobind::module_& m);
 void bind_shift_labels_packed(nanobind::module_& m);

@@ -35,6 +35,21 @@ RLK_DEVICE void wave_barrier() {
 RLK_DEVICE void atomic_or(std::uint32_t* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
+// A pointer of the type that says it is one into global memory, for those that come from memory themselves.
+template <class T>
+RLK_DEVICE auto typed_global(T* p) {
+  return (__attribute__((address_space(1))) T*)p;
+}
+// The same value in vector registers: what is the same in all lanes would take scalar ones, of which there are few.
+template <class T>
+RLK_DEVICE T in_vector(T x) {
+  asm("" : "+v"(x));
+  return x;
+}
+// Counts one up; gives the count before. In LDS.
+RLK_DEVICE std::uint32_t atomic_take(std::uint32_t* counter) {
+  return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 // In global memory, for all blocks, or in LDS.
 template <class T>
 RLK_DEVICE void atomic_add(T* to, T value) {

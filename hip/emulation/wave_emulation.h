@@ -30,6 +30,15 @@ void block_barrier(std::source_location here = std::source_location::current());
 void wave_barrier(std::source_location here = std::source_location::current());
 void atomic_or(std::uint32_t* word, std::uint32_t bits);
 template <class T>
+T* typed_global(T* p) {
+  return p;
+}
+template <class T>
+T in_vector(T x) {
+  return x;
+}
+inline std::uint32_t atomic_take(std::uint32_t* counter) { return __atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED); }
+template <class T>
 void atomic_add(T* to, T value) {
   __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
 }

@@ -91,6 +91,7 @@ from .ops.preference_loss import PreferenceLoss, PreferenceMetrics, preference_l
 from .ops.random_bits import random_bits, random_bits_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
+from .ops.sample import SampleResult, SampleStatus, sample, sample_reference
 from .ops.scatter_rewards import ScatteredRewards, scatter_rewards, scatter_rewards_reference
 from .ops.sequence_logprob import (
     SequenceLogprob,
@@ -168,6 +169,8 @@ __all__ = [
     "PolicySpec",
     "PreferenceLoss",
     "PreferenceMetrics",
+    "SampleResult",
+    "SampleStatus",
     "ScatteredRewards",
     "SequenceLogprob",
     "SequenceLogprobAndStatus",
@@ -248,6 +251,8 @@ __all__ = [
     "rope",
     "rope_backward",
     "rope_reference",
+    "sample",
+    "sample_reference",
     "scatter_rewards",
     "scatter_rewards_reference",
     "sequence_logprob",

@@ -512,6 +512,11 @@ def _rows() -> Iterable[Row]:
     yield Row("logprob", "dlogits", "backward", bound=_DLOGITS, **softmax)
     yield Row("logprob", "dlogits of a confident target", "backward", bound=_CONFIDENT, rounded=False, **softmax)
 
+    drawn = softmax | {"stem": "sample"}
+    yield Row("sample", "ids", "forward", bound=_BITWISE, rounded=False, **drawn)
+    yield Row("sample", "logprob", "forward", bound=_LOGPROB, rounded=False, **drawn)
+    yield Row("sample", "raw_logprob", "forward", bound=_LOGPROB, rounded=False, **drawn)
+
     product: dict[str, Any] = {
         "kind": "matrix product", "backends": ONE_ARCHITECTURE, "stem": "linear", "bound": _FMA, "unit_bound": _UNIT,
     }  # fmt: skip

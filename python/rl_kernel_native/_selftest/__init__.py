@@ -43,6 +43,7 @@ OPERATORS: dict[str, Callable[[Any, str, tuple[int, int] | None], Iterator[Check
     "scatter_rewards": partial(tokens.checks, "scatter_rewards"),
     "covariance_mask": partial(tokens.checks, "covariance_mask"),
     "random_bits": sampling.random_bits,
+    "sample": sampling.sample,
     "rope": rope.checks,
     "gae": partial(advantages.checks, "gae"),
     "group_advantage": partial(advantages.checks, "group_advantage"),

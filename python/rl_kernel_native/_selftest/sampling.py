@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import row
+from ..ops import logprob as logprob_op
 from ..ops import random_bits as random_bits_op
-from .tools import Arrays, Check, timed
+from ..ops import sample as sample_op
+from .tools import Arrays, Check, timed, worst_share
 
 
 def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
@@ -24,3 +27,28 @@ def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> 
         return differ == 0, f"{differ} halves of words differ from the reference"
 
     yield timed("against the reference", reference)
+
+
+def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
+    """Tokens and kept sets: those of logprob with the kept set, to the bit."""
+    arrays = Arrays(torch, device)
+
+    def replayed() -> tuple[bool, str]:
+        random = np.random.default_rng(4)
+        x = arrays.put((random.standard_normal((16, 5000)) * 3).astype(np.float32))
+        keys: dict[str, Any] = {"seed": 3, "sample_id": arrays.put(np.arange(16)), "position": 5, "exp": "portable"}
+        result = sample_op.sample(x, top_k=40, top_p=0.9, return_kept=True, **keys)
+        again = logprob_op.logprob(x, result.ids, kept=result.kept, exp="portable")
+        differ = int((arrays.get(again) != arrays.get(result.logprob)).sum()) + int((result.status != 0).sum())
+        return differ == 0, f"{differ} rows differ from logprob with the kept set"
+
+    def float64() -> tuple[bool, str]:
+        x = (np.random.default_rng(4).standard_normal((16, 500)) * 3).astype(np.float32)
+        result = sample_op.sample(arrays.put(x), seed=3, sample_id=arrays.put(np.arange(16)), position=5, top_k=40)
+        want = sample_op.sample_reference(x, top_k=40).logprob[np.arange(16), arrays.get(result.ids).astype(np.int64)]
+        allowed = row("sample", "logprob").allowed(expected=want, max_abs_z=np.abs(x).max(1))
+        worst = worst_share(arrays.get(result.logprob), want, allowed)
+        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+
+    yield timed("against float64", float64)
+    yield timed("logprob of the kept set", replayed)

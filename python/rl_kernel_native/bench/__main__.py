@@ -135,6 +135,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         sequences[-1].add_argument("--rows", type=_count, help="sequences; default 8192 on a GPU, 64 on the CPU")
         sequences[-1].add_argument("--columns", type=_count, default=2048, help="tokens of a sequence")
         sequences[-1].add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    sample = operators.add_parser("sample", help="tokens of rows of 128256 logits")
+    sample.add_argument("--rows", type=_count, help="default 256 on a GPU, 8 on the CPU")
     random_bits = operators.add_parser("random_bits", help="random words of tokens")
     random_bits.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
     for operator in (
@@ -148,6 +150,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         rope,
         silu_mul,
         random_bits,
+        sample,
         *sequences,
         *advantages,
         *token_terms,
@@ -237,7 +240,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
             seconds=options.seconds, use_compile=not options.no_compile,
         )  # fmt: skip
     elif options.operator in bench_sampling.OPERATORS:
-        run = bench_sampling.run(options.operator, rows, device, seconds=options.seconds)
+        few = options.rows or (8 if device == "cpu" else 256)
+        run = bench_sampling.run(
+            options.operator, few if options.operator == "sample" else rows, device, dtype_name=options.dtype,
+            seconds=options.seconds,
+        )  # fmt: skip
     elif options.operator == "rope":
         heads = (options.q_heads, options.kv_heads)
         run = bench_rope.run(

@@ -1,23 +1,91 @@
-"""What rollouts draw by: random words beside torch's generator, which has other words."""
+"""What rollouts draw by: random words beside torch's generator, and tokens beside a sort and FlashInfer."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import rl_kernel_native as rk
 
-from .comparison import Candidate, Comparison
+from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
 
-OPERATORS = ("random_bits",)
+OPERATORS = ("random_bits", "sample")
 WORDS = 4  # of a row
 
 
-def run(operator: str, rows: int, device_name: str, *, seconds: float = 2.0) -> dict[str, Any]:
+VOCAB = 128256
+CASES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9},
+    "top-p 0.95": {"top_p": 0.95},
+}
+
+
+def _sorted(x: Tensor, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """An engine's path without a kernel: a sort, two masks, a draw, and the log-probability."""
+    z = x.float() / temperature
+    if top_k or top_p < 1:
+        y, order = z.sort(dim=-1)
+        if top_k:
+            y = y.masked_fill(y < y[:, -top_k, None], -torch.inf)
+        below = y.softmax(-1).cumsum(-1) <= 1 - top_p
+        below[:, -1] = False
+        z = torch.empty_like(z).scatter_(-1, order, y.masked_fill(below, -torch.inf))
+    logprobs = z.log_softmax(-1)
+    ids = torch.multinomial(logprobs.exp(), 1)
+    return ids, logprobs.gather(-1, ids)
+
+
+def _flashinfer(given: dict[str, Any]) -> tuple[str, Callable[[Tensor], Any]]:
+    """FlashInfer's sampler, without a log-probability, which it does not give."""
+    sampling = importlib.import_module("flashinfer.sampling")
+    k, p, t = given.get("top_k", 0), given.get("top_p", 1.0), given.get("temperature", 1.0)
+    if k:
+        return "flashinfer", lambda x: sampling.top_k_top_p_sampling_from_logits(x.float() / t, k, p)
+    if p < 1:
+        return "flashinfer", lambda x: sampling.top_p_sampling_from_probs((x.float() / t).softmax(-1), p)
+    return "flashinfer", lambda x: sampling.sampling_from_logits(x.float() / t)
+
+
+def _sample(rows: int, dtype: torch.dtype, comparison: Comparison) -> dict[str, Any]:
+    device = comparison.device
+    size = rows * VOCAB * dtype.itemsize
+    count = count_of_buffers(size, device, 8)
+    keys: dict[str, Any] = {"seed": 7, "sample_id": torch.arange(rows, device=device), "position": 0}
+    for scale in (1.0, 4.0, 10.0):
+        buffers = [(torch.randn(rows, VOCAB, device=device) * scale).to(dtype) for _ in range(count)]
+        for name, given in CASES.items():
+            kept: dict[str, Any] = (
+                {} if "temperature" in given else {"return_kept": True, "kept_capacity": rows * VOCAB}
+            )
+            found, comparison.absent = cuda_peers(device, {"flashinfer": partial(_flashinfer, given)})
+            peers: list[tuple[str, Any]] = [
+                ("rk", partial(rk.sample, **(given | keys | kept))),
+                ("torch sort", partial(_sorted, **given)),
+                *found,
+            ]
+            candidates = [Candidate(peer, partial(_call, function, buffers)) for peer, function in peers]
+            comparison.add(f"{name}, {scale:g} randn", candidates, float(size))
+    return comparison.report("sample", f"[{rows}, {VOCAB}]", str(dtype).removeprefix("torch."), count, rows=rows)
+
+
+def _call(function: Callable[[Tensor], Any], buffers: list[Tensor], call: int) -> Any:
+    return function(buffers[call % len(buffers)])
+
+
+def run(
+    operator: str, rows: int, device_name: str, *, dtype_name: str = "float32", seconds: float = 2.0
+) -> dict[str, Any]:
     """Times every peer; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
+    if operator == "sample":
+        return _sample(rows, getattr(torch, dtype_name), comparison)
     ids = torch.arange(rows, device=device)
     generator = torch.Generator(device).manual_seed(7)
 

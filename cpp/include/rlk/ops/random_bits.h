@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "rlk/base.h"
-#include "rlk/load_index.h"
+#include "rlk/tokens.h"
 
 namespace rlk {
 
@@ -25,8 +25,12 @@ struct RowIntegers {
   std::int64_t stride = 0;      // elements between rows of `data`
   DType dtype = DType::kInt64;  // kInt32, kInt64
 
+  // Memory: how a GPU reaches it (rlk/tokens.h).
+  template <class Memory = PlainMemory>
   RLK_HD std::int64_t at(std::int64_t row) const {
-    return data == nullptr ? value : load_index(data, dtype, row * stride);
+    if (data == nullptr) return value;
+    if (dtype == DType::kInt64) return Memory::global(static_cast<const std::int64_t*>(data))[row * stride];
+    return Memory::global(static_cast<const std::int32_t*>(data))[row * stride];
   }
 };
 

@@ -1,0 +1,41 @@
+// CPU backend of sample: rows are spread over threads, a chunk of them at a time.
+#include "sample.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "float_environment.h"
+#include "rlk/kernels/sample_check.h"
+#include "sample_lanes.h"
+#include "thread_pool.h"
+
+namespace rlk::cpu {
+
+void sample(const SampleParams& p) {
+  check_sample(p);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  const bool keeps = p.kept_offsets != nullptr;
+  const std::int64_t words = sample_mask_words(p.vocab_size);
+  std::vector<std::uint32_t> masks(static_cast<std::size_t>(keeps ? words * std::min(p.num_rows, kSampleChunk) : 0));
+  std::uint32_t closed = 0;
+  if (keeps) p.kept_offsets[0] = 0;
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const std::int64_t rows = std::min(p.num_rows - first, kSampleChunk);
+    parallel_for(rows, 1, [&](std::int64_t begin, std::int64_t end) {
+      const FloatEnvironment environment;
+      std::vector<float> nodes(static_cast<std::size_t>(sample_node_floats(p.vocab_size)));
+      std::vector<std::uint32_t> mask(static_cast<std::size_t>(keeps ? 0 : words));
+      for (std::int64_t i = begin; i < end; ++i) {
+        lanes.row(p, first + i, keeps ? masks.data() + i * words : mask.data(), nodes.data(),
+                  keeps ? p.kept_offsets + first + i + 1 : nullptr);
+      }
+    });
+    if (!keeps) continue;
+    lanes.offsets(p, first, rows, &closed);
+    parallel_for(rows, 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) lanes.kept(p, first + i, masks.data() + i * words);
+    });
+  }
+}
+
+}  // namespace rlk::cpu

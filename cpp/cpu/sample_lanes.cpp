@@ -1,0 +1,101 @@
+// Rows of sample, compiled once per instruction set: a thread is a team of one, the chains of a leaf are its lanes.
+#include "sample_lanes.h"
+
+#include "simd.h"
+// After simd.h, which decides how the functions of math/ are compiled.
+#include "rlk/kernels/sample_kept.h"
+#include "rlk/kernels/sample_select.h"
+#include "rlk/kernels/sample_tree.h"
+#include "rlk/math/half.h"
+#include "rlk/math/mufu_model.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+struct Fp32 {
+  using Storage = float;
+  static RLK_HD float load(Storage s) { return s; }
+};
+struct Bf16 {
+  using Storage = std::uint16_t;
+  static RLK_HD float load(Storage s) { return float_of_bf16(s); }
+};
+struct Fp16 {
+  using Storage = std::uint16_t;
+  static RLK_HD float load(Storage s) { return float_of_f16(s); }
+};
+
+struct Alone {
+  using Memory = PlainMemory;
+  static constexpr int kLanes = 1, kAhead = 1;
+  static constexpr int thread() { return 0; }
+  static constexpr int threads() { return 1; }
+  static void barrier() {}
+  static float shuffle_xor(float x, int) { return x; }
+  static std::int32_t shuffle_xor(std::int32_t x, int) { return x; }
+  template <class N>
+  static void add(N* to, N x) {
+    *to += x;
+  }
+  static std::uint32_t take(std::uint32_t* counter) { return (*counter)++; }
+  static void set_bits(std::uint32_t* word, std::uint32_t bits) { *word |= bits; }
+  template <Exp kExp>
+  static RLK_HD float exponential(float z, float c, float m) {
+    if constexpr (kExp == Exp::kPortable) return stat_exp_portable(z, c, rlk::sub_rn(kStatsShift, m));
+    return mufu_ex2_sm90_bounded(rlk::fma_rn(z, c, -m));
+  }
+  template <class P>
+  static P* global(P* pointer) {
+    return pointer;
+  }
+  template <class N>
+  static N own(N x) {
+    return x;
+  }
+};
+
+template <class T, Exp kExp>
+void row_of_type(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count,
+                 SampleShared* shared) {
+  SampleState state;
+  std::uint64_t firsts[1];
+  RowSelection<Alone, T, kExp> selection(Alone(), p, row, shared, mask, &state, firsts);
+  selection.run_first();
+  selection.run_truncate();
+  RowTree<Alone, T, kExp> tree(Alone(), p, row, shared, mask, &state, nodes);
+  tree.run_tree();
+  tree.run_draw(count);
+  if (p.raw_logprob != nullptr) tree.run_raw();
+}
+template <class T>
+void row_of_type(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count,
+                 SampleShared* shared) {
+  p.exp == Exp::kHardware ? row_of_type<T, Exp::kHardware>(p, row, mask, nodes, count, shared)
+                          : row_of_type<T, Exp::kPortable>(p, row, mask, nodes, count, shared);
+}
+
+void row(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
+  SampleShared shared;
+  switch (p.dtype) {
+    case DType::kFloat32:
+      return row_of_type<Fp32>(p, row, mask, nodes, count, &shared);
+    case DType::kBFloat16:
+      return row_of_type<Bf16>(p, row, mask, nodes, count, &shared);
+    default:
+      return row_of_type<Fp16>(p, row, mask, nodes, count, &shared);
+  }
+}
+void offsets(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed) {
+  SampleShared shared;
+  offsets_of_counts(Alone(), p, first, rows, closed, &shared);
+}
+void kept(const SampleParams& p, std::int64_t row, const std::uint32_t* mask) {
+  SampleShared shared;
+  write_kept_ids(Alone(), p, row, mask, &shared);
+}
+
+}  // namespace
+
+const SampleLanes sample_lanes = {row, offsets, kept};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

@@ -1,0 +1,18 @@
+// Rows of sample, one copy of the code per instruction set (sample_lanes.cpp).
+#pragma once
+
+#include "lanes.h"
+#include "rlk/ops/sample.h"
+
+namespace rlk::cpu {
+
+struct SampleLanes {
+  // Everything but its kept ids. `mask`, `nodes`: the row's workspace; `count`: how many columns it kept, or null.
+  void (*row)(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
+  void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
+  void (*kept)(const SampleParams& p, std::int64_t row, const std::uint32_t* mask);
+};
+
+RLK_CPU_LANES(SampleLanes, sample_lanes)
+
+}  // namespace rlk::cpu

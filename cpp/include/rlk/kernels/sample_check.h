@@ -1,0 +1,55 @@
+// What a call of sample must not get wrong, on every backend, and how its workspace is laid out.
+#pragma once
+
+#include "rlk/kernels/sample_row.h"
+
+namespace rlk {
+
+inline void check_sample(const SampleParams& p) {
+  RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "sample: fewer than 2^31 rows");
+  RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "sample: 1 to 2^19 columns");
+  RLK_CHECK(p.valid_vocab >= 1 && p.valid_vocab <= p.vocab_size, "sample: valid_vocab is in [1, vocab_size]");
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "sample: logits are float32, bfloat16 or float16");
+  RLK_CHECK(p.kept_capacity >= 0 && (p.kept_ids != nullptr || p.kept_capacity == 0 || p.kept_offsets == nullptr),
+            "sample: kept_ids are given");
+  RLK_CHECK(p.num_rows == 0 || (p.logits != nullptr && p.ids != nullptr && p.status != nullptr),
+            "sample: logits, ids and status are given");
+}
+
+// Rows that go together: [flag][states][firsts][masks][nodes].
+constexpr std::int64_t kSampleChunk = 1024, kSampleFlagBytes = 16;
+struct SampleWorkspace {
+  std::int64_t states, firsts, masks, nodes, bytes;
+};
+inline SampleWorkspace sample_workspace(const SampleParams& p) {
+  const std::int64_t rows = p.num_rows < kSampleChunk ? p.num_rows : kSampleChunk;
+  const std::int64_t firsts = kSampleFlagBytes + rows * static_cast<std::int64_t>(sizeof(SampleState));
+  const std::int64_t masks = firsts + rows * kMaxTeam * 8;
+  const std::int64_t nodes = masks + rows * sample_mask_words(p.vocab_size) * 4;
+  return {kSampleFlagBytes, firsts, masks, nodes, nodes + rows * sample_node_floats(p.vocab_size) * 4};
+}
+
+// Where the rows of a launch have theirs, of a workspace of `p`.
+struct SampleChunk {
+  std::int64_t first = 0, rows = 0;
+  std::uint32_t* closed = nullptr;  // whether an earlier row's kept set did not fit
+  SampleState* states = nullptr;
+  std::uint64_t* firsts = nullptr;
+  std::uint32_t* masks = nullptr;
+  float* nodes = nullptr;
+};
+inline SampleChunk sample_chunk(const SampleParams& p, std::int64_t first, void* workspace) {
+  const SampleWorkspace at = sample_workspace(p);
+  auto* const base = static_cast<unsigned char*>(workspace);
+  const std::int64_t left = p.num_rows - first;
+  return {first,
+          left < kSampleChunk ? left : kSampleChunk,
+          reinterpret_cast<std::uint32_t*>(base),
+          reinterpret_cast<SampleState*>(base + at.states),
+          reinterpret_cast<std::uint64_t*>(base + at.firsts),
+          reinterpret_cast<std::uint32_t*>(base + at.masks),
+          reinterpret_cast<float*>(base + at.nodes)};
+}
+
+}  // namespace rlk

@@ -1,0 +1,134 @@
+// One row of sample by a team of threads: what it shares between selection (sample_select.h) and tree (sample_tree.h), the same body on every backend. A team has
+//   Memory              how it reaches the row's arrays (rlk/tokens.h)
+//   kLanes              threads that share a leaf: 8 neighbours, of which thread r has chain r, or 1, which has all
+//   kAhead              columns that a thread loads before it looks at them
+//   thread(), threads() a multiple of kLanes
+//   barrier()           orders shared memory and this row's workspace
+//   shuffle_xor(x, d)   float or int32 of the lane that differs in d, among kLanes
+//   add(to, x), take(counter), set_bits(word, x)    atomic; take gives the count before
+//   exponential<kExp>(z, c, m)                      2^(c z - m) of rule 4
+//   global(pointer)     for loads and stores of the row's arrays
+//   own(x)              x, the same in all threads, where each thread has it
+// All control flow that meets a barrier or a shuffle is uniform over the team.
+#pragma once
+
+#include "rlk/kernels/sample_terms.h"
+#include "rlk/unroll.h"
+
+namespace rlk {
+
+constexpr int kListColumns = 2048;  // candidates that shared memory holds
+constexpr int kScanChunks = 64;     // of a histogram
+constexpr int kMaxTeam = 256;
+
+struct SampleShared {
+  std::uint64_t masses[kDigitBins];  // also of the team's reductions
+  std::uint64_t list[kListColumns];  // ranks
+  std::uint64_t chunk_masses[kScanChunks];
+  std::uint64_t found_prefix, found_before;
+  std::uint32_t counts[kDigitBins];
+  std::uint32_t chunk_counts[kScanChunks];
+  std::uint32_t found_rank_before, found_count, listed;
+};
+
+// What selection found of a row, for the tree.
+struct SampleState {
+  std::uint64_t last, least;
+  std::int64_t id;  // of a greedy row
+  float m, q;
+  std::int64_t kept;  // columns, by the tree
+  std::int32_t status;
+  std::int32_t marked;  // whether the mask says what is kept; else `last` and `least` do
+};
+
+// A row's workspace: per leaf slot four words of the kept columns, then the tree's nodes (m, S), root last.
+RLK_HD std::int64_t sample_leaf_slots(std::int64_t vocab_size) {
+  return std::int64_t{kNumParts} << leaf_height(vocab_size);
+}
+constexpr int kMaskWords = kLeafColumns / 32;
+RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
+RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
+
+// What the two halves of a row share: its columns, and which of them count.
+template <class Team, class T, Exp kExp>
+class SampleColumns {
+ public:
+  using Storage = typename T::Storage;
+
+  RLK_DEVICE SampleColumns(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
+                           std::uint32_t* mask, SampleState* state)
+      : team_(team),
+        p_(p),
+        row_(team.own(row)),
+        s_(*shared),
+        mask_(mask),
+        state_(state),
+        logits_(team.own(static_cast<const Storage*>(p.logits) + row * p.logits_stride)),
+        allowed_(p.allowed ? p.allowed + row * p.allowed_stride : nullptr),
+        height_(team.own(leaf_height(p.vocab_size))) {}
+
+ protected:
+  RLK_DEVICE bool is_allowed(std::int64_t j) const {
+    return allowed_ == nullptr || (static_cast<std::uint32_t>(team_.global(allowed_)[j / 32]) >> (j % 32) & 1) != 0;
+  }
+  RLK_DEVICE float z_at(std::int64_t j) const { return T::load(team_.global(logits_)[j]); }
+
+  // w_j of the contract.
+  RLK_DEVICE std::uint64_t mass_of(float z) const {
+    if (z == -infinity()) return 0;
+    const float clamped = z > q_ ? z : q_;
+    return fixed_mass(team_.template exponential<kExp>(clamped, c_, m_));
+  }
+  RLK_DEVICE bool survives(float z) const { return least_ == 0 || mass_of(z) >= least_; }
+
+  // Of all threads' values; every thread gets it.
+  template <class F>
+  RLK_DEVICE std::uint64_t reduce(std::uint64_t value, F combine) const {
+    team_.barrier();
+    s_.masses[team_.thread()] = value;
+    team_.barrier();
+    for (int half = kMaxTeam / 2; half > 0; half /= 2) {
+      if (half < team_.threads()) {
+        if (team_.thread() < half && team_.thread() + half < team_.threads()) {
+          s_.masses[team_.thread()] = combine(s_.masses[team_.thread()], s_.masses[team_.thread() + half]);
+        }
+        team_.barrier();
+      }
+    }
+    const std::uint64_t all = s_.masses[0];
+    team_.barrier();
+    return all;
+  }
+
+  // First column of a leaf slot, and how many of its columns are valid.
+  RLK_DEVICE std::int64_t leaf_first(std::int64_t slot, std::int64_t* columns) const {
+    const int part = static_cast<int>(slot >> height_);
+    const std::int64_t end =
+        part_cut(p_.vocab_size, part + 1) < p_.valid_vocab ? part_cut(p_.vocab_size, part + 1) : p_.valid_vocab;
+    const std::int64_t first =
+        part_cut(p_.vocab_size, part) + (slot & ((std::int64_t{1} << height_) - 1)) * kLeafColumns;
+    const std::int64_t left = end - first;
+    *columns = left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns;
+    return first;
+  }
+  RLK_DEVICE std::int64_t slot_of_column(std::int64_t j) const {
+    int part = 0;
+    while (part + 1 < kNumParts && j >= part_cut(p_.vocab_size, part + 1)) ++part;
+    return (std::int64_t{part} << height_) + (j - part_cut(p_.vocab_size, part)) / kLeafColumns;
+  }
+
+  const Team team_;
+  const SampleParams& p_;
+  const std::int64_t row_;
+  SampleShared& s_;
+  std::uint32_t* const mask_;
+  SampleState* const state_;
+  const Storage* const logits_;
+  const std::int32_t* const allowed_;
+  const int height_;
+  float c_ = 0.0f, m_ = 0.0f, q_ = 0.0f;  // rule 4's of the row
+  std::uint64_t last_ = kLastRank;        // rank of the last kept column
+  std::uint64_t least_ = 0;               // mass of a column that min_p keeps
+};
+
+}  // namespace rlk

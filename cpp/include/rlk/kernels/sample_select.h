@@ -1,0 +1,257 @@
+// Which columns of a row sample keeps: a rank and a mass, or a mask where few are kept (sample_row.h says what a team is).
+#pragma once
+
+#include "rlk/kernels/sample_row.h"
+
+namespace rlk {
+
+template <class Team, class T, Exp kExp>
+class RowSelection : SampleColumns<Team, T, kExp> {
+  using Base = SampleColumns<Team, T, kExp>;
+  using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
+  using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
+  using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
+
+ public:
+  // firsts: of this row, kMaxTeam ranks.
+  RLK_DEVICE RowSelection(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
+                          std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
+      : Base(team, p, row, shared, mask, state), firsts_(firsts) {}
+
+  // What is wrong with the row, its first rank and reference, and the first rank of each thread's columns.
+  RLK_DEVICE void run_first() {
+    const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
+    std::int32_t status = want.status;
+    std::int64_t id = -1;
+    if (status == kOk && (want.greedy || want.truncates())) {
+      c_ = team_.own(log2_scale(want.temperature));
+      id = first_rank(&status);
+    }
+    if (team_.thread() == 0) *state_ = {kLastRank, 0, id, m_, q_, 0, status, 0};
+  }
+
+  // What the row keeps, where it cuts anything.
+  RLK_DEVICE void run_truncate() {
+    const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
+    if (want.greedy || !want.truncates() || state_->status != kOk) return;
+    c_ = team_.own(log2_scale(want.temperature));
+    m_ = team_.own(state_->m);
+    q_ = team_.own(state_->q);
+    truncate(want, state_->id);
+    if (listed_) mark_listed();
+    if (team_.thread() == 0) {
+      state_->last = last_;
+      state_->least = least_;
+      state_->marked = listed_ ? 1 : 0;
+    }
+  }
+
+ private:
+  // fn(rank, z) of this thread's share of the list.
+  template <class F>
+  RLK_DEVICE void each_listed(F fn) const {
+    RLK_UNROLL_NOT
+    for (std::int64_t i = team_.thread(); i < list_size_; i += team_.threads()) fn(s_.list[i], z_of_rank(s_.list[i]));
+  }
+  // Of this thread's present columns.
+  template <class F>
+  RLK_DEVICE void each_present(F fn) const {
+    constexpr int kAhead = Team::kAhead;
+    RLK_UNROLL_NOT
+    for (std::int64_t base = team_.thread(); base < p_.valid_vocab; base += kAhead * team_.threads()) {
+      float z[kAhead];
+      RLK_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        const std::int64_t j = base + i * team_.threads();
+        z[i] = z_at(j < p_.valid_vocab ? j : base);
+      }
+      RLK_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        const std::int64_t j = base + i * team_.threads();
+        if (j < p_.valid_vocab && is_allowed(j)) fn(rank_of(z[i], j), z[i]);
+      }
+    }
+  }
+  template <class F>
+  RLK_DEVICE void each(F fn) const {
+    listed_ ? each_listed(fn) : each_present(fn);
+  }
+
+  // Id of the first rank of the present columns, and what is wrong with them.
+  RLK_DEVICE std::int64_t first_rank(std::int32_t* status) {
+    // A NaN comes before every rank.
+    std::uint64_t mine = kLastRank;
+    each_present([&](std::uint64_t rank, float z) {
+      const std::uint64_t at = is_nan(z) ? 0 : rank + 1;
+      mine = at < mine ? at : mine;
+    });
+    firsts_[team_.thread()] = mine - 1;  // beyond all ranks where the thread has no column
+    const std::uint64_t first = reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a < b ? a : b; });
+    SoftmaxStats stats;
+    const float z = first == kLastRank ? -infinity() : first == 0 ? canonical_nan() : z_of_rank(first - 1);
+    const LeafReference reference = leaf_reference(c_, z, &stats);
+    m_ = team_.own(reference.m);
+    q_ = team_.own(reference.q);
+    *status = reference.usable ? kOk : status_of(stats) | (stats.m == -infinity() ? kEmptyRow : kOk);
+    return id_of_rank(first - 1);
+  }
+
+  // One search at a time, so that its code is there once: a bound of the first k, the first k themselves, then the mass.
+  RLK_DEVICE void truncate(const SampleRow& want, std::int64_t first) {
+    const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z_at(first))));
+    if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // else it cuts last
+    const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
+    const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
+    std::uint64_t total = 0;
+    RLK_UNROLL_NOT
+    for (int step = 0; step < 3; ++step) {
+      if (by_mass && step == (p_.order == SampleOrder::kSglang ? 0 : 2)) total = team_.own(total_mass());
+      if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
+      if (step == 1 && !by_count) continue;
+      if (step == 2 && !by_mass) continue;
+      if (step == 0) {  // of the threads' first ranks: behind the count-th there are few columns before it
+        team_.barrier();
+        s_.list[team_.thread()] = firsts_[team_.thread()];
+        team_.barrier();
+        listed_ = true;
+        list_size_ = team_.threads();
+      }
+      const std::uint64_t found =
+          last_kept(step < 2 ? count : kLastRank, step < 2 ? kLastRank : share_of_mass(want.top_p, total), step == 0);
+      if (step > 0) {
+        last_ = found;
+      } else {
+        listed_ = listed_ && static_cast<std::uint64_t>(list_size_) >= count;  // threads without a column bound nothing
+      }
+    }
+    least_ = min_mass;
+  }
+
+  RLK_DEVICE std::uint64_t total_mass() const {
+    std::uint64_t mine = 0;
+    each([&](std::uint64_t rank, float z) {
+      const std::uint64_t w = rank <= last_ ? mass_of(z) : 0;
+      mine += w >= least_ ? w : 0;
+    });
+    return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
+  }
+
+  // The rank of the column, or one between it and the next, at which those up to it (of the ones up to last_ that survive)
+  // are `count`, or their mass is `mass` where that is not kLastRank; of the last column if there are not so many.
+  // of_bounds: the list has ranks that bound columns; the columns up to the one found replace it.
+  RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
+    const bool weighs = mass != kLastRank;
+    std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;
+    RLK_UNROLL_NOT
+    for (int digit = 0; digit < kRankDigits; ++digit) {
+      const int shift = digit_shift(digit), bits = digit_bits(digit), bins = 1 << bits;
+      team_.barrier();
+      for (int i = team_.thread(); i < bins; i += team_.threads()) {
+        s_.counts[i] = 0;
+        s_.masses[i] = 0;
+      }
+      team_.barrier();
+      each([&](std::uint64_t rank, float z) {
+        if (rank >> (shift + bits) != prefix || rank > last_) return;
+        const std::uint64_t w = weighs || least_ > 0 ? mass_of(z) : 0;
+        if (w < least_) return;
+        const int bin = static_cast<int>(rank >> shift & (bins - 1));
+        team_.add(&s_.counts[bin], std::uint32_t{1});
+        if (weighs) team_.add(&s_.masses[bin], w);
+      });
+      team_.barrier();
+      find_bin(bins, count, mass, count_before, mass_before);
+      const std::uint64_t in_bin = s_.found_count;
+      count_before = s_.found_rank_before;
+      mass_before = s_.found_before;
+      prefix = prefix << bits | s_.found_prefix;
+      const std::uint64_t end = (prefix << shift) + ((std::uint64_t{1} << shift) - 1);
+      // The whole bin is kept where its last column is the one, or it has no other.
+      const bool whole = in_bin <= 1 || count_before + in_bin == count || digit == kRankDigits - 1;
+      const bool replaces = whole && of_bounds;
+      if (replaces) listed_ = false;
+      if (!listed_ && (replaces || count_before + in_bin <= kListColumns)) collect(end);
+      if (whole) return end < last_ ? end : last_;
+    }
+    return last_;
+  }
+
+  // The bin that holds the column in question, and the counts and masses before it and in it.
+  RLK_DEVICE void find_bin(int bins, std::uint64_t count, std::uint64_t mass, std::uint64_t count_before,
+                           std::uint64_t mass_before) const {
+    const int chunk = bins / kScanChunks;
+    for (int i = team_.thread(); i < kScanChunks; i += team_.threads()) {
+      std::uint32_t n = 0;
+      std::uint64_t w = 0;
+      for (int k = 0; k < chunk; ++k) {
+        n += s_.counts[i * chunk + k];
+        w += s_.masses[i * chunk + k];
+      }
+      s_.chunk_counts[i] = n;
+      s_.chunk_masses[i] = w;
+    }
+    team_.barrier();
+    if (team_.thread() == 0) {
+      std::uint64_t n = count_before, w = mass_before;
+      int at = 0;
+      RLK_UNROLL_NOT
+      for (int step = 0; step < 2; ++step) {  // the chunk, then its bin: the one that reaches, or the last with columns
+        const std::uint32_t* const counts = step == 0 ? s_.chunk_counts : s_.counts;
+        const std::uint64_t* const masses = step == 0 ? s_.chunk_masses : s_.masses;
+        const int first = step == 0 ? 0 : at * chunk, end = step == 0 ? kScanChunks : first + chunk;
+        std::uint32_t more = 0;
+        std::uint64_t heavier = 0;
+        at = first;
+        RLK_UNROLL_NOT
+        for (int i = first; i < end; ++i) {
+          if (counts[i] == 0) continue;
+          n += more;
+          w += heavier;
+          at = i;
+          more = counts[i];
+          heavier = masses[i];
+          if (n + more >= count || w + heavier >= mass) break;
+        }
+      }
+      s_.found_prefix = static_cast<std::uint64_t>(at);
+      s_.found_rank_before = static_cast<std::uint32_t>(n);
+      s_.found_before = w;
+      s_.found_count = s_.counts[at];
+    }
+    team_.barrier();
+  }
+
+  // Puts the surviving columns up to rank `end` on the list if they fit.
+  RLK_DEVICE void collect(std::uint64_t end) {
+    if (team_.thread() == 0) s_.listed = 0;
+    team_.barrier();
+    each_present([&](std::uint64_t rank, float z) {
+      if (rank > end || rank > last_ || !survives(z)) return;
+      const std::uint32_t at = team_.take(&s_.listed);
+      if (at < kListColumns) s_.list[at] = rank;
+    });
+    team_.barrier();
+    list_size_ = s_.listed;
+    listed_ = list_size_ <= kListColumns;
+  }
+
+  // The mask of what the list keeps.
+  RLK_DEVICE void mark_listed() const {
+    for (std::int64_t i = team_.thread(); i < sample_mask_words(p_.vocab_size); i += team_.threads()) mask_[i] = 0;
+    team_.barrier();
+    each_listed([&](std::uint64_t rank, float z) {
+      if (rank > last_ || !survives(z)) return;
+      const std::int64_t id = id_of_rank(rank), slot = Base::slot_of_column(id);
+      std::int64_t columns;
+      const auto column = static_cast<int>(id - leaf_first(slot, &columns));
+      team_.set_bits(mask_ + slot * kMaskWords + column / 32, 1u << (column % 32));
+    });
+    team_.barrier();
+  }
+
+  std::uint64_t* const firsts_;
+  std::int64_t list_size_ = 0;
+  bool listed_ = false;  // what may be kept is on the list
+};
+
+}  // namespace rlk

@@ -1,0 +1,130 @@
+// Formulas of sample in integers: ranks, masses, thresholds, the comparison of a draw.
+#pragma once
+
+#include "rlk/math/ieee.h"
+#include "rlk/math/softmax_stats.h"
+#include "rlk/ops/sample.h"
+
+namespace rlk {
+
+// A column's rank as a number of 51 bits: ascending, it is z descending and then id ascending. Its digits from the top have
+// 11, 11 and 10 bits of z, 10 and 9 of the id.
+constexpr int kIdBits = 19;
+constexpr int kRankDigits = 5;
+constexpr int kDigitBins = 2048;
+constexpr std::uint64_t kLastRank = ~std::uint64_t{0};
+RLK_HD int digit_shift(int digit) { return digit == 0 ? 40 : digit == 1 ? 29 : digit == 2 ? 19 : digit == 3 ? 9 : 0; }
+RLK_HD int digit_bits(int digit) { return digit < 2 ? 11 : digit < 4 ? 10 : 9; }
+
+RLK_HD std::uint64_t rank_of(float z, std::int64_t id) {
+  const auto bits = static_cast<std::uint32_t>(bits_of(add_rn(z, 0.0f)));  // + 0: one zero
+  const std::uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return std::uint64_t{~ascending} << kIdBits | static_cast<std::uint64_t>(id);
+}
+RLK_HD std::int64_t id_of_rank(std::uint64_t rank) {
+  return static_cast<std::int64_t>(rank & ((std::uint64_t{1} << kIdBits) - 1));
+}
+RLK_HD float z_of_rank(std::uint64_t rank) {
+  const std::uint32_t ascending = ~static_cast<std::uint32_t>(rank >> kIdBits);
+  return float_of(static_cast<std::int32_t>(ascending >> 31 ? ascending & 0x7fffffffu : ~ascending));
+}
+
+// floor(2^44 e) for e in [0, 2).
+RLK_HD std::uint64_t fixed_mass(float e) {
+  const auto bits = static_cast<std::uint32_t>(bits_of(e));
+  const int shift = static_cast<int>(bits >> 23) - (127 + 23 - 44);
+  const std::uint64_t significand = (bits & 0x7fffffu) | 0x800000u;
+  if (shift >= 0) return significand << shift;
+  return shift > -24 ? significand >> -shift : 0;
+}
+
+// ceil(share * mass), exact, for a share in [0, 1] and a mass of at most 2^63.
+RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
+  const auto bits = static_cast<std::uint32_t>(bits_of(share));
+  const int exponent = static_cast<int>(bits >> 23 & 0xff);
+  const std::uint64_t significand = exponent == 0 ? bits & 0x7fffffu : (bits & 0x7fffffu) | 0x800000u;
+  const int shift = exponent == 0 ? 149 : 150 - exponent;  // share = significand * 2^-shift; >= 23
+  const std::uint64_t low = significand * (mass & 0xffffffffu);
+  const std::uint64_t high = significand * (mass >> 32) + (low >> 32), rest = low & 0xffffffffu;
+  if (shift < 32) {
+    const std::uint64_t whole = high << (32 - shift) | rest >> shift;
+    return whole + ((rest & ((std::uint64_t{1} << shift) - 1)) != 0 ? 1 : 0);
+  }
+  const int above = shift - 32;
+  if (above >= 64) return high != 0 || rest != 0 ? 1 : 0;
+  const bool more = rest != 0 || (high & ((std::uint64_t{1} << above) - 1)) != 0;
+  return (high >> above) + (more ? 1 : 0);
+}
+
+// Whether r * both < 2^32 * left, for sums with 0 <= left <= both whose magnitude is 0 or normal.
+RLK_HD bool draws_left(std::uint32_t r, float left, float both) {
+  if (!(left > 0.0f)) return false;
+  const auto l = static_cast<std::uint32_t>(bits_of(left)), b = static_cast<std::uint32_t>(bits_of(both));
+  const int apart = static_cast<int>(b >> 23) - static_cast<int>(l >> 23);
+  const std::uint64_t reached = std::uint64_t{r} * ((b & 0x7fffffu) | 0x800000u);  // < 2^56
+  const std::uint64_t bound = std::uint64_t{(l & 0x7fffffu) | 0x800000u} << 32;
+  if (apart >= 64) return reached == 0;
+  // reached * 2^apart < bound
+  return reached < (bound >> apart) + ((bound & ((std::uint64_t{1} << apart) - 1)) != 0 ? 1 : 0);
+}
+
+RLK_HD int set_bits_of(std::uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return __popc(word);
+#else
+  return __builtin_popcount(word);
+#endif
+}
+// Of a word that is not 0.
+RLK_HD int lowest_bit_of(std::uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(word)) - 1;
+#else
+  return __builtin_ctz(word);
+#endif
+}
+
+// Leaves of a part, padded to a power of two: 2^height of them, the eight parts' height + 3 levels make the tree.
+RLK_HD int leaf_height(std::int64_t vocab_size) {
+  std::int64_t longest = 0;
+  for (int i = 0; i < kNumParts; ++i) {
+    const std::int64_t columns = part_cut(vocab_size, i + 1) - part_cut(vocab_size, i);
+    longest = columns > longest ? columns : longest;
+  }
+  int height = 0;
+  while ((std::int64_t{kLeafColumns} << height) < longest) ++height;
+  return height;
+}
+
+// Word of a draw at `depth` below the root.
+RLK_HD int word_of_depth(int depth, int height) { return depth < 3 ? depth : 7 + (height + 2 - depth); }
+constexpr int kChainWord = 3, kPrefixWord = 6;
+
+// What a row asks for.
+struct SampleRow {
+  float temperature, top_p, min_p;
+  std::int64_t top_k;
+  bool greedy;
+  std::int32_t status;  // known before a logit is read
+
+  RLK_HD bool truncates() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
+};
+template <class Memory>
+RLK_HD SampleRow sample_row_of(const SampleParams& p, std::int64_t row) {
+  SampleRow r = {1.0f, 1.0f, 0.0f, 0, p.is_greedy ? Memory::global(p.is_greedy)[row * p.greedy_stride] != 0 : p.greedy,
+                 kOk};
+  if (r.greedy) return r;
+  r.temperature = p.temperature.template at<Memory>(row);
+  r.top_p = p.top_p.template at<Memory>(row);
+  r.min_p = p.min_p.template at<Memory>(row);
+  r.top_k = p.top_k.template at<Memory>(row);
+  const std::int64_t position = p.position.template at<Memory>(row);
+  if (!is_temperature(r.temperature)) r.status |= kBadTemperature;
+  if (!(r.top_p > 0.0f && r.top_p <= 1.0f && r.min_p >= 0.0f && r.min_p <= 1.0f) || r.top_k < 0)
+    r.status |= kBadParameter;
+  if (position < 0 || position >= kPositions) r.status |= kBadPosition;
+  r.min_p = add_rn(r.min_p, 0.0f);  // -0 is 0
+  return r;
+}
+
+}  // namespace rlk

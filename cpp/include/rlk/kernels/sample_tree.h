@@ -1,0 +1,307 @@
+// The tree over the columns that a row of sample keeps, and the draw by it (sample_row.h says what a team is).
+#pragma once
+
+#include "rlk/kernels/sample_row.h"
+#include "rlk/math/philox.h"
+
+namespace rlk {
+
+template <class Team, class T, Exp kExp>
+class RowTree : SampleColumns<Team, T, kExp> {
+  using Base = SampleColumns<Team, T, kExp>;
+  using Base::c_, Base::m_, Base::q_, Base::last_, Base::least_;
+  using Base::is_allowed, Base::z_at, Base::mass_of, Base::survives, Base::reduce, Base::leaf_first;
+  using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::height_;
+
+ public:
+  static constexpr int kLanes = Team::kLanes;
+  static constexpr int kOwnChains = kNumChains / kLanes;
+  static constexpr int kSteps = kLeafColumns / kNumChains;
+
+  RLK_DEVICE RowTree(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
+                     std::uint32_t* mask, SampleState* state, float* nodes)
+      : Base(team, p, row, shared, mask, state), nodes_(nodes), slots_(team.own(sample_leaf_slots(p.vocab_size))) {}
+
+  // The tree over the kept columns.
+  RLK_DEVICE void run_tree() {
+    if (state_->status != kOk) return;
+    load_state();
+    std::int64_t kept;
+    const SoftmaxStats root = leaves<false>(&kept);
+    if (team_.thread() == 0) {
+      state_->status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
+      state_->kept = kept;
+    }
+  }
+
+  // Writes the row's results but for its kept ids and raw_logprob; `count`: how many columns it kept, 0 for all.
+  RLK_DEVICE void run_draw(std::int64_t* count) {
+    const std::int32_t status = state_->status;
+    std::int64_t id = -1;
+    float logprob = canonical_nan();
+    if (status == kOk) {
+      load_state();
+      const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
+      id = want.greedy ? state_->id : draw();
+      logprob = logprob_outputs(node(2 * slots_ - 2), z_at(id), want.temperature).logprob;
+    }
+    if (team_.thread() == 0) {
+      const std::int64_t kept = state_->kept;
+      team_.global(p_.ids)[row_] = id;
+      team_.global(p_.status)[row_] = status;
+      if (p_.logprob != nullptr) team_.global(p_.logprob)[row_] = logprob;
+      if (count != nullptr) *count = status != kOk || kept == p_.valid_vocab ? 0 : kept;
+    }
+  }
+
+  // raw_logprob of the id that run() wrote, by another launch.
+  RLK_DEVICE void run_raw() {
+    const std::int64_t id = team_.global(p_.ids)[row_];
+    float raw = canonical_nan();
+    if (id >= 0) {
+      c_ = log2_scale(1.0f);
+      std::int64_t all;
+      raw = logprob_outputs(leaves<true>(&all), z_at(id), 1.0f).logprob;
+    }
+    if (team_.thread() == 0) team_.global(p_.raw_logprob)[row_] = raw;
+  }
+
+ private:
+  RLK_DEVICE void load_state() {
+    c_ = team_.own(log2_scale(sample_row_of<typename Team::Memory>(p_, row_).temperature));
+    m_ = team_.own(state_->m);
+    q_ = team_.own(state_->q);
+    last_ = team_.own(state_->last);
+    least_ = team_.own(state_->least);
+    marked_ = state_->marked != 0;
+  }
+
+  // What a thread has of a leaf: z of its chains, -Inf for columns that are missing, and their sums.
+  struct Leaf {
+    float z[kSteps][kOwnChains];
+    SoftmaxStats stats;
+    float chains[kOwnChains];
+  };
+
+  RLK_DEVICE void load_leaf(std::int64_t first, std::int64_t columns, Leaf* leaf) const {
+    const int lane = team_.thread() % kLanes;
+    RLK_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      RLK_UNROLL
+      for (int k = 0; k < kOwnChains; ++k) {
+        const int column = i * kNumChains + lane + k;
+        leaf->z[i][k] = column < columns ? z_at(first + column) : -infinity();
+      }
+    }
+  }
+  RLK_DEVICE float lane_sum(const float* chains) const {
+    if constexpr (kLanes == 1) {
+      return combine_chains(chains);
+    } else {
+      float sum = chains[0];
+      RLK_UNROLL
+      for (int d = 1; d < kLanes; d *= 2) sum = add_rn(sum, team_.shuffle_xor(sum, d));
+      return sum;
+    }
+  }
+  RLK_DEVICE void sum_leaf(Leaf* leaf) const {
+    float largest = -infinity();
+    RLK_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      RLK_UNROLL
+      for (int k = 0; k < kOwnChains; ++k) largest = larger(largest, leaf->z[i][k]);
+    }
+    RLK_UNROLL
+    for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
+    const LeafReference reference = leaf_reference(c_, largest, &leaf->stats);
+    RLK_UNROLL
+    for (int k = 0; k < kOwnChains; ++k) leaf->chains[k] = 0.0f;
+    if (reference.usable) {
+      RLK_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        RLK_UNROLL
+        for (int k = 0; k < kOwnChains; ++k) {
+          leaf->chains[k] = add_rn(leaf->chains[k], term(leaf->z[i][k], reference));
+        }
+      }
+    }
+    const float sum = lane_sum(leaf->chains);
+    if (reference.usable) leaf->stats = {reference.m, sum, 0.0f, 0.0f};
+  }
+  // +0, which changes no sum, for a column that is not there.
+  RLK_DEVICE float term(float z, const LeafReference& reference) const {
+    const float clamped = z > reference.q ? z : reference.q;
+    const float e = team_.template exponential<kExp>(clamped, c_, reference.m);
+    return z == -infinity() ? 0.0f : e;
+  }
+  static RLK_DEVICE float larger(float a, float b) { return is_nan(a) ? a : is_nan(b) ? b : a > b ? a : b; }
+
+  // The tree over all leaves, in nodes_; the root, and how many columns are kept. kRaw: of all valid columns, whose mask is
+  // not written.
+  template <bool kRaw>
+  RLK_DEVICE SoftmaxStats leaves(std::int64_t* count) {
+    const int lane = team_.thread() % kLanes, groups = team_.threads() / kLanes;
+    std::uint64_t mine = 0;
+    const std::int64_t rounds = (slots_ + groups - 1) / groups;
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      const std::int64_t slot = round * groups + team_.thread() / kLanes;
+      std::int64_t columns = 0, first = 0;
+      if (slot < slots_) first = leaf_first(slot, &columns);
+      Leaf leaf;
+      std::uint32_t words[kMaskWords] = {};
+      bool any = columns > 0;
+      if (!kRaw && marked_ && any) {
+        RLK_UNROLL
+        for (int k = 0; k < kMaskWords; ++k) words[k] = mask_[slot * kMaskWords + k];
+        any = (words[0] | words[1] | words[2] | words[3]) != 0;
+      }
+      load_leaf(first, any ? columns : 0, &leaf);
+      if constexpr (!kRaw) {
+        std::uint32_t own[kMaskWords] = {};
+        RLK_UNROLL
+        for (int i = 0; i < kSteps; ++i) {
+          RLK_UNROLL
+          for (int k = 0; k < kOwnChains; ++k) {
+            const int column = i * kNumChains + lane + k;
+            bool keeps;
+            if (marked_) {
+              keeps = (words[i * kNumChains / 32] >> (column % 32) & 1) != 0;
+            } else {
+              keeps = any && column < columns && is_allowed(first + column) &&
+                      rank_of(leaf.z[i][k], first + column) <= last_ && survives(leaf.z[i][k]);
+              if (keeps) own[i * kNumChains / 32] |= 1u << (column % 32);
+            }
+            mine += keeps ? 1 : 0;
+            if (!keeps) leaf.z[i][k] = -infinity();
+          }
+        }
+        if (!marked_) {
+          RLK_UNROLL
+          for (int k = 0; k < kMaskWords; ++k) {
+            auto word = static_cast<std::int32_t>(own[k]);
+            RLK_UNROLL
+            for (int d = 1; d < kLanes; d *= 2) word |= team_.shuffle_xor(word, d);
+            if (lane == k % kLanes && slot < slots_) {
+              mask_[slot * kMaskWords + k] = static_cast<std::uint32_t>(word);
+            }
+          }
+        }
+      }
+      sum_leaf(&leaf);
+      if (lane == 0 && slot < slots_) {
+        nodes_[2 * slot] = leaf.stats.m;
+        nodes_[2 * slot + 1] = leaf.stats.S;
+      }
+    }
+    *count = kRaw ? p_.valid_vocab
+                  : static_cast<std::int64_t>(reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; }));
+    team_.barrier();
+    std::int64_t level = 0;
+    for (std::int64_t size = slots_ / 2; size > 0; size /= 2) {
+      const std::int64_t above = level + 2 * size;
+      for (std::int64_t i = team_.thread(); i < size; i += team_.threads()) {
+        const SoftmaxStats parent = combine(node(level + 2 * i), node(level + 2 * i + 1));
+        nodes_[2 * (above + i)] = parent.m;
+        nodes_[2 * (above + i) + 1] = parent.S;
+      }
+      level = above;
+      team_.barrier();
+    }
+    return node(2 * slots_ - 2);
+  }
+  RLK_DEVICE SoftmaxStats node(std::int64_t i) const { return {nodes_[2 * i], nodes_[2 * i + 1], 0.0f, 0.0f}; }
+
+  // The drawn id, by the tree in nodes_.
+  RLK_DEVICE std::int64_t draw() const {
+    using Memory = typename Team::Memory;
+    const auto seed = static_cast<std::uint64_t>(p_.seed.template at<Memory>(row_)),
+               sample_id = static_cast<std::uint64_t>(p_.sample_id.template at<Memory>(row_));
+    const auto position = static_cast<std::uint32_t>(p_.position.template at<Memory>(row_));
+    const auto word = [&](int i) { return philox_bits(seed, sample_id, position, static_cast<std::uint32_t>(i)); };
+    std::int64_t at = 0, level = 2 * slots_ - 2, size = 1;  // node `at` of the level that begins at `level`
+    for (int depth = 0; depth < height_ + 3; ++depth) {
+      level -= 2 * size;
+      const SoftmaxStats left = node(level + 2 * at), right = node(level + 2 * at + 1);
+      const SoftmaxStats both = combine(left, right), scaled = combine(left, {both.m, 0.0f, 0.0f, 0.0f});
+      const float share = left.m == -infinity() ? 0.0f : scaled.S;
+      at = 2 * at + (draws_left(word(word_of_depth(depth, height_)), share, both.S) ? 0 : 1);
+      size *= 2;
+    }
+    return draw_of_leaf(at, word);
+  }
+
+  template <class Word>
+  RLK_DEVICE std::int64_t draw_of_leaf(std::int64_t slot, Word word) const {
+    std::int64_t columns;
+    const std::int64_t first = leaf_first(slot, &columns);
+    const int lane = team_.thread() % kLanes;
+    Leaf leaf;
+    load_leaf(first, columns, &leaf);
+    float largest = -infinity();
+    RLK_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      RLK_UNROLL
+      for (int k = 0; k < kOwnChains; ++k) {
+        const int column = i * kNumChains + lane + k;
+        bool keeps = column < columns && is_allowed(first + column);
+        if (keeps && marked_) {
+          keeps = (mask_[slot * kMaskWords + column / 32] >> (column % 32) & 1) != 0;
+        } else if (keeps) {
+          keeps = rank_of(leaf.z[i][k], first + column) <= last_ && survives(leaf.z[i][k]);
+        }
+        if (!keeps) leaf.z[i][k] = -infinity();
+        largest = larger(largest, leaf.z[i][k]);
+      }
+    }
+    sum_leaf(&leaf);
+    RLK_UNROLL
+    for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
+    SoftmaxStats stats;
+    const LeafReference reference = leaf_reference(c_, largest, &stats);
+    // Whether the chain that this thread's lane, or else its k-th, has is drawn: from the last addition back.
+    bool drawn[kOwnChains];
+    if constexpr (kLanes == 1) {
+      const float* const s = leaf.chains;
+      const float half[2] = {add_rn(add_rn(s[0], s[1]), add_rn(s[2], s[3])),
+                             add_rn(add_rn(s[4], s[5]), add_rn(s[6], s[7]))};
+      int chain = draws_left(word(kChainWord), half[0], add_rn(half[0], half[1])) ? 0 : 4;
+      const float pair = add_rn(s[chain], s[chain + 1]);
+      chain += draws_left(word(kChainWord + 1), pair, half[chain / 4]) ? 0 : 2;
+      chain += draws_left(word(kChainWord + 2), s[chain], add_rn(s[chain], s[chain + 1])) ? 0 : 1;
+      for (int k = 0; k < kNumChains; ++k) drawn[k] = k == chain;
+    } else {
+      const float one = leaf.chains[0], next = team_.shuffle_xor(one, 1), two = add_rn(one, next);
+      const float next_two = team_.shuffle_xor(two, 2), four = add_rn(two, next_two);
+      const float next_four = team_.shuffle_xor(four, 4), all = add_rn(four, next_four);
+      const bool upper_four = (lane & 4) != 0, upper_two = (lane & 2) != 0, upper_one = (lane & 1) != 0;
+      drawn[0] = draws_left(word(kChainWord), upper_four ? next_four : four, all) != upper_four &&
+                 draws_left(word(kChainWord + 1), upper_two ? next_two : two, four) != upper_two &&
+                 draws_left(word(kChainWord + 2), upper_one ? next : one, two) != upper_one;
+    }
+    // The lane of the chain finds the column; a larger number in every other lane.
+    std::int32_t column = kLeafColumns;
+    const std::uint32_t r = word(kPrefixWord);
+    RLK_UNROLL
+    for (int k = 0; k < kOwnChains; ++k) {
+      float prefix = 0.0f;
+      RLK_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        prefix = add_rn(prefix, term(leaf.z[i][k], reference));
+        const bool found = drawn[k] && column == kLeafColumns && draws_left(r, prefix, leaf.chains[k]);
+        if (found) column = i * kNumChains + lane + k;
+      }
+    }
+    RLK_UNROLL
+    for (int d = 1; d < kLanes; d *= 2) {
+      const std::int32_t other = team_.shuffle_xor(column, d);
+      column = other < column ? other : column;
+    }
+    return first + column;
+  }
+
+  float* const nodes_;
+  const std::int64_t slots_;
+  bool marked_ = false;
+};
+
+}  // namespace rlk

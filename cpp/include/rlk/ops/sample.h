@@ -1,0 +1,95 @@
+// THE CONTRACT of sample: one token of each row of logits, its log-probability and the kept set that truncation left.
+// Rules are those of docs/numerics.md. The rows' integers and floats are numbers or arrays on the device; nothing waits for
+// the host.
+//
+// Row i, column j in [0, valid_vocab), z_j = logits[i, j] in fp32, T = temperature; a column is present where `allowed` has
+// its bit, or there is no `allowed`. c = fl(log2e / T) and m of rule 4, of the largest z of all present columns.
+//   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, against the ROW's m, and 0 where z_j = -Inf
+//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so that no sum of them overflows
+// Ranks: z descending, then id ascending; +0 and -0 are equal. Temperature is positive, so it changes no rank.
+// Steps, exact in integers, top_p and min_p by their fp32 value; w_max is w of the first rank:
+//   min_p : keeps w_j >= min_p * w_max                      0 cuts nothing
+//   top_k : keeps the first k of what is left                0 cuts nothing
+//   top_p : keeps j where the mass ranked strictly before j, among what is left, is < top_p * total     1 cuts nothing
+// A step that cuts nothing keeps columns of mass 0, too.
+//   kVllm  : min_p, top_k, top_p; total = the mass that min_p and top_k left
+//   kHf    : top_k, top_p, min_p; total = the mass that top_k left
+//   kSglang: all three on the whole row, a column is kept where each keeps it; total = the mass of all present columns
+// Statistics of the kept columns by rules 4 and 5, so (m, S) of every node and the root are those of logprob(kept=...), and
+//   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
+//   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones with them, at T = 1
+// The draw descends that tree. r = word w of the token, stream 0 (ops/random_bits.h); it goes to the left child where
+//   r * S_both < 2^32 * S_left                               exact; S_left at S_both's reference, as combine() scales it
+// Words: 0, 1, 2 above the eight parts, from the root down; 7 + h where both children have height h above the leaves (0: two
+// leaves); in the leaf, at that leaf's reference, 3, 4, 5 for ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back, then 6:
+// of the chain's kept columns the first whose prefix sum P, itself included, has r * P_last < 2^32 * P.
+// Greedy rows: the first rank; logprob at temperature 1 over the present columns; T, top_k, top_p, min_p and the keys are not
+// read.
+//
+// Kept set: CSR, ids ascending. A row of count 0 kept all of [0, valid_vocab). Rows take entries of kept_ids in their order
+// while all of them fit kept_capacity; from the first row that does not fit on, a row whose count is not 0 has kKeptOverflow,
+// count 0 and logprob NaN; its id and raw_logprob stay.
+// A row with any other status has id -1, logprob and raw_logprob NaN, and count 0; no other row sees it.
+// Row i has the same bits at any row, in any batch, at any stride, and with Exp::kPortable on every backend.
+// Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+#pragma once
+
+#include <cstdint>
+
+#include "rlk/base.h"
+#include "rlk/ops/logprob.h"
+#include "rlk/ops/random_bits.h"
+
+namespace rlk {
+
+enum class SampleOrder : std::uint8_t { kVllm, kHf, kSglang };
+
+// Bits of status[i] beside LogprobStatus's kNanLogit, kInfLogit, kEmptyRow (nothing present, or all -Inf) and
+// kBadTemperature, which speak of the present columns.
+enum SampleStatus : std::int32_t {
+  kBadParameter = 128,  // top_k < 0, top_p outside (0, 1], or min_p outside [0, 1]
+  kBadPosition = 256,   // outside [0, 2^32)
+  kKeptOverflow = 512,
+};
+
+// A float of each row, or one of all.
+struct RowFloats {
+  const float* data = nullptr;  // [num_rows], or null: `value` for every row
+  float value = 0.0f;
+  std::int64_t stride = 0;  // elements
+
+  template <class Memory = PlainMemory>
+  RLK_HD float at(std::int64_t row) const {
+    return data == nullptr ? value : Memory::global(data)[row * stride];
+  }
+};
+
+constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // at most
+
+struct SampleParams {
+  const void* logits = nullptr;  // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
+  const std::int32_t* allowed = nullptr;    // [num_rows, allowed_words], or null; bit j % 32 of word j / 32
+  const std::uint8_t* is_greedy = nullptr;  // [num_rows], 0 or not, or null: `greedy`
+  RowFloats temperature, top_p, min_p;
+  RowIntegers top_k, seed, sample_id, position;
+  std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0;  // of rows, elements
+  std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
+  std::int64_t kept_capacity = 0;
+  std::int64_t* ids = nullptr;  // [num_rows] each, contiguous
+  std::int32_t* status = nullptr;
+  float* logprob = nullptr;  // null: not wanted
+  float* raw_logprob = nullptr;
+  std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null with kept_offsets: no kept set is wanted
+  std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
+  void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
+  DType dtype = DType::kFloat32;         // kFloat32, kBFloat16, kFloat16
+  Exp exp = Exp::kPortable;
+  SampleOrder order = SampleOrder::kVllm;
+  bool greedy = false;
+};
+
+void require_sample_backend(Device device);  // throws Unsupported where this build has none for the device
+std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);
+void sample(const SampleParams& p, Device device, Stream stream);
+
+}  // namespace rlk

@@ -1,0 +1,12 @@
+// Host entry points of the kernels of sample, one per architecture. Arguments were checked in sample.cpp.
+#pragma once
+
+#include "../common/launch.h"
+#include "rlk/kernels/sample_check.h"
+
+namespace rlk::cuda {
+
+void sample_sm80(const SampleParams& p, cudaStream_t stream);
+void sample_sm90(const SampleParams& p, cudaStream_t stream);
+
+}  // namespace rlk::cuda

@@ -1,0 +1,92 @@
+// What the kernels of sample do: a block is a row, eight lanes have a leaf.
+// What is computed stands in rlk/kernels/sample_select.h and sample_tree.h, shared with the CPU and CUDA.
+#pragma once
+
+#include "hip/common/element.h"
+#include "hip/common/wave.h"
+#include "hip/sample/launches.h"
+#include "rlk/kernels/sample_kept.h"
+#include "rlk/kernels/sample_select.h"
+#include "rlk/kernels/sample_tree.h"
+
+namespace rlk::hip {
+
+struct SampleTeam {
+  struct Memory {
+    template <class P>
+    static RLK_DEVICE auto global(P* pointer) {
+      return typed_global(pointer);
+    }
+  };
+  static constexpr int kLanes = 8, kAhead = 1;
+  RLK_DEVICE int thread() const { return thread_id(); }
+  static constexpr int threads() { return kSampleThreads; }
+  RLK_DEVICE void barrier() const { block_barrier(); }
+  RLK_DEVICE float shuffle_xor(float x, int distance) const { return hip::shuffle_xor(x, distance); }
+  RLK_DEVICE std::int32_t shuffle_xor(std::int32_t x, int distance) const { return hip::shuffle_xor(x, distance); }
+  template <class N>
+  RLK_DEVICE void add(N* to, N x) const {
+    atomic_add(to, x);
+  }
+  RLK_DEVICE std::uint32_t take(std::uint32_t* counter) const { return atomic_take(counter); }
+  RLK_DEVICE void set_bits(std::uint32_t* word, std::uint32_t bits) const { atomic_or(global_pointer(word), bits); }
+  template <Exp kExp>
+  RLK_DEVICE float exponential(float z, float c, float m) const {
+    return stat_exp_portable(z, c, sub_rn(kStatsShift, m));
+  }
+  template <class P>
+  RLK_DEVICE auto global(P* pointer) const {
+    return typed_global(pointer);
+  }
+  template <class N>
+  RLK_DEVICE N own(N x) const {
+    return in_vector(x);
+  }
+};
+
+RLK_DEVICE SampleShared* sample_shared() { return reinterpret_cast<SampleShared*>(lds()); }
+
+// The params in LDS: as arguments they would take more scalar registers than there are.
+RLK_DEVICE const SampleParams& params_in_lds(const SampleParams& p) {
+  auto* const copy = reinterpret_cast<SampleParams*>(lds() + sizeof(SampleShared));
+  if (thread_id() == 0) *copy = p;
+  block_barrier();
+  return *copy;
+}
+
+template <class T, bool kTruncate>
+RLK_DEVICE void sample_select(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SampleParams& q = params_in_lds(p);
+  RowSelection<SampleTeam, T, Exp::kPortable> selection(SampleTeam(), q, chunk.first + i, sample_shared(),
+                                                        chunk.masks + i * sample_mask_words(p.vocab_size),
+                                                        chunk.states + i, chunk.firsts + i * kMaxTeam);
+  kTruncate ? selection.run_truncate() : selection.run_first();
+}
+enum class TreePass { kTree, kDraw, kRaw };
+
+template <class T, TreePass kPass>
+RLK_DEVICE void sample_tree(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
+  const SampleParams& q = params_in_lds(p);
+  RowTree<SampleTeam, T, Exp::kPortable> tree(SampleTeam(), q, chunk.first + i, sample_shared(),
+                                              chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
+                                              chunk.nodes + i * sample_node_floats(p.vocab_size));
+  if constexpr (kPass == TreePass::kTree) {
+    tree.run_tree();
+  } else if constexpr (kPass == TreePass::kDraw) {
+    tree.run_draw(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+  } else {
+    tree.run_raw();
+  }
+}
+RLK_DEVICE void sample_offsets(const SampleParams& p, const SampleChunk& chunk) {
+  if (p.num_rows == 0) {
+    if (thread_id() == 0) global_pointer(p.kept_offsets)[0] = 0;
+    return;
+  }
+  offsets_of_counts(SampleTeam(), p, chunk.first, chunk.rows, chunk.closed, sample_shared());
+}
+RLK_DEVICE void sample_kept(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
+  write_kept_ids(SampleTeam(), p, chunk.first + i, chunk.masks + i * sample_mask_words(p.vocab_size), sample_shared());
+}
+
+}  // namespace rlk::hip

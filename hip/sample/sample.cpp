@@ -1,0 +1,34 @@
+// Host side of the HIP backend of sample: what would corrupt memory, its launches.
+#include "sample.h"
+
+#include <string>
+
+#include "hip/common/launch.h"
+#include "launches.h"
+
+namespace rlk::hip {
+
+void sample(const SampleParams& p, int device, Stream stream) {
+  check_sample(p);
+  if (p.exp != Exp::kPortable) throw Unsupported("sample: HIP kernels have the portable exponential only");
+  const Block block{kSampleThreads, kSampleLds};
+  if (p.num_rows == 0) {
+    if (p.kept_offsets != nullptr) launch_blocks(device, stream, block, "rlk_sample_offsets", 1, p, SampleChunk{});
+    return;
+  }
+  RLK_CHECK(p.workspace != nullptr, "sample: a workspace is given");
+  const std::string suffix = type_suffix(p.dtype);
+  for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
+    const SampleChunk chunk = sample_chunk(p, first, p.workspace);
+    launch_blocks(device, stream, block, "rlk_sample_first" + suffix, chunk.rows, p, chunk);
+    launch_blocks(device, stream, block, "rlk_sample_truncate" + suffix, chunk.rows, p, chunk);
+    launch_blocks(device, stream, block, "rlk_sample_tree" + suffix, chunk.rows, p, chunk);
+    launch_blocks(device, stream, block, "rlk_sample_draw" + suffix, chunk.rows, p, chunk);
+    if (p.raw_logprob != nullptr) launch_blocks(device, stream, block, "rlk_sample_raw" + suffix, chunk.rows, p, chunk);
+    if (p.kept_offsets == nullptr) continue;
+    launch_blocks(device, stream, block, "rlk_sample_offsets", 1, p, chunk);
+    launch_blocks(device, stream, block, "rlk_sample_kept", chunk.rows, p, chunk);
+  }
+}
+
+}  // namespace rlk::hip

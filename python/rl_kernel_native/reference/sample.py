@@ -1,0 +1,97 @@
+"""Reference of sample in float64, by a sort: kept sets and log-probabilities, and how close each row's cuts are.
+
+Its masses are float64's, and it draws nothing. Kept sets must be equal where ``margin`` exceeds the rounding of the
+kernels' float32 exponentials."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class SampleReference(NamedTuple):
+    """``kept``: ids of each row, ascending; ``logprob``: float64 ``[num_rows, vocab_size]``, -inf where cut.
+    ``margin``: the smallest relative distance of a threshold of mass from what it was compared with."""
+
+    kept: list[np.ndarray]
+    logprob: np.ndarray
+    margin: np.ndarray
+
+
+def _row(
+    z: np.ndarray, present: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, order: str
+) -> tuple[np.ndarray, float]:
+    ids = np.flatnonzero(present)
+    ids = ids[np.lexsort((ids, -z[ids]))]  # z descending, then id ascending
+    mass = np.exp((z[ids] - z[ids[0]]) / temperature)
+    margin = np.inf
+
+    def by_min_p(keep: np.ndarray) -> np.ndarray:
+        nonlocal margin
+        if min_p > 0:
+            margin = min(margin, float(np.abs(mass - min_p).min()) / min_p)
+            return keep & (mass >= min_p)
+        return keep
+
+    def by_top_k(keep: np.ndarray) -> np.ndarray:
+        return keep & (np.cumsum(keep) <= top_k) if top_k > 0 else keep
+
+    def by_top_p(keep: np.ndarray, of: np.ndarray) -> np.ndarray:
+        nonlocal margin
+        if top_p >= 1:
+            return keep
+        before = np.cumsum(mass * of) - mass * of
+        bound = top_p * (mass * of).sum()
+        margin = min(margin, float(np.abs(before - bound).min() / bound))
+        return keep & of & (before < bound)
+
+    everything = np.ones(len(ids), bool)
+    if order == "vllm":
+        keep = by_top_k(by_min_p(everything))
+        keep = by_top_p(keep, keep)
+    elif order == "hf":
+        keep = by_top_k(everything)
+        keep = by_min_p(by_top_p(keep, keep))
+    else:
+        keep = by_min_p(by_top_k(by_top_p(everything, everything)))
+    return np.sort(ids[keep]), margin
+
+
+def sample_reference(
+    logits: Any,
+    *,
+    temperature: Any = 1.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
+    greedy: Any = False,
+    allowed: Any = None,
+    valid_vocab: int | None = None,
+    order: str = "vllm",
+) -> SampleReference:
+    """Args: as :func:`rl_kernel_native.sample`, of rows that are not bad."""
+    z = np.asarray(logits).astype(np.float64)
+    rows, vocab = z.shape
+    valid = vocab if valid_vocab is None else valid_vocab
+    present = np.zeros((rows, vocab), bool)
+    present[:, :valid] = True
+    if allowed is not None:
+        bits = np.asarray(allowed).view(np.uint32)[:, :, None] >> np.arange(32, dtype=np.uint32) & 1
+        present &= bits.reshape(rows, -1)[:, :vocab].astype(bool)
+    of_rows = [
+        np.broadcast_to(np.asarray(x), rows).astype(dtype).tolist()
+        for x, dtype in ((temperature, np.float32), (top_k, np.int64), (top_p, np.float32), (min_p, np.float32))
+    ]
+    flags = np.broadcast_to(np.asarray(greedy), rows).tolist()
+    kept, margins = [], np.full(rows, np.inf)
+    logprob = np.full((rows, vocab), -np.inf)
+    for i, (t, k, p, m) in enumerate(zip(*of_rows, strict=True)):
+        if flags[i]:
+            t, k, p, m = 1.0, 0, 1.0, 0.0
+        ids, margins[i] = _row(z[i], present[i], t, k, p, m, order)
+        kept.append(ids)
+        y = z[i, ids] / t
+        top = y.max()
+        logprob[i, ids] = y - (top + np.log(np.exp(y - top).sum()))
+    return SampleReference(kept, logprob, margins)
