@@ -53,7 +53,7 @@ void run(const Case& c, Exp exp) {
   const Memory k(k_rows * c.head_dim, c.dtype, true), v(k_rows * c.head_dim, c.dtype, true);
   const Memory out(q_rows * c.head_dim, c.dtype, false), dq(q_rows * c.head_dim, c.dtype, false);
   const Memory dk(k_rows * c.head_dim, c.dtype, false), dv(k_rows * c.head_dim, c.dtype, false);
-  const Memory lse(q_rows, DType::kFloat32, false), delta(q_rows, DType::kFloat32, false);
+  const Memory lse(q_rows, DType::kFloat32, false);
   std::vector<std::int32_t> offsets_q, offsets_k;
   for (std::int64_t b = 0; b <= c.sequences; ++b) {
     offsets_q.push_back(static_cast<std::int32_t>(b * c.queries));
@@ -87,12 +87,10 @@ void run(const Case& c, Exp exp) {
   p.exp = exp;
   p.out = out.data();
   p.lse = static_cast<float*>(lse.data());
-  p.workspace = delta.data();
   AttentionBackwardParams b{static_cast<AttentionInput&>(p)};
   b.out = heads(out, c.queries, c.q_heads);
   b.dout = heads(dout, c.queries, c.q_heads);
   b.lse = p.lse;
-  b.workspace = delta.data();
   b.dq = dq.data();
   b.dk = dk.data();
   b.dv = dv.data();
@@ -114,12 +112,20 @@ void run(const Case& c, Exp exp) {
     std::fflush(stdout);
   };
   const cuda::AttentionPlan plan = cuda::choose_plan(p, 90);
+  const Memory results(cuda::workspace_bytes_of(p, plan) / 4, DType::kFloat32, false);
+  p.workspace = results.data();
   report(plan.kernel == cuda::AttentionKernel::kFewRows ? "few rows"
          : plan.kernel == cuda::AttentionKernel::kWgmma ? "wgmma"
                                                         : "forward",
          median_us([&](cudaStream_t s, int) { cuda::attention_sm90(p, plan, s); }, 3, 5), 2);
   if (c.queries == 1) return;
-  report("backward", median_us([&](cudaStream_t s, int) { cuda::attention_backward_sm90(b, s); }, 2, 5), 5);
+  for (const cuda::GradientKernel kernel : cuda::kGradientKernels) {
+    if (!cuda::fits_plan(b, kernel, 90)) continue;
+    const Memory workspace(cuda::workspace_bytes_of(b, kernel) / 4, DType::kFloat32, false);
+    b.workspace = workspace.data();
+    report(kernel == cuda::GradientKernel::kWgmma ? "backward" : "passes",
+           median_us([&](cudaStream_t s, int) { cuda::attention_backward_sm90(b, kernel, s); }, 2, 5), 5);
+  }
 }
 
 }  // namespace

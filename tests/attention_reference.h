@@ -99,8 +99,8 @@ inline float chain(const Row& a, const Row& b) {
   for (std::size_t d = 0; d < a.size(); ++d) sum = std::fma(a[d], b[d], sum);
   return sum;
 }
-// Whether forward's products are those of sm_90's matrix unit: rule 1.
-inline bool by_unit(const AttentionParams& p) {
+// Whether products are those of sm_90's matrix unit: rule 1.
+inline bool by_unit(const AttentionInput& p) {
   return p.arithmetic == rlk::Arithmetic::kSm90 && p.dtype != DType::kFloat32;
 }
 // sum + a . b in steps of 16, the last one filled up with +0. Elements of t.
@@ -110,7 +110,7 @@ inline float rule_1(const Row& a, const Row& b, DType t, float sum) {
   for (const float v : b) y.push_back(rounded(v, t));
   return linear_test::dot(rlk::Arithmetic::kSm90, t, x, y, sum);
 }
-inline float score(const AttentionParams& p, const Row& q, const Row& k) {
+inline float product(const AttentionInput& p, const Row& q, const Row& k) {
   return by_unit(p) ? rule_1(q, k, p.dtype, 0.0f) : chain(q, k);
 }
 inline float as_element(float x, DType t) { return value_of(rounded(x, t), t); }
@@ -250,7 +250,7 @@ inline ForwardPatterns reference(const AttentionParams& p, const Order& order = 
         std::vector<bool> sees;
         for (std::int64_t j = 0; j < sequence.keys; ++j) {
           sees.push_back(sequence.sees(i, j));
-          scores.push_back(sees.back() ? score(p, q, keys[static_cast<std::size_t>(j)]) : -kInf);
+          scores.push_back(sees.back() ? product(p, q, keys[static_cast<std::size_t>(j)]) : -kInf);
         }
         Sums all;
         for (std::size_t begin = 0; begin < scores.size();) {
@@ -296,7 +296,7 @@ inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequ
   const float c = scale_of(p), u = p.lse[at] * 0x1.715476p+0f;
   for (std::size_t j = 0; j < keys.size(); ++j) {
     if (!sequence.sees(i, static_cast<std::int64_t>(j))) continue;
-    const float s = chain(w.q, keys[j]);
+    const float s = product(p, w.q, keys[j]);
     if (s == -kInf) continue;
     const float t = std::fmaf(s, c, -u);
     float probability;
@@ -307,7 +307,7 @@ inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequ
     }
     if (std::isnan(t)) probability = kNaN;
     w.seen[j] = true;
-    w.ds[j] = as_element(probability * (chain(w.dout, values[j]) - delta), p.dtype);
+    w.ds[j] = as_element(probability * (product(p, w.dout, values[j]) - delta), p.dtype);
     w.p[j] = as_element(probability, p.dtype);
   }
   return w;
@@ -316,6 +316,25 @@ inline Weights weights_of(const AttentionBackwardParams& p, const Sequence& sequ
 inline void add_link(float weight, const Row& x, Row* sums) {
   for (std::size_t d = 0; d < x.size(); ++d) (*sums)[d] = std::fma(weight, x[d], (*sums)[d]);
 }
+
+// A step of a matrix unit: up to 16 weights and their rows.
+struct Step {
+  Row weights;
+  std::vector<const Row*> rows;
+
+  void add(float weight, const Row* row) {
+    weights.push_back(weight);
+    rows.push_back(row);
+  }
+  void take(DType t, Row* sums) {
+    for (std::size_t d = 0; d < sums->size() && !rows.empty(); ++d) {
+      Row column;
+      for (const Row* row : rows) column.push_back((*row)[d]);
+      (*sums)[d] = rule_1(weights, column, t, (*sums)[d]);
+    }
+    *this = {};
+  }
+};
 
 // The sum of dq: a chain for each block of keys, the blocks added from the last to the first.
 inline Row query_gradient(const AttentionBackwardParams& p, const Weights& w, const std::vector<Row>& keys,
@@ -326,13 +345,43 @@ inline Row query_gradient(const AttentionBackwardParams& p, const Weights& w, co
   for (std::size_t n = 0; n < blocks; ++n) {
     const std::size_t begin = (order.descending && !order.chained ? blocks - 1 - n : n) * width;
     if (!order.chained) of_block.assign(size, 0.0f);
+    Step step;
     for (std::size_t j = begin; j < std::min(begin + width, keys.size()); ++j) {
-      if (w.seen[j]) add_link(w.ds[j], keys[j], &of_block);
+      if (!by_unit(p) && w.seen[j]) add_link(w.ds[j], keys[j], &of_block);
+      if (by_unit(p)) step.add(w.ds[j], &keys[j]);
+      if (j % 16 == 15) step.take(p.dtype, &of_block);
     }
+    step.take(p.dtype, &of_block);
     if (order.chained) continue;
     for (std::size_t d = 0; d < size; ++d) sum[d] = sum[d] + of_block[d];
   }
   return order.chained ? of_block : sum;
+}
+
+// dk and dv of a query head by a matrix unit: steps of 16 queries that floor(n / 16) counts, n the query's position.
+inline void take_steps(const AttentionBackwardParams& p, const Sequence& sequence, std::int64_t head,
+                       const std::vector<Row>& keys, const std::vector<Row>& values, std::vector<Row>* dk,
+                       std::vector<Row>* dv) {
+  const std::int64_t past = sequence.keys - sequence.queries;
+  for (std::int64_t first = 0; first < sequence.queries;) {
+    std::int64_t last = first + 1;
+    const auto step_of = [&](std::int64_t i) { return std::floor(static_cast<double>(past + i) / 16); };
+    while (last < sequence.queries && step_of(last) == step_of(first)) ++last;
+    std::vector<Weights> weights;
+    for (std::int64_t i = first; i < last; ++i) {
+      if (sequence.sees_any(i)) weights.push_back(weights_of(p, sequence, i, head, keys, values));
+    }
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      Step of_dk, of_dv;
+      for (const Weights& w : weights) {
+        of_dk.add(w.ds[j], &w.q);
+        of_dv.add(w.p[j], &w.dout);
+      }
+      of_dk.take(p.dtype, &(*dk)[j]);
+      of_dv.take(p.dtype, &(*dv)[j]);
+    }
+    first = last;
+  }
 }
 
 inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order& order = {}) {
@@ -361,7 +410,7 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
         if (!sequence.sees_any(i)) return;
         const Weights w = weights_of(p, sequence, i, head, keys, values);
         for (std::size_t j = 0; j < keys.size(); ++j) {
-          if (!w.seen[j]) continue;
+          if (by_unit(p) || !w.seen[j]) continue;
           add_link(w.ds[j], w.q, &dk[j]);
           add_link(w.p[j], w.dout, &dv[j]);
         }
@@ -376,6 +425,9 @@ inline BackwardPatterns reference(const AttentionBackwardParams& p, const Order&
         for (std::int64_t i = 0; i < sequence.queries; ++i) {
           for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) take(h, i);
         }
+      }
+      for (std::int64_t h = kv_head * group; by_unit(p) && h < (kv_head + 1) * group; ++h) {
+        take_steps(p, sequence, h, keys, values, &dk, &dv);
       }
       for (std::size_t j = 0; j < keys.size(); ++j) {
         const std::int64_t row = sequence.key_place(static_cast<std::int64_t>(j)) * p.num_kv_heads + kv_head;

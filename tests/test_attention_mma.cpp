@@ -1,5 +1,5 @@
-// Forward products of attention as sm_90's matrix unit computes them, on the CPU: rule 1 against a second implementation
-// written from the contract, at shapes of models; the same bytes in every chunk; and where plain chains stay.
+// Products of attention as sm_90's matrix unit computes them, on the CPU, forward and backward: rule 1 against a second
+// implementation written from the contract, at shapes of models; the same bytes in every chunk; and where plain chains stay.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -81,6 +81,76 @@ TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
       }
     }
   }
+}
+
+// A call's gradients by the CPU, from the outputs of its forward.
+struct BackwardCall {
+  explicit BackwardCall(Problem& problem) : p{on_sm_90(problem)} {
+    const Case& c = problem.what();
+    const ForwardPatterns forward = computed(on_sm_90(problem), problem.q_places());
+    for (const auto x : forward.out) {
+      out.push_back(static_cast<unsigned char>(x));
+      out.push_back(static_cast<unsigned char>(x >> 8));
+    }
+    for (const auto x : forward.lse) lse.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(x)));
+    p.out = {out.data(), p.q_tokens * c.q_heads * c.head_dim, c.q_heads * c.head_dim, c.head_dim};
+    p.dout = problem.like_queries();
+    p.lse = lse.data();
+    for (std::size_t i = 0; i < lse.size(); ++i)
+      dlse.push_back(static_cast<float>(static_cast<int>(i * 37 % 11) - 5) / 8);
+    p.dlse = dlse.data();
+    workspace.resize(lse.size() + 1);
+    p.workspace = workspace.data();
+    for (auto* x : {&dq, &dk, &dv})
+      x->assign(static_cast<std::size_t>((x == &dq ? problem.q_places() : problem.k_places()) * c.head_dim * 2), 0x5a);
+    p.dq = dq.data();
+    p.dk = dk.data();
+    p.dv = dv.data();
+  }
+  BackwardPatterns computed_gradients() {
+    rlk::cpu::attention_backward(p);
+    return {patterns_of(dq, p.dtype), patterns_of(dk, p.dtype), patterns_of(dv, p.dtype)};
+  }
+
+  AttentionBackwardParams p;
+  std::vector<unsigned char> out, dq, dk, dv;
+  std::vector<float> lse, dlse, workspace;
+};
+
+// Steps of queries count from key 0, whatever the number of keys ahead of query 0; blocks of either width.
+TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
+  unsigned seed = 500;
+  bool decides = false;  // whether the unit decides a bit
+  for (const DType dtype : kHalves) {
+    for (const std::int64_t head_dim : {40, 64, 192}) {
+      for (const std::int64_t window : {0, 50}) {
+        for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded}) {
+          Case c{{{3, 3}, {1, 17}, {5, 135}, {40, 45}, {7, 3}}};
+          c.q_form = form == Form::kLeftPadded ? Form::kPacked : form;
+          c.k_form = form;
+          c.head_dim = head_dim;
+          c.dtype = dtype;
+          c.q_heads = 2;
+          c.causal = seed % 3 != 0 || window != 0;
+          c.window = window;
+          c.exp = seed % 2 == 0 ? Exp::kHardware : Exp::kPortable;
+          c.seed = ++seed;
+          Problem problem(c);
+          BackwardCall call(problem);
+          const BackwardPatterns want = reference(call.p);
+          linear_test::for_each_backend([&](const std::string& backend) {
+            const BackwardPatterns got = call.computed_gradients();
+            ASSERT_EQ(got.dq, want.dq) << c.text() << ", " << backend;
+            ASSERT_EQ(got.dk, want.dk) << c.text() << ", " << backend;
+            ASSERT_EQ(got.dv, want.dv) << c.text() << ", " << backend;
+          });
+          call.p.arithmetic = Arithmetic::kIeee;
+          decides |= call.computed_gradients().dk != want.dk;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(decides);
 }
 
 // A value in use that is Inf or NaN reaches every row that sees a key of its block, whichever rows a task has; what is in

@@ -131,6 +131,7 @@ def test_opcheck(form: str, s: Sequences) -> None:
             None,
             0.5,
             0,
+            0,
             True,
             True,
         ),

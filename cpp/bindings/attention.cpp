@@ -320,12 +320,13 @@ const float* read_rows(const Array& a, const Call& call) {
 nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, nb::handle k, nb::handle v,
                     nb::handle out_given, nb::handle lse_given, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                     nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, bool causal,
-                    nb::handle window_size, nb::handle softmax_scale, int exp, bool wants_q, bool wants_kv,
-                    nb::handle allocate, std::uintptr_t stream) {
+                    nb::handle window_size, nb::handle softmax_scale, int exp, int arithmetic, bool wants_q,
+                    bool wants_kv, nb::handle allocate, std::uintptr_t stream) {
   const Call call(q, k, v,
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, nb::none(), causal, window_size,
                    softmax_scale, exp});
   AttentionBackwardParams p{call.input()};
+  p.arithmetic = static_cast<Arithmetic>(arithmetic);
   const Array dout(dout_given, "dout", kFloats), out(out_given, "out", kFloats);
   for (const Array* a : {&dout, &out}) {
     check_same(*a, call.q());

@@ -2,13 +2,16 @@
 // chain is one task's, so no sum crosses threads, at the cost of scores that are computed twice.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "attention.h"
+#include "attention_mma.h"
 #include "attention_tiles.h"
 #include "float_environment.h"
 #include "rlk/kernels/attention_check.h"
 #include "rlk/kernels/attention_row.h"
+#include "rlk/math/mma_model.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
@@ -21,6 +24,32 @@ class Tiles {
  public:
   explicit Tiles(const AttentionBackwardParams& p)
       : p(p), read(p), group(p.num_q_heads / p.num_kv_heads), c(attention_scale(p.softmax_scale)) {}
+
+  // Products of at most `rows` rows are the matrix unit's, where the call asks for them.
+  void begin_products(std::int64_t rows) {
+    const LinearUnit unit = {attention_products(p), p.dtype};
+    if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows, read.columns);
+  }
+  // to[r][j] = a[r] . b[j] for the tile's `count` rows b, +0 up to `width`.
+  void multiply(const std::vector<float>& a, int rows, const std::vector<float>& b, int count, int width, float* to) {
+    const AttentionLanes& lanes = attention_lanes();
+    transposed_.resize(static_cast<std::size_t>(kTileKeys * read.columns));
+    lanes.transpose(b.data(), count, p.head_dim, read.columns, transposed_.data());
+    if (mma_) {
+      mma_->multiply(a.data(), rows, transposed_.data(), p.head_dim, width, to);
+    } else {
+      lanes.multiply(a.data(), rows, read.columns, transposed_.data(), p.head_dim, width, to);
+    }
+  }
+  // sums[r] goes on over the `width` rows of x; those that r does not see, or whose weight is kNothing, are no links.
+  void accumulate(const std::vector<float>& weights, const AttentionColumns* sees, int rows, int width, bool holes,
+                  const std::vector<float>& x, std::vector<float>* sums) {
+    if (mma_) {
+      mma_->accumulate(weights.data(), sees, rows, width, x.data(), sums->data());
+    } else {
+      attention_lanes().accumulate(weights.data(), sees, rows, holes, x.data(), read.columns, sums->data());
+    }
+  }
 
   std::vector<float> tile(std::int64_t rows) const {
     return std::vector<float>(static_cast<std::size_t>(rows * read.columns));
@@ -51,6 +80,10 @@ class Tiles {
   AttentionReader read;
   std::int64_t group;
   float c;
+
+ private:
+  std::vector<float> transposed_;
+  std::optional<AttentionMma> mma_;
 };
 
 class Deltas : Tiles {
@@ -82,10 +115,10 @@ class QueryGradients : Tiles {
     chains_ = tile(rows);
     k_ = tile(kTileKeys);
     v_ = tile(kTileKeys);
-    transposed_ = tile(kTileKeys);
     scores_ = scores(rows);
     dp_ = scores(rows);
     sees_.resize(static_cast<std::size_t>(rows));
+    begin_products(rows);
   }
   static std::int64_t queries_of_tile(const AttentionInput& p) {
     return std::max<std::int64_t>(kTileRows * p.num_kv_heads / std::max<std::int64_t>(p.num_q_heads, 1), 1);
@@ -116,13 +149,8 @@ class QueryGradients : Tiles {
         read.key(p.k, span, j, task.kv_head, row(k_, j - begin));
         read.key(p.v, span, j, task.kv_head, row(v_, j - begin));
       }
-      const auto multiply = [&](std::vector<float>& rows, std::vector<float>& keys_of_block, std::vector<float>& to) {
-        lanes.transpose(keys_of_block.data(), width, p.head_dim, read.columns, transposed_.data());
-        lanes.multiply(rows.data(), static_cast<int>(num_rows), read.columns, transposed_.data(), p.head_dim, width,
-                       to.data());
-      };
-      multiply(q_, k_, scores_);
-      multiply(dout_, v_, dp_);
+      multiply(q_, static_cast<int>(num_rows), k_, width, width, scores_.data());
+      multiply(dout_, static_cast<int>(num_rows), v_, width, width, dp_.data());
       bool holes = false;
       for (std::int64_t r = 0; r < num_rows; ++r) {
         sees_[r] = within(span.keys_of(query_of(r)), begin, width);
@@ -135,8 +163,7 @@ class QueryGradients : Tiles {
                                  &delta_of_row, 0, p.exp, p.dtype);
       }
       std::fill(chains_.begin(), chains_.end(), 0.0f);
-      lanes.accumulate(dp_.data(), sees_.data(), static_cast<int>(num_rows), holes, k_.data(), read.columns,
-                       chains_.data());
+      accumulate(dp_, sees_.data(), static_cast<int>(num_rows), width, holes, k_, &chains_);
       lanes.add(dq_.data(), chains_.data(), num_rows * read.columns);
     }
     for (std::int64_t r = 0; r < num_rows; ++r) {
@@ -147,7 +174,7 @@ class QueryGradients : Tiles {
   }
 
  private:
-  std::vector<float> q_, dout_, k_, v_, transposed_, scores_, dp_;
+  std::vector<float> q_, dout_, k_, v_, scores_, dp_;
   std::vector<float> dq_, chains_;  // of the blocks so far, of one
   std::vector<AttentionColumns> sees_;
 };
@@ -162,9 +189,10 @@ class KeyGradients : Tiles {
         dv_(tile(kTileKeys)),
         q_(tile(kTileKeys)),
         dout_(tile(kTileKeys)),
-        transposed_(tile(kTileKeys)),
         scores_(scores(kTileKeys)),
-        dp_(scores(kTileKeys)) {}
+        dp_(scores(kTileKeys)) {
+    begin_products(kTileKeys);
+  }
 
   void run(const AttentionTasks::Task& task) {
     const AttentionSpan span(p, task.sequence);
@@ -179,7 +207,9 @@ class KeyGradients : Tiles {
     std::fill(dk_.begin(), dk_.end(), 0.0f);
     std::fill(dv_.begin(), dv_.end(), 0.0f);
     for (std::int64_t h = task.kv_head * group; h < (task.kv_head + 1) * group; ++h) {
-      for (std::int64_t begin = queries.first; begin < queries.last; begin += kTileKeys) {
+      // Steps of 16 count from key 0, so the first block may begin before query 0.
+      const std::int64_t n = span.position(queries.first), into = (n % kMmaStepK + kMmaStepK) % kMmaStepK;
+      for (std::int64_t begin = queries.first - into; begin < queries.last; begin += kTileKeys) {
         block(span, keys, {begin, std::min(begin + kTileKeys, queries.last)}, h);
       }
     }
@@ -197,18 +227,17 @@ class KeyGradients : Tiles {
     const auto num_rows = static_cast<int>(keys.last - keys.first);
     const auto count = static_cast<int>(queries.last - queries.first);
     const int width = count > kTileKeys / 2 ? kTileKeys : kTileKeys / 2;
+    std::fill(q_.begin(), q_.end(), 0.0f);
+    std::fill(dout_.begin(), dout_.end(), 0.0f);
     for (int i = 0; i < count; ++i) {
+      if (queries.first + i < 0 || span.keys_of(queries.first + i).empty()) continue;
       read.query(p.q, span, queries.first + i, head, row(q_, i));
       read.query(p.dout, span, queries.first + i, head, row(dout_, i));
       u_[i] = u(span, queries.first + i, head);
       delta_[i] = delta(span, queries.first + i, head);
     }
-    const auto multiply = [&](std::vector<float>& rows, std::vector<float>& queries_of_block, std::vector<float>& to) {
-      lanes.transpose(queries_of_block.data(), count, p.head_dim, read.columns, transposed_.data());
-      lanes.multiply(rows.data(), num_rows, read.columns, transposed_.data(), p.head_dim, width, to.data());
-    };
-    multiply(k_, q_, scores_);
-    multiply(v_, dout_, dp_);
+    multiply(k_, num_rows, q_, count, width, scores_.data());
+    multiply(v_, num_rows, dout_, count, width, dp_.data());
     bool holes = false;
     for (int r = 0; r < num_rows; ++r) {
       sees_[r] = within(span.queries_of(keys.first + r), queries.first, kTileKeys);
@@ -220,11 +249,11 @@ class KeyGradients : Tiles {
       holes |= lanes.gradients(scores_.data() + r * kTileKeys, dp_.data() + r * kTileKeys, sees_[r], c, u_, delta_, 1,
                                p.exp, p.dtype);
     }
-    lanes.accumulate(scores_.data(), sees_, num_rows, holes, dout_.data(), read.columns, dv_.data());
-    lanes.accumulate(dp_.data(), sees_, num_rows, holes, q_.data(), read.columns, dk_.data());
+    accumulate(scores_, sees_, num_rows, width, holes, dout_, &dv_);
+    accumulate(dp_, sees_, num_rows, width, holes, q_, &dk_);
   }
 
-  std::vector<float> k_, v_, dk_, dv_, q_, dout_, transposed_, scores_, dp_;
+  std::vector<float> k_, v_, dk_, dv_, q_, dout_, scores_, dp_;
   float u_[kTileKeys] = {}, delta_[kTileKeys] = {};
   AttentionColumns sees_[kTileKeys] = {};
 };

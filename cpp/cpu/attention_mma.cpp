@@ -12,7 +12,7 @@ namespace rlk::cpu {
 static_assert(kColumns % kMmaStepK == 0 && kMaxColumns <= kPanelK);
 static_assert(kTileKeys / 2 % kMmaStepK == 0 && kTileKeys <= kPanelK);
 
-Arithmetic attention_products(const AttentionParams& p) {
+Arithmetic attention_products(const AttentionInput& p) {
   return p.dtype != DType::kFloat32 && p.arithmetic == Arithmetic::kSm90 ? Arithmetic::kSm90 : Arithmetic::kIeee;
 }
 

@@ -1,4 +1,4 @@
-// Forward products of attention as the matrix unit of sm_90 computes them: linear's lanes on attention's tiles.
+// Products of attention as the matrix unit of sm_90 computes them: linear's lanes on attention's tiles.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace rlk::cpu {
 
-// The unit of a call's forward products: kIeee, plain chains of fma, unless it has bf16 or fp16 operands on sm_90.
-Arithmetic attention_products(const AttentionParams& p);
+// The unit of a call's products: kIeee, plain chains of fma, unless it has bf16 or fp16 operands on sm_90.
+Arithmetic attention_products(const AttentionInput& p);
 
 // multiply and accumulate of AttentionLanes in rule 1's steps of 16. Tiles are as there.
 class AttentionMma {

@@ -37,6 +37,9 @@ void attention(const AttentionParams& p, Device device, [[maybe_unused]] Stream 
 
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device) {
   require_attention_backend(device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::attention_backward_workspace_bytes(p, device.index);
+#endif
   return 4 * attention_rows(p) * p.num_q_heads;  // delta
 }
 

@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels.h"
 #include "rlk/kernels/attention_check.h"
@@ -15,23 +16,48 @@ int supported_capability(int device) {
   return capability;
 }
 
-// Whether the copy engine can fetch a call's heads: it wants strides of 16 bytes that are not 0.
-bool fits_wgmma(const AttentionParams& p) {
-  if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
-  if (p.k_tokens == 0 || p.q_tokens == 0 || reinterpret_cast<std::uintptr_t>(p.out) % 16 != 0) return false;
-  constexpr std::int64_t kMostTokens = std::int64_t{1} << 31, kMostStride = std::int64_t{1} << 39;
-  if (p.q_tokens >= kMostTokens || p.k_tokens >= kMostTokens) return false;
-  for (const AttentionHeads* a : {&p.q, &p.k, &p.v}) {
-    if (!attention_at_16_bytes(*a, p.dtype)) return false;
-    for (const std::int64_t stride : {a->head_stride, a->token_stride, a->sequence_stride}) {
-      if (stride < 0 || stride >= kMostStride) return false;
-    }
-    if (a->token_stride == 0 || (a->head_stride == 0 && p.num_q_heads > 1)) return false;
-    const bool packed = (a == &p.q ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
-    if (!packed && p.num_sequences > 1 && a->sequence_stride == 0) return false;
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
+
+bool at_16_bytes(std::initializer_list<const void*> arrays) {
+  return std::ranges::all_of(arrays, [](const void* a) { return reinterpret_cast<std::uintptr_t>(a) % 16 == 0; });
+}
+
+// Whether the copy engine can fetch an array's heads: it wants strides of 16 bytes that are not 0.
+bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool packed) {
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
+  if (!attention_at_16_bytes(a, p.dtype)) return false;
+  for (const std::int64_t stride : {a.head_stride, a.token_stride, a.sequence_stride}) {
+    if (stride < 0 || stride >= kMostStride) return false;
   }
+  if (a.token_stride == 0 || (a.head_stride == 0 && p.num_q_heads > 1)) return false;
+  return packed || p.num_sequences <= 1 || a.sequence_stride != 0;
+}
+bool can_fetch(const AttentionInput& p) {
+  if (p.dtype == DType::kFloat32 || (p.head_dim != 64 && p.head_dim != 128) || p.block_table != nullptr) return false;
+  if (p.k_tokens == 0 || p.q_tokens == 0 || p.q_tokens >= kMostTokens || p.k_tokens >= kMostTokens) return false;
+  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
+  return can_fetch(p, p.q, packed_q) && can_fetch(p, p.k, packed_k) && can_fetch(p, p.v, packed_k);
+}
+
+bool fits_wgmma(const AttentionParams& p) {
+  if (!can_fetch(p) || !at_16_bytes({p.out})) return false;
   const std::int64_t blocks = p.q_tokens / 128 + std::max<std::int64_t>(p.num_sequences, 1);
   return blocks * p.num_q_heads * (p.cu_seqlens_q != nullptr ? 1 : p.num_sequences) < kMostTokens;
+}
+
+bool fits_wgmma(const AttentionBackwardParams& p) {
+  const bool packed = p.cu_seqlens_q != nullptr;
+  if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
+  if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
+  const GradientLayout layout(p);
+  constexpr std::int64_t kMostHeads = 65535;  // of a grid's second dimension
+  return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
+}
+
+constexpr std::int64_t kWgmmaQueries = 64;  // of a sequence: half of a tile of the forward, a tile of the backward
+
+std::int64_t sequences_of(const AttentionInput& p) {
+  return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
 }
 
 }  // namespace
@@ -42,11 +68,10 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability) {
   constexpr std::int64_t kFewRows = 32;  // of a sequence: most of a larger tile would be empty
-  constexpr std::int64_t kQueries = 64;  // of a sequence: half of a tile of 128
-  const std::int64_t sequences = p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
+  const std::int64_t sequences = sequences_of(p);
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences) return {AttentionKernel::kFewRows};
   const AttentionPlan wgmma = {AttentionKernel::kWgmma};
-  return p.q_tokens >= kQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
+  return p.q_tokens >= kWgmmaQueries * sequences && fits_plan(p, wgmma, capability) ? wgmma : AttentionPlan{};
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
@@ -71,12 +96,30 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   capability == 90 ? attention_sm90(p, plan, to_stream(stream)) : attention_sm80(p, plan, to_stream(stream));
 }
 
+bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {
+  return kernel != GradientKernel::kWgmma || (capability == 90 && fits_wgmma(p));
+}
+
+GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
+  const bool fits = p.q_tokens >= kWgmmaQueries * sequences_of(p) && fits_plan(p, GradientKernel::kWgmma, capability);
+  return fits ? GradientKernel::kWgmma : GradientKernel::kPasses;
+}
+
+std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel) {
+  return kernel == GradientKernel::kWgmma ? GradientLayout(p).end : 4 * attention_rows(p) * p.num_q_heads;
+}
+
+std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, int device) {
+  return workspace_bytes_of(p, choose_plan(p, supported_capability(device)));
+}
+
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream) {
   check_attention(p);
   if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0) return;
   const DeviceGuard guard(device);
-  supported_capability(device) == 90 ? attention_backward_sm90(p, to_stream(stream))
-                                     : attention_backward_sm80(p, to_stream(stream));
+  const int capability = supported_capability(device);
+  capability == 90 ? attention_backward_sm90(p, choose_plan(p, capability), to_stream(stream))
+                   : attention_backward_sm80(p, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

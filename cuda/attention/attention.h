@@ -7,6 +7,7 @@ namespace rlk::cuda {
 
 std::int64_t attention_workspace_bytes(const AttentionParams& p, int device);
 void attention(const AttentionParams& p, int device, Stream stream);
+std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, int device);
 void attention_backward(const AttentionBackwardParams& p, int device, Stream stream);
 
 }  // namespace rlk::cuda

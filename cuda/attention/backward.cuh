@@ -1,6 +1,7 @@
-// attention's backward kernels and their launches. What they do is rlk/kernels/attention_backward.h.
+// attention's backward: delta, the plain fp32 kernels (rlk/kernels/attention_backward.h), and the launches of a call.
 #pragma once
 
+#include "backward_mma.cuh"
 #include "machine.cuh"
 #include "rlk/kernels/attention_backward.h"
 
@@ -16,7 +17,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
 template <class T, class Tile>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_dq_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ AttentionGrid g) {
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   AttentionQueryGradient<Machine, T, Tile> pass(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
@@ -28,12 +29,39 @@ __global__ void __launch_bounds__(kAttentionThreads)
 template <class T, class Tile>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_dkv_kernel(const __grid_constant__ AttentionBackwardParams p, const __grid_constant__ AttentionGrid g) {
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   AttentionKeyGradient<Machine, T, Tile> pass(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
        begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
     begin = pass.run(AttentionPlace(p, g, blockIdx.x, Tile::kRows), begin);
+  }
+}
+
+// float32.
+inline void run_attention_backward_tiles(const AttentionBackwardParams& p, bool vectors, cudaStream_t stream) {
+  const auto launch = [&](auto tile) {
+    using Tile = decltype(tile);
+    constexpr int kBytes = AttentionBackwardShared<Tile>::kBytes;
+    if (p.dq != nullptr && attention_rows(p) * p.num_q_heads > 0) {
+      const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
+      allow_shared_memory<attention_dq_kernel<Fp32, Tile>>();
+      const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
+      attention_dq_kernel<Fp32, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
+      check(cudaGetLastError(), "launch of attention's dq");
+    }
+    if (p.dk != nullptr && attention_keys(p) > 0) {
+      const AttentionGrid g = attention_key_grid(p, Tile::kRows, vectors);
+      allow_shared_memory<attention_dkv_kernel<Fp32, Tile>>();
+      const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
+      attention_dkv_kernel<Fp32, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
+      check(cudaGetLastError(), "launch of attention's dk and dv");
+    }
+  };
+  if (p.head_dim <= 64) {
+    launch(AttentionTile<4, 64, 32>{});
+  } else {
+    p.head_dim <= 128 ? launch(AttentionTile<4, 128, 32>{}) : launch(AttentionTile<2, 256, 32>{});
   }
 }
 
@@ -49,28 +77,10 @@ inline void run_attention_backward(const AttentionBackwardParams& p, cudaStream_
       attention_delta_kernel<T><<<static_cast<unsigned>(blocks), kAttentionThreads, 0, stream>>>(p, rows);
       check(cudaGetLastError(), "launch of attention's delta");
     }
-    const auto launch = [&](auto tile) {
-      using Tile = decltype(tile);
-      constexpr int kBytes = AttentionBackwardShared<Tile>::kBytes;
-      if (p.dq != nullptr && rows > 0) {
-        const AttentionGrid g = attention_query_grid(p, Tile::kRows, vectors);
-        allow_shared_memory<attention_dq_kernel<T, Tile>>();
-        const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
-        attention_dq_kernel<T, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
-        check(cudaGetLastError(), "launch of attention's dq");
-      }
-      if (p.dk != nullptr && attention_keys(p) > 0) {
-        const AttentionGrid g = attention_key_grid(p, Tile::kRows, vectors);
-        allow_shared_memory<attention_dkv_kernel<T, Tile>>();
-        const unsigned blocks = checked_blocks(attention_blocks(p, g), "attention_backward");
-        attention_dkv_kernel<T, Tile><<<blocks, kAttentionThreads, kBytes, stream>>>(p, g);
-        check(cudaGetLastError(), "launch of attention's dk and dv");
-      }
-    };
-    if (p.head_dim <= 64) {
-      launch(AttentionTile<4, 64, 32>{});
+    if constexpr (T::kPacked) {
+      run_attention_backward_mma<T>(p, vectors, stream);
     } else {
-      p.head_dim <= 128 ? launch(AttentionTile<4, 128, 32>{}) : launch(AttentionTile<2, 256, 32>{});
+      run_attention_backward_tiles(p, vectors, stream);
     }
   });
 }

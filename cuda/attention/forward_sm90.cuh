@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "../common/tensor_map.h"
+#include "head_maps.h"
 #include "wgmma_rows_sm90.cuh"
 
 namespace rlk::cuda {
@@ -47,25 +47,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-inline CUtensorMap wgmma_map(const AttentionParams& p, const AttentionHeads& a, bool is_query) {
-  const bool packed = (is_query ? p.cu_seqlens_q : p.cu_seqlens_k) != nullptr;
-  HeadsExtent e;
-  e.columns = p.head_dim;
-  e.heads = is_query ? p.num_q_heads : p.num_kv_heads;
-  e.tokens = is_query ? p.q_tokens : p.k_tokens;
-  e.sequences = packed ? 1 : p.num_sequences;
-  e.head_stride = e.heads > 1 ? a.head_stride : p.head_dim;
-  e.token_stride = e.tokens > 1 ? a.token_stride : p.head_dim;
-  e.sequence_stride = e.sequences > 1 ? a.sequence_stride : p.head_dim;
-  return heads_tensor_map(a.data, p.dtype, e, 128);
-}
-
 template <class T, class Tile, Exp kExp>
 void launch_attention_wgmma(const AttentionParams& p, cudaStream_t stream) {
   WgmmaCall call;
-  call.q = wgmma_map(p, p.q, true);
-  call.k = wgmma_map(p, p.k, false);
-  call.v = wgmma_map(p, p.v, false);
+  call.q = attention_map(p, p.q, true, Tile::kQueries);
+  call.k = attention_map(p, p.k, false, Tile::kKeys);
+  call.v = attention_map(p, p.v, false, Tile::kKeys);
   const bool packed = p.cu_seqlens_q != nullptr;
   const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);

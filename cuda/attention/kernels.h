@@ -23,9 +23,47 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability);
 // Bytes of workspace: a counter of tiles for kWgmma, splits' results for kFewRows.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
+// Ways to serve a backward.
+enum class GradientKernel : std::int32_t {
+  kPasses,  // one pass for dq, one for dk and dv: every call
+  kWgmma,   // sm_90: all three at once, what kWgmma above serves
+};
+constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma};
+bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);
+GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
+// Bytes of workspace: delta for kPasses; for kWgmma as GradientLayout says.
+std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
+
+// kWgmma's tiles of 64 queries and blocks of 128 keys, and where its workspace has what. Tiles count from a position that
+// is a multiple of 64, so a sequence may touch one more than its queries fill.
+struct GradientLayout {
+  static constexpr std::int64_t kTurnsAt = 16;
+  std::int64_t slack;                               // slots between packed sequences
+  std::int64_t of_sequence, slots;                  // tiles of queries, of a sequence that is not packed, of all
+  std::int64_t key_blocks, jobs;                    // of a sequence, or, packed, of all; and of all key heads
+  std::int64_t works_at, scalars_at, sums_at, end;  // bytes
+  static constexpr std::int64_t kWorkBytes = 48;
+
+  explicit GradientLayout(const AttentionBackwardParams& p) {
+    // Queries stand at keys of their own number: a sequence begins at a multiple of 64.
+    const bool aligned = p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
+                         p.cu_seqlens_q == p.cu_seqlens_k && p.q_tokens == p.k_tokens;
+    slack = aligned ? 1 : 2;
+    of_sequence = (p.q_tokens + 63) / 64 + (aligned ? 0 : 1);
+    slots = p.cu_seqlens_q != nullptr ? p.q_tokens / 64 + slack * p.num_sequences : of_sequence * p.num_sequences;
+    key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / 128 + p.num_sequences : (p.k_tokens + 127) / 128;
+    jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
+    const std::int64_t tiles = slots * p.num_q_heads;
+    works_at = (kTurnsAt + 4 * tiles + 255) / 256 * 256;
+    scalars_at = (works_at + kWorkBytes * jobs + 255) / 256 * 256;
+    sums_at = scalars_at + 512 * tiles;
+    end = sums_at + (p.dq != nullptr ? 256 * p.head_dim * tiles : 0);
+  }
+};
+
 void attention_sm80(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);
 void attention_sm90(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);
 void attention_backward_sm80(const AttentionBackwardParams& p, cudaStream_t stream);
-void attention_backward_sm90(const AttentionBackwardParams& p, cudaStream_t stream);
+void attention_backward_sm90(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);
 
 }  // namespace rlk::cuda

@@ -161,9 +161,9 @@ class SplitRows {
 #pragma unroll 1
     for (; block < last_key_; block += Tile::kKeys) {
       const int parity = block / Tile::kKeys % 2;
-      locate(span, block + 2 * Tile::kKeys);
       block == first ? copy_async_wait<3>() : copy_async_wait<2>();
-      __syncthreads();  // K is there; V of the block before was read
+      __syncthreads();  // K is there; V of the block before was read, and where this one's rows lie
+      locate(span, block + 2 * Tile::kKeys);
       if (block != first) load<false>(block + Tile::kKeys);
       float s[4][4];
       if (scores_keys()) {

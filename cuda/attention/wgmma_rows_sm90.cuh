@@ -3,6 +3,7 @@
 
 #include "../common/wgmma_sm90.cuh"
 #include "machine.cuh"
+#include "quad_rows.cuh"
 #include "rlk/kernels/attention_row.h"
 #include "wgmma_work_sm90.cuh"
 
@@ -338,8 +339,6 @@ class WgmmaRows {
                                                                               : -infinity();
       }
     }
-    // Quads exchange 4 x 4 pairs of columns, so that a lane stores eight neighbours of a row.
-    const bool odd = thread_ & 1, high = thread_ & 2;
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
       std::uint32_t pairs[2][4];
@@ -354,16 +353,7 @@ class WgmmaRows {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         std::uint32_t(&x)[4] = pairs[r];
-        std::uint32_t a = odd ? x[0] : x[1], b = odd ? x[2] : x[3];
-        a = __shfl_xor_sync(0xffffffffu, a, 1);
-        b = __shfl_xor_sync(0xffffffffu, b, 1);
-        (odd ? x[0] : x[1]) = a;
-        (odd ? x[2] : x[3]) = b;
-        std::uint32_t e = high ? x[0] : x[2], f = high ? x[1] : x[3];
-        e = __shfl_xor_sync(0xffffffffu, e, 2);
-        f = __shfl_xor_sync(0xffffffffu, f, 2);
-        (high ? x[0] : x[2]) = e;
-        (high ? x[1] : x[3]) = f;
+        exchange_in_quad(x);
         const int i = first_row_ + 8 * r;
         if (i < work.places) {
           auto* to = static_cast<typename T::Storage*>(p_.out) +

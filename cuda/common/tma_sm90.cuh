@@ -83,4 +83,39 @@ __device__ __forceinline__ void wait_for_stored_boxes() {  // until all but kPen
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
+// `bytes`, a multiple of 16, at multiples of 16, to `shared`; counted at `barrier`.
+__device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* from, int bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// The same back, and added to what is there: IEEE's sums of fp32, nearest even, subnormals kept, NaN 0x7fffffff.
+__device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void add_floats(void* to, std::uint32_t shared, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(shared),
+               "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_writes() {  // until all of this thread's stores and additions are done
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// Turns at a sum in memory: a counter of the additions that are done, which other blocks see once it has risen.
+__device__ __forceinline__ void wait_for_turn(const std::uint32_t* counter, std::uint32_t turn) {
+  std::uint32_t done;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(done) : "l"(counter) : "memory");
+  } while (done < turn);
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+__device__ __forceinline__ void end_turn(std::uint32_t* counter) {
+  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 }  // namespace rlk::cuda

@@ -104,7 +104,7 @@ def attention(
         block_table: int32 ``[num_sequences, max_pages]``: the pages of each sequence, in order.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products; hardware on every GPU of one architecture and, of
-            sm_90, on the CPU. Forward products of bfloat16 and float16 are the matrix unit's under
+            sm_90, on the CPU. Products of bfloat16 and float16 are the matrix unit's under
             ``rk.arithmetic("sm_90")``, else chains of fused multiply-adds; values are to be finite then.
         return_lse: the logarithm of each row's sum as well.
     Returns:
@@ -199,6 +199,7 @@ def attention_backward(
         *(frame.export(x, n) for x, n in zip((dout, dlse, q, k, v, out, lse, *lists), names, strict=True)),
         *options,
         resolve_exp(exp, frame.device),
+        product_unit(),
         True,
         True,
         frame.allocate,

@@ -58,10 +58,9 @@ class _Attention(Eager):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        *options, unit = rest[5:]
-        lists = rest[:5]
+        options, lists = rest[5:], rest[:5]
         prepare(q)
-        out, lse = _C.attention(q, k, v, *lists, None, *options, unit, True, None, 0)
+        out, lse = _C.attention(q, k, v, *lists, None, *options, True, None, 0)
         ctx.save_for_backward(q, k, v, out, lse, *lists)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -98,13 +97,14 @@ def backward(
     inputs = (dout, dlse, q, k, v, out, lse, *lists)
     direct = is_direct(*inputs)
     mode = _mode(exp, q, direct)
+    unit = product_unit() if direct or not is_compiling() else AS_CALLED
     if direct and not wants_grad(*inputs):
         prepare(q)
-        found: tuple[Any, Any, Any] = _C.attention_backward(*inputs, *options, mode, True, True, None, 0)
+        found: tuple[Any, Any, Any] = _C.attention_backward(*inputs, *options, mode, unit, True, True, None, 0)
         return found
     optional = {"dlse": dlse, **dict(zip(traced.LISTS, lists, strict=False))}
     require_tensors(q=q, k=k, v=v, dout=dout, out=out, lse=lse, optional=optional)
     return traced.backward(
-        gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, *lists, *traced.checked(options), mode,
+        gradient(dout, q.dtype, "dout", dims=4), dlse, q, k, v, out, lse, *lists, *traced.checked(options), mode, unit,
         True, True,
     )  # fmt: skip

@@ -23,9 +23,9 @@ from .._transforms import batched, looped, pulled, pushed
 
 LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
 MOST_HEAD_DIM = 256
-_HOW = "bool causal, SymInt? window_size, float? softmax_scale, int exp"
+_HOW = "bool causal, SymInt? window_size, float? softmax_scale, int exp, int unit"
 _PLACES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k"
-define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}, int unit) -> (Tensor, Tensor)")
+define(f"attention(Tensor q, Tensor k, Tensor v, {_PLACES}, Tensor? block_table, {_HOW}) -> (Tensor, Tensor)")
 # What is not wanted is an empty tensor.
 define(
     f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_PLACES}, "
@@ -47,12 +47,14 @@ def _forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
 def _backward_kernel(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *call, mode, wants_q, wants_kv = rest
+    *call, mode, unit, wants_q, wants_kv = rest
+    kind = device_type(q, "q")
     if mode == AS_CALLED:
-        mode = resolve_traced(mode, device_type(q, "q")) if q.is_cuda else PORTABLE
+        mode = resolve_traced(mode, kind) if q.is_cuda else PORTABLE
+    unit = IEEE if q.dtype == torch.float32 else resolve_traced_unit(unit, kind)
     prepare(q)
     tensors = (memory(t) for t in (dout, dlse, q, k, v, out, lse))
-    found = _C.attention_backward(*tensors, *call, mode, wants_q, wants_kv, None, 0)
+    found = _C.attention_backward(*tensors, *call, mode, unit, wants_q, wants_kv, None, 0)
     return tuple(q.new_empty(0) if g is None else g for g in found)
 
 
@@ -181,7 +183,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 def _backward_fake(
     dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
 ) -> Any:
-    *lists, causal, window_size, softmax_scale, _exp, wants_q, wants_kv = rest
+    *lists, causal, window_size, softmax_scale, _exp, _unit, wants_q, wants_kv = rest
     _check_operands(q, k, v, *lists, None, causal, window_size, softmax_scale)
     for tensor, name in ((dout, "dout"), (out, "out")):
         check_dtype_like(tensor, name, q, "q")
@@ -322,7 +324,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.options = tuple(inputs[9:13])
+        ctx.options = tuple(inputs[9:14])
         ctx.save_for_backward(*inputs[:9], *output)
         ctx.save_for_forward(*inputs[:9])
         ctx.set_materialize_grads(False)
@@ -379,7 +381,7 @@ class AttentionBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         dout, dlse, q, k, v, _out, _lse, *lists = inputs[:12]
         ctx.how = tuple(inputs[12:15])
-        wants_q, wants_kv = inputs[16:]
+        wants_q, wants_kv = inputs[17:]
         ctx.wanted = (wants_q, wants_kv, wants_kv)
         ctx.save_for_backward(dout, dlse, q, k, v, *lists)
         ctx.save_for_forward(dout, dlse, q, k, v, *lists)
@@ -389,7 +391,7 @@ class AttentionBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         cotangents = tuple(g for g, w in zip(gradients, ctx.wanted, strict=True) if w)
         found = pulled(_composed_call(ctx), ctx.saved_tensors[:5], cotangents)
-        return *found, *(None,) * 13
+        return *found, *(None,) * 14
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:

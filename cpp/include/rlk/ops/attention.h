@@ -11,8 +11,8 @@
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, has out +0 and lse -Inf, and is
 // not read. A key that a query does not see contributes nothing to its row, nor the query to the key's gradients; nor does
 // a key whose score is -Inf. What is not in use (past seqused, left padding, tails of pages, tokens of other sequences)
-// contributes nothing whatever it holds. A token in use that a row does not see may make that row NaN where it holds NaN
-// or Inf, since a matrix unit multiplies it by 0: rows of its own sequence alone.
+// contributes nothing whatever it holds. A token in use that a row does not see may make that row, or its gradients, NaN where
+// it holds NaN or Inf, since a matrix unit multiplies it by 0: rows of its own sequence alone.
 // Blocks have attention_block(D) keys and splits end where attention_split_end says, both counted from key 0.
 // f(e) = 2^e for an integer e of at least -126, else 0; a product with it is IEEE's, subnormal results stay.
 // Forward, of one query and head, over the keys that it sees, ascending:
@@ -32,13 +32,15 @@
 //     fl(O_b * f(m_b - m))), l like O_d. A split that contributed nothing, or the first, changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
 //   A row that sees keys and whose root is the identity is NaN, as are one with a NaN score and one with m >= 2^21.
-// bf16 and fp16 forward products on sm_90 follow rule 1 of the matrix units; the backward's are plain fp32. There
-//   s_j is one accumulator from +0 over steps of 16 columns d, the last one filled up with +0
+// bf16 and fp16 products on sm_90 follow rule 1 of the matrix units, forward and backward. There
+//   s_j is one accumulator from +0 over steps of 16 columns d, the last one filled up with +0; dp_ij likewise
 //   O_d goes on, in each block with a key that the row sees and a prefix that contributes, over steps of 16 keys counted
 //     from the block's first:
 //     p_j = +0 of a key that the row does not see or whose score is -Inf, v_jd = +0 of one that is not in use; a step
 //     of such p may be left out where every v_jd is finite, since zeros do not align
 //   The CPU takes in the keys of such a block that are in use and in a page, and of no other block.
+//   The chains of dq, dk and dv take steps of 16 keys, or queries, in place of links: ds and p of a pair that does not
+//     see one another, or whose score is -Inf, are +0. dq's steps count from the block's first key.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:
 //   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as l's; then with dlse fl(delta - dlse)
 //   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
@@ -125,14 +127,14 @@ struct AttentionInput {
   DType dtype = DType::kBFloat16;                  // kBFloat16, kFloat16, kFloat32
   Exp exp = Exp::kPortable;
   bool causal = true;
+  Arithmetic arithmetic = Arithmetic::kIeee;  // the CPU's; a GPU has its own
 };
 
 // Outputs are contiguous.
 struct AttentionParams : AttentionInput {
-  Arithmetic arithmetic = Arithmetic::kIeee;  // the CPU's; a GPU has its own
-  void* out = nullptr;                        // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
-  float* lse = nullptr;                       // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
-  void* workspace = nullptr;                  // attention_workspace_bytes(...), 16-byte aligned
+  void* out = nullptr;        // [B, q_tokens, Hq, D] or [q_tokens, Hq, D], dtype
+  float* lse = nullptr;       // [B, Hq, q_tokens] or [Hq, q_tokens]; null: not wanted
+  void* workspace = nullptr;  // attention_workspace_bytes(...), 16-byte aligned
 };
 
 // Not of pages.
@@ -151,7 +153,7 @@ void require_attention_backend(Device device);  // throws Unsupported where this
 std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device);
 void attention(const AttentionParams& p, Device device, Stream stream);
 
-// Bytes of device workspace that `p` needs on `device`: 4 for each query and head, on the CPU too.
+// Bytes of workspace that `p`, with its lists, needs on `device`, on the CPU too: at least 4 for each query and head.
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device);
 void attention_backward(const AttentionBackwardParams& p, Device device, Stream stream);
 

@@ -1,0 +1,287 @@
+// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64 or 128 columns whose tokens the copy engine can
+// fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent: a block of three warpgroups
+// takes 128 keys of a key head, keeps their dk and dv in registers, and walks the tiles that see them, query head by query
+// head; the copy engine adds each tile's dq to a sum in memory, in the order that the contract asks for. A third scales and
+// rounds those sums. Bound by wgmma; numbers: README.md.
+#pragma once
+
+#include <algorithm>
+
+#include "../common/async_copy_sm80.cuh"
+#include "../common/kernel_memory.h"
+#include "../common/octet.cuh"
+#include "gradient_rows_sm90.cuh"
+#include "head_maps.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class T, class Tile, Exp kExp>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    attention_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,
+                              const __grid_constant__ GradientCall call) {
+  extern __shared__ unsigned char unaligned[];
+  unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  const GradientShared<Tile> shared{shared_address(memory)};
+  auto* works = reinterpret_cast<GradientWork*>(memory + Tile::kWorkAt);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
+  if (warpgroup < 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    const int warp = same_in_warp(threadIdx.x / 32);
+    if (warp == 0) load_gradient_work<Tile>(p, call, shared, works);
+    if (warp == 1 || warp == 2) add_gradients<Tile>(p, call, shared, works, warp - 1);
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  GradientRows<T, Tile, kExp> rows(p, shared, warpgroup);
+#pragma unroll 1
+  for (int job = 0;; ++job) {
+    mbarrier_wait_block(shared.work_full(job & 1), job >> 1 & 1);
+    const GradientWork& work = works[job & 1];
+    if (work.sequence < 0) break;
+    rows.run(work);
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + warpgroup) : "memory");
+    if (threadIdx.x % 128 == 0) mbarrier_arrive(shared.work_empty(job & 1));
+  }
+}
+
+// A tile of queries for the kernels that take one each.
+struct GradientPlace {
+  std::int64_t sequence;
+  std::int32_t tile;  // its position
+  GradientQueries queries;
+  std::int64_t q_first;
+  bool exists;
+};
+__device__ __forceinline__ GradientPlace gradient_place(const AttentionBackwardParams& p, const GradientCall& call,
+                                                        std::int32_t slot) {
+  GradientPlace at = {};
+  if (p.num_sequences == 0) return at;
+  at.sequence = p.cu_seqlens_q == nullptr ? slot / call.of_sequence
+                                          : sequence_of_slot(p.num_sequences, slot, [&](std::int64_t s) {
+                                              return clamp_to(p.cu_seqlens_q[s], 0, p.q_tokens) / 64 + call.slack * s;
+                                            });
+  const AttentionSpan span(p, at.sequence);
+  at.queries = gradient_queries(p, call, span);
+  at.q_first = span.q_first;
+  const std::int32_t number = slot - at.queries.slot;
+  at.tile = at.queries.base + 64 * number;
+  at.exists = number >= 0 && number < at.queries.tiles();
+  return at;
+}
+
+// Every job, and u and delta of a tile's rows, four heads a block.
+constexpr int kPreparedHeads = 4;
+template <class T, class Tile>
+__global__ void __launch_bounds__(kPreparedHeads * 64)
+    attention_prepare_kernel(const __grid_constant__ AttentionBackwardParams p,
+                             const __grid_constant__ GradientCall call) {
+  const std::int32_t slot = blockIdx.x;
+  if (blockIdx.x == 0 && blockIdx.y == 0) {
+    for (std::int64_t b = threadIdx.x; b < p.num_sequences; b += blockDim.x) {
+      const auto contradicts = [&](const std::int32_t* offsets, std::int64_t tokens) {
+        return offsets != nullptr && (offsets[b] < 0 || offsets[b + 1] < offsets[b] || offsets[b + 1] > tokens);
+      };
+      if (contradicts(p.cu_seqlens_q, p.q_tokens) || contradicts(p.cu_seqlens_k, p.k_tokens)) *call.unordered = 1;
+    }
+  }
+  const auto threads = static_cast<std::int32_t>(gridDim.x * gridDim.y * blockDim.x);
+  for (std::int32_t job = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; job < call.jobs;
+       job += threads) {
+    call.works[job] = gradient_work(p, call, job);
+  }
+  // A warp has 32 rows of a head, four at a time: eight lanes for a row, a chain each. The rows come in whole chunks, and
+  // are read by columns from shared memory.
+  constexpr int kRowBytes = Tile::kColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
+  constexpr int kLoads = 4 * kChunks / 32;
+  __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::int64_t head = blockIdx.y * kPreparedHeads + warp / 2;
+  if (head >= p.num_q_heads) return;
+  const GradientPlace at = gradient_place(p, call, slot);
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const auto exists = [&](int row) {
+    const std::int32_t n = at.tile + row;
+    return at.exists && n >= at.queries.first && n < at.queries.last;
+  };
+  float* scalars = call.scalars + (head * call.slots + slot) * 128;
+  unsigned char(&rows)[2][4 * kStride] = staged[warp];
+#pragma unroll 2
+  for (int first = warp % 2 * 32; first < warp % 2 * 32 + 32; first += 4) {
+    uint4 chunks[2][kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = first + (lane + 32 * i) / kChunks, column = (lane + 32 * i) % kChunks * 8;
+      chunks[0][i] = chunks[1][i] = make_uint4(0, 0, 0, 0);
+      if (!exists(row)) continue;
+      const std::int64_t token = at.q_first + at.tile + row - at.queries.past;
+      const auto* dout = static_cast<const typename T::Storage*>(p.dout.data) + column +
+                         offset_of(p.dout, packed, at.sequence, token) + head * p.dout.head_stride;
+      const auto* out = static_cast<const typename T::Storage*>(p.out.data) + column +
+                        offset_of(p.out, packed, at.sequence, token) + head * p.out.head_stride;
+      chunks[0][i] = *reinterpret_cast<const uint4*>(dout);
+      chunks[1][i] = *reinterpret_cast<const uint4*>(out);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int to = (lane + 32 * i) / kChunks * kStride + (lane + 32 * i) % kChunks * 16;
+      *reinterpret_cast<uint4*>(rows[0] + to) = chunks[0][i];
+      *reinterpret_cast<uint4*>(rows[1] + to) = chunks[1][i];
+    }
+    __syncwarp();
+    float sum = 0.0f;
+#pragma unroll
+    for (int column = lane % 8; column < Tile::kColumns; column += 8) {
+      const int from = lane / 8 * kStride + column * 2;
+      sum = fma_rn(T::load(*reinterpret_cast<const typename T::Storage*>(rows[0] + from)),
+                   T::load(*reinterpret_cast<const typename T::Storage*>(rows[1] + from)), sum);
+    }
+#pragma unroll
+    for (int distance = 1; distance < kAttentionChains; distance *= 2) {
+      sum = add_rn(sum, Machine::shuffle_xor(sum, distance));
+    }
+    const int row = first + lane / 8;
+    if (lane % 8 != 0) continue;
+    float u = infinity(), delta = 0.0f;
+    if (exists(row)) {
+      const std::int64_t index = lse_index(p, at.sequence, at.q_first + at.tile + row - at.queries.past, head);
+      u = mul_rn(p.lse[index], kLog2e);
+      delta = p.dlse == nullptr ? sum : sub_rn(sum, p.dlse[index]);
+    }
+    scalars[row] = u;
+    scalars[64 + row] = delta;
+  }
+}
+
+// dq of a tile from its sum.
+template <class T, class Tile>
+__global__ void __launch_bounds__(256) attention_round_dq_kernel(const __grid_constant__ AttentionBackwardParams p,
+                                                                 const __grid_constant__ GradientCall call) {
+  const GradientPlace at = gradient_place(p, call, blockIdx.x);
+  if (!at.exists) return;
+  const std::int64_t head = blockIdx.y;
+  constexpr int kFours = Tile::kQueryColumns / 8;
+  const int half = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const auto* sums = reinterpret_cast<const float4*>(call.sums + (head * call.slots + blockIdx.x) *
+                                                                     (Tile::kQueries * Tile::kColumns)) +
+                     half * kFours * 128 + thread;
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int tile = 0; tile < kFours; tile += 4) {
+    float4 found[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) found[k] = sums[(tile + k) * 128];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      std::uint32_t x[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float a = r == 0 ? found[k].x : found[k].z, b = r == 0 ? found[k].y : found[k].w;
+        x[k] = T::pack(add_rn(mul_rn(a, p.softmax_scale), 0.0f), add_rn(mul_rn(b, p.softmax_scale), 0.0f));
+      }
+      exchange_in_quad(x);
+      const std::int32_t n = at.tile + row + 8 * r;
+      if (n >= at.queries.first && n < at.queries.last) {
+        const std::int64_t token = row_of(p, at.sequence, at.q_first + n - at.queries.past);
+        auto* to = static_cast<typename T::Storage*>(p.dq) + (token * p.num_q_heads + head) * Tile::kColumns +
+                   half * Tile::kQueryColumns;
+        *reinterpret_cast<uint4*>(to + (tile + thread % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+}
+
+// +0 to the tokens of q, or of k, that are not in use, and to queries that see no key. A warp for a token.
+template <bool kIsQuery>
+__global__ void __launch_bounds__(256)
+    attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t tokens) {
+  const std::int64_t token = blockIdx.x * std::int64_t{8} + threadIdx.x / 32;
+  if (token >= tokens) return;
+  const std::int32_t* offsets = kIsQuery ? p.cu_seqlens_q : p.cu_seqlens_k;
+  const std::int64_t of_sequence = kIsQuery ? p.q_tokens : p.k_tokens;
+  std::int64_t sequence = 0, place = token;
+  bool used = true;
+  if (offsets != nullptr) {
+    sequence = sequence_of(offsets, p.num_sequences, token);
+    used = sequence < p.num_sequences && offsets[sequence] <= token;
+  } else {
+    sequence = token / of_sequence;
+    place = token % of_sequence;
+  }
+  if (used) {
+    const AttentionSpan span(p, sequence);
+    const std::int64_t i = place - (kIsQuery ? span.q_first : span.k_first);
+    used = i >= 0 && i < (kIsQuery ? span.num_queries : span.num_keys);
+    if (kIsQuery && used) used = !span.keys_of(i).empty();
+  }
+  if (used) return;
+  const std::int64_t chunks = (kIsQuery ? p.num_q_heads : p.num_kv_heads) * p.head_dim / 8;
+  for (void* to : {kIsQuery ? p.dq : p.dk, kIsQuery ? nullptr : p.dv}) {
+    if (to == nullptr) continue;
+    auto* row = static_cast<uint4*>(to) + token * chunks;
+    for (std::int64_t i = threadIdx.x % 32; i < chunks; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+template <class T, class Tile, Exp kExp>
+void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t stream) {
+  const GradientLayout layout(p);
+  GradientCall call;
+  call.q = attention_map(p, p.q, true, Tile::kQueries);
+  call.dout = attention_map(p, p.dout, true, Tile::kQueries);
+  call.k = attention_map(p, p.k, false, Tile::kKeys);
+  call.v = attention_map(p, p.v, false, Tile::kKeys);
+  call.slots = static_cast<std::int32_t>(layout.slots);
+  call.of_sequence = static_cast<std::int32_t>(layout.of_sequence);
+  call.slack = static_cast<std::int32_t>(layout.slack);
+  call.key_blocks = static_cast<std::int32_t>(layout.key_blocks);
+  call.jobs = static_cast<std::int32_t>(layout.jobs);
+  auto* workspace = static_cast<unsigned char*>(p.workspace);
+  call.counter = reinterpret_cast<std::uint32_t*>(workspace);
+  call.unordered = call.counter + 1;
+  call.turns = reinterpret_cast<std::uint32_t*>(workspace + GradientLayout::kTurnsAt);
+  call.works = reinterpret_cast<GradientWork*>(workspace + layout.works_at);
+  call.scalars = reinterpret_cast<float*>(workspace + layout.scalars_at);
+  call.sums = reinterpret_cast<float*>(workspace + layout.sums_at);
+  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
+  const auto slots = static_cast<unsigned>(layout.slots), heads = static_cast<unsigned>(p.num_q_heads);
+  attention_prepare_kernel<T, Tile>
+      <<<dim3(slots, (heads + kPreparedHeads - 1) / kPreparedHeads), kPreparedHeads * 64, 0, stream>>>(p, call);
+  check(cudaGetLastError(), "launch of attention's lse and delta");
+  allow_shared_memory<attention_gradient_kernel<T, Tile, kExp>>();
+  const int grid = std::min(call.jobs, multiprocessors(current_device()));
+  attention_gradient_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  check(cudaGetLastError(), "launch of attention's gradients");
+  if (p.dq != nullptr) {
+    attention_round_dq_kernel<T, Tile><<<dim3(slots, heads), 256, 0, stream>>>(p, call);
+    check(cudaGetLastError(), "launch of attention's dq");
+  }
+  const auto clear = [&](auto is_query, std::int64_t tokens) {
+    attention_clear_kernel<decltype(is_query)::value>
+        <<<static_cast<unsigned>((tokens + 7) / 8), 256, 0, stream>>>(p, tokens);
+    check(cudaGetLastError(), "launch of attention's clearing");
+  };
+  // Where every token is in use, and sees a key, there is nothing to clear.
+  const bool some_keys = p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr;
+  const bool some_queries = p.cu_seqlens_q != nullptr || p.seqused_q != nullptr;
+  if (p.dq != nullptr && (some_queries || some_keys || (p.causal && p.k_tokens < p.q_tokens))) {
+    clear(std::true_type{}, attention_rows(p));
+  }
+  if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
+}
+
+template <class T>
+void run_attention_gradients(const AttentionBackwardParams& p, cudaStream_t stream) {
+  const auto launch = [&](auto tile) {
+    using Tile = decltype(tile);
+    p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, stream)
+                            : launch_attention_gradients<T, Tile, Exp::kPortable>(p, stream);
+  };
+  p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,276 @@
+// Rows of attention's wgmma backward: a warpgroup's 64 keys of a block, their scores against tiles of 64 queries, dk and
+// dv in registers, and its half of the columns of each tile's dq.
+#pragma once
+
+#include "../common/wgmma_sm90.cuh"
+#include "gradient_work_sm90.cuh"
+#include "machine.cuh"
+#include "quad_rows.cuh"
+#include "rlk/kernels/attention_backward.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// A thread has keys 16 w + g and 8 behind, w its warp, g = lane / 4, of scores the queries 8 j + 2 (lane % 4) and the next,
+// of sums the columns: x[4 j + 2 {row} + {column}].
+template <class T, class Tile, Exp kExp>
+class GradientRows {
+ public:
+  __device__ __forceinline__ GradientRows(const AttentionBackwardParams& p, const GradientShared<Tile>& shared,
+                                          int warpgroup)
+      : p_(p), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
+    thread_ = threadIdx.x % 128;
+    row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+  }
+
+  __device__ __forceinline__ void run(const GradientWork& work) {
+#pragma unroll
+    for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
+    pin(dk_);  // here, and not among products that are under way
+    pin(dv_);
+    if (work.tile < work.last_tile) {
+      mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
+      clear_keys(work);
+      walk(work);
+      release(shared_.keys_empty());
+    }
+    if (p_.dk == nullptr) return;
+    store(work, dk_, p_.softmax_scale, p_.dk);
+    store(work, dv_, 1.0f, p_.dv);
+  }
+
+ private:
+  template <int kCount>
+  static __device__ __forceinline__ void pin(float (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
+  }
+  __device__ __forceinline__ void release(std::uint32_t barrier) const {
+    if (thread_ == 0) mbarrier_arrive(barrier);
+  }
+  __device__ __forceinline__ int stage() const { return tiles_ & 1; }
+  __device__ __forceinline__ int phase() const { return tiles_ >> 1 & 1; }
+  static_assert(Tile::kStages == 2);
+  // Both warpgroups.
+  static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+  __device__ __forceinline__ void walk(const GradientWork& work) {
+    const int group = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
+    const int end = tiles_ + (work.last_tile - work.tile) / Tile::kQueries * group;
+    int tile = work.tile;
+#pragma unroll 1
+    while (tiles_ < end) {
+      const int stage = same_in_warp(this->stage());
+      mbarrier_wait_block(shared_.queries_full(stage), phase());
+      if (tile < work.first || tile + Tile::kQueries > work.last) clear_queries(work, tile, stage);
+      multiply(shared_.keys() + warpgroup_ * 64 * 128, shared_.queries(stage), s_);
+      mbarrier_wait_block(shared_.dout_full(stage), phase());
+      multiply(shared_.values() + warpgroup_ * 64 * 128, shared_.dout(stage), dp_);
+      wgmma_wait<1>();
+      pin(s_);
+      exponentiate(work, tile, stage);
+      accumulate(p_of_, shared_.dout(stage), dv_);
+      wgmma_wait<1>();
+      pin(dp_);
+      differentiate(stage);
+      store_ds();
+      fence_for_copy_engine();
+      meet();
+      multiply_dq();
+      accumulate(ds_of_, shared_.queries(stage), dk_);
+      wgmma_wait<1>();
+      pin(dq_);
+      release(shared_.dout_empty(stage));
+      store_dq(stage);
+      ++tiles_;
+      wgmma_wait<0>();
+      release(shared_.queries_empty(stage));
+      tile = tile + Tile::kQueries < work.last_tile ? tile + Tile::kQueries : work.tile;
+    }
+    pin(dk_);
+    pin(dv_);
+  }
+
+  // x = a's 64 rows of keys times 64 queries, over all columns, from +0.
+  __device__ __forceinline__ void multiply(std::uint32_t keys, std::uint32_t queries, float (&x)[32]) const {
+    const std::uint64_t a = tile_descriptor<false>(keys, 0), b = tile_descriptor<false>(queries, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::kColumns / 16; ++step) {
+      const int within = step % 4 * static_cast<int>(kDescriptorStep<false>);
+      wgmma<T, 64, false, false>(x, a + step / 4 * (Tile::kKeyBox >> 4) + within,
+                                 b + step / 4 * (Tile::kQueryBox >> 4) + within, step > 0);
+    }
+    wgmma_commit();
+  }
+  // sums += weights times the 64 queries' rows.
+  __device__ __forceinline__ void accumulate(const std::uint32_t (&weights)[4][4], std::uint32_t rows,
+                                             float (&sums)[Tile::kSums]) const {
+    const std::uint64_t b = tile_descriptor<true>(rows, Tile::kQueryBox);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::kQueries / 16; ++step) {
+      wgmma_registers<T, Tile::kColumns, true>(sums, weights[step], b + step * kDescriptorStep<true>, 1);
+    }
+    wgmma_commit();
+  }
+  // dq of this tile and block of keys: the warpgroup's half of the columns.
+  __device__ __forceinline__ void multiply_dq() {
+    constexpr int kHalf = Tile::kColumns == 128 ? Tile::kKeyBox : Tile::kQueryColumns * 2;
+    const std::uint64_t a = tile_descriptor<true>(shared_.ds(same_in_warp(stage())), Tile::kKeyBox);
+    const std::uint64_t b = tile_descriptor<true>(shared_.keys() + warpgroup_ * kHalf, Tile::kKeyBox);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::kKeys / 16; ++step) {
+      wgmma<T, Tile::kQueryColumns, true, true>(dq_, a + step * kDescriptorStep<true>, b + step * kDescriptorStep<true>,
+                                                step > 0);
+    }
+    wgmma_commit();
+  }
+
+  static __device__ __forceinline__ float2 load_pair(std::uint32_t from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from));
+    return x;
+  }
+
+  // Scores to probabilities: kept, and as the A operand of steps of 16 queries.
+  __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int stage) {
+    const int first_key = work.key + warpgroup_ * 64, first = max(tile, work.first);
+    const bool all = first_key + 64 <= work.num_keys && (!p_.causal || first_key + 63 <= first) &&
+                     (p_.window_size == 0 || tile + 63 - first_key < p_.window_size);
+    if (!all) hide(work, tile);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 u = load_pair(shared_.u(stage) + (8 * j + thread_ % 4 * 2) * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float t = fma_rn(s_[4 * j + i], c_, i % 2 == 0 ? -u.x : -u.y);
+        s_[4 * j + i] = kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<Machine>(t, kExp);
+      }
+    }
+    pack(s_, p_of_);
+  }
+  // What does not see one another has score -Inf.
+  __device__ __forceinline__ void hide(const GradientWork& work, int tile) {
+    const std::int64_t window = p_.window_size > 0 ? p_.window_size : std::int64_t{1} << 32;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int key = work.key + row_ + i / 2 % 2 * 8, n = tile + i / 4 * 8 + thread_ % 4 * 2 + i % 2;
+      const bool seen = key < work.num_keys && (!p_.causal || (key <= n && n - key < window));
+      if (!seen) s_[i] = -infinity();
+    }
+  }
+  // dp to ds.
+  __device__ __forceinline__ void differentiate(int stage) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 delta = load_pair(shared_.delta(stage) + (8 * j + thread_ % 4 * 2) * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        dp_[4 * j + i] = mul_rn(s_[4 * j + i], sub_rn(dp_[4 * j + i], i % 2 == 0 ? delta.x : delta.y));
+      }
+    }
+    pack(dp_, ds_of_);
+  }
+  static __device__ __forceinline__ void pack(const float (&x)[32], std::uint32_t (&to)[4][4]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) to[j / 2][j % 2 * 2 + r] = T::pack(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]);
+    }
+  }
+
+  // ds as [keys][queries], for dq's products: rows of 128 bytes with the 128-byte swizzle.
+  __device__ __forceinline__ void store_ds() const {
+    const int lane = thread_ % 32, row = warpgroup_ * 64 + thread_ / 32 * 16 + lane % 16;
+    const std::uint32_t to = shared_.ds(stage()) + row * 128;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const std::uint32_t at = to + ((2 * step + lane / 16) ^ (row & 7)) * 16;
+      const std::uint32_t(&x)[4] = ds_of_[step];
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
+                   "r"(x[2]), "r"(x[3])
+                   : "memory");
+    }
+  }
+  // dq to the warp that adds it, a thread's sums as they are.
+  __device__ __forceinline__ void store_dq(int stage) {
+    mbarrier_wait_block(shared_.dq_empty(stage), phase() ^ 1);
+    constexpr int kFours = Tile::kQueryColumns / 8;
+    const std::uint32_t to = shared_.dq(stage) + (warpgroup_ * kFours * 128 + thread_) * 16;
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) {
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 128 * 16), "f"(dq_[4 * j]),
+                   "f"(dq_[4 * j + 1]), "f"(dq_[4 * j + 2]), "f"(dq_[4 * j + 3])
+                   : "memory");
+    }
+    fence_for_copy_engine();
+    mbarrier_arrive(shared_.dq_full(stage));
+  }
+
+  // Rows [first, last) of 128 bytes in each box of a tile: +0. A thread of 256.
+  __device__ __forceinline__ void clear_rows(std::uint32_t tile, int box_bytes, int first, int last) const {
+    const int chunks = (last - first) * 8;
+    for (int i = warpgroup_ * 128 + thread_; i < chunks * Tile::kBoxes; i += 256) {
+      const std::uint32_t to = tile + i / chunks * box_bytes + first * 128 + i % chunks * 16;
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+  }
+  // Keys past the sequence's last: +0, whatever they hold.
+  __device__ __forceinline__ void clear_keys(const GradientWork& work) const {
+    if (work.key + Tile::kKeys <= work.num_keys) return;
+    clear_rows(shared_.keys(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
+    clear_rows(shared_.values(), Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
+    fence_for_copy_engine();
+    meet();
+  }
+  // Rows that are no queries in use, or see no key.
+  __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage) const {
+    mbarrier_wait_block(shared_.dout_full(stage), phase());
+    const int first = min(max(work.first - tile, 0), Tile::kQueries);
+    const int last = max(min(work.last - tile, Tile::kQueries), first);
+    clear_rows(shared_.queries(stage), Tile::kQueryBox, 0, first);
+    clear_rows(shared_.queries(stage), Tile::kQueryBox, last, Tile::kQueries);
+    clear_rows(shared_.dout(stage), Tile::kQueryBox, 0, first);
+    clear_rows(shared_.dout(stage), Tile::kQueryBox, last, Tile::kQueries);
+    fence_for_copy_engine();
+    meet();
+  }
+
+  __device__ __forceinline__ void store(const GradientWork& work, float (&sums)[Tile::kSums], float scale, void* to) {
+    const std::int64_t sequence_token = p_.cu_seqlens_k != nullptr ? 0 : work.sequence * p_.k_tokens;
+#pragma unroll
+    for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        std::uint32_t x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int i = 4 * (tile + k) + 2 * r;
+          x[k] = T::pack(add_rn(mul_rn(sums[i], scale), 0.0f), add_rn(mul_rn(sums[i + 1], scale), 0.0f));
+        }
+        exchange_in_quad(x);
+        const int key = row_ + 8 * r;
+        if (work.key + key < work.num_keys) {
+          auto* row = static_cast<typename T::Storage*>(to) +
+                      ((sequence_token + work.k_token + key) * p_.num_kv_heads + work.kv_head) * Tile::kColumns;
+          *reinterpret_cast<uint4*>(row + (tile + thread_ % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+      }
+    }
+  }
+
+  const AttentionBackwardParams& p_;
+  const GradientShared<Tile>& shared_;
+  const int warpgroup_;
+  const float c_;
+  int thread_, row_;
+  int jobs_ = 0, tiles_ = 0;  // that were begun, and done
+  float s_[32], dp_[32], dq_[Tile::kQueryColumns / 2];
+  float dk_[Tile::kSums], dv_[Tile::kSums];
+  std::uint32_t p_of_[4][4], ds_of_[4][4];  // as A operands
+};
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,316 @@
+// Work of attention's wgmma backward: a call's blocks of keys, what each covers, the warp that hands them out and loads
+// them, and the warp that adds their dq in order.
+#pragma once
+
+#include "../common/mbarrier_sm90.cuh"
+#include "../common/tma_sm90.cuh"
+#include "kernels.h"
+#include "rlk/kernels/attention_span.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// A tile of products: 64 queries of one head by 128 keys.
+template <int kColumns_>
+struct GradientTile {
+  static constexpr int kColumns = kColumns_, kQueries = 64, kKeys = 128, kStages = 2;
+  static constexpr int kThreads = 3 * 128;
+  static constexpr int kBoxes = kColumns / 64;
+  static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
+  static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
+  static constexpr int kSums = kColumns / 2;                  // of a thread, of dk or dv
+  static constexpr int kQueryColumns = kColumns / 2;          // of dq, of a warpgroup
+  static constexpr int kTileBytes = kQueries * kColumns * 4;  // of dq in fp32
+  static constexpr int kScalarBytes = kQueries * 4;           // of u, or of delta
+  static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes, kDoutAt = kQueriesAt + kStages * kQueryBytes;
+  static constexpr int kScoresAt = kDoutAt + kStages * kQueryBytes;  // ds, of two tiles in turn
+  static constexpr int kDqAt = kScoresAt + 2 * kKeyBox, kScalarsAt = kDqAt + kStages * kTileBytes;
+  static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
+  static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
+  static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // and what a start at 1024 takes
+};
+
+// Tiles of queries count from the key that a multiple of 64 numbers. Slots are the tiles of all sequences.
+struct GradientCall {
+  CUtensorMap q, dout, k, v;
+  std::int32_t jobs, key_blocks;    // blocks of keys: of a sequence, or, packed, slots of all
+  std::int32_t slots, of_sequence;  // tiles of queries: of all sequences, and of each where q is not packed
+  std::int32_t slack;               // slots between packed sequences
+  struct GradientWork* works;       // of each job
+  std::uint32_t* counter;           // of jobs taken beyond the first of each block
+  std::uint32_t* unordered;         // not 0 where offsets contradict the arrays: then no turn may be waited for
+  std::uint32_t* turns;             // [heads, slots]: blocks of keys whose dq is in a tile's sum
+  float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf of a row that is no query in use
+  float* sums;                      // [heads, slots, 64 * columns]: dq
+};
+
+// A sequence's queries that see keys, by position.
+struct GradientQueries {
+  std::int32_t first, last;  // positions: numbers of the keys that stand where the queries do
+  std::int32_t base;         // that of tile 0
+  std::int32_t slot;         // of tile 0
+  std::int32_t past;         // of query 0
+  __device__ __forceinline__ std::int32_t tiles() const { return first < last ? (last - base + 63) / 64 : 0; }
+};
+__device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackwardParams& p, const GradientCall& call,
+                                                            const AttentionSpan& span) {
+  GradientQueries q;
+  q.past = static_cast<std::int32_t>(span.position(0));
+  q.first = p.causal ? max(q.past, 0) : q.past;
+  q.last = span.num_keys > 0 ? static_cast<std::int32_t>(span.num_keys) : q.first;
+  q.base = q.past & ~63;
+  q.slot = p.cu_seqlens_q != nullptr ? static_cast<std::int32_t>(span.q_first / 64 + call.slack * span.sequence)
+                                     : static_cast<std::int32_t>(call.of_sequence * span.sequence);
+  return q;
+}
+// The block of keys whose dq is the first in the sum of the tile at position `tile`.
+__device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
+  return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / 128;
+}
+
+// The sequence of a slot: the last one whose first slot is no later. first(s) ascends with s.
+template <class First>
+__device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequences, std::int64_t slot,
+                                                         const First& first) {
+  std::int64_t low = 0, high = num_sequences;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (first(middle) <= slot ? low : high) = middle;
+  }
+  return low;
+}
+
+// A job: 128 keys of one sequence and key head, and the tiles of queries that see any of them.
+struct alignas(16) GradientWork {
+  std::int32_t sequence, kv_head;  // sequence < 0: there are no more
+  std::int32_t key, num_keys;      // the first one's number; those of the sequence
+  std::int32_t k_token;            // of the first key
+  std::int32_t q_token;            // of position 0
+  std::int32_t first, last;        // positions of queries in use that see keys
+  std::int32_t tile, last_tile;    // positions of tiles
+  std::int32_t slot;               // of the tile at `tile`
+  std::int32_t unused;
+};
+static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
+
+__device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardParams& p, const GradientCall& call,
+                                                      std::int32_t job) {
+  const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
+  GradientWork work = {};
+  work.kv_head = job % heads;
+  // Descending, so that a block of keys begins behind those whose dq it waits for.
+  const std::int32_t slot = call.jobs / heads - 1 - job / heads;
+  std::int64_t sequence, block;
+  if (p.cu_seqlens_k != nullptr) {
+    const auto first = [&](std::int64_t s) { return clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s; };
+    sequence = sequence_of_slot(p.num_sequences, slot, first);
+    block = slot - first(sequence);
+  } else {
+    sequence = slot / call.key_blocks;
+    block = slot % call.key_blocks;
+  }
+  const AttentionSpan span(p, sequence);
+  work.sequence = static_cast<std::int32_t>(sequence);
+  work.key = static_cast<std::int32_t>(block * 128);
+  work.num_keys = static_cast<std::int32_t>(span.num_keys);
+  if (block < 0 || work.key >= work.num_keys) {
+    work.num_keys = 0;
+    return work;
+  }
+  const GradientQueries q = gradient_queries(p, call, span);
+  work.k_token = static_cast<std::int32_t>(span.k_first) + work.key;
+  work.q_token = static_cast<std::int32_t>(span.q_first) - q.past;
+  work.first = q.first;
+  work.last = q.last;
+  if (q.first >= q.last) return work;
+  const std::int32_t last_key = min(work.key + 127, work.num_keys - 1);
+  const std::int32_t first_seeing = p.causal ? max(q.first, work.key) : q.first;
+  std::int64_t last_seeing = q.last - 1;
+  if (p.window_size > 0) last_seeing = min(last_seeing, last_key + p.window_size - 1);
+  if (first_seeing > last_seeing) return work;
+  const std::int32_t tile = (first_seeing - q.base) / 64;
+  work.tile = q.base + 64 * tile;
+  work.last_tile = q.base + 64 * (static_cast<std::int32_t>(last_seeing - q.base) / 64 + 1);
+  work.slot = q.slot + tile;
+  return work;
+}
+
+// Shared memory and barriers of a block.
+template <class Tile>
+struct GradientShared {
+  std::uint32_t base;
+  __device__ __forceinline__ std::uint32_t keys() const { return base; }
+  __device__ __forceinline__ std::uint32_t values() const { return base + Tile::kValuesAt; }
+  __device__ __forceinline__ std::uint32_t queries(int stage) const {
+    return base + Tile::kQueriesAt + stage * Tile::kQueryBytes;
+  }
+  __device__ __forceinline__ std::uint32_t dout(int stage) const {
+    return base + Tile::kDoutAt + stage * Tile::kQueryBytes;
+  }
+  __device__ __forceinline__ std::uint32_t ds(int parity) const {
+    return base + Tile::kScoresAt + parity * Tile::kKeyBox;
+  }
+  __device__ __forceinline__ std::uint32_t dq(int parity) const {
+    return base + Tile::kDqAt + parity * Tile::kTileBytes;
+  }
+  __device__ __forceinline__ std::uint32_t u(int stage) const {
+    return base + Tile::kScalarsAt + stage * 2 * Tile::kScalarBytes;
+  }
+  __device__ __forceinline__ std::uint32_t delta(int stage) const { return u(stage) + Tile::kScalarBytes; }
+  __device__ __forceinline__ std::uint32_t barrier(int i) const { return base + Tile::kBarriersAt + i * 8; }
+  __device__ __forceinline__ std::uint32_t keys_full() const { return barrier(0); }
+  __device__ __forceinline__ std::uint32_t keys_empty() const { return barrier(1); }
+  __device__ __forceinline__ std::uint32_t queries_full(int stage) const { return barrier(2 + stage); }
+  __device__ __forceinline__ std::uint32_t queries_empty(int stage) const { return barrier(4 + stage); }
+  __device__ __forceinline__ std::uint32_t dout_full(int stage) const { return barrier(6 + stage); }
+  __device__ __forceinline__ std::uint32_t dout_empty(int stage) const { return barrier(8 + stage); }
+  __device__ __forceinline__ std::uint32_t dq_full(int parity) const { return barrier(10 + parity); }
+  __device__ __forceinline__ std::uint32_t dq_empty(int parity) const { return barrier(12 + parity); }
+  __device__ __forceinline__ std::uint32_t work_full(int slot) const { return barrier(14 + slot); }
+  __device__ __forceinline__ std::uint32_t work_empty(int slot) const { return barrier(16 + slot); }
+
+  __device__ __forceinline__ void init() const {
+    mbarrier_init(keys_full(), 1);
+    mbarrier_init(keys_empty(), 2);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(queries_full(i), 1);
+      mbarrier_init(queries_empty(i), 2);
+      mbarrier_init(dout_full(i), 1);
+      mbarrier_init(dout_empty(i), 2);
+      mbarrier_init(work_full(i), 1);
+      mbarrier_init(dq_full(i), 256);
+      mbarrier_init(dq_empty(i), 1);
+      mbarrier_init(work_empty(i), 4);  // two warpgroups and the warps that add dq
+    }
+    mbarrier_init_fence();
+  }
+};
+
+// The loading warp: hands out jobs, and fetches each one's keys, values, queries and dout.
+template <class Tile>
+__device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams& p, const GradientCall& call,
+                                                   const GradientShared<Tile>& shared, GradientWork* works) {
+  RingPosition at, slot;
+  int keys_phase = 0;
+  const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
+  const auto load = [&](std::uint32_t to, int box_bytes, const CUtensorMap* map, int head, int token, int sequence,
+                        std::uint32_t barrier) {
+#pragma unroll
+    for (int box = 0; box < Tile::kBoxes; ++box) {
+      load_head_box(to + box * box_bytes, map, box * 64, head, token, sequence, barrier);
+    }
+  };
+  std::int32_t job = blockIdx.x;
+  for (;;) {
+    const bool more = job < call.jobs;
+    // Read where it lies: a copy in registers would spill.
+    const GradientWork& work = works[slot.stage];
+    const bool exists = !more || call.works[job].num_keys > 0;
+    if (exists) {
+      mbarrier_wait_block(shared.work_empty(slot.stage), slot.phase ^ 1);
+      if (threadIdx.x == 0) {
+        if (more) {
+          works[slot.stage] = call.works[job];
+        } else {
+          works[slot.stage].sequence = -1;
+        }
+        mbarrier_arrive(shared.work_full(slot.stage));
+      }
+      __syncwarp();
+      slot.advance(2);
+    }
+    if (!more) return;
+    if (exists && work.tile < work.last_tile) {
+      const int sequence_q = p.cu_seqlens_q != nullptr ? 0 : work.sequence;
+      const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence;
+      mbarrier_wait_block(shared.keys_empty(), keys_phase ^ 1);
+      keys_phase ^= 1;
+      if (elect_one()) {
+        mbarrier_arrive_expect(shared.keys_full(), 2 * Tile::kKeyBytes);
+        load(shared.keys(), Tile::kKeyBox, &call.k, work.kv_head, work.k_token, sequence_k, shared.keys_full());
+        load(shared.values(), Tile::kKeyBox, &call.v, work.kv_head, work.k_token, sequence_k, shared.keys_full());
+      }
+#pragma unroll 1
+      for (int head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
+        const float* scalars = call.scalars + (head * std::int64_t{call.slots} + work.slot) * 128;
+#pragma unroll 1
+        for (int tile = work.tile; tile < work.last_tile; tile += Tile::kQueries, scalars += 128) {
+          mbarrier_wait_block(shared.queries_empty(at.stage), at.phase ^ 1);
+          if (elect_one()) {
+            mbarrier_arrive_expect(shared.queries_full(at.stage), Tile::kQueryBytes + Tile::kScalarBytes);
+            load(shared.queries(at.stage), Tile::kQueryBox, &call.q, head, work.q_token + tile, sequence_q,
+                 shared.queries_full(at.stage));
+            load_bytes(shared.u(at.stage), scalars, Tile::kScalarBytes, shared.queries_full(at.stage));
+          }
+          mbarrier_wait_block(shared.dout_empty(at.stage), at.phase ^ 1);
+          if (elect_one()) {
+            mbarrier_arrive_expect(shared.dout_full(at.stage), Tile::kQueryBytes + Tile::kScalarBytes);
+            load(shared.dout(at.stage), Tile::kQueryBox, &call.dout, head, work.q_token + tile, sequence_q,
+                 shared.dout_full(at.stage));
+            load_bytes(shared.delta(at.stage), scalars + 64, Tile::kScalarBytes, shared.dout_full(at.stage));
+          }
+          at.advance(Tile::kStages);
+        }
+      }
+    }
+    // Not earlier: other blocks wait for the dq of a job that was taken.
+    std::uint32_t taken = 0;
+    if (threadIdx.x == 0) taken = atomicAdd(call.counter, 1u);
+    taken = __shfl_sync(0xffffffffu, taken, 0);
+    job = static_cast<std::int32_t>(gridDim.x + taken);
+  }
+}
+
+// One of two warps that add the tiles' dq to the sums in memory, every other tile each: blocks of keys descending, so they
+// wait for their turns.
+template <class Tile>
+__device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, const GradientCall& call,
+                                              const GradientShared<Tile>& shared, const GradientWork* works,
+                                              int parity) {
+  RingPosition slot;
+  int tiles = 0;
+  const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
+  if (!elect_one()) return;
+  const bool ordered = *call.unordered == 0, wanted = p.dq != nullptr;
+#pragma unroll 1
+  for (;;) {
+    mbarrier_wait_block(shared.work_full(slot.stage), slot.phase);
+    const GradientWork& work = works[slot.stage];
+    if (work.sequence < 0) return;
+#pragma unroll 1
+    for (int head = work.kv_head * group; head < (work.kv_head + 1) * group; ++head) {
+      std::int64_t at = head * std::int64_t{call.slots} + work.slot;
+#pragma unroll 1
+      for (int tile = work.tile; tile < work.last_tile; tile += Tile::kQueries, ++at) {
+        if ((tiles & 1) != parity) {
+          ++tiles;
+          continue;
+        }
+        const int phase = tiles++ >> 1 & 1;
+        const auto turn =
+            static_cast<std::uint32_t>(first_contributor(p.causal, work.num_keys, tile) - work.key / Tile::kKeys);
+        float* sums = call.sums + at * (Tile::kQueries * Tile::kColumns);
+        // The turn comes before the sums as a rule.
+        if (wanted && ordered && turn > 0) wait_for_turn(call.turns + at, turn);
+        mbarrier_wait_block(shared.dq_full(parity), phase);
+        if (!wanted) {
+          mbarrier_arrive(shared.dq_empty(parity));
+          continue;
+        }
+        if (turn == 0) {
+          store_bytes(sums, shared.dq(parity), Tile::kTileBytes);
+        } else {
+          add_floats(sums, shared.dq(parity), Tile::kTileBytes);
+        }
+        wait_for_writes();
+        end_turn(call.turns + at);
+        mbarrier_arrive(shared.dq_empty(parity));
+      }
+    }
+    mbarrier_arrive(shared.work_empty(slot.stage));
+    slot.advance(2);
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda
