@@ -97,23 +97,22 @@ __device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardPar
                                                       std::int32_t job) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
-  work.kv_head = job % heads;
-  // Descending, so that a block of keys begins behind those whose dq it waits for.
-  const std::int32_t slot = call.jobs / heads - 1 - job / heads;
-  std::int64_t sequence, block;
-  if (p.cu_seqlens_k != nullptr) {
-    const auto first = [&](std::int64_t s) { return clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s; };
-    sequence = sequence_of_slot(p.num_sequences, slot, first);
-    block = slot - first(sequence);
-  } else {
-    sequence = slot / call.key_blocks;
-    block = slot % call.key_blocks;
-  }
+  // Sequence by sequence, and head by head, so that what blocks share stays in L2. Blocks descend, so that each begins
+  // behind those whose dq it waits for.
+  const auto first = [&](std::int64_t s) -> std::int64_t {
+    if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
+    return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.jobs / heads;
+  };
+  const std::int64_t sequence = sequence_of_slot(p.num_sequences, job / heads, first);
+  const std::int64_t blocks = first(sequence + 1) - first(sequence), within = job - heads * first(sequence);
+  if (blocks <= 0 || within < 0) return work;
+  work.kv_head = static_cast<std::int32_t>(within / blocks);
+  const std::int64_t block = blocks - 1 - within % blocks;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
   work.key = static_cast<std::int32_t>(block * 128);
   work.num_keys = static_cast<std::int32_t>(span.num_keys);
-  if (block < 0 || work.key >= work.num_keys) {
+  if (work.kv_head >= heads || work.key >= work.num_keys) {
     work.num_keys = 0;
     return work;
   }
@@ -302,9 +301,10 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
         } else {
           add_floats(sums, shared.dq(parity), Tile::kTileBytes);
         }
+        wait_for_stored_boxes<0>();
+        mbarrier_arrive(shared.dq_empty(parity));
         wait_for_writes();
         end_turn(call.turns + at);
-        mbarrier_arrive(shared.dq_empty(parity));
       }
     }
     mbarrier_arrive(shared.work_empty(slot.stage));

@@ -114,7 +114,6 @@ __device__ __forceinline__ void wait_for_turn(const std::uint32_t* counter, std:
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 __device__ __forceinline__ void end_turn(std::uint32_t* counter) {
-  asm volatile("fence.proxy.async;" ::: "memory");
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
