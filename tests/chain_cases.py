@@ -184,7 +184,7 @@ def in_chunks_of_a_batch(model: Any, ids: torch.Tensor, others: list[torch.Tenso
 def difference(want: Trace, got: Trace, length: int) -> str:
     """The first operator whose bytes differ, in words; empty where none does."""
     assert list(want.kinds) == list(got.kinds)
-    drifts = compare_traces(want, got, [length], 0.1)
+    drifts = compare_traces(want, got, [length])
     assert all(drift.tokens == length - (drift.name == "logprob") for drift in drifts)
     first = first_divergent(drifts)
     if first is None:

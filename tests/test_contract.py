@@ -544,6 +544,7 @@ OWN_NUMBERS = {
     "test_value_loss.py": 1,  # rule 10's, between splits of a batch
     "test_linear_engine.py": 2,  # two ways of torch to make a Hessian of the same operator
     "test_rms_norm_engine.py": 2,  # the same
+    "test_sample.py": 1,  # the margin below which float64's own sums may keep another set
 }
 
 
@@ -617,7 +618,7 @@ def test_the_command_prints_the_table() -> None:
     assert {(r["operator"], r["output"]) for r in table["rows"]} == names(ROWS)
     done = run("contract", "--operator", "softmax")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --operator softmax: want one of logprob, linear")
+    assert done.stderr.startswith("error: --operator softmax: want one of logprob, ")
 
 
 @pytest.mark.parametrize("arguments", [("--json",), ("--operator", "rope")], ids=["long", "short"])

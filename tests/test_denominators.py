@@ -42,10 +42,12 @@ def value(**how: Any) -> Call:
 
 
 def cross_entropy(denominator: Any, device: str, bad: float) -> tuple[Any, Any]:
-    hidden = torch.linspace(-1.0, 1.0, 24, device=device).reshape(3, 8).clone()
+    # A GPU multiplies bfloat16, the CPU float32 as well.
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    hidden = torch.linspace(-1.0, 1.0, 24, device=device).reshape(3, 8).to(dtype, copy=True)
     hidden[1, 2] = bad
     hidden.requires_grad_()
-    weight = torch.linspace(-1.0, 1.0, 40, device=device).reshape(5, 8)
+    weight = torch.linspace(-1.0, 1.0, 40, device=device).reshape(5, 8).to(hidden.dtype)
     target = torch.tensor([0, 4, 2], device=device)
     return rk.linear_cross_entropy(hidden, weight, target, denominator=denominator), hidden
 

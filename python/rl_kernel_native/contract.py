@@ -583,7 +583,7 @@ def _rows() -> Iterable[Row]:
 
     attended: dict[str, Any] = {
         "kind": "attention",
-        "backends": BY_PRODUCT,  # of gradients by the out and lse that they are given
+        "backends": BY_PRODUCT,
         "stem": "attention",
         "keeps": NO_SHARDS,
     }
