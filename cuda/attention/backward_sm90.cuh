@@ -239,6 +239,15 @@ void launch_attention_gradients(const AttentionBackwardParams& p, cudaStream_t s
   call.slack = static_cast<std::int32_t>(layout.slack);
   call.key_blocks = static_cast<std::int32_t>(layout.key_blocks);
   call.jobs = static_cast<std::int32_t>(layout.jobs);
+  // One head's blocks follow one another through its tiles, some two tiles apart. Where it has more blocks than then find
+  // room, heads take turns.
+  const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
+    return offsets != nullptr ? tokens / p.num_sequences : tokens;
+  };
+  const std::int64_t tiles = of_each(p.q_tokens, p.cu_seqlens_q) / Tile::kQueries * (p.num_q_heads / p.num_kv_heads);
+  const std::int64_t room = std::max<std::int64_t>(tiles / 2, 1), blocks = multiprocessors(current_device());
+  const bool has_room = of_each(p.k_tokens, p.cu_seqlens_k) / Tile::kKeys <= room;
+  call.section = has_room ? 1 : static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks / room, 1, p.num_kv_heads));
   auto* workspace = static_cast<unsigned char*>(p.workspace);
   call.counter = reinterpret_cast<std::uint32_t*>(workspace);
   call.unordered = call.counter + 1;

@@ -46,7 +46,7 @@ class GradientRows {
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
   }
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
-    if (thread_ == 0) mbarrier_arrive(barrier);
+    if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
   __device__ __forceinline__ int stage() const { return tiles_ & 1; }
   __device__ __forceinline__ int phase() const { return tiles_ >> 1 & 1; }

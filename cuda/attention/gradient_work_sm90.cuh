@@ -33,6 +33,7 @@ struct GradientTile {
 // Tiles of queries count from the key that a multiple of 64 numbers. Slots are the tiles of all sequences.
 struct GradientCall {
   CUtensorMap q, dout, k, v;
+  std::int32_t section;             // key heads of a sequence whose blocks take turns
   std::int32_t jobs, key_blocks;    // blocks of keys: of a sequence, or, packed, slots of all
   std::int32_t slots, of_sequence;  // tiles of queries: of all sequences, and of each where q is not packed
   std::int32_t slack;               // slots between packed sequences
@@ -97,8 +98,8 @@ __device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardPar
                                                       std::int32_t job) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
-  // Sequence by sequence, and head by head, so that what blocks share stays in L2. Blocks descend, so that each begins
-  // behind those whose dq it waits for.
+  // Sequence by sequence, and a few heads at a time, so that what blocks share stays in L2. Blocks descend, so that each
+  // begins behind those whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
     return s < p.num_sequences ? clamp_to(p.cu_seqlens_k[s], 0, p.k_tokens) / 128 + s : call.jobs / heads;
@@ -106,8 +107,11 @@ __device__ __forceinline__ GradientWork gradient_work(const AttentionBackwardPar
   const std::int64_t sequence = sequence_of_slot(p.num_sequences, job / heads, first);
   const std::int64_t blocks = first(sequence + 1) - first(sequence), within = job - heads * first(sequence);
   if (blocks <= 0 || within < 0) return work;
-  work.kv_head = static_cast<std::int32_t>(within / blocks);
-  const std::int64_t block = blocks - 1 - within % blocks;
+  const std::int64_t of_section = call.section * blocks, section = within / of_section;
+  const std::int64_t in_section = min(std::int64_t{call.section}, heads - section * call.section);
+  if (in_section <= 0) return work;
+  work.kv_head = static_cast<std::int32_t>(section * call.section + within % of_section % in_section);
+  const std::int64_t block = blocks - 1 - within % of_section / in_section;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
   work.key = static_cast<std::int32_t>(block * 128);
@@ -170,12 +174,12 @@ struct GradientShared {
 
   __device__ __forceinline__ void init() const {
     mbarrier_init(keys_full(), 1);
-    mbarrier_init(keys_empty(), 2);
+    mbarrier_init(keys_empty(), 8);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(queries_full(i), 1);
-      mbarrier_init(queries_empty(i), 2);
+      mbarrier_init(queries_empty(i), 8);  // the warps that read it
       mbarrier_init(dout_full(i), 1);
-      mbarrier_init(dout_empty(i), 2);
+      mbarrier_init(dout_empty(i), 8);
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
