@@ -247,7 +247,8 @@ def test_command_for_sampling_writes_json(operator, tmp_path, capsys):
     file = tmp_path / "run.json"
     assert command.main([operator, "--rows", "4", "--device", "cpu", "--seconds", "0.02", "--json", str(file)]) == 0
     run = json.loads(file.read_text())
-    assert [r["times_rk"] for r in run["results"] if r["peer"] == "rk"] == [1.0]
+    of_rk = [r["times_rk"] for r in run["results"] if r["peer"] == "rk"]
+    assert of_rk == [1.0] * max(len(of_rk), 1)
     assert len(run["results"]) > 1
     assert operator in capsys.readouterr().out
 

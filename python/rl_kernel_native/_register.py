@@ -116,7 +116,8 @@ def _value(tensors: Iterator[Tensor], x: Any) -> Any:
     """A number, which may stand in a tensor."""
     if x is None:
         return None
-    return next(tensors).item() if x != x else float(x)
+    tensor = next(tensors, None) if x != x else None
+    return float(x) if tensor is None else tensor.item()
 
 
 def _unknown(tensors: Iterator[Tensor], x: Any) -> Any:

@@ -116,7 +116,9 @@ def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None
         if type(tensor).__name__ == "DTensor":
             raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){sharded}")
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+            # None in the words of the extension, which any framework's call may reach.
+            wanted = "an array that speaks DLPack" if tensor is None else "a torch.Tensor"
+            raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}")
         require_dense(tensor, name)
         if tensor.device != first.device:
             raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")

@@ -94,15 +94,20 @@ def _appends(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
     moved = 4 * rows * columns * dtype.itemsize
     count = count_of_buffers(moved, device, MOST_BUFFERS)
     buffers = [torch.randn(2, rows, heads, width, device=device).to(dtype) for _ in range(count)]
-    cache = torch.zeros(pages, page, heads, 2 * width, device=device, dtype=dtype)
-    k_cache, v_cache = cache[..., :width], cache[..., width:]
+    caches = torch.zeros(2, pages, page, heads, 2 * width, device=device, dtype=dtype)
+    ours, theirs = ((cache[..., :width], cache[..., width:]) for cache in caches)
     slots = torch.randperm(pages * page, generator=torch.Generator().manual_seed(0))[:rows].to(device)
 
-    def eager(x: Tensor) -> None:
-        k_cache[slots // page, slots % page] = x[0]
-        v_cache[slots // page, slots % page] = x[1]
+    def append(x: Tensor) -> tuple[Tensor, Tensor]:
+        rk.kv_cache_append(x[0], x[1], *ours, slots)
+        return ours
 
-    peers = {"rk": lambda x: rk.kv_cache_append(x[0], x[1], k_cache, v_cache, slots), "torch cache[slot] = k": eager}
+    def eager(x: Tensor) -> tuple[Tensor, Tensor]:
+        for cache, rows_of in zip(theirs, x, strict=True):
+            cache[slots // page, slots % page] = rows_of
+        return theirs
+
+    peers = {"rk": append, "torch cache[slot] = k": eager}
     return buffers, [Pass("append", moved, peers)]
 
 
