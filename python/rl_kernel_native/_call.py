@@ -9,6 +9,7 @@ from . import _dispatch
 from ._operator import OPERATORS, Diagonal, Kept, Operator
 
 _loaded: Any = None  # the engine, once there was a torch tensor
+_registered: list[bool] = []  # True, once every operator is
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -53,21 +54,24 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
 
 
 def _engine() -> Any:
+    global _loaded
     _dispatch.require_torch()
     load()
     from . import _engine as found
+    from ._torch import is_compiling
 
+    if not is_compiling():  # a trace has a guard on what it read, which may not change before the trace ends
+        _loaded = found
     return found
 
 
 def load() -> None:
     """Registers every operator with torch, once."""
-    global _loaded
-    if _loaded is None:
+    if not _registered:
         from . import _engine as found
 
         found.register(OPERATORS)
-        _loaded = found
+        _registered.append(True)
 
 
 # A trace calls it and keeps the result: what it does is not for a graph.
