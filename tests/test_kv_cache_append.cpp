@@ -111,6 +111,7 @@ void check(Layout layout, const Shape& s, DType dtype, std::int64_t shift, std::
           const std::int64_t at = slot / s.page_size * side.page_stride + slot % s.page_size * side.slot_stride +
                                   h * side.cache_head_stride + offset;
           const std::int64_t columns = &side == &where.k ? s.k_columns : s.v_columns;
+          if (columns == 0) return;  // an empty cache has no address
           std::memcpy(want.data() + at * size, from + h * columns * size, static_cast<std::size_t>(columns * size));
         };
         move(where.k, 0, k.data() + t * k_token * size);
