@@ -95,7 +95,7 @@ TEST(HipHost, BothArchitecturesAreInTheBundle) {
 TEST(HipHost, KernelsAreFoundInTheirOwnOperatorsCodeObject) {
   const rlk::hip::Runtime& runtime = rlk::hip::Runtime::get();
   for (const std::string kernel : {"rlk_linear_logprob_rows_vectors", "rlk_linear_tree_sum_bf16", "rlk_logprob_merge",
-                                   "rlk_random_bits", "rlk_value_loss_moments_sums"}) {
+                                   "rlk_random_bits_words", "rlk_value_loss_moments_sums"}) {
     const auto launch = [&] { runtime.launch(0, kernel.c_str(), {0, 1, 64, 0}, 0); };
     EXPECT_EQ(message_of(launch), "HIP: " + kernel + ": invalid argument");
   }
