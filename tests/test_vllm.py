@@ -24,7 +24,7 @@ from rl_kernel_native import contract  # noqa: E402
 from rl_kernel_native.consistency import align  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 from rl_kernel_native.integrations import vllm as plugin  # noqa: E402
-from rl_kernel_native.integrations.vllm import config, versions  # noqa: E402
+from rl_kernel_native.integrations.vllm import config, requests, versions  # noqa: E402
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(
@@ -38,6 +38,7 @@ def engine_config(**changed: Any) -> SimpleNamespace:
         "model": SimpleNamespace(
             architectures=["Qwen3ForCausalLM"], runner_type="generate", use_mla=False, is_moe=False, quantization=None,
             dtype=torch.bfloat16, head_dtype=torch.bfloat16, logprobs_mode="raw_logprobs", max_logprobs=20,
+            logits_processors=None, hf_text_config=SimpleNamespace(max_position_embeddings=64), max_model_len=96,
         ),
         "parallel": SimpleNamespace(
             tensor_parallel_size=1, pipeline_parallel_size=1, decode_context_parallel_size=1,
@@ -53,6 +54,10 @@ def engine_config(**changed: Any) -> SimpleNamespace:
         part, _, field = name.partition("__")
         setattr(parts[part] if field else whole, field or part, value)
     return whole
+
+
+def rotary(kind: str, **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(rope_parameters={"rope_type": kind, **more}, max_position_embeddings=64)
 
 
 # What is asked for, and how the error names it.
@@ -72,17 +77,71 @@ REFUSED = {
     "dtype = 'float64'": {"model__dtype": torch.float64, "model__head_dtype": torch.float64},
     "runner_type = 'pooling'": {"model__runner_type": "pooling"},
     "architectures = ['Gemma2ForCausalLM']": {"model__architectures": ["Gemma2ForCausalLM"]},
-    "logprobs_mode = 'processed_logprobs'": {"model__logprobs_mode": "processed_logprobs"},
+    "logprobs_mode = 'raw_logits'": {"model__logprobs_mode": "raw_logits"},
+    "logits_processors = ['mine']": {"model__logits_processors": ["mine"]},
     "max_logprobs = -1": {"model__max_logprobs": -1},
+    "rope_type 'dynamic' with max_model_len = 96": {"model__hf_text_config": rotary("dynamic")},
+    "rope_type 'longrope' with max_model_len = 96": {
+        "model__hf_text_config": rotary("longrope", original_max_position_embeddings=95)
+    },
 }
 
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_is_not_served_is_refused_by_name(named: str) -> None:
     config.require_served(engine_config())
+    config.require_served(engine_config(model__hf_text_config=rotary("dynamic"), model__max_model_len=64))
+    config.require_served(engine_config(model__hf_text_config=rotary("llama3")))
     assert config.refusals(engine_config(**REFUSED[named])) == [named]
     with pytest.raises(ValueError, match="RLK_VLLM does not serve"):
         config.require_served(engine_config(**REFUSED[named]))
+
+
+def asked(**changed: Any) -> SimpleNamespace:
+    """A request's parameters that are served, but for what is changed."""
+    served: dict[str, Any] = {
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None,
+        "structured_outputs": None, "thinking_token_budget": None, "logprob_token_ids": None, "logprobs": 5,
+        "prompt_logprobs": None, "extra_args": {"sample_id": 3}, "seed": None, "n": 1,
+    }  # fmt: skip
+    return SimpleNamespace(**served | changed)
+
+
+@pytest.mark.parametrize(
+    ("named", "changed"),
+    [
+        (name, {name: value})
+        for name, value in (
+            ("presence_penalty", 0.5), ("frequency_penalty", -0.5), ("repetition_penalty", 1.2),
+            ("logit_bias", {3: 1.0}), ("structured_outputs", SimpleNamespace(regex="a")),
+            ("thinking_token_budget", 4), ("logprob_token_ids", [1]), ("logprobs", -1), ("prompt_logprobs", -1),
+        )
+    ]
+    + [("seed", {"seed": 2**63 - 1, "n": 2}), ("sample_id", {"extra_args": {"sample_id": 1 << 63}})],
+)  # fmt: skip
+def test_a_request_that_is_not_served_is_refused_as_it_arrives(named: str, changed: dict[str, Any]) -> None:
+    requests.require_served(asked(), resumable=False)
+    with pytest.raises(ValueError, match=named):
+        requests.require_served(asked(**changed), resumable=False)
+
+
+def test_a_request_is_keyed_by_its_sample_id_and_seed() -> None:
+    assert [requests.sample_id_of(asked(extra_args=x)) for x in (None, {}, {"sample_id": -2})] == [0, 0, -2]
+    with pytest.raises(TypeError, match=r"extra_args\['sample_id'\]: expected an int, got str"):
+        requests.require_served(asked(extra_args={"sample_id": "3"}), resumable=False)
+    with pytest.raises(ValueError, match="resumable = True"):
+        requests.require_served(asked(), resumable=True)
+
+    def engine(seed: int, rank: int = 0) -> SimpleNamespace:
+        parallel = SimpleNamespace(_api_process_rank=rank)
+        return SimpleNamespace(
+            vllm_config=SimpleNamespace(model_config=SimpleNamespace(seed=seed), parallel_config=parallel)
+        )
+
+    first, same = engine(7), engine(7)
+    drawn = [requests.draw_seed(first) for _ in range(3)]
+    assert drawn == [requests.draw_seed(same) for _ in range(3)]
+    assert len({*drawn, requests.draw_seed(engine(8)), requests.draw_seed(engine(7, rank=1))}) == 5
 
 
 def test_an_artifact_of_another_contract_has_another_identity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +188,14 @@ def test_differences_of_two_sides() -> None:
 
 
 def test_two_contracts_are_not_aligned() -> None:
-    side = {"rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0]}
-    base = {"sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "preemptions": 0, "prefix_cache_hits": 0}
+    side = {
+        "rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0], "ranks": [2], "first_rank": [1],
+        "last_rank": [2], "tokens": [5], "redrawn": [5],
+    }  # fmt: skip
+    base = {
+        "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "preemptions": 0, "prefix_cache_hits": 0,
+        "replayed": 0,
+    }  # fmt: skip
 
     def traced(contract: str, *operators: str) -> dict[str, Any]:
         return {"contract": contract, "calls": {name: {"cpu": 1} for name in operators}}
@@ -139,6 +204,10 @@ def test_two_contracts_are_not_aligned() -> None:
         return align.result_of("rk", base | {"rollout_trace": engine, "trainer_trace": trainer})
 
     assert result(traced("a", "linear"), traced("a", "linear")).aligned
+    for name, value in (("ranks", [3]), ("first_rank", [3]), ("redrawn", [6]), ("trainer", [-1.5])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(side, name, value)
+            assert not result(traced("a", "linear"), traced("a", "linear")).aligned
     for engine, trainer in (
         (traced("b", "linear"), traced("a", "linear")),
         (traced("a", "linear"), traced("a")),
@@ -210,7 +279,7 @@ assert op_registry_oot == {}
 plugin.enable()
 changed = [place for place, function in functions().items() if function is not before[place]]
 assert "vllm.v1.sample.sampler:Sampler.compute_logprobs" in changed
-assert sorted(op_registry_oot) == ["RMSNorm", "RotaryEmbedding", "SiluAndMul"]
+assert {"RMSNorm", "RotaryEmbedding", "SiluAndMul", "Llama3RotaryEmbedding"} <= {*op_registry_oot}
 
 import torch
 import rl_kernel_native as rk
@@ -242,6 +311,12 @@ for x in (logits, logits.float()):
 kept = Sampler.compute_logprobs(logits)
 logits.zero_()
 assert kept.any(), "the sampler writes into its logits"
+
+import vllm_rotary_cases
+import vllm_sampler_cases
+
+vllm_sampler_cases.run()
+vllm_rotary_cases.run()
 print("as expected")
 """
 
@@ -249,6 +324,7 @@ print("as expected")
 @needs_vllm
 def test_off_nothing_of_vllm_is_touched_and_unknown_hooks_are_refused() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RLK_VLLM"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run([sys.executable, "-c", OFF], env=environment, capture_output=True, text=True)
     assert done.stdout.endswith("as expected\n"), done.stdout + done.stderr
 
@@ -257,11 +333,12 @@ def test_off_nothing_of_vllm_is_touched_and_unknown_hooks_are_refused() -> None:
 def test_no_token_of_a_rollout_differs_and_stock_ones_do(model: Path, tmp_path: Path) -> None:
     """Chunked prefill, prefix caching, preemption, batches whose members change. The stock control shows that the test
     can fail."""
-    request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24)
+    request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24, logprobs=5)
     results = {r.setting: r for r in align.align(request, ["stock", "rk"], workers=2)}
     ours, stock = results["rk"], results["stock"]
     assert ours.trainer.tokens == stock.trainer.tokens > 200
     assert ours.aligned, align.text([stock, ours])
+    assert (ours.ranks, ours.redrawn, stock.redrawn) == (0, 0, None)
     assert ours.preemptions > 0
     assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
     assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}

@@ -11,7 +11,7 @@ from typing import Any
 from . import _dispatch, contract
 from ._native import module as _C
 
-# Operators of a model's forward and of its log-probabilities, by the extension's functions.
+# Operators of a model's forward, of its log-probabilities and of its tokens, by the extension's functions.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_eager"),
     "embedding": ("embedding", "embedding_eager"),
@@ -21,6 +21,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "logprob": ("logprob", "logprob_eager"),
     "rms_norm": ("rms_norm", "rms_norm_eager"),
     "rope": ("rope", "rope_eager"),
+    "sample": ("sample",),
     "silu_mul": ("gated_mul", "gated_mul_eager"),
 }
 
@@ -73,8 +74,8 @@ def trace() -> Iterator[Trace]:
     """Records which operators of a model run within the context, on which backend and how often.
 
     Recorded are the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
-    ``logprob``, ``rms_norm``, ``rope`` and ``silu_mul``, eager or inside of a compiled function. What a CUDA graph
-    captures within the context counts with each of its replays. It watches the whole process; one at a time.
+    ``logprob``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside of a compiled function. What a
+    CUDA graph captures within the context counts with each of its replays. It watches the whole process; one at a time.
 
     Yields: a :class:`Trace`, whose ``calls`` grow.
     Raises: RuntimeError inside of another trace.

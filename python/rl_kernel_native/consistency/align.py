@@ -41,6 +41,7 @@ class Request:
     seed: int = 0
     dtype: str = "bfloat16"
     gpu_memory: float = 0.5
+    logprobs: int = 0  # of the most probable tokens, beside a token's own
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Result:
     """What one setting gives.
 
     Attributes:
+        ranks: tokens whose rank is another in the trainer's logits.
+        redrawn: tokens that rk.sample draws otherwise from the trainer's logits and the request's seed, or the engine
+            itself in another batch; None where vLLM's own sampler drew them.
         preemptions: sequences that the rollout put back, and computed again.
         prefix_cache_hits: tokens of the rollout whose keys and values were in the cache already.
         served: what rk.trace saw of the engine (``"rollout"``) and the trainer: contract, and calls by operator.
@@ -70,6 +74,8 @@ class Result:
     trainer: Difference
     tokens_per_second: float
     device: str
+    ranks: int
+    redrawn: int | None
     preemptions: int
     prefix_cache_hits: int
     served: dict[str, Any]
@@ -77,7 +83,8 @@ class Result:
 
     @property
     def aligned(self) -> bool:
-        return self.prefill.differing == self.trainer.differing == 0 and self.same_contract is True
+        numbers = (self.prefill.differing, self.trainer.differing, self.ranks, self.redrawn)
+        return numbers == (0, 0, 0, 0) and self.same_contract is True
 
 
 def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
@@ -94,6 +101,14 @@ def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
     )
 
 
+def _apart(these: list[int], those: list[int]) -> int:
+    return sum(a != b for a, b in zip(these, those, strict=True))
+
+
+def _outside(ranks: list[int], first: list[int], last: list[int]) -> int:
+    return sum(not low <= rank <= high for rank, low, high in zip(ranks, first, last, strict=True))
+
+
 def result_of(setting: str, answer: dict[str, Any]) -> Result:
     served = {side: answer[f"{side}_trace"] for side in ("rollout", "trainer")}
     contracts = {trace["contract"] if trace["calls"] else None for trace in served.values()}
@@ -103,6 +118,10 @@ def result_of(setting: str, answer: dict[str, Any]) -> Result:
         trainer=difference(answer["sequences"], "trainer"),
         tokens_per_second=answer["tokens_per_second"],
         device=answer["device"],
+        ranks=sum(_outside(s["ranks"], s["first_rank"], s["last_rank"]) for s in answer["sequences"]),
+        redrawn=None
+        if answer["replayed"] is None
+        else answer["replayed"] + sum(_apart(s["tokens"], s["redrawn"]) for s in answer["sequences"]),
         preemptions=answer["preemptions"],
         prefix_cache_hits=answer["prefix_cache_hits"],
         served=served,
@@ -156,7 +175,7 @@ def _run(part: str, file: Path, setting: str) -> None:
 
 HEAD = (
     "setting", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|", "against trainer: differing",
-    "max |dlogp|", "mean |dlogp|", "KL k3", "tok/s", "preemptions", "cached tokens",
+    "max |dlogp|", "mean |dlogp|", "KL k3", "other rank", "drawn otherwise", "tok/s", "preemptions", "cached tokens",
     "same contract",
 )  # fmt: skip
 
@@ -167,6 +186,7 @@ def rows(results: Sequence[Result]) -> list[list[Any]]:
         [
             r.setting, r.trainer.tokens, r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
             r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
+            r.ranks, "-" if r.redrawn is None else r.redrawn,
             r.tokens_per_second, r.preemptions, r.prefix_cache_hits, said[r.same_contract],
         ]
         for r in results

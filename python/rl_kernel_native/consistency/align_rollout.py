@@ -82,23 +82,42 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     generate(prompts[:2], [sampling(2), sampling(2)])  # kernels load, caches fill
     start = time.perf_counter()
-    outputs = generate(prompts, [sampling(n, logprobs=0) for n in counts])
+    outputs = generate(prompts, [sampling(n, logprobs=request["logprobs"]) for n in counts])
     seconds = time.perf_counter() - start
     counted = {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
-    sequences = []
+    sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
         tokens = list(completion.token_ids)
-        logprobs = [given[token].logprob for given, token in zip(completion.logprobs, tokens, strict=True)]
-        sequences.append({"prompt": list(output.prompt_token_ids), "tokens": tokens, "rollout": logprobs})
+        given = [of[token] for of, token in zip(completion.logprobs, tokens, strict=True)]
+        sequences.append(
+            {
+                "prompt": list(output.prompt_token_ids),
+                "tokens": tokens,
+                "rollout": [x.logprob for x in given],
+                "ranks": [x.rank for x in given],
+                "seed": getattr(completion, "rlk_seed", None),  # of the plugin
+            }
+        )
     whole = [s["prompt"] + s["tokens"] for s in sequences]
     rescored = generate(whole, [sampling(1, prompt_logprobs=0)] * len(whole))
     for sequence, output in zip(sequences, rescored, strict=True):
         count = len(sequence["tokens"])
         scored = zip(output.prompt_logprobs[-count:], sequence["tokens"], strict=True)
         sequence["prefill"] = [given[token].logprob for given, token in scored]
+    replayed = None
+    if sequences[0]["seed"] is not None:
+        # By their seeds, in another batch. vLLM gives the second of n children the next seed.
+        few = sequences[:3]
+        seeds = [s["seed"] for s in few]
+        twice = [sampling(len(s["tokens"]), n=2, seed=s["seed"]) for s in few]
+        again = generate([s["prompt"] for s in few], twice)
+        drawn = [(list(o.outputs[0].token_ids), s["tokens"]) for o, s in zip(again, few, strict=True)]
+        drawn += [([o.outputs[1].rlk_seed], [k + 1]) for o, k in zip(again, seeds, strict=True)]
+        replayed = sum(a != b for got, expected in drawn for a, b in zip(got, expected, strict=True))
     return {
         "sequences": sequences,
+        "replayed": replayed,
         "tokens_per_second": sum(counts) / seconds,
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": counted["vllm:num_preemptions"],

@@ -33,7 +33,18 @@ def answer(request: dict[str, Any]) -> None:
                 logprob = rk.logprob(logits, targets)
             else:
                 logprob = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
-            sequence["trainer"] = logprob[-len(sequence["tokens"]) :].tolist()
+            count = len(sequence["tokens"])
+            sequence["trainer"] = logprob[-count:].tolist()
+            of_tokens, tokens = logits[-count:], targets[-count:]
+            # A token beside others of the same logit has several ranks: vLLM's own, or its place among the first few.
+            own = of_tokens.gather(1, tokens[:, None])
+            sequence["first_rank"] = ((of_tokens > own).sum(1) + 1).tolist()
+            sequence["last_rank"] = (of_tokens >= own).sum(1).tolist()
+            if served:
+                drawn = rk.sample(
+                    of_tokens, seed=sequence["seed"], sample_id=0, position=torch.arange(count, device=device)
+                )
+                sequence["redrawn"] = drawn.ids.tolist()
 
 
 def main(path: Path) -> None:

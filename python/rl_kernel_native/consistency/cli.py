@@ -334,6 +334,7 @@ def run_align(
     max_tokens: Annotated[int, typer.Option(min=1, help="Of a completion, at most.")] = 64,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     gpu_memory: Annotated[float, typer.Option(help="Share of a GPU's memory for the engine.")] = 0.5,
+    logprobs: Annotated[int, typer.Option(min=0, help="Of the most probable tokens, beside a token's own.")] = 0,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
     report: Annotated[Path | None, typer.Option(help="Directory for align.json and align.html.")] = None,
@@ -352,7 +353,7 @@ def run_align(
             raise BadInput(f"--dtype {dtype}: expected bfloat16, float16 or float32")
         request = runs.request_of(
             model, num_prompts=prompts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, dtype=dtype, seed=seed,
-            gpu_memory=gpu_memory,
+            gpu_memory=gpu_memory, logprobs=logprobs,
         )  # fmt: skip
         results = runs.align(request, settings.split(","))
         print(json.dumps(runs.as_json(request, results)) if as_json else runs.text(results))

@@ -9,7 +9,7 @@ from ... import __version__, contract
 # Models whose layers are exactly those below: RMSNorm rounded before its weight, SiLU, rotary products rounded to the
 # dtype, as integrations/families.py has them for the trainer.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-OPERATORS = ("attention", "embedding", "kv_cache_append", "linear", "logprob", "rms_norm", "rope", "silu_mul")
+OPERATORS = ("attention", "embedding", "kv_cache_append", "linear", "logprob", "rms_norm", "rope", "sample", "silu_mul")
 KEY = "rl_kernel_native"  # in VllmConfig.additional_config
 
 
@@ -63,10 +63,26 @@ def refusals(config: Any) -> list[str]:
         ("speculative_config", _kind(config.speculative_config), config.speculative_config is None),
         ("dtype", _name(model.dtype), _name(model.dtype) in ("bfloat16", "float16", "float32")),
         ("head_dtype", _name(model.head_dtype), model.head_dtype == model.dtype),
-        ("logprobs_mode", model.logprobs_mode, model.logprobs_mode == "raw_logprobs"),
+        ("logprobs_mode", model.logprobs_mode, model.logprobs_mode in ("raw_logprobs", "processed_logprobs")),
+        ("logits_processors", model.logits_processors, not model.logits_processors),
         ("max_logprobs", model.max_logprobs, model.max_logprobs != -1),
+        _rotary(model),
     ]
     return [f"{name} = {value!r}" for name, value, is_served in asked if not is_served]
+
+
+def _rotary(model: Any) -> tuple[str, Any, bool]:
+    """Frequencies of these types follow from the longest sequence of a batch past the original length."""
+    kind = (getattr(model.hf_text_config, "rope_parameters", None) or {}).get("rope_type", "default")
+    by_batch = kind in ("dynamic", "longrope")
+    served = not by_batch or model.max_model_len <= original_length(model.hf_text_config)
+    return f"rope_type {kind!r} with max_model_len", model.max_model_len, served
+
+
+def original_length(config: Any) -> int:
+    """Tokens up to which a rotary embedding of transformers is not stretched."""
+    length: int = config.rope_parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    return length
 
 
 def _one(config: Any, name: str) -> tuple[str, Any, bool]:

@@ -1,8 +1,4 @@
-"""Puts this library's operators into vLLM's own seams. Called once a process, before an engine is made.
-
-Tokens are drawn by vLLM: a sampler of this library would take the place of `Sampler.sample` here, and of the second
-runner's.
-"""
+"""Puts this library's operators into vLLM's own seams. Called once a process, before an engine is made."""
 
 from __future__ import annotations
 
@@ -22,18 +18,20 @@ def install() -> None:
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import attention, layers, logprobs
+    from . import attention, layers, logprobs, requests, rotary, sampler
 
     classes = {
         "RMSNorm": layers.RlkRMSNorm,
         "SiluAndMul": layers.RlkSiluAndMul,
-        "RotaryEmbedding": layers.RlkRotaryEmbedding,
+        "RotaryEmbedding": rotary.RlkRotaryEmbedding,
+        **rotary.SCALED,
     }
     taken = [f"{name} ({op_registry_oot[name].__name__})" for name in classes if name in op_registry_oot]
     if taken:
         raise RuntimeError(f"vllm: another plugin has replaced {', '.join(taken)}")
     for name, replacement in classes.items():
         CustomOp.register_oot(replacement, name=name)
+    _replace("vllm.model_executor.layers.rotary_embedding:Phi3LongRoPEScaledRotaryEmbedding", rotary.RlkLongRope)
     register_backend(AttentionBackendEnum.CUSTOM, f"{attention.__name__}.{attention.RlkAttentionBackend.__qualname__}")
     _replace("vllm.model_executor.layers.linear:UnquantizedLinearMethod", layers.RlkLinearMethod)
     _replace(
@@ -43,6 +41,16 @@ def install() -> None:
     _replace("vllm.v1.sample.sampler:Sampler.gather_logprobs", staticmethod(logprobs.gather_logprobs))
     _replace("vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs", logprobs.gather_specific_token_logprobs)
     _replace("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", logprobs.compute_token_logprobs)
+    _replace("vllm.v1.sample.sampler:Sampler.sample", sampler.sample)
+    _wrap("vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample", sampler.keyed)
+    _wrap("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run", sampler.rehearsed)
+    _replace("vllm.v1.worker.gpu.sample.sampler:Sampler.sample", sampler.sample_of_second)
+    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.__init__", sampler.made)
+    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request", sampler.added)
+    _wrap("vllm.v1.worker.gpu.sample.sampler:Sampler.apply_staged_writes", sampler.written)
+    _wrap("vllm.v1.engine.input_processor:InputProcessor.process_inputs", requests.arrived)
+    _wrap("vllm.v1.engine.output_processor:OutputProcessor.add_request", requests.followed)
+    _wrap("vllm.v1.engine.output_processor:RequestState._new_completion_output", requests.completed)
     _wrap("vllm.config.vllm:VllmConfig.__post_init__", _completed)
     _wrap("vllm.model_executor.model_loader.base_loader:BaseModelLoader.load_model", _loaded)
 
@@ -88,7 +96,7 @@ def not_served(model: Any) -> list[str]:
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    from . import attention, layers
+    from . import attention, layers, rotary
 
     found = []
     for name, module in model.named_modules():
@@ -102,7 +110,7 @@ def not_served(model: Any) -> list[str]:
         elif isinstance(module, Attention):
             served = isinstance(module.impl, attention.RlkAttentionImpl)
         else:
-            known = (layers.RlkRMSNorm, layers.RlkSiluAndMul, layers.RlkRotaryEmbedding, torch_identity())
+            known = (layers.RlkRMSNorm, layers.RlkSiluAndMul, *rotary.KNOWN, torch_identity())
             served = isinstance(module, known) or type(module).__name__ in _WITHOUT_ARITHMETIC
         if not served:
             found.append(f"{name} ({type(module).__name__})")

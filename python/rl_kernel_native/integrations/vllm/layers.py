@@ -10,12 +10,9 @@ from torch import Tensor
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 import rl_kernel_native as rk
-
-from ..rotary import RotaryTables
 
 
 class RlkRMSNorm(RMSNorm):
@@ -47,29 +44,6 @@ class RlkSiluAndMul(SiluAndMul):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = rk.silu_mul(x, round_before_mul=True)
         return y
-
-
-class RlkRotaryEmbedding(RotaryEmbedding):
-    """cos and sin come from the host's float64, as the trainer's do; they are on the device before anything is
-    captured."""
-
-    def _compute_cos_sin_cache(self) -> Tensor:
-        with torch.device("cpu"):
-            frequencies = self._compute_inv_freq(self.base)
-        cos, sin = RotaryTables(frequencies, 1.0, self.max_position_embeddings).half_width()
-        device = torch.get_default_device()
-        return torch.cat((cos, sin), -1).to(device)
-
-    def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
-        half = self.rotary_dim // 2
-        table = self.cos_sin_cache
-        flat = positions.flatten()
-        split = (flat.shape[0], -1, self.head_size)
-        q, k = rk.rope(
-            query.view(split), None if key is None else key.view(split), table[:, :half], table[:, half:],
-            position_ids=flat, interleaved=not self.is_neox_style, partial_dim=self.rotary_dim, intermediate="input",
-        )  # fmt: skip
-        return q.view(query.shape), None if key is None else k.view(key.shape)
 
 
 class RlkLinearMethod(UnquantizedLinearMethod):

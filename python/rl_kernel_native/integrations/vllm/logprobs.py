@@ -2,7 +2,7 @@
 
 The first runner computes the log-probabilities of a whole vocabulary and then takes a few. Here it keeps the logits, a
 copy since the sampler changes them in place, and rk.logprob is asked for those few: order and ranks are the logits'
-own.
+own. Logits of processed log-probabilities come from `sampler.draw`, with the temperature beside them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ def of_tokens(logits: Tensor, token_ids: Tensor) -> Tensor:
     """``[rows, tokens]`` float32 of logits ``[rows, vocabulary]`` and ids ``[rows, tokens]``."""
     rows, tokens = token_ids.shape
     every = logits.unsqueeze(1).expand(rows, tokens, logits.shape[-1])
-    found: Tensor = rk.logprob(every, token_ids.to(torch.int64).contiguous())
+    temperature: Any = getattr(logits, "rlk_temperature", 1.0)  # processed ones have that of the draw
+    if isinstance(temperature, Tensor):
+        temperature = temperature[:, None].expand(rows, tokens).contiguous()
+    found: Tensor = rk.logprob(every, token_ids.to(torch.int64).contiguous(), temperature=temperature)
     return found
 
 

@@ -35,6 +35,24 @@ HOOKS = (
     ),
     Hook("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cuda", "self positions query key"),
     Hook("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase._compute_cos_sin_cache", "self"),
+    *(
+        Hook(
+            f"vllm.model_executor.layers.rotary_embedding.{module}.__init__", f"self head_size rotary_dim {parameters}"
+        )
+        for module, parameters in {
+            "linear_scaling_rope:LinearScalingRotaryEmbedding": "max_position_embeddings base is_neox_style "
+            "scaling_factors dtype",
+            "llama3_rope:Llama3RotaryEmbedding": "max_position_embeddings base is_neox_style dtype scaling_factor "
+            "low_freq_factor high_freq_factor orig_max_position",
+            "yarn_scaling_rope:YaRNScalingRotaryEmbedding": "max_position_embeddings base is_neox_style scaling_factor "
+            "dtype extrapolation_factor attn_factor beta_fast beta_slow apply_yarn_scaling truncate",
+            "dynamic_ntk_scaling_rope:DynamicNTKScalingRotaryEmbedding": "max_position_embeddings "
+            "max_trained_positions base is_neox_style scaling_factor dtype",
+            "phi3_long_rope_scaled_rope:Phi3LongRoPEScaledRotaryEmbedding": "max_position_embeddings "
+            "original_max_position_embeddings base is_neox_style dtype short_factor long_factor short_mscale "
+            "long_mscale",
+        }.items()
+    ),
     Hook("vllm.model_executor.layers.linear:UnquantizedLinearMethod.apply", "self layer x bias"),
     Hook("vllm.model_executor.layers.linear:UnquantizedLinearMethod.process_weights_after_loading", "self layer"),
     Hook("vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply", "self layer x bias"),
@@ -62,8 +80,49 @@ HOOKS = (
     Hook("vllm.v1.sample.sampler:Sampler.compute_logprobs", "logits"),
     Hook("vllm.v1.sample.sampler:Sampler.gather_logprobs", "logprobs num_logprobs token_ids"),
     Hook("vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs", "self logprobs logprob_token_ids sampled"),
+    Hook("vllm.v1.sample.sampler:Sampler.sample", "self logits sampling_metadata logprobs_mode_override"),
+    Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample", "self logits spec_decode_metadata"),
+    Hook("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run", "self hidden_states"),
+    Hook(
+        "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+        "self request_id prompt params supported_tasks arrival_time lora_request tokenization_kwargs trace_headers "
+        "priority data_parallel_rank resumable",
+    ),
+    Hook(
+        "vllm.v1.engine.output_processor:OutputProcessor.add_request",
+        "self request prompt parent_req request_index queue",
+    ),
+    Hook(
+        "vllm.v1.engine.output_processor:RequestState._new_completion_output",
+        "self token_ids finish_reason stop_reason",
+    ),
     # Names of the second model runner.
     Hook("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", "logits token_ids"),
+    Hook(
+        "vllm.v1.worker.gpu.sample.logprob:compute_topk_scores",
+        "logits num_logprobs sampled_token_ids cu_num_logits logprob_token_ids_state expanded_idx_mapping "
+        "max_per_req_token_ids logits_mode",
+    ),
+    Hook(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.__init__",
+        "self max_num_reqs vocab_size device req_states logprobs_mode num_speculative_tokens use_fp64_gumbel",
+    ),
+    Hook("vllm.v1.worker.gpu.sample.sampler:Sampler.add_request", "self req_idx prompt_len sampling_params"),
+    Hook("vllm.v1.worker.gpu.sample.sampler:Sampler.apply_staged_writes", "self"),
+    Hook(
+        "vllm.v1.worker.gpu.sample.sampler:Sampler.sample",
+        "self logits expanded_idx_mapping idx_mapping_np pos input_ids expanded_local_pos return_logprobs",
+    ),
+    Hook("vllm.v1.worker.gpu.sample.states:SamplingStates.get_top_k_top_p", "self expanded_idx_mapping idx_mapping_np"),
+    Hook("vllm.v1.worker.gpu.sample.states:SamplingStates.any_greedy", "self idx_mapping_np"),
+    Hook(
+        "vllm.v1.worker.gpu.sample.logit_bias:LogitBiasState.apply_logit_bias",
+        "self logits expanded_idx_mapping idx_mapping_np pos",
+    ),
+    Hook(
+        "vllm.v1.worker.gpu.sample.bad_words:BadWordsState.apply_bad_words",
+        "self logits expanded_idx_mapping idx_mapping_np input_ids expanded_local_pos",
+    ),
 )
 
 

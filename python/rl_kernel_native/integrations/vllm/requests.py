@@ -1,0 +1,85 @@
+"""A request's key of random words: what it may ask for is checked as it arrives, and its seed is given back.
+
+A request without a seed gets one, drawn from the engine's. Every completion has the seed and the sample_id of its draw
+(``rlk_seed``, ``rlk_sample_id``), so that its tokens can be drawn again.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+SAMPLE_ID = "sample_id"  # in SamplingParams.extra_args
+INT64 = range(-(1 << 63), 1 << 63)
+
+
+def refusals(params: Any) -> list[str]:
+    """Parameters that neither rk.sample nor rk.logprob serves, as "name = value"."""
+    unused: dict[str, Any] = {
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None,
+        "structured_outputs": None, "thinking_token_budget": None, "logprob_token_ids": None,
+    }  # fmt: skip
+    found = [
+        f"{name} = {getattr(params, name)!r}"
+        for name, value in unused.items()
+        if getattr(params, name) != value and getattr(params, name)
+    ]
+    return found + [f"{name} = -1" for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
+
+
+def sample_id_of(params: Any) -> int:
+    """Which rollout of its seed a request is: 0 unless ``extra_args`` says."""
+    given = (params.extra_args or {}).get(SAMPLE_ID, 0)
+    if type(given) is not int:
+        raise TypeError(f"extra_args['{SAMPLE_ID}']: expected an int, got {type(given).__name__}")
+    if given not in INT64:
+        raise ValueError(f"extra_args['{SAMPLE_ID}']: expected an integer of 64 bits, got {given}")
+    return given
+
+
+def require_served(params: Any, resumable: bool) -> None:
+    refused = refusals(params) + (["resumable = True"] if resumable else [])
+    if refused:
+        raise ValueError("RLK_VLLM does not serve requests with " + "; ".join(refused))
+    sample_id_of(params)
+    if params.seed is not None and (params.seed not in INT64 or params.seed + params.n - 1 not in INT64):
+        raise ValueError(f"seed: expected one whose n seeds are signed integers of 64 bits, got {params.seed}")
+
+
+def arrived(own: Any, self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **more: Any) -> Any:
+    """InputProcessor.process_inputs."""
+    from vllm import SamplingParams
+
+    if isinstance(params, SamplingParams):
+        require_served(params, bool(more.get("resumable")))
+    request = own(self, request_id, prompt, params, *args, **more)
+    given = request.sampling_params
+    if given is not None and given.seed is None:
+        given.seed = draw_seed(self)
+    return request
+
+
+def draw_seed(processor: Any) -> int:
+    """The next seed of an engine: of its own seed, the front end's rank, and how many were drawn before."""
+    source = getattr(processor, "rlk_seeds", None)
+    if source is None:
+        config = processor.vllm_config
+        rank = config.parallel_config._api_process_rank
+        source = processor.rlk_seeds = random.Random(f"{config.model_config.seed} {rank}")
+    drawn: int = source.getrandbits(62)  # vLLM gives child k of n the seed + k, which 64 bits hold
+    return drawn
+
+
+def followed(own: Any, self: Any, request: Any, *args: Any, **more: Any) -> None:
+    """OutputProcessor.add_request: the state of a request remembers its key."""
+    own(self, request, *args, **more)
+    params = request.sampling_params
+    if params is not None:
+        self.request_states[request.request_id].rlk_key = params.seed, sample_id_of(params)
+
+
+def completed(own: Any, self: Any, *args: Any, **more: Any) -> Any:
+    """RequestState._new_completion_output."""
+    output = own(self, *args, **more)
+    output.rlk_seed, output.rlk_sample_id = self.rlk_key
+    return output
