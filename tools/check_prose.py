@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -30,7 +31,7 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and type(first.value.value) is str:
-                yield first.lineno, first.value.value
+                yield first.lineno, inspect.cleandoc(first.value.value)
     yield from _joined(
         (token.start[0], not token.line[: token.start[1]].strip(), token.string.lstrip("#").strip())
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
@@ -63,6 +64,9 @@ def sentences(block: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
         for line in paragraph.split("\n"):
+            if re.match(r"\s{2,}\S.*\S\s{2,}\S|\s{16,}\S", line):  # a row of a table, or its last column going on
+                text += "\n"
+                continue
             is_new = re.match(r"\s*([-*|]|\d+[.)] |[\w, .*]+:( |$)|\.\. )|    ", line)
             text += ("\n" if is_new else " ") + line.strip()
         for part in text.split("\n"):

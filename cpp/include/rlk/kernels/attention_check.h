@@ -1,4 +1,4 @@
-// What of an attention call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+// Preconditions of an attention call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"

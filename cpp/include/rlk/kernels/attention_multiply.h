@@ -1,10 +1,9 @@
-// Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP: a block of 256 threads, 16 x 16, has kRows
-// rows by kBlock columns of scores, and kRows rows by kColumns columns of sums, in registers. The operand that its rows are
-// is in shared memory; the other comes through it in stages of kDepth. Bound by the fp32 units and shared memory's reads
-// beside them.
+// Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP. A block of 256 threads, 16 x 16, keeps
+// kRows x kBlock scores and kRows x kColumns sums in registers. The operand that gives the rows lies in shared memory; the
+// other passes through it in stages of kDepth. Bound by the fp32 units and by shared memory's reads.
 //
-// Machine: what a block is written with: its threads' number, barriers, an exchange of lanes, groups of floats in shared
-// memory, and octets of elements of type T, a tag with Storage, load and store, on their way from memory.
+// Machine gives a block its thread number, barriers, lane exchanges and groups of floats in shared memory. It also loads
+// eight elements of type T at once; T is a tag with Storage, load and store.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"
@@ -35,8 +34,8 @@ struct AttentionTile {
   static constexpr int kScores = kBlock / kAttentionLines;  // of a row and thread
   static_assert(kColumns % 64 == 0 && kBlock % 64 == 0);
 
-  // Weights are [kBlock columns][kRows], so that a thread reads its rows together; in 16 byte chunks of four rows exchanged
-  // by the column, or with a gap behind each column, or writes of a column's lines would meet in a bank.
+  // Weights are [kBlock columns][kRows], so that a thread reads its rows together. Chunks of four rows (16 bytes) are
+  // permuted by column, or a gap follows each column: both keep a column's writes out of one bank.
   static constexpr int kWeightStride = kOfThread == 4 ? kRows : kRows + kOfThread;
   static constexpr int kWeights = kBlock * kWeightStride;
   static RLK_DEVICE int weight(int column, int row) {
@@ -141,8 +140,8 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Machine, T>& b, int
   }
 }
 
-// sums[r] = a chain over columns of scores ascending of weights * x, from sums[r] on: x has `count` rows. kHoles: a
-// weight may be nothing, where x is not to be looked at.
+// Continues each chain sums[r] over columns of scores, ascending, by weights * x; x has `count` rows. kHoles: a weight may
+// be nothing, and x is not read there.
 template <class Machine, class Tile, bool kHoles, class T>
 RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Machine, T>& x, int count, int head_dim,
                            float* stage, float (&sums)[Tile::kOfThread][Tile::kSums]) {
@@ -203,7 +202,7 @@ RLK_DEVICE float as_element(float x) {
   return T::load(T::store(x));
 }
 
-// A thread's scores into the weights. Of all of its columns the chunks are exchanged alike.
+// Stores a thread's scores as weights. All of its columns permute their chunks alike.
 template <class Machine, class Tile>
 RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Machine::thread();

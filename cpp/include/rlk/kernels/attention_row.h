@@ -14,7 +14,7 @@ RLK_HD float attention_factor(float a, float b) {
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// Of a split, over the blocks so far. m is -Inf where they contributed nothing, NaN where the row has failed.
+// A row's reference over the blocks of a split so far. m is -Inf where none contributed, NaN where the row has failed.
 struct AttentionReference {
   float largest = -infinity();  // score
   float m = -infinity();

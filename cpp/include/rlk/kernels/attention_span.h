@@ -84,7 +84,7 @@ RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t
   return (packed ? 0 : sequence * a.sequence_stride) + token * a.token_stride;
 }
 
-// Of key j of a sequence, in k or in v; kNoPage where its page is none.
+// The offset of a sequence's key j in k or in v; kNoPage where its page does not exist.
 constexpr std::int64_t kNoPage = INT64_MIN;
 RLK_HD std::int64_t key_offset(const AttentionInput& p, const AttentionHeads& a, const AttentionSpan& span,
                                std::int64_t j) {

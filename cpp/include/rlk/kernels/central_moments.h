@@ -1,7 +1,7 @@
-// Second moments about means that earlier passes found: variances, covariances and correlations take a second pass over tokens,
-// whose sums are of scaled deviations. Shared by all backends (token_terms.h says what a Batch and its terms are).
+// Second moments about means that an earlier pass found. Variances, covariances and correlations take a second pass over
+// tokens, which sums scaled deviations. Shared by all backends; token_terms.h says what a Batch and its terms are.
 //
-// Of values a, with a mean m = fl(sum / N) and the scale of moment_scale.h by the largest magnitude:
+// For values a with mean m = fl(sum / N), scaled by moment_scale.h's factor for their largest magnitude:
 //   d(a) = fl(fl(fl(a down) - fl(m down)) up)
 //   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0), D = sum(d): what the rounding of m left in it is taken out again
 //   V is 0 where all d are equal
@@ -35,7 +35,7 @@ RLK_HD float central_square(float of_a, float squares, float count) {
   return v < 0.0f ? 0.0f : v;
 }
 
-// Of two values a token.
+// Sums for two values of each token.
 struct CentralPair {
   CentralPoint of[2];
 };

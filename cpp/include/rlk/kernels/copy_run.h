@@ -119,9 +119,8 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
   }
 }
 
-// The vectors first, first + step, ... of a run, kRunChunk of them, or where `last` says so all that are left; and where
-// `edges` says so the bytes around whole vectors, of which the threads `first` = 0 ... step - 1 have some each, by words where
-// both sides are words.
+// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all that are left under `last`. Under `edges` it
+// also copies the bytes around whole vectors. Threads `first` = 0 ... step - 1 share these, by words where both sides allow.
 constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // bytes at the head, in the middle, at the tail
 template <class Memory>
 RLK_HD void copy_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {

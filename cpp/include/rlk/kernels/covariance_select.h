@@ -1,11 +1,11 @@
-// What covariance_mask has on a GPU, for every vendor, beside the passes of token_passes.h: a radix select, the highest digit
-// first, over slots, whose output array holds covariances, then priorities, then the mask.
-//   clear       counts
-//   priorities  of candidates, and how many have each first digit
-//   digits      of those that have the digits of the last one chosen so far, how many have each next digit
-//   write       the mask
-// Each block looks up by itself which digit the counts before it lead to. Counts are integers, so that the order in which
-// atomics add to them shows nowhere.
+// covariance_mask on every vendor's GPUs, beside the passes of token_passes.h: a radix select over slots, highest digit
+// first. The output array holds covariances, then priorities, then the mask.
+//   clear       zeroes the counts
+//   priorities  writes candidates' priorities and counts their first digits
+//   digits      counts the next digit of candidates that share the digits chosen so far
+//   write       writes the mask
+// Each block finds by itself the digit that earlier counts lead to. Counts are integers, so the order of atomics shows
+// nowhere.
 #pragma once
 
 #include "rlk/kernels/covariance_terms.h"

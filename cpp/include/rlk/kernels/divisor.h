@@ -13,8 +13,8 @@ struct Divisor {
   int shift = 31;
 
   Divisor() = default;
-  // Of 1 to 2^31. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up: too much by less than 2^l / d parts
-  // of 2^(31 + l), so that the error of a quotient below 2^31 / d stays below 1 / d.
+  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up. It exceeds the exact value
+  // by less than 2^l / d parts of 2^(31 + l), so a quotient below 2^31 / d errs by less than 1 / d.
   explicit Divisor(std::uint32_t d) : value(d) {
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d);

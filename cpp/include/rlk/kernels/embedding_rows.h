@@ -1,4 +1,4 @@
-// What of ops/embedding.h every backend shares: the row of a token, and its place in the tree of its block.
+// Shared by every backend of ops/embedding.h: a token's row, and its place in its block's tree.
 #pragma once
 
 #include "rlk/ops/embedding.h"
@@ -29,8 +29,8 @@ RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::in
 struct EmbeddingTree {
   unsigned pending = 0;
 
-  // The level at which the chain of `group` waits, or kEmbeddingLevels at the block's root; next_group is in the same
-  // block, or 2^kEmbeddingLevels. join(level) adds the subtree that waits there before the chain's sum.
+  // Returns the level at which `group`'s chain waits, kEmbeddingLevels at the block's root. next_group lies in the same
+  // block, or is 2^kEmbeddingLevels. join(level) adds the subtree that waits there in front of the chain's sum.
   template <class Join>
   RLK_HD int advance(unsigned group, unsigned next_group, const Join& join) {
     int level = 0;

@@ -1,4 +1,4 @@
-// What of a gae call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+// Preconditions of a gae call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
 #pragma once
 
 #include "rlk/ops/gae.h"

@@ -32,7 +32,7 @@ RLK_HD ScanStep scan_compose(const ScanStep& one, const ScanStep& two) {
   return {select(cut, 0.0f, mul_rn(one.c, two.c)), select(cut, one.d, fma_rn(one.c, two.d, one.d))};
 }
 
-// What of a call is the same for all tokens.
+// Constants that all tokens of a call share.
 struct GaeConstants {
   float gamma, decay, rho_bar, c_bar;
   explicit RLK_HD GaeConstants(const GaeParams& p)

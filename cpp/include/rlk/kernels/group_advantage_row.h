@@ -7,7 +7,7 @@
 
 namespace rlk {
 
-// Of a group, or of the batch.
+// Statistics of a group, or of the batch.
 struct GroupStatistics {
   float scale = 1.0f;  // of the rewards that the next three are of
   float mean = 0.0f, std = 0.0f;
@@ -91,7 +91,7 @@ RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& len
   return lengths == 0.0f ? 0.0f : div_rn(weighted, lengths);
 }
 
-// What of a group's members is the same for all.
+// The scale that all members of a group share.
 struct MemberScale {
   float std;  // as it leaves
   float scale, of_baseline, divisor, factor;

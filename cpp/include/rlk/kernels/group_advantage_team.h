@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// What of the members needs no order.
+// Members' statistics that no order changes.
 struct MemberCounts {
   Extremes extremes = no_extremes();
   std::int32_t n = 0, nans = 0, nonzero = 0;

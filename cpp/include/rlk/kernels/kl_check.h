@@ -1,4 +1,4 @@
-// What of a kl call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+// Preconditions of a kl call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
 #pragma once
 
 #include "rlk/kernels/policy_check.h"

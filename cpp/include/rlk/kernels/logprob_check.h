@@ -1,4 +1,4 @@
-// What of a logprob call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+// Preconditions of a logprob call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// A sequence's mask on a GPU, a stretch of positions at a time: a bit for each, and of every word of these how many are set before
-// it, so that the tokens that count between any two positions are counted by two look-ups. For a block of kTokenThreads.
+// A sequence's mask on a GPU, one stretch of positions at a time, for a block of kTokenThreads. Each position has a bit, and
+// each word the number of bits set before it: two look-ups count the scored tokens between any two positions.
 #pragma once
 
 #include "rlk/kernels/flag_words.h"
@@ -18,7 +18,7 @@ RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
   return static_cast<std::uint32_t>(__builtin_popcount(bits));
 #endif
 }
-// Of bits that are not 0.
+// Bits must not be 0.
 RLK_DEVICE int highest_bit(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return 31 - __clz(static_cast<int>(bits));
@@ -124,7 +124,7 @@ class MaskStretch {
   static RLK_DEVICE Quad load_flags(const Flags& flags, int at) {
     return Gpu::load_quad(reinterpret_cast<const float*>(in_global(flags.flags + at)));
   }
-  // Of positions that may not all be the stretch's, or whose flags are no bytes.
+  // For positions that may leave the stretch, or whose flags are wider than bytes.
   template <int kBytes, class Flags>
   RLK_DEVICE std::uint32_t bits_between(const Flags& flags, int at) const {
     if constexpr (kBytes == 0) {

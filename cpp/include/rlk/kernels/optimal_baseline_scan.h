@@ -54,7 +54,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   const bool shares_reward = p.rewards.token_stride == 0;
   const std::int64_t to = output_offset(q, s, span), mask_at = q.packed() ? span.begin : s * p.mask.row_stride;
   const auto counted = [&](std::int64_t t) { return t < span.length && counts<GlobalMemory>(p.mask, mask_at + t); };
-  // Of a null array never read.
+  // A null array's address is never read.
   const auto of_sequence = [&](const PolicyTokens& a) { return in_global(a.data) + offset_of(a, q, s, span); };
   const float* const rewards = of_sequence(p.rewards);
   const float* const logprob = of_sequence(p.logprob);
@@ -63,7 +63,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   float* const weights = in_global(w.weights) + to;
   float* const returns = in_global(p.returns) + to;
   const std::int64_t chunks = (span.length + kBaselineChunk - 1) / kBaselineChunk;
-  // Of a sequence beside bad cuts G is NaN.
+  // G is NaN for a sequence beside bad offsets.
   float before = 0.0f, after = has_bad_offsets(q, s) ? canonical_nan() : 0.0f;
   std::uint32_t tokens = 0;
   RLK_UNROLL_NOT

@@ -1,8 +1,8 @@
 // How a GPU's threads share out the bytes of a pack call, and the copy itself, for CUDA and HIP.
 //
 // Blocks go over padded rows, since these are what the host knows the number of: a block finds its row by a division, the
-// row's place among the packed ones by two offsets, and needs no search. Of a row past its sequence's end it has nothing to
-// copy. More blocks go over the packed array: of these, what lies past the last sequence is filled.
+// row's place among the packed ones by two offsets, and needs no search. A row past its sequence's end is not copied. More
+// blocks go over the packed array and fill what lies past the last sequence.
 //
 // Where tokens follow one another on both sides a row is a run of bytes (kernels/copy_run.h). Elsewhere a token's bytes are
 // units: the largest of 1, 2, 4, 8, 16 bytes that every address is a multiple of.

@@ -1,9 +1,11 @@
-// Plain arrays of tokens, which most calls have: padded sequences of whole quads, each token of each array there, a quad at a
-// multiple of its vector's size. CUDA has a pass over them of its own, which asks for nothing that is so.
+// Plain arrays of tokens, which most calls have: padded sequences of whole quads, complete arrays, and quads aligned to
+// their vector's size. CUDA has a pass of its own for them, which tests none of these properties per token.
 //
-// Its terms, beside what token_terms.h says of them: kInputs, of which those from kFirstOptional on may be missing, and
-// kShareable may have one value a sequence; one output(p); kCounts; token(p, factors, inputs, mask, output, sums, count), to whom inputs of a masked token are what stands
-// there, and which says count(i, condition) of the counts 1 to kCounts.
+// Its terms have, beside what token_terms.h asks for:
+//   kInputs                       those from kFirstOptional on may be missing, kShareable may have one value a sequence
+//   output(p), kCounts            one output; counts are numbered from 1
+//   token(p, factors, inputs, mask, output, sums, count)      reads inputs of masked tokens as they are; it calls
+//                                                             count(i, condition) for counts 1 to kCounts
 #pragma once
 
 #include "rlk/kernels/quad.h"

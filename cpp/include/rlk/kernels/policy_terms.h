@@ -39,7 +39,7 @@ enum PolicySum : int {
 };
 constexpr int kPolicyMaxima = 3;
 enum PolicyCount : int { kCountClipped = kCountTokens + 1, kCountDual, kCountLow, kCountHigh, kCountImportance };
-// Of the pass before, where the policy term of a token needs sums over its sequence.
+// Statistics of the first pass, which runs where a token's policy term needs sums over its sequence.
 enum PolicyStatistic : int {
   kStatLogRatio,
   kStatMismatch,

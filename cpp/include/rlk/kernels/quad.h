@@ -1,5 +1,5 @@
-// Four neighbouring tokens in the registers of a GPU's lane, with the names of math/ieee.h, so that the formulas of
-// kernels/ and math/ run on them: one uniform branch serves four tokens, whose instructions overlap.
+// Four neighbouring tokens in the registers of a GPU's lane. They answer to the names of math/ieee.h, so the formulas of
+// kernels/ and math/ run on them. One uniform branch serves four tokens, whose instructions overlap.
 #pragma once
 
 #include "rlk/math/exp.h"

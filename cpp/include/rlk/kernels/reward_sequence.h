@@ -62,7 +62,7 @@ class RewardSequence {
       last = last > other ? last : other;
     }
     last_ = last;
-    // Of cuts that do not ascend a tile of this sequence may be nobody's, and what it should have left anything.
+    // Where offsets do not ascend nobody may own a tile of this sequence, and its results may be anything.
     const bool sound = last_ >= 0 && last_ < span_.length && length_ > 0 && length_ <= span_.length;
     if (!sound) length_ = 0;
   }
@@ -71,7 +71,7 @@ class RewardSequence {
     return x;
   }
 
-  // Of this lane's tokens of a chunk a bit for each that counts and is in [begin, end): bit k is position
+  // Bits of this lane's scored tokens of a chunk within [begin, end). Bit k is position
   // chunk * kChunk + k * kLanes + lane.
   RLK_DEVICE std::uint32_t counted_of(std::int64_t chunk, std::int64_t begin, std::int64_t end) const {
     std::uint32_t found = 0;
@@ -89,7 +89,7 @@ class RewardSequence {
     });
     return found;
   }
-  // Of the chunk's tokens that all lanes found this lane's bit of the last, or of the first; 0 where it is another's.
+  // This lane's bit of the last, or first, token that any lane found in the chunk; 0 where another lane has it.
   RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
     std::uint32_t most = 0;  // one more than how far from the other end of the chunk it is
     RLK_UNROLL

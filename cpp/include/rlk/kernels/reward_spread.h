@@ -1,8 +1,8 @@
-// What scatter_rewards does on a GPU with rewards that are spread over the tokens of spans: a block, or a few, for each
-// sequence. It has the sequence's mask as bits and, of every word of these, how many are set before it, so that a span's
-// tokens are counted by two look-ups; then it writes each token once, a vector at a time.
-// Bound by HBM: where tokens have nothing of their own this is the only pass, which reads the mask once and writes outputs;
-// else it comes after the pass over tokens and touches the vectors that a span or the sequence's reward lies in.
+// scatter_rewards on a GPU, where rewards are spread over the tokens of spans: one block or a few for each sequence. A block
+// keeps the sequence's mask as bits, with the count before each word, and counts a span's tokens by two look-ups. Then it
+// writes each token once, a vector at a time.
+// Bound by HBM. Where tokens have no rewards of their own this is the only pass: it reads the mask once and writes outputs.
+// Else it follows the pass over tokens, and touches only vectors that hold a span or the sequence's reward.
 #pragma once
 
 #include <limits>
@@ -199,7 +199,7 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // Of turns the first that ends behind a position, or one that begins behind all.
+  // The first turn that ends behind a position, or one that begins behind all.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
@@ -307,7 +307,7 @@ class RewardSpread {
     x = where(mask, combined_reward(p.spec, x, cost, shared_->lagrange));
     store_tokens(in_global(p.combined) + to, at, x);
   }
-  // Of four positions of the stretch, the first of them -3 or later.
+  // Takes four positions of the stretch, the first at -3 or later.
   RLK_DEVICE bool are_whole(const float* tokens, int at) const {
     return at >= 0 && at + kQuad <= mask_.tokens && is_aligned(tokens, sizeof(Quad));
   }

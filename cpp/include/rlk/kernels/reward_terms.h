@@ -48,7 +48,7 @@ RLK_HD F combined_reward(const RewardSpec& s, F reward, F cost, float lagrange) 
 RLK_HD float given_reward(const ScatterRewardsParams& p, std::int64_t s) {
   return p.rewards.data == nullptr ? 0.0f : in_global(p.rewards.data)[s * p.rewards.sequence_stride];
 }
-// Of a sequence with n tokens that count.
+// The reward of a sequence with n scored tokens.
 RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n) {
   const float penalised = sub_rn(given, mul_rn(spec.length_penalty, static_cast<float>(n)));
   const float left = static_cast<float>(spec.overlong_begin - n), buffer = static_cast<float>(spec.overlong_buffer);

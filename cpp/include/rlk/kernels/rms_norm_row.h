@@ -6,12 +6,12 @@
 
 namespace rlk {
 
-// Of rule 9, the last one short.
+// The number of rule 9's groups; the last one may be short.
 RLK_HD std::int64_t rms_norm_groups(std::int64_t num_rows) {
   return (num_rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
 }
 
-// Of an empty row the sum is +0 and the mean, too.
+// An empty row has a sum and a mean of +0.
 RLK_HD float rms_norm_rstd(float sum_of_squares, std::int64_t columns, float eps) {
   const float mean = columns == 0 ? 0.0f : div_rn(sum_of_squares, static_cast<float>(columns));
   return div_rn(1.0f, sqrt_rn(add_rn(mean, eps)));

@@ -1,4 +1,4 @@
-// What of a rope call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+// Preconditions of a rope call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
 #pragma once
 
 #include "rlk/ops/rope.h"

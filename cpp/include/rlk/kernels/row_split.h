@@ -16,7 +16,7 @@ struct RowSplit {
   int log2_rows = 0;     // of a block
 };
 
-// Of `items` to a row, `count` to a thread; blocks of 2^log2_block threads.
+// Splits rows of `items` among threads that take `count` each, in blocks of 2^log2_block threads.
 inline RowSplit split_rows(std::int64_t items, int count, int log2_block) {
   RowSplit split;
   while (split.log2_threads < log2_block && (std::int64_t{count} << split.log2_threads) < items) ++split.log2_threads;

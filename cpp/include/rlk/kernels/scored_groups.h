@@ -9,7 +9,7 @@ namespace rlk {
 constexpr int kScoredGroupRows = 16, kMostScoredGroups = 512;  // of a block of 8192 rows
 constexpr int kScoredTileRows = 128;
 
-// Of a block of rows, in the device's memory. Rows in place of a group are its rows, whether scored or not.
+// The scored groups of a block of rows, in the device's memory. A group's rows stand there whether scored or not.
 struct ScoredGroups {
   std::int32_t count;                     // of groups with a scored row
   std::int32_t limit;                     // rows of these in whole tiles, at least one: a product needs no more of them

@@ -1,4 +1,4 @@
-// What of a silu_mul call would corrupt memory, for every backend; the bindings checked what users may get wrong.
+// Preconditions of a silu_mul call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
 #pragma once
 
 #include "rlk/ops/silu_mul.h"

@@ -1,6 +1,6 @@
-// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also gives writes(): whether this
-// lane's stores are its own (a wave of 64 does a team's work twice). A Block gives a Team, its number in the block, how many
-// there are (a power of two, at most 32), barrier(), and sums(): a float for each team that the block shares.
+// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also gives writes(), whether this
+// lane's stores are its own: a wave of 64 does a team's work twice. A Block gives a Team, its number in the block, the number
+// of teams (a power of two, at most 32) and barrier(). Its sums() are shared floats, one for each team.
 #pragma once
 
 #include <type_traits>

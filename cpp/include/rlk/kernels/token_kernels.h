@@ -1,13 +1,18 @@
-// Passes over tokens on a GPU, for every vendor: a lane has four neighbouring positions, or one; sums go up the tree over
-// positions by an exchange that leaves each lane one of them, so that four sums cost six shuffles.
+// Passes over tokens on every vendor's GPUs. A lane has four neighbouring positions, or one. Four sums go up the tree over
+// positions by six shuffles, since each exchange leaves a lane one of them.
 //
 // token_tiles: a tile is the positions of a wave, or 2^tile >= 1024 of a block, whose waves have stretches of it. Bound by
 // HBM: every array is read once, by a lane all its tokens at once where addresses allow.
 // sums_of_sequences: the tree over the tiles of a sequence, a block for several sequences.
 //
-// Gpu: kLanes of a wave; Tokens, a lane's, Quad or float; again, of a kernel's first argument, the params, and kReadsAgain where that is not for nothing; thread();
-// shuffle_xor, barrier, sum_over_wave and max_over_wave; load and store of Tokens, and of a Quad, at multiples of their
-// size; of_lane, of an address that is not to be in scalar registers; count_on, an atomic addition.
+// Gpu has
+//   kLanes                          lanes of a wave
+//   Tokens                          what a lane holds: Quad or float
+//   again(params), kReadsAgain      re-reads a kernel's first argument; kReadsAgain says whether that does anything
+//   thread(), barrier(), shuffle_xor, sum_over_wave, max_over_wave
+//   load, store                     Tokens, or a Quad, at multiples of their size
+//   of_lane(address)                keeps an address out of scalar registers
+//   count_on                        an atomic addition
 #pragma once
 
 #include <type_traits>
@@ -117,7 +122,7 @@ RLK_DEVICE Mask load_mask(const TokenMask& mask, const unsigned char* at, int co
   return m;
 }
 
-// Of four sums over a wave's lanes a lane gets the one of this index.
+// Which of four sums over a wave's lanes a lane gets.
 RLK_HD int sum_index(int lane) { return (lane & 1) << 1 | (lane >> 1 & 1); }
 template <class Gpu, int kDistance, int kHalf, class Of>
 RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
@@ -142,7 +147,7 @@ RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
   return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
-// Of four sums over a step, whose tokens are a lane's and its neighbours', this lane's.
+// This lane's one of four sums over a step, whose tokens are the lane's and its neighbours'.
 template <class Gpu>
 RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   constexpr int kEach = kPerLane<Gpu>;

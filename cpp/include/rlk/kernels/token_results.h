@@ -1,5 +1,5 @@
-// The results of a batch of tokens one by one, so that each can be a thread's: nearly all are a sum, a count or a maximum of its
-// totals, or one of these over the number of tokens or of sequences.
+// The results of a batch of tokens one by one, so that a thread can have one. Nearly all are a sum, a count or a maximum of
+// the batch's totals, some divided by the number of tokens or of sequences.
 #pragma once
 
 #include <cstddef>

@@ -2,9 +2,9 @@
 // token are written with. Templates also run on the vectors of cpp/cpu/simd.h.
 //
 // An operator's terms are a class with, for F float or a vector:
-//   kInputs, kOutputs, kSums, Params, Factors              Factors: what is the same for a sequence's tokens; kSums 0: no
+//   kInputs, kOutputs, kSums, Params, Factors              Factors are shared by a sequence's tokens; kSums 0 means no
 //                                                          sums, counts and maxima
-//   kMaxima                                                of tokens, the first; the others are 0
+//   kMaxima                                                maxima of tokens, the first ones; the others are 0
 //   sums_upper(p), upper_sum(i, tokens)                    EverySum, LowerSums, NoSums
 //   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
 //   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already; with
@@ -78,7 +78,7 @@ struct EverySum {
   static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
   static RLK_HD float rest() { return 0.0f; }  // what outputs of packed tokens of no sequence are
 };
-// Of terms whose last four sums are 0.
+// For terms whose last four sums are 0.
 struct LowerSums : EverySum {
   template <class Params>
   static RLK_HD bool sums_upper(const Params&) {
@@ -130,8 +130,8 @@ template <class Batch>
 using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 
 // An operator whose tokens are summed has a Batch:
-//   Params, Factors, Shared                Factors, Shared: what a sequence, and all of them, give their tokens
-//   kGroups, kSums, kCounts, kMaxima       kGroups: of terms over the same tokens, eight sums each
+//   Params, Factors, Shared                a sequence gives its tokens Factors; all sequences give theirs Shared
+//   kGroups, kSums, kCounts, kMaxima       groups of terms over the same tokens, eight sums each
 //   sequences(p)
 //   needs_pass_before(p)                   whether tokens need something of their sequence, or of all
 //   needs_sums(p)                          whether there are results beside those of tokens
@@ -211,7 +211,7 @@ RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);
 }
 
-// Of values that are not negative what is larger where they are smaller, so that a maximum finds the least; and back again.
+// Maps values that are not negative so that order reverses: a maximum finds the least. The map is its own inverse.
 template <class F>
 RLK_HD F opposite(F x) {
   const auto zero = bits_of(broadcast<F>(0.0f));

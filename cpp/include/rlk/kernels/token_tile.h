@@ -41,7 +41,7 @@ RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences,
   return {found, after > found ? after : found + 1};
 }
 
-// Of each of these tokens the sequence in the range, or -1 where it is no good one or has not the token. All search in step.
+// Each token's sequence in the range, or -1 where that sequence is bad or lacks the token. All search in step.
 template <class Memory>
 RLK_HD void sequences_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
                          const std::int64_t (&tokens)[kTileTokens], std::int64_t (&begin)[kTileTokens],

@@ -42,7 +42,7 @@ RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
   return denominator > 0.0f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
 }
-// Of a token of a sequence that has `n`.
+// The weight of a token whose sequence has `n`.
 template <class Params>
 RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int64_t n) {
   float q = share_of(p.spec.scale, denominator_of(p, totals));
@@ -57,12 +57,12 @@ RLK_HD F weighted(float weight, F term) {
   return either(weight == 0.0f, broadcast<F>(0.0f), mul_rn(broadcast<F>(weight), term));
 }
 
-// Of a tile, the first of its counts; and of a batch, behind these.
+// The first of a tile's counts; a batch's own counts follow.
 enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
 
-// Of the Batch of a loss that has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors), and whose
-// terms say by kOfSequence whether they need more of a sequence than its number of tokens.
+// Base of the Batch of a loss with needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors). Its terms
+// say by kOfSequence whether they need more of a sequence than its number of tokens.
 template <class P, class F>
 struct LossBatch {
   static constexpr int kGroups = 1, kCounts = kLossCounts;

@@ -10,7 +10,7 @@ namespace rlk {
 inline std::int64_t mean_length(const Sequences& q) {
   return q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
 }
-// Of a block's sequences; 2^lanes tiles of each are read at a time, so that a block has 64 >> lanes of them.
+// Bounds `lanes`: a block reads 2^lanes tiles of each of its 64 >> lanes sequences at a time.
 constexpr int kMostGatherLanes = 6;
 inline int gather_lanes(const Sequences& q, int tile) {
   const std::int64_t mean = mean_length(q);
@@ -44,7 +44,7 @@ struct TokenPasses {
     sequence_blocks = gather_blocks(q, lanes);
   }
 };
-// Of an elementwise pass over `count` values.
+// Blocks of an elementwise pass over `count` values.
 inline std::int64_t map_blocks(std::int64_t count) {
   constexpr std::int64_t kEach = 1024, kMost = 2048;
   const std::int64_t blocks = (count + kEach - 1) / kEach;
