@@ -47,7 +47,7 @@ Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
   return ids;
 }
 
-// Of a table of num_rows rows; gives padding_idx, -1 for None.
+// Reads the vocabulary of a table of num_rows rows. Returns padding_idx, -1 for None.
 std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
                              EmbeddingTokens* to) {
   if (to->num_rows >= std::numeric_limits<std::int32_t>::max()) {

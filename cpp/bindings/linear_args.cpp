@@ -120,7 +120,7 @@ std::int64_t read_integer(nb::handle value, const char* name, const char* expect
   int too_large = 0;
   const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
   if (too_large != 0) {
-    // Of a number of thousands of digits Python makes no text.
+    // Python refuses to print a number of thousands of digits.
     const auto bits = nb::cast<std::int64_t>(index.attr("bit_length")());
     argument_error(name, "expected an integer of 64 bits, got " +
                              (bits > 64 ? "one of " + std::to_string(bits) + " bits" : nb::str(index).c_str()));

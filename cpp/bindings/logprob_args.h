@@ -23,7 +23,7 @@ struct LogprobArguments {
 class LogprobCall {
  public:
   explicit LogprobCall(const LogprobArguments& a);
-  // Of logits that are not in memory, [rows of hidden, num_columns]; a.logits is not read.
+  // For logits that are not in memory, [rows of hidden, num_columns]; a.logits is not read.
   LogprobCall(const LogprobArguments& a, const Array& hidden, std::int64_t num_columns, DType logits_dtype);
 
   const LogprobInput& input() const { return input_; }

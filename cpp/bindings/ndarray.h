@@ -26,7 +26,7 @@ const ExchangeApi* exchange_api(nb::handle array);
 class Array {
  public:
   Array(nb::handle object, const char* name, const char* dtypes) : Array(object, name, dtypes, false) {}
-  // Of any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or tell zero from the rest; the
+  // Takes any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or only test for zero. The
   // view's dtype then means nothing.
   static Array of_any_dtype(nb::handle object, const char* name) {
     return {object, name, "of 1, 2, 4, 8 or 16 bytes an element", true};

@@ -50,7 +50,7 @@ void check_vector(const Array& a, const RowsArgument& like) {
   }
 }
 
-// What of a norm is the same forward and backward.
+// Arguments that a norm's forward and backward share.
 struct Weight {
   std::optional<Array> array;
   float offset = 0.0f;
@@ -131,8 +131,8 @@ nb::object eager(nb::handle x, nb::handle weight, nb::handle residual, nb::handl
   return forward(x, weight, residual, eps, weight_offset, round_before_weight, return_rstd, nb::none(), 0);
 }
 
-// (dx or None, dweight or None). rstd may be None: then it is computed from h and eps, which is read only then.
-// main_grad is accumulated in place and given back as dweight.
+// Returns (dx or None, dweight or None). Without rstd it is computed from h and eps; eps is read only then.
+// main_grad is accumulated in place and returned as dweight.
 nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle eps, nb::handle rstd,
                     nb::handle d_new_residual, nb::handle weight_offset, bool round_before_weight, nb::handle main_grad,
                     bool return_dx, bool return_dweight, int dweight_dtype, nb::handle allocate,

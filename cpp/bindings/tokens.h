@@ -1,5 +1,5 @@
-// The one parser of tokens of sequences (docs/tokens.md), and of vectors beside them: each reads an array of Python's, or
-// raises an error that names it, what was expected and what came.
+// The one parser of tokens of sequences (docs/tokens.md), and of vectors beside them. Each function reads a Python array, or
+// raises an error that names the argument, what was expected and what came.
 #pragma once
 
 #include <optional>

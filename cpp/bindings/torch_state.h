@@ -10,9 +10,9 @@ namespace rlk::bindings {
 
 namespace nb = nanobind;
 
-// Hands over torch's own predicates, in the order: functorch transforms active, number of dispatch modes, torch.jit.trace
-// running, grad enabled; torch.autograd.forward_ad, whose _current_level is not negative where tensors may carry
-// tangents; and the maker of autocast_hint.
+// Hands over torch's own predicates: functorch transforms active, number of dispatch modes, torch.jit.trace running, grad
+// enabled. Then torch.autograd.forward_ad, whose _current_level is not negative where tensors may carry tangents, and the
+// maker of autocast_hint.
 void set_torch(nb::object functorch_active, nb::object dispatch_modes, nb::object is_jit_tracing,
                nb::object grad_enabled, nb::object forward_ad, nb::object autocast_hint);
 

@@ -6,8 +6,8 @@
 
 namespace rlk::bindings {
 
-// At least `bytes` from the caller's allocator, which keeps them for the next call: *data, for as long as the result lives.
-// Of 0 bytes nothing, and *data stays as it is. Counted by device.
+// Takes at least `bytes` from the caller's allocator, which keeps them for the next call. *data is valid as long as the
+// result lives; 0 bytes leave *data as it is. Bytes are counted by device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
 }  // namespace rlk::bindings

@@ -1,5 +1,5 @@
-// CPU backend of attention's backward. delta first; then dq by pieces of queries, and dk and dv by blocks of keys: each
-// chain is one task's, so no sum crosses threads, at the cost of scores that are computed twice.
+// CPU backend of attention's backward: delta, then dq by pieces of queries, then dk and dv by blocks of keys. One task has
+// each chain, so no sum crosses threads; the price is that scores are computed twice.
 #include <algorithm>
 #include <cstring>
 #include <optional>

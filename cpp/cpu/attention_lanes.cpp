@@ -167,7 +167,7 @@ bool probabilities(float* scores, AttentionColumns sees, float c, float m, float
   return holes;
 }
 
-// p of backward. Of a NaN it may be anything.
+// p of backward. A NaN may give anything.
 template <Exp kExp>
 RLK_HD Floats backward_probability(Floats t) {
   if constexpr (kExp == Exp::kPortable) return probability<kExp>(t);

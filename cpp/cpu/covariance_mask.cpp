@@ -18,7 +18,7 @@ std::int64_t slot_of(const Sequences& q, const TokenTile& tile) {
   return (q.packed() ? tile.begin : tile.sequence * q.num_tokens) + tile.first;
 }
 
-// Of candidates; `values` holds their covariances and then their priorities.
+// Turns candidates' covariances in `values` into their priorities.
 void to_priorities(const CovarianceMaskParams& p, const TokenTile& tile, float* values) {
   for (int i = 0; i < tile.count; ++i) {
     if (bits_of(values[i]) == kNoCandidate) continue;

@@ -42,7 +42,7 @@ struct Groups {
   std::int64_t count() const { return static_cast<std::int64_t>(starts.size()) - 1; }
 };
 
-// Of `num` members, of which `index` gives the sequence.
+// A group of `num` members; `index` gives a member's sequence.
 template <class Index>
 GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, const Index& index,
                               std::int32_t* nonzero) {

@@ -1,10 +1,10 @@
 // Steps of the matrix units of math/mma_model.h over a panel, lanes being outputs.
 //
 // NVIDIA's units and CDNA3 align the products of a group to its largest exponent. Significands and exponents are taken
-// apart once a panel; the product of two operands is one fp32 multiplication, a second one by a power of two puts its
-// last kept bit at 1, and the conversion to an integer cuts it. That is exact while the exponent of the group lies in
+// apart once a panel. One fp32 multiplication is the product of two operands. A second one, by a power of two, puts the last
+// kept bit at 1, and the conversion to an integer cuts the rest. That is exact while the exponent of the group lies in
 // [kLeastExponent, kLargestExponent]: a product that fp32 would round is then below the last kept bit. A lane outside of
-// it, or with an Inf or NaN, is given to the model itself, one group at a time.
+// it, or with an Inf or NaN, goes to the model itself, one group at a time.
 // CDNA2 adds in fp32, with results flushed.
 #pragma once
 
@@ -18,8 +18,8 @@ namespace rlk::cpu::RLK_CPU_ISA {
 constexpr int kTileColumns = 2 * kLanes;
 
 constexpr std::int32_t kLeastExponent = -90, kLargestExponent = 100;
-// Stand-ins for the exponents of what has none, as 16-bit numbers: any sum with a zero is far below every exponent, any
-// sum with an Inf or NaN far above, that of the two included.
+// Stand-ins, in 16 bits, for the exponents that zeros, Infs and NaNs lack. A sum with a zero is far below every exponent; a
+// sum with an Inf or NaN is far above, even beside a zero.
 constexpr std::int32_t kZeroExponent = -8000, kSpecialExponent = 16000;
 constexpr std::int32_t kNoProduct = kZeroExponent / 2;  // below it a group's products are all zero
 

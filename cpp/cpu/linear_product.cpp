@@ -1,6 +1,6 @@
-// A thread takes one block of outputs after another and carries its sums through all of the contraction index. The
-// block's rows of A are packed for as many panels of kPanelK indices as fit L2; each panel of B is packed and at once
-// used for all of these rows (it stays in L1), and few rows walk along B's rows. No thread needs another's panels.
+// A thread takes one block of outputs after another and carries its sums through all of the contraction index. It packs the
+// block's rows of A for as many panels of kPanelK indices as fit L2. Each panel of B is packed and used at once for all of
+// these rows, from L1. Few rows walk along B's rows instead. No thread needs another's panels.
 #include "linear_product.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves: first the largest and smallest
-// logit of every leaf, then, from L1, the eight chains of every leaf as eight lanes, then the tree over the block's
-// leaves with one leaf per lane. With sixteen lanes two leaves advance side by side.
+// Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest and
+// smallest logit of every leaf. The second, from L1, has a leaf's eight chains as eight lanes; with sixteen lanes two leaves
+// advance side by side. Then the tree joins the block's leaves, one a lane.
 // Bound by memory with AVX-512 and bf16; by the exponential otherwise.
 #include "logprob_lanes.h"
 

@@ -19,7 +19,7 @@ struct WhitenTokens {
   TokenMask mask;
   std::int64_t at, length;
 };
-// Of those that count.
+// Sums over scored tokens.
 struct WhitenSums {
   std::int64_t n;
   float sum, least, largest;  // NaN left out of the last two

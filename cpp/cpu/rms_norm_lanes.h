@@ -46,7 +46,7 @@ struct RmsNormLanes {
   float (*load_row)(const RmsNormRow& row);
   void (*store_row)(const RmsNormRow& row, float rstd);
   void (*backward_row)(const RmsNormBackwardRow& row);
-  // Of columns [first, first + count): dweight's chains alone. sums is that of the first of them.
+  // Continues dweight's chains alone, for columns [first, first + count). sums points to the first one's.
   void (*add_to_sums)(const RmsNormBackwardRow& row, std::int64_t first, std::int64_t count);
   void (*store)(const float* sums, std::int64_t count, unsigned char* to, DType dtype);
 };

@@ -25,7 +25,7 @@ class Labels {
         labels_(static_cast<Id*>(p.labels)),
         none_(static_cast<Id>(p.ignore_index)) {}
 
-  // Of local tokens [first, last).
+  // Writes local tokens [first, last).
   void write(std::int64_t first, std::int64_t last) const {
     while (first < last) {
       const std::int64_t sequence =

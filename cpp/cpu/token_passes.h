@@ -26,7 +26,7 @@ inline std::vector<TilePartial<8>> partials_of(const Sequences& q) {
   return std::vector<TilePartial<8>>(q.num_slots() == 0 ? 0 : static_cast<std::size_t>(workspace_slots(q, kTile)));
 }
 
-// Of a sequence, from position `first` on.
+// The tile of a sequence that begins at position `first`.
 inline TokenTile tile_at(std::int64_t s, const TokenSpan& span, std::int64_t first) {
   const std::int64_t left = span.length - first;
   return {s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions};

@@ -4,8 +4,8 @@
 // cu_seqlens[s + 1]); tokens behind the last offset belong to no sequence: they are not read, count nowhere, and their
 // outputs are +0. A position is an index into a sequence.
 //
-// Sums: that over a sequence is the perfect binary tree over the position, that over sequences the tree over their index
-// (math/tree_sum.h); what is missing or masked is +0, and a zero sum is +0. Nothing in a masked slot decides a bit.
+// Sums are perfect binary trees (math/tree_sum.h): over the position in a sequence, and over the index of sequences. What is
+// missing or masked is +0, and a zero sum is +0. Nothing in a masked slot decides a bit.
 //
 // Offsets begin with 0, do not descend and are at most num_tokens. The CPU throws InvalidArgument for others before it
 // writes anything (check_offset_values). A GPU reads and writes nothing outside of the arrays, whatever they are.
@@ -54,7 +54,7 @@ struct TokenMask {
   std::int32_t bytes = 0;       // of an element: 1, 2, 4 or 8; 0 without data
   bool is_float = false;
 
-  // The bits of an element that make it count: all but the sign of a float. Of one as wide as T.
+  // The bits of an element, as wide as T, that make it count: all but the sign of a float.
   RLK_HD std::uint64_t bits() const {
     return bytes == 0 ? 1 : ~std::uint64_t{0} >> (64 - 8 * bytes + (is_float ? 1 : 0));
   }
@@ -212,7 +212,7 @@ RLK_HD Span span_of(const Offsets& o, std::int64_t num_tokens, std::int64_t sequ
 struct SequenceRange {
   std::int64_t low = 0, high = 0;
 };
-// Which of them has a packed token, or -1 where no good one does. Of offsets that descend it may be any that has it.
+// The sequence that has a packed token, or -1 where no good one does. Under descending offsets any that has it may be found.
 template <class Memory = PlainMemory>
 RLK_HD std::int64_t sequence_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
                                 std::int64_t token) {

@@ -1,9 +1,9 @@
 // Second moments about means that an earlier pass found. Variances, covariances and correlations take a second pass over
 // tokens, which sums scaled deviations. Shared by all backends; token_terms.h says what a Batch and its terms are.
 //
-// For values a with mean m = fl(sum / N), scaled by moment_scale.h's factor for their largest magnitude:
+// Values a have the mean m = fl(sum / N) and moment_scale.h's factor for their largest magnitude. Then
 //   d(a) = fl(fl(fl(a down) - fl(m down)) up)
-//   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0), D = sum(d): what the rounding of m left in it is taken out again
+//   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0), D = sum(d)     D takes out the rounding of m
 //   V is 0 where all d are equal
 //   C    = fma(-D_a, fl(D_b / N), sum(fl(d_a d_b)))
 #pragma once

@@ -29,8 +29,8 @@ RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::in
 struct EmbeddingTree {
   unsigned pending = 0;
 
-  // Returns the level at which `group`'s chain waits, kEmbeddingLevels at the block's root. next_group lies in the same
-  // block, or is 2^kEmbeddingLevels. join(level) adds the subtree that waits there in front of the chain's sum.
+  // Returns the level at which the chain of `group` waits, kEmbeddingLevels at the block's root. `next_group` lies in the
+  // same block, or is 2^kEmbeddingLevels. `join(level)` adds the subtree that waits there in front of the chain's sum.
   template <class Join>
   RLK_HD int advance(unsigned group, unsigned next_group, const Join& join) {
     int level = 0;

@@ -1,5 +1,5 @@
-// Philox4x32-10, a counter-based generator: one random number is a pure function of (seed, sample, position, lane), so
-// a token draws the same number in any batch, on any rank and on every backend, and can be drawn again later.
+// Philox4x32-10, a counter-based generator: a random number is a pure function of (seed, sample, position, lane). So a token
+// draws the same number in any batch, on any rank and on every backend, and can draw it again later.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 #pragma once
 
@@ -37,8 +37,8 @@ RLK_HD PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key_lo, std::ui
 //   key      = seed                      low 32 bits in word 0, high 32 bits in word 1
 //   counter  = [sample_id low, sample_id high, position, lane / 4]
 //   number   = word lane % 4 of the block
-// `sample_id` names a rollout (never a batch slot), `position` is the index of the token to be drawn in its sequence,
-// `lane` numbers the draws of one token: 0 for inverse-CDF sampling, the vocabulary column for Gumbel-max.
+// `sample_id` names a rollout, never a batch slot. `position` is the index of the token to be drawn in its sequence. `lane`
+// numbers the draws of one token: 0 for inverse-CDF sampling, the vocabulary column for Gumbel-max.
 // covariance_mask draws among the tokens of one call, whose sequences it numbers by their place.
 RLK_HD PhiloxBlock philox_block(std::uint64_t seed, std::uint64_t sample_id, std::uint32_t position,
                                 std::uint32_t block) {

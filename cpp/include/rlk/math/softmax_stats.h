@@ -133,8 +133,8 @@ struct LogprobOutputs {
 };
 
 // Outputs of a row from its root. target_z: +Inf an ignored row, NaN no such column, else the target's z.
-// x where it is below, or above, 0, else +0. By integers: clang turns a comparison with 0 into a minimum or maximum, which says
-// nothing of the sign of a zero, and leaves out a + 0 behind it as of no use.
+// x where it is below, or above, 0, else +0. Integers decide, since clang turns a comparison with 0 into a minimum or
+// maximum, which leaves the sign of a zero open, and drops the + 0 behind it.
 RLK_HD float negative_part(float x) {
   const auto bits = static_cast<std::uint32_t>(bits_of(x));
   return bits > 0x80000000u && bits <= 0xff800000u ? x : 0.0f;
