@@ -1,5 +1,5 @@
-// Microbenchmark of the CUDA kernels of covariance_mask: one row per case, with the bytes that it must move (the inputs and a
-// float32 mask read once, what is chosen written) and their share of the copy ceiling measured in the same run. Usage:
+// Microbenchmark of the CUDA kernels of covariance_mask. A row per case shows the bytes that it must move, and their share of
+// the copy ceiling of the same run. It reads the inputs and a float32 mask once, and writes what is chosen. Usage:
 // bench_covariance_mask [--plans]    --plans: every plan, not the chosen one
 #include <string>
 #include <vector>

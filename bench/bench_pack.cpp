@@ -1,5 +1,5 @@
-// Microbenchmark of pack and unpack on CUDA: one row per case, with the bytes it must move (tokens that exist are read and
-// written once, the rest of a result written once) and their share of the copy ceiling measured in the same run.
+// Microbenchmark of pack and unpack on CUDA. A row per case shows the bytes that it must move, and their share of the copy
+// ceiling of the same run. It reads and writes existing tokens once, and writes the rest of a result once.
 #include <algorithm>
 
 #include "bench/buffers.h"

@@ -4,7 +4,7 @@ takes.
     python bench/bursts.py [--rows 8192] [--seconds 0.7]
 
 Microseconds are of graph replays over rotating buffers; the burst's are the median of eight replays after 0.4 seconds
-of rest. Of fewer than 8192 rows the L2 cache holds a part. The share is of a copy of 1 GiB in the same run, where bytes
+of rest. The L2 cache holds a part of fewer than 8192 rows. The share is of a copy of 1 GiB in the same run, where bytes
 count what must be read and written. Power and clock are those of the load that lasts (steady_power.py). Needs
 nvidia-ml-py.
 """

@@ -2,9 +2,10 @@
 // cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, a line a product on standard error. Usage:
 // LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] > rows
 // --rows: forward products of these numbers of rows alone
-// An algorithm is admitted if its result is ours, to the byte, for every buffer of weights, with normal data and with
-// exponents that spread over many orders, and the median of its replays is at least kGain below ours, taken in turn. Up to
-// kMostRangeRows rows it is also tried with every number of rows down to the batch before, and recorded for all of them.
+//
+// An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below ours.
+// Every buffer of weights must agree, with normal data and with exponents that spread over many orders. Up to kMostRangeRows
+// rows it is also tried with every number of rows down to the batch before, and recorded for all of them.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

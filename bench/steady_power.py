@@ -3,9 +3,9 @@
     python bench/steady_power.py [--rows 8192] [--vocab 128256] [--seconds 1.5] [--rounds 4]
 
 Each call repeats by itself for some seconds, of which the first third is not counted. Power is what the driver's energy
-counter gained over time (NVML, by nvidia-ml-py). What a GPU grants drifts by 5 % within a minute, so each call is
-measured between two of G and divided by their mean, in every second round in the opposite order; medians over the
-rounds are shown, and the range of the rounds' ratios.
+counter gained over time (NVML, by nvidia-ml-py). What a GPU grants drifts by 5 % within a minute. So each call is measured
+between two of G and divided by their mean; every second round takes the opposite order. The table shows medians over the
+rounds, and the range of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Steady(NamedTuple):
 
 
 def steady(call: Callable[[], Any], gpu: Any, seconds: float) -> Steady:
-    """Of ``call``, which enqueues work on the current stream, repeated for ``seconds``."""
+    """Measures ``call``, which enqueues work on the current stream, repeated for ``seconds``."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):
         start.record()

@@ -76,8 +76,8 @@ class TokenBench {
     cuda::check(cudaMemcpy(data, cuts.data(), static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice), "copy");
     return {data, DType::kInt64, sequences_, slots()};
   }
-  // A row of run(params, plan, stream) for the plan that is chosen, or for every one; `moved`: arrays that a call must
-  // read or write, a mask of a byte a token a quarter of one.
+  // A row of run(params, plan, stream) for the plan that is chosen, or for every one. `moved` counts the arrays that a call
+  // must read or write; a mask of a byte a token is a quarter of one.
   template <class Params, class Run>
   void print(const char* name, double moved, const std::vector<Params>& calls, const Run& run,
              const TokenRun& of) const {

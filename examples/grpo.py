@@ -169,7 +169,7 @@ class Judged:
 
     @property
     def share(self) -> float:
-        """Of what is allowed, how much this library uses."""
+        """The share of the allowed deviation that this library uses."""
         return max(self.loss_off["rk"] / self.loss_allowed, self.gradient_off["rk"] / self.gradient_allowed)
 
     @property

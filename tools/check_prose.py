@@ -73,7 +73,7 @@ def sentences(block: str) -> Iterator[str]:
             if "|" in part or "::" in part:
                 continue
             part = re.sub(r"^\s*([-*]|\d+[.)])\s+|^[\w, .*`]+: ", "", part.strip())
-            yield from re.split(r"(?<=[A-Za-z0-9)`'\"][.!?])\s+(?=[A-Z`\"])", part)
+            yield from re.split(r"(?<=[A-Za-z0-9)\]`'\"][.!?])\s+(?=[A-Z`\"]|k[A-Z]|\w+[_\[(])", part)
 
 
 def words(sentence: str) -> int:

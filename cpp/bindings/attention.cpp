@@ -97,7 +97,7 @@ class Call {
     return v.data != nullptr ? static_cast<const std::int32_t*>(v.data) : &kEmpty;
   }
 
-  // Kernels read int32. Offsets of int64 in the CPU's memory are copied; one that no int32 holds becomes one out of range.
+  // Kernels read int32. Offsets of int64 in the CPU's memory are copied. One that no int32 holds becomes one out of range.
   // ops/attention.py does the same with torch tensors, on their device.
   struct HeldOffsets {
     std::optional<OffsetsArgument> given;

@@ -1,6 +1,6 @@
 // attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later: serves every shape, stride and list. A block of
-// four warps has 64 rows, each a query with one of the heads that share a key head, and walks their keys block
-// by block: K through shared memory, scores and probabilities in registers, V through shared memory, sums in registers.
+// four warps has 64 rows, each a query with one of the heads that share a key head, and walks their keys block by block.
+// K and V pass through shared memory; scores, probabilities and sums stay in registers.
 // cp.async brings V while K is multiplied, and the next K while V is. Bound by mma.sync; numbers: README.md.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Work of attention's wgmma backward: a call's blocks of keys, what each covers, the warp that hands them out and loads
-// them, and the warp that adds their dq in order.
+// Work of attention's wgmma backward: a call's blocks of keys and what each covers. One warp hands them out and loads them;
+// others add their dq in order.
 #pragma once
 
 #include "../common/mbarrier_sm90.cuh"

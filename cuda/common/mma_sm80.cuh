@@ -1,8 +1,9 @@
 // mma.sync.m16n8k16 with fp32 accumulators, and ldmatrix, which brings its operands from shared memory.
 //
-// With g = lane / 4 and t = lane % 4 a lane holds of A [16, 16] the pairs (row g, k 2t), (g + 8, 2t), (g, 2t + 8),
-// (g + 8, 2t + 8); of B [16, 8] the pairs (k 2t, column g), (2t + 8, g); of C (row g, columns 2t and 2t + 1), then row
-// g + 8. A pair is two neighbours in k, the lower one in the low half.
+// Let g = lane / 4 and t = lane % 4. A pair is two neighbours in k, the lower one in the low half. A lane holds
+//   A [16, 16]   the pairs (row g, k 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   B [16, 8]    the pairs (k 2t, column g), (2t + 8, g)
+//   C [16, 8]    (row g, columns 2t and 2t + 1), then row g + 8
 #pragma once
 
 #include <cstdint>

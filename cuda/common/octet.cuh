@@ -80,7 +80,7 @@ template <class T>
 __device__ __forceinline__ void round_octet(float (&z)[kOctet]) {
   if constexpr (T::kPacked) octet_of<T>(z).to_float(z);
 }
-// x times z as elements of type T hold it: round(fl(round(z) * x)). Of 16-bit types two products an instruction.
+// x times z as elements of type T hold it: round(fl(round(z) * x)). 16-bit types take two products an instruction.
 template <class T>
 __device__ __forceinline__ Octet<T> rounded_product(const float (&z)[kOctet], const Octet<T>& x) {
   if constexpr (T::kPacked) {

@@ -20,9 +20,9 @@ struct PingPongTile {
   static constexpr int kArrivals = 4;  // at a stage's barrier: the warps of one warpgroup read it
 };
 
-// Sums of `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read; issued() that the last
-// one's products are under way, which the other warpgroup has to wait for before it asks for its first: a barrier's parity
-// tells one phase from the next, no more.
+// Sums of `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read. issued() says that the
+// last stage's products are under way. The other warpgroup must wait for that before it asks for its first stage, since a
+// barrier's parity tells only one phase from the next.
 template <class T, class Tile, class Release, class Issued>
 __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&sum)[Tile::kHalves][Tile::kFragment],
                                                  int steps, const Release& release, const Issued& issued) {

@@ -86,7 +86,7 @@ class PlainCopies {
   static constexpr int kInputs = Terms::kInputs;
   static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
 
-  // Of sequence s from `first`, this lane's first token, on; of_lane: tokens that are left from there on.
+  // Copies of sequence s from `first`, this lane's first token; of_lane tokens are left from there on.
   __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
                                          PlainShared<Terms>* shared)
       : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {

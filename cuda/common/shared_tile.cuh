@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory whose 16-byte chunks are swizzled, so that neither eight lanes that fill a
-// row nor eight that read one chunk of eight rows meet in a bank.
+// Tiles of 16-bit elements in shared memory whose 16-byte chunks are swizzled. Eight lanes that fill a row meet in no bank,
+// nor do eight that read one chunk of eight rows.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +28,9 @@ template <int kExtent, int kStageK, bool kContraction>
 struct OperandTile : SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent> {
   using Base = SharedTile<kContraction ? kExtent : kStageK, kContraction ? kStageK : kExtent>;
 
-  // Where the four matrices of a 16 x 16 fragment lie, as mma wants them in registers that follow one another: its A is the
-  // lower and the upper half of the extent at k 0 ... 7, then both at 8 ... 15; its B is one half of the extent at both
-  // ranges of k, so that a fragment is two of them, the lower half's first.
+  // Where the four matrices of a 16 x 16 fragment lie, in the order of mma's registers. A takes the lower and the upper half
+  // of the extent at k 0 ... 7, then both at 8 ... 15. B takes one half of the extent at both ranges of k, so a fragment is
+  // two of them, the lower half's first.
   enum class Order { kA, kB };
   static constexpr RLK_HD int upper_extent(Order order, int matrix) {
     return order == Order::kA ? matrix % 2 : matrix / 2;

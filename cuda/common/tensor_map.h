@@ -13,8 +13,8 @@ namespace rlk::cuda {
 // share, with twice as much (README of linear).
 enum class L2Reads { k128Bytes, k256Bytes };
 
-// A matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle; what lies outside reads as +0, and
-// is not written. data and row_stride (elements) are multiples of 16 bytes.
+// A matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. What lies outside reads as +0 and is
+// not written. data and row_stride (elements) are multiples of 16 bytes.
 CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                        int box_rows, L2Reads reads = L2Reads::k256Bytes);
 

@@ -15,8 +15,8 @@ constexpr int kLead = 3;  // stages
 // Named barriers: from 1 on one of each warpgroup (store_boxes), then these two, of both that take turns.
 constexpr int kTurnBarrier = 3;
 
-// A ring in shared memory. Tile: rows of A and of B (kBM, kBN), whether their contiguous index is the extent (kAMnMajor,
-// kBMnMajor), whether its two warpgroups take turns at both ends of a product (kTakesTurns), and the sizes that follow.
+// A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the extent
+// (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
 //
 // Taking turns: what a warpgroup does with its sums goes on beside the products of the other. Towards the end the first
 // goes ahead by kLead stages, then the second multiplies what it left; at the beginning of the next product likewise. In
@@ -58,9 +58,9 @@ struct TileRing {
     at.advance(stages);
   }
 
-  // Sums of `steps` stages, from +0 or, where kContinues, from what is in them, of 64 rows of A. release(stage) tells the
-  // loader that a stage was read; after(k) follows step k. The first wgmma ignores what its accumulators hold, which ptxas
-  // does not know: it keeps their registers from one call to the next. kClears frees them, for callers that need as many.
+  // Sums of `steps` stages for 64 rows of A, from +0; under kContinues they go on. release(stage) tells the loader that a
+  // stage was read; after(k) follows step k. The first wgmma ignores what its accumulators hold, but ptxas does not know
+  // that and keeps their registers from one call to the next. kClears frees them, for callers that need as many.
   template <class T, bool kContinues = false, bool kClears = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {

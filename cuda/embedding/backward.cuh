@@ -2,12 +2,11 @@
 // runs take 4 bytes a column, written and read.
 //
 // After sort.cuh tokens lie by rows. The sums that a row needs are spread so that no id, however frequent, is one block's:
-// embedding_runs_kernel: a block sums eight columns a thread of a long run: the tokens of a row among 512 that follow one
-//   another, where they are 16 or more. 8 groups and the tree over them.
-// embedding_rows_kernel: a block has the rows that begin among 16 items, each a token or the sum of a long run, and goes on
-//   to the end of the last of them. The items' loads are under way together, whatever row they belong to. What of the
-//   tree waits for a later group lies in shared memory, each thread's columns apart from the others'. The blocks after
-//   these write rows without a token.
+// embedding_runs_kernel: a block sums a long run, eight columns a thread, as 8 groups and the tree over them. A run is long
+//   where a row has 16 tokens or more among 512 that follow one another.
+// embedding_rows_kernel: a block has the rows that begin among 16 items, and goes on to the end of the last row. An item is
+//   a token or the sum of a long run. All items load together, whatever row they belong to. Subtrees that wait for a later
+//   group lie in shared memory, each thread's columns apart from the others'. Further blocks write rows without a token.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 

@@ -1,8 +1,8 @@
 // embedding forward. Bound by HBM: a row of the table is read and a row of y written for each token.
 //
-// embedding_kernel: `lanes` threads copy a row or a slice of one, each kCount units at a stride of lanes, all of them asked
-// for before the first is written; a block has several rows where they are short. A unit is 16 bytes or, at other
-// alignments, an element. The id is read once by all lanes of its row together, and decides whether there is a row at all.
+// embedding_kernel: `lanes` threads copy a row or a slice of one, each kCount units at a stride of lanes. Each thread loads
+// all of its units before it stores the first. Short rows share a block. A unit is 16 bytes or, at other alignments, an
+// element. All lanes of a row read its id together; the id decides whether there is a row at all.
 // One body for every architecture; each gets its own machine code.
 #pragma once
 

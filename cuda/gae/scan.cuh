@@ -64,7 +64,7 @@ struct LaneTokens {
   FourTokens reward, value, logprob, rollout_logprob;
   TokenMasks<kWideMask> mask;
 
-  // Of the four, those that are tokens of the sequence.
+  // How many of the four are tokens of the sequence.
   __device__ __forceinline__ static int count_of(std::int64_t length, int chunk, int lane) {
     if (chunk < 0) return 0;
     const std::int64_t left = length - std::int64_t{chunk} * kScanChunk;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
     gae_kernel(const __grid_constant__ GaeParams p, const __grid_constant__ WholeChunk whole) {
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
-  // Of the chunks that the block's warps have: x's step through all of it; the value of the first token that counts.
+  // Each warp's chunk: x's step through all of it, and the value of its first scored token.
   __shared__ ScanStep totals[2][kMostScanWarps];  // of two tiles in turn: one barrier a tile is enough
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];

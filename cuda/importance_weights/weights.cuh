@@ -1,6 +1,6 @@
 // importance_weights: passes over tokens, and with normalize one over weights. One body for every architecture.
-// Bound by HBM: the log-probabilities and the mask are read once, or twice where something is a sequence's, weights and what
-// is kept are written once; with normalize weights are read and written once more.
+// Bound by HBM. It reads log-probabilities and mask once, twice where a sequence decides, and writes weights and kept once.
+// normalize reads and writes weights once more.
 #pragma once
 
 #include "../common/token_passes.cuh"

@@ -1,5 +1,5 @@
-// Products for which an algorithm of cuBLASLt was recorded: on this GPU, by this version of the library, it gave the bits
-// of our kernels and took less time. bench/record_cublaslt.cpp writes the table; tests/test_linear_engines.py runs it.
+// Products for which an algorithm of cuBLASLt was recorded. On this GPU and by this version of the library it gave the bits
+// of our kernels in less time. bench/record_cublaslt.cpp writes the table; test_linear_engines.py runs it.
 #pragma once
 
 #include <cstdint>

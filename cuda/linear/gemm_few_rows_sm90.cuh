@@ -1,5 +1,5 @@
-// Matrix product for compute capability 9.0 with few rows of x, bound by reading the weights: one warp streams slices of
-// `slice_rows` weight rows through shared memory by TMA, each of the others multiplies 16 of them with all rows of x by
+// Matrix product for compute capability 9.0 with few rows of x, bound by reading the weights. One warp streams slices of
+// `slice_rows` weight rows through shared memory by TMA. Each of the others multiplies 16 of them with all rows of x by
 // mma.sync, whose steps follow one another sooner than wgmma's. Numbers: README.md.
 #pragma once
 

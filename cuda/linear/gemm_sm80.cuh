@@ -45,7 +45,7 @@ using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2, 7>;
 using FewRowsTile = GemmTileSm80<32, 32, 1, 2, 128, 5, 7>;
 using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6, 7>;
 
-// One stage. Of a whole one each step's fragments are on their way while the step before is multiplied.
+// One stage. In a whole one each step's fragments load while the step before is multiplied.
 template <class Tile, bool kContractionA, bool kContractionB>
 struct StageProduct {
   using TileA = OperandTile<Tile::kM, Tile::kStageK, kContractionA>;

@@ -14,8 +14,8 @@
 
 namespace rlk::cuda {
 
-// A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, what becomes of chunks, and
-// whether d is the product of A and B or its transpose (weights as A, so that tiles fit few rows).
+// A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and what becomes of chunks. The
+// output d is the product of A and B or its transpose; transposed, weights are A, so that tiles fit few rows.
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false>
 struct GemmTile {

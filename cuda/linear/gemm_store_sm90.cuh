@@ -1,5 +1,5 @@
-// From accumulators to memory: a warp turns its fragments into rows in a staging area of shared memory; the copy engine
-// stores them, or, where they are read again, or rows do not begin at 16 bytes, the warp itself, 16 bytes a lane.
+// From accumulators to memory. A warp turns its fragments into rows in a staging area of shared memory, and the copy engine
+// stores them. Where they are read again, or rows do not begin at 16 bytes, the warp stores them itself, 16 bytes a lane.
 #pragma once
 
 #include <cuda_bf16.h>

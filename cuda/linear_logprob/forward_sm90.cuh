@@ -2,8 +2,8 @@
 // leaf statistics of logprob; no logits in memory. Bound by the tensor cores, and by the power that they draw.
 //
 // Two warpgroups have tiles of 128 rows by 192 columns in turn, neighbours of the same rows: what follows a tile's products
-// goes on beside the other's. A pair of tiles is three leaves. The first warpgroup takes the statistics of the first and
-// hands its 64 columns of the second, as z, to the thread of the second warpgroup that has the same rows and chains.
+// goes on beside the other's. A pair of tiles is three leaves. The first warpgroup takes the first leaf's statistics. It
+// hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with the same rows and chains.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
   }
 }
 
-// Of the warpgroup; read where it is asked for: what follows from it would not fit beside the accumulators.
+// The thread's index in its warpgroup, read at each use: values derived from it would not fit beside the accumulators.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -254,8 +254,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           }
         }
       };
-      // A warpgroup has one copy of the statistics' instructions, and columns are moved to where it reads them: with a copy
-      // for each leaf and half they did not stay in the cache, and the other warpgroup's products waited for theirs.
+      // A warpgroup has one copy of the statistics' instructions, and columns are moved to where it reads them. With a copy
+      // for each leaf and half the instructions left the cache, and the other warpgroup's products waited.
       if (warpgroup == 0) {
         mbarrier_wait_block(handed_empty, parity ^ 1);
         {

@@ -28,7 +28,7 @@ struct alignas(16) GradientRow {
   bool empty;
 };
 
-// Of row `at` of those in place of `groups`.
+// The gradient's constants for row `at` of `groups`.
 __device__ __forceinline__ GradientRow gradient_row(const LogprobBackwardParams& p, const ScoredGroups& groups,
                                                     int at) {
   GradientRow out{{}, -1, true};

@@ -1,5 +1,5 @@
-// The operands of a head's products on compute capability 9.0 as the copy engine reads them: hidden states and weights, and
-// with LoRA u and lora_b, whose stages follow in the same ring and go to the same accumulators.
+// The operands of a head's products on compute capability 9.0 as the copy engine reads them: hidden states and weights. With
+// LoRA the stages of u and lora_b follow in the same ring and go to the same accumulators.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rlk::cuda {
 
-// Of one contraction; the last ones have boxes of as many rows as the last tile, group_x of a group of rows.
+// Maps of one contraction. The last ones have boxes of as many rows as the last tile, group_x of a group of rows.
 struct HeadMaps {
   CUtensorMap x, last_x, group_x, w, last_w;
 };

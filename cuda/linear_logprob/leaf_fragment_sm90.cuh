@@ -69,9 +69,9 @@ __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const
   for (int h = 0; h < kTileRows; ++h) a[h] = combine(a[h], b[h]);
 }
 
-// Shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h): the lane's two columns of the eight from 8 j on of
-// row h, -Inf where there is no column. Maxima, and the rows of chains, go side by side: one by one each would wait for its
-// shuffles.
+// Shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h) gives the lane's two columns of row h among the
+// eight from 8 j on, -Inf where there is none. Maxima, and the rows of chains, go side by side: one by one each would wait
+// for its shuffles.
 template <Exp kExp, bool kMoments, int kLeaves, class Logits>
 __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
                                             SoftmaxStats (&shares)[kLeaves][kTileRows]) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
   }
 }
 
-// Of a quad's shares the leaves' nodes, in all of its lanes.
+// Combines a quad's shares into the leaves' nodes, in all of its lanes.
 template <bool kMoments, int kLeaves>
 __device__ __forceinline__ void add_shares(SoftmaxStats (&shares)[kLeaves][kTileRows]) {
 #pragma unroll

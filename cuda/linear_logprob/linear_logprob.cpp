@@ -36,7 +36,7 @@ bool reads_lora(const Head& head, std::int64_t columns) {
                                  rows_begin_at_16_bytes(head.lora_b, rows, columns, 2));
 }
 
-// Of all rows, `step` at a time.
+// Workspace of all rows, `step` at a time.
 std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int device) {
   const HeadColumns columns = head_columns(p);
   const int blocks = multiprocessors(device), row_blocks = static_cast<int>((step + kPairRows - 1) / kPairRows);

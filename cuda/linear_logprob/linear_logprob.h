@@ -20,8 +20,8 @@ void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, int device,
 void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes, int device,
                     Stream stream);
 
-// Whether gradients of logits can do without the logits in memory, and they: of `head`, whose hidden states are the rows of
-// `groups` side by side, as far as their limit, to p.dlogits, which is of the operands' type. u: with LoRA, of the same rows.
+// Whether gradients of logits can do without the logits in memory; and the function that writes them to p.dlogits, in the
+// operands' type. The hidden states of `head` are the rows of `groups` side by side, up to their limit; with LoRA so is u.
 bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int device);
 void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
                      int device, Stream stream);

@@ -1,5 +1,5 @@
-// How the columns of a vocabulary are cut into tiles of a leaf and a half, pairs of these, and runs of pairs, and rows and
-// runs into the work of blocks.
+// How a vocabulary's columns are cut into tiles of a leaf and a half, pairs of tiles, and runs of pairs. Rows and runs make
+// the work of blocks.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr int kRunPairs = 8;    // of a run: 24 leaves, three nodes of the part'
 constexpr int kRunColumns = kRunPairs * kPairColumns, kRunNodes = 3, kNodeLevels = 3, kNodeLeaves = 8;
 static_assert(kRunPairs * kPairLeaves == kRunNodes * kNodeLeaves && 1 << kNodeLevels == kNodeLeaves);
 
-// Of a shard's longest part.
+// Runs of a shard's longest part.
 struct PartRuns {
   int all;        // runs
   int end_pairs;  // of the last of them; the others have kRunPairs
@@ -51,7 +51,7 @@ RLK_HD PairItems pair_items(const HeadColumns& columns, int row_blocks, int bloc
   return {row_blocks, wave_height(blocks, row_blocks, kPairRows, kPairTileColumns),
           items(columns.num_parts * (runs.all - 1), kRunPairs), items(columns.num_parts, runs.end_pairs)};
 }
-// Of the rows in place of `groups`, or, where that is null, of row_blocks.
+// Pairs of the rows in `groups`, or of all row_blocks where that is null.
 RLK_HD PairItems scored_pairs(const HeadColumns& columns, const ScoredGroups* groups, int row_blocks, int blocks) {
   return pair_items(columns, scored_row_blocks(groups, row_blocks, kPairRows), blocks);
 }

@@ -73,7 +73,7 @@ __device__ __forceinline__ void write_row(const LogprobParams& p, const float* t
   write_outputs(p, row, fails ? failed_stats(kBadTemperature) : root, is_nan(z) ? canonical_nan() : z);
 }
 
-// Of the kernel of pairs, a warp a row.
+// Roots of the pairs' nodes, a warp a row.
 template <bool kMoments>
 __global__ void __launch_bounds__(kRootWarps* kWarp)
     linear_logprob_roots_kernel(const __grid_constant__ LogprobParams p,

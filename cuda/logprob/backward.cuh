@@ -1,9 +1,9 @@
 // dlogits of logprob, lse and entropy: elementwise over a row given its saved lse and entropy.
 // Bound by HBM: each logit is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes a row).
 //
-// A block is a segment of a row, short enough that the hardware's scheduler sweeps memory in order and evens out what
-// the multiprocessors get done; a thread has a few 16-byte vectors of it, all loaded before the first is used. Vectors
-// are those of dlogits: where a row does not begin at a multiple of 16 bytes, its first and last columns go one by one.
+// A block has a segment of a row, so short that the hardware's scheduler sweeps memory in order and balances the
+// multiprocessors. A thread loads a few 16-byte vectors of it before it uses the first. Vectors are aligned to dlogits:
+// where a row does not begin at a multiple of 16 bytes, its first and last columns go one by one.
 // In place (dlogits == logits) a vector is read before it is written by the one thread that touches it.
 // One body for every architecture; each gets its own machine code.
 #pragma once
@@ -131,7 +131,7 @@ struct ElementGradient {
   __device__ __forceinline__ typename T::Storage at(int column) const {
     return column < s.valid ? (*this)(column, s.logits[column]) : T::store(0.0f);
   }
-  // What of a vector lies inside the row.
+  // Writes those columns of a vector that lie inside the row.
   __device__ __forceinline__ void write_columns(int column) const {
     const int end = column + Vector<T>::kColumns, columns = static_cast<int>(p.num_columns);
 #pragma unroll 1

@@ -7,9 +7,9 @@
 
 namespace rlk::cuda {
 
-// A leaf in the copy of a stretch of a row in shared memory. There, lines of 128 bytes lie as they do in global memory,
-// since a request for a line that lands in two costs twice, and the 16-byte chunks of a line are permuted, so that lanes
-// that read the same chunk of their own leaves hit different banks.
+// A leaf in the copy of a stretch of a row in shared memory. Lines of 128 bytes lie there as in global memory, since a
+// request for a line that lands in two costs twice. The 16-byte chunks of a line are permuted, so that lanes that read the
+// same chunk of their own leaves hit different banks.
 template <class T>
 struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));

@@ -15,15 +15,15 @@ static_assert(kGroupLeaves == kWarp);
 constexpr int kKeptWords = kGroupColumns / 32;  // bitmap of a group's kept columns
 constexpr int kKeptWordsPerLeaf = kLeafColumns / 32;
 
-// Of a group's image: its columns and what precedes them in their first line.
+// Bytes of a group's image: its columns and what precedes them in their first line.
 constexpr int kLine = 128;
 template <class T>
 constexpr int kGroupBytes = kGroupColumns* static_cast<int>(sizeof(typename T::Storage)) + kLine;
 
 __device__ __forceinline__ float shuffle_xor(float x, int distance) { return __shfl_xor_sync(kAllLanes, x, distance); }
 
-// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range, so rescaling all
-// nodes to the largest reference at once gives the bits of rescaling pair by pair.
+// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range. So rescaling all nodes
+// to the largest reference at once gives the bits of rescaling pair by pair.
 constexpr int kTreeGap = 30;
 __device__ __forceinline__ bool in_tree_range(float x) {
   const float magnitude = abs_of(x);

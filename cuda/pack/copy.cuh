@@ -28,8 +28,8 @@ __device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const P
   asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(offsets.data) + row * bytes));
 }
 
-// A register more than 64 would cost the eighth block of a multiprocessor, and 5 % of the time. at_once: blocks that run at a
-// time; each asks for the offsets of one that comes later.
+// More than 64 registers would cost the eighth block of a multiprocessor, and 5 % of the time. at_once blocks run at a time;
+// each asks for the offsets of a later one.
 template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g, std::uint32_t at_once) {

@@ -1,13 +1,13 @@
-// rms_norm backward. Bound by HBM: dy, h and the gradient of the new residual are read once, dx written once; beside that
-// dweight takes 4 bytes for each column of each group of 64 rows, written and read.
+// rms_norm backward. Bound by HBM: it reads dy, h and the gradient of the new residual once, and writes dx once. dweight
+// also writes and reads 4 bytes for each column of each group of 64 rows.
 //
-// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another: a row's octets t, t + kThreads, ...
-// are a thread's own, so that it reads back only what it copied itself into its ring of stages in shared memory, and adds
-// up dweight's chains of its columns in registers. The next rows are under way meanwhile.
-// rms_norm_halves_kernel: two blocks a group. Of each two rows a block has one, for dx, and of both the chains of half of the
-// columns, so that its other row's half is read twice, the second time from L2.
-// rms_norm_rows_kernel: where groups are too few for all multiprocessors, and for any width and alignment. Of the blocks
-// of a group 64 take a row each, for dx; the others columns of all its rows, for dweight's chains.
+// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns octets t,
+// t + kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
+// dweight's chains of its columns in registers. The next rows load meanwhile.
+// rms_norm_halves_kernel: two blocks a group. A block computes dx for every second row, and dweight's chains of half of the
+// columns for all rows. It reads half of the other block's rows a second time, from L2.
+// rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has 64
+// blocks that take a row each, for dx; its others take columns of all rows, for dweight's chains.
 // rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
 // One body for every architecture; each gets its own machine code.
 #pragma once
@@ -63,7 +63,7 @@ struct GroupShape {
   static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
   static constexpr int kVectors = Octet<T>::kVectors;
   static constexpr int kArrayBytes = kBlock * kOctets * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
-  // Of 227 KB a multiprocessor has on compute capability 9.0. More than three stages for several blocks, or one block.
+  // Out of the 227 KB of a multiprocessor on compute capability 9.0: more than three stages for several blocks, or for one.
   static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
   static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
   static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;

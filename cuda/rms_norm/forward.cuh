@@ -1,8 +1,8 @@
 // rms_norm forward. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
 //
-// rms_norm_row_kernel: a row is held in the registers of kThreads threads between its sum and its output; thread t has the
-// octets t, t + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the
-// hardware's scheduler keeps every multiprocessor's memory requests coming; the weight stays in L1.
+// rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has octets t,
+// t + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
+// scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
 // rms_norm_any_kernel: a block goes over a row twice. Any width, any alignment.
 // One body for every architecture; each gets its own machine code.
 #pragma once
@@ -42,9 +42,9 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// kPlain: of is_plain, which most calls are, so that the kernel decides nothing of that, and with a residual of `many` rows
-// besides. Of these no row is prefetched for a later block, and the weight is not on its way while a row is summed, since its
-// registers are worth more to other rows.
+// kPlain serves is_plain calls, which most are, so that the kernel tests none of their properties; with a residual it serves
+// `many` rows. It prefetches no row for a later block, and no weight while it sums a row: other rows use those registers
+// better.
 template <class T, int kThreads, int kOctets, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kOctets>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {

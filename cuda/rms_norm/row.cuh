@@ -25,10 +25,10 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
   for (int j = 0; j < kOctet; ++j) w[j] = rms_norm_weight(w[j], p.weight_offset);
 }
 
-// The sums over kRows rows that kThreads neighbouring threads hold: lanes[r * kCount + j] is lane (thread of the row) +
-// j * kThreads of the contract's tree of row r, and lanes[r] becomes its sum, which every thread gets. Rows of more than a
-// warp meet at a barrier of the block; of_warps is theirs alone, kRows * kSumNodes, and must not be written again before the
-// next such barrier but one.
+// The sums over kRows rows that kThreads neighbouring threads hold. lanes[r * kCount + j] is lane (thread of the row) +
+// j * kThreads of the contract's tree of row r; lanes[r] becomes its sum, in every thread. Rows of more than a warp meet at
+// a barrier of the block. of_warps, kRows * kSumNodes, is theirs alone: nobody writes it again before the next such barrier
+// but one.
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;

@@ -1,10 +1,10 @@
-// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; of the angles of a token,
-// which all of its heads share, all but the first read comes from a cache.
+// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share its
+// angles, so every read of these but the first hits a cache.
 //
-// rope_octets_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token: the
-// halves of eight pairs, or, of neighbours, four pairs and four more, so that neighbouring threads read neighbouring vectors
-// either way. It asks for all of these first, then for the position and the angles, which it rotates every head by.
-// Columns that are not rotated are copied by threads of their own.
+// rope_octets_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They are
+// the halves of eight pairs or, interleaved, four pairs and four more: neighbouring threads read neighbouring vectors either
+// way. It loads all of these first, then the position and the angles, by which it rotates every head.
+// Threads of their own copy columns that are not rotated.
 // rope_elements_kernel: a thread has one pair of one head. Any width, any alignment.
 // One body for every architecture; each gets its own machine code.
 #pragma once
@@ -72,8 +72,8 @@ __device__ __forceinline__ void load_angles(const void* from, DType dtype, std::
   }
 }
 
-// What the pairs of a thread's two octets are rotated by. kPerPair: one angle a pair; else one a column, in the order of
-// columns. Of neighbours the first half is that of the first octet.
+// The angles of the pairs in a thread's two octets. kPerPair: one angle a pair; else one a column, in the order of columns.
+// Interleaved, the first half belongs to the first octet.
 template <class T, bool kPerPair>
 struct OctetAngles {
   static constexpr int kCount = kPerPair ? kOctet : 2 * kOctet;

@@ -5,8 +5,8 @@
 //   exp2_normal    [-126, 128)       6       as exp2; 11 instructions
 //   exp2_stat      [-0.5, 0.5]       4       39.1 ulp (relative 2^-18.5), at -0x1.6537acp-3
 //
-// exp2: x < -126 gives +0 (a result below 2^-126 is flushed here, by definition, so that no backend's handling of
-// subnormals decides a bit); x >= 128 gives +Inf; NaN gives canonical_nan(). 2^k is exact for every integer k.
+// exp2: x < -126 gives +0, x >= 128 gives +Inf, NaN gives canonical_nan(). Results below 2^-126 are flushed by definition, so
+// that no backend's handling of subnormals decides a bit. 2^k is exact for every integer k.
 // Not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
 // Coefficients: tools/minimax.py, relative error, each rounded to fp32 before the next was solved for.
 #pragma once
@@ -33,8 +33,8 @@ constexpr float kExp2C6 = 0x1.416b5ep-13f;
 // Adding 1.5 * 2^23 to |x| < 2^22 rounds x to the nearest integer (ties to even), which then sits in the low bits.
 constexpr float kRoundToInt = 0x1.8p+23f;
 
-// 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]. The exponential of softmax statistics, and of nothing else: in a
-// sum of positive terms its error averages out below that of the sum, and two fewer fma are what HBM speed costs.
+// 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]: the exponential of softmax statistics, and of nothing else. In a sum of
+// positive terms its error averages out below that of the sum. Its two fewer fma keep statistics at HBM speed.
 // exp2_stat(0) is 1.
 template <class F>
 RLK_HD F exp2_stat(F f) {

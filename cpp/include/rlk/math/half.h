@@ -5,8 +5,8 @@
 //   bf16_rn, f16_rn               round to nearest, ties to even; overflow to Inf; subnormal results are rounded once
 //   bf16_rd                       toward -Inf: never above the input
 //   bf16_rn2, f16_rn2             two values packed, `low` in bits 0..15
-// A NaN of either sign narrows to 0x7fff, which is what cvt.rn.bf16.f32 and cvt.rn.f16.f32 produce on NVIDIA (0x7fc0,
-// PyTorch's choice on the host, is therefore not the project's).
+// A NaN of either sign narrows to 0x7fff, as cvt.rn.bf16.f32 and cvt.rn.f16.f32 do on NVIDIA. PyTorch's choice on the host
+// is 0x7fc0.
 // No result depends on a flush-to-zero mode: no operation reads or makes an fp32 subnormal that decides a bit.
 #pragma once
 

@@ -61,10 +61,10 @@ RLK_HD float copysign_of(float magnitude, float sign) {
 }
 RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
-// n / d, correctly rounded, from an approximate reciprocal of d that is off by at most 2^-23 of itself: a step of Newton's
-// for the reciprocal, then one for the quotient, whose remainder is exact. For d in [1, 2^64] and n a power of two no
-// larger than d, or n = d - 1 before the rounding of d. tests/test_math.cpp tries every significand of d with every such
-// reciprocal: for d = 2^k (2 - 2^-23) alone it must not lie below 1 / d, and that of the GPUs does not.
+// n / d, correctly rounded, from a reciprocal of d that errs by at most 2^-23 of itself. One Newton step mends the
+// reciprocal, a second one the quotient, whose remainder is exact. It serves d in [1, 2^64]. The numerator is a power of two
+// no larger than d, or d - 1 before d was rounded. The test of math/ tries every significand of d with every such reciprocal.
+// Only for d = 2^k (2 - 2^-23) must the reciprocal not lie below 1 / d; the GPUs' does not.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
   const float q = mul_rn(n, r);

@@ -1,7 +1,7 @@
 // One matrix-multiply step of each supported unit, bit for bit, in integer arithmetic: the oracle of rk.arithmetic().
 //
-// Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator; they differ in
-// how many products are summed at once, in how addends are cut when they are aligned, and in the last rounding.
+// Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ in the
+// number of products summed at once, in how aligned addends are cut, and in the last rounding.
 //   sm_90         16 products and the accumulator at once; each addend cut toward zero to a multiple of 2^(e - 25);
 //                 exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, or -133 if that is
 //                 more: zeros do not align
@@ -10,16 +10,16 @@
 //                 downward to 31 bits, is added to the accumulator, cut downward to 24; rounded to nearest even
 //   gfx90a        4 products as ((0 + 1) + (2 + 3)), then + accumulator: fp32 operations rounded to nearest even,
 //                 subnormal operands and results flushed to zero
-// A zero sum of a gfx step is +0: its kernels add +0 to a dot product, because the sign of an underflowed sum depends on
-// the shape of the instruction (gfx90a's flush their accumulator to +0 when they begin, 32x32x8 twice in a step).
+// A zero sum of a gfx step is +0: its kernels add +0 to a dot product, since the sign of an underflowed sum depends on the
+// instruction's shape. Instructions of gfx90a flush their accumulator to +0 when they begin, 32x32x8 twice in a step.
 // "Exponent" is the exponent field's value: a product's is the sum of its operands' (its significand lies in [1, 4)),
 // and a subnormal keeps the least exponent with a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf, in
 // spite of the rounding; products beyond fp32 may cancel. Any NaN, 0 * Inf, and Inf of both signs among the addends
 // give 0x7fffffff; Inf of one sign gives that Inf.
-// Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications; the -133 and the ends of the range were
-// measured on an H200. tests/gpu/test_models.cu compares sm_90 with mma.sync and wgmma. sm_80, which borrows those
+// Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The -133 and the ends of the range were
+// measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. sm_80, which borrows those
 // corners from sm_90, and the gfx units are unverified.
 #pragma once
 
@@ -100,8 +100,8 @@ RLK_HD std::int32_t round_to_float(std::uint64_t magnitude, std::int32_t exponen
     const std::uint64_t rest = magnitude & ((std::uint64_t{1} << drop) - 1), half = std::uint64_t{1} << (drop - 1);
     kept += rest > half || (rest == half && (kept & 1)) ? 1 : 0;
   }
-  // `kept` has its hidden bit at 23 unless the result is subnormal, so adding the field makes normals, subnormals and
-  // a carry into the next binade alike; at unit = -149 the hidden bit itself makes the field 1, its absence 0.
+  // `kept` has its hidden bit at 23 unless the result is subnormal. So adding the field serves normals, subnormals and a
+  // carry into the next binade alike. At unit = -149 the hidden bit itself makes the field 1, its absence 0.
   const std::int64_t bits = (static_cast<std::int64_t>(unit + 149) << 23) + static_cast<std::int64_t>(kept);
   return bits >= 0x7f800000 ? 0x7f800000 : static_cast<std::int32_t>(bits);
 }
