@@ -12,8 +12,9 @@
 #include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
-#include "cuda/embedding/embedding.h"
 #include "cuda/embedding/kernels.h"
+#include "rlk/backends.h"
+#include "rlk/ops/embedding.h"
 
 namespace rlk::bench {
 namespace {
@@ -115,7 +116,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
   params.dtype = c.dtype;
   params.dweight_dtype = c.dweight_dtype;
   params.accumulate = c.accumulate;
-  const Memory workspace((cuda::embedding_backward_workspace_bytes(params) + 3) / 4, DType::kFloat32, false);
+  const Memory workspace((cuda::embedding_backward_workspace_bytes(params, 0) + 3) / 4, DType::kFloat32, false);
   params.workspace = workspace.at(0);
   // dy is read once; dweight written once, or, of main_grad, the rows that have tokens read and written.
   const double written =

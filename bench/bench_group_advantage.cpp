@@ -4,8 +4,9 @@
 
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
-#include "cuda/group_advantage/group_advantage.h"
 #include "cuda/group_advantage/kernels.h"
+#include "rlk/backends.h"
+#include "rlk/ops/group_advantage.h"
 
 namespace rlk::bench {
 namespace {
@@ -24,7 +25,7 @@ void run(std::int64_t sequences, std::int64_t group_size, bool by_ids, GroupScal
   p.group_size = group_size;
   p.scale = scale;
   if (by_ids) p.group_ids = ids.at(0);
-  const Buffers workspace(static_cast<std::size_t>(cuda::group_advantage_workspace_bytes(p)) + 8, 1, DType::kBool,
+  const Buffers workspace(static_cast<std::size_t>(cuda::group_advantage_workspace_bytes(p, 0)) + 8, 1, DType::kBool,
                           false);
   p.workspace = workspace.at(0);
   const double us = median_us([&](cudaStream_t s, int) { cuda::group_advantage_sm90(p, s); }, 20, 15);

@@ -7,7 +7,8 @@
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
-#include "cuda/kv_cache_append/kv_cache_append.h"
+#include "rlk/backends.h"
+#include "rlk/ops/kv_cache_append.h"
 
 namespace rlk::bench {
 namespace {

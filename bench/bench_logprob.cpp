@@ -12,8 +12,9 @@
 #include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
 #include "cuda/logprob/kernels.h"
-#include "cuda/logprob/logprob.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/logprob_groups.h"
+#include "rlk/ops/logprob.h"
 
 namespace rlk::bench {
 namespace {

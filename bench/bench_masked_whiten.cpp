@@ -2,7 +2,8 @@
 // three times and y written once.
 #include "bench/sequences.h"
 #include "cuda/masked_whiten/kernels.h"
-#include "cuda/masked_whiten/masked_whiten.h"
+#include "rlk/backends.h"
+#include "rlk/ops/masked_whiten.h"
 
 namespace rlk::bench {
 namespace {
@@ -17,7 +18,7 @@ void run(const Shape& shape, double ceiling, bool every_plan) {
   MaskedWhitenParams p;
   p.sequences.num_sequences = shape.sequences;
   p.sequences.num_tokens = shape.tokens;
-  const Buffers workspace(static_cast<std::size_t>(cuda::masked_whiten_workspace_bytes(p)), 1, DType::kBool, false);
+  const Buffers workspace(static_cast<std::size_t>(cuda::masked_whiten_workspace_bytes(p, 0)), 1, DType::kBool, false);
   p.workspace = workspace.at(0);
   const auto params = [&](int call) {
     MaskedWhitenParams of_call = p;

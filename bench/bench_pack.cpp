@@ -5,7 +5,8 @@
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
-#include "cuda/pack/pack.h"
+#include "rlk/backends.h"
+#include "rlk/ops/pack.h"
 
 namespace rlk::bench {
 namespace {

@@ -2,7 +2,8 @@
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
-#include "cuda/preference_loss/preference_loss.h"
+#include "rlk/backends.h"
+#include "rlk/ops/preference_loss.h"
 
 namespace rlk::bench {
 namespace {

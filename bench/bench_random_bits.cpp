@@ -3,7 +3,8 @@
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
-#include "cuda/random_bits/random_bits.h"
+#include "rlk/backends.h"
+#include "rlk/ops/random_bits.h"
 
 int main() {
   using namespace rlk;

@@ -10,7 +10,8 @@
 #include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "cuda/rms_norm/kernels.h"
-#include "cuda/rms_norm/rms_norm.h"
+#include "rlk/backends.h"
+#include "rlk/ops/rms_norm.h"
 
 namespace rlk::bench {
 namespace {
@@ -79,7 +80,7 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
   backward.round_before_weight = true;
   const Buffers dweight(static_cast<std::size_t>(c.columns) * 4, 1, c.dtype, false);
   backward.dweight = dweight.at(0);
-  const auto workspace_bytes = static_cast<std::size_t>(cuda::rms_norm_backward_workspace_bytes(backward));
+  const auto workspace_bytes = static_cast<std::size_t>(cuda::rms_norm_backward_workspace_bytes(backward, 0));
   const Buffers workspace(workspace_bytes, 1, c.dtype, false);
   backward.workspace = workspace.at(0);
   const auto backward_of = [&](int call) {

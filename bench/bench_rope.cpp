@@ -10,7 +10,8 @@
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/rope/kernels.h"
-#include "cuda/rope/rope.h"
+#include "rlk/backends.h"
+#include "rlk/ops/rope.h"
 
 namespace rlk::bench {
 namespace {

@@ -3,7 +3,8 @@
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
-#include "cuda/sample/sample.h"
+#include "rlk/backends.h"
+#include "rlk/ops/sample.h"
 
 namespace rlk::bench {
 namespace {

@@ -6,7 +6,8 @@
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
 #include "cuda/sequence_logprob/kernels.h"
-#include "cuda/sequence_logprob/sequence_logprob.h"
+#include "rlk/backends.h"
+#include "rlk/ops/sequence_logprob.h"
 
 namespace rlk::bench {
 namespace {

@@ -3,7 +3,8 @@
 #include "bench/buffers.h"
 #include "bench/gpu_timer.h"
 #include "bench/sequence_lengths.h"
-#include "cuda/shift_labels_packed/shift_labels_packed.h"
+#include "rlk/backends.h"
+#include "rlk/ops/shift_labels_packed.h"
 
 namespace rlk::bench {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/logprob/kernels.h"
-#include "cuda/logprob/logprob.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/logprob_groups.h"
 #include "rlk/math/half.h"
 #include "rlk/ops/logprob.h"

@@ -13,14 +13,12 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/linear/linear.h"
-#else
+#if !RLK_TEST_HIP
 #include "cpu/isa.h"
-#include "cpu/linear.h"
 #include "cpu/thread_pool.h"
 #endif
 #include "linear_reference.h"
+#include "rlk/backends.h"
 #include "rlk/ops/linear.h"
 
 namespace linear_test {

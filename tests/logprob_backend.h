@@ -12,14 +12,12 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/logprob/logprob.h"
-#else
+#if !RLK_TEST_HIP
 #include "cpu/isa.h"
-#include "cpu/logprob.h"
 #include "cpu/thread_pool.h"
 #endif
 #include "logprob_reference.h"
+#include "rlk/backends.h"
 #include "rlk/ops/logprob.h"
 
 namespace logprob_test {
@@ -66,7 +64,7 @@ struct Result {
 #if RLK_TEST_HIP
 
 inline void run(rlk::LogprobParams p) {
-  std::vector<unsigned char> workspace(static_cast<std::size_t>(rlk::hip::logprob_workspace_bytes(p)) + 16);
+  std::vector<unsigned char> workspace(static_cast<std::size_t>(rlk::hip::logprob_workspace_bytes(p, 0)) + 16);
   p.workspace = workspace.data();
   rlk::hip::logprob(p, 0, 0);
 }

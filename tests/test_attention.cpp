@@ -10,14 +10,11 @@
 #include <utility>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/attention/attention.h"
-#else
-#include "cpu/attention.h"
-#endif
 #include "attention_cases.h"
 #include "attention_reference.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/attention_span.h"
+#include "rlk/ops/attention.h"
 
 namespace attention_test {
 namespace {

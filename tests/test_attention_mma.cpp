@@ -11,8 +11,9 @@
 
 #include "attention_cases.h"
 #include "attention_reference.h"
-#include "cpu/attention.h"
+#include "rlk/backends.h"
 #include "rlk/math/mma_model.h"
+#include "rlk/ops/attention.h"
 
 namespace attention_test {
 namespace {

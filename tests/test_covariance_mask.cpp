@@ -9,14 +9,11 @@
 #include <tuple>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/covariance_mask/covariance_mask.h"
-#else
-#include "cpu/covariance_mask.h"
-#endif
 #include "covariance_cases.h"
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/covariance_terms.h"
+#include "rlk/ops/covariance_mask.h"
 
 namespace covariance_test {
 namespace {
@@ -41,7 +38,7 @@ std::vector<float> run(rlk::CovarianceMaskParams p) {
   std::vector<float> selected(slots + kGuard, kCanary);
   p.selected = selected.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::covariance_mask_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::covariance_mask_workspace_bytes(p, 0));
   p.workspace = workspace.data();
   rlk::hip::covariance_mask(p, 0, 0);
 #else

@@ -11,13 +11,10 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/embedding/embedding.h"
-#else
-#include "cpu/embedding.h"
-#endif
 #include "embedding_reference.h"
 #include "linear_backend.h"
+#include "rlk/backends.h"
+#include "rlk/ops/embedding.h"
 
 namespace embedding_test {
 namespace {
@@ -36,7 +33,7 @@ constexpr std::int64_t kMostTokens = 8257;  // a fiber takes each: a block and o
 void run(const EmbeddingParams& p) { rlk::hip::embedding(p, 0, 0); }
 void run(EmbeddingBackwardParams p) {
   std::vector<std::uint64_t> workspace(
-      static_cast<std::size_t>(rlk::hip::embedding_backward_workspace_bytes(p) + 15) / 8, 0xcdcdcdcdcdcdcdcd);
+      static_cast<std::size_t>(rlk::hip::embedding_backward_workspace_bytes(p, 0) + 15) / 8, 0xcdcdcdcdcdcdcdcd);
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
   p.workspace = workspace.data() + (address % 16 ? 1 : 0);
   rlk::hip::embedding_backward(p, 0, 0);

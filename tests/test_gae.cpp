@@ -10,13 +10,10 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/gae/gae.h"
-#else
-#include "cpu/gae.h"
-#endif
 #include "gae_reference.h"
 #include "linear_backend.h"
+#include "rlk/backends.h"
+#include "rlk/ops/gae.h"
 
 namespace gae_test {
 namespace {

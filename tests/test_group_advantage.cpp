@@ -10,13 +10,10 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/group_advantage/group_advantage.h"
-#else
-#include "cpu/group_advantage.h"
-#endif
 #include "group_advantage_reference.h"
 #include "linear_backend.h"
+#include "rlk/backends.h"
+#include "rlk/ops/group_advantage.h"
 
 namespace group_advantage_test {
 namespace {
@@ -26,7 +23,7 @@ using rlk::DType;
 
 void run(GroupAdvantageParams p) {
 #if RLK_TEST_HIP
-  std::vector<std::int64_t> workspace(static_cast<std::size_t>(rlk::hip::group_advantage_workspace_bytes(p) / 8 + 1),
+  std::vector<std::int64_t> workspace(static_cast<std::size_t>(rlk::hip::group_advantage_workspace_bytes(p, 0) / 8 + 1),
                                       -1);
   p.workspace = workspace.data();
   rlk::hip::group_advantage(p, 0, 0);

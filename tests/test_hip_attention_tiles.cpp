@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "attention_cases.h"
-#include "cpu/attention.h"
 #include "hip/attention/machine.h"
+#include "rlk/backends.h"
+#include "rlk/ops/attention.h"
 
 namespace attention_test {
 namespace {

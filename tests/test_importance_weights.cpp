@@ -7,14 +7,11 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/importance_weights/importance_weights.h"
-#else
-#include "cpu/importance_weights.h"
-#include "cpu/policy_loss.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rejection_terms.h"
+#include "rlk/ops/importance_weights.h"
+#include "rlk/ops/policy_loss.h"
 #include "rollout_cases.h"
 
 namespace rollout_test {
@@ -52,7 +49,7 @@ Results run(rlk::ImportanceWeightsParams p) {
   p.weights = r.weights.data();
   p.kept = r.kept.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::importance_weights_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::importance_weights_workspace_bytes(p, 0));
   p.workspace = workspace.data();
   rlk::hip::importance_weights(p, 0, 0);
 #else
@@ -390,7 +387,7 @@ TEST(ImportanceWeights, AreThoseOfThePolicyLoss) {
     p.loss = &loss;
     p.metrics = metrics.data();
     p.d_logprob = slopes.data();  // -A w
-    rlk::cpu::policy_loss(p);
+    rlk::cpu::policy_loss_alone(p);
     for (float& x : slopes) x = x == 0.0f ? 0.0f : x;
     EXPECT_TRUE(same_bytes(got.weights, slopes)) << b.text;
   }

@@ -10,11 +10,7 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/kv_cache_append/kv_cache_append.h"
-#else
-#include "cpu/kv_cache_append.h"
-#endif
+#include "rlk/backends.h"
 #include "rlk/ops/kv_cache_append.h"
 #include "sequence_cases.h"
 

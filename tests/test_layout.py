@@ -14,7 +14,6 @@ OPS = [path.stem for path in CONTRACTS]
 
 PIECES = {
     "contract": "cpp/include/rlk/ops/{op}.h",
-    "dispatch by device": "cpp/ops/{op}.cpp",
     "binding": "cpp/bindings/{op}.cpp",
     "CPU backend": "cpp/cpu/{op}.cpp",
     "CUDA dispatch": "cuda/{op}/{op}.cpp",
@@ -61,6 +60,21 @@ def test_there_is_an_operator() -> None:
 def test_the_operator_has(op: str, piece: str) -> None:
     pattern = PIECES[piece].format(op=op)
     assert list(ROOT.glob(pattern)), f"{op} lacks its {piece}: {pattern}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_dispatch_table_has_a_line_of(op: str) -> None:
+    """The table declares what every backend defines; a line that no backend serves fails at the link."""
+    lines = (ROOT / "cpp" / "include" / "rlk" / "operators.inc").read_text().splitlines()
+    assert [line for line in lines if line.startswith(f"RLK_RUNS({op}, ")]
+
+
+def test_one_place_chooses_the_backend() -> None:
+    """Only the dispatch compares device types; linear_logprob, which CUDA fuses, asks for that device by name."""
+    asking = [
+        n for n, p in zip(NAMES, FILES, strict=True) if n.startswith("cpp/ops/") and "DeviceType::k" in p.read_text()
+    ]
+    assert {Path(n).stem.split("_")[0] for n in asking} == {"dispatch", "linear"}
 
 
 @pytest.mark.parametrize("op", OPS)

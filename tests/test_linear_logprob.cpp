@@ -8,10 +8,11 @@
 #include <random>
 #include <vector>
 
-#include "cpp/cpu/linear.h"
-#include "cpp/cpu/logprob.h"
+#include "rlk/backends.h"
 #include "rlk/math/half.h"
+#include "rlk/ops/linear.h"
 #include "rlk/ops/linear_logprob.h"
+#include "rlk/ops/logprob.h"
 
 namespace rlk {
 namespace {

@@ -11,12 +11,8 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/masked_whiten/masked_whiten.h"
-#else
-#include "cpu/masked_whiten.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/ops/masked_whiten.h"
 #include "sum_reference.h"
 
@@ -29,7 +25,8 @@ using rlk::MaskedWhitenParams;
 
 void run(MaskedWhitenParams p) {
 #if RLK_TEST_HIP
-  std::vector<std::int64_t> workspace(static_cast<std::size_t>(rlk::hip::masked_whiten_workspace_bytes(p) / 8 + 1), -1);
+  std::vector<std::int64_t> workspace(static_cast<std::size_t>(rlk::hip::masked_whiten_workspace_bytes(p, 0) / 8 + 1),
+                                      -1);
   p.workspace = workspace.data();
   rlk::hip::masked_whiten(p, 0, 0);
 #else

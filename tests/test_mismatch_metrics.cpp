@@ -7,13 +7,10 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/mismatch_metrics/mismatch_metrics.h"
-#else
-#include "cpu/mismatch_metrics.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/mismatch_terms.h"
+#include "rlk/ops/mismatch_metrics.h"
 #include "rollout_cases.h"
 
 namespace rollout_test {
@@ -41,7 +38,7 @@ std::vector<float> run(rlk::MismatchMetricsParams p) {
   std::vector<float> metrics(rlk::kMismatchMetrics + kGuard, kCanary);
   p.metrics = metrics.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::mismatch_metrics_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::mismatch_metrics_workspace_bytes(p, 0));
   p.workspace = workspace.data();
   rlk::hip::mismatch_metrics(p, 0, 0);
 #else

@@ -7,14 +7,11 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/optimal_token_baseline/optimal_token_baseline.h"
-#else
-#include "cpu/optimal_token_baseline.h"
-#endif
 #include "baseline_cases.h"
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/math/exp.h"
+#include "rlk/ops/optimal_token_baseline.h"
 
 namespace baseline_test {
 namespace {
@@ -40,7 +37,7 @@ Outputs run(rlk::OptimalTokenBaselineParams p) {
   p.advantages = out.advantages.data();
   p.returns = out.returns.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::optimal_token_baseline_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::optimal_token_baseline_workspace_bytes(p, 0));
   p.workspace = workspace.data();
   rlk::hip::optimal_token_baseline(p, 0, 0);
 #else

@@ -6,11 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/pack/pack.h"
-#else
-#include "cpu/pack.h"
-#endif
+#include "rlk/backends.h"
 #include "rlk/ops/pack.h"
 #include "sequence_cases.h"
 

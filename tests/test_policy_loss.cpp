@@ -9,15 +9,12 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/policy_loss/policy_loss.h"
-#else
-#include "cpu/policy_loss.h"
-#endif
 #include "linear_backend.h"
 #include "policy_loss_cases.h"
 #include "policy_loss_reference.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/policy_plain.h"
+#include "rlk/ops/policy_loss.h"
 #include "token_lanes.h"
 
 namespace policy_test {
@@ -46,11 +43,11 @@ Results run(rlk::PolicyLossParams p) {
   p.d_logprob = r.d_logprob.data();
   p.d_entropy = p.entropy.data == nullptr ? nullptr : r.d_entropy.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::policy_loss_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::policy_loss_alone_workspace_bytes(p, 0));
   p.workspace = workspace.data();
-  rlk::hip::policy_loss(p, 0, 0);
+  rlk::hip::policy_loss_alone(p, 0, 0);
 #else
-  rlk::cpu::policy_loss(p);
+  rlk::cpu::policy_loss_alone(p);
 #endif
   for (auto* array : {&loss, &metrics, &r.d_logprob, p.d_entropy ? &r.d_entropy : &r.d_logprob}) {
     for (std::size_t i = array->size() - kGuard; i < array->size(); ++i) EXPECT_EQ((*array)[i], kCanary) << "guard";

@@ -10,11 +10,7 @@
 #include <utility>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/preference_loss/preference_loss.h"
-#else
-#include "cpu/preference_loss.h"
-#endif
+#include "rlk/backends.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
 #include "rlk/math/log2.h"

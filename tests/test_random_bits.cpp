@@ -6,12 +6,10 @@
 #include <cstdlib>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/random_bits/random_bits.h"
-#else
-#include "cpu/random_bits.h"
+#if !RLK_TEST_HIP
 #include "cpu/thread_pool.h"
 #endif
+#include "rlk/backends.h"
 #include "rlk/ops/random_bits.h"
 
 namespace {

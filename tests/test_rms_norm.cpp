@@ -9,13 +9,10 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/rms_norm/rms_norm.h"
-#else
-#include "cpu/rms_norm.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/build.h"
+#include "rlk/ops/rms_norm.h"
 #include "rms_norm_reference.h"
 
 namespace rms_norm_test {
@@ -35,7 +32,7 @@ constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16}
 #if RLK_TEST_HIP
 void run(const RmsNormParams& p) { rlk::hip::rms_norm(p, 0, 0); }
 void run(RmsNormBackwardParams p) {
-  std::vector<float> workspace(static_cast<std::size_t>(rlk::hip::rms_norm_backward_workspace_bytes(p)) / 4 + 4);
+  std::vector<float> workspace(static_cast<std::size_t>(rlk::hip::rms_norm_backward_workspace_bytes(p, 0)) / 4 + 4);
   p.workspace = workspace.data() + (16 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 16) % 16 / 4;
   rlk::hip::rms_norm_backward(p, 0, 0);
 }

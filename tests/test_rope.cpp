@@ -11,12 +11,9 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/rope/rope.h"
-#else
-#include "cpu/rope.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
+#include "rlk/ops/rope.h"
 #include "rope_reference.h"
 
 namespace rope_test {

@@ -10,16 +10,15 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/sample/sample.h"
-#else
+#if !RLK_TEST_HIP
 #include "cpu/isa.h"
-#include "cpu/sample.h"
 #include "cpu/thread_pool.h"
 #endif
+#include "rlk/backends.h"
 #include "rlk/kernels/sample_check.h"
 #include "rlk/math/half.h"
 #include "rlk/math/philox.h"
+#include "rlk/ops/sample.h"
 
 namespace {
 

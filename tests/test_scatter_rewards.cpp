@@ -8,16 +8,13 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/scatter_rewards/scatter_rewards.h"
-#else
-#include "cpu/kl.h"
-#include "cpu/scatter_rewards.h"
-#endif
 #include "linear_backend.h"
 #include "reward_cases.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/reward_terms.h"
 #include "rlk/math/expm1.h"
+#include "rlk/ops/kl.h"
+#include "rlk/ops/scatter_rewards.h"
 
 namespace reward_test {
 namespace {
@@ -57,7 +54,7 @@ Results run(rlk::ScatterRewardsParams p, std::size_t shift = 0, std::size_t more
   p.combined = r.combined.data() + at[2];
   p.lengths = r.lengths.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::scatter_rewards_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::scatter_rewards_workspace_bytes(p, 0));
   p.workspace = workspace.data();
   rlk::hip::scatter_rewards(p, 0, 0);
 #else

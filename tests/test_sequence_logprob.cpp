@@ -8,11 +8,7 @@
 #include <limits>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/sequence_logprob/sequence_logprob.h"
-#else
-#include "cpu/sequence_logprob.h"
-#endif
+#include "rlk/backends.h"
 #include "rlk/ops/sequence_logprob.h"
 #include "sequence_cases.h"
 #include "sum_reference.h"

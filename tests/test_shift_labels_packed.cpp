@@ -6,11 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/shift_labels_packed/shift_labels_packed.h"
-#else
-#include "cpu/shift_labels_packed.h"
-#endif
+#include "rlk/backends.h"
 #include "rlk/ops/shift_labels_packed.h"
 #include "sequence_cases.h"
 

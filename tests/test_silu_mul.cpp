@@ -9,12 +9,9 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/silu_mul/silu_mul.h"
-#else
-#include "cpu/silu_mul.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
+#include "rlk/ops/silu_mul.h"
 #include "silu_mul_reference.h"
 
 namespace silu_mul_test {

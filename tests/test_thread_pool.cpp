@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/logprob.h"
 #include "cpu/thread_pool.h"
 #include "logprob_backend.h"
 #include "logprob_reference.h"
+#include "rlk/backends.h"
 #include "rlk/base.h"
 #include "rlk/ops/logprob.h"
 

@@ -7,13 +7,10 @@
 #include <string>
 #include <vector>
 
-#if RLK_TEST_HIP
-#include "hip/value_loss/value_loss.h"
-#else
-#include "cpu/value_loss.h"
-#endif
 #include "linear_backend.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/value_terms.h"
+#include "rlk/ops/value_loss.h"
 #include "token_lanes.h"
 #include "token_reference.h"
 #include "value_loss_cases.h"
@@ -55,7 +52,7 @@ Results run(rlk::ValueLossParams p) {
   p.metrics = r.metrics.data();
   p.d_value = r.d_value.data();
 #if RLK_TEST_HIP
-  policy_test::Workspace workspace(rlk::hip::value_loss_workspace_bytes(p));
+  policy_test::Workspace workspace(rlk::hip::value_loss_workspace_bytes(p, 0));
   p.workspace = workspace.data();
   rlk::hip::value_loss(p, 0, 0);
 #else

@@ -8,8 +8,8 @@ Four parts are counted, every line of each file:
 - torch layer: ``ops/*_torch.py``, ``ops/*_traced.py``, ``ops/*_autograd.py``, engine and shared checks. Other files of
   ``ops`` add what they hold for the engine: statements that make an ``Operator``, with the private functions that
   they name.
-- dispatch: ``cpp/ops/<operator>.cpp`` and headers that declare an operator for one backend. ``linear_logprob.cpp``
-  is no dispatch: it computes.
+- dispatch: its template and table, ``cpp/ops/<operator>.cpp``, and headers that declare an operator for one backend.
+  ``linear_logprob.cpp`` is no dispatch: it computes.
 - architecture stubs: ``*_sm80.cu`` and ``*_sm90.cu`` of fewer than 20 lines, and the ``kernels.h`` that declare them.
 - bindings: ``cpp/bindings``.
 
@@ -32,6 +32,7 @@ ENGINE = (
     "_call", "_check", "_constants", "_engine", "_in_graph", "_main_grad", "_operator", "_register", "_shapes",
     "_torch", "_transforms",
 )  # fmt: skip
+DISPATCH = ("cpp/ops/dispatch.cpp", "cpp/include/rlk/backends.h", "cpp/include/rlk/operators.inc")
 STUB_LINES = 20
 
 
@@ -42,6 +43,8 @@ def is_torch_layer(name: str) -> bool:
 
 
 def is_dispatch(name: str, operators: set[str]) -> bool:
+    if name in DISPATCH:
+        return True
     if dispatch := re.fullmatch(r"cpp/ops/(\w+)\.cpp", name):
         return dispatch[1] in operators - {"linear_logprob"}
     header = re.fullmatch(r"(?:cpp/(cpu)|cuda/(\w+)|hip/(\w+))/(\w+)\.h", name)
@@ -79,7 +82,7 @@ def count(names: list[str], read: Callable[[str], str]) -> dict[str, dict[str, i
     operators = {Path(n).stem for n in names if re.fullmatch(r"cpp/include/rlk/ops/\w+\.h", n)}
     parts: dict[str, dict[str, int]] = {"torch layer": {}, "dispatch": {}, "architecture stubs": {}, "bindings": {}}
     for name in names:
-        if not re.fullmatch(r"(cpp|cuda|hip|python)/.*\.(h|cpp|cu|py)", name):
+        if not re.fullmatch(r"(cpp|cuda|hip|python)/.*\.(h|inc|cpp|cu|py)", name):
             continue
         text = read(name)
         lines = text.count("\n")

@@ -41,7 +41,7 @@ class Call {
     if (of_q.dtype != DType::kFloat32 && of_q.dtype != DType::kBFloat16 && of_q.dtype != DType::kFloat16) {
       dtype_error(q_, kFloats);
     }
-    require_attention_backend(of_q.device);
+    require_backend("attention", of_q.device);
     check_same(k_, q_);
     check_same(v_, q_);
     input_.dtype = of_q.dtype;

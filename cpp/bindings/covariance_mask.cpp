@@ -21,7 +21,7 @@ nb::object call(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   const char* const first = entropy ? "entropy" : "logprob";
   TokenArguments tokens(logprob, first, cu_seqlens);
   const Device device = tokens.device();
-  require_covariance_mask_backend(device);
+  require_backend("covariance_mask", device);
   CovarianceMaskParams p;
   p.sequences = tokens.sequences();
   if (p.sequences.num_slots() >= std::int64_t{1} << 32) {

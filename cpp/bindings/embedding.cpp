@@ -77,7 +77,7 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   const TensorView& w = table.view();
   if (w.ndim != 2) argument_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
   require_columns_below(table, 31);
-  require_embedding_backend(w.device);
+  require_backend("embedding", w.device);
   EmbeddingParams p;
   const Array tokens = read_ids(ids, w.device, &p);
   p.num_rows = table.num_rows;
@@ -114,7 +114,7 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   const RowsArgument g(dy, "dy");
   require_columns_below(g, 31);
   const Device device = g.view().device;
-  require_embedding_backend(device);
+  require_backend("embedding", device);
   EmbeddingBackwardParams p;
   const Array tokens = read_ids(ids, device, &p);
   if (!std::ranges::equal(tokens.shape(), g.leading())) {

@@ -52,7 +52,7 @@ nb::object run(GaeParams p, nb::handle tokens, TokenArguments* given, nb::handle
 nb::object call_gae(nb::handle rewards, nb::handle values, nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap,
                     nb::handle gamma, nb::handle lam, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments sequences(rewards, "rewards", cu_seqlens);
-  require_gae_backend(sequences.device());
+  require_backend("gae", sequences.device());
   GaeParams p;
   p.kind = GaeKind::kGae;
   p.values = rows_of(sequences.optional(values, "values", false));
@@ -64,7 +64,7 @@ nb::object call_gae(nb::handle rewards, nb::handle values, nb::handle mask, nb::
 nb::object call_discounted_returns(nb::handle rewards, nb::handle mask, nb::handle cu_seqlens, nb::handle gamma,
                                    bool reset, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments sequences(rewards, "rewards", cu_seqlens);
-  require_gae_backend(sequences.device());
+  require_backend("gae", sequences.device());
   GaeParams p;
   p.kind = GaeKind::kDiscountedReturns;
   p.gamma = read_share(gamma, "gamma");
@@ -76,7 +76,7 @@ nb::object call_vtrace(nb::handle rewards, nb::handle values, nb::handle logprob
                        nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma, nb::handle lam,
                        nb::handle rho_bar, nb::handle c_bar, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments sequences(rewards, "rewards", cu_seqlens);
-  require_gae_backend(sequences.device());
+  require_backend("gae", sequences.device());
   GaeParams p;
   p.kind = GaeKind::kVtrace;
   p.values = rows_of(sequences.optional(values, "values", false));

@@ -26,7 +26,7 @@ nb::object call(nb::handle rewards, nb::handle group_offsets, nb::handle group_i
   const Array s(rewards, "rewards", "float32");
   const TensorView& v = s.view();
   const Device device = v.device;
-  require_group_advantage_backend(device);
+  require_backend("group_advantage", device);
   if (v.dtype != DType::kFloat32) dtype_error(s, "float32");
   if (v.ndim != 1) argument_error("rewards", "expected shape [num_sequences], got " + shape_text(s.shape()));
   GroupAdvantageParams p;

@@ -43,7 +43,7 @@ nb::object call(nb::handle logprob, nb::handle rollout_logprob, nb::handle mask,
                 bool return_metrics, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
-  require_importance_weights_backend(device);
+  require_backend("importance_weights", device);
   ImportanceWeightsParams p;
   p.spec = read_spec(spec);
   p.sequences = tokens.sequences();

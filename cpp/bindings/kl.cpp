@@ -16,7 +16,7 @@ nb::object kl(nb::handle logprob, nb::handle ref_logprob, nb::handle weight, nb:
               bool return_d_logprob, bool return_d_importance_weight, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", nb::none());
   const Device device = tokens.device();
-  require_kl_backend(device);
+  require_backend("kl", device);
   KlParams p;
   p.spec = {static_cast<KlEstimator>(estimator), straight_through, static_cast<KlWeight>(weight_kind),
             static_cast<float>(input_limit), static_cast<float>(limit)};

@@ -69,7 +69,7 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
                 nb::handle slot_mapping, std::uintptr_t stream) {
   const Array k = read_tokens(k_given, "k"), v = read_tokens(v_given, "v");
   const Device device = k.view().device;
-  require_kv_cache_append_backend(device);
+  require_backend("kv_cache_append", device);
   check_same(v, k);
   if (v.view().shape[0] != k.view().shape[0] || v.view().shape[1] != k.view().shape[1]) {
     argument_error(v, "expected shape [" + std::to_string(k.view().shape[0]) + ", " +

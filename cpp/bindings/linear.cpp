@@ -149,7 +149,7 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
 
 nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument g(dy, "dy");
-  require_linear_backend(g.view().device);
+  require_backend("linear", g.view().device);
   LinearBiasGradParams p;
   p.dy = g.view().data;
   p.dy_rows = g.rows;
@@ -195,7 +195,7 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
     p.parts[i] = static_cast<const float*>(v.data);
   }
   const TensorView& first = arrays[0].view();
-  require_linear_backend(first.device);
+  require_backend("linear", first.device);
   p.size = first.num_elements();
   p.out_dtype = read_dtype(out_dtype, DType::kFloat32);
   std::optional<Array> b;

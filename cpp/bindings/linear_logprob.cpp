@@ -40,7 +40,7 @@ struct HeadArguments {
       : hidden(x, "hidden"),
         weight((check_operand(hidden), w), "weight", hidden, 1),
         call(a, hidden.array, weight.out_features, read_dtype(logits_dtype, hidden.view().dtype)) {
-    require_linear_logprob_backend(hidden.view().device);
+    require_backend("linear_logprob", hidden.view().device);
     if (!b.is_none()) {
       bias.emplace(b, "bias", "float32 or that of hidden");
       check_bias(*bias, weight.out_features, hidden.view().device, hidden.view().dtype, " (that of hidden)");

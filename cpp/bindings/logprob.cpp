@@ -115,7 +115,7 @@ nb::object merge(nb::handle stats, nb::handle temperature, int returns, nb::hand
   } else {
     p.temperature_value = read_temperature_value(temperature);
   }
-  require_logprob_backend(v.device);
+  require_backend("logprob", v.device);
   const Caller caller = make_caller(stats, v.device, allocate, stream);
   const Outputs outputs(rows, caller, returns);
   outputs.point(&p);

@@ -44,7 +44,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a) {
   logits_.emplace(a.logits, "logits", "float32, bfloat16 or float16");
   rows_of_ = &*logits_;
   const TensorView& x = logits_->view();
-  require_logprob_backend(x.device);
+  require_backend("logprob", x.device);
   if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
     type_error(std::string("logits: expected dtype float32, bfloat16 or float16, got ") + name_of(x.dtype));
   }

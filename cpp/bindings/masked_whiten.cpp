@@ -17,7 +17,7 @@ nb::object call(nb::handle x, nb::handle mask, nb::handle cu_seqlens, nb::handle
                 bool return_stats, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments sequences(x, "x", cu_seqlens);
   const Device device = sequences.device();
-  require_masked_whiten_backend(device);
+  require_backend("masked_whiten", device);
   MaskedWhitenParams p;
   p.sequences = sequences.sequences();
   p.x = rows_of(sequences.first());

@@ -16,7 +16,7 @@ nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle
                 double limit, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob_train, "logprob_train", cu_seqlens);
   const Device device = tokens.device();
-  require_mismatch_metrics_backend(device);
+  require_backend("mismatch_metrics", device);
   MismatchMetricsParams p;
   p.sequences = tokens.sequences();
   p.logprob_train = tokens.first();

@@ -22,7 +22,7 @@ nb::object call(nb::handle logprob, nb::handle rewards, nb::handle sum_p_sq, nb:
                 nb::handle eps, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
-  require_optimal_token_baseline_backend(device);
+  require_backend("optimal_token_baseline", device);
   OptimalTokenBaselineParams p;
   p.sequences = tokens.sequences();
   p.logprob = tokens.first();

@@ -21,7 +21,7 @@ using Sizes = std::vector<std::int64_t>;
 constexpr std::int64_t kMost = std::int64_t{1} << 31;
 
 Device device_of(const Array& a) {
-  require_pack_backend(a.view().device);
+  require_backend("pack", a.view().device);
   return a.view().device;
 }
 

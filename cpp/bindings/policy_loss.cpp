@@ -54,7 +54,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
                 bool return_d_entropy, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
-  require_policy_loss_backend(device);
+  require_backend("policy_loss", device);
   PolicyLossParams p;
   p.spec = read_spec(spec);
   p.sequences = tokens.sequences();

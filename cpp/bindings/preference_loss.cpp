@@ -85,7 +85,7 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   }
   const Side chosen(policy_chosen, ref_chosen, chosen_count, chosen_aligned, kChosenNames, std::nullopt, -1);
   const Device device = chosen.device();
-  require_preference_loss_backend(device);
+  require_backend("preference_loss", device);
   PreferenceLossParams p;
   p.kind = static_cast<Preference>(kind);
   p.sort = static_cast<PreferenceSort>(sort);
@@ -135,7 +135,7 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
                     nb::handle allocate, std::uintptr_t stream) {
   const Array in(dlosses, "dlosses", "float32");
   const TensorView& v = in.view();
-  require_preference_loss_backend(v.device);
+  require_backend("preference_loss", v.device);
   if (v.dtype != DType::kFloat32) dtype_error(in, "float32");
   if (v.ndim != 1) argument_error("dlosses", "expected shape [num_losses], got " + shape_text(in.shape()));
   const Array w(d_chosen, "d_chosen", "float32"), l(d_rejected, "d_rejected", "float32");

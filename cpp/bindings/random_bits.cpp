@@ -17,7 +17,7 @@ nb::object words(nb::handle sample_id, nb::handle seed, nb::handle position, std
   if (!is_array(sample_id)) argument_error("sample_id", "expected an array that speaks DLPack, got a number");
   const RowIntegersArgument ids(sample_id, "sample_id", -1, nullptr);
   const TensorView& v = ids.array()->view();
-  require_random_bits_backend(v.device);
+  require_backend("random_bits", v.device);
   const RowIntegersArgument seeds(seed, "seed", v.shape[0], &v.device);
   const RowIntegersArgument positions(position, "position", v.shape[0], &v.device);
   RandomBitsParams p;

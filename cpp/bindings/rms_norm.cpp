@@ -83,7 +83,7 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
   const RowsArgument a(x, "x");
   require_columns_below(a, 31);
   const Device device = a.view().device;
-  require_rms_norm_backend(device);
+  require_backend("rms_norm", device);
   const Weight w(weight, weight_offset, a);
   RmsNormParams p;
   p.x = a.view().data;
@@ -140,7 +140,7 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
   const RowsArgument g(dy, "dy"), a(h, "h");
   require_columns_below(g, 31);
   const Device device = g.view().device;
-  require_rms_norm_backend(device);
+  require_backend("rms_norm", device);
   check_like(a, g);
   const Weight w(weight, weight_offset, g);
   RmsNormBackwardParams p;

@@ -190,7 +190,7 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
                 std::uintptr_t stream) {
   HeadsArgument q(q_given, transposed ? "dq_out" : "q", head_axis);
   const Device device = q.array.view().device;
-  require_rope_backend(device);
+  require_backend("rope", device);
   RopeParams p;
   p.head_dim = q.head_dim;
   p.dtype = q.array.view().dtype;

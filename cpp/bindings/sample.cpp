@@ -50,7 +50,7 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
                   nb::handle allocate, std::uintptr_t stream) {
   const Array x(logits, "logits", "float32, bfloat16 or float16");
   const TensorView& v = x.view();
-  require_sample_backend(v.device);
+  require_backend("sample", v.device);
   if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
     dtype_error(x, "float32, bfloat16 or float16");
   }

@@ -65,7 +65,7 @@ nb::object call(nb::handle mask, nb::handle rewards, nb::handle token_rewards, n
                 std::uintptr_t stream) {
   TokenArguments tokens(mask, "mask", cu_seqlens, TokenKind::kMask);
   const Device device = tokens.device();
-  require_scatter_rewards_backend(device);
+  require_backend("scatter_rewards", device);
   const Sequences& q = tokens.sequences();
   const VectorArgument of_sequences(rewards, "rewards", {DType::kFloat32}, q.num_sequences, "one a sequence", device),
       costs(cost, "cost", {DType::kFloat32}, q.num_sequences, "one a sequence", device);

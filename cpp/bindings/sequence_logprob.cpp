@@ -19,7 +19,7 @@ nb::object forward(nb::handle logprob, nb::handle mask, nb::handle cu_seqlens, b
                    std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens, TokenKind::kFloats);
   const TensorView& v = tokens.array().view();
-  require_sequence_logprob_backend(v.device);
+  require_backend("sequence_logprob", v.device);
   SequenceLogprobParams p;
   p.logprob = v.data;
   p.logprob_stride = tokens.row_stride();
@@ -58,7 +58,7 @@ nb::object backward(nb::handle dsum, nb::handle mask, nb::handle cu_seqlens, std
                     bool is_flat, nb::handle allocate, std::uintptr_t stream) {
   const Array in(dsum, "dsum", "float32");
   const TensorView& v = in.view();
-  require_sequence_logprob_backend(v.device);
+  require_backend("sequence_logprob", v.device);
   if (v.dtype != DType::kFloat32) dtype_error(in, "float32");
   const OffsetsArgument offsets(cu_seqlens, v.device);
   const bool packed = !cu_seqlens.is_none();

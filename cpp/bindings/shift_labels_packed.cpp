@@ -17,7 +17,7 @@ namespace {
 Array read_integers(nb::handle object, const char* name) {
   Array a(object, name, "int32 or int64");
   if (a.view().dtype != DType::kInt32 && a.view().dtype != DType::kInt64) dtype_error(a, "int32 or int64");
-  require_shift_labels_packed_backend(a.view().device);
+  require_backend("shift_labels_packed", a.view().device);
   return a;
 }
 
@@ -70,7 +70,7 @@ nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlen
                  nb::handle allocate, std::uintptr_t stream) {
   const Array in = read_spans(given);
   const TensorView& v = in.view();
-  require_shift_labels_packed_backend(v.device);
+  require_backend("shift_labels_packed", v.device);
   const Array of_sequences(span_offsets, "span_offsets", "int32 or int64");
   const TensorView& o = of_sequences.view();
   if (o.dtype != DType::kInt32 && o.dtype != DType::kInt64) dtype_error(of_sequences, "int32 or int64");
@@ -114,7 +114,7 @@ nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seq
                  nb::handle allocate, std::uintptr_t stream) {
   const TokenArguments tokens(ids, "ids", cu_seqlens, TokenKind::kIntegers);
   const TensorView& v = tokens.array().view();
-  require_shift_labels_packed_backend(v.device);
+  require_backend("shift_labels_packed", v.device);
   ToolMaskParams p;
   p.ids = v.data;
   p.ids_stride = tokens.row_stride();

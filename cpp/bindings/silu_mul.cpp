@@ -33,7 +33,7 @@ struct GateAndUp {
 
   GateAndUp(nb::handle gate, nb::handle up)
       : first(gate, up.is_none() ? "gate_up" : "gate"), columns(first.columns / (up.is_none() ? 2 : 1)) {
-    require_silu_mul_backend(first.view().device);
+    require_backend("silu_mul", first.view().device);
     require_columns_below(first, up.is_none() ? 31 : 30);
     if (!up.is_none()) {
       second.emplace(up, "up");

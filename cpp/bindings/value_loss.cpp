@@ -17,7 +17,7 @@ nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::
                 nb::handle denominator, bool return_d_value, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(value, "value", cu_seqlens);
   const Device device = tokens.device();
-  require_value_loss_backend(device);
+  require_backend("value_loss", device);
   ValueLossParams p;
   p.spec = {static_cast<float>(clip),
             static_cast<float>(huber),

@@ -1,6 +1,6 @@
 // CPU backend of attention: tasks are pieces of a sequence's queries, with every query head of a key head, so that a
 // block of keys is widened and transposed once for all of them.
-#include "attention.h"
+#include "rlk/ops/attention.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +10,7 @@
 #include "attention_mma.h"
 #include "attention_tiles.h"
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 #include "rlk/kernels/attention_row.h"
 #include "thread_pool.h"

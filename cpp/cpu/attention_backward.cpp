@@ -5,13 +5,14 @@
 #include <optional>
 #include <vector>
 
-#include "attention.h"
 #include "attention_mma.h"
 #include "attention_tiles.h"
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 #include "rlk/kernels/attention_row.h"
 #include "rlk/math/mma_model.h"
+#include "rlk/ops/attention.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {

@@ -1,11 +1,12 @@
 // CPU backend of covariance_mask: tiles of sequences are spread over threads; the last token chosen is found by one thread,
 // among those whose priorities have its upper half.
-#include "covariance_mask.h"
+#include "rlk/ops/covariance_mask.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "covariance_mask_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/covariance_terms.h"
 #include "token_passes.h"
 

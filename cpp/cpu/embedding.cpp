@@ -1,5 +1,5 @@
 // CPU backend of embedding: how tokens are spread over threads, and rows of the gradient, columns of frequent ones too.
-#include "embedding.h"
+#include "rlk/ops/embedding.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 
 #include "embedding_lanes.h"
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/embedding_check.h"
 #include "rlk/kernels/embedding_rows.h"
 #include "rlk/math/half.h"

@@ -1,10 +1,11 @@
 // CPU backend of gae: sequences are spread over threads.
-#include "gae.h"
+#include "rlk/ops/gae.h"
 
 #include <algorithm>
 
 #include "float_environment.h"
 #include "gae_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/gae_check.h"
 #include "rows.h"
 #include "thread_pool.h"

@@ -1,11 +1,12 @@
 // CPU backend of group_advantage: groups are spread over threads.
-#include "group_advantage.h"
+#include "rlk/ops/group_advantage.h"
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/group_advantage_check.h"
 #include "rlk/kernels/group_advantage_row.h"
 #include "rows.h"

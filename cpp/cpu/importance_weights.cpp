@@ -1,7 +1,8 @@
 // CPU backend of importance_weights.
-#include "importance_weights.h"
+#include "rlk/ops/importance_weights.h"
 
 #include "importance_weights_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rejection_terms.h"
 #include "token_passes.h"
 

@@ -1,7 +1,8 @@
 // CPU backend of kl: tiles of rows are spread over threads.
-#include "kl.h"
+#include "rlk/ops/kl.h"
 
 #include "kl_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 #include "token_passes.h"
 

@@ -1,10 +1,11 @@
 // CPU backend of kv_cache_append: tokens are spread over threads, heads are copied whole.
-#include "kv_cache_append.h"
+#include "rlk/ops/kv_cache_append.h"
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "rlk/backends.h"
 #include "rlk/kernels/cache_append.h"
 #include "rlk/load_index.h"
 #include "thread_pool.h"

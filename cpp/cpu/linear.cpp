@@ -1,5 +1,5 @@
 // CPU backend of linear: which product each function is, and the sums over tokens of the bias.
-#include "linear.h"
+#include "rlk/ops/linear.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include "float_environment.h"
 #include "linear_lanes.h"
 #include "linear_product.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/linear_check.h"
 #include "rlk/math/ieee.h"
 #include "thread_pool.h"

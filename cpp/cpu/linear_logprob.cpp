@@ -1,8 +1,8 @@
 // CPU backend of linear_logprob: rows without those that are not scored. The rest is linear's and logprob's.
-#include "linear_logprob.h"
-
 #include <cstring>
 
+#include "rlk/backends.h"
+#include "rlk/kernels/scored_rows.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {

@@ -1,5 +1,5 @@
 // CPU backend of logprob: what would corrupt memory, what a row means, how rows and parts are spread over threads.
-#include "logprob.h"
+#include "rlk/ops/logprob.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 
 #include "float_environment.h"
 #include "logprob_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/load_index.h"
 #include "rlk/math/exp2.h"

@@ -1,10 +1,11 @@
 // CPU backend of masked_whiten: sequences are spread over threads in each of three passes.
-#include "masked_whiten.h"
+#include "rlk/ops/masked_whiten.h"
 
 #include <vector>
 
 #include "float_environment.h"
 #include "masked_whiten_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/masked_whiten_token.h"
 #include "rows.h"
 #include "thread_pool.h"

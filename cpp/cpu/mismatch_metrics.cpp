@@ -1,7 +1,8 @@
 // CPU backend of mismatch_metrics.
-#include "mismatch_metrics.h"
+#include "rlk/ops/mismatch_metrics.h"
 
 #include "mismatch_metrics_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/mismatch_terms.h"
 #include "token_passes.h"
 

@@ -1,11 +1,12 @@
 // CPU backend of optimal_token_baseline: sequences are spread over threads, then chunks of the groups' positions.
-#include "optimal_token_baseline.h"
+#include "rlk/ops/optimal_token_baseline.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "float_environment.h"
 #include "optimal_token_baseline_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/optimal_baseline_token.h"
 #include "thread_pool.h"
 #include "token_passes.h"

@@ -1,10 +1,11 @@
 // CPU backend of pack: rows are spread over threads and copied by runs of neighbouring tokens.
-#include "pack.h"
+#include "rlk/ops/pack.h"
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "rlk/backends.h"
 #include "rlk/kernels/pack_check.h"
 #include "thread_pool.h"
 

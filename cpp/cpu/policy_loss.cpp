@@ -1,7 +1,8 @@
 // CPU backend of policy_loss.
-#include "policy_loss.h"
+#include "rlk/ops/policy_loss.h"
 
 #include "policy_loss_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_check.h"
 #include "token_passes.h"
@@ -13,7 +14,7 @@ const PolicyLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(policy_loss_lanes);
 
 }  // namespace
 
-void policy_loss(const PolicyLossParams& p) {
+void policy_loss_alone(const PolicyLossParams& p) {
   check_policy_loss(p);
   const auto statistics = [&](const TokenTile& tile, void* partial) { lanes().statistics(p, tile, partial); };
   const auto terms = [&](const PolicyFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {

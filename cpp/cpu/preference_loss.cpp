@@ -1,11 +1,12 @@
 // CPU backend of preference_loss: a few numbers a pair, on the caller's thread or, of many pairs, on several.
-#include "preference_loss.h"
+#include "rlk/ops/preference_loss.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "float_environment.h"
 #include "preference_loss_lanes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/preference_loss_check.h"
 #include "rlk/kernels/preference_pair.h"
 #include "thread_pool.h"

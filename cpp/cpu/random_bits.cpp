@@ -1,8 +1,9 @@
 // CPU backend of random_bits: rows are spread over threads.
-#include "random_bits.h"
+#include "rlk/ops/random_bits.h"
 
 #include <algorithm>
 
+#include "rlk/backends.h"
 #include "rlk/kernels/random_words.h"
 #include "thread_pool.h"
 

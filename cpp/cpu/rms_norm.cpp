@@ -1,11 +1,12 @@
 // CPU backend of rms_norm: how rows, and the sums over tokens of dweight, are spread over threads.
-#include "rms_norm.h"
+#include "rlk/ops/rms_norm.h"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
 #include "rms_norm_lanes.h"

@@ -1,5 +1,5 @@
 // CPU backend of rope: ids are checked, then tokens are spread over threads; the angles of a token serve all of its heads.
-#include "rope.h"
+#include "rlk/ops/rope.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
 #include "rlk/kernels/rope_rotate.h"
 #include "rope_lanes.h"

@@ -1,10 +1,11 @@
 // CPU backend of sample: rows are spread over threads, a chunk of them at a time.
-#include "sample.h"
+#include "rlk/ops/sample.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/sample_check.h"
 #include "sample_lanes.h"
 #include "thread_pool.h"

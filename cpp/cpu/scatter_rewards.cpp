@@ -1,6 +1,7 @@
 // CPU backend of scatter_rewards: tiles of tokens, then sequences, are spread over threads.
-#include "scatter_rewards.h"
+#include "rlk/ops/scatter_rewards.h"
 
+#include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
 #include "scatter_rewards_lanes.h"
 #include "span_check.h"

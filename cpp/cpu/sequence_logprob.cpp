@@ -1,10 +1,11 @@
 // CPU backend of sequence_logprob: sequences are spread over threads. A block's tokens that count are gathered first.
-#include "sequence_logprob.h"
+#include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/sequence_logprob_check.h"
 #include "rlk/math/half.h"
 #include "thread_pool.h"

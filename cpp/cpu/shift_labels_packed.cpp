@@ -1,9 +1,10 @@
 // CPU backend of labels and masks: tokens of labels, sequences of masks are spread over threads.
-#include "shift_labels_packed.h"
+#include "rlk/ops/shift_labels_packed.h"
 
 #include <algorithm>
 #include <string>
 
+#include "rlk/backends.h"
 #include "rlk/kernels/token_labels.h"
 #include "span_check.h"
 #include "thread_pool.h"

@@ -1,9 +1,10 @@
 // CPU backend of silu_mul: how pieces of rows are spread over threads.
-#include "silu_mul.h"
+#include "rlk/ops/silu_mul.h"
 
 #include <algorithm>
 
 #include "float_environment.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/silu_mul_check.h"
 #include "rows.h"
 #include "silu_mul_lanes.h"

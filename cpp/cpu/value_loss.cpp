@@ -1,6 +1,7 @@
 // CPU backend of value_loss.
-#include "value_loss.h"
+#include "rlk/ops/value_loss.h"
 
+#include "rlk/backends.h"
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
 #include "token_passes.h"

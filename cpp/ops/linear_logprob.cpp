@@ -6,7 +6,6 @@
 #include <cmath>
 #include <vector>
 
-#include "cpp/ops/backend.h"
 #include "cpp/ops/linear_logprob_gradients.h"
 #include "cpp/ops/linear_logprob_parts.h"
 #include "cpp/ops/linear_logprob_rows.h"
@@ -154,8 +153,6 @@ std::vector<unsigned char> own_workspace(Params* p, const WorkspaceRange& range)
 
 }  // namespace
 
-void require_linear_logprob_backend(Device device) { require_backend("linear_logprob", device); }
-
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device) {
   if (p.num_rows == 0) return {};
 #if RLK_WITH_CUDA
@@ -171,7 +168,7 @@ WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device dev
 }
 
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream) {
-  require_linear_logprob_backend(device);
+  require_backend("linear_logprob", device);
   check_head(p, p.head);
   if (p.num_rows == 0) return;
   LinearLogprobParams q = p;
@@ -195,7 +192,7 @@ WorkspaceRange linear_logprob_backward_workspace(const LinearLogprobBackwardPara
 }
 
 void linear_logprob_backward(const LinearLogprobBackwardParams& p, Device device, Stream stream) {
-  require_linear_logprob_backend(device);
+  require_backend("linear_logprob", device);
   check_head(p, p.head);
   const auto is_one_stride = [&](const RowLayout& rows) { return rows.inner >= p.num_rows; };
   RLK_CHECK((p.dlogprob == nullptr || is_one_stride(p.dlogprob_rows)) &&

@@ -1,30 +1,11 @@
 #include "cpp/ops/linear_logprob_rows.h"
 
-#include "cpp/cpu/linear_logprob.h"
-#include "cpp/ops/backend.h"
-#include "rlk/build.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/lora_rows.h"
 #include "rlk/kernels/scored_rows.h"
-#if RLK_WITH_CUDA
-#include "cuda/linear_logprob/linear_logprob.h"
-#endif
-#if RLK_WITH_HIP
-#include "hip/linear_logprob/linear_logprob.h"
-#endif
 
 namespace rlk {
 namespace {
-
-void scored_rows(const ScoredRowsParams& p, Device device, [[maybe_unused]] Stream stream) {
-  if (device.type == DeviceType::kCpu) return cpu::scored_rows(p);
-#if RLK_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::scored_rows(p, device.index, stream);
-#endif
-#if RLK_WITH_HIP
-  if (device.type == DeviceType::kRocm) return hip::scored_rows(p, device.index, stream);
-#endif
-  no_backend("linear_logprob", device);
-}
 
 ScoredRowsParams scored_rows_of(const LogprobInput& p, std::int64_t row, std::int64_t rows, std::int64_t columns,
                                 DType dtype) {

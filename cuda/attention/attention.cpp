@@ -1,10 +1,11 @@
 // CUDA backend of attention: what would corrupt memory, which kernel serves a call, which architecture's runs.
-#include "attention.h"
+#include "rlk/ops/attention.h"
 
 #include <algorithm>
 #include <initializer_list>
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 
 namespace rlk::cuda {

@@ -1,11 +1,12 @@
 // CUDA backend of covariance_mask: what would corrupt memory, how work is cut, which architecture's kernels run.
-#include "covariance_mask.h"
+#include "rlk/ops/covariance_mask.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 
-std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p) {
+std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p, int) {
   return most_workspace_bytes<CovarianceBatch>(p.sequences);
 }
 

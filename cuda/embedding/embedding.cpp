@@ -1,8 +1,9 @@
 // CUDA backend of embedding: what would corrupt memory, which kernel serves a call, which architecture's runs.
-#include "embedding.h"
+#include "rlk/ops/embedding.h"
 
 #include "../common/alignment.h"
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/embedding_check.h"
 
 namespace rlk::cuda {
@@ -73,14 +74,14 @@ void embedding(const EmbeddingParams& p, int device, Stream stream) {
   capability == 90 ? embedding_sm90(p, plan, to_stream(stream)) : embedding_sm80(p, plan, to_stream(stream));
 }
 
-std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p) {
+std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p, int) {
   return p.num_tokens == 0 || p.num_rows == 0 || p.columns == 0 ? 0 : place(p, nullptr);
 }
 
 void embedding_backward(const EmbeddingBackwardParams& p, int device, Stream stream) {
   check_embedding_backward(p);
   if (p.num_rows == 0 || p.columns == 0 || (p.num_tokens == 0 && p.accumulate)) return;
-  RLK_CHECK(p.workspace || embedding_backward_workspace_bytes(p) == 0, "embedding_backward: a workspace is given");
+  RLK_CHECK(p.workspace || embedding_backward_workspace_bytes(p, 0) == 0, "embedding_backward: a workspace is given");
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   require_capability(capability);

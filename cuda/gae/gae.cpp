@@ -1,8 +1,9 @@
 // CUDA backend of gae: what would corrupt memory, how many warps share a sequence, which architecture's kernel runs.
-#include "gae.h"
+#include "rlk/ops/gae.h"
 
 #include "../common/sequence_warps.h"
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/gae_check.h"
 
 namespace rlk::cuda {

@@ -1,12 +1,13 @@
 // CUDA backend of group_advantage: what would corrupt memory, which architecture's kernels run.
-#include "group_advantage.h"
+#include "rlk/ops/group_advantage.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/group_advantage_team.h"
 
 namespace rlk::cuda {
 
-std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p) { return workspace_bytes_of_teams(p); }
+std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p, int) { return workspace_bytes_of_teams(p); }
 
 void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
   check_group_advantage(p);

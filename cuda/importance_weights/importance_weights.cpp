@@ -1,11 +1,12 @@
 // CUDA backend of importance_weights: what would corrupt memory, how work is cut, which architecture's kernels run.
-#include "importance_weights.h"
+#include "rlk/ops/importance_weights.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 
-std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p) {
+std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, int) {
   return most_workspace_bytes<ImportanceBatch>(p.sequences);
 }
 

@@ -1,7 +1,8 @@
 // CUDA backend of kl: what would corrupt memory, how work is cut, which architecture's kernel runs.
-#include "kl.h"
+#include "rlk/ops/kl.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 
 namespace rlk::cuda {

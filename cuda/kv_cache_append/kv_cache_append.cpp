@@ -1,7 +1,8 @@
 // CUDA backend of kv_cache_append: what would corrupt memory, which kernel serves a call.
-#include "kv_cache_append.h"
+#include "rlk/ops/kv_cache_append.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 

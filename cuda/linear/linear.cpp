@@ -1,10 +1,11 @@
 // CUDA backend of linear: what would corrupt memory, the three products as the kernels see them, which kernel runs.
-#include "linear.h"
+#include "rlk/ops/linear.h"
 
 #include "../common/launch.h"
 #include "cublaslt_records.h"
 #include "gemm.h"
 #include "gemm_sm90.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/linear_check.h"
 #include "sums.h"
 

@@ -5,10 +5,11 @@
 
 #include "../common/alignment.h"
 #include "../common/launch.h"
-#include "../linear/linear.h"
 #include "head_plan.h"
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/lora_rows.h"
+#include "rlk/ops/linear.h"
 
 namespace rlk::cuda {
 namespace {

@@ -1,7 +1,8 @@
 // CUDA backend of logprob: what would corrupt memory, which architecture's kernel runs, how a row is cut.
-#include "logprob.h"
+#include "rlk/ops/logprob.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "workspace.h"
 

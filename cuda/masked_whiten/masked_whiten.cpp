@@ -1,13 +1,14 @@
 // CUDA backend of masked_whiten: what would corrupt memory, how many warps share a sequence, which architecture's kernels run.
-#include "masked_whiten.h"
+#include "rlk/ops/masked_whiten.h"
 
 #include "../common/sequence_warps.h"
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/masked_whiten_token.h"
 
 namespace rlk::cuda {
 
-std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p) { return whiten_workspace_bytes(p); }
+std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p, int) { return whiten_workspace_bytes(p); }
 
 void masked_whiten(const MaskedWhitenParams& p, int device, Stream stream) {
   check_masked_whiten(p);

@@ -1,11 +1,12 @@
 // CUDA backend of mismatch_metrics: what would corrupt memory, how work is cut, which architecture's kernels run.
-#include "mismatch_metrics.h"
+#include "rlk/ops/mismatch_metrics.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 
-std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p) {
+std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, int) {
   return most_workspace_bytes<MismatchBatch>(p.sequences);
 }
 

@@ -1,11 +1,12 @@
 // CUDA backend of optimal_token_baseline: what would corrupt memory, which architecture's kernels run.
-#include "optimal_token_baseline.h"
+#include "rlk/ops/optimal_token_baseline.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 
-std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p) {
+std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, int) {
   return BaselineWorkspace(p.sequences, nullptr).bytes;
 }
 

@@ -1,7 +1,8 @@
 // CUDA backend of pack: what would corrupt memory, the launches, which architecture's kernels run.
-#include "pack.h"
+#include "rlk/ops/pack.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/pack_check.h"
 
 namespace rlk::cuda {

@@ -1,16 +1,17 @@
 // CUDA backend of policy_loss: what would corrupt memory, how work is cut, which architecture's kernels run.
-#include "policy_loss.h"
+#include "rlk/ops/policy_loss.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/policy_check.h"
 
 namespace rlk::cuda {
 
-std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) {
+std::int64_t policy_loss_alone_workspace_bytes(const PolicyLossParams& p, int) {
   return most_workspace_bytes<PolicyBatch>(p.sequences);
 }
 
-void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
+void policy_loss_alone(const PolicyLossParams& p, int device, Stream stream) {
   check_policy_loss(p);
   RLK_CHECK(p.workspace, "policy_loss: a workspace is given");
   const DeviceGuard guard(device);

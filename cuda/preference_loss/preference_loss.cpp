@@ -1,7 +1,8 @@
 // CUDA backend of preference_loss: what would corrupt memory, which architecture's kernels run.
-#include "preference_loss.h"
+#include "rlk/ops/preference_loss.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/preference_loss_check.h"
 
 namespace rlk::cuda {

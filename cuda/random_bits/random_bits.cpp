@@ -1,7 +1,8 @@
 // CUDA backend of random_bits: what would corrupt memory, which architecture's kernel runs.
-#include "random_bits.h"
+#include "rlk/ops/random_bits.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 

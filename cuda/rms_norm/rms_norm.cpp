@@ -1,8 +1,9 @@
 // CUDA backend of rms_norm: what would corrupt memory, which kernel serves a call, which architecture's runs.
-#include "rms_norm.h"
+#include "rlk/ops/rms_norm.h"
 
 #include "../common/alignment.h"
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rms_norm_check.h"
 
 namespace rlk::cuda {
@@ -96,14 +97,14 @@ void rms_norm(const RmsNormParams& p, int device, Stream stream) {
   capability == 90 ? rms_norm_sm90(p, plan, to_stream(stream)) : rms_norm_sm80(p, plan, to_stream(stream));
 }
 
-std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p) {
+std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p, int) {
   return p.dweight == nullptr ? 0 : rms_norm_groups(p.num_rows) * p.columns * static_cast<std::int64_t>(sizeof(float));
 }
 
 void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream) {
   check_rms_norm_backward(p);
   if (p.columns == 0 || (p.num_rows == 0 && p.dweight == nullptr) || (p.dx == nullptr && p.dweight == nullptr)) return;
-  RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p) == 0, "rms_norm_backward: a workspace is given");
+  RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p, 0) == 0, "rms_norm_backward: a workspace is given");
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
   require_capability(capability);

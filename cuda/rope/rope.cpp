@@ -1,7 +1,8 @@
 // CUDA backend of rope: what would corrupt memory, which kernel serves a call, which architecture's runs.
-#include "rope.h"
+#include "rlk/ops/rope.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
 
 namespace rlk::cuda {

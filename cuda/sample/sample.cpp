@@ -1,7 +1,8 @@
 // CUDA backend of sample: what would corrupt memory, which architecture's kernels run.
-#include "sample.h"
+#include "rlk/ops/sample.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 

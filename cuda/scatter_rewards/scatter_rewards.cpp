@@ -1,12 +1,13 @@
 // CUDA backend of scatter_rewards: what would corrupt memory, how work is cut, which architecture's kernels run.
-#include "scatter_rewards.h"
+#include "rlk/ops/scatter_rewards.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
 
 namespace rlk::cuda {
 
-std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p) {
+std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p, int) {
   // Slots are most where tiles are least.
   return reward_workspace_bytes(p.sequences, mean_length(p.sequences) <= kWarpTokens ? kWarpTile : kLeastPlanTile);
 }

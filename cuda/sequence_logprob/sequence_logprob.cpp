@@ -1,10 +1,11 @@
 // CUDA backend of sequence_logprob: what would corrupt memory, which kernel serves a call, which architecture's runs.
-#include "sequence_logprob.h"
+#include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>
 #include <iterator>
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/sequence_logprob_check.h"
 
 namespace rlk::cuda {

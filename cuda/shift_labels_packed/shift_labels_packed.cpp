@@ -1,7 +1,8 @@
 // CUDA backend of labels and masks: what would corrupt memory, which architecture's kernels run.
-#include "shift_labels_packed.h"
+#include "rlk/ops/shift_labels_packed.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 
 namespace rlk::cuda {
 namespace {

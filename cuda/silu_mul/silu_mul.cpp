@@ -1,8 +1,9 @@
 // CUDA backend of silu_mul: what would corrupt memory, which kernel serves a call, which architecture's runs.
-#include "silu_mul.h"
+#include "rlk/ops/silu_mul.h"
 
 #include "../common/alignment.h"
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/silu_mul_check.h"
 
 namespace rlk::cuda {

@@ -1,12 +1,13 @@
 // CUDA backend of value_loss: what would corrupt memory, how work is cut, which architecture's kernels run.
-#include "value_loss.h"
+#include "rlk/ops/value_loss.h"
 
 #include "kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/value_check.h"
 
 namespace rlk::cuda {
 
-std::int64_t value_loss_workspace_bytes(const ValueLossParams& p) {
+std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, int) {
   return most_workspace_bytes<ValueBatch>(p.sequences);
 }
 

@@ -1,10 +1,11 @@
 // Host side of the HIP backend of attention: what would corrupt memory, which kernel serves a call, its launches.
-#include "attention.h"
+#include "rlk/ops/attention.h"
 
 #include <string>
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 
 namespace rlk::hip {

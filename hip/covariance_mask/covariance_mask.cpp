@@ -1,12 +1,13 @@
 // Host side of the HIP backend of covariance_mask: what would corrupt memory, which kernels run.
-#include "covariance_mask.h"
+#include "rlk/ops/covariance_mask.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/covariance_select.h"
 
 namespace rlk::hip {
 
-std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p) {
+std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p, int) {
   return token_workspace<CovarianceBatch>(p.sequences, nullptr).bytes;
 }
 

@@ -1,11 +1,12 @@
 // Host side of the HIP backend of embedding: what would corrupt memory, which kernel serves a call, its launches.
-#include "embedding.h"
+#include "rlk/ops/embedding.h"
 
 #include <string>
 #include <type_traits>
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/embedding_check.h"
 
 namespace rlk::hip {
@@ -63,7 +64,7 @@ void embedding(const EmbeddingParams& p, int device, Stream stream) {
   launch_blocks(device, stream, {kCopyThreads, 0}, std::string("rlk_embedding_forward_") + shape, g.blocks, p, g);
 }
 
-std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p) {
+std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p, int) {
   EmbeddingWorkspace none;
   EmbeddingBackwardParams q = p;
   q.workspace = nullptr;
@@ -73,7 +74,7 @@ std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p
 void embedding_backward(const EmbeddingBackwardParams& p, int device, Stream stream) {
   check_embedding_backward(p);
   if (p.num_rows == 0 || p.columns == 0) return;
-  RLK_CHECK(p.workspace || embedding_backward_workspace_bytes(p) == 0, "embedding_backward: a workspace is given");
+  RLK_CHECK(p.workspace || embedding_backward_workspace_bytes(p, 0) == 0, "embedding_backward: a workspace is given");
   const bool whole = p.columns * size_of(p.dweight_dtype) % 16 == 0 &&
                      has_vectors(p.dweight, rows_apart(p.dweight_stride), p.dweight_dtype);
   EmbeddingWorkspace w{};

@@ -1,8 +1,9 @@
 // Host side of the HIP backend of gae: what would corrupt memory, its launches.
-#include "gae.h"
+#include "rlk/ops/gae.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/gae_check.h"
 #include "rlk/kernels/token_slots.h"
 

@@ -1,12 +1,13 @@
 // Host side of the HIP backend of group_advantage: what would corrupt memory, its launches.
-#include "group_advantage.h"
+#include "rlk/ops/group_advantage.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 
 namespace rlk::hip {
 
-std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p) { return workspace_bytes_of_teams(p); }
+std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p, int) { return workspace_bytes_of_teams(p); }
 
 void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
   check_group_advantage(p);

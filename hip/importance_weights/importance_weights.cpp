@@ -1,12 +1,13 @@
 // Host side of the HIP backend of importance_weights: what would corrupt memory, which kernels run.
-#include "importance_weights.h"
+#include "rlk/ops/importance_weights.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rejection_terms.h"
 
 namespace rlk::hip {
 
-std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p) {
+std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, int) {
   return token_workspace<ImportanceBatch>(p.sequences, nullptr).bytes;
 }
 

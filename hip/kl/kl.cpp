@@ -1,7 +1,8 @@
 // Host side of the HIP backend of kl: what would corrupt memory, how work is cut, its launch.
-#include "kl.h"
+#include "rlk/ops/kl.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
 
 namespace rlk::hip {

@@ -1,9 +1,10 @@
 // Host side of the HIP backend of kv_cache_append: what would corrupt memory, which kernel serves a call.
-#include "kv_cache_append.h"
+#include "rlk/ops/kv_cache_append.h"
 
 #include <string>
 
 #include "hip/common/launch.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/cache_append.h"
 
 namespace rlk::hip {

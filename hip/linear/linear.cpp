@@ -1,5 +1,5 @@
 // Host side of the HIP backend of linear: which product each function is, which tile serves it, its launches.
-#include "linear.h"
+#include "rlk/ops/linear.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,6 +7,7 @@
 
 #include "hip/common/runtime.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/linear_check.h"
 
 namespace rlk::hip {

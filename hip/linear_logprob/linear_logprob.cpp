@@ -1,7 +1,7 @@
 // Host side of what linear_logprob needs of HIP: launches.
-#include "linear_logprob.h"
-
 #include "hip/common/launch.h"
+#include "rlk/backends.h"
+#include "rlk/kernels/scored_rows.h"
 
 namespace rlk::hip {
 

@@ -1,11 +1,12 @@
 // Host side of the HIP backend of logprob: what would corrupt memory, how a call is cut into launches.
-#include "logprob.h"
+#include "rlk/ops/logprob.h"
 
 #include <algorithm>
 #include <string>
 
 #include "hip/common/runtime.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/kernels/logprob_groups.h"
 
@@ -31,7 +32,7 @@ void require_portable(Exp exp) {
 
 }  // namespace
 
-std::int64_t logprob_workspace_bytes(const LogprobParams& p) {
+std::int64_t logprob_workspace_bytes(const LogprobParams& p, int) {
   if (p.num_rows == 0) return 0;
   const GroupGrid grid = group_grid(p);
   return std::min(p.num_rows, rows_of_launch(grid)) * grid.nodes * kNodeBytes;

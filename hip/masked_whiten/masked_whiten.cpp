@@ -1,13 +1,14 @@
 // Host side of the HIP backend of masked_whiten: what would corrupt memory, its launches.
-#include "masked_whiten.h"
+#include "rlk/ops/masked_whiten.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/token_slots.h"
 
 namespace rlk::hip {
 
-std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p) { return whiten_workspace_bytes(p); }
+std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p, int) { return whiten_workspace_bytes(p); }
 
 void masked_whiten(const MaskedWhitenParams& p, int device, Stream stream) {
   check_masked_whiten(p);

@@ -1,12 +1,13 @@
 // Host side of the HIP backend of mismatch_metrics: what would corrupt memory, which kernels run.
-#include "mismatch_metrics.h"
+#include "rlk/ops/mismatch_metrics.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/mismatch_terms.h"
 
 namespace rlk::hip {
 
-std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p) {
+std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, int) {
   return token_workspace<MismatchBatch>(p.sequences, nullptr).bytes;
 }
 

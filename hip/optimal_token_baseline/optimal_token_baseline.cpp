@@ -1,12 +1,13 @@
 // Host side of the HIP backend of optimal_token_baseline: what would corrupt memory, its launches.
-#include "optimal_token_baseline.h"
+#include "rlk/ops/optimal_token_baseline.h"
 
 #include "hip/common/launch.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/optimal_baseline_scan.h"
 
 namespace rlk::hip {
 
-std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p) {
+std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, int) {
   return BaselineWorkspace(p.sequences, nullptr).bytes;
 }
 

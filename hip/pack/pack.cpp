@@ -1,8 +1,9 @@
 // Host side of the HIP backend of pack: what would corrupt memory, its launches.
-#include "pack.h"
+#include "rlk/ops/pack.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/pack_check.h"
 
 namespace rlk::hip {

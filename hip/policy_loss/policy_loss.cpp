@@ -1,7 +1,8 @@
 // Host side of the HIP backend of policy_loss: what would corrupt memory, which kernels run.
-#include "policy_loss.h"
+#include "rlk/ops/policy_loss.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_check.h"
 
@@ -22,11 +23,11 @@ const char* tokens_kernel(const PolicyLossParams& p) {
 
 }  // namespace
 
-std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p) {
+std::int64_t policy_loss_alone_workspace_bytes(const PolicyLossParams& p, int) {
   return token_workspace<PolicyBatch>(p.sequences, nullptr).bytes;
 }
 
-void policy_loss(const PolicyLossParams& p, int device, Stream stream) {
+void policy_loss_alone(const PolicyLossParams& p, int device, Stream stream) {
   check_policy_loss(p);
   RLK_CHECK(p.workspace, "policy_loss: a workspace is given");
   run_token_passes<PolicyBatch>(p, device, stream, "rlk_policy_loss", tokens_kernel(p));

@@ -1,8 +1,9 @@
 // Host side of the HIP backend of preference_loss: what would corrupt memory, its launches.
-#include "preference_loss.h"
+#include "rlk/ops/preference_loss.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/preference_loss_check.h"
 
 namespace rlk::hip {

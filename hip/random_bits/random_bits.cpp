@@ -1,8 +1,9 @@
 // Host side of the HIP backend of random_bits: what would corrupt memory, its launches.
-#include "random_bits.h"
+#include "rlk/ops/random_bits.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 
 namespace rlk::hip {
 

@@ -1,10 +1,11 @@
 // Host side of the HIP backend of rms_norm: what would corrupt memory, which kernel serves a call, its launches.
-#include "rms_norm.h"
+#include "rlk/ops/rms_norm.h"
 
 #include <string>
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
 
@@ -36,14 +37,14 @@ void rms_norm(const RmsNormParams& p, int device, Stream stream) {
                 kernel_name("forward", row_shape(p.columns, vectors), p.dtype), row_blocks(p.num_rows, p.columns), p);
 }
 
-std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p) {
+std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p, int) {
   return p.dweight == nullptr ? 0 : rms_norm_groups(p.num_rows) * p.columns * static_cast<std::int64_t>(sizeof(float));
 }
 
 void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream) {
   check_rms_norm_backward(p);
   if (p.columns == 0) return;
-  RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p) == 0, "rms_norm_backward: a workspace is given");
+  RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p, 0) == 0, "rms_norm_backward: a workspace is given");
   const bool vectors = p.columns % kOctet == 0 && at_16_bytes(p.weight) && has_vectors(p.dy, p.dy_rows, p.dtype) &&
                        has_vectors(p.h, p.h_rows, p.dtype) && has_vectors(p.dx, p.dx_rows, p.dtype) &&
                        has_vectors(p.d_new_residual, p.d_new_residual_rows, p.dtype);

@@ -1,11 +1,12 @@
 // Host side of the HIP backend of rope: what would corrupt memory, which kernel serves a call, its launches.
-#include "rope.h"
+#include "rlk/ops/rope.h"
 
 #include <algorithm>
 #include <string>
 
 #include "hip/common/runtime.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
 
 namespace rlk::hip {

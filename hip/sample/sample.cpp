@@ -1,10 +1,11 @@
 // Host side of the HIP backend of sample: what would corrupt memory, its launches.
-#include "sample.h"
+#include "rlk/ops/sample.h"
 
 #include <string>
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 
 namespace rlk::hip {
 

@@ -1,13 +1,14 @@
 // Host side of the HIP backend of scatter_rewards: what would corrupt memory, how work is cut, which kernels run.
-#include "scatter_rewards.h"
+#include "rlk/ops/scatter_rewards.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/reward_blanks.h"
 #include "rlk/kernels/reward_spread.h"
 
 namespace rlk::hip {
 
-std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p) {
+std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p, int) {
   return reward_workspace_bytes(p.sequences, token_tile(p.sequences));
 }
 

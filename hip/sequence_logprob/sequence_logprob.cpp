@@ -1,10 +1,11 @@
 // Host side of the HIP backend of sequence_logprob: what would corrupt memory, its launches.
-#include "sequence_logprob.h"
+#include "rlk/ops/sequence_logprob.h"
 
 #include <string>
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/sequence_logprob_check.h"
 
 namespace rlk::hip {

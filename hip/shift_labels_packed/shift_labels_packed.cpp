@@ -1,8 +1,9 @@
 // Host side of the HIP backend of labels and masks: what would corrupt memory, its launches.
-#include "shift_labels_packed.h"
+#include "rlk/ops/shift_labels_packed.h"
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 
 namespace rlk::hip {
 

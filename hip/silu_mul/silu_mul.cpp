@@ -1,10 +1,11 @@
 // Host side of the HIP backend of silu_mul: what would corrupt memory, which kernel serves a call, its launches.
-#include "silu_mul.h"
+#include "rlk/ops/silu_mul.h"
 
 #include <string>
 
 #include "hip/common/launch.h"
 #include "launches.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/silu_mul_check.h"
 
 namespace rlk::hip {

@@ -1,13 +1,14 @@
 // Host side of the HIP backend of value_loss: what would corrupt memory, which kernels run.
-#include "value_loss.h"
+#include "rlk/ops/value_loss.h"
 
 #include "hip/common/token_passes.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
 
 namespace rlk::hip {
 
-std::int64_t value_loss_workspace_bytes(const ValueLossParams& p) {
+std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, int) {
   return token_workspace<ValueBatch>(p.sequences, nullptr).bytes;
 }
 

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "attention_cases.h"
-#include "cpp/cpu/attention.h"
-#include "cuda/attention/attention.h"
 #include "cuda/attention/kernels.h"
 #include "plan_memory.h"
+#include "rlk/backends.h"
+#include "rlk/ops/attention.h"
 
 namespace rlk::cuda {
 namespace {

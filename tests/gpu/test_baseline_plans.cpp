@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpp/cpu/optimal_token_baseline.h"
 #include "cuda/optimal_token_baseline/kernels.h"
+#include "rlk/backends.h"
+#include "rlk/ops/optimal_token_baseline.h"
 #include "tests/baseline_cases.h"
 #include "tests/gpu/token_plans.h"
 

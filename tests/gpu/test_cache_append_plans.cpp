@@ -9,9 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/kv_cache_append.h"
 #include "cuda/kv_cache_append/kernels.h"
 #include "plan_memory.h"
+#include "rlk/backends.h"
+#include "rlk/ops/kv_cache_append.h"
 
 namespace rlk::cuda {
 namespace {

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpp/cpu/covariance_mask.h"
 #include "cuda/covariance_mask/kernels.h"
+#include "rlk/backends.h"
+#include "rlk/ops/covariance_mask.h"
 #include "tests/covariance_cases.h"
 #include "tests/gpu/token_plans.h"
 

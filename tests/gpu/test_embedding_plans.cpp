@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/embedding.h"
 #include "cuda/common/launch.h"
-#include "cuda/embedding/embedding.h"
 #include "cuda/embedding/kernels.h"
+#include "rlk/backends.h"
 #include "rlk/math/half.h"
+#include "rlk/ops/embedding.h"
 
 namespace rlk::cuda {
 namespace {
@@ -203,7 +203,7 @@ void run_backward(const Case& c, const std::vector<unsigned char>& ids, const On
   p.dweight_dtype = dweight_dtype;
   p.accumulate = accumulate;
   cpu::embedding_backward(p);
-  const OnDevice dy_gpu(dy), workspace(static_cast<std::size_t>(embedding_backward_workspace_bytes(p)));
+  const OnDevice dy_gpu(dy), workspace(static_cast<std::size_t>(embedding_backward_workspace_bytes(p, 0)));
   p.ids = ids_gpu.data;
   p.dy = dy_gpu.data;
   p.workspace = workspace.data;
@@ -235,7 +235,7 @@ void run_graph(std::mt19937* random) {
   p.dweight_stride = c.columns;
   const OnDevice ids_gpu(static_cast<std::size_t>(c.tokens) * 8), dy_gpu(dy),
       got(static_cast<std::size_t>(c.rows * c.columns) * 2),
-      workspace(static_cast<std::size_t>(embedding_backward_workspace_bytes(p)));
+      workspace(static_cast<std::size_t>(embedding_backward_workspace_bytes(p, 0)));
   EmbeddingBackwardParams on_gpu = p;
   on_gpu.ids = ids_gpu.data;
   on_gpu.dy = dy_gpu.data;

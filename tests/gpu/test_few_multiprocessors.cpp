@@ -8,10 +8,10 @@
 #include <random>
 #include <vector>
 
-#include "cpp/cpu/logprob.h"
 #include "cuda/common/launch.h"
-#include "cuda/logprob/logprob.h"
+#include "rlk/backends.h"
 #include "rlk/math/half.h"
+#include "rlk/ops/logprob.h"
 
 namespace rlk::cuda {
 

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/gae.h"
-#include "cpp/cpu/masked_whiten.h"
 #include "cuda/common/sequence_warps.h"
 #include "cuda/gae/kernels.h"
 #include "cuda/masked_whiten/kernels.h"
-#include "cuda/masked_whiten/masked_whiten.h"
 #include "plan_memory.h"
+#include "rlk/backends.h"
+#include "rlk/ops/gae.h"
+#include "rlk/ops/masked_whiten.h"
 
 namespace rlk::cuda {
 namespace {
@@ -150,7 +150,8 @@ void run_case(const Case& c, std::mt19937* random) {
     for (const int arch : {90, 80}) {
       const OnDevice got(clean);
       MaskedWhitenParams p = whiten(true, got.data);
-      const OnDevice workspace(std::vector<unsigned char>(static_cast<std::size_t>(masked_whiten_workspace_bytes(p))));
+      const OnDevice workspace(
+          std::vector<unsigned char>(static_cast<std::size_t>(masked_whiten_workspace_bytes(p, 0))));
       p.workspace = workspace.data;
       arch == 90 ? masked_whiten_sm90(p, warps, nullptr) : masked_whiten_sm80(p, warps, nullptr);
       check(cudaDeviceSynchronize(), "masked_whiten");

@@ -6,10 +6,10 @@
 #include <iterator>
 #include <vector>
 
-#include "cpp/cpu/kl.h"
 #include "cuda/kl/kernels.h"
-#include "cuda/kl/kl.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/kl_check.h"
+#include "rlk/ops/kl.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/kl_cases.h"
 

@@ -11,10 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/linear.h"
 #include "cuda/common/launch.h"
 #include "cuda/linear/gemm_sm90.h"
+#include "rlk/backends.h"
 #include "rlk/math/half.h"
+#include "rlk/ops/linear.h"
 
 namespace rlk::cuda {
 namespace {

@@ -5,9 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpp/cpu/policy_loss.h"
 #include "cuda/policy_loss/kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/policy_plain.h"
+#include "rlk/ops/policy_loss.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/policy_loss_cases.h"
 
@@ -21,7 +22,7 @@ void run_case(policy_test::Case& c, PlanCheck* check_of, bool expects_plain = fa
   float** const to[] = {&p.loss, &p.metrics, &p.d_logprob, &p.d_entropy};
   const int outputs = p.entropy.data == nullptr ? 3 : 4;
   for (int i = 0; i < outputs; ++i) *to[i] = want[i].data();
-  cpu::policy_loss(p);
+  cpu::policy_loss_alone(p);
 
   DeviceArrays device;
   PolicyTokens* const arrays[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,

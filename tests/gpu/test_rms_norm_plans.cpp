@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/rms_norm.h"
 #include "cuda/common/launch.h"
 #include "cuda/rms_norm/kernels.h"
-#include "cuda/rms_norm/rms_norm.h"
 #include "plan_memory.h"
+#include "rlk/backends.h"
+#include "rlk/ops/rms_norm.h"
 
 namespace rlk::cuda {
 namespace {
@@ -147,7 +147,7 @@ void run_backward_case(const Case& c, std::int64_t inner, std::mt19937* random) 
   const OnDevice dy_gpu(dy), h_gpu(h), third_gpu(third), weight_gpu(weight), rstd_gpu(rstd), main_grad_gpu(main_grad);
   const std::vector<unsigned char> clean(dx.size(), kCanary), clean_weight(dweight.size(), kCanary);
   const OnDevice workspace(
-      std::vector<unsigned char>(static_cast<std::size_t>(rms_norm_backward_workspace_bytes(p)), 0xff));
+      std::vector<unsigned char>(static_cast<std::size_t>(rms_norm_backward_workspace_bytes(p, 0)), 0xff));
   point(dy_gpu.data, h_gpu.data, third_gpu.data, weight_gpu.data, rstd_gpu.data, main_grad_gpu.data);
   p.workspace = workspace.data;
   for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {

@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/importance_weights.h"
-#include "cpp/cpu/mismatch_metrics.h"
 #include "cuda/importance_weights/kernels.h"
 #include "cuda/mismatch_metrics/kernels.h"
+#include "rlk/backends.h"
+#include "rlk/ops/importance_weights.h"
+#include "rlk/ops/mismatch_metrics.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/rollout_cases.h"
 

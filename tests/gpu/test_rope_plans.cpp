@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/rope.h"
 #include "cuda/common/launch.h"
 #include "cuda/rope/kernels.h"
-#include "cuda/rope/rope.h"
+#include "rlk/backends.h"
 #include "rlk/math/half.h"
+#include "rlk/ops/rope.h"
 
 namespace rlk::cuda {
 namespace {

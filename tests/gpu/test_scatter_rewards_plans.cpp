@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/scatter_rewards.h"
 #include "cuda/scatter_rewards/kernels.h"
+#include "rlk/backends.h"
 #include "rlk/kernels/reward_sequence.h"
+#include "rlk/ops/scatter_rewards.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/reward_cases.h"
 

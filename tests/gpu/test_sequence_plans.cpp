@@ -9,15 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/pack.h"
-#include "cpp/cpu/preference_loss.h"
-#include "cpp/cpu/sequence_logprob.h"
-#include "cpp/cpu/shift_labels_packed.h"
 #include "cuda/pack/kernels.h"
 #include "cuda/preference_loss/kernels.h"
 #include "cuda/sequence_logprob/kernels.h"
 #include "cuda/shift_labels_packed/kernels.h"
 #include "plan_memory.h"
+#include "rlk/backends.h"
+#include "rlk/ops/pack.h"
+#include "rlk/ops/preference_loss.h"
+#include "rlk/ops/sequence_logprob.h"
+#include "rlk/ops/shift_labels_packed.h"
 
 namespace rlk::cuda {
 namespace {

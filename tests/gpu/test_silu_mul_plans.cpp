@@ -9,10 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/silu_mul.h"
 #include "cuda/common/launch.h"
 #include "cuda/silu_mul/kernels.h"
 #include "plan_memory.h"
+#include "rlk/backends.h"
+#include "rlk/ops/silu_mul.h"
 
 namespace rlk::cuda {
 namespace {

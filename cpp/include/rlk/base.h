@@ -66,6 +66,8 @@ struct InvalidArgument : std::invalid_argument {
 struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+// Throws Unsupported where this build has no kernels of the operator for the kind of device.
+void require_backend(const char* op, Device device);
 
 #define RLK_CHECK(condition, message)                                                           \
   do {                                                                                          \

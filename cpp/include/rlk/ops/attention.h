@@ -148,7 +148,6 @@ struct AttentionBackwardParams : AttentionInput {
   void* workspace = nullptr;  // attention_backward_workspace_bytes(...), 16-byte aligned
 };
 
-void require_attention_backend(Device device);  // throws Unsupported where this build has none for the device
 // Bytes of device workspace that a forward needs on `device`; 0 on the CPU.
 std::int64_t attention_workspace_bytes(const AttentionParams& p, Device device);
 void attention(const AttentionParams& p, Device device, Stream stream);

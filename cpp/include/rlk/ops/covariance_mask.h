@@ -45,7 +45,6 @@ struct CovarianceMaskParams {
   float* selected = nullptr;  // [slots], contiguous, memory apart from the inputs
   void* workspace = nullptr;  // covariance_mask_workspace_bytes(...), 16-byte aligned
 };
-void require_covariance_mask_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU all of `selected` is NaN.
 void covariance_mask(const CovarianceMaskParams& p, Device device, Stream stream);

@@ -49,7 +49,6 @@ struct EmbeddingParams : EmbeddingTokens {
   std::int64_t y_stride = 0;
   DType dtype = DType::kBFloat16;  // kBFloat16, kFloat16, kFloat32
 };
-void require_embedding_backend(Device device);  // throws Unsupported where this build has none for the device
 void embedding(const EmbeddingParams& p, Device device, Stream stream);
 
 struct EmbeddingBackwardParams : EmbeddingTokens {

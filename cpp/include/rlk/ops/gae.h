@@ -60,7 +60,6 @@ struct GaeParams {
   float rho_bar = 1.0f, c_bar = 1.0f;  // > 0, of kVtrace
   bool reset = false;                  // of kDiscountedReturns
 };
-void require_gae_backend(Device device);  // throws Unsupported where this build has none for the device
 void gae(const GaeParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -72,7 +72,6 @@ struct GroupAdvantageParams {
   float f_norm = 1.0f;        // not 0
   void* workspace = nullptr;  // group_advantage_workspace_bytes(...), 8-byte aligned
 };
-void require_group_advantage_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t group_advantage_workspace_bytes(const GroupAdvantageParams& p, Device device);
 void group_advantage(const GroupAdvantageParams& p, Device device, Stream stream);
 

@@ -91,7 +91,6 @@ struct ImportanceWeightsParams {
   float* metrics = nullptr;   // [kImportanceMetrics], or null: not wanted
   void* workspace = nullptr;  // importance_weights_workspace_bytes(...), 16-byte aligned
 };
-void require_importance_weights_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the sequences beside them have NaN
 // weights, with normalize all have, metrics are NaN, and slots of no sequence are not written.

@@ -55,7 +55,6 @@ struct KlParams {
   float* d_logprob = nullptr;            // [slots]
   float* d_importance_weight = nullptr;  // [slots]; of kImportance
 };
-void require_kl_backend(Device device);  // throws Unsupported where this build has none for the device
 void kl(const KlParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -38,7 +38,6 @@ struct CacheAppendParams {
   DType dtype = DType::kBFloat16;             // kBFloat16, kFloat16, kFloat32
 };
 
-void require_kv_cache_append_backend(Device device);  // throws Unsupported where this build has none for the device
 void kv_cache_append(const CacheAppendParams& p, Device device, Stream stream);
 
 }  // namespace rlk

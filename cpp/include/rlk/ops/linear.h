@@ -61,7 +61,6 @@ struct LinearParams {
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
 };
-void require_linear_backend(Device device);  // throws Unsupported where this build has none for the device
 void linear(const LinearParams& p, Device device, Stream stream);
 
 struct LinearInputGradParams {

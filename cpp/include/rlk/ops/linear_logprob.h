@@ -62,7 +62,6 @@ struct LinearLogprobParams : LogprobParams {  // workspace: of workspace_bytes, 
   Head head;
   std::int64_t workspace_bytes = 0;
 };
-void require_linear_logprob_backend(Device device);  // throws Unsupported where this build has none for the device
 
 // Bytes of workspace: with fewer than `least` a call is refused, with more than `most` it is no faster.
 struct WorkspaceRange {

@@ -114,8 +114,6 @@ struct LogprobParams : LogprobInput {
   float* stats = nullptr;
   void* workspace = nullptr;  // logprob_workspace_bytes(...), 16-byte aligned
 };
-// Throws Unsupported where this build has no kernels for the kind of device.
-void require_logprob_backend(Device device);
 
 // Bytes of device workspace that `p` needs on `device`; 0 on the CPU. At most 16 MiB.
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, Device device);

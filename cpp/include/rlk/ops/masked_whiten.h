@@ -39,7 +39,6 @@ struct MaskedWhitenParams {
   bool unbiased = true;
   void* workspace = nullptr;  // masked_whiten_workspace_bytes(...), 8-byte aligned
 };
-void require_masked_whiten_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t masked_whiten_workspace_bytes(const MaskedWhitenParams& p, Device device);
 void masked_whiten(const MaskedWhitenParams& p, Device device, Stream stream);
 

@@ -80,7 +80,6 @@ struct MismatchMetricsParams {
   float* metrics = nullptr;      // [kMismatchMetrics]
   void* workspace = nullptr;     // mismatch_metrics_workspace_bytes(...), 16-byte aligned
 };
-void require_mismatch_metrics_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU every metric is NaN.
 void mismatch_metrics(const MismatchMetricsParams& p, Device device, Stream stream);

@@ -45,7 +45,6 @@ struct OptimalTokenBaselineParams {
   float* returns = nullptr;     // [slots], contiguous
   void* workspace = nullptr;    // optimal_token_baseline_workspace_bytes(...), 16-byte aligned
 };
-void require_optimal_token_baseline_backend(Device device);  // throws Unsupported where this build has none
 std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, Device device);
 // Offsets and cuts that do not ascend are an InvalidArgument on the CPU. On a GPU the sequences beside such cuts have NaN,
 // groups are cut short, no memory outside is touched, and what no group or no sequence has is not written.

@@ -65,7 +65,6 @@ struct PackParams {
   std::int64_t capacity = 0;    // tokens of a packed array
 };
 
-void require_pack_backend(Device device);  // throws Unsupported where this build has none for the device
 void pack_layout(const PackLayoutParams& p, Device device, Stream stream);
 void pack(const PackParams& p, Device device, Stream stream);  // or unpacks
 

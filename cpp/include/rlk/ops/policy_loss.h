@@ -154,7 +154,6 @@ struct PolicyLossParams {
   float* d_entropy = nullptr;      // [slots], contiguous, or null: not wanted
   void* workspace = nullptr;       // policy_loss_workspace_bytes(...), 16-byte aligned
 };
-void require_policy_loss_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the loss is NaN.
 void policy_loss(const PolicyLossParams& p, Device device, Stream stream);

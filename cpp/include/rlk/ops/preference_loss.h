@@ -122,7 +122,6 @@ struct PreferenceLossBackwardParams {
   PreferenceGradient chosen, rejected;
 };
 
-void require_preference_loss_backend(Device device);  // throws Unsupported where this build has none for the device
 void preference_loss(const PreferenceLossParams& p, Device device, Stream stream);
 void preference_loss_backward(const PreferenceLossBackwardParams& p, Device device, Stream stream);
 

@@ -49,7 +49,6 @@ struct RandomBitsParams {
   std::int32_t random_stream = 0;  // in [0, kRandomStreams)
 };
 
-void require_random_bits_backend(Device device);  // throws Unsupported where this build has none for the device
 void random_bits(const RandomBitsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -49,7 +49,6 @@ struct RmsNormParams {
   float weight_offset = 0.0f;             // finite; 0 without a weight
   bool round_before_weight = false;
 };
-void require_rms_norm_backend(Device device);  // throws Unsupported where this build has none for the device
 void rms_norm(const RmsNormParams& p, Device device, Stream stream);
 
 struct RmsNormBackwardParams {

@@ -71,7 +71,6 @@ struct RopeParams {
   bool round_products = false;
   bool transposed = false;
 };
-void require_rope_backend(Device device);  // throws Unsupported where this build has none for the device
 void rope(const RopeParams& p, Device device, Stream stream);
 
 }  // namespace rlk

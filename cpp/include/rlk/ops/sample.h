@@ -88,7 +88,6 @@ struct SampleParams {
   bool greedy = false;
 };
 
-void require_sample_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);
 void sample(const SampleParams& p, Device device, Stream stream);
 

@@ -70,7 +70,6 @@ struct ScatterRewardsParams {
   std::int64_t* lengths = nullptr;  // [num_sequences]
   void* workspace = nullptr;        // scatter_rewards_workspace_bytes(...), 16-byte aligned
 };
-void require_scatter_rewards_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p, Device device);
 void scatter_rewards(const ScatterRewardsParams& p, Device device, Stream stream);
 

@@ -49,7 +49,6 @@ struct SequenceLogprobBackwardParams {
   DType dtype = DType::kFloat32;
 };
 
-void require_sequence_logprob_backend(Device device);  // throws Unsupported where this build has none for the device
 void sequence_logprob(const SequenceLogprobParams& p, Device device, Stream stream);
 void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, Device device, Stream stream);
 

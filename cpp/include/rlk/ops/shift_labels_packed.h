@@ -67,7 +67,6 @@ struct ToolMaskParams {
   bool include_end = true;
 };
 
-void require_shift_labels_packed_backend(Device device);  // throws Unsupported where this build has none for the device
 void shift_labels_packed(const ShiftLabelsParams& p, Device device, Stream stream);
 void loss_mask_from_spans(const SpanMaskParams& p, Device device, Stream stream);
 void tool_mask(const ToolMaskParams& p, Device device, Stream stream);

@@ -52,7 +52,6 @@ struct GatedMulParams {
   Activation activation = Activation::kSilu;
   bool round_before_mul = false;
 };
-void require_silu_mul_backend(Device device);  // throws Unsupported where this build has none for the device
 void gated_mul(const GatedMulParams& p, Device device, Stream stream);
 
 struct GatedMulBackwardParams {

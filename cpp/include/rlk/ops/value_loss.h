@@ -69,7 +69,6 @@ struct ValueLossParams {
   float* d_value = nullptr;   // [slots], contiguous, or null: not wanted
   void* workspace = nullptr;  // value_loss_workspace_bytes(...), 16-byte aligned
 };
-void require_value_loss_backend(Device device);  // throws Unsupported where this build has none for the device
 std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the loss is NaN.
 void value_loss(const ValueLossParams& p, Device device, Stream stream);

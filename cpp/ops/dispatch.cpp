@@ -1,0 +1,105 @@
+// Dispatch of every operator by the device of its arguments, one line each in rlk/operators.inc. A backend that this build
+// lacks is an error, never another path.
+#include "rlk/backends.h"
+#include "rlk/build.h"
+#include "rlk/kernels/attention_span.h"
+#include "rlk/kernels/sample_check.h"
+#include "rlk/ops/linear.h"
+
+#if RLK_WITH_CUDA
+#define RLK_CUDA(function) cuda::function
+#else
+#define RLK_CUDA(function) nullptr
+#endif
+#if RLK_WITH_HIP
+#define RLK_HIP(function) hip::function
+#else
+#define RLK_HIP(function) nullptr
+#endif
+
+namespace rlk {
+namespace {
+
+[[noreturn]] void no_backend(const char* op, Device device) {
+  const std::string build = std::string(op) + ": this build (variant " RLK_VARIANT_NAME ") has no ";
+  throw Unsupported(build + (device.type == DeviceType::kRocm
+                                 ? "HIP kernels; uninstall it and install rl-kernel-rocm6"
+                                 : "CUDA kernels; uninstall it and install rl-kernel-cu130 or rl-kernel-cu124"));
+}
+
+// The functions of one operator, each null where this build lacks the backend.
+template <class Params>
+struct Backends {
+  void (*cpu)(const Params& p);
+  void (*cuda)(const Params& p, int device, Stream stream);
+  void (*hip)(const Params& p, int device, Stream stream);
+};
+template <class Params>
+inline void dispatch(const char* op, const Backends<Params>& of, const Params& p, Device device, Stream stream) {
+  if (device.type == DeviceType::kCpu) return of.cpu(p);
+  if (of.cuda && device.type == DeviceType::kCuda) return of.cuda(p, device.index, stream);
+  if (of.hip && device.type == DeviceType::kRocm) return of.hip(p, device.index, stream);
+  no_backend(op, device);
+}
+
+template <class Params>
+using WorkspaceBytes = std::int64_t (*)(const Params& p, int device);
+template <class Params>
+inline std::int64_t dispatch_workspace(const char* op, WorkspaceBytes<Params> cuda, WorkspaceBytes<Params> hip,
+                                       const Params& p, Device device) {
+  if (device.type == DeviceType::kCpu) return 0;
+  if (cuda && device.type == DeviceType::kCuda) return cuda(p, device.index);
+  if (hip && device.type == DeviceType::kRocm) return hip(p, device.index);
+  no_backend(op, device);
+}
+
+}  // namespace
+
+void require_backend(const char* op, Device device) {
+  if (device.type == DeviceType::kCpu) return;
+  if (RLK_WITH_CUDA && device.type == DeviceType::kCuda) return;
+  if (RLK_WITH_HIP && device.type == DeviceType::kRocm) return;
+  no_backend(op, device);
+}
+
+#define RLK_RUNS(operator, function, Params)                                                                \
+  void function(const Params& p, Device device, Stream stream) {                                            \
+    dispatch<Params>(#operator, {cpu::function, RLK_CUDA(function), RLK_HIP(function)}, p, device, stream); \
+  }
+#define RLK_WORKSPACE(operator, function, Params)                                      \
+  std::int64_t function##_workspace_bytes(const Params& p, Device device) {            \
+    return dispatch_workspace<Params>(#operator, RLK_CUDA(function##_workspace_bytes), \
+                                      RLK_HIP(function##_workspace_bytes), p, device); \
+  }
+#include "rlk/operators.inc"
+
+// Where backends are not alike.
+std::int64_t attention_workspace_bytes([[maybe_unused]] const AttentionParams& p, Device device) {
+  require_backend("attention", device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::attention_workspace_bytes(p, device.index);
+#endif
+  return 0;
+}
+
+std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device) {
+  require_backend("attention", device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::attention_backward_workspace_bytes(p, device.index);
+#endif
+  return 4 * attention_rows(p) * p.num_q_heads;  // delta
+}
+
+std::vector<LinearProducts> linear_vendor_products(Device device) {
+  require_backend("linear", device);
+#if RLK_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::linear_vendor_products(device.index);
+#endif
+  return {};
+}
+
+std::int64_t sample_workspace_bytes(const SampleParams& p, Device device) {
+  return device.type == DeviceType::kCpu || p.num_rows == 0 ? 0 : sample_workspace(p).bytes;
+}
+
+}  // namespace rlk
