@@ -119,7 +119,7 @@ def test_compiled(backend: str, device: str) -> None:
 
 
 def test_opcheck(device: str) -> None:
-    import rl_kernel_native.ops.random_bits_torch  # noqa: F401
+    rk._call.load()
 
     ids = torch.arange(9, device=device)
     torch.library.opcheck(torch.ops.rl_kernel_native.random_bits, (ids, None, 5, ids, 0, 3, 1))

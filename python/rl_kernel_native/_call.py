@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _dispatch
+from ._arithmetic import resolve_exp
 from ._operator import OPERATORS, Diagonal, Kept, Operator
 
 _loaded: Any = None  # the engine, once there was a torch tensor
+_plain: tuple[Any, ...] = ()  # then also torch.Tensor and its Parameter
 _registered: list[bool] = []  # True, once every operator is
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operator's outputs, None for what is not asked for."""
-    if _dispatch.is_tensor(arrays[0]):
+    if type(arrays[0]) in _plain or _dispatch.is_tensor(arrays[0]):
         found: tuple[Any, ...] = (_loaded or _engine()).call(op, arrays, how)
         return found
     frame, exported = _exported(op, arrays, how)
+    how = op.resolved(how, resolve_exp, frame.device)
     return tuple(map(frame.result, op.native(exported, how, frame.allocate, frame.stream)))
 
 
@@ -50,18 +53,19 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
 def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:
     frame = _dispatch.Frame(arrays[0], op.arrays[0].label(how))
     _dispatch.match_torch_threads()
-    return frame, [frame.export_array(x, a.label(how)) for a, x in zip(op.arrays, arrays, strict=True)]
+    named = zip(op.arrays, arrays, strict=True)
+    return frame, [(frame.export if a.number else frame.export_array)(x, a.label(how)) for a, x in named]
 
 
 def _engine() -> Any:
-    global _loaded
+    global _loaded, _plain
     _dispatch.require_torch()
     load()
     from . import _engine as found
-    from ._torch import is_compiling
+    from ._torch import PLAIN, is_compiling
 
     if not is_compiling():  # a trace has a guard on what it read, which may not change before the trace ends
-        _loaded = found
+        _loaded, _plain = found, PLAIN
     return found
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from . import _in_graph, _torch
+from ._arithmetic import resolve_exp, resolve_traced, unresolved_exp
+from ._dispatch import match_torch_threads
 from ._native import module as _C
 from ._operator import Diagonal, Kept, Operator
 from ._register import define, fake, implement
@@ -23,7 +25,10 @@ from ._shapes import (
     check_element,
     check_first,
     check_first_mask,
+    check_logits,
     check_mask,
+    check_row_integers,
+    check_row_vector,
     check_tokens,
     check_vector,
 )
@@ -31,6 +36,7 @@ from ._torch import (
     Eager,
     apply_function,
     gradient,
+    is_compiling,
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
@@ -78,6 +84,11 @@ KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
     "cu_seqlens": lambda seen, x, name: None,  # the first array's check has looked at it
     "sequences": _one_a_sequence,
     "number": lambda seen, x, name: check_element(x, name),
+    "first integers": lambda seen, x, name: check_row_integers(x, name, None),
+    "integers": lambda seen, x, name: check_row_integers(x, name, seen.first),
+    "row numbers": lambda seen, x, name: check_row_vector(x, name, torch.float32, seen.first),
+    "row flags": lambda seen, x, name: check_row_vector(x, name, torch.bool, seen.first),
+    "logits": lambda seen, x, name: check_logits(x, name),
     "by hand": lambda seen, x, name: None,
 }
 
@@ -92,11 +103,55 @@ def register(operators: Iterable[Operator]) -> None:
 
 
 def _schema(op: Operator) -> str:
-    return ", ".join([*(f"Tensor{'?' * a.optional} {a.name}" for a in op.arrays), op.options])
+    found = []
+    for a in op.arrays:
+        found.append(f"Tensor{'?' * (a.optional or bool(a.number))} {a.name}")
+        if a.number:
+            found.append(f"{a.number} {a.name}_value")
+    return ", ".join([*found, op.options])
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+_NO_NUMBER: dict[str, Any] = {"SymInt": 0, "float": 0.0, "bool": False}
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, _NUMBERS)
+
+
+def _as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
+    """Arrays as a schema has them: beside each that may be a number, that number."""
+    if not op.has_numbers:
+        return arrays
+    found: list[Any] = []
+    for a, x in zip(op.arrays, arrays, strict=True):
+        if not a.number:
+            found.append(x)
+        else:
+            found += (None, x) if _is_number(x) else (x, _NO_NUMBER[a.number])
+    return found
+
+
+def _apart(op: Operator, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arrays and options of a schema's arguments."""
+    if not op.has_numbers:
+        count = len(op.arrays)
+        return tuple(arguments[:count]), tuple(arguments[count:])
+    given = iter(arguments)
+    arrays: list[Any] = []
+    for a in op.arrays:
+        x = next(given)
+        number = next(given) if a.number else None
+        arrays.append(number if x is None else x)
+    return tuple(arrays), tuple(given)
+
+
+def _memory(x: Any) -> Any:
+    return memory(x) if isinstance(x, Tensor) else x
 
 
 def _register(op: Operator) -> None:
-    count, dtypes = len(op.arrays), [getattr(torch, name) for name in op.dtypes]
+    dtypes = [None if name is None else getattr(torch, name) for name in op.dtypes]
     of = op.gradient if isinstance(op.gradient, Kept) else None
     if of is not None:  # gradients follow the outputs
         dtypes += [torch.float32] * len(of.of)
@@ -107,9 +162,11 @@ def _register(op: Operator) -> None:
         return outputs[0] if len(dtypes) == 1 else tuple(outputs)
 
     def kernel(*arguments: Any) -> Any:
-        first = arguments[0]
+        arrays, how = _apart(op, arguments)
+        arrays, first = tuple(map(_memory, arrays)), arrays[0]
         prepare(first)
-        arrays, how = tuple(map(memory, arguments[:count])), arguments[count:]
+        if op.exp is not None:
+            how = op.resolved(how, resolve_traced, _torch.device_type(first, op.arrays[0].name))
         if of is None:
             found = op.native(arrays, how, None, 0)
         else:
@@ -117,7 +174,7 @@ def _register(op: Operator) -> None:
         return given([first.new_empty(0, dtype=d) if o is None else o for o, d in zip(found, dtypes, strict=True)])
 
     def shapes(*arguments: Any) -> Any:
-        arrays, how = arguments[:count], arguments[count:]
+        arrays, how = _apart(op, arguments)
         check_arrays(op, arrays, how)
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
         found = zip((*op.outputs(arrays, how), *gradients), dtypes, strict=True)
@@ -133,6 +190,8 @@ def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> N
     seen = _Seen(op, arrays, how)
     for a, x in zip(op.arrays, arrays, strict=True):
         if x is not None:
+            if a.number and _is_number(x):
+                continue
             KINDS[a.kind if isinstance(a.kind, str) else a.kind(how)](seen, x, a.label(how))
         elif not a.optional:
             raise TypeError(f"{a.label(how)}: expected an array that speaks DLPack, got NoneType")
@@ -150,16 +209,17 @@ def title(op: Operator) -> str:
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     of = op.gradient
-    if of is not None and is_grad_enabled():
+    if of is None:
+        return _direct(op, arrays, how) if is_direct(*arrays) else _traced(op, arrays, how)
+    if is_grad_enabled():
         _refuse_constants(op, of, arrays, how)
     if type(of) is Kept:
         arrays = _of_float32(op, arrays)
     if is_direct(*arrays):
-        if of is not None:
-            operands = [arrays[i] for i in of.of]
-            if wants_grad(*operands):
-                found = (_Kept if type(of) is Kept else _Products).run(op, arrays, how, *operands)
-                return found if type(found) is tuple else (found,)
+        operands = [arrays[i] for i in of.of]
+        if wants_grad(*operands):
+            found = (_Kept if type(of) is Kept else _Products).run(op, arrays, how, *operands)
+            return found if type(found) is tuple else (found,)
         return _direct(op, arrays, how)
     return _traced(op, arrays, how)[: len(op.dtypes)]
 
@@ -168,10 +228,16 @@ def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
     """Outputs of a call that something traces or transforms, and the gradients that a loss gives."""
     _require(op, arrays, how)
     how = op.schema_options(how)
+    if op.exp is not None:
+        if is_compiling():
+            how = op.resolved(how, unresolved_exp)
+        else:
+            how = op.resolved(how, resolve_exp, _torch.device_type(arrays[0], op.arrays[0].name))
     if op.gradient is None:
         if is_untraced() and not all(is_plain(x) for x in arrays if isinstance(x, Tensor)):
             _torch.device_type(arrays[0], op.arrays[0].label(how))
-        found = getattr(_ops, op.name)(*(x.detach() if isinstance(x, Tensor) else x for x in arrays), *how)
+        given = (x.detach() if isinstance(x, Tensor) else x for x in _as_schema(op, arrays))
+        found = getattr(_ops, op.name)(*given, *how)
     else:
         found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how)
     outputs = found if isinstance(found, tuple) else (found,)
@@ -183,14 +249,19 @@ def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
 
 def _direct(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     first = arrays[0]
-    _torch.device_type(first, op.arrays[0].label(how))
-    prepare(first)
+    if op.exp is not None:
+        how = op.resolved(how, resolve_exp, _torch.device_type(first, op.arrays[0].name))
+    elif not (first.is_cuda or first.is_cpu):
+        _torch.device_type(first, op.arrays[0].label(how))
+    if not first.is_cuda:
+        match_torch_threads()
     return op.native(arrays, how, None, 0)
 
 
 def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:
-    named = {a.label(how): x for a, x in zip(op.arrays, arrays, strict=True)}
-    required = {a.label(how) for a in op.arrays if not a.optional}
+    labelled = zip(op.arrays, arrays, strict=True)
+    named = {a.label(how): x for a, x in labelled if not (a.number and _is_number(x))}
+    required = {a.label(how) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},
         optional={name: x for name, x in named.items() if name not in required} | more,

@@ -23,12 +23,14 @@ class Array:
         name: that of the schema, and of errors where ``called`` gives no other.
         kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`; or that from the options.
         called: its name in errors, from the options.
+        number: a schema's type for the number that may stand in its place; the schema has it beside the array.
     """
 
     name: str
     kind: str | Callable[[tuple[Any, ...]], str]
     optional: bool = False
     called: Callable[[tuple[Any, ...]], str] | None = None
+    number: str = ""
 
     def label(self, how: tuple[Any, ...]) -> str:
         return self.name if self.called is None else self.called(how)
@@ -80,28 +82,36 @@ class Operator:
         options: str,
         *,
         outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]],
-        dtypes: tuple[str, ...] = ("float32",),
+        dtypes: tuple[str | None, ...] = ("float32",),
         native: Native | None = None,
         check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
         gradient: Diagonal | Kept | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
+        exp: int | None = None,
     ) -> None:
         """
         Args:
             options: as a schema has them.
             outputs: the shape of each output, None for one that is not asked for.
-            dtypes: those of the outputs.
+            dtypes: those of the outputs; None: that of the first array.
             native: of arrays, options, allocate and stream: the outputs. None: those of :class:`Kept`.
             check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.
             gradient: None for an operator without: inputs that require one are taken as detached.
             schema_options: options as a schema has them, where ``native`` takes others as well.
+            exp: position of the option ``exp``, which the engine resolves for the device of the call.
         """
         self.name, self.arrays, self.options = name, arrays, options
         self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient
-        self.schema_options = schema_options
+        self.schema_options, self.exp = schema_options, exp
+        self.has_numbers = any(a.number for a in arrays)
         if native is None:
             assert isinstance(gradient, Kept)
             of_loss, none = gradient.native, (False,) * len(gradient.of)
             native = lambda arrays, how, *tail: of_loss(arrays, how, none, *tail)[: len(dtypes)]  # noqa: E731
         self.native = native
         OPERATORS.append(self)
+
+    def resolved(self, how: tuple[Any, ...], mode: Callable[..., int], *device: str) -> tuple[Any, ...]:
+        """Options whose ``exp`` is the extension's number; ``mode`` gives it, of exp and device."""
+        at = self.exp
+        return how if at is None else (*how[:at], mode(how[at], *device), *how[at + 1 :])

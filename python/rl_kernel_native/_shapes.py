@@ -226,3 +226,19 @@ def check_row_integers(tensor: Any, name: str, rows: Any) -> None:
     if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):
         wanted = rows.shape[0] if rows is not None else "num_rows"
         raise ValueError(f"{name}: expected shape [{wanted}], got {list(tensor.shape)}")
+
+
+def check_row_vector(tensor: Tensor, name: str, dtype: torch.dtype, rows: Tensor) -> None:
+    """[num_rows] of ``rows``."""
+    known = is_static(rows) and is_static(tensor)
+    if tensor.dim() != 1 or (known and tensor.shape[0] != rows.shape[0]):
+        raise ValueError(f"{name}: expected shape [{rows.shape[0]}], got {list(tensor.shape)}")
+    check_dtype(tensor, name, (dtype,))
+
+
+def check_logits(tensor: Tensor, name: str) -> None:
+    """[num_rows, vocab_size]."""
+    check_dtype(tensor, name, tuple(CODES))
+    if tensor.dim() != 2:
+        raise ValueError(f"{name}: expected shape [num_rows, vocab_size], got {list(tensor.shape)}")
+    check_columns(tensor, name)

@@ -48,8 +48,11 @@ def is_direct(*tensors: Any) -> bool:
     """Whether a call may skip the dispatcher. What is no tensor is for the extension to refuse."""
     if not is_untraced():
         return False
-    for t in tensors:  # noqa: SIM110 - a generator costs as much as the questions that it asks
-        if t is not None and isinstance(t, Tensor) and not is_plain(t):
+    for t in tensors:
+        if type(t) in PLAIN:  # is_plain, whose call costs as much as its questions
+            if t.is_neg() or t.is_meta or _is_wrapped(t):
+                return False
+        elif t is not None and isinstance(t, Tensor):
             return False
     return True
 

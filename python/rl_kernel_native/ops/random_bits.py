@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _check
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.random_bits import random_bits_reference
 
 __all__ = ["random_bits", "random_bits_reference"]
@@ -13,30 +15,31 @@ __all__ = ["random_bits", "random_bits_reference"]
 MOST_WORDS = 1024  # kStreamWords
 STREAMS = 1 << 24  # kRandomStreams
 
-_torch_path: Any = None
+_RANDOM_BITS = Operator(
+    "random_bits",
+    (
+        Array("sample_id", "first integers"),
+        Array("seed", "integers", number="SymInt"),
+        Array("position", "integers", number="SymInt"),
+    ),
+    "int n, int stream",
+    outputs=lambda arrays, how: ((arrays[0].shape[0], how[0]),),
+    dtypes=("int64",),
+    native=lambda arrays, how, *tail: (_C.random_bits(*arrays, *how, *tail),),
+)
 
 
-def _torch() -> Any:
-    """ops/random_bits_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import random_bits_torch
-
-        _torch_path = random_bits_torch
-    return _torch_path
-
-
-def _require_given(name: str, value: Any) -> None:
+def given(name: str, value: Any) -> Any:
+    """An array of integers as it is, where a number may stand as well."""
     if value is None:
         raise TypeError(f"{name}: expected an integer or an array of them, got NoneType")
+    return value
 
 
 def seed_of(seed: Any) -> Any:
     """A number's 64 bits as a signed one; an array as it is."""
-    _require_given("seed", seed)
     if not _check.is_number(seed):
-        return seed
+        return given("seed", seed)
     number = _check.integer("seed", seed)
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"seed: expected an integer of 64 bits, got one of {number.bit_length()} bits")
@@ -45,9 +48,8 @@ def seed_of(seed: Any) -> Any:
 
 def position_of(position: Any) -> Any:
     """A number in [0, 2^32), or an array."""
-    _require_given("position", position)
     if not _check.is_number(position):
-        return position
+        return given("position", position)
     number = _check.integer64("position", position)
     if not 0 <= number < 1 << 32:
         raise ValueError(f"position: expected an integer in [0, 2^32), got {number}")
@@ -84,11 +86,4 @@ def random_bits(seed: Any, sample_id: Any, position: Any, n: int, *, stream: int
     which = _check.integer64("stream", stream)
     if not 0 <= which < STREAMS:
         raise ValueError(f"stream: expected an integer in [0, 2^24), got {which}")
-    seed, position = seed_of(seed), position_of(position)
-    if _dispatch.is_tensor(sample_id):
-        return _torch().random_bits(sample_id, seed, position, count, which)
-    frame = _dispatch.Frame(sample_id, "sample_id")
-    _dispatch.match_torch_threads()
-    exported = (frame.export_array(sample_id, "sample_id"), frame.export(seed, "seed"))
-    words = _C.random_bits(*exported, frame.export(position, "position"), count, which, frame.allocate, frame.stream)
-    return frame.result(words)
+    return call(_RANDOM_BITS, (sample_id, seed_of(seed), position_of(position)), (count, which))[0]

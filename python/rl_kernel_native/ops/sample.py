@@ -7,29 +7,18 @@ from enum import IntFlag
 from typing import Any, NamedTuple
 
 from .. import _check, _dispatch
-from .._arithmetic import resolve_exp
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from ..reference.sample import sample_reference
-from .random_bits import position_of, seed_of
+from .random_bits import given, position_of, seed_of
 
 __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 
 ORDERS = ("vllm", "hf", "sglang")  # SampleOrder
 LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
 LOGPROB, RAW = 1, 2
-
-_torch_path: Any = None
-
-
-def _torch() -> Any:
-    """ops/sample_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import sample_torch
-
-        _torch_path = sample_torch
-    return _torch_path
+MOST_COLUMNS = 1 << 19
 
 
 class SampleStatus(IntFlag):
@@ -81,6 +70,54 @@ class SampleResult(NamedTuple):
         return None if self.kept_offsets is None else (self.kept_ids, self.kept_offsets)
 
 
+def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    logits, allowed, valid_vocab = arrays[0], arrays[-1], how[0]
+    if not _shapes.is_static(logits):
+        return
+    rows, vocab = logits.shape
+    if not 1 <= vocab <= MOST_COLUMNS:
+        raise ValueError(f"logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
+    if type(valid_vocab) is int and not 1 <= valid_vocab <= vocab:
+        raise ValueError(f"valid_vocab: expected an integer in [1, {vocab}], got {valid_vocab}")
+    valid = vocab if valid_vocab is None else valid_vocab
+    if allowed is None or not _shapes.is_static(allowed) or type(valid) is not int:
+        return
+    _shapes.check_dtype(allowed, "allowed", _shapes.INDICES[:1])
+    words = -(-valid // 32)
+    if allowed.dim() != 2 or allowed.shape[0] != rows or allowed.shape[1] < words:
+        raise ValueError(f"allowed: expected shape [{rows}, {words}] or wider, got {list(allowed.shape)}")
+    _shapes.check_columns(allowed, "allowed")
+
+
+def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
+    """Ids, log-probability, raw log-probability, kept ids, kept offsets, status."""
+    rows, capacity, wants = arrays[0].shape[0], *how[-2:]
+    kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
+    return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *kept, (rows,)
+
+
+_SAMPLE = Operator(
+    "sample",
+    (
+        Array("logits", "logits"),
+        *(Array(name, "integers", number="SymInt") for name in ("seed", "sample_id", "position")),
+        Array("temperature", "row numbers", number="float"),
+        Array("top_k", "integers", number="SymInt"),
+        *(Array(name, "row numbers", number="float") for name in ("top_p", "min_p")),
+        Array("greedy", "row flags", number="bool"),
+        Array("allowed", "by hand", optional=True),
+    ),
+    "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int wants",
+    outputs=_outputs,
+    dtypes=("int64", "float32", "float32", "int32", "int64", "int32"),
+    native=lambda arrays, how, *tail: _C.sample(*arrays, *how, *tail),
+    check=_check_columns,
+    exp=1,
+)
+
+
 def _number_or_rows(name: str, value: Any, allows: Any, expected: str) -> Any:
     if value is None:
         raise TypeError(f"{name}: expected a number or an array of them, got NoneType")
@@ -94,10 +131,8 @@ def _temperature(value: Any) -> Any:
 
 
 def _top_k(value: Any) -> Any:
-    if value is None:
-        raise TypeError("top_k: expected an integer or an array of them, got NoneType")
     if not _check.is_number(value):
-        return value
+        return given("top_k", value)
     count = _check.integer64("top_k", value)
     if count < 0:
         raise ValueError(f"top_k: expected an integer >= 0 (0 cuts nothing), got {count}")
@@ -105,9 +140,7 @@ def _top_k(value: Any) -> Any:
 
 
 def _sample_id(value: Any) -> Any:
-    if value is None:
-        raise TypeError("sample_id: expected an integer or an array of them, got NoneType")
-    return _check.integer64("sample_id", value) if _check.is_number(value) else value
+    return _check.integer64("sample_id", value) if _check.is_number(value) else given("sample_id", value)
 
 
 def sample(
@@ -179,21 +212,8 @@ def sample(
     capacity = _capacity(logits, numbers[1], greedy, kept_capacity) if _check.flag("return_kept", return_kept) else -1
     if capacity < 0 and kept_capacity is not None:
         raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
-    options = (ORDERS.index(order), capacity, LOGPROBS[return_logprob])
-    if _dispatch.is_tensor(logits):
-        return SampleResult(*_torch().sample(logits, keys, numbers, greedy, allowed, valid_vocab, exp, options))
-    frame = _dispatch.Frame(logits, "logits")
-    _dispatch.match_torch_threads()
-    rows = [
-        *(frame.export(x, name) for x, name in zip(keys, ("seed", "sample_id", "position"), strict=True)),
-        *(frame.export(x, name) for x, name in zip(numbers, ("temperature", "top_k", "top_p", "min_p"), strict=True)),
-    ]
-    flags = greedy if isinstance(greedy, bool) else frame.export(greedy, "greedy")
-    found = _C.sample(
-        frame.export(logits, "logits"), *rows, flags, frame.export(allowed, "allowed"), valid_vocab,
-        resolve_exp(exp, frame.device), *options, frame.allocate, frame.stream,
-    )  # fmt: skip
-    return SampleResult(*(frame.result(array) for array in found))
+    how = (valid_vocab, exp, ORDERS.index(order), capacity, LOGPROBS[return_logprob])
+    return SampleResult(*call(_SAMPLE, (logits, *keys, *numbers, greedy, allowed), how))
 
 
 def _capacity(logits: Any, top_k: Any, greedy: Any, kept_capacity: Any) -> Any:
