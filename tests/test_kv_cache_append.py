@@ -171,6 +171,10 @@ def bad_calls() -> dict[str, Callable[[], Any]]:
         r"v_cache: expected as many slots, in the same pages, as k_cache of shape \[9, 16, 2, 64\], got "
         r"\[8, 16, 2, 64\]": lambda: append(k, v, cache[0], cache[1, 1:], slots),
         "v_cache: expected memory other than k_cache's": lambda: append(k, v, cache[0], cache[0], slots),
+        "v_cache: expected memory other than k_cache's.*": lambda: append(k, v, cache[0, 1:], cache[0, :-1], slots),
+        ".*v_cache: expected memory other than k_cache's": lambda: append(
+            k, v, cache[0], cache.view(-1)[8:][: cache[0].numel()].view(cache[0].shape), slots
+        ),
         "k_cache: expected strides that do not overlap": lambda: append(
             k, v, cache[0, :1].expand(9, -1, -1, -1), cache[1], slots
         ),

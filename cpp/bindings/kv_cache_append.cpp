@@ -2,7 +2,12 @@
 // place.
 #include "rlk/ops/kv_cache_append.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "define.h"
 #include "gil.h"
@@ -51,6 +56,39 @@ Array read_cache(nb::handle object, const char* name, const Array& tokens) {
   return a;
 }
 
+// A dimension of pages, slots or heads: its stride in bytes, and how far two indices of it may differ.
+struct Step {
+  std::int64_t stride, most;
+};
+
+// Whether rows of two caches of the same steps, largest first, share a byte; `apart` bytes lie between their beginnings.
+bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_bytes, std::int64_t v_bytes) {
+  if (steps.empty()) return -v_bytes < apart && apart < k_bytes;
+  std::int64_t reach = std::max(k_bytes, v_bytes);
+  for (const Step& step : steps.subspan(1)) reach += step.stride * step.most;
+  const Step step = steps.front();
+  const std::int64_t first = std::max(-step.most, (apart - reach) / step.stride - 1);
+  const std::int64_t last = std::min(step.most, (apart + reach) / step.stride + 1);
+  for (std::int64_t i = first; i <= last; ++i) {
+    if (rows_meet(steps.subspan(1), apart - i * step.stride, k_bytes, v_bytes)) return true;
+  }
+  return false;
+}
+
+// Caches of unequal strides are told apart by their beginnings alone.
+bool share_memory(const TensorView& k, const TensorView& v, int element_bytes) {
+  if (k.num_elements() == 0 || v.num_elements() == 0) return false;
+  std::vector<Step> steps;
+  for (int i = 0; i + 1 < k.ndim; ++i) {
+    if (k.shape[i] < 2) continue;
+    if (k.stride(i) != v.stride(i)) return k.data == v.data;
+    steps.push_back({std::abs(k.stride(i)) * element_bytes, k.shape[i] - 1});
+  }
+  std::ranges::sort(steps, std::greater{}, &Step::stride);
+  const std::int64_t apart = static_cast<const char*>(v.data) - static_cast<const char*>(k.data);
+  return rows_meet(steps, apart, k.shape[k.ndim - 1] * element_bytes, v.shape[v.ndim - 1] * element_bytes);
+}
+
 CacheAppendSide side_of(const Array& tokens, const Array& cache) {
   const TensorView &t = tokens.view(), &c = cache.view();
   CacheAppendSide s;
@@ -82,7 +120,7 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
     argument_error(v_cache, "expected as many slots, in the same pages, as k_cache of shape " +
                                 shape_text(k_cache.shape()) + ", got " + shape_text(v_cache.shape()));
   }
-  if (vc.data == kc.data && vc.num_elements() > 0) argument_error(v_cache, "expected memory other than k_cache's");
+  if (share_memory(kc, vc, k_cache.element_bytes())) argument_error(v_cache, "expected memory other than k_cache's");
   for (const Array* cache : {&k_cache, &v_cache}) {
     check_apart(*cache, k);
     check_apart(*cache, v);

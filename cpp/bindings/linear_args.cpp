@@ -111,11 +111,13 @@ Arithmetic read_arithmetic(int code, const TensorView& operand) {
 DType read_dtype(int code, DType otherwise) { return code < 0 ? otherwise : static_cast<DType>(code); }
 
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
-  if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr())) {
+  // An array has an __index__ that raises where it is not one integer, and waits for its device where it is.
+  const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
+  PyObject* const given = is_array || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());
+  if (given == nullptr) {
+    PyErr_Clear();
     throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + kind_of(value)).c_str());
   }
-  PyObject* const given = PyNumber_Index(value.ptr());
-  if (given == nullptr) throw nb::python_error();
   const nb::object index = nb::steal(given);
   int too_large = 0;
   const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);

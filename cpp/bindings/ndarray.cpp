@@ -362,7 +362,9 @@ double read_number(nb::handle value, const char* name, const char* expected) {
   PyObject* const object = value.ptr();
   if (PyFloat_CheckExact(object)) return PyFloat_AsDouble(object);
   const bool is_tensor = nb::hasattr(value, "__dlpack__") && !nb::hasattr(value, "__array_interface__");
-  const bool refused = PyBool_Check(object) || is_tensor;
+  const bool is_number = PyFloat_Check(object) || PyLong_CheckExact(object);
+  const bool refused =
+      PyBool_Check(object) || is_tensor || (!is_number && kind_of(value).starts_with("bool"));  // NumPy's
   const double x = refused ? -1.0 : PyFloat_AsDouble(object);
   if (refused || PyErr_Occurred()) {
     PyErr_Clear();

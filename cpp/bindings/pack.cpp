@@ -25,8 +25,12 @@ Device device_of(const Array& a) {
   return a.view().device;
 }
 
-void check_counts(std::int64_t num_tokens, std::int64_t capacity) {
-  if (num_tokens >= kMost) argument_error("num_tokens", "expected fewer than 2^31, got " + std::to_string(num_tokens));
+void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) {
+  if (num_tokens >= kMost) {
+    const char* const columns =
+        unpacks ? "expected fewer than 2^31, got " : "expected fewer than 2^31 tokens a row, got ";
+    argument_error(unpacks ? "max_seqlen" : "tensors", columns + std::to_string(num_tokens));
+  }
   if (capacity >= kMost) {
     argument_error("max_tokens", "expected fewer than 2^31 (cu_seqlens are int32), got " + std::to_string(capacity));
   }
@@ -40,7 +44,7 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   const Array in = by_lengths ? Array(lengths, name, "int32 or int64") : Array::of_any_dtype(mask, name);
   const TensorView& v = in.view();
   const Device device = device_of(in);
-  check_counts(num_tokens, capacity);
+  check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
   if (by_lengths) {
     if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(in, "int32 or int64");
@@ -119,7 +123,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
   in.reserve(count);
   for (std::size_t i = 0; i < count; ++i) in.push_back(Array::of_any_dtype(arrays[i], names[i].c_str()));
   const Device device = device_of(in[0]);
-  check_counts(num_tokens, capacity);
+  check_counts(num_tokens, capacity, unpacks);
   const OffsetsArgument offsets(cu_seqlens, device);
   offsets.require_given();
   PackParams p;

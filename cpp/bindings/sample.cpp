@@ -91,7 +91,10 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
     p.is_greedy = static_cast<const std::uint8_t*>(flags->view().data);
     p.greedy_stride = flags.stride();
   } else {
-    p.greedy = nb::cast<bool>(greedy);
+    if (!PyBool_Check(greedy.ptr())) {
+      throw nb::type_error(("greedy: expected a bool or an array of them, got " + kind_of(greedy)).c_str());
+    }
+    p.greedy = greedy.ptr() == Py_True;
   }
   std::optional<Array> mask;
   if (!allowed.is_none()) {

@@ -129,7 +129,7 @@ def resolve_traced(mode: int, device_type: str) -> int:
 
 
 def _require_mode(exp: str | None) -> None:
-    if exp not in (None, "hardware", "portable"):
+    if exp is not None and not (isinstance(exp, str) and exp in ("hardware", "portable")):
         raise ValueError(f'exp: expected None, "hardware" or "portable", got {exp!r}')
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -51,9 +51,10 @@ def writable(name: str, array: Any) -> None:
 
 def parts(arrays: Any) -> list[Any]:
     """The shares of ranks that a tree adds."""
-    if not isinstance(arrays, Iterable):
-        raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}")
-    found = list(arrays)
+    try:
+        found = list(arrays)
+    except (TypeError, RuntimeError):  # of an array without a dimension, of a nested tensor
+        raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}") from None
     if len(found) not in (1, 2, 4, 8):
         raise ValueError(f"parts: expected 1, 2, 4 or 8 arrays, got {len(found)}")
     for i, part in enumerate(found):
@@ -126,9 +127,10 @@ def held_by(array: str, value: int, name: str, dtype: str) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """A tensor is refused: its device would be waited for, and its gradient lost."""
+    """A tensor is refused: its device would be waited for, and its gradient lost. NumPy's float64 becomes Python's,
+    or it would widen the float32 arrays that it meets."""
     if isinstance(value, float):
-        return value
+        return value if type(value) is float else float(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # or a symbol of a trace
         return float(value)
     import numpy as np
@@ -204,6 +206,15 @@ def denominator(value: Any) -> tuple[Any, float]:
     return value, 0.0
 
 
+def shape_of(array: Any) -> tuple[int, ...]:
+    """() of what has none: no array, a nested tensor."""
+    try:
+        shape = array.shape
+    except (AttributeError, RuntimeError):
+        return ()
+    return shape if isinstance(shape, tuple) else ()
+
+
 def segment_count(name: str, value: Any) -> int:
     count = integer(name, value)
     if count not in (1, 2, 4, 8):
@@ -229,7 +240,7 @@ def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: An
             f"first_segment: expected a multiple of {num_segments} (num_segments) in [0, {k_segments}), got "
             f"{first_segment}"
         )
-    shape = getattr(x_shard, "shape", None)
+    shape = shape_of(x_shard)
     if k_segments > 1 and shape and shape[-1] % (16 * num_segments):
         raise ValueError(
             f"x_shard: expected a last dimension that is a multiple of {16 * num_segments} (16 * num_segments), got "

@@ -205,7 +205,10 @@ class Frame:
             return array
         _require_array(array, name)
         if isinstance(array, np.ndarray):
-            return _numpy_capsule(array)
+            try:
+                return _numpy_capsule(array)
+            except (BufferError, TypeError) as error:  # such as of longdouble
+                raise _refused(array, name, error) from error
         if is_tensor(array) and array.is_neg():
             array = array.resolve_neg()  # the numbers in memory are the opposite ones
         stream = None if self.device == "cpu" else (self.stream or _DEFAULT_STREAM[self.device])

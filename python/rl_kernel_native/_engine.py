@@ -44,6 +44,7 @@ from ._torch import (
     is_untraced,
     memory,
     prepare,
+    require_dense,
     require_tensors,
     rows_of,
     wants_grad,
@@ -461,6 +462,7 @@ def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
         return arrays
     if number.dtype.is_complex or number.dtype is torch.bool:
         raise TypeError(f"{op.arrays[-1].name}: expected a real number, got {number.dtype}")
+    require_dense(number, op.arrays[-1].name)
     return (*arrays[:-1], number.to(torch.float32))
 
 

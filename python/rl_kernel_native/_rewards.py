@@ -16,9 +16,9 @@ def as_float32(array: Any, name: str, like: Any = None) -> Any:
     if isinstance(array, (list, tuple)):
         return _beside(_from_list(array, name, float, np.float32), like)
     if _dispatch.is_tensor(array):
-        return array if array.dtype.is_complex else array.float()
+        return array if array.dtype.is_complex or array.is_quantized else array.float()
     dtype = getattr(array, "dtype", None)
-    if dtype is None or not hasattr(array, "astype"):
+    if dtype is None or isinstance(array, type) or not hasattr(array, "astype"):
         return array
     numeric = getattr(dtype, "kind", "") in _NUMERIC or str(dtype) == "bfloat16"
     return array.astype(np.float32) if numeric and str(dtype) != "float32" else array

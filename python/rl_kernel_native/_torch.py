@@ -128,8 +128,9 @@ def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None
 
 
 def require_dense(tensor: Tensor, name: str) -> None:
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
+        of_layout = "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        kind = "nested" if tensor.is_nested else of_layout
         raise TypeError(f"{name}: expected a dense tensor, got a {kind} one")
 
 

@@ -40,7 +40,9 @@ def _forward_kernel(ids: Tensor, weight: Tensor, *where: Any) -> Tensor:
 def _backward_kernel(dy: Tensor, ids: Tensor, num_rows: int, *rest: Any) -> Tensor:
     *where, dtype = rest
     prepare(dy)
-    dweight: Tensor = _C.embedding_backward(memory(dy), memory(ids), num_rows, *where, None, CODES[dtype], None, 0)
+    dweight: Tensor = _C.embedding_backward(
+        memory(dy), memory(ids), num_rows, *where, None, CODES.get(dtype, -1), None, 0
+    )
     return dweight
 
 

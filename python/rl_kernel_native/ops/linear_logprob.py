@@ -181,10 +181,6 @@ def linear_logprob(
     return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 
-def _is_dense(array: Any) -> bool:
-    return _dispatch.is_array(array) and not getattr(array, "is_nested", False)
-
-
 class LinearLogprobPair(NamedTuple):
     """What :func:`linear_logprob_pair` returns: of either head what was asked for, None where it was not."""
 
@@ -242,8 +238,8 @@ def linear_logprob_pair(
     ref_grad = _check.flag("ref_grad", ref_grad)
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
-    shapes = [w.shape[:1] for w in (weight, ref_weight) if _is_dense(w)]
-    if len(shapes) == 2 and shapes[0] != shapes[1] and options.get("valid_vocab") is None:
+    shapes = [_check.shape_of(w)[:1] for w in (weight, ref_weight)]
+    if all(shapes) and shapes[0] != shapes[1] and options.get("valid_vocab") is None:
         raise ValueError(f"ref_weight: expected {list(shapes[0])} rows (those of weight), got {list(shapes[1])}")
     of_both = {"ignore_index": ignore_index, **options}
     found = linear_logprob(

@@ -203,8 +203,10 @@ def _statistics(head: tuple[Any, ...], arguments: tuple[Any, ...], how: tuple[An
 def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
     if not is_direct(target, loss_mask):
         require_tensors(target=target, loss_mask=loss_mask)
-    if not isinstance(loss_mask, Tensor):
-        raise TypeError(f"loss_mask: expected a torch.Tensor, got {type(loss_mask).__name__}")
+    for name, tensor in (("target", target), ("loss_mask", loss_mask)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        require_dense(tensor, name)
     _check.mask_dtype("loss_mask", _shapes.dtype_name(loss_mask.dtype))
     if loss_mask.shape != target.shape:
         wanted = list(target.shape)

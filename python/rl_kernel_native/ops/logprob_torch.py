@@ -131,14 +131,14 @@ def partial(
             "logits: logprob_partial has no autograd, its ranks exchange statistics in between; detach the shard and "
             "call logprob_backward with the merged lse"
         )
-    _require_direct(logits, "logprob_partial")
+    _require_direct(logits, "logits")
     prepare(logits)
     mode = resolve_exp(exp, device_type(logits, "logits"))
     return _C.logprob_partial(logits.detach(), target, *arguments, mode, vocab_start, vocab_size, None, 0)
 
 
 def merge(stats: Tensor, temperature: Any, returns: int) -> Any:
-    _require_direct(stats, "logprob_merge")
+    _require_direct(stats, "stats")
     prepare(stats)
     return _C.logprob_merge(stats.detach(), temperature, returns, None, 0)
 
@@ -152,7 +152,7 @@ def backward(
     rows: tuple[Any, ...],
     out: Tensor | None,
 ) -> Tensor:
-    _require_direct(logits, "logprob_backward")
+    _require_direct(logits, "logits")
     prepare(logits)
     mode = resolve_exp(exp, device_type(logits, "logits"))
     rows = tuple(r.detach() if isinstance(r, Tensor) else r for r in rows)

@@ -78,7 +78,11 @@ def pack(
         raise ValueError(f"pack: expected lengths or mask, got {'neither' if lengths is None else 'both'}")
     is_torch = _dispatch.is_tensor(arrays[0])
     frame = None if is_torch else _dispatch.Frame(arrays[0], "tensors")
-    shape = arrays[0].shape if frame is None else _C.shape_and_dtype(frame.export(arrays[0], "tensors"), "tensors")[0]
+    shape = (
+        _check.shape_of(arrays[0])
+        if frame is None
+        else _C.shape_and_dtype(frame.export(arrays[0], "tensors"), "tensors")[0]
+    )
     if len(shape) < 2:
         raise ValueError(f"tensors: expected shape [num_sequences, num_tokens, ...], got {list(shape)}")
     num_tokens, capacity = shape[1], shape[0] * shape[1]
@@ -175,7 +179,7 @@ def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
     """One length, or one row of the mask, for each sequence; what is no array is for others to refuse."""
     if frame is None and not _dispatch.is_tensor(array):
         return
-    found = array.shape if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]
+    found = _check.shape_of(array) if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]
     wanted = tuple(shape[: 1 if name == "lengths" else 2])
     if len(found) == len(wanted) and tuple(found) != wanted:
         raise ValueError(f"{name}: expected shape {list(wanted)} (that of tensors), got {list(found)}")

@@ -5,7 +5,6 @@ Both are linear; the gradient of each is the other, of zeros where there is no t
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -76,7 +75,7 @@ def _differentiable_unpack(tensors: list[Any], *how: Any) -> list[Any]:
     return list(apply("Unpack", *how, *_filled(tensors)))
 
 
-implement("pack_layout", _layout_kernel, functools.partial(_ops.pack_layout))
+implement("pack_layout", _layout_kernel)
 implement("pack", _pack_kernel, _differentiable_pack)
 implement("unpack", _unpack_kernel, _differentiable_unpack)
 
@@ -161,9 +160,10 @@ def _check_tokens(tensor: Tensor, name: str, first: int) -> None:
         elements *= tensor.shape[i]
 
 
-def _check_counts(num_tokens: Any, capacity: Any) -> None:
+def _check_counts(num_tokens: Any, capacity: Any, unpacks: bool = False) -> None:
     if type(num_tokens) is int and num_tokens >= 1 << 31:
-        raise ValueError(f"num_tokens: expected fewer than 2^31, got {num_tokens}")
+        name, of_row = ("max_seqlen", "") if unpacks else ("tensors", " tokens a row")
+        raise ValueError(f"{name}: expected fewer than 2^31{of_row}, got {num_tokens}")
     if type(capacity) is int and capacity >= 1 << 31:
         raise ValueError(f"max_tokens: expected fewer than 2^31 (cu_seqlens are int32), got {capacity}")
 
@@ -212,7 +212,7 @@ def _unpack_fake(
     tensors: list[Tensor], cu_seqlens: Tensor, positions: Any, num_tokens: Any, fill: list[int | float]
 ) -> list[Tensor]:
     check_offsets(cu_seqlens)
-    _check_counts(num_tokens, 0)
+    _check_counts(num_tokens, 0, unpacks=True)
     _check_positions(positions, cu_seqlens, num_tokens)
     for t, name in zip(tensors, _names(tensors), strict=True):
         if t.dim() < 1 or (is_static(t) and is_static(tensors[0]) and t.shape[0] != tensors[0].shape[0]):
@@ -239,7 +239,8 @@ def _unpack_one_fake(tensor: Tensor, *how: Any) -> Tensor:
 
 
 def layout(lengths: Any, mask: Any, num_tokens: Any, capacity: Any) -> tuple[Any, Any, Any]:
-    cu_seqlens, positions, status = _ops.pack_layout(lengths, mask, num_tokens, capacity)
+    given = (None if x is None else x.detach() for x in (lengths, mask))  # a mask of floats may want a gradient
+    cu_seqlens, positions, status = _ops.pack_layout(*given, num_tokens, capacity)
     return cu_seqlens, None if mask is None else positions, status
 
 

@@ -54,7 +54,7 @@ def _call_backward(inputs: tuple[Any, ...], main_grad: Any, return_dx: bool, dty
     prepare(dy)
     return _C.rms_norm_backward(
         memory(dy), memory(h), memory(weight), eps, memory(rstd), memory(d_new_residual), weight_offset,
-        round_before_weight, main_grad, return_dx, dtype is not None, -1 if dtype is None else CODES[dtype], None, 0,
+        round_before_weight, main_grad, return_dx, dtype is not None, CODES.get(dtype, -1), None, 0,
     )  # fmt: skip
 
 

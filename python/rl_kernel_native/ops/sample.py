@@ -222,7 +222,7 @@ def _capacity(logits: Any, top_k: Any, greedy: Any, kept_capacity: Any) -> Any:
         if given < 0:
             raise ValueError(f"kept_capacity: expected an integer >= 0, got {given}")
         return given
-    shape: Any = getattr(logits, "shape", ())
+    shape = _check.shape_of(logits)
     if len(shape) != 2:
         return 0  # refused where logits are read
     each = shape[1]

@@ -42,7 +42,7 @@ def _backward_kernel(dsum: Tensor, mask: Any, cu_seqlens: Any, num_tokens: int, 
 
 def is_flat(mask: Any, cu_seqlens: Any) -> bool:
     """Whether the gradient of one sequence is ``[num_tokens]``: that of a mask says so."""
-    return cu_seqlens is None and mask is not None and mask.dim() == 1
+    return cu_seqlens is None and getattr(mask, "ndim", 2) == 1
 
 
 implement("sequence_logprob", _kernel, functools.partial(apply, "SequenceLogprob"))

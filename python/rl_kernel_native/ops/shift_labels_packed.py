@@ -152,8 +152,13 @@ def tool_mask(
         found = frame.result(_C.tool_mask(*exported, include_end, frame.allocate, frame.stream))
     if mask is None:
         return found
-    if _dispatch.is_tensor(mask) != _dispatch.is_tensor(ids) or not hasattr(mask, "shape"):
+    if _dispatch.is_tensor(mask) != _dispatch.is_tensor(ids) or not hasattr(mask, "dtype"):
         raise TypeError(f"mask: expected an array like ids, got {type(mask).__name__}")
+    if _dispatch.is_tensor(mask):
+        _torch().require_tensors(ids=ids, mask=mask)
+    else:
+        _dispatch.device_type(mask, "mask")
+    _check.mask_dtype("mask", str(mask.dtype).removeprefix("torch."))
     if tuple(mask.shape) != tuple(found.shape):
         raise ValueError(f"mask: expected shape {list(found.shape)}, got {list(mask.shape)}")
     return found & (mask != 0)

@@ -14,7 +14,7 @@ from .._register import define, fake, implement
 from .._shapes import check_columns, check_first, check_mask, check_offsets, dtype_name, is_static
 from .._torch import is_direct, memory, prepare, require_tensors
 
-__all__ = ["loss_mask_from_spans", "shift_labels_packed", "tool_mask"]
+__all__ = ["loss_mask_from_spans", "require_tensors", "shift_labels_packed", "tool_mask"]
 
 define(
     "shift_labels_packed(Tensor ids, Tensor cu_seqlens, Tensor? mask, SymInt cp_rank, SymInt cp_size, bool zigzag, "
