@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every check that needs no GPU, each named as it runs: scripts/test.sh [stage ...]; all stages by default.
-#   lint      ruff, clang-format, mypy, sentences (tools/check_prose.py)
+#   lint      ruff, clang-format, mypy, types of public names (tools/check_types.py), sentences (tools/check_prose.py)
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
 #   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and a patched model; skipped where its
@@ -42,7 +42,9 @@ stage_lint() {
   ruff format --check . || status=1
   find "${sources[@]}" -regex '.*\.\(cpp\|h\|cu\|cuh\|hip\)' -print0 |
     xargs -0 clang-format --dry-run -Werror || status=1
-  mypy || status=1
+  mypy & local types=$!
+  python tools/check_types.py || status=1  # beside mypy: each takes one core
+  wait $types || status=1
   python tools/check_prose.py || status=1
   return $status
 }

@@ -87,8 +87,12 @@ class RMSNorm(torch.nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.eps, self.round_before_weight, self.weight_offset = eps, round_before_weight, weight_offset
-        self.weight = torch.nn.Parameter(torch.full((hidden_size,), 1.0 - weight_offset, device=device, dtype=dtype))
+        self.eps: float = eps
+        self.round_before_weight: bool = round_before_weight
+        self.weight_offset: float = weight_offset
+        self.weight: torch.nn.Parameter = torch.nn.Parameter(
+            torch.full((hidden_size,), 1.0 - weight_offset, device=device, dtype=dtype)
+        )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """``y``, or ``(y, x + residual)`` with a residual, which is added in the same pass."""

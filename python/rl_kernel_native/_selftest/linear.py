@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arithmetic import arithmetic, current_arithmetic
+from .._types import Engine
 from ..contract import row
 from ..ops import linear as linear_op
 from .tools import Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
@@ -22,7 +23,7 @@ class _Product(NamedTuple):
     bias: np.ndarray  # [out_features]
     dy: np.ndarray  # [rows, out_features]
 
-    def results(self, arrays: Arrays, engine: str = "auto") -> dict[str, np.ndarray]:
+    def results(self, arrays: Arrays, engine: Engine = "auto") -> dict[str, np.ndarray]:
         x, weight, bias, dy = (arrays.put(a, self.dtype) for a in self[1:])
         results = {
             "y": linear_op.linear(x, weight, bias, out_dtype="float32", engine=engine),
@@ -111,7 +112,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     cpu = Arrays(torch, "cpu")
     for engine in ("auto", "native"):
 
-        def bytes_of_cpu(engine: str = engine) -> tuple[bool, str]:
+        def bytes_of_cpu(engine: Engine = engine) -> tuple[bool, str]:
             with arithmetic("sm_90"):  # which a GPU computes with in any case
                 return same_results((case.results(arrays, engine), case.results(cpu)) for case in _products(dtypes))
 

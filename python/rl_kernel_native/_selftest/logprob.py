@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arithmetic import arithmetic
+from .._types import Exp
 from ..contract import row
 from ..ops import logprob as op
 from .tools import IGNORED, Arrays, Check, round_to, same_bytes, same_results, timed, within_bound, worst_share
@@ -38,7 +39,7 @@ def _cases(dtypes: tuple[str, ...]) -> Iterator[_Case]:
             yield _Case(dtype, rows, vocab, logits, target, 0.75)
 
 
-def _forward(arrays: Arrays, case: _Case, exp: str | None) -> tuple[np.ndarray, ...]:
+def _forward(arrays: Arrays, case: _Case, exp: Exp) -> tuple[np.ndarray, ...]:
     """logprob, lse, entropy, sum_p_sq."""
     result = op.logprob(
         arrays.put(case.logits, case.dtype),
@@ -52,7 +53,7 @@ def _forward(arrays: Arrays, case: _Case, exp: str | None) -> tuple[np.ndarray, 
     return tuple(arrays.get(r) for r in result[:4])
 
 
-def _merged(arrays: Arrays, case: _Case, shards: int, exp: str | None) -> np.ndarray:
+def _merged(arrays: Arrays, case: _Case, shards: int, exp: Exp) -> np.ndarray:
     """logprob through the vocabulary-parallel form."""
     cuts = [i * case.vocab // shards for i in range(shards + 1)]
     stats = [
@@ -71,7 +72,7 @@ def _merged(arrays: Arrays, case: _Case, shards: int, exp: str | None) -> np.nda
     return arrays.get(op.logprob_merge(arrays.put(np.stack(stats)), temperature=case.temperature))
 
 
-def _backward(arrays: Arrays, case: _Case, lse: np.ndarray, entropy: np.ndarray, exp: str | None) -> np.ndarray:
+def _backward(arrays: Arrays, case: _Case, lse: np.ndarray, entropy: np.ndarray, exp: Exp) -> np.ndarray:
     """dlogits of sum(logprob) - 0.5 * sum(entropy)."""
     ones = np.ones(case.rows, np.float32)
     return arrays.get(
@@ -113,7 +114,7 @@ def _gradient(case: _Case) -> tuple[np.ndarray, dict[str, Any]]:
     }
 
 
-def _against_float64(arrays: Arrays, exp: str | None) -> Iterator[tuple[str, float]]:
+def _against_float64(arrays: Arrays, exp: Exp) -> Iterator[tuple[str, float]]:
     """(case, error as a share of its bound in contract.py)."""
     for case in _cases(arrays.dtypes):
         name = f"{case.dtype} [{case.rows}, {case.vocab}]"
@@ -155,7 +156,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         modes["hardware"] = lambda: arithmetic("sm_90")
     for mode, unit in modes.items():
 
-        def results(to: Arrays, case: _Case, mode: str) -> dict[str, np.ndarray]:
+        def results(to: Arrays, case: _Case, mode: Any) -> dict[str, np.ndarray]:
             outputs = _forward(to, case, mode)
             named = {str(i): output for i, output in enumerate(outputs)}
             return {**named, "dlogits": _backward(to, case, outputs[1], outputs[2], mode)}

@@ -111,7 +111,7 @@ def sequence_logprob(torch: Any, device: str, capability: tuple[int, int] | None
 def preference_loss(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
     """Losses against float64, and on a GPU against the CPU's bytes."""
     arrays = Arrays(torch, device)
-    kinds = ("dpo", "hinge", "ipo", "nca_pair", "aot", "apo_zero", "discopop", "kto", "simpo", "orpo")
+    kinds: tuple[Any, ...] = ("dpo", "hinge", "ipo", "nca_pair", "aot", "apo_zero", "discopop", "kto", "simpo", "orpo")
 
     def sides(case: _Ragged) -> list[np.ndarray]:
         sums = case.logprob[:, :20].sum(1, dtype=np.float32)

@@ -70,7 +70,8 @@ def _of_value_loss(arrays: Arrays) -> _Found:
     for how, shape in itertools.product(_VALUES, ((1, 1), (5, 37), (3, 5000))):
         value, old, returns = (random.normal(0, 1, shape).astype(np.float32) for _ in range(3))
         operands = (value, old if "clip" in how else None, returns, random.random(shape) < 0.8)
-        result = value_loss_op.value_loss_and_grad(*(None if a is None else arrays.put(a) for a in operands), **how)
+        given: list[Any] = [None if a is None else arrays.put(a) for a in operands]
+        result = value_loss_op.value_loss_and_grad(*given, **how)
         found = {
             "loss": arrays.get(result.loss).reshape(1),
             "metrics": arrays.get(result.metrics.vector),
@@ -174,7 +175,8 @@ def _of_covariance_mask(arrays: Arrays) -> _Found:
     for (logprob, old, mask), how in itertools.product(_rollouts(), _DRAWS):
         advantage = np.random.default_rng(9).normal(0, 1, logprob.shape).astype(np.float32)
         operands = (logprob, old if how["kind"] == "clip" else None, advantage, mask)
-        selected = covariance_op.covariance_mask(*(None if a is None else arrays.put(a) for a in operands), **how)
+        given: list[Any] = [None if a is None else arrays.put(a) for a in operands]
+        selected = covariance_op.covariance_mask(*given, **how)
         want = covariance_op.covariance_mask_reference(*operands, **how)["selected"]
         yield f"{how['kind']} {list(mask.shape)}", {"selected": arrays.get(selected)}, {"selected": (want, _EXACT)}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import rl_kernel_native as rk
 
 from .. import _blas
+from .._types import Engine
 from .comparison import Candidate, Comparison, count_of_buffers
 from .measure import Call
 
@@ -40,7 +41,7 @@ class Peer(NamedTuple):
     weight_grad: Callable[[Tensor, Tensor], Tensor]
 
 
-def _rk(name: str, engine: str) -> Peer:
+def _rk(name: str, engine: Engine) -> Peer:
     return Peer(
         name,
         lambda x, weight: rk.linear(x, weight, engine=engine),

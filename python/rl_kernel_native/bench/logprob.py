@@ -11,6 +11,7 @@ from torch import Tensor
 
 import rl_kernel_native as rk
 
+from .._types import Exp
 from .comparison import Candidate, Comparison, count_of_buffers, cuda_peers
 from .measure import Call
 
@@ -58,7 +59,7 @@ def _gather_minus_lse(batch: Batch) -> Tensor:
     return x.gather(-1, batch.target.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(x, -1)
 
 
-def _rk(exp: str | None) -> tuple[Forward, Forward]:
+def _rk(exp: Exp) -> tuple[Forward, Forward]:
     def forward(batch: Batch) -> Any:
         return rk.logprob(batch.logits, batch.target, exp=exp)
 

@@ -182,7 +182,7 @@ TEMPERATURE = 0.75
 STATISTICS = ("logprob", "lse", "entropy", "sum_p_sq")
 
 
-def _statistics(a: Mapping[str, Any], exp: str) -> Any:
+def _statistics(a: Mapping[str, Any], exp: Any) -> Any:
     wanted: dict[str, Any] = {f"return_{name}": True for name in STATISTICS[1:]}
     return rk.logprob(a["logits"], a["target"], temperature=TEMPERATURE, exp=exp, **wanted)
 
@@ -195,7 +195,7 @@ def logprob(arrays: Arrays, quick: bool) -> Iterator[Case]:
                 yield from _logprob(vocab, dtype, exp)
 
 
-def _logprob(vocab: int, dtype: str, exp: str) -> Iterator[Case]:
+def _logprob(vocab: int, dtype: str, exp: Any) -> Iterator[Case]:
     rows: dict[str, tuple[tuple[int, ...] | None, float]] = {"logits": ((vocab,), 4.0), "target": (None, vocab)}
 
     def forward(arrays: Arrays, a: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -298,7 +298,7 @@ def linear_logprob(arrays: Arrays, quick: bool) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def _linear_logprob(ins: int, vocab: int, dtype: str, exp: str, gradients: bool) -> Iterator[Case]:
+def _linear_logprob(ins: int, vocab: int, dtype: str, exp: Any, gradients: bool) -> Iterator[Case]:
     how: dict[str, Any] = {"temperature": TEMPERATURE, "exp": exp}
     wanted: dict[str, Any] = {f"return_{name}": True for name in STATISTICS[1:]}
 
@@ -540,7 +540,7 @@ def attention(arrays: Arrays, quick: bool) -> Iterator[Case]:
                 yield from _attention((tokens, heads, kv_heads, dim), dtype, exp)
 
 
-def _attention(shape: tuple[int, int, int, int], dtype: str, exp: str) -> Iterator[Case]:
+def _attention(shape: tuple[int, int, int, int], dtype: str, exp: Any) -> Iterator[Case]:
     tokens, heads, kv_heads, dim = shape
     of_q, of_k = ((tokens, heads, dim), 1.0), ((tokens, kv_heads, dim), 1.0)
     rows: dict[str, tuple[tuple[int, ...] | None, float]] = {"q": of_q, "k": of_k, "v": of_k}

@@ -17,6 +17,7 @@ import torch
 
 import rl_kernel_native as rk
 
+from .._types import Exp
 from .environment import arithmetic_of, computing_as
 
 DIRECTORY = Path(__file__).parent / "digest"
@@ -37,7 +38,7 @@ class DigestModel:
 
     shape: dict[str, Any]
     weights: dict[str, torch.Tensor]
-    exp: str
+    exp: Exp
 
     def logits(self, ids: torch.Tensor, start: int, cache: list[Any], cu_seqlens: torch.Tensor | None) -> torch.Tensor:
         """Logits [tokens, vocab_size] of int64 ids [tokens].
@@ -113,7 +114,7 @@ class Digest:
         return self.sha256 == self.expected and all(self.layouts.values())
 
 
-def load_digest_model(device: torch.device, exp: str) -> DigestModel:
+def load_digest_model(device: torch.device, exp: Exp) -> DigestModel:
     """The model of the package, on `device`."""
     from safetensors import safe_open
 

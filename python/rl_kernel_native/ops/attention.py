@@ -3,17 +3,18 @@ cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.attention import attention_reference
 
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
 
-class AttentionResult(NamedTuple):
+class AttentionResult(NamedTuple, Generic[ArrayT]):
     """What ``attention(..., return_lse=True)`` gives.
 
     Attributes:
@@ -22,8 +23,8 @@ class AttentionResult(NamedTuple):
             the sum of ``exp(softmax_scale * score)`` over what a query sees; -Inf where it sees nothing.
     """
 
-    out: Any
-    lse: Any
+    out: ArrayT
+    lse: ArrayT
 
 
 _LISTS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "block_table")
@@ -53,6 +54,22 @@ def _narrow(offsets: Any) -> Any:
     return offsets.clamp(-1, (1 << 31) - 1).int()
 
 
+@overload
+def attention(
+    q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
+    softmax_scale: float | None = None, cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None,
+    seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None,
+    block_table: AnyArray | None = None, exp: Exp = None, return_lse: Literal[False] = False
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: ArrayT, k: AnyArray, v: AnyArray, *, causal: bool = True, window_size: int | None = None,
+    softmax_scale: float | None = None, cu_seqlens_q: AnyArray | None = None, cu_seqlens_k: AnyArray | None = None,
+    seqused_q: AnyArray | None = None, seqused_k: AnyArray | None = None, leftpad_k: AnyArray | None = None,
+    block_table: AnyArray | None = None, exp: Exp = None, return_lse: bool = False
+) -> AttentionResult[ArrayT]: ...  # fmt: skip
 def attention(
     q: Any,
     k: Any,
@@ -158,24 +175,24 @@ def attention(
 
 
 def attention_backward(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
+    dout: ArrayT,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    out: AnyArray,
+    lse: AnyArray,
     *,
-    dlse: Any = None,
+    dlse: AnyArray | None = None,
     causal: bool = True,
     window_size: int | None = None,
     softmax_scale: float | None = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
-    leftpad_k: Any = None,
-    exp: str | None = None,
-) -> tuple[Any, Any, Any]:
+    cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None,
+    seqused_q: AnyArray | None = None,
+    seqused_k: AnyArray | None = None,
+    leftpad_k: AnyArray | None = None,
+    exp: Exp = None,
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd calls it.
 
     Args:
@@ -187,7 +204,7 @@ def attention_backward(
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     """
-    lists = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k)
+    lists: tuple[Any, ...] = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k)
     options = (_check.flag("causal", causal), window_size, softmax_scale)
     if _dispatch.is_tensor(q):
         found: tuple[Any, Any, Any] = _torch().backward(dout, dlse, q, k, v, out, lse, lists, options, exp)

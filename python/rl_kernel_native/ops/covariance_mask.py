@@ -4,12 +4,13 @@ cpp/include/rlk/ops/covariance_mask.h."""
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT
 from ..reference.covariance_mask import covariance_mask_reference
 
 __all__ = ["covariance_mask", "covariance_mask_reference"]
@@ -77,20 +78,20 @@ def options_of(
 
 
 def covariance_mask(
-    logprob: Any,
-    old_logprob: Any,
-    advantage: Any,
-    mask: Any = None,
+    logprob: ArrayT,
+    old_logprob: AnyArray | None,
+    advantage: AnyArray,
+    mask: AnyArray | None = None,
     *,
-    kind: str,
+    kind: Literal["clip", "kl"],
     ratio: float,
     seed: int | None = None,
     lower: float | None = None,
     upper: float | None = None,
     epsilon_low: float | None = None,
     epsilon_high: float | None = None,
-    cu_seqlens: Any = None,
-) -> Any:
+    cu_seqlens: AnyArray | None = None,
+) -> ArrayT:
     """The tokens that Clip-Cov and KL-Cov single out by the covariance of log-probability and advantage,
     ``(A - mean(A)) (l - mean(l))`` over the tokens of the call: what ``policy_loss`` takes as ``selected``.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, DType, OnBadId
 from ..reference.embedding import embedding_reference
 
 __all__ = ["embedding", "embedding_backward", "embedding_reference"]
@@ -31,17 +32,17 @@ def _torch() -> Any:
 
 
 def embedding(
-    ids: Any,
-    weight: Any,
+    ids: AnyArray,
+    weight: ArrayT,
     *,
     vocab_start: int = 0,
     vocab_size: int | None = None,
     padding_idx: int | None = None,
     check: bool = False,
-    on_bad_id: str = "nan",
-    main_grad: Any = None,
-    weight_grad_dtype: Any = None,
-) -> Any:
+    on_bad_id: OnBadId = "nan",
+    main_grad: AnyArray | None = None,
+    weight_grad_dtype: DType = None,
+) -> ArrayT:
     """Rows of a table by token ids: ``y[t] = weight[ids[t] - vocab_start]``, bit for bit.
 
     A table may be one rank's share of a vocabulary: it holds the ids from ``vocab_start`` on, and those of other ranks
@@ -125,16 +126,16 @@ def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
 
 
 def embedding_backward(
-    dy: Any,
-    ids: Any,
+    dy: ArrayT,
+    ids: AnyArray,
     num_rows: int,
     *,
     vocab_start: int = 0,
     vocab_size: int | None = None,
     padding_idx: int | None = None,
-    main_grad: Any = None,
-    dweight_dtype: Any = None,
-) -> Any:
+    main_grad: AnyArray | None = None,
+    dweight_dtype: DType = None,
+) -> ArrayT:
     """Gradient of :func:`embedding` in ``weight``, for callers that run backward themselves; torch's autograd calls it.
 
     ``dweight[v]`` is the sum of ``dy`` over the tokens of row v: float32, in groups of 64 tokens and blocks of 8192 by
@@ -175,5 +176,6 @@ def embedding_backward(
     )
     if main_grad is None:
         return frame.result(dweight)
-    _dispatch.count_write(main_grad)
-    return main_grad
+    given: Any = main_grad
+    _dispatch.count_write(given)
+    return given

@@ -3,17 +3,18 @@ which this is the third kind."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import _check
 from .._call import call
+from .._types import AnyArray, ArrayT
 from ..reference.entropy_mask import entropy_mask_reference
 from .covariance_mask import COVARIANCE_MASK, ENTROPY
 
 __all__ = ["entropy_mask", "entropy_mask_reference"]
 
 
-def entropy_mask(entropy: Any, mask: Any = None, *, top_quantile: float, cu_seqlens: Any = None) -> Any:
+def entropy_mask(
+    entropy: ArrayT, mask: AnyArray | None = None, *, top_quantile: float, cu_seqlens: AnyArray | None = None
+) -> ArrayT:
     """The tokens whose entropy is not below a quantile of all of the call: those that decide, to which a policy loss
     may be restricted.
 

@@ -3,12 +3,13 @@ cpp/include/rlk/ops/gae.h."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
 
 __all__ = [
@@ -22,11 +23,11 @@ __all__ = [
 ]
 
 
-class GaeResult(NamedTuple):
+class GaeResult(NamedTuple, Generic[ArrayT]):
     """Each of the shape of ``rewards``, float32."""
 
-    advantages: Any
-    returns: Any
+    advantages: ArrayT
+    returns: ArrayT
 
 
 _MASK, _SEQUENCES = Array("mask", "mask", optional=True), Array("cu_seqlens", "cu_seqlens", optional=True)
@@ -77,15 +78,15 @@ _VTRACE = Operator(
 
 
 def gae(
-    rewards: Any,
-    values: Any,
-    mask: Any = None,
-    cu_seqlens: Any = None,
+    rewards: ArrayT,
+    values: AnyArray,
+    mask: AnyArray | None = None,
+    cu_seqlens: AnyArray | None = None,
     gamma: float = 1.0,
     lam: float = 1.0,
     *,
-    bootstrap: Any = None,
-) -> GaeResult:
+    bootstrap: AnyArray | None = None,
+) -> GaeResult[ArrayT]:
     """Generalised advantage estimation, ``A_t = R_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}``, as verl computes it.
 
     At a token whose mask is 0 the next value and the advantage are carried on, not reset, so that tokens of a tool or
@@ -122,8 +123,13 @@ def gae(
 
 
 def discounted_returns(
-    rewards: Any, mask: Any = None, cu_seqlens: Any = None, gamma: float = 1.0, *, masked: str = "carry"
-) -> Any:
+    rewards: ArrayT,
+    mask: AnyArray | None = None,
+    cu_seqlens: AnyArray | None = None,
+    gamma: float = 1.0,
+    *,
+    masked: Literal["reset", "carry"] = "carry",
+) -> ArrayT:
     """``G_t = R_t + gamma G_{t+1}``: REINFORCE++'s returns, before they are whitened.
 
     Args:
@@ -146,19 +152,19 @@ def discounted_returns(
 
 
 def vtrace(
-    rewards: Any,
-    values: Any,
-    logprob: Any,
-    rollout_logprob: Any,
-    mask: Any = None,
-    cu_seqlens: Any = None,
+    rewards: ArrayT,
+    values: AnyArray,
+    logprob: AnyArray,
+    rollout_logprob: AnyArray,
+    mask: AnyArray | None = None,
+    cu_seqlens: AnyArray | None = None,
     gamma: float = 1.0,
     lam: float = 1.0,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     *,
-    bootstrap: Any = None,
-) -> GaeResult:
+    bootstrap: AnyArray | None = None,
+) -> GaeResult[ArrayT]:
     """V-trace: targets of the value function and advantages of the policy gradient from tokens of another policy.
 
     With ``ratio = exp(logprob - rollout_logprob)``, ``rho = min(rho_bar, ratio)`` and ``c = lam min(c_bar, ratio)``:

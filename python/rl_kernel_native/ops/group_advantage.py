@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 from .. import _check, _rewards
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Generic, GroupKind, NamedTuple
 from ..reference.group_advantage import group_advantage_reference
 
 __all__ = ["GroupAdvantageResult", "GroupAdvantageStatus", "group_advantage", "group_advantage_reference"]
@@ -25,13 +27,13 @@ class GroupAdvantageStatus(enum.IntFlag):
     NOT_FINITE = 8  # the advantage is NaN or infinite
 
 
-class GroupAdvantageResult(NamedTuple):
+class GroupAdvantageResult(NamedTuple, Generic[ArrayT]):
     """Each ``[num_sequences]``; None where it was not asked for."""
 
-    advantage: Any  # float32
-    mean: Any = None  # float32: what was subtracted
-    std: Any = None  # float32: of the group, or with scale="batch" of the batch
-    status: Any = None  # int32, bits of GroupAdvantageStatus
+    advantage: ArrayT  # float32
+    mean: ArrayT | Any = None  # float32: what was subtracted
+    std: ArrayT | Any = None  # float32: of the group, or with scale="batch" of the batch
+    status: ArrayT | Any = None  # int32, bits of GroupAdvantageStatus
 
 
 _BASELINES = {"none": 0, "mean": 1, "length_mean": 2, "given": 3}
@@ -112,6 +114,35 @@ _GROUP_ADVANTAGE = Operator(
 )
 
 
+@overload
+def group_advantage(
+    rewards: ArrayT, group_offsets: AnyArray | None = None, *, group_ids: AnyArray | None = None,
+    group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
+    scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
+    baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
+    alone: Literal["score", "zero"] | None = None, return_stats: Literal[False] = False,
+    return_status: Literal[False] = False
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def group_advantage(
+    rewards: ArrayT, group_offsets: AnyArray | None = None, *, group_ids: AnyArray | None = None,
+    group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
+    scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
+    baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
+    alone: Literal["score", "zero"] | None = None, return_stats: bool = False, return_status: bool = False
+) -> GroupAdvantageResult[ArrayT]: ...  # fmt: skip
+
+
+@overload
+def group_advantage(
+    rewards: Sequence[float], group_offsets: AnyArray | None = None, *, group_ids: AnyArray | None = None,
+    group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
+    scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
+    baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
+    alone: Literal["score", "zero"] | None = None, return_stats: bool = False, return_status: bool = False
+) -> Any: ...  # fmt: skip
 def group_advantage(
     rewards: Any,
     group_offsets: Any = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 from .. import _check
 from .._call import call
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.importance_weights import importance_weights_reference
 from .mismatch_metrics import limit_of
 
@@ -32,12 +33,12 @@ RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # bounds of exp(-k1) itse
 _LARGEST = 3.4028234663852886e38  # of float32
 
 
-class ImportanceWeights(NamedTuple):
+class ImportanceWeights(NamedTuple, Generic[ArrayT]):
     """``weights`` float32, 0 where the mask is; ``mask`` float32, 1 where a token is kept and else 0. Both have the
     shape of ``logprob``."""
 
-    weights: Any
-    mask: Any
+    weights: ArrayT
+    mask: ArrayT
 
 
 class ImportanceMetrics(MetricVector):
@@ -52,11 +53,11 @@ class ImportanceMetrics(MetricVector):
     )  # fmt: skip
 
 
-class ImportanceWeightsAndMetrics(NamedTuple):
+class ImportanceWeightsAndMetrics(NamedTuple, Generic[ArrayT]):
     """:class:`ImportanceWeights` with their :class:`ImportanceMetrics`."""
 
-    weights: Any
-    mask: Any
+    weights: ArrayT
+    mask: ArrayT
     metrics: ImportanceMetrics
 
 
@@ -148,6 +149,24 @@ _IMPORTANCE_WEIGHTS = Operator(
 )  # fmt: skip
 
 
+@overload
+def importance_weights(
+    logprob: ArrayT, rollout_logprob: AnyArray, mask: AnyArray | None = None, *, cu_seqlens: AnyArray | None = None,
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "clip", "mask"] = "truncate", upper: float, lower: float | None = None,
+    log_ratio_clamp: float | None = 20.0, rejection: dict[str, Any] | None = None, veto: float | None = None,
+    normalize: bool = False, return_metrics: Literal[False] = False
+) -> ImportanceWeights[ArrayT]: ...  # fmt: skip
+
+
+@overload
+def importance_weights(
+    logprob: ArrayT, rollout_logprob: AnyArray, mask: AnyArray | None = None, *, cu_seqlens: AnyArray | None = None,
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "clip", "mask"] = "truncate", upper: float, lower: float | None = None,
+    log_ratio_clamp: float | None = 20.0, rejection: dict[str, Any] | None = None, veto: float | None = None,
+    normalize: bool = False, return_metrics: bool = False
+) -> ImportanceWeightsAndMetrics[ArrayT]: ...  # fmt: skip
 def importance_weights(
     logprob: Any,
     rollout_logprob: Any,

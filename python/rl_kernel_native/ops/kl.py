@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import _check, _dispatch
 from .._call import call, call_backward
 from .._native import module as _C
 from .._operator import Array, Diagonal, Operator
+from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
 from ..reference.kl import kl_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
@@ -16,11 +17,11 @@ __all__ = ["KlGradients", "kl", "kl_backward", "kl_reference"]
 _NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # the contract's KlWeight
 
 
-class KlGradients(NamedTuple):
+class KlGradients(NamedTuple, Generic[ArrayT]):
     """What :func:`kl_backward` gives; ``d_importance_weight`` is None without that weight."""
 
-    d_logprob: Any
-    d_importance_weight: Any
+    d_logprob: ArrayT
+    d_importance_weight: ArrayT | Any
 
 
 def _weight_name(how: tuple[Any, ...]) -> str:
@@ -49,17 +50,17 @@ _KL = Operator(
 
 
 def kl(
-    logprob: Any,
-    ref_logprob: Any,
-    mask: Any = None,
+    logprob: ArrayT,
+    ref_logprob: AnyArray,
+    mask: AnyArray | None = None,
     *,
-    estimator: str,
+    estimator: Estimator,
     straight_through: bool = False,
     input_clamp: float | None = None,
     clamp: float | None = None,
-    old_logprob: Any = None,
-    importance_weight: Any = None,
-) -> Any:
+    old_logprob: AnyArray | None = None,
+    importance_weight: AnyArray | None = None,
+) -> ArrayT:
     """An estimate of KL(policy, reference) for every token: for KL in the reward, or a loss of one's own.
 
     With ``e = ref_logprob - logprob`` the estimators are ``-e``, ``e**2 / 2``, ``expm1(e) - e`` and ``abs(e)``. They
@@ -98,18 +99,18 @@ def kl(
 
 
 def kl_backward(
-    d_kl: Any,
-    logprob: Any,
-    ref_logprob: Any,
-    mask: Any = None,
+    d_kl: ArrayT,
+    logprob: AnyArray,
+    ref_logprob: AnyArray,
+    mask: AnyArray | None = None,
     *,
-    estimator: str,
+    estimator: Estimator,
     straight_through: bool = False,
     input_clamp: float | None = None,
     clamp: float | None = None,
-    old_logprob: Any = None,
-    importance_weight: Any = None,
-) -> KlGradients:
+    old_logprob: AnyArray | None = None,
+    importance_weight: AnyArray | None = None,
+) -> KlGradients[ArrayT]:
     """Gradients of :func:`kl`, for callers that run backward themselves; torch's autograd calls it.
 
     Args:

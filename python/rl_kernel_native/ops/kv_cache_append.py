@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT
 from ..reference.kv_cache_append import kv_cache_append_reference
 
 __all__ = ["kv_cache_append", "kv_cache_append_reference"]
@@ -27,7 +28,7 @@ def _torch() -> Any:
     return _torch_path
 
 
-def kv_cache_append(k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any) -> None:
+def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray, slot_mapping: AnyArray) -> None:
     """Writes keys and values of new tokens into their slots of a paged cache, in place; :func:`attention` reads it.
 
     Every layout of vLLM is a view of the shape below: ``cache[:, 0]`` and ``cache[:, 1]`` of ``[num_pages, 2,

@@ -8,6 +8,7 @@ from typing import Any
 from .. import _check, _dispatch
 from .._arithmetic import product_unit
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, DType, Engine
 from ..reference.linear import linear_reference
 
 __all__ = [
@@ -50,16 +51,16 @@ def _code(dtype: Any, name: str = "out_dtype") -> int:
 
 
 def linear(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayT,
+    weight: AnyArray,
+    bias: AnyArray | None = None,
     *,
     k_segments: int = 1,
-    out_dtype: Any = None,
-    engine: str = "auto",
-    main_grad: Any = None,
-    weight_grad_dtype: Any = None,
-) -> Any:
+    out_dtype: DType = None,
+    engine: Engine = "auto",
+    main_grad: AnyArray | None = None,
+    weight_grad_dtype: DType = None,
+) -> ArrayT:
     """``y = x @ weight.T + bias``, with bits that depend on no batch size, tile or split.
 
     A row has the same bits for any number of rows, position and stride. Products are summed in float32 in ascending
@@ -136,7 +137,7 @@ def linear(
     return frame.result(y)
 
 
-def linear_input_grad(dy: Any, weight: Any, *, engine: str = "auto") -> Any:
+def linear_input_grad(dy: ArrayT, weight: AnyArray, *, engine: Engine = "auto") -> ArrayT:
     """Gradient of :func:`linear` in ``x``, ``dx = dy @ weight``, for callers that run backward themselves.
 
     Args:
@@ -168,8 +169,14 @@ def linear_input_grad(dy: Any, weight: Any, *, engine: str = "auto") -> Any:
 
 
 def linear_weight_grad(
-    dy: Any, x: Any, *, main_grad: Any = None, out_dtype: Any = None, engine: str = "auto", out: Any = None
-) -> Any:
+    dy: ArrayT,
+    x: AnyArray,
+    *,
+    main_grad: AnyArray | None = None,
+    out_dtype: DType = None,
+    engine: Engine = "auto",
+    out: AnyArray | None = None,
+) -> ArrayT:
     """Gradient of :func:`linear` in ``weight``, ``dweight = dy.T @ x`` over all rows.
 
     Rows are summed in ascending order in blocks of 8192, and each block is added to the result in float32.
@@ -213,14 +220,14 @@ def linear_weight_grad(
         frame.allocate,
         frame.stream,
     )
-    given = main_grad if main_grad is not None else out
+    given: Any = main_grad if main_grad is not None else out
     if given is None:
         return frame.result(dweight)
     _dispatch.count_write(given)
     return given
 
 
-def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
+def linear_bias_grad(dy: ArrayT, *, out_dtype: DType = None) -> ArrayT:
     """Gradient of :func:`linear` in ``bias``: ``dy`` summed over all rows.
 
     Args:
@@ -243,16 +250,16 @@ def linear_bias_grad(dy: Any, *, out_dtype: Any = None) -> Any:
 
 
 def linear_partial(
-    x_shard: Any,
-    weight_shard: Any,
+    x_shard: ArrayT,
+    weight_shard: AnyArray,
     *,
     k_segments: int,
     first_segment: int,
     num_segments: int,
-    engine: str = "auto",
-    main_grad: Any = None,
-    weight_grad_dtype: Any = None,
-) -> Any:
+    engine: Engine = "auto",
+    main_grad: AnyArray | None = None,
+    weight_grad_dtype: DType = None,
+) -> ArrayT:
     """A rank's share of :func:`linear` where ``in_features`` is cut over ranks; :func:`tree_sum` combines all shares.
 
     Args:
@@ -285,7 +292,7 @@ def linear_partial(
         raise _check.of_shard(error) from None
 
 
-def tree_sum(parts: Sequence[Any], *, bias: Any = None, out_dtype: Any = None) -> Any:
+def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype: DType = None) -> ArrayT:
     """The whole from the shares of :func:`linear_partial`: the bits of :func:`linear` with ``k_segments`` on one rank.
 
     Args:

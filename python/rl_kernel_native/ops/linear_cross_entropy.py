@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .. import _check, _dispatch
+from .._types import AnyArray, ArrayT, DType, Exp, OnBadId
 from ..reference.linear_logprob import linear_cross_entropy_reference
 from .linear import tree_sum
 from .linear_logprob import linear_logprob, scored_target
@@ -17,37 +18,37 @@ __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
 
 
 def linear_cross_entropy(
-    hidden: Any,
-    weight: Any,
-    target: Any,
+    hidden: ArrayT,
+    weight: AnyArray,
+    target: AnyArray,
     *,
-    reduction: str = "mean",
+    reduction: Literal["mean", "sum", "none"] = "mean",
     z_loss: float = 0.0,
-    denominator: Any = None,
-    cu_seqlens: Any = None,
-    bias: Any = None,
-    temperature: Any = 1.0,
+    denominator: float | AnyArray | None = None,
+    cu_seqlens: AnyArray | None = None,
+    bias: AnyArray | None = None,
+    temperature: float | AnyArray = 1.0,
     softcap: float | None = None,
     logit_scale: float = 1.0,
-    logits_dtype: Any = "float32",
+    logits_dtype: DType = "float32",
     ignore_index: int = -100,
     valid_vocab: int | None = None,
     canonical_vocab: int | None = None,
     check: bool = False,
-    on_bad_id: str = "nan",
-    exp: str | None = None,
-    loss_mask: Any = None,
-    lora_a: Any = None,
-    lora_b: Any = None,
+    on_bad_id: OnBadId = "nan",
+    exp: Exp = None,
+    loss_mask: AnyArray | None = None,
+    lora_a: AnyArray | None = None,
+    lora_b: AnyArray | None = None,
     lora_scale: float = 1.0,
     weight_grad: bool = True,
-    main_grad: Any = None,
+    main_grad: AnyArray | None = None,
     workspace_bytes: int = 512 << 20,
     process_group: Any = None,
     vocab_start: int = 0,
     vocab_size: int | None = None,
     dh_segments: int = 1,
-) -> Any:
+) -> ArrayT:
     """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed
     over each sequence as :func:`sequence_logprob` does, likewise over sequences, and divided. Differentiable (torch).
 
@@ -86,7 +87,7 @@ def linear_cross_entropy(
         raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
-    found = linear_logprob(
+    found: Any = linear_logprob(
         hidden, weight, target, bias=bias, temperature=temperature, softcap=softcap, logit_scale=logit_scale,
         logits_dtype=logits_dtype, ignore_index=ignore_index, valid_vocab=valid_vocab, canonical_vocab=canonical_vocab,
         return_lse=True, check=check, on_bad_id=on_bad_id, exp=exp, lora_a=lora_a, lora_b=lora_b, lora_scale=lora_scale,
@@ -98,14 +99,15 @@ def linear_cross_entropy(
         raise ValueError(f"target: expected shape [num_tokens] beside cu_seqlens, got {list(shape)}")
     if cu_seqlens is None:
         shape = (math.prod(shape[:-1]), shape[-1] if shape else 1)
-    losses = 0.0 - found.logprob
+    losses: Any = 0.0 - found.logprob
     if z_loss:
         lse = found.lse
         # The sum is an operator, so that a compiler cannot contract it with the product.
         losses = tree_sum([(lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss, losses])
     if reduction == "none":
         return losses
-    sums, counts = sequence_logprob(losses.reshape(shape), (target != ignore_index).reshape(shape), cu_seqlens)
+    scored: Any = target != ignore_index
+    sums, counts = sequence_logprob(losses.reshape(shape), scored.reshape(shape), cu_seqlens)
     # Not len(), which makes a number of a symbol.
     total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from .. import _check, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..reference.linear_logprob import linear_logprob_reference
 from .linear import _code
 from .logprob import LOGPROB, STATUS, LogprobResult, _exported, _native_results, _selected, wanted_bits
@@ -38,6 +39,33 @@ def _torch() -> Any:
     return _torch_path
 
 
+@overload
+def linear_logprob(
+    hidden: ArrayT, weight: AnyArray, target: AnyArray, *, bias: AnyArray | None = None,
+    temperature: float | AnyArray = 1.0, softcap: float | None = None, logit_scale: float = 1.0,
+    logits_dtype: DType = "float32", ignore_index: int = -100, valid_vocab: int | None = None,
+    canonical_vocab: int | None = None, kept: tuple[AnyArray, AnyArray] | None = None,
+    return_lse: Literal[False] = False, return_entropy: Literal[False] = False,
+    return_sum_p_sq: Literal[False] = False, return_status: Literal[False] = False, check: bool = False,
+    on_bad_id: OnBadId = "nan", exp: Exp = None, loss_mask: AnyArray | None = None, lora_a: AnyArray | None = None,
+    lora_b: AnyArray | None = None, lora_scale: float = 1.0, weight_grad: bool = True,
+    main_grad: AnyArray | None = None, workspace_bytes: int = 512 << 20, process_group: Any = None,
+    vocab_start: int = 0, vocab_size: int | None = None, dh_segments: int = 1
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def linear_logprob(
+    hidden: ArrayT, weight: AnyArray, target: AnyArray, *, bias: AnyArray | None = None,
+    temperature: float | AnyArray = 1.0, softcap: float | None = None, logit_scale: float = 1.0,
+    logits_dtype: DType = "float32", ignore_index: int = -100, valid_vocab: int | None = None,
+    canonical_vocab: int | None = None, kept: tuple[AnyArray, AnyArray] | None = None, return_lse: bool = False,
+    return_entropy: bool = False, return_sum_p_sq: bool = False, return_status: bool = False, check: bool = False,
+    on_bad_id: OnBadId = "nan", exp: Exp = None, loss_mask: AnyArray | None = None, lora_a: AnyArray | None = None,
+    lora_b: AnyArray | None = None, lora_scale: float = 1.0, weight_grad: bool = True,
+    main_grad: AnyArray | None = None, workspace_bytes: int = 512 << 20, process_group: Any = None,
+    vocab_start: int = 0, vocab_size: int | None = None, dh_segments: int = 1
+) -> LogprobResult[ArrayT]: ...  # fmt: skip
 def linear_logprob(
     hidden: Any,
     weight: Any,
@@ -181,43 +209,43 @@ def linear_logprob(
     return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 
-class LinearLogprobPair(NamedTuple):
+class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
     """What :func:`linear_logprob_pair` returns: of either head what was asked for, None where it was not."""
 
-    logprob: Any
-    ref_logprob: Any
-    lse: Any = None
-    ref_lse: Any = None
-    entropy: Any = None
-    ref_entropy: Any = None
-    sum_p_sq: Any = None
-    ref_sum_p_sq: Any = None
-    status: Any = None
-    ref_status: Any = None
+    logprob: ArrayT
+    ref_logprob: ArrayT
+    lse: ArrayT | Any = None
+    ref_lse: ArrayT | Any = None
+    entropy: ArrayT | Any = None
+    ref_entropy: ArrayT | Any = None
+    sum_p_sq: ArrayT | Any = None
+    ref_sum_p_sq: ArrayT | Any = None
+    status: ArrayT | Any = None
+    ref_status: ArrayT | Any = None
 
 
 def linear_logprob_pair(
-    hidden: Any,
-    weight: Any,
-    ref_hidden: Any,
-    ref_weight: Any,
-    target: Any,
+    hidden: ArrayT,
+    weight: AnyArray,
+    ref_hidden: AnyArray,
+    ref_weight: AnyArray,
+    target: AnyArray,
     *,
-    bias: Any = None,
-    ref_bias: Any = None,
+    bias: AnyArray | None = None,
+    ref_bias: AnyArray | None = None,
     ref_grad: bool = False,
-    loss_mask: Any = None,
-    lora_a: Any = None,
-    lora_b: Any = None,
+    loss_mask: AnyArray | None = None,
+    lora_a: AnyArray | None = None,
+    lora_b: AnyArray | None = None,
     lora_scale: float = 1.0,
-    ref_lora_a: Any = None,
-    ref_lora_b: Any = None,
+    ref_lora_a: AnyArray | None = None,
+    ref_lora_b: AnyArray | None = None,
     ref_lora_scale: float = 1.0,
     ignore_index: int = -100,
     weight_grad: bool = True,
-    main_grad: Any = None,
+    main_grad: AnyArray | None = None,
     **options: Any,
-) -> LinearLogprobPair:
+) -> LinearLogprobPair[ArrayT]:
     """:func:`linear_logprob` of a policy and of its reference, over the same targets and by the same options.
 
     Args:
@@ -246,7 +274,7 @@ def linear_logprob_pair(
         hidden, weight, target, bias=bias, lora_a=lora_a, lora_b=lora_b, lora_scale=lora_scale, weight_grad=weight_grad,
         main_grad=main_grad, **of_both,
     )  # fmt: skip
-    given = (ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b)
+    given: tuple[Any, ...] = (ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b)
     ref = [a.detach() if not ref_grad and _dispatch.is_tensor(a) else a for a in given]
     try:
         ref_found = linear_logprob(
@@ -263,28 +291,28 @@ def linear_logprob_pair(
 
 
 def linear_logprob_partial(
-    hidden: Any,
-    weight_shard: Any,
-    target: Any,
+    hidden: ArrayT,
+    weight_shard: AnyArray,
+    target: AnyArray,
     *,
     vocab_start: int,
     vocab_size: int,
-    bias: Any = None,
-    temperature: Any = 1.0,
+    bias: AnyArray | None = None,
+    temperature: float | AnyArray = 1.0,
     softcap: float | None = None,
     logit_scale: float = 1.0,
-    logits_dtype: Any = "float32",
+    logits_dtype: DType = "float32",
     ignore_index: int = -100,
     valid_vocab: int | None = None,
     canonical_vocab: int | None = None,
-    kept: tuple[Any, Any] | None = None,
-    exp: str | None = None,
-    loss_mask: Any = None,
-    lora_a: Any = None,
-    lora_b: Any = None,
+    kept: tuple[AnyArray, AnyArray] | None = None,
+    exp: Exp = None,
+    loss_mask: AnyArray | None = None,
+    lora_a: AnyArray | None = None,
+    lora_b: AnyArray | None = None,
     lora_scale: float = 1.0,
     workspace_bytes: int = 512 << 20,
-) -> Any:
+) -> ArrayT:
     """:func:`logprob_partial` of a shard of a head: ``weight_shard`` has rows ``vocab_start`` on of ``vocab_size``, and
     ``bias`` and ``lora_b`` their elements and rows; ``lora_a`` is whole. :func:`logprob_merge` makes results of the
     statistics of all shards, with the bits of :func:`linear_logprob` of the whole; with torch.distributed, and with

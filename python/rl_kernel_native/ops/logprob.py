@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._arithmetic import resolve_exp
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple, OnBadId
 from ..reference.logprob import logprob_reference
 
 __all__ = [
@@ -21,14 +22,14 @@ __all__ = [
 ]
 
 
-class LogprobResult(NamedTuple):
+class LogprobResult(NamedTuple, Generic[ArrayT]):
     """What :func:`logprob` returns when more than the log-probability is asked for; None where it was not."""
 
-    logprob: Any
-    lse: Any = None
-    entropy: Any = None
-    sum_p_sq: Any = None
-    status: Any = None
+    logprob: ArrayT
+    lse: ArrayT | Any = None
+    entropy: ArrayT | Any = None
+    sum_p_sq: ArrayT | Any = None
+    status: ArrayT | Any = None
 
 
 class LogprobStatus(IntFlag):
@@ -90,6 +91,25 @@ def _torch() -> Any:
     return _torch_path
 
 
+@overload
+def logprob(
+    logits: ArrayT, target: AnyArray, *, temperature: float | AnyArray = 1.0, logit_scale: float = 1.0,
+    softcap: float | None = None, ignore_index: int = -100, valid_vocab: int | None = None,
+    canonical_vocab: int | None = None, kept: tuple[AnyArray, AnyArray] | None = None,
+    return_lse: Literal[False] = False, return_entropy: Literal[False] = False,
+    return_sum_p_sq: Literal[False] = False, return_status: Literal[False] = False, check: bool = False,
+    on_bad_id: OnBadId = "nan", exp: Exp = None, out: AnyArray | tuple[Any, ...] | None = None
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def logprob(
+    logits: ArrayT, target: AnyArray, *, temperature: float | AnyArray = 1.0, logit_scale: float = 1.0,
+    softcap: float | None = None, ignore_index: int = -100, valid_vocab: int | None = None,
+    canonical_vocab: int | None = None, kept: tuple[AnyArray, AnyArray] | None = None, return_lse: bool = False,
+    return_entropy: bool = False, return_sum_p_sq: bool = False, return_status: bool = False, check: bool = False,
+    on_bad_id: OnBadId = "nan", exp: Exp = None, out: AnyArray | tuple[Any, ...] | None = None
+) -> LogprobResult[ArrayT]: ...  # fmt: skip
 def logprob(
     logits: Any,
     target: Any,
@@ -201,20 +221,20 @@ def _selected(result: tuple[Any, ...], wanted: int, verify: bool, check: bool, t
 
 
 def logprob_partial(
-    logits_shard: Any,
-    target: Any,
+    logits_shard: ArrayT,
+    target: AnyArray,
     *,
     vocab_start: int,
     vocab_size: int,
-    temperature: Any = 1.0,
+    temperature: float | AnyArray = 1.0,
     logit_scale: float = 1.0,
     softcap: float | None = None,
     ignore_index: int = -100,
     valid_vocab: int | None = None,
     canonical_vocab: int | None = None,
-    kept: tuple[Any, Any] | None = None,
-    exp: str | None = None,
-) -> Any:
+    kept: tuple[AnyArray, AnyArray] | None = None,
+    exp: Exp = None,
+) -> ArrayT:
     """Statistics of one shard of a vocabulary that is split over ranks; :func:`logprob_merge` turns all into results.
 
     Args:
@@ -254,6 +274,19 @@ def logprob_partial(
     return frame.result(stats)
 
 
+@overload
+def logprob_merge(
+    stats: ArrayT, *, temperature: float | AnyArray = 1.0, return_lse: Literal[False] = False,
+    return_entropy: Literal[False] = False, return_sum_p_sq: Literal[False] = False,
+    return_status: Literal[False] = False
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def logprob_merge(
+    stats: ArrayT, *, temperature: float | AnyArray = 1.0, return_lse: bool = False, return_entropy: bool = False,
+    return_sum_p_sq: bool = False, return_status: bool = False
+) -> LogprobResult[ArrayT]: ...  # fmt: skip
 def logprob_merge(
     stats: Any,
     *,
@@ -295,26 +328,26 @@ def logprob_merge(
 
 
 def logprob_backward(
-    logits: Any,
-    target: Any,
-    lse: Any,
+    logits: ArrayT,
+    target: AnyArray,
+    lse: AnyArray,
     *,
-    dlogprob: Any = None,
-    dlse: Any = None,
-    dentropy: Any = None,
-    entropy: Any = None,
-    temperature: Any = 1.0,
+    dlogprob: AnyArray | None = None,
+    dlse: AnyArray | None = None,
+    dentropy: AnyArray | None = None,
+    entropy: AnyArray | None = None,
+    temperature: float | AnyArray = 1.0,
     logit_scale: float = 1.0,
     softcap: float | None = None,
     ignore_index: int = -100,
     valid_vocab: int | None = None,
     canonical_vocab: int | None = None,
-    kept: tuple[Any, Any] | None = None,
-    exp: str | None = None,
+    kept: tuple[AnyArray, AnyArray] | None = None,
+    exp: Exp = None,
     vocab_start: int = 0,
     vocab_size: int | None = None,
-    out: Any = None,
-) -> Any:
+    out: AnyArray | None = None,
+) -> ArrayT:
     """Gradient of the logits, for callers that run backward themselves; torch's autograd calls it.
 
     Args:
@@ -358,8 +391,9 @@ def logprob_backward(
     )
     if out is None:
         return frame.result(result)
-    _dispatch.count_write(out)
-    return out
+    given: Any = out
+    _dispatch.count_write(given)
+    return given
 
 
 def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -3,21 +3,22 @@ cpp/include/rlk/ops/masked_whiten.h."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.masked_whiten import masked_whiten_reference
 
 __all__ = ["MaskedWhitenResult", "masked_whiten", "masked_whiten_reference"]
 
 
-class MaskedWhitenResult(NamedTuple):
-    y: Any  # float32, the shape of x
-    mean: Any  # [] float32
-    var: Any  # [] float32
+class MaskedWhitenResult(NamedTuple, Generic[ArrayT]):
+    y: ArrayT  # float32, the shape of x
+    mean: ArrayT  # [] float32
+    var: ArrayT  # [] float32
 
 
 def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
@@ -39,6 +40,18 @@ _MASKED_WHITEN = Operator(
 )
 
 
+@overload
+def masked_whiten(
+    x: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, eps: float = 1e-08,
+    shift_mean: bool = True, unbiased: bool = True, return_stats: Literal[False] = False
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def masked_whiten(
+    x: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, eps: float = 1e-08,
+    shift_mean: bool = True, unbiased: bool = True, return_stats: bool = False
+) -> MaskedWhitenResult[ArrayT]: ...  # fmt: skip
 def masked_whiten(
     x: Any,
     mask: Any = None,

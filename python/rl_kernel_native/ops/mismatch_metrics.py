@@ -12,6 +12,7 @@ from .._call import call
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT
 from ..reference.mismatch_metrics import mismatch_metrics_reference
 
 __all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
@@ -86,11 +87,11 @@ def limit_of(log_ratio_clamp: Any) -> float:
 
 
 def mismatch_metrics(
-    logprob_train: Any,
-    logprob_rollout: Any,
-    mask: Any = None,
+    logprob_train: ArrayT,
+    logprob_rollout: AnyArray,
+    mask: AnyArray | None = None,
     *,
-    cu_seqlens: Any = None,
+    cu_seqlens: AnyArray | None = None,
     log_ratio_clamp: float | None = 20.0,
 ) -> MismatchMetrics:
     """How far the log-probabilities of a trainer and of the engine that sampled are apart, in one vector on the device:

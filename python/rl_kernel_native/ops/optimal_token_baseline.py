@@ -3,22 +3,23 @@ cpp/include/rlk/ops/optimal_token_baseline.h."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.optimal_token_baseline import optimal_token_baseline_reference
 
 __all__ = ["OptimalTokenBaseline", "optimal_token_baseline", "optimal_token_baseline_reference"]
 
 
-class OptimalTokenBaseline(NamedTuple):
+class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
     """Each float32 of the shape of ``logprob``, 0 where the mask is."""
 
-    advantages: Any
-    returns: Any
+    advantages: ArrayT
+    returns: ArrayT
 
 
 def _check_groups(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
@@ -63,18 +64,18 @@ def _group_size(group_offsets: Any, group_size: Any) -> int:
 
 
 def optimal_token_baseline(
-    rewards: Any,
-    logprob: Any,
-    sum_p_sq: Any,
-    mask: Any = None,
-    group_offsets: Any = None,
+    rewards: ArrayT,
+    logprob: AnyArray,
+    sum_p_sq: AnyArray,
+    mask: AnyArray | None = None,
+    group_offsets: AnyArray | None = None,
     *,
     group_size: int | None = None,
-    importance_weight: Any = None,
+    importance_weight: AnyArray | None = None,
     zero_tail: bool = True,
     eps: float = 1e-8,
-    cu_seqlens: Any = None,
-) -> OptimalTokenBaseline:
+    cu_seqlens: AnyArray | None = None,
+) -> OptimalTokenBaseline[ArrayT]:
     """Returns less a baseline of each position of a group, ``sum(G W) / sum(W)`` over the group's sequences: G the
     reward to go, W what the gradients of the tokens so far vary by, the sum of ``1 - 2 p + sum(p^2)``.
 

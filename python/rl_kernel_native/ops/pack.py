@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.pack import pack_reference, unpack_reference
 from .pack_fill import fill_bits
 
@@ -16,14 +18,16 @@ __all__ = ["Packed", "pack", "pack_reference", "unpack", "unpack_reference"]
 _torch_path: Any = None
 
 
-class Packed(NamedTuple):
+class Packed(NamedTuple, Generic[ArrayT]):
     """What :func:`pack` gives."""
 
     tensors: Any  # [max_tokens, ...], one array or a list, as given
-    cu_seqlens: Any  # [num_sequences + 1] int32
-    positions: Any  # [num_sequences, num_tokens] int32: a token's position among those of its row that are kept, or -1;
+    cu_seqlens: ArrayT  # [num_sequences + 1] int32
+    positions: (
+        ArrayT  # [num_sequences, num_tokens] int32: a token's position among those of its row that are kept, or -1;
+    )
     # None where `lengths` were given
-    status: Any  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
+    status: ArrayT  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
 
 
 def _torch() -> Any:
@@ -36,6 +40,18 @@ def _torch() -> Any:
     return _torch_path
 
 
+@overload
+def pack(
+    tensors: ArrayT, lengths: AnyArray | None = None, mask: AnyArray | None = None, *, max_tokens: int | None = None,
+    fill_value: float | Sequence[float] = 0
+) -> Packed[ArrayT]: ...  # fmt: skip
+
+
+@overload
+def pack(
+    tensors: Sequence[ArrayT], lengths: AnyArray | None = None, mask: AnyArray | None = None, *,
+    max_tokens: int | None = None, fill_value: float | Sequence[float] = 0
+) -> Packed[ArrayT]: ...  # fmt: skip
 def pack(
     tensors: Any, lengths: Any = None, mask: Any = None, *, max_tokens: int | None = None, fill_value: Any = 0
 ) -> Packed:
@@ -102,6 +118,18 @@ def pack(
     return Packed(_as_given(tensors, packed), frame.result(cu_seqlens), frame.result(positions), frame.result(status))
 
 
+@overload
+def unpack(
+    tensors: ArrayT, cu_seqlens: AnyArray, max_seqlen: int, *, positions: AnyArray | None = None,
+    fill_value: float | Sequence[float] = 0
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def unpack(
+    tensors: Sequence[ArrayT], cu_seqlens: AnyArray, max_seqlen: int, *, positions: AnyArray | None = None,
+    fill_value: float | Sequence[float] = 0
+) -> list[ArrayT]: ...  # fmt: skip
 def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = None, fill_value: Any = 0) -> Any:
     """Packed arrays back to padded ones: the inverse of :func:`pack`.
 

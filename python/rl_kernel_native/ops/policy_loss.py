@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Kept, Operator
+from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
 from .policy_spec import PolicySpec, checked_denominator
@@ -75,20 +76,20 @@ class PolicyMetrics(MetricVector):
         return MismatchMetrics(self.vector[len(METRICS) :])
 
 
-class PolicyLoss(NamedTuple):
+class PolicyLoss(NamedTuple, Generic[ArrayT]):
     """``loss``, float32 and differentiable in torch, and its :class:`PolicyMetrics`."""
 
-    loss: Any
+    loss: ArrayT
     metrics: PolicyMetrics
 
 
-class PolicyGradients(NamedTuple):
+class PolicyGradients(NamedTuple, Generic[ArrayT]):
     """What :func:`policy_loss_and_grad` gives; ``d_entropy`` is None without an entropy."""
 
-    loss: Any
+    loss: ArrayT
     metrics: PolicyMetrics
-    d_logprob: Any
-    d_entropy: Any
+    d_logprob: ArrayT
+    d_entropy: ArrayT | Any
 
 
 _IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # of the numbers of a spec; the importance whose weights are the caller's
@@ -134,21 +135,21 @@ _POLICY_LOSS = Operator(
 
 
 def policy_loss(
-    logprob: Any,
-    old_logprob: Any,
-    advantage: Any,
-    mask: Any,
+    logprob: ArrayT,
+    old_logprob: AnyArray | None,
+    advantage: AnyArray,
+    mask: AnyArray | None,
     *,
     spec: PolicySpec | None = None,
-    cu_seqlens: Any = None,
-    ref_logprob: Any = None,
-    rollout_logprob: Any = None,
-    importance_weight: Any = None,
-    entropy: Any = None,
-    selected: Any = None,
-    denominator: Any = None,
+    cu_seqlens: AnyArray | None = None,
+    ref_logprob: AnyArray | None = None,
+    rollout_logprob: AnyArray | None = None,
+    importance_weight: AnyArray | None = None,
+    entropy: AnyArray | None = None,
+    selected: AnyArray | None = None,
+    denominator: float | AnyArray | None = None,
     ratio_metrics: bool = False,
-) -> PolicyLoss:
+) -> PolicyLoss[ArrayT]:
     """A policy-gradient loss over per-token log-probabilities, with its metrics, in one pass that also computes the
     gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
 
@@ -208,21 +209,21 @@ def policy_loss(
 
 
 def policy_loss_and_grad(
-    logprob: Any,
-    old_logprob: Any,
-    advantage: Any,
-    mask: Any,
+    logprob: ArrayT,
+    old_logprob: AnyArray | None,
+    advantage: AnyArray,
+    mask: AnyArray | None,
     *,
     spec: PolicySpec | None = None,
-    cu_seqlens: Any = None,
-    ref_logprob: Any = None,
-    rollout_logprob: Any = None,
-    importance_weight: Any = None,
-    entropy: Any = None,
-    selected: Any = None,
-    denominator: Any = None,
+    cu_seqlens: AnyArray | None = None,
+    ref_logprob: AnyArray | None = None,
+    rollout_logprob: AnyArray | None = None,
+    importance_weight: AnyArray | None = None,
+    entropy: AnyArray | None = None,
+    selected: AnyArray | None = None,
+    denominator: float | AnyArray | None = None,
     ratio_metrics: bool = False,
-) -> PolicyGradients:
+) -> PolicyGradients[ArrayT]:
     """:func:`policy_loss` and its gradients without an autograd, for callers that run backward themselves.
 
     Args: as :func:`policy_loss`; torch tensors must not require a gradient, or gradients be off.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._metrics import MetricVector
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
 from ..reference.preference_loss import preference_loss_reference
 from .preference_kinds import (
     ALPHA_DIVERGENCE,
@@ -33,15 +34,15 @@ class PreferenceMetrics(MetricVector):
     """Means of one call in one float32 vector on its device: ``metrics.margin`` is an element of it, without a copy to
     the host; ``metrics.asdict()`` makes one copy of all. ``accuracy`` is NaN for unpaired kinds."""
 
-    names = METRICS
+    names: tuple[str, ...] = METRICS
 
 
-class PreferenceLoss(NamedTuple):
+class PreferenceLoss(NamedTuple, Generic[ArrayT]):
     """What :func:`preference_loss` gives, float32."""
 
-    losses: Any  # [num_pairs]; of the unpaired kinds the chosen ones', then the rejected ones'
-    chosen_rewards: Any  # [num_pairs]
-    rejected_rewards: Any
+    losses: ArrayT  # [num_pairs]; of the unpaired kinds the chosen ones', then the rejected ones'
+    chosen_rewards: ArrayT  # [num_pairs]
+    rejected_rewards: ArrayT
     metrics: PreferenceMetrics
 
 
@@ -56,28 +57,28 @@ def _torch() -> Any:
 
 
 def preference_loss(
-    policy_chosen: Any,
-    policy_rejected: Any,
-    ref_chosen: Any = None,
-    ref_rejected: Any = None,
+    policy_chosen: ArrayT,
+    policy_rejected: AnyArray,
+    ref_chosen: AnyArray | None = None,
+    ref_rejected: AnyArray | None = None,
     *,
-    kind: str = "dpo",
+    kind: PreferenceKind = "dpo",
     beta: float = 0.1,
-    chosen_count: Any = None,
-    rejected_count: Any = None,
+    chosen_count: AnyArray | None = None,
+    rejected_count: AnyArray | None = None,
     label_smoothing: float | None = None,
-    f_divergence: str | None = None,
+    f_divergence: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] | None = None,
     f_alpha: float | None = None,
     tau: float | None = None,
     gamma: float | None = None,
     alpha: float | None = None,
-    kl: Any = None,
+    kl: AnyArray | None = None,
     chosen_weight: float | None = None,
     rejected_weight: float | None = None,
-    chosen_aligned: Any = None,
-    rejected_aligned: Any = None,
+    chosen_aligned: AnyArray | None = None,
+    rejected_aligned: AnyArray | None = None,
     nll_weight: float = 0.0,
-) -> PreferenceLoss:
+) -> PreferenceLoss[ArrayT]:
     """Losses, rewards and their means of pairs of a chosen and a rejected sequence, from sequences' log-probabilities.
 
     The gradient is made in the forward launch, so the backward is one product. A pair has the same bits in any batch

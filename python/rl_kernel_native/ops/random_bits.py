@@ -8,6 +8,7 @@ from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT
 from ..reference.random_bits import random_bits_reference
 
 __all__ = ["random_bits", "random_bits_reference"]
@@ -56,7 +57,9 @@ def position_of(position: Any) -> Any:
     return number
 
 
-def random_bits(seed: Any, sample_id: Any, position: Any, n: int, *, stream: int = 0) -> Any:
+def random_bits(
+    seed: int | AnyArray, sample_id: ArrayT, position: int | AnyArray, n: int, *, stream: int = 0
+) -> ArrayT:
     """The random words of tokens, which :func:`sample` draws by: Philox4x32-10 under ``(seed, sample_id, position)``.
 
     A row's words depend on its own three integers alone: not on its place in the batch, on other rows, on the device

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, DType
 from ..reference.rms_norm import rms_norm_reference
 
 __all__ = ["rms_norm", "rms_norm_backward", "rms_norm_reference"]
@@ -30,6 +31,25 @@ def _torch() -> Any:
     return _torch_path
 
 
+@overload
+def rms_norm(
+    x: ArrayT, weight: AnyArray | None, eps: float, *, residual: None = None, weight_offset: float = 0.0,
+    round_before_weight: bool = False, return_rstd: Literal[False] = False, main_grad: AnyArray | None = None
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def rms_norm(
+    x: ArrayT, weight: AnyArray | None, eps: float, *, residual: AnyArray, weight_offset: float = 0.0,
+    round_before_weight: bool = False, return_rstd: Literal[False] = False, main_grad: AnyArray | None = None
+) -> tuple[ArrayT, ArrayT]: ...  # fmt: skip
+
+
+@overload
+def rms_norm(
+    x: ArrayT, weight: AnyArray | None, eps: float, *, residual: AnyArray | None = None, weight_offset: float = 0.0,
+    round_before_weight: bool = False, return_rstd: bool = False, main_grad: AnyArray | None = None
+) -> tuple[ArrayT, ...]: ...  # fmt: skip
 def rms_norm(
     x: Any,
     weight: Any,
@@ -147,20 +167,20 @@ def _selected(result: Any, has_residual: bool, return_rstd: bool) -> Any:
 
 
 def rms_norm_backward(
-    dy: Any,
-    h: Any,
-    weight: Any,
+    dy: ArrayT,
+    h: AnyArray,
+    weight: AnyArray | None,
     eps: float,
     *,
-    rstd: Any = None,
-    d_new_residual: Any = None,
+    rstd: AnyArray | None = None,
+    d_new_residual: AnyArray | None = None,
     weight_offset: float = 0.0,
     round_before_weight: bool = False,
-    main_grad: Any = None,
-    dweight_dtype: Any = None,
+    main_grad: AnyArray | None = None,
+    dweight_dtype: DType = None,
     return_dx: bool = True,
     return_dweight: bool = True,
-) -> tuple[Any, Any]:
+) -> tuple[ArrayT | Any, ArrayT | Any]:
     """Gradients of :func:`rms_norm`, for callers that run backward themselves; torch's autograd calls it.
 
     Args:

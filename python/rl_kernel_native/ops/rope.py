@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT
 from ..reference.rope import rope_reference
 
 __all__ = ["rope", "rope_backward", "rope_reference"]
@@ -28,18 +29,18 @@ def _torch() -> Any:
 
 
 def rope(
-    q: Any,
-    k: Any,
-    cos: Any,
-    sin: Any,
+    q: ArrayT,
+    k: ArrayT | None,
+    cos: AnyArray,
+    sin: AnyArray,
     *,
-    position_ids: Any = None,
+    position_ids: AnyArray | None = None,
     interleaved: bool = False,
     partial_dim: int | None = None,
-    intermediate: str = "float32",
+    intermediate: Literal["float32", "input"] = "float32",
     mrope_sections: tuple[int, int, int] | None = None,
     head_axis: int = -2,
-) -> tuple[Any, Any]:
+) -> tuple[ArrayT, ArrayT | Any]:
     """Rotates queries and keys by their positions' angles: pairs ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``.
 
     A head of a token has the same bits for any number of tokens and heads, position and stride, and on every backend.
@@ -97,18 +98,18 @@ def rope(
 
 
 def rope_backward(
-    dq_out: Any,
-    dk_out: Any,
-    cos: Any,
-    sin: Any,
+    dq_out: ArrayT,
+    dk_out: ArrayT | None,
+    cos: AnyArray,
+    sin: AnyArray,
     *,
-    position_ids: Any = None,
+    position_ids: AnyArray | None = None,
     interleaved: bool = False,
     partial_dim: int | None = None,
-    intermediate: str = "float32",
+    intermediate: Literal["float32", "input"] = "float32",
     mrope_sections: tuple[int, int, int] | None = None,
     head_axis: int = -2,
-) -> tuple[Any, Any]:
+) -> tuple[ArrayT, ArrayT | Any]:
     """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd calls it.
 
     The transposed rotation, which for equal angles of a pair is that by the negative angle, with the same roundings:

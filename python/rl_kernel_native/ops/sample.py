@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import IntFlag
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.sample import sample_reference
 from .random_bits import given, position_of, seed_of
 
@@ -45,7 +46,7 @@ class SampleStatus(IntFlag):
     KEPT_OVERFLOW = 512
 
 
-class SampleResult(NamedTuple):
+class SampleResult(NamedTuple, Generic[ArrayT]):
     """What :func:`sample` returns; None where it was not asked for.
 
     Attributes:
@@ -57,12 +58,12 @@ class SampleResult(NamedTuple):
         status: int32 ``[num_rows]``, :class:`SampleStatus`.
     """
 
-    ids: Any
-    logprob: Any
-    raw_logprob: Any
-    kept_ids: Any
-    kept_offsets: Any
-    status: Any
+    ids: ArrayT
+    logprob: ArrayT | Any
+    raw_logprob: ArrayT | Any
+    kept_ids: ArrayT | Any
+    kept_offsets: ArrayT | Any
+    status: ArrayT
 
     @property
     def kept(self) -> tuple[Any, Any] | None:
@@ -144,24 +145,24 @@ def _sample_id(value: Any) -> Any:
 
 
 def sample(
-    logits: Any,
+    logits: ArrayT,
     *,
-    seed: Any,
-    sample_id: Any,
-    position: Any,
-    temperature: Any = 1.0,
-    top_k: Any = 0,
-    top_p: Any = 1.0,
-    min_p: Any = 0.0,
-    greedy: Any = False,
-    allowed: Any = None,
+    seed: int | AnyArray,
+    sample_id: int | AnyArray,
+    position: int | AnyArray,
+    temperature: float | AnyArray = 1.0,
+    top_k: int | AnyArray = 0,
+    top_p: float | AnyArray = 1.0,
+    min_p: float | AnyArray = 0.0,
+    greedy: bool | AnyArray = False,
+    allowed: AnyArray | None = None,
     valid_vocab: int | None = None,
-    order: str = "vllm",
-    return_logprob: str = "processed",
+    order: Literal["vllm", "hf", "sglang"] = "vllm",
+    return_logprob: Literal["processed", "raw", "both", "none"] = "processed",
     return_kept: bool = False,
     kept_capacity: int | None = None,
-    exp: str | None = None,
-) -> SampleResult:
+    exp: Exp = None,
+) -> SampleResult[ArrayT]:
     """One token of each row, its log-probability, and the set of tokens that truncation kept.
 
     A row's token depends on its logits, its parameters and ``(seed, sample_id, position)`` alone: it is the same in any
@@ -200,8 +201,8 @@ def sample(
     """
     _check.one_of("order", order, ORDERS)
     _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
-    keys = (seed_of(seed), _sample_id(sample_id), position_of(position))
-    numbers = (
+    keys: tuple[Any, ...] = (seed_of(seed), _sample_id(sample_id), position_of(position))
+    numbers: tuple[Any, ...] = (
         _temperature(temperature),
         _top_k(top_k),
         _number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]"),

@@ -4,12 +4,13 @@ cpp/include/rlk/ops/scatter_rewards.h."""
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._types import AnyArray, ArrayT, Estimator, Generic, NamedTuple
 from ..reference.scatter_rewards import scatter_rewards_reference
 from .policy_spec import ESTIMATORS, number, or_inf
 
@@ -18,14 +19,14 @@ __all__ = ["ScatteredRewards", "scatter_rewards", "scatter_rewards_reference"]
 _PLACES = ("last", "first", "spread")  # SpanPlace
 
 
-class ScatteredRewards(NamedTuple):
+class ScatteredRewards(NamedTuple, Generic[ArrayT]):
     """``rewards``, ``costs`` (None without ``cost``) and ``combined`` (None without ``lagrange``) float32, 0 where the
     mask is, in its shape; ``lengths`` int64 ``[num_sequences]``: tokens that count."""
 
-    rewards: Any
-    costs: Any
-    combined: Any
-    lengths: Any
+    rewards: ArrayT
+    costs: ArrayT | Any
+    combined: ArrayT | Any
+    lengths: ArrayT
 
 
 def _overlong(overlong: Any) -> tuple[float, int, int]:
@@ -106,27 +107,27 @@ _SCATTER_REWARDS = Operator(
 
 
 def scatter_rewards(
-    rewards: Any,
-    mask: Any,
+    rewards: ArrayT,
+    mask: AnyArray | None,
     *,
-    cu_seqlens: Any = None,
-    token_rewards: Any = None,
-    spans: Any = None,
-    span_offsets: Any = None,
-    span_rewards: Any = None,
-    place: str = "last",
-    logprob: Any = None,
-    ref_logprob: Any = None,
+    cu_seqlens: AnyArray | None = None,
+    token_rewards: AnyArray | None = None,
+    spans: AnyArray | None = None,
+    span_offsets: AnyArray | None = None,
+    span_rewards: AnyArray | None = None,
+    place: Literal["last", "first", "spread"] = "last",
+    logprob: AnyArray | None = None,
+    ref_logprob: AnyArray | None = None,
     kl_coef: float = 0.0,
-    kl_estimator: str = "k1",
+    kl_estimator: Estimator = "k1",
     kl_input_clamp: float | None = None,
     kl_clamp: float | None = None,
     length_penalty: float = 0.0,
     overlong: tuple[int, int, float] | None = None,
-    cost: Any = None,
-    lagrange: Any = None,
+    cost: AnyArray | None = None,
+    lagrange: float | AnyArray | None = None,
     normalize_lagrange: bool = False,
-) -> ScatteredRewards:
+) -> ScatteredRewards[ArrayT]:
     """One reward a token from rewards of sequences, spans and tokens, for :func:`gae` and :func:`discounted_returns`.
 
     A token's reward is ``token_rewards - kl_coef * kl``, plus what its spans give, ascending by their index, plus, at
@@ -206,5 +207,5 @@ def scatter_rewards(
         mask, rewards, token_rewards, spans, span_offsets, span_rewards, logprob, ref_logprob, cost, cu_seqlens,
         None if has_value else lagrange,
     )  # fmt: skip
-    value = float(lagrange) if has_value else 0.0
+    value = float(lagrange) if has_value else 0.0  # type: ignore[arg-type]  # has_value: a number
     return ScatteredRewards(*call(_SCATTER_REWARDS, arrays, (list(spec), has_value, value)))

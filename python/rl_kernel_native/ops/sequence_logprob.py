@@ -3,10 +3,11 @@ cpp/include/rlk/ops/sequence_logprob.h."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
 from ..reference.sequence_logprob import sequence_logprob_reference
 
 __all__ = [
@@ -22,19 +23,19 @@ _plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor wa
 _plain_or_none: tuple[Any, ...] = ()
 
 
-class SequenceLogprob(NamedTuple):
+class SequenceLogprob(NamedTuple, Generic[ArrayT]):
     """One entry a sequence."""
 
-    sum: Any  # [num_sequences] float32, in nats
-    count: Any  # [num_sequences] int64, the tokens that count
+    sum: ArrayT  # [num_sequences] float32, in nats
+    count: ArrayT  # type: ignore[assignment]  # hides tuple.count
 
 
-class SequenceLogprobAndStatus(NamedTuple):
+class SequenceLogprobAndStatus(NamedTuple, Generic[ArrayT]):
     """:class:`SequenceLogprob` with the status."""
 
-    sum: Any
-    count: Any
-    status: Any  # [num_sequences] int32, 1 where offsets are none, else 0
+    sum: ArrayT
+    count: ArrayT  # type: ignore[assignment]  # hides tuple.count
+    status: ArrayT  # [num_sequences] int32, 1 where offsets are none, else 0
 
 
 def _torch() -> Any:
@@ -49,6 +50,17 @@ def _torch() -> Any:
     return _torch_path
 
 
+@overload
+def sequence_logprob(
+    logprob: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *,
+    return_status: Literal[False] = False
+) -> SequenceLogprob[ArrayT]: ...  # fmt: skip
+
+
+@overload
+def sequence_logprob(
+    logprob: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, return_status: bool = False
+) -> SequenceLogprobAndStatus[ArrayT]: ...  # fmt: skip
 def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, return_status: bool = False) -> Any:
     """The sum of each sequence's log-probabilities over the tokens that count, and how many these are.
 
@@ -109,8 +121,13 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
 
 
 def sequence_logprob_backward(
-    dsum: Any, mask: Any = None, cu_seqlens: Any = None, *, num_tokens: int, dtype: Any = "float32"
-) -> Any:
+    dsum: ArrayT,
+    mask: AnyArray | None = None,
+    cu_seqlens: AnyArray | None = None,
+    *,
+    num_tokens: int,
+    dtype: DType = "float32",
+) -> ArrayT:
     """The gradient of :func:`sequence_logprob`, for callers that run backward themselves; torch's autograd calls it.
 
     Args:

@@ -3,10 +3,12 @@ cpp/include/rlk/ops/shift_labels_packed.h."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT
 from ..reference.shift_labels_packed import (
     loss_mask_from_spans_reference,
     shift_labels_packed_reference,
@@ -38,15 +40,15 @@ def _torch() -> Any:
 
 
 def shift_labels_packed(
-    ids: Any,
-    cu_seqlens: Any,
+    ids: ArrayT,
+    cu_seqlens: AnyArray | None,
     *,
-    mask: Any = None,
+    mask: AnyArray | None = None,
     cp_rank: int = 0,
     cp_size: int = 1,
-    cp_layout: str = "zigzag",
+    cp_layout: Literal["zigzag", "contiguous"] = "zigzag",
     ignore_index: int = -100,
-) -> Any:
+) -> ArrayT:
     """For each token the one that follows it in its sequence: what its logits are scored against.
 
     The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in the order
@@ -87,7 +89,9 @@ def shift_labels_packed(
     return frame.result(_C.shift_labels_packed(*exported, *how, frame.allocate, frame.stream))
 
 
-def loss_mask_from_spans(spans: Any, span_offsets: Any, cu_seqlens: Any = None, *, num_tokens: int) -> Any:
+def loss_mask_from_spans(
+    spans: ArrayT, span_offsets: AnyArray, cu_seqlens: AnyArray | None = None, *, num_tokens: int
+) -> ArrayT:
     """True for the tokens inside of a sequence's spans, such as those of an assistant's turns.
 
     Args:
@@ -117,8 +121,14 @@ def loss_mask_from_spans(spans: Any, span_offsets: Any, cu_seqlens: Any = None, 
 
 
 def tool_mask(
-    ids: Any, begin: Any, end: Any, cu_seqlens: Any = None, *, include_end: bool = True, mask: Any = None
-) -> Any:
+    ids: ArrayT,
+    begin: Sequence[int],
+    end: Sequence[int],
+    cu_seqlens: AnyArray | None = None,
+    *,
+    include_end: bool = True,
+    mask: AnyArray | None = None,
+) -> ArrayT:
     """True for the tokens of an assistant's turns, found by the ids of the markers around them, so that neither prompts
     nor the results of tools are trained on.
 
@@ -142,7 +152,7 @@ def tool_mask(
     Source: the contract.
     """
     include_end = _check.flag("include_end", include_end)
-    markers = [_marker("begin", begin), _marker("end", end)]
+    markers: list[Any] = [_marker("begin", begin), _marker("end", end)]
     if _dispatch.is_tensor(ids):
         found = _torch().tool_mask(ids, *markers, cu_seqlens, include_end)
     else:

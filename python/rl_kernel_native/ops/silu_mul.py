@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._native import module as _C
+from .._types import AnyArray, ArrayT
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
 
 __all__ = [
@@ -42,7 +43,7 @@ def _is_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def silu_mul(gate: Any, up: Any = None, *, round_before_mul: bool = False) -> Any:
+def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool = False) -> ArrayT:
     """``silu(gate) * up``, the gated activation of SwiGLU; ``silu(x) = x * sigmoid(x)``.
 
     An element has the same bits in any batch, at any position and stride, and on every backend. Arithmetic is float32
@@ -80,7 +81,13 @@ def silu_mul(gate: Any, up: Any = None, *, round_before_mul: bool = False) -> An
     return _forward(gate, up, SILU, round_before_mul)
 
 
-def gelu_mul(gate: Any, up: Any = None, *, approximate: str = "tanh", round_before_mul: bool = False) -> Any:
+def gelu_mul(
+    gate: ArrayT,
+    up: AnyArray | None = None,
+    *,
+    approximate: Literal["tanh", "none"] = "tanh",
+    round_before_mul: bool = False,
+) -> ArrayT:
     """``gelu(gate) * up``, the gated activation of GeGLU. All else is as for :func:`silu_mul`.
 
     transformers 5.23 rounds the activation (``round_before_mul=True``; Gemma's models use ``"tanh"``), and so do vLLM's
@@ -101,6 +108,18 @@ def gelu_mul(gate: Any, up: Any = None, *, approximate: str = "tanh", round_befo
     return _forward(gate, up, _gelu(approximate), round_before_mul)
 
 
+@overload
+def silu_mul_backward(
+    dy: ArrayT, gate: AnyArray, up: None = None, *, round_before_mul: bool = False, return_d_gate: bool = True,
+    return_d_up: bool = True
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def silu_mul_backward(
+    dy: ArrayT, gate: AnyArray, up: AnyArray, *, round_before_mul: bool = False, return_d_gate: bool = True,
+    return_d_up: bool = True
+) -> tuple[ArrayT | Any, ArrayT | Any]: ...  # fmt: skip
 def silu_mul_backward(
     dy: Any,
     gate: Any,
@@ -124,6 +143,18 @@ def silu_mul_backward(
     return _backward(dy, gate, up, SILU, round_before_mul, return_d_gate, return_d_up)
 
 
+@overload
+def gelu_mul_backward(
+    dy: ArrayT, gate: AnyArray, up: None = None, *, approximate: Literal["tanh", "none"] = "tanh",
+    round_before_mul: bool = False, return_d_gate: bool = True, return_d_up: bool = True
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def gelu_mul_backward(
+    dy: ArrayT, gate: AnyArray, up: AnyArray, *, approximate: Literal["tanh", "none"] = "tanh",
+    round_before_mul: bool = False, return_d_gate: bool = True, return_d_up: bool = True
+) -> tuple[ArrayT | Any, ArrayT | Any]: ...  # fmt: skip
 def gelu_mul_backward(
     dy: Any,
     gate: Any,

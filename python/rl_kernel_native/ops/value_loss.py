@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Kept, Operator
+from .._types import Aggregation, AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.value_loss import value_loss_reference
 from .policy_spec import (
     AGGREGATIONS,
@@ -55,22 +56,22 @@ class ValueMetrics(MetricVector):
     copy to the host; ``metrics.asdict()`` makes one copy of all. Definitions: ValueMetric in the contract. The sums and
     ``num_tokens`` are what micro-batches and ranks add to have the metrics of the whole."""
 
-    names = METRICS
+    names: tuple[str, ...] = METRICS
 
 
-class ValueLoss(NamedTuple):
+class ValueLoss(NamedTuple, Generic[ArrayT]):
     """``loss``, float32 and differentiable in torch, and its :class:`ValueMetrics`."""
 
-    loss: Any
+    loss: ArrayT
     metrics: ValueMetrics
 
 
-class ValueGradients(NamedTuple):
+class ValueGradients(NamedTuple, Generic[ArrayT]):
     """What :func:`value_loss_and_grad` gives."""
 
-    loss: Any
+    loss: ArrayT
     metrics: ValueMetrics
-    d_value: Any
+    d_value: ArrayT
 
 
 def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
@@ -98,22 +99,22 @@ _VALUE_LOSS = Operator(
 
 
 def value_loss(
-    value: Any,
-    old_value: Any,
-    returns: Any,
-    mask: Any = None,
+    value: ArrayT,
+    old_value: AnyArray | None,
+    returns: AnyArray,
+    mask: AnyArray | None = None,
     *,
-    cu_seqlens: Any = None,
+    cu_seqlens: AnyArray | None = None,
     clip: float | None = None,
-    loss_type: str = "mse",
+    loss_type: Literal["mse", "huber"] = "mse",
     huber_delta: float = 1.0,
-    aggregation: str = "token-mean",
+    aggregation: Aggregation = "token-mean",
     count_empty: bool = False,
     horizon: float | None = None,
     scale: float = 1.0,
     dp_size: int = 1,
-    denominator: Any = None,
-) -> ValueLoss:
+    denominator: float | AnyArray | None = None,
+) -> ValueLoss[ArrayT]:
     """The value loss of PPO over tokens, ``max(h(v - R), h(clip(v, v_old - c, v_old + c) - R))`` with
     ``h(x) = x**2 / 2``, with its metrics, in one pass that also computes the gradient; ``backward()`` only multiplies
     it, and not even that where the incoming gradient is 1.
@@ -160,22 +161,22 @@ def value_loss(
 
 
 def value_loss_and_grad(
-    value: Any,
-    old_value: Any,
-    returns: Any,
-    mask: Any = None,
+    value: ArrayT,
+    old_value: AnyArray | None,
+    returns: AnyArray,
+    mask: AnyArray | None = None,
     *,
-    cu_seqlens: Any = None,
+    cu_seqlens: AnyArray | None = None,
     clip: float | None = None,
-    loss_type: str = "mse",
+    loss_type: Literal["mse", "huber"] = "mse",
     huber_delta: float = 1.0,
-    aggregation: str = "token-mean",
+    aggregation: Aggregation = "token-mean",
     count_empty: bool = False,
     horizon: float | None = None,
     scale: float = 1.0,
     dp_size: int = 1,
-    denominator: Any = None,
-) -> ValueGradients:
+    denominator: float | AnyArray | None = None,
+) -> ValueGradients[ArrayT]:
     """:func:`value_loss` and its gradient without an autograd, for callers that run backward themselves.
 
     Args: as :func:`value_loss`; torch tensors must not require a gradient, or gradients be off.

@@ -66,7 +66,8 @@ class RlkEmbeddingMethod(UnquantizedEmbeddingMethod):
         return linear(layer, x, bias)
 
     def embedding(self, layer: torch.nn.Module, input_: Tensor) -> Tensor:
-        rows: Tensor = rk.embedding(input_, layer.weight.data)
+        table: Any = layer.weight.data
+        rows: Tensor = rk.embedding(input_, table)
         return rows
 
 

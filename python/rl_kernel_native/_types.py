@@ -1,0 +1,85 @@
+"""Types of public signatures, for type checkers and readers: arrays of any framework, and results that hold them.
+
+A checker takes torch in for torch out, NumPy in for NumPy out, JAX in for JAX out; any other array that speaks DLPack
+comes back as an :class:`AnyArray`.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+
+
+class AnyArray(Protocol):
+    """An array that speaks DLPack: of torch, NumPy, JAX, CuPy or any other framework."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
+DType: TypeAlias = Any  # a framework's dtype, or the name of one
+Exp: TypeAlias = Literal["hardware", "portable"] | None
+Engine: TypeAlias = Literal["auto", "native"]
+OnBadId: TypeAlias = Literal["nan", "raise"]
+Estimator: TypeAlias = Literal["k1", "k2", "k3", "abs"]
+Aggregation: TypeAlias = Literal[
+    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "constant"
+]
+GroupKind: TypeAlias = Literal[
+    "grpo", "grpo_trl", "dr_grpo", "rloo", "remax", "opo", "passk", "gpg", "reinforce_pp", "reinforce_pp_baseline"
+]
+PreferenceKind: TypeAlias = Literal[
+    "dpo",
+    "sigmoid_norm",
+    "hinge",
+    "ipo",
+    "exo_pair",
+    "nca_pair",
+    "robust",
+    "bco_pair",
+    "sppo_hard",
+    "aot",
+    "aot_unpaired",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+    "kto",
+    "apo_zero_unpaired",
+    "cpo",
+    "simpo",
+    "alphapo",
+    "orpo",
+]
+
+if TYPE_CHECKING:
+    from typing import Generic as Generic
+    from typing import NamedTuple as NamedTuple
+
+    import jax
+    import torch
+    from numpy.typing import NDArray
+
+    ArrayT = TypeVar("ArrayT", torch.Tensor, NDArray[Any], jax.Array, AnyArray)
+else:
+    ArrayT = TypeVar("ArrayT")
+
+    class _Bases:
+        """Stands for `bases` in a class statement."""
+
+        def __init__(self, *bases: Any) -> None:
+            self.bases = bases
+
+        def __mro_entries__(self, _: Any) -> tuple[Any, ...]:
+            return self.bases
+
+    class Generic:
+        """No base of a named tuple, which Python 3.10 refuses beside NamedTuple."""
+
+        def __class_getitem__(cls, _: Any) -> _Bases:
+            return _Bases()
+
+    NamedTuple = _Bases(*typing.NamedTuple.__mro_entries__((typing.NamedTuple,)))
