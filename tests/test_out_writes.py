@@ -1,0 +1,74 @@
+"""Every write of a caller's array is counted: autograd must refuse to use a saved tensor that a call overwrote.
+
+A table of all calls that write an array of the caller's, by torch and by other arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl_kernel_native as rk
+
+torch = pytest.importorskip("torch")
+
+LOGITS = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+TARGET, ONES = np.array([1, 2, 3]), np.ones(3, np.float32)
+X, DY = np.ones((3, 32), np.float32), np.ones((3, 8), np.float32)
+CACHE, NEW, SLOTS = (2, 4, 1, 8), np.ones((3, 1, 8), np.float32), np.array([0, 5, 2])
+
+Call = Callable[[Callable[[Any], Any], Any], Any]
+# name: (shape of what is written, call(given, written)); ``given`` makes a tensor or leaves NumPy's array.
+WRITES: dict[str, tuple[tuple[int, ...], Call]] = {
+    "logprob(out=)": ((3,), lambda g, out: rk.logprob(g(LOGITS), g(TARGET), out=out)),
+    "logprob(out=) of two": (
+        (3,),
+        lambda g, out: rk.logprob(g(LOGITS), g(TARGET), return_lse=True, out=(torch.empty(3), out)),
+    ),
+    "logprob_backward(out=)": (
+        (3, 8),
+        lambda g, out: rk.logprob_backward(g(LOGITS), g(TARGET), g(ONES), dlogprob=g(ONES), out=out),
+    ),
+    "linear_weight_grad(out=)": ((8, 32), lambda g, out: rk.linear_weight_grad(g(DY), g(X), out=out)),
+    "linear_weight_grad(main_grad=)": ((8, 32), lambda g, out: rk.linear_weight_grad(g(DY), g(X), main_grad=out)),
+    "rms_norm_backward(main_grad=)": (
+        (32,),
+        lambda g, out: rk.rms_norm_backward(g(X), g(X), g(X[0]), 1e-6, main_grad=out),
+    ),
+    "embedding_backward(main_grad=)": (
+        (8, 32),
+        lambda g, out: rk.embedding_backward(g(X), g(TARGET), 8, main_grad=out),
+    ),
+    "kv_cache_append's keys": (
+        CACHE,
+        lambda g, out: rk.kv_cache_append(g(NEW), g(NEW), out, torch.zeros(CACHE), g(SLOTS)),
+    ),
+    "kv_cache_append's values": (
+        CACHE,
+        lambda g, out: rk.kv_cache_append(g(NEW), g(NEW), torch.zeros(CACHE), out, g(SLOTS)),
+    ),
+}
+
+
+@pytest.mark.parametrize("given", [torch.from_numpy, np.asarray], ids=["torch", "numpy"])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_is_counted(name: str, given: Any) -> None:
+    shape, call = WRITES[name]
+    written = torch.zeros(shape)
+    call(given, written)
+    assert written._version == 1
+    assert written.any(), "it was written"
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_saved_tensor_that_was_written_stops_backward(name: str) -> None:
+    shape, call = WRITES[name]
+    saved = torch.zeros(shape)
+    x = torch.ones(shape, requires_grad=True)
+    loss = (x * saved).sum()
+    call(torch.from_numpy, saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
