@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Plants faults one at a time, runs the tests that should notice, and prints those that nobody noticed.
+
+    python tools/mutate.py --list                        # what would be planted
+    python tools/mutate.py --layer python                # the drawn faults of one layer
+    python tools/mutate.py --only python/rl_kernel_native/ops/pack.py:41:bound
+
+Faults are drawn by rule: every file and every kind of fault in turn, at a place that the seed picks. The work is done
+in a copy of the tree, ``build/mutate``, where the extension is built incrementally; a fault in Python needs no build.
+A fault that changes nothing observable stands in EQUIVALENT with the reason, and counts neither way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "python/rl_kernel_native"
+# A layer's files. A pure declaration of shapes and types is no place for a fault, so headers of contracts are left out.
+LAYERS = {
+    "python": [f"{PACKAGE}/ops/*.py", f"{PACKAGE}/_*.py"],
+    "bindings": ["cpp/bindings/*.cpp", "cpp/bindings/*.h"],
+    "kernels": ["cpp/cpu/*.cpp", "cpp/cpu/*.h", "cpp/include/rlk/kernels/*.h", "cpp/include/rlk/math/*.h"],
+}
+LEFT_OUT = {"_trace.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
+COUNT = {"python": 70, "bindings": 30, "kernels": 60}
+
+# What tests a file that belongs to no operator: those whose subject it is.
+SHARED = {
+    "_check": ["test_bad_input", "test_words", "test_token_model"],
+    "_dispatch": ["test_frameworks", "test_bad_input", "test_out_writes"],
+    "_main_grad": ["test_linear_bad_output", "test_rms_norm_engine", "test_overlaps"],
+    "_engine": ["test_engine", "test_torch"],
+    "_operator": ["test_engine", "test_torch"],
+    "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
+    "tokens": ["test_token_model", "test_exact_bounds"],
+}
+ANY = ["test_token_model", "test_exact_bounds", "test_out_writes", "test_bad_input"]
+
+# PATH: TEXT OF THE LINE -> why no test can notice. A line that changes leaves the table and is judged anew.
+EQUIVALENT: dict[tuple[str, str], str] = {}
+
+
+class Fault(NamedTuple):
+    layer: str
+    path: str
+    line: int
+    kind: str
+    begin: int  # of the replaced text in the file
+    end: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}:{self.line}:{self.kind}"
+
+
+COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
+SUMS = {"+": "-", "-": "+", "*": "+", "//": "*", "<<": ">>", ">>": "<<"}
+
+
+def python_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
+    """Each possible fault: its kind, where the replaced text begins and ends, and what stands there instead."""
+    starts = [0]
+    for line in source.encode().split(b"\n"):
+        starts.append(starts[-1] + len(line) + 1)
+
+    def at(line: int, column: int) -> int:
+        return len(source.encode()[: starts[line - 1] + column].decode())
+
+    def between(left: ast.expr, right: ast.expr, table: dict[str, str]) -> tuple[int, int, str] | None:
+        begin = at(left.end_lineno or 0, left.end_col_offset or 0)
+        gap = source[begin : at(right.lineno, right.col_offset)]
+        found = re.search(r"is not|<<|>>|//|[<>=!]=|\bis\b|[<>+*-]", gap)
+        if not found or found[0] not in table:
+            return None
+        return begin + found.start(), begin + found.end(), table[found[0]]
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
+                if place := between(left, right, COMPARISONS):
+                    yield "bound", *place
+        elif isinstance(node, ast.BinOp):
+            if place := between(node.left, node.right, SUMS):
+                yield "sum", *place
+        elif isinstance(node, ast.BoolOp):
+            begin = at(node.values[0].end_lineno or 0, node.values[0].end_col_offset or 0)
+            old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+            where = source.index(old, begin)
+            yield "logic", where, where + len(old), new
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            begin = at(node.lineno, node.col_offset)
+            yield "not", begin, begin + 4, ""
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            begin, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
+            yield "constant", begin, end, str(node.value + 1)
+        elif isinstance(node, ast.Constant) and type(node.value) is bool:
+            begin, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
+            yield "flag", begin, end, str(not node.value)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            begin, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
+            yield "call", begin, end, "None"
+        elif isinstance(node, ast.If):
+            begin = at(node.test.lineno, node.test.col_offset)
+            end = at(node.test.end_lineno or 0, node.test.end_col_offset or 0)
+            yield "branch", begin, end, "False"
+
+
+CPP_KINDS: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "bound": [(r"(?<=[\w)\]]) (<|<=|>|>=) (?=[\w(-])", COMPARISONS)],
+    "equality": [(r"(?<=[\w)\]]) (==|!=) (?=[\w(-])", COMPARISONS)],
+    "sum": [(r"(?<=[\w)\]]) (\+|-|\*) (?=[\w(])", SUMS)],
+    "logic": [(r" (&&|\|\|) ", {"&&": "||", "||": "&&"})],
+    "extremum": [(r"\bstd::(max|min)\b", {"max": "min", "min": "max"})],
+    "constant": [(r"(?<=[ (])(0\.0f|1\.0f|0\.5f)(?=[,;) ])", {"0.0f": "1.0f", "1.0f": "0.0f", "0.5f": "0.25f"})],
+    "not": [(r"if \((!)", {"!": ""})],
+    "call": [(r"(?m)^  +((?:check|require|refuse|note|count)\w*\([^;\n]*\));", {})],
+}
+
+
+def cpp_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
+    blank = re.sub(
+        r'//[^\n]*|"(?:[^"\\\n]|\\.)*"|^#[^\n]*|template <[^\n]*|\boperator\S+',
+        lambda m: " " * len(m[0]), source, flags=re.M,
+    )  # fmt: skip
+    for kind, patterns in CPP_KINDS.items():
+        for pattern, table in patterns:
+            for found in re.finditer(pattern, blank):
+                yield kind, found.start(1), found.end(1), table.get(found[1], "(void)0")
+
+
+def faults_of(layer: str) -> list[Fault]:
+    found = []
+    paths = sorted({p for pattern in LAYERS[layer] for p in ROOT.glob(pattern)})
+    for path in paths:
+        if path.name in LEFT_OUT:
+            continue
+        source, name = path.read_text(), str(path.relative_to(ROOT))
+        of_file = python_faults(source) if path.suffix == ".py" else cpp_faults(source)
+        for kind, begin, end, text in of_file:
+            found.append(Fault(layer, name, source.count("\n", 0, begin) + 1, kind, begin, end, text))
+    return found
+
+
+def drawn(layer: str, count: int, seed: int) -> list[Fault]:
+    """Files in turn, and of each file the kind that was drawn least so far."""
+    rng = random.Random(f"{layer} {seed}")
+    left: dict[str, list[Fault]] = {}
+    for fault in faults_of(layer):
+        left.setdefault(fault.path, []).append(fault)
+    kinds: Counter[str] = Counter()
+    chosen: list[Fault] = []
+    while left and len(chosen) < count:
+        paths = sorted(left)
+        rng.shuffle(paths)
+        for path in paths[: count - len(chosen)]:
+            least = min(kinds[f.kind] for f in left[path])
+            fault = rng.choice([f for f in left[path] if kinds[f.kind] == least])
+            kinds[fault.kind] += 1
+            chosen.append(fault)
+            left[path] = [f for f in left[path] if f.line != fault.line]
+            if not left[path]:
+                del left[path]
+    return sorted(chosen)
+
+
+def tests_of(fault: Fault) -> list[str]:
+    """The operator's own tests, else those of the shared file."""
+    stem = Path(fault.path).stem
+    for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill"):
+        stem = stem.removesuffix(suffix)
+    stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
+    own = sorted(p.stem for p in (ROOT / "tests").glob(f"test_{stem}*.py"))
+    shared = SHARED.get(Path(fault.path).stem, [])
+    return [f"tests/{name}.py" for name in dict.fromkeys([*own, *shared, *ANY]) if (ROOT / f"tests/{name}.py").exists()]
+
+
+class Copy:
+    """The tree in build/mutate, where faults are planted."""
+
+    def __init__(self) -> None:
+        self.root = ROOT / "build" / "mutate"
+        self.root.mkdir(parents=True, exist_ok=True)
+        for name in ("python", "cpp", "tests", "cmake", "bench", "tools", "examples", "docs"):
+            self.copy(ROOT / name)
+        for path in ROOT.glob("*.*"):
+            if path.is_file():
+                self.refresh(path)
+
+    def copy(self, folder: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                self.refresh(path)
+
+    def refresh(self, path: Path) -> None:
+        """Files that did not change keep their time, so that a build is incremental."""
+        to = self.root / path.relative_to(ROOT)
+        if to.exists() and to.read_bytes() == path.read_bytes():
+            return
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.unlink(missing_ok=True)
+        shutil.copyfile(path, to)
+
+    def build(self) -> bool:
+        """Whether the extension compiles; it lies beside the copy's Python files."""
+        configured = self.root / "build" / "cpu" / "build.ninja"
+        options = ["-DRLK_BUILD_PYTHON=ON", "-DRLK_BUILD_TESTS=OFF", "-DRLK_BUILD_BENCH=OFF", "-Wno-dev"]
+        commands = [["cmake", "--build", "build/cpu", "--target", "_C"]]
+        if not configured.exists():
+            python = f"-DPython_EXECUTABLE={sys.executable}"
+            commands.insert(0, ["cmake", "--preset", "cpu", *options, python])
+        for command in commands:
+            if subprocess.run(command, cwd=self.root, capture_output=True).returncode:
+                return False
+        for made in (self.root / "build" / "cpu").glob("_C*.so"):
+            to = self.root / PACKAGE / made.name
+            to.unlink(missing_ok=True)
+            shutil.copyfile(made, to)
+        return True
+
+    def notices(self, fault: Fault, limit_s: float) -> str:
+        """The test that fails, or "" if none does."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m",
+                   "not gpu and not slow and not alone", *tests_of(fault)]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=limit_s
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end within {limit_s:.0f} s"
+        if not done.returncode:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+        return failed[1] if failed else f"pytest ended with {done.returncode}"
+
+    def plant(self, fault: Fault, limit_s: float) -> str:
+        path = self.root / fault.path
+        whole = path.read_text()
+        is_python = fault.layer == "python"
+        path.write_text(whole[: fault.begin] + fault.text + whole[fault.end :])
+        try:
+            if not is_python and not self.build():
+                return "the compiler"
+            return self.notices(fault, limit_s)
+        finally:
+            path.write_text(whole)
+
+
+def shown(fault: Fault) -> str:
+    source = (ROOT / fault.path).read_text()
+    line = source.split("\n")[fault.line - 1].strip()
+    return f"{line}   [{source[fault.begin : fault.end]} -> {fault.text or 'nothing'}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layer", choices=LAYERS, action="append", help="one or more; all by default")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, help="faults of each layer")
+    parser.add_argument("--only", action="append", help="the name of a fault, as --list prints it; or part of one")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of one fault")
+    arguments = parser.parse_args()
+    layers = arguments.layer or list(LAYERS)
+    faults = [f for layer in layers for f in drawn(layer, arguments.count or COUNT[layer], arguments.seed)]
+    if arguments.only:
+        everything = [f for layer in layers for f in faults_of(layer)]
+        faults = [f for f in everything if any(part in f.name for part in arguments.only)]
+    if arguments.list:
+        for fault in faults:
+            print(fault.name, "  ", shown(fault))
+        print(
+            f"{len(faults)} faults: {dict(Counter(f.layer for f in faults))}, {dict(Counter(f.kind for f in faults))}"
+        )
+        return 0
+    copy = Copy()
+    if not copy.build():
+        print("the tree itself does not build")
+        return 2
+    noticed: Counter[str] = Counter()
+    survivors = []
+    for fault in faults:
+        line = (ROOT / fault.path).read_text().split("\n")[fault.line - 1].strip()
+        if reason := EQUIVALENT.get((fault.path, line)):
+            print(f"equivalent {fault.name}: {reason}", flush=True)
+            continue
+        began = time.monotonic()
+        by = copy.plant(fault, arguments.limit)
+        noticed[fault.layer] += bool(by)
+        if not by:
+            survivors.append(fault)
+        print(
+            f"{'noticed ' if by else 'SURVIVES'} {fault.name} by {by or 'nobody'} ({time.monotonic() - began:.0f} s)",
+            flush=True,
+        )
+    copy.build()
+    total = sum(noticed.values()) + len(survivors)
+    print(f"\n{sum(noticed.values())} of {total} noticed: {dict(noticed)}; survivors:")
+    for fault in survivors:
+        print(fault.name, "  ", shown(fault))
+    return int(sum(noticed.values()) < 0.95 * total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
