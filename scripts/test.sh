@@ -3,7 +3,7 @@
 #   lint      ruff, clang-format, mypy, types of public names (tools/check_types.py), sentences (tools/check_prose.py)
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
-#   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and a patched model; skipped where its
+#   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and patched trainers; skipped where its
 #             wheel cannot be fetched
 #   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
 #   hip       the HIP kernels compile without spills (preset hip) and serve Python under the emulation; skipped without
@@ -91,7 +91,14 @@ stage_engines() {
     return
   fi
   ((status == 0)) || return $status
-  PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 tests/test_vllm.py
+  local path=$PWD/build/engines
+  if pip install -q --no-deps --no-compile --upgrade --target build/megatron -r scripts/requirements-megatron.txt; then
+    path=$PWD/build/megatron:$path
+    export RLK_REQUIRE_MEGATRON=1
+  else
+    echo "SKIPPED: megatron-core cannot be fetched here, so it was no trainer"
+  fi
+  PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 360 python -m pytest -q --durations=5 tests/test_megatron.py tests/test_vllm.py
 }
 
 stage_cuda() {

@@ -12,6 +12,7 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,8 +194,8 @@ def test_two_contracts_are_not_aligned() -> None:
         "last_rank": [2], "tokens": [5], "redrawn": [5],
     }  # fmt: skip
     base = {
-        "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "preemptions": 0, "prefix_cache_hits": 0,
-        "replayed": 0,
+        "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "runner": "V1", "preemptions": 0,
+        "prefix_cache_hits": 0, "replayed": 0,
     }  # fmt: skip
 
     def traced(contract: str, *operators: str) -> dict[str, Any]:
@@ -222,7 +223,9 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadInput, match=r"expected a vocab_size in config\.json, got None"):
         align.request_of(tmp_path)
-    with pytest.raises(BadInput, match="--settings best: expected stock, canonical-blas, rk"):
+    with pytest.raises(BadInput, match="--trainer best: expected hf, fsdp2, megatron"):
+        align.align(align.Request("none", 5), ["rk"], ["best"])
+    with pytest.raises(BadInput, match="--settings best: expected stock, canonical-blas, rk, rk-v1"):
         align.align(align.Request("none", 5), ["best"])
 
 
@@ -255,12 +258,19 @@ import vllm.plugins
 def functions():
     return {hook.place: getattr(*versions.find(hook.place)) for hook in versions.HOOKS}
 
+def identity():
+    # What vLLM's compile cache names the artifacts of an engine by, in one VLLM_CACHE_ROOT.
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = EngineArgs(model=sys.argv[1], skip_tokenizer_init=True, max_model_len=64)
+    return arguments.create_engine_config().compute_hash()
+
 before, registered = functions(), dict(op_registry_oot)
 import rl_kernel_native.integrations.vllm as plugin
 vllm.plugins.load_plugins_by_group = lambda group: {"rl_kernel_native": plugin.plugin}
 vllm.plugins.load_general_plugins()
 after = functions()
-assert all(before[place] is after[place] for place in before), "replaced while it is off"
+assert all(before[place] == after[place] for place in before), "replaced while it is off"
 assert op_registry_oot == registered == {}
 assert "rl_kernel_native.integrations.vllm.hooks" not in sys.modules
 
@@ -276,8 +286,16 @@ else:
 Sampler.compute_logprobs = staticmethod(own)
 assert op_registry_oot == {}
 
+first = identity()
+assert identity() == first
 plugin.enable()
-changed = [place for place, function in functions().items() if function is not before[place]]
+with_plugin = identity()
+assert len({first, with_plugin}) == 2 and identity() == with_plugin
+from rl_kernel_native.integrations.vllm import config
+own, config.identity = config.identity, lambda: {**own(), "contract": "another"}
+assert identity() not in (first, with_plugin), "vLLM does not hash what the plugin says of itself"
+config.identity = own
+changed = [place for place, function in functions().items() if function != before[place]]
 assert "vllm.v1.sample.sampler:Sampler.compute_logprobs" in changed
 assert {"RMSNorm", "RotaryEmbedding", "SiluAndMul", "Llama3RotaryEmbedding"} <= {*op_registry_oot}
 
@@ -322,31 +340,57 @@ print("as expected")
 
 
 @needs_vllm
-def test_off_nothing_of_vllm_is_touched_and_unknown_hooks_are_refused() -> None:
+def test_off_nothing_of_vllm_is_touched_and_unknown_hooks_are_refused(model: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RLK_VLLM"}
     environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run([sys.executable, "-c", OFF], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", OFF, str(model)], env=environment, capture_output=True, text=True)
     assert done.stdout.endswith("as expected\n"), done.stdout + done.stderr
 
 
-@needs_vllm
-def test_no_token_of_a_rollout_differs_and_stock_ones_do(model: Path, tmp_path: Path) -> None:
-    """Chunked prefill, prefix caching, preemption, batches whose members change. The stock control shows that the test
-    can fail."""
+TRAINERS = ["hf", "fsdp2"] + ["megatron"] * (importlib.util.find_spec("megatron") is not None)
+
+
+@pytest.fixture(scope="session")
+def runs(model: Path) -> dict[str, Any]:
+    """The control, this library's operators with every trainer, and updates: two at a time, each of several processes.
+
+    Chunked prefill, prefix caching, preemption, batches whose members change.
+    """
     request = align.request_of(model, num_prompts=16, prompt_tokens=90, max_tokens=24, logprobs=5)
-    results = {r.setting: r for r in align.align(request, ["stock", "rk"], workers=2)}
-    ours, stock = results["rk"], results["stock"]
-    assert ours.trainer.tokens == stock.trainer.tokens > 200
-    assert ours.aligned, align.text([stock, ours])
-    assert (ours.ranks, ours.redrawn, stock.redrawn) == (0, 0, None)
-    assert ours.preemptions > 0
-    assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
-    assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}
+    few = align.request_of(model, num_prompts=2, prompt_tokens=20, max_tokens=6)
+    with ThreadPoolExecutor(2) as pool:
+        ours = pool.submit(align.align, request, ["rk"], TRAINERS)
+        stock = pool.submit(align.align, request, ["stock"])
+        steps = pool.submit(align.updates, few, 3)
+        return {"request": request, "rk": ours.result(), "stock": stock.result()[0], "steps": steps.result()}
+
+
+@needs_vllm
+def test_no_token_of_a_rollout_differs_and_stock_ones_do(runs: dict[str, Any], tmp_path: Path) -> None:
+    """The stock control shows that the test can fail."""
+    stock = runs["stock"]
+    assert [r.trained_by for r in runs["rk"]] == TRAINERS
+    for ours in runs["rk"]:
+        assert ours.trainer.tokens == stock.trainer.tokens > 200
+        assert ours.aligned, align.text([stock, *runs["rk"]])
+        assert (ours.ranks, ours.redrawn, stock.redrawn) == (0, 0, None)
+        assert ours.preemptions > 0
+        assert ours.prefix_cache_hits > 0
+        assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
+        assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
+        assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}
     assert stock.served["rollout"]["calls"] == stock.served["trainer"]["calls"] == {}
-    assert ours.prefix_cache_hits > 0
-    assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
     assert stock.trainer.differing > 0, "the control does not differ: the comparison would not see a difference"
-    align.write_report(tmp_path, request, [stock, ours])
+    align.write_report(tmp_path, runs["request"], [stock, *runs["rk"]], runs["steps"])
     report = json.loads((tmp_path / "align.json").read_text())
-    assert [r["aligned"] for r in report["results"]] == [False, True]
+    assert [r["aligned"] for r in report["results"]] == [False] + [True] * len(TRAINERS)
+    assert [s["ratio_not_one"] for s in report["updates"]] == [0, 0, 0]
     assert "max |dlogp|" in (tmp_path / "align.html").read_text()
+
+
+@needs_vllm
+def test_the_ratio_is_one_before_every_update(runs: dict[str, Any]) -> None:
+    for step in runs["steps"]:
+        assert step.tokens == 2 * 4 * 6
+        assert (step.ratio_not_one, step.max_abs_dlogp) == (0, 0.0), align.text_of_updates(runs["steps"])
+        assert step.moved > 0, "the update changed nothing, so the next ratio would be 1 without a sync"

@@ -1,17 +1,37 @@
-"""`rlk align` on a GPU, for models of random weights made on the spot: `python tools/align_gpu.py OUT [MODEL ...]`.
+"""`rlk align` on a GPU, for models of random weights made on the spot, without a network.
 
-Needs vLLM 0.26.0 with its libraries, transformers and this package, and no network. MODEL is small (344M), wide
-(8B-shaped, 2 layers) or whole (8B-shaped, 36 layers); by default small and wide. OUT gets a model, align.json and
-align.html each.
+    python tools/align_gpu.py OUT MODEL [SETTINGS [TRAINERS [UPDATES]]]
 
-Expected of every model: setting rk differs at no token from prefill and trainer, both settings of vLLM's own operators
-differ, and rk generates at least 0.98 times as many tokens a second as stock. The exit status is 1 where rk differs.
+MODEL is small (344M), wide (8B-shaped, 2 layers) or whole (8B-shaped, 36 layers). OUT/MODEL gets a model and, by
+settings, align.json and align.html. The exit status is 1 where a setting of this library differs. Results are printed
+and written after every setting, so a command that is cut off loses one.
+
+PYTHONPATH has vLLM 0.26.0 with its libraries and packages (scripts/requirements-vllm.txt), megatron-core
+(scripts/requirements-megatron.txt), and this package, built for the GPU.
+
+transformers is 5.14 or later. torch is 2.11, which vLLM's wheel pins, with Triton: without it vLLM runs its first model
+runner.
+
+The commands, in this order; a later one is of use only where those before it succeed:
+
+    python tools/align_gpu.py "$OUT" small stock,rk hf            # the second runner, CUDA graphs, torch.compile
+    python tools/align_gpu.py "$OUT" small rk-v1 hf,megatron 3    # the first runner; Megatron; updates with weight sync
+    python tools/align_gpu.py "$OUT" small canonical-blas hf      # vLLM's own operators without split products
+    python tools/align_gpu.py "$OUT" wide stock,rk hf,megatron
+    python tools/align_gpu.py "$OUT" whole rk hf
+    python tools/align_gpu.py "$OUT" small rk fsdp2               # on two GPUs
+
+Settings rk and rk-v1 are expected to differ at no token from prefill and trainer. No token is drawn otherwise, and
+every ratio is 1. stock and canonical-blas differ. rk generates at least 0.98 times as many tokens a
+second as stock.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +41,12 @@ SHAPES: dict[str, dict[str, int]] = {
     "whole": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
 # 128 prompts x 64 tokens: 8192 at most.
-OPTIONS = ("--prompts", "128", "--prompt-tokens", "512", "--max-tokens", "64", "--settings", "stock,canonical-blas,rk")
+REQUEST: dict[str, Any] = {"num_prompts": 128, "prompt_tokens": 512, "max_tokens": 64, "logprobs": 5}
+UPDATES: dict[str, Any] = {"num_prompts": 8, "prompt_tokens": 64, "max_tokens": 32, "gpu_memory": 0.3}
+ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}  # fmt: skip
 
 
 def make(folder: Path, shape: dict[str, int]) -> None:
@@ -30,31 +55,41 @@ def make(folder: Path, shape: dict[str, int]) -> None:
 
     options: dict[str, Any] = {
         **shape, "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
-        "tie_word_embeddings": shape["hidden_size"] == 1024,
+        "tie_word_embeddings": shape["hidden_size"] == 1024, "initializer_range": 0.03,
     }  # fmt: skip
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)  # the largest does not fit in float32 beside its copy
     with torch.device("cuda"):
-        model = Qwen3ForCausalLM(Qwen3Config(**options)).to(torch.bfloat16)
+        model = Qwen3ForCausalLM(Qwen3Config(**options))
     model.save_pretrained(folder)
 
 
-def main(arguments: list[str]) -> int:
-    if not arguments or set(arguments[1:]) - set(SHAPES):
-        print(__doc__, file=sys.stderr)
-        return 2
-    status = 0
-    for name in arguments[1:] or ("small", "wide"):
-        out = Path(arguments[0]) / name
-        if not (out / "model" / "config.json").is_file():
-            subprocess.run([sys.executable, __file__, "--make", str(out / "model"), name], check=True)
-        command = [sys.executable, "-c", "from rl_kernel_native.consistency.main import main; main()", "align"]
-        done = subprocess.run([*command, "--model", str(out / "model"), "--report", str(out), *OPTIONS])
-        status = status or done.returncode
-    return status
+def main(out: str, name: str, settings: str = "stock,rk", trainers: str = "hf", updates: str = "0") -> int:
+    # Without the command's own packages, which a GPU machine need not have.
+    from rl_kernel_native.consistency import align
+
+    folder = Path(out) / name
+    if not (folder / "model" / "config.json").is_file():
+        subprocess.run([sys.executable, __file__, "--make", str(folder / "model"), name], check=True)
+    start, model = time.perf_counter(), folder / "model"
+    results, steps = [], []
+    for setting in settings.split(","):
+        results += align.align(align.request_of(model, **REQUEST), [setting], trainers.split(","))
+        print(align.text(results), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
+        align.write_report(folder / settings.replace(",", "_"), align.request_of(model, **REQUEST), results)
+    if int(updates):
+        steps = align.updates(align.request_of(model, **UPDATES), int(updates))
+        print(align.text_of_updates(steps), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
+        align.write_report(folder / settings.replace(",", "_"), align.request_of(model, **REQUEST), results, steps)
+    return int(not all(r.aligned for r in results if r.is_served) or any(s.ratio_not_one for s in steps))
 
 
 if __name__ == "__main__":
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     if sys.argv[1:2] == ["--make"]:
         make(Path(sys.argv[2]), SHAPES[sys.argv[3]])
+    elif len(sys.argv) < 3 or sys.argv[2] not in SHAPES:
+        sys.exit(__doc__)
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main(*sys.argv[1:]))

@@ -24,9 +24,11 @@ SETTINGS: dict[str, dict[str, str]] = {
     "stock": {"RLK_VLLM": "0"},
     "canonical-blas": {"RLK_VLLM": "0", "CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"},
     "rk": {"RLK_VLLM": "check"},
+    "rk-v1": {"RLK_VLLM": "check", "VLLM_USE_V2_MODEL_RUNNER": "0"},  # the first runner, on GPUs too
 }
 ROLLOUTS = ("vllm",)
-TRAINERS = ("hf",)
+TRAINERS = ("hf", "fsdp2", "megatron")
+SHARDS = 2  # processes of fsdp2
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Result:
-    """What one setting gives.
+    """What one setting gives with one trainer.
 
     Attributes:
+        runner: vLLM's model runner, V1 or V2.
         ranks: tokens whose rank is another in the trainer's logits.
         redrawn: tokens that rk.sample draws otherwise from the trainer's logits and the request's seed, or the engine
             itself in another batch; None where vLLM's own sampler drew them.
@@ -70,10 +73,12 @@ class Result:
     """
 
     setting: str
+    trained_by: str
     prefill: Difference
     trainer: Difference
     tokens_per_second: float
     device: str
+    runner: str
     ranks: int
     redrawn: int | None
     preemptions: int
@@ -82,9 +87,18 @@ class Result:
     same_contract: bool | None
 
     @property
+    def is_served(self) -> bool:
+        """By this library's operators."""
+        return serves(self.setting)
+
+    @property
     def aligned(self) -> bool:
         numbers = (self.prefill.differing, self.trainer.differing, self.ranks, self.redrawn)
         return numbers == (0, 0, 0, 0) and self.same_contract is True
+
+
+def serves(setting: str) -> bool:
+    return SETTINGS[setting]["RLK_VLLM"] == "check"
 
 
 def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
@@ -109,15 +123,17 @@ def _outside(ranks: list[int], first: list[int], last: list[int]) -> int:
     return sum(not low <= rank <= high for rank, low, high in zip(ranks, first, last, strict=True))
 
 
-def result_of(setting: str, answer: dict[str, Any]) -> Result:
+def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> Result:
     served = {side: answer[f"{side}_trace"] for side in ("rollout", "trainer")}
     contracts = {trace["contract"] if trace["calls"] else None for trace in served.values()}
     return Result(
         setting=setting,
+        trained_by=trained_by,
         prefill=difference(answer["sequences"], "prefill"),
         trainer=difference(answer["sequences"], "trainer"),
         tokens_per_second=answer["tokens_per_second"],
         device=answer["device"],
+        runner=answer["runner"],
         ranks=sum(_outside(s["ranks"], s["first_rank"], s["last_rank"]) for s in answer["sequences"]),
         redrawn=None
         if answer["replayed"] is None
@@ -140,32 +156,70 @@ def request_of(model: Path, **options: Any) -> Request:
     return Request(str(model.resolve()), vocab_size, **options)
 
 
-def align(request: Request, settings: Sequence[str], *, workers: int = 1) -> list[Result]:
-    """Runs the settings, ``workers`` at a time; tokens a second mean something with one.
+def align(
+    request: Request, settings: Sequence[str], trainers: Sequence[str] = ("hf",), *, workers: int = 1
+) -> list[Result]:
+    """Runs the settings, ``workers`` at a time; tokens a second mean something with one. Trainers share a rollout.
 
     Raises: BadInput for another name; RuntimeError where a process fails.
     """
     for name in settings:
         if name not in SETTINGS:
             raise BadInput(f"--settings {name}: expected {', '.join(SETTINGS)}")
+    for name in trainers:
+        if name not in TRAINERS:
+            raise BadInput(f"--trainer {name}: expected {', '.join(TRAINERS)}")
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda name: _result(request, name), settings))
+        return [r for found in pool.map(lambda name: _results(request, name, trainers), settings) for r in found]
 
 
-def _result(request: Request, setting: str) -> Result:
+def _results(request: Request, setting: str, trainers: Sequence[str]) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"
-        file.write_text(json.dumps({**asdict(request), "setting": setting}))
-        for part in ("align_rollout", "align_trainer"):
-            _run(part, file, setting)
-        return result_of(setting, json.loads(file.read_text()))
+        file.write_text(json.dumps({**asdict(request), "setting": setting, "served": serves(setting)}))
+        _run("align_rollout", file, setting)
+        rollout, found = json.loads(file.read_text()), []
+        for name in trainers:
+            file.write_text(json.dumps({**rollout, "trained_by": name}))
+            _run("align_trainer", file, setting, SHARDS if name == "fsdp2" else 1)
+            found.append(result_of(setting, json.loads(file.read_text()), name))
+        return found
 
 
-def _run(part: str, file: Path, setting: str) -> None:
+@dataclass(frozen=True)
+class Step:
+    """One GRPO update with weight sync.
+
+    Attributes:
+        ratio_not_one: tokens whose ratio of new to old policy, before the update, is not exactly 1.
+        moved: tokens of the first completion to which the updated model gives another log-probability.
+    """
+
+    tokens: int
+    ratio_not_one: int
+    max_abs_dlogp: float
+    reward: float
+    moved: int
+
+
+def updates(request: Request, steps: int) -> list[Step]:
+    """GRPO updates in setting rk, the engine running on with each one's weights.
+
+    Raises: RuntimeError where the process fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "request.json"
+        file.write_text(json.dumps({**asdict(request), "steps": steps}))
+        _run("align_steps", file, "rk")
+        return [Step(**step) for step in json.loads(file.read_text())["updates"]]
+
+
+def _run(part: str, file: Path, setting: str, processes: int = 1) -> None:
     environment = {
         **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", **SETTINGS[setting],
     }  # fmt: skip
-    command = [sys.executable, "-m", f"rl_kernel_native.consistency.{part}", str(file)]
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] * (processes > 1)
+    command = [sys.executable, *several, "-m", f"rl_kernel_native.consistency.{part}", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{setting}: {part} failed:\n" + (done.stdout + done.stderr)[-6000:])
@@ -174,9 +228,9 @@ def _run(part: str, file: Path, setting: str) -> None:
 # ---- what is said of it ----------------------------------------------------------------------------------------------
 
 HEAD = (
-    "setting", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|", "against trainer: differing",
-    "max |dlogp|", "mean |dlogp|", "KL k3", "other rank", "drawn otherwise", "tok/s", "preemptions", "cached tokens",
-    "same contract",
+    "setting", "runner", "trainer", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|",
+    "against trainer: differing", "max |dlogp|", "mean |dlogp|", "KL k3", "other rank", "drawn otherwise",
+    "tok/s", "preemptions", "cached tokens",    "same contract",
 )  # fmt: skip
 
 
@@ -184,7 +238,8 @@ def rows(results: Sequence[Result]) -> list[list[Any]]:
     said = {True: "yes", False: "NO", None: "-"}
     return [
         [
-            r.setting, r.trainer.tokens, r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
+            r.setting, r.runner, r.trained_by, r.trainer.tokens,
+            r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
             r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
             r.ranks, "-" if r.redrawn is None else r.redrawn,
             r.tokens_per_second, r.preemptions, r.prefix_cache_hits, said[r.same_contract],
@@ -199,19 +254,31 @@ def text(results: Sequence[Result]) -> str:
     return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
 
 
-def as_json(request: Request, results: Sequence[Result]) -> dict[str, Any]:
-    return {"request": asdict(request), "results": [{**asdict(r), "aligned": r.aligned} for r in results]}
+def text_of_updates(steps: Sequence[Step]) -> str:
+    return "\n".join(
+        f"update {i}: ratio other than 1 at {s.ratio_not_one} of {s.tokens} tokens, max |dlogp| {s.max_abs_dlogp:.4g}, "
+        f"reward {s.reward:.4g}, {s.moved} log-probabilities moved"
+        for i, s in enumerate(steps)
+    )
 
 
-def write_report(directory: Path, request: Request, results: Sequence[Result]) -> None:
+def as_json(request: Request, results: Sequence[Result], steps: Sequence[Step] = ()) -> dict[str, Any]:
+    return {
+        "request": asdict(request),
+        "results": [{**asdict(r), "aligned": r.aligned} for r in results],
+        "updates": [asdict(s) for s in steps],
+    }
+
+
+def write_report(directory: Path, request: Request, results: Sequence[Result], steps: Sequence[Step] = ()) -> None:
     """align.json and align.html."""
     from .page import table_page
 
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "align.json").write_text(json.dumps(as_json(request, results), indent=1) + "\n")
+    (directory / "align.json").write_text(json.dumps(as_json(request, results, steps), indent=1) + "\n")
     title = f"vLLM's rollout against its prefill and a trainer: {request.model}"
     calls = {
-        f"{r.setting}: {side} was served by": ", ".join(
+        f"{r.setting}, {r.trained_by}: {side} was served by": ", ".join(
             f"{operator} {count} ({backend})"
             for operator, counts in trace["calls"].items()
             for backend, count in counts.items()

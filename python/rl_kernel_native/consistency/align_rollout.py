@@ -33,7 +33,7 @@ def prompts_of(request: dict[str, Any]) -> list[list[int]]:
     return found
 
 
-def make_engine(request: dict[str, Any], on_gpu: bool) -> Any:
+def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
     from vllm import LLM
 
     length = request["prompt_tokens"] + request["max_tokens"] + 8
@@ -52,7 +52,7 @@ def make_engine(request: dict[str, Any], on_gpu: bool) -> Any:
         options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
         # Fewer pages than eight long sequences need: some are preempted and computed again.
         options |= {"block_size": CPU_PAGE, "num_gpu_blocks_override": 2 * -(-length // CPU_PAGE) + 1}
-    return LLM(**options)
+    return LLM(**options | more)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +119,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "sequences": sequences,
         "replayed": replayed,
         "tokens_per_second": sum(counts) / seconds,
+        "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": counted["vllm:num_preemptions"],
         "prefix_cache_hits": counted["vllm:prefix_cache_hits"],

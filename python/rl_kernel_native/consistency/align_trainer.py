@@ -1,39 +1,95 @@
 """The trainer of `rlk align`, a process of its own: `python -m rl_kernel_native.consistency.align_trainer FILE`.
 
-FILE holds the rollout's answer (align_rollout.py) and gets the log-probabilities that a model of transformers gives the
-same tokens, one sequence after the other.
+FILE holds the rollout's answer (align_rollout.py) and gets the log-probabilities that a model gives the same tokens.
+
+- hf: a model of transformers, which takes a sequence after the other.
+- fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts.
+- megatron: a model of megatron-core, packed where this library serves it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+PACKED_TOKENS = 4096  # of a forward, unless one sequence is longer
 
-def answer(request: dict[str, Any]) -> None:
+
+def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bool) -> Callable[..., Iterator[Any]]:
     import torch
     from transformers import AutoModelForCausalLM
 
     import rl_kernel_native as rk
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = getattr(torch, request["dtype"])
     model: Any = AutoModelForCausalLM.from_pretrained(request["model"], dtype=dtype)
     model = model.to(device).eval()
-    served = request["setting"] == "rk"
     if served:
         request["patched"] = dict(rk.patch_model(model, strict=True))
+    if request["trained_by"] == "fsdp2":
+        shard(model, device)
+    return lambda sequences: (model(torch.tensor([ids], device=device)).logits[0] for ids in sequences)
+
+
+def shard(model: Any, device: str) -> None:
+    """Every process is given the whole model and keeps its part."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.partition(":")[0], (torch.distributed.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def of_megatron(request: dict[str, Any], device: str, dtype: Any, served: bool) -> Callable[..., Iterator[Any]]:
+    from ..integrations import megatron
+    from . import align_megatron
+
+    model = align_megatron.make(request["model"], dtype, device)
+    if not served:
+        return lambda sequences: (align_megatron.alone(model, ids, device) for ids in sequences)
+    request["patched"] = megatron.patch(model)
+    return lambda sequences: (x for pack in packs(sequences) for x in align_megatron.packed(model, pack, device))
+
+
+def packs(sequences: list[list[int]]) -> Iterator[list[list[int]]]:
+    found: list[list[int]] = []
+    for ids in sequences:
+        if found and sum(map(len, found)) + len(ids) > PACKED_TOKENS:
+            yield found
+            found = []
+        found.append(ids)
+    yield found
+
+
+def answer(request: dict[str, Any]) -> None:
+    import torch
+
+    import rl_kernel_native as rk
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if request["trained_by"] == "fsdp2":
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+        if device == "cuda":
+            device = f"cuda:{torch.distributed.get_rank()}"
+            torch.cuda.set_device(device)
+    served = request["served"]
+    make = {"hf": of_transformers, "fsdp2": of_transformers, "megatron": of_megatron}[request["trained_by"]]
+    score = make(request, device, getattr(torch, request["dtype"]), served)
+    every = [sequence["prompt"] + sequence["tokens"] for sequence in request["sequences"]]
     with torch.no_grad():
-        for sequence in request["sequences"]:
-            ids = torch.tensor([sequence["prompt"] + sequence["tokens"]], device=device)
-            logits, targets = model(ids).logits[0, :-1], ids[0, 1:]
+        for sequence, whole, row in zip(request["sequences"], every, score(every), strict=True):
+            count = len(sequence["tokens"])
+            logits, targets = row[:-1], torch.tensor(whole[1:], device=device)
             if served:
                 logprob = rk.logprob(logits, targets)
             else:
                 logprob = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
-            count = len(sequence["tokens"])
             sequence["trainer"] = logprob[-count:].tolist()
             of_tokens, tokens = logits[-count:], targets[-count:]
             # A token beside others of the same logit has several ranks: vLLM's own, or its place among the first few.
@@ -53,7 +109,12 @@ def main(path: Path) -> None:
     request = json.loads(path.read_text())
     with rk.trace() as traced:
         answer(request)
-    path.write_text(json.dumps(request | {"trainer_trace": traced.as_json()}))
+    if int(os.environ.get("RANK", "0")) == 0:
+        path.write_text(json.dumps(request | {"trainer_trace": traced.as_json()}))
+    if request["trained_by"] == "fsdp2":
+        import torch
+
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

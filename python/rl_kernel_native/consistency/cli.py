@@ -327,39 +327,44 @@ def digest(
 def run_align(
     model: Annotated[Path, typer.Option(help="A model's directory; its weights may be random.")],
     rollout: Annotated[str, typer.Option(help="The engine: vllm.")] = "vllm",
-    trainer: Annotated[str, typer.Option(help="The trainer: hf.")] = "hf",
-    settings: Annotated[str, typer.Option(help="stock, canonical-blas, rk, separated by commas.")] = "stock,rk",
+    trainer: Annotated[str, typer.Option(help="hf, fsdp2, megatron, separated by commas.")] = "hf",
+    settings: Annotated[str, typer.Option(help="stock, canonical-blas, rk, rk-v1, separated by commas.")] = "stock,rk",
     prompts: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
     prompt_tokens: Annotated[int, typer.Option(min=4, help="At most.")] = 96,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of a completion, at most.")] = 64,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     gpu_memory: Annotated[float, typer.Option(help="Share of a GPU's memory for the engine.")] = 0.5,
     logprobs: Annotated[int, typer.Option(min=0, help="Of the most probable tokens, beside a token's own.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="GRPO updates with weight sync, in setting rk.")] = 0,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
     report: Annotated[Path | None, typer.Option(help="Directory for align.json and align.html.")] = None,
 ) -> None:
     """A real engine's rollout against its own prefill and against a trainer, token by token.
 
-    Exit status: 0 where setting rk is aligned or was not asked for, 1 drift, 2 bad input.
+    Exit status: 0 where settings rk and rk-v1 are aligned and every update's ratio is 1; 1 drift, 2 bad input.
     """
     with _statuses():
         from . import align as runs
 
-        for option, given, known in (("rollout", rollout, runs.ROLLOUTS), ("trainer", trainer, runs.TRAINERS)):
-            if given not in known:
-                raise BadInput(f"--{option} {given}: expected {', '.join(known)}")
+        if rollout not in runs.ROLLOUTS:
+            raise BadInput(f"--rollout {rollout}: expected {', '.join(runs.ROLLOUTS)}")
         if dtype not in ("bfloat16", "float16", "float32"):
             raise BadInput(f"--dtype {dtype}: expected bfloat16, float16 or float32")
         request = runs.request_of(
             model, num_prompts=prompts, prompt_tokens=prompt_tokens, max_tokens=max_tokens, dtype=dtype, seed=seed,
             gpu_memory=gpu_memory, logprobs=logprobs,
         )  # fmt: skip
-        results = runs.align(request, settings.split(","))
-        print(json.dumps(runs.as_json(request, results)) if as_json else runs.text(results))
+        results = runs.align(request, settings.split(","), trainer.split(","))
+        updates = runs.updates(request, steps) if steps else []
+        if as_json:
+            print(json.dumps(runs.as_json(request, results, updates)))
+        else:
+            print("\n".join(filter(None, (runs.text(results), runs.text_of_updates(updates)))))
         if report is not None:
-            runs.write_report(report, request, results)
-    raise typer.Exit(0 if all(r.aligned for r in results if r.setting == "rk") else EXIT_DRIFT)
+            runs.write_report(report, request, results, updates)
+        aligned = all(r.aligned for r in results if r.is_served) and not any(s.ratio_not_one for s in updates)
+    raise typer.Exit(0 if aligned else EXIT_DRIFT)
 
 
 @app.command("contract")

@@ -10,8 +10,10 @@ Nothing of vLLM is imported before it is enabled.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["enable", "enabled", "plugin"]
+__all__ = ["enable", "enabled", "plugin", "sync_weights"]
 
 VARIABLE = "RLK_VLLM"
 MODES = ("1", "check")
@@ -46,6 +48,23 @@ def enable(*, check: bool = False) -> None:
 def enabled() -> str | None:
     """``"1"``, ``"check"``, or None where vLLM is untouched."""
     return _mode
+
+
+def sync_weights(llm: Any, weights: Iterable[tuple[str, Any]]) -> None:
+    """Puts a trainer's weights into a running engine of this process, and resets its prefix cache.
+
+    Args:
+        llm: an ``LLM`` made with ``weight_transfer_config={"backend": "rl_kernel_native"}`` and without vLLM's
+            multiprocessing (``VLLM_ENABLE_V1_MULTIPROCESSING=0``).
+        weights: names of the checkpoint and tensors, such as ``model.named_parameters()``; FSDP2's are gathered.
+    Raises:
+        RuntimeError while requests run, where the prefix cache is not reset, or where the plugin is off.
+    """
+    if _mode is None:
+        raise RuntimeError("sync_weights: expected the plugin to be on (RLK_VLLM or enable()), got it off")
+    from .weights import sync
+
+    sync(llm, weights)
 
 
 def _enable(mode: str) -> None:

@@ -15,10 +15,11 @@ def install() -> None:
     """Raises RuntimeError, and replaces nothing, where vLLM is not the one that is known."""
     versions.require_known()
 
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import attention, layers, logprobs, requests, rotary, sampler
+    from . import attention, layers, logprobs, requests, rotary, sampler, weights
 
     classes = {
         "RMSNorm": layers.RlkRMSNorm,
@@ -41,6 +42,7 @@ def install() -> None:
     _replace("vllm.v1.sample.sampler:Sampler.gather_logprobs", staticmethod(logprobs.gather_logprobs))
     _replace("vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs", logprobs.gather_specific_token_logprobs)
     _replace("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", logprobs.compute_token_logprobs)
+    WeightTransferEngineFactory.register_engine(weights.BACKEND, weights.LocalTransfer)
     _replace("vllm.v1.sample.sampler:Sampler.sample", sampler.sample)
     _wrap("vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample", sampler.keyed)
     _wrap("vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run", sampler.rehearsed)

@@ -1,0 +1,95 @@
+"""The updates of `rlk align --steps N`: `python -m rl_kernel_native.consistency.align_steps FILE`, its own process.
+
+FILE holds the request, a JSON object, and gets the steps. Each is a GRPO update of a model of transformers beside the
+running engine. Old log-probabilities are the rollout's; AdamW takes one step; the new weights go into the engine by
+vLLM's weight-transfer API. The reward is the share of even tokens, which any model can learn.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+GROUP = 4
+LEARNING_RATE = 1e-3
+
+
+def run(request: dict[str, Any]) -> list[dict[str, Any]]:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        from ..integrations.vllm import cpu
+
+        cpu.install()
+    from transformers import AutoModelForCausalLM
+
+    import rl_kernel_native as rk
+
+    from ..integrations import vllm as plugin
+    from . import align_rollout
+
+    plugin.plugin()
+    from vllm import SamplingParams
+
+    engine = align_rollout.make_engine(request, on_gpu, weight_transfer_config={"backend": "rl_kernel_native"})
+    model: Any = AutoModelForCausalLM.from_pretrained(request["model"], dtype=getattr(torch, request["dtype"]))
+    model = model.to("cuda" if on_gpu else "cpu").train()
+    rk.patch_model(model, strict=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    prompts = align_rollout.prompts_of(request)
+    how = SamplingParams(
+        temperature=1.0, max_tokens=request["max_tokens"], n=GROUP, logprobs=0, ignore_eos=True, detokenize=False
+    )
+    steps = []
+    for _ in range(request["steps"]):
+        outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
+        samples = [(list(o.prompt_token_ids), c) for o in outputs for c in o.outputs]
+        tokens = [list(c.token_ids) for _, c in samples]
+        old = torch.tensor(
+            [[of[t].logprob for of, t in zip(c.logprobs, c.token_ids, strict=True)] for _, c in samples],
+            device=model.device,
+        )
+        rewards = torch.tensor([sum(t % 2 == 0 for t in ids) / len(ids) for ids in tokens], device=model.device)
+        advantage = rk.group_advantage(rewards, group_size=GROUP)
+        rows = [logprobs(model, prompt, ids) for (prompt, _), ids in zip(samples, tokens, strict=True)]
+        new = torch.stack(rows)
+        found = rk.policy_loss(new, old, advantage, torch.ones_like(old), spec=rk.PolicySpec())
+        optimizer.zero_grad(set_to_none=True)
+        found.loss.backward()
+        optimizer.step()
+        plugin.sync_weights(engine, model.named_parameters())
+        with torch.no_grad():
+            after = logprobs(model, samples[0][0], tokens[0])
+        ratio = (new.detach() - old).exp()
+        steps.append(
+            {
+                "tokens": ratio.numel(),
+                "ratio_not_one": int((ratio != 1).sum()),
+                "max_abs_dlogp": float((new.detach() - old).abs().max()),
+                "reward": float(rewards.mean()),
+                "moved": int((after != new[0].detach()).sum()),
+            }
+        )
+    return steps
+
+
+def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> Any:
+    """[tokens], of a completion behind its prompt."""
+    import torch
+
+    import rl_kernel_native as rk
+
+    ids = torch.tensor([prompt + tokens], device=model.device)
+    return rk.logprob(model(ids).logits[0, len(prompt) - 1 : -1], ids[0, len(prompt) :])
+
+
+def main(path: Path) -> None:
+    request = json.loads(path.read_text())
+    path.write_text(json.dumps(request | {"updates": run(request)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
