@@ -117,14 +117,14 @@ void run(const Case& c, Exp exp) {
   report(plan.kernel == cuda::AttentionKernel::kFewRows ? "few rows"
          : plan.kernel == cuda::AttentionKernel::kWgmma ? "wgmma"
                                                         : "forward",
-         median_us([&](cudaStream_t s, int) { cuda::attention_sm90(p, plan, s); }, 3, 5), 2);
+         median_us([&](cudaStream_t s, int) { cuda::sm90::attention(p, plan, s); }, 3, 5), 2);
   if (c.queries == 1) return;
   for (const cuda::GradientKernel kernel : cuda::kGradientKernels) {
     if (!cuda::fits_plan(b, kernel, 90)) continue;
     const Memory workspace(cuda::workspace_bytes_of(b, kernel) / 4, DType::kFloat32, false);
     b.workspace = workspace.data();
     report(kernel == cuda::GradientKernel::kWgmma ? "backward" : "passes",
-           median_us([&](cudaStream_t s, int) { cuda::attention_backward_sm90(b, kernel, s); }, 2, 5), 5);
+           median_us([&](cudaStream_t s, int) { cuda::sm90::attention_backward(b, kernel, s); }, 2, 5), 5);
   }
 }
 

@@ -32,7 +32,7 @@ void run(CovarianceKind kind, std::int64_t sequences, std::int64_t tokens, bool 
                                      : "kl") +
                (packed ? ", packed" : ""))
                   .c_str(),
-              arrays, calls, cuda::covariance_mask_sm90, of);
+              arrays, calls, cuda::sm90::covariance_mask, of);
 }
 
 }  // namespace

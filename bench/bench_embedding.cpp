@@ -103,7 +103,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
     for (const cuda::EmbeddingPlan& plan : cuda::kEmbeddingPlans) {
       if (!cuda::serves(plan, params_of(0)) || (!every_plan && plan.vectors != chosen.vectors)) continue;
       const double us =
-          median_us([&](cudaStream_t s, int call) { cuda::embedding_sm90(params_of(call), plan, s); }, calls, 15);
+          median_us([&](cudaStream_t s, int call) { cuda::sm90::embedding(params_of(call), plan, s); }, calls, 15);
       print(us, moved, std::to_string(plan.vectors) + " vectors" + (plan.vectors == chosen.vectors ? ", chosen" : ""));
     }
     return;
@@ -128,7 +128,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
         [&](cudaStream_t s, int call) {
           EmbeddingBackwardParams p = params;
           p.dy = rows.at(of_call * (call % count));
-          cuda::embedding_backward_sm90(p, plan, s);
+          cuda::sm90::embedding_backward(p, plan, s);
         },
         calls, 15);
     print(us, moved, plan.vectors ? "vectors" : "elements");

@@ -48,7 +48,7 @@ void run(const Shape& shape, GaeKind kind, int mask_bytes, double ceiling, bool 
   for (const int warps : cuda::kSequenceWarps) {
     if (!every_plan && warps != chosen) continue;
     const double us =
-        median_us([&](cudaStream_t s, int call) { cuda::gae_sm90(params(call), warps, s); }, std::max(count, 4), 15);
+        median_us([&](cudaStream_t s, int call) { cuda::sm90::gae(params(call), warps, s); }, std::max(count, 4), 15);
     report(name.c_str(), shape, warps, warps == chosen, us, moved, ceiling);
   }
 }

@@ -28,7 +28,7 @@ void run(std::int64_t sequences, std::int64_t group_size, bool by_ids, GroupScal
   const Buffers workspace(static_cast<std::size_t>(cuda::group_advantage_workspace_bytes(p, 0)) + 8, 1, DType::kBool,
                           false);
   p.workspace = workspace.at(0);
-  const double us = median_us([&](cudaStream_t s, int) { cuda::group_advantage_sm90(p, s); }, 20, 15);
+  const double us = median_us([&](cudaStream_t s, int) { cuda::sm90::group_advantage(p, s); }, 20, 15);
   std::printf("%7lld sequences in groups of %-5lld %-8s %-14s %9.2f us\n", static_cast<long long>(sequences),
               static_cast<long long>(group_size), by_ids ? "by ids" : "by size",
               scale == GroupScale::kBatch ? "scale of batch" : "", us);

@@ -46,7 +46,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
     p.workspace = memory.workspace<ImportanceBatch>(p.sequences);
   }
   const int moved = kOutputs + kInputs * (needs_statistics(calls[0].spec) ? 2 : 1) + (c.normalize ? 2 : 0);
-  bench.print((std::string(c.name) + (packed ? ", packed" : "")).c_str(), moved, calls, cuda::importance_weights_sm90,
+  bench.print((std::string(c.name) + (packed ? ", packed" : "")).c_str(), moved, calls, cuda::sm90::importance_weights,
               of);
 }
 

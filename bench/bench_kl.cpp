@@ -27,7 +27,7 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool bac
     (backward ? p.d_logprob : p.kl) = memory.floats(bench.slots());
     p = as_one_row(p);
   }
-  bench.print(name, arrays, calls, cuda::kl_sm90, of);
+  bench.print(name, arrays, calls, cuda::sm90::kl, of);
 }
 
 }  // namespace

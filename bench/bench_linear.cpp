@@ -52,10 +52,10 @@ struct Way {
 std::vector<Way> tiles_of(const cuda::GemmParams& p, const Wanted& wanted) {
   static const char* const kNames[] = {"fewest rows", "few rows", "medium", "square", "large", "blocks"};
   std::vector<Way> ways;
-  const auto tiles = wanted.every ? cuda::gemm_tiles_sm80(p) : std::vector{cuda::choose_tile_sm80(p)};
+  const auto tiles = wanted.every ? cuda::sm90::gemm_tiles(p) : std::vector{cuda::sm90::choose_tile(p)};
   for (const cuda::Sm80Tile tile : tiles) {
     ways.push_back({kNames[static_cast<int>(tile)],
-                    [tile](const cuda::GemmParams& q, cudaStream_t s) { cuda::gemm_sm80(q, tile, s); }});
+                    [tile](const cuda::GemmParams& q, cudaStream_t s) { cuda::sm90::gemm_by_tile(q, tile, s); }});
   }
   return ways;
 }

@@ -57,8 +57,8 @@ void forward_sm80(const LinearLogprobParams& p, cudaStream_t stream) {
     g.m = q.num_rows;
     g.n = p.num_columns;
     g.contraction = p.head.in_features;
-    cuda::gemm_sm80(g, stream);
-    cuda::logprob_forward_sm80(q, group_grid(q), stream);
+    cuda::sm80::gemm(g, stream);
+    cuda::sm80::logprob_forward(q, group_grid(q), stream);
   }
 }
 

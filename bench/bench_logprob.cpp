@@ -72,7 +72,7 @@ void run(const Case& c, int arch, double ceiling) {
     }
     p.workspace = workspace;
     if (arch == 80) {
-      cuda::logprob_forward_sm80(p, group_grid(p), stream);
+      cuda::sm80::logprob_forward(p, group_grid(p), stream);
     } else {
       cuda::logprob(p, 0, reinterpret_cast<Stream>(stream));
     }
@@ -86,7 +86,7 @@ void run(const Case& c, int arch, double ceiling) {
     p.dlogits = dlogits;
     p.dlogits_rows = in.logits_rows;
     if (arch == 80) {
-      cuda::logprob_backward_sm80(p, stream);
+      cuda::sm80::logprob_backward(p, stream);
     } else {
       cuda::logprob_backward(p, 0, reinterpret_cast<Stream>(stream));
     }

@@ -31,7 +31,7 @@ void run(const Shape& shape, double ceiling, bool every_plan) {
   const int chosen = cuda::choose_sequence_warps(p.sequences, cuda::multiprocessors(0));
   for (const int warps : cuda::kSequenceWarps) {
     if (!every_plan && warps != chosen) continue;
-    const double us = median_us([&](cudaStream_t s, int call) { cuda::masked_whiten_sm90(params(call), warps, s); },
+    const double us = median_us([&](cudaStream_t s, int call) { cuda::sm90::masked_whiten(params(call), warps, s); },
                                 std::max(count, 4), 15);
     report("masked_whiten", shape, warps, warps == chosen, us, moved, ceiling);
   }

@@ -24,7 +24,7 @@ void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRu
     p.metrics = memory.floats(kMismatchMetrics);
     p.workspace = memory.workspace<MismatchBatch>(p.sequences);
   }
-  bench.print(packed ? "packed" : "padded", kArrays, calls, cuda::mismatch_metrics_sm90, of);
+  bench.print(packed ? "packed" : "padded", kArrays, calls, cuda::sm90::mismatch_metrics, of);
 }
 
 }  // namespace

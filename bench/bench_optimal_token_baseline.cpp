@@ -28,7 +28,7 @@ void run(std::int64_t sequences, std::int64_t tokens, bool packed, const TokenRu
     p.workspace = memory.bytes(BaselineWorkspace(p.sequences, nullptr).bytes);
   }
   const auto call = [](const OptimalTokenBaselineParams& p, const cuda::TokenPlan&, cudaStream_t stream) {
-    cuda::optimal_token_baseline_sm90(p, stream);
+    cuda::sm90::optimal_token_baseline(p, stream);
   };
   bench.print(packed ? "packed" : "padded", kArrays, calls, call, of);
 }

@@ -104,7 +104,7 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
       const bool chosen = name_of(plan) == name_of(cuda::choose_plan(p));
       if (!cuda::serves(plan, p) || (!every_plan && !chosen)) continue;
       const double us =
-          median_us([&](cudaStream_t s, int call) { cuda::rms_norm_sm90(forward_of(call), plan, s); }, calls, 15);
+          median_us([&](cudaStream_t s, int call) { cuda::sm90::rms_norm(forward_of(call), plan, s); }, calls, 15);
       print(forward_name.c_str(), c, name_of(plan) + (chosen ? " chosen" : ""), us, moved, ceiling);
     }
   }
@@ -115,7 +115,7 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
       const bool chosen = name_of(plan) == name_of(cuda::choose_plan(p, multiprocessors));
       if (!cuda::serves(plan, p) || (!every_plan && !chosen)) continue;
       const double us = median_us(
-          [&](cudaStream_t s, int call) { cuda::rms_norm_backward_sm90(backward_of(call), plan, s); }, calls, 15);
+          [&](cudaStream_t s, int call) { cuda::sm90::rms_norm_backward(backward_of(call), plan, s); }, calls, 15);
       print(backward_name.c_str(), c, name_of(plan) + (chosen ? " chosen" : ""), us, moved_back, ceiling);
     }
   }

@@ -111,7 +111,7 @@ void run(const Case& c, double ceiling, bool every_plan) {
   for (const cuda::RopePlan& plan : cuda::kRopePlans) {
     if (!cuda::serves(plan, params_of(0)) || (!every_plan && plan.heads != chosen.heads)) continue;
     const double us =
-        median_us([&](cudaStream_t s, int call) { cuda::rope_sm90(params_of(call), plan, s); }, calls, 15);
+        median_us([&](cudaStream_t s, int call) { cuda::sm90::rope(params_of(call), plan, s); }, calls, 15);
     std::printf("%-22s %-4s %7lld x (%lld + %lld) x %-4lld %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  %d heads%s\n",
                 c.name,
                 c.dtype == DType::kFloat32   ? "f32"

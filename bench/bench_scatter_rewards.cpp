@@ -74,7 +74,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, bool packed
     p.workspace = memory.bytes(reward_workspace_bytes(p.sequences, cuda::kWarpTile));
   }
   bench.print((std::string(c.name) + (packed ? ", packed" : "")).c_str(), arrays + 0.25, calls,
-              cuda::scatter_rewards_sm90, of);
+              cuda::sm90::scatter_rewards, of);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ void run(const Case& c, double ceiling) {
   for (const cuda::SequencePlan& plan : cuda::kSequencePlans) {
     const bool is_chosen = plan.warps == chosen.warps;
     const double us = median_us(
-        [&](cudaStream_t stream, int call) { cuda::sequence_logprob_sm90(params(call), plan, stream); }, count, 15);
+        [&](cudaStream_t stream, int call) { cuda::sm90::sequence_logprob(params(call), plan, stream); }, count, 15);
     print_row("sum " + shape + ", warps " + std::to_string(plan.warps) + (is_chosen ? " (chosen)" : ""), us, moved,
               ceiling);
   }

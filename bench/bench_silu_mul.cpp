@@ -88,8 +88,8 @@ void run(const Case& c, double ceiling, bool every_plan, const std::string& only
       print(pass, c, what + (plan == chosen ? " chosen" : ""), us, moved, ceiling);
     }
   };
-  measure(name + " forward", forward_of, cuda::gated_mul_sm90, 3.0 * static_cast<double>(bytes));
-  measure(name + " backward", backward_of, cuda::gated_mul_backward_sm90, 5.0 * static_cast<double>(bytes));
+  measure(name + " forward", forward_of, cuda::sm90::gated_mul, 3.0 * static_cast<double>(bytes));
+  measure(name + " backward", backward_of, cuda::sm90::gated_mul_backward, 5.0 * static_cast<double>(bytes));
 }
 
 }  // namespace

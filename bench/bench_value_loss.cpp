@@ -27,7 +27,7 @@ void run(const char* name, std::int64_t sequences, std::int64_t tokens, bool cou
     p.d_value = memory.floats(bench.slots());
     p.workspace = memory.workspace<ValueBatch>(p.sequences);
   }
-  bench.print(name, kArrays + counts, calls, cuda::value_loss_sm90, of);
+  bench.print(name, kArrays + counts, calls, cuda::sm90::value_loss, of);
 }
 
 }  // namespace

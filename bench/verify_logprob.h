@@ -224,8 +224,8 @@ class Verifier {
                std::min(rows_at_once, c_.rows - first));
           outputs(&p, result.get(), first, stats);
           p.workspace = workspace.get();
-          arch == 80 ? cuda::logprob_forward_sm80(p, group_grid(p), nullptr)
-                     : cuda::logprob_forward_sm90(p, group_grid(p), nullptr);
+          arch == 80 ? cuda::sm80::logprob_forward(p, group_grid(p), nullptr)
+                     : cuda::sm90::logprob_forward(p, group_grid(p), nullptr);
         }
       }
       cuda::check(cudaDeviceSynchronize(), "forward");
@@ -282,7 +282,7 @@ class Verifier {
       LogprobBackwardParams p;
       fill(&p, logits.get(), target.get(), temperature.get(), kept.get(), kept_offsets.get(), 0, rows);
       gradients(&p, values.get(), dlogits, rows);
-      arch == 80 ? cuda::logprob_backward_sm80(p, nullptr) : cuda::logprob_backward_sm90(p, nullptr);
+      arch == 80 ? cuda::sm80::logprob_backward(p, nullptr) : cuda::sm90::logprob_backward(p, nullptr);
       Bytes host(bytes);
       cuda::check(cudaMemcpy(host.data(), dlogits, bytes, cudaMemcpyDeviceToHost), "backward");
       return host;

@@ -1,4 +1,5 @@
-# CUDA backend: one file, one architecture, one object library per architecture; spills and stack frames are errors.
+# CUDA backend: each kernel file is compiled once per architecture, into one object library for each, so a translation unit
+# holds one architecture's machine code; spills and stack frames are errors.
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
@@ -9,12 +10,17 @@ file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*.cpp")
 add_library(rlk_cuda STATIC ${sources})
 target_link_libraries(rlk_cuda PUBLIC rlk_options CUDA::cudart_static ${CMAKE_DL_LIBS})
 
-# 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone.
+# 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone. A file <name>_sm90.cu has that
+# architecture's instructions and no other compilation; every other file has one for each, in a namespace of its own.
 function(rlk_add_cuda_kernels arch architectures)
   set(name rlk_cuda_${arch})
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*_${arch}.cu")
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*.cu")
+  if(NOT arch STREQUAL "sm90")
+    list(FILTER sources EXCLUDE REGEX "_sm90\\.cu$")
+  endif()
   add_library(${name} OBJECT ${sources})
   target_link_libraries(${name} PRIVATE rlk_options CUDA::cudart_static)
+  target_compile_definitions(${name} PRIVATE RLK_CUDA_ARCH=${arch} RLK_CUDA_SM90=$<STREQUAL:${arch},sm90>)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
     --expt-relaxed-constexpr -Xcompiler=-ffp-contract=off,-fvisibility=hidden
@@ -32,3 +38,23 @@ if("90a" IN_LIST RLK_CUDA_ARCHITECTURES)
   rlk_add_cuda_kernels(sm90 90a-real)
 endif()
 list(JOIN RLK_ARCHITECTURES " " RLK_ARCHITECTURES)
+
+# Kernels for compute capability 8.0 that no Hopper GPU reaches: none.
+set(RLK_CUDA_SM80_ALONE "")
+find_program(RLK_CUOBJDUMP cuobjdump HINTS "${CUDAToolkit_BIN_DIR}")
+if(RLK_CUOBJDUMP AND TARGET rlk_cuda_sm80 AND TARGET rlk_cuda_sm90)
+  foreach(arch IN ITEMS sm80 sm90)
+    file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/cuda_${arch}.txt" CONTENT "$<JOIN:$<TARGET_OBJECTS:rlk_cuda_${arch}>,\n>\n")
+  endforeach()
+  set(code "${PROJECT_BINARY_DIR}/cuda_code.txt")
+  add_custom_command(
+    OUTPUT "${code}"
+    COMMAND "${CMAKE_COMMAND}" -DCUOBJDUMP=${RLK_CUOBJDUMP} -DSM80=${PROJECT_BINARY_DIR}/cuda_sm80.txt
+            -DSM90=${PROJECT_BINARY_DIR}/cuda_sm90.txt "-DALONE=${RLK_CUDA_SM80_ALONE}" -DRESULT=${code}
+            -P "${PROJECT_SOURCE_DIR}/cmake/CheckCudaCode.cmake"
+    DEPENDS $<TARGET_OBJECTS:rlk_cuda_sm80> $<TARGET_OBJECTS:rlk_cuda_sm90> "${PROJECT_SOURCE_DIR}/cmake/CheckCudaCode.cmake"
+    COMMENT "Every kernel has code for Hopper" VERBATIM)
+  add_custom_target(rlk_cuda_code ALL DEPENDS "${code}")
+elseif(NOT RLK_CUOBJDUMP)
+  message(STATUS "cuobjdump not found: that every kernel has code for Hopper is not checked")
+endif()

@@ -17,7 +17,7 @@ PIECES = {
     "binding": "cpp/bindings/{op}.cpp",
     "CPU backend": "cpp/cpu/{op}.cpp",
     "CUDA dispatch": "cuda/{op}/{op}.cpp",
-    "CUDA kernel": "cuda/{op}/{op}*_sm80.cu",
+    "CUDA kernel": "cuda/{op}/{op}*.cu",
     "CUDA figures": "cuda/{op}/README.md",
     "Python function": "python/rl_kernel_native/ops/{op}.py",
     "reference": "python/rl_kernel_native/reference/{op}.py",
@@ -75,6 +75,16 @@ def test_one_place_chooses_the_backend() -> None:
         n for n, p in zip(NAMES, FILES, strict=True) if n.startswith("cpp/ops/") and "DeviceType::k" in p.read_text()
     ]
     assert {Path(n).stem.split("_")[0] for n in asking} == {"dispatch", "linear"}
+
+
+def test_every_cuda_kernel_has_code_for_hopper() -> None:
+    """CMake compiles <name>.cu once per architecture and <name>_sm90.cu for sm_90a: no other suffix names one."""
+    kernels = list((ROOT / "cuda").rglob("*.cu"))
+    assert not [path.name for path in kernels if re.search(r"_sm(?!90\.cu$)\d+", path.name)]
+    once = {path for path in kernels if not path.name.endswith("_sm90.cu")}
+    assert not [
+        path.name for path in once if "namespace RLK_CUDA_ARCH" not in path.read_text().replace("rlk::cuda::", "")
+    ]
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -13,7 +13,7 @@ namespace {
 
 int supported_capability(int device) {
   const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("attention: built for compute capability 8.0 and later");
+  if (capability < 80) no_kernel("attention");
   return capability;
 }
 
@@ -94,7 +94,7 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   const int capability = supported_capability(device);
   const AttentionPlan plan = choose_plan(p, capability);
   RLK_CHECK(p.workspace != nullptr || workspace_bytes_of(p, plan) == 0, "attention: workspace");
-  capability == 90 ? attention_sm90(p, plan, to_stream(stream)) : attention_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }
 
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability) {
@@ -119,8 +119,7 @@ void attention_backward(const AttentionBackwardParams& p, int device, Stream str
   if (attention_rows(p) * p.num_q_heads == 0 && attention_keys(p) == 0) return;
   const DeviceGuard guard(device);
   const int capability = supported_capability(device);
-  capability == 90 ? attention_backward_sm90(p, choose_plan(p, capability), to_stream(stream))
-                   : attention_backward_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("attention", device, attention_backward)(p, choose_plan(p, capability), to_stream(stream));
 }
 
 }  // namespace rlk::cuda

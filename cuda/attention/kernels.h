@@ -61,9 +61,7 @@ struct GradientLayout {
   }
 };
 
-void attention_sm80(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);
-void attention_sm90(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);
-void attention_backward_sm80(const AttentionBackwardParams& p, cudaStream_t stream);
-void attention_backward_sm90(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);
+RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

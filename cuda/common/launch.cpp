@@ -32,6 +32,8 @@ int compute_capability(int device) {
   return 10 * high + low;
 }
 
+void no_kernel(const char* op) { throw Unsupported(std::string(op) + ": built for compute capability 8.0 and later"); }
+
 int multiprocessors(int device) {
   static Cache cache{};
   return cached_attribute(cache, cudaDevAttrMultiProcessorCount, device);

@@ -35,11 +35,38 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+// Kernels are compiled once per architecture, each with a host entry point in that architecture's namespace.
+#define RLK_CUDA_KERNELS(...) \
+  namespace sm80 {            \
+  __VA_ARGS__                 \
+  }                           \
+  namespace sm90 {            \
+  __VA_ARGS__                 \
+  }
+// The entry point that serves a device: sm_90a code on compute capability 9.0, sm_80 code and its PTX on all others.
+#define RLK_CUDA_IN_USE(op, device, function) \
+  ::rlk::cuda::of_architecture(op, ::rlk::cuda::compute_capability(device), sm80::function, sm90::function)
+
+// Whether a kernel may begin while the one before it ends (dependent_launch.cuh).
+namespace sm80 {
+constexpr bool kOverlap = false;
+}
+namespace sm90 {
+constexpr bool kOverlap = true;
+}
+
 inline cudaStream_t to_stream(Stream s) { return reinterpret_cast<cudaStream_t>(s); }
 
 // Compute capability as 10 * major + minor, cached per device.
 int compute_capability(int device);
 int multiprocessors(int device);
 int current_device();
+
+[[noreturn]] void no_kernel(const char* op);
+template <class Function>
+Function* of_architecture(const char* op, int capability, Function* sm80, Function* sm90) {
+  if (capability < 80) no_kernel(op);
+  return capability == 90 ? sm90 : sm80;
+}
 
 }  // namespace rlk::cuda

@@ -14,11 +14,8 @@ void covariance_mask(const CovarianceMaskParams& p, int device, Stream stream) {
   check_covariance_mask(p);
   RLK_CHECK(p.workspace, "covariance_mask: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("covariance_mask: built for compute capability 8.0 and later");
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
-  capability == 90 ? covariance_mask_sm90(p, plan, to_stream(stream))
-                   : covariance_mask_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("covariance_mask", device, covariance_mask)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

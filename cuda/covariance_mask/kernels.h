@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void covariance_mask_sm80(const CovarianceMaskParams& p, const TokenPlan& plan, cudaStream_t stream);
-void covariance_mask_sm90(const CovarianceMaskParams& p, const TokenPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void covariance_mask(const CovarianceMaskParams& p, const TokenPlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

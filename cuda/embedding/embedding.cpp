@@ -15,10 +15,6 @@ bool rows_are_vectors(const void* base, std::int64_t stride, std::int64_t rows, 
   return columns * size_of(t) % 16 == 0 && rows_begin_at_16_bytes(base, {rows + 1, 0, stride}, rows, size_of(t));
 }
 
-void require_capability(int capability) {
-  if (capability < 80) throw Unsupported("embedding: built for compute capability 8.0 and later");
-}
-
 }  // namespace
 
 bool serves(const EmbeddingPlan& plan, const EmbeddingParams& p) {
@@ -68,10 +64,8 @@ void embedding(const EmbeddingParams& p, int device, Stream stream) {
   check_embedding(p);
   if (p.num_tokens == 0 || p.columns == 0) return;
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  require_capability(capability);
   const EmbeddingPlan plan = choose_plan(p, multiprocessors(device));
-  capability == 90 ? embedding_sm90(p, plan, to_stream(stream)) : embedding_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("embedding", device, embedding)(p, plan, to_stream(stream));
 }
 
 std::int64_t embedding_backward_workspace_bytes(const EmbeddingBackwardParams& p, int) {
@@ -83,11 +77,8 @@ void embedding_backward(const EmbeddingBackwardParams& p, int device, Stream str
   if (p.num_rows == 0 || p.columns == 0 || (p.num_tokens == 0 && p.accumulate)) return;
   RLK_CHECK(p.workspace || embedding_backward_workspace_bytes(p, 0) == 0, "embedding_backward: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  require_capability(capability);
   const EmbeddingBackwardPlan plan = {serves(EmbeddingBackwardPlan{true}, p)};
-  capability == 90 ? embedding_backward_sm90(p, plan, to_stream(stream))
-                   : embedding_backward_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("embedding", device, embedding_backward)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -53,9 +53,8 @@ struct EmbeddingWorkspace {
 // Bytes of all parts; with a base, where they are.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* to);
 
-void embedding_sm80(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);
-void embedding_sm90(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);
-void embedding_backward_sm80(const EmbeddingBackwardParams& p, const EmbeddingBackwardPlan& plan, cudaStream_t stream);
-void embedding_backward_sm90(const EmbeddingBackwardParams& p, const EmbeddingBackwardPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void embedding(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void embedding_backward(const EmbeddingBackwardParams& p, const EmbeddingBackwardPlan& plan,
+                                         cudaStream_t stream);)
 
 }  // namespace rlk::cuda

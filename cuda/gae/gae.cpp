@@ -11,10 +11,8 @@ void gae(const GaeParams& p, int device, Stream stream) {
   check_gae(p);
   if (p.sequences.num_slots() == 0) return;
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("gae: built for compute capability 8.0 and later");
   const int warps = choose_sequence_warps(p.sequences, multiprocessors(device));
-  capability == 90 ? gae_sm90(p, warps, to_stream(stream)) : gae_sm80(p, warps, to_stream(stream));
+  RLK_CUDA_IN_USE("gae", device, gae)(p, warps, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,7 +7,6 @@
 namespace rlk::cuda {
 
 // `warps` of a block, which has a sequence: one of kSequenceWarps, each with a chunk at a time.
-void gae_sm80(const GaeParams& p, int warps, cudaStream_t stream);
-void gae_sm90(const GaeParams& p, int warps, cudaStream_t stream);
+RLK_CUDA_KERNELS(void gae(const GaeParams& p, int warps, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -14,9 +14,7 @@ void group_advantage(const GroupAdvantageParams& p, int device, Stream stream) {
   if (p.num_sequences == 0) return;
   RLK_CHECK(workspace_bytes_of_teams(p) == 0 || p.workspace != nullptr, "group_advantage: no workspace");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("group_advantage: built for compute capability 8.0 and later");
-  capability == 90 ? group_advantage_sm90(p, to_stream(stream)) : group_advantage_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("group_advantage", device, group_advantage)(p, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -6,7 +6,6 @@
 
 namespace rlk::cuda {
 
-void group_advantage_sm80(const GroupAdvantageParams& p, cudaStream_t stream);
-void group_advantage_sm90(const GroupAdvantageParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void group_advantage(const GroupAdvantageParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

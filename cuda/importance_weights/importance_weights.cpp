@@ -14,11 +14,8 @@ void importance_weights(const ImportanceWeightsParams& p, int device, Stream str
   check_importance_weights(p);
   RLK_CHECK(p.workspace, "importance_weights: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("importance_weights: built for compute capability 8.0 and later");
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
-  capability == 90 ? importance_weights_sm90(p, plan, to_stream(stream))
-                   : importance_weights_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("importance_weights", device, importance_weights)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void importance_weights_sm80(const ImportanceWeightsParams& p, const TokenPlan& plan, cudaStream_t stream);
-void importance_weights_sm90(const ImportanceWeightsParams& p, const TokenPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void importance_weights(const ImportanceWeightsParams& p, const TokenPlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

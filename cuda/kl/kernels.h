@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void kl_sm80(const KlParams& p, const TokenPlan& plan, cudaStream_t stream);
-void kl_sm90(const KlParams& p, const TokenPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void kl(const KlParams& p, const TokenPlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -12,10 +12,8 @@ void kl(const KlParams& p, int device, Stream stream) {
   if (p.sequences.num_slots() == 0) return;
   const KlParams rows = as_one_row(p);
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("kl: built for compute capability 8.0 and later");
   const TokenPlan plan = choose_token_plan(rows.sequences, multiprocessors(device));
-  capability == 90 ? kl_sm90(rows, plan, to_stream(stream)) : kl_sm80(rows, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("kl", device, kl)(rows, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

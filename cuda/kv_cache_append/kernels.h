@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void kv_cache_append_sm80(const CacheAppendParams& p, bool vectors, cudaStream_t stream);
-void kv_cache_append_sm90(const CacheAppendParams& p, bool vectors, cudaStream_t stream);
+RLK_CUDA_KERNELS(void kv_cache_append(const CacheAppendParams& p, bool vectors, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -10,11 +10,8 @@ void kv_cache_append(const CacheAppendParams& p, int device, Stream stream) {
   check_cache_append(p);
   if (p.num_slots == 0 || p.num_pages == 0) return;
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("kv_cache_append: built for compute capability 8.0 and later");
   const bool vectors = cache_append_has_vectors(p);
-  capability == 90 ? kv_cache_append_sm90(p, vectors, to_stream(stream))
-                   : kv_cache_append_sm80(p, vectors, to_stream(stream));
+  RLK_CUDA_IN_USE("kv_cache_append", device, kv_cache_append)(p, vectors, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../common/launch.h"
 #include "rlk/base.h"
 
 namespace rlk::cuda {
@@ -38,9 +39,9 @@ struct GemmParams {
 // Any shape, stride and alignment; compute capability 8.0 and later. A product takes one of these tiles of D; its bits do
 // not depend on which.
 enum class Sm80Tile { kFewestRows, kFewRows, kMedium, kSquare, kLarge, kBlocks };
-std::vector<Sm80Tile> gemm_tiles_sm80(const GemmParams& p);  // those that can have it
-Sm80Tile choose_tile_sm80(const GemmParams& p);
-void gemm_sm80(const GemmParams& p, Sm80Tile tile, cudaStream_t stream);
-void gemm_sm80(const GemmParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(std::vector<Sm80Tile> gemm_tiles(const GemmParams& p);  // those that can have it
+                 Sm80Tile choose_tile(const GemmParams& p);
+                 void gemm_by_tile(const GemmParams& p, Sm80Tile tile, cudaStream_t stream);
+                 void gemm(const GemmParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

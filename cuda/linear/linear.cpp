@@ -25,7 +25,7 @@ void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("linear: built for compute capability 8.0 and later");
+  if (capability < 80) no_kernel("linear");
   if (allow_vendor && p.row_limit == nullptr) {
     if (const CublasLtRecord* record = recorded(p, device)) {
       return CublasLt::on(device)->run(p, record->algorithm, to_stream(stream));
@@ -34,7 +34,7 @@ void run(const GemmParams& p, bool allow_vendor, int device, Stream stream) {
   if (capability == 90 && gemm_sm90_serves(p)) {
     return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
   }
-  gemm_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("linear", device, gemm)(p, to_stream(stream));
 }
 
 }  // namespace
@@ -105,14 +105,14 @@ void linear_bias_grad(const LinearBiasGradParams& p, int device, Stream stream) 
   check_linear_bias_grad(p);
   if (p.out_features == 0) return;
   const DeviceGuard guard(device);
-  linear_bias_grad_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("linear", device, linear_bias_grad)(p, to_stream(stream));
 }
 
 void tree_sum(const TreeSumParams& p, int device, Stream stream) {
   check_tree_sum(p);
   if (p.size == 0) return;
   const DeviceGuard guard(device);
-  tree_sum_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("linear", device, tree_sum)(p, to_stream(stream));
 }
 
 std::vector<LinearProducts> linear_vendor_products(int device) { return recorded_products(device); }

@@ -1,19 +1,17 @@
 // Host entry points of the kernels of linear_logprob. Arguments were checked in cpp/ops/linear_logprob.cpp.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include "../common/launch.h"
 #include "rlk/kernels/scored_groups.h"
 #include "rlk/kernels/scored_rows.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
 
-// Compute capability 8.0 and later.
-void scored_rows_sm80(const ScoredRowsParams& p, cudaStream_t stream);
-void find_scored_groups_sm80(const LogprobInput& p, ScoredGroups* groups, cudaStream_t stream);
-void zero_rows_past_sm80(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes,
-                         cudaStream_t stream);
+RLK_CUDA_KERNELS(void scored_rows(const ScoredRowsParams& p, cudaStream_t stream);
+                 void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, cudaStream_t stream);
+                 void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows,
+                                     std::int64_t row_bytes, cudaStream_t stream);)
 
 // Forward without logits in memory, of rows of one stride that the copy engine can read; a workspace for all of them. u: of
 // LoRA, [num_rows, lora_rank]; null without.

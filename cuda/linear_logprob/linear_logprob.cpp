@@ -51,20 +51,19 @@ std::int64_t fused_bytes(const LinearLogprobParams& p, std::int64_t step, int de
 void scored_rows(const ScoredRowsParams& p, int device, Stream stream) {
   if (p.num_rows == 0 || p.row_bytes == 0) return;
   const DeviceGuard guard(device);
-  if (compute_capability(device) < 80) throw Unsupported("linear_logprob: built for compute capability 8.0 and later");
-  scored_rows_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("linear_logprob", device, scored_rows)(p, to_stream(stream));
 }
 
 void find_scored_groups(const LogprobInput& p, ScoredGroups* groups, int device, Stream stream) {
   RLK_CHECK(p.num_rows <= kScoredGroupRows * kMostScoredGroups, "linear_logprob: groups of a block of 8192 rows");
   const DeviceGuard guard(device);
-  find_scored_groups_sm80(p, groups, to_stream(stream));
+  RLK_CUDA_IN_USE("linear_logprob", device, find_scored_groups)(p, groups, to_stream(stream));
 }
 
 void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows, std::int64_t row_bytes, int device,
                     Stream stream) {
   const DeviceGuard guard(device);
-  zero_rows_past_sm80(groups, rows, num_rows, row_bytes, to_stream(stream));
+  RLK_CUDA_IN_USE("linear_logprob", device, zero_rows_past)(groups, rows, num_rows, row_bytes, to_stream(stream));
 }
 
 bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {

@@ -81,7 +81,7 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   auto* const memory = static_cast<unsigned char*>(p.workspace);
   if (g.row_blocks > 1) {  // one block by itself has nothing to leave out
     auto* const groups = reinterpret_cast<ScoredGroups*>(memory);
-    find_scored_groups_sm80(p, groups, stream);
+    sm90::find_scored_groups(p, groups, stream);
     g.groups = groups;
   }
   g.target_z = reinterpret_cast<float*>(memory + workspace.target_z);

@@ -6,10 +6,8 @@
 
 namespace rlk::cuda {
 
-void logprob_forward_sm80(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);
-void logprob_forward_sm90(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);
-void logprob_merge_sm80(const LogprobMergeParams& p, cudaStream_t stream);
-void logprob_backward_sm80(const LogprobBackwardParams& p, cudaStream_t stream);
-void logprob_backward_sm90(const LogprobBackwardParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void logprob_forward(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void logprob_merge(const LogprobMergeParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void logprob_backward(const LogprobBackwardParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

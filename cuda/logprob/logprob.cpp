@@ -26,10 +26,8 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   const GroupGrid grid = group_grid(p);
   RLK_CHECK(p.num_rows <= kMaxBlocks / grid.nodes, "logprob: too many rows for one launch");
   const DeviceGuard guard(device);
-  if (compute_capability(device) < 80) throw Unsupported("logprob: built for compute capability 8.0 and later");
   RLK_CHECK(p.workspace || logprob_workspace_bytes(p, device) == 0, "logprob: a workspace is given");
-  if (compute_capability(device) == 90) return logprob_forward_sm90(p, grid, to_stream(stream));
-  logprob_forward_sm80(p, grid, to_stream(stream));
+  RLK_CUDA_IN_USE("logprob", device, logprob_forward)(p, grid, to_stream(stream));
 }
 
 void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
@@ -37,7 +35,7 @@ void logprob_merge(const LogprobMergeParams& p, int device, Stream stream) {
   RLK_CHECK(p.num_rows < std::int64_t{1} << 31, "logprob_merge: fewer than 2^31 rows");
   if (p.num_rows == 0) return;
   const DeviceGuard guard(device);
-  logprob_merge_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("logprob", device, logprob_merge)(p, to_stream(stream));
 }
 
 void logprob_backward(const LogprobBackwardParams& p, int device, Stream stream) {
@@ -45,9 +43,7 @@ void logprob_backward(const LogprobBackwardParams& p, int device, Stream stream)
   RLK_CHECK(p.num_columns <= std::int64_t{1} << 30, "logprob_backward: at most 2^30 columns");
   if (p.num_rows == 0 || p.num_columns == 0) return;
   const DeviceGuard guard(device);
-  if (compute_capability(device) == 90) return logprob_backward_sm90(p, to_stream(stream));
-  if (compute_capability(device) < 80) throw Unsupported("logprob: built for compute capability 8.0 and later");
-  logprob_backward_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("logprob", device, logprob_backward)(p, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

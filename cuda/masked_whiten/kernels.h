@@ -7,7 +7,6 @@
 namespace rlk::cuda {
 
 // `warps` of a block, which has a sequence: one of kSequenceWarps. All have the same bits.
-void masked_whiten_sm80(const MaskedWhitenParams& p, int warps, cudaStream_t stream);
-void masked_whiten_sm90(const MaskedWhitenParams& p, int warps, cudaStream_t stream);
+RLK_CUDA_KERNELS(void masked_whiten(const MaskedWhitenParams& p, int warps, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -14,11 +14,9 @@ void masked_whiten(const MaskedWhitenParams& p, int device, Stream stream) {
   check_masked_whiten(p);
   RLK_CHECK(p.workspace != nullptr, "masked_whiten: no workspace");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("masked_whiten: built for compute capability 8.0 and later");
   const bool empty = p.sequences.num_sequences == 0 || p.sequences.num_tokens == 0;
   const int warps = empty ? 1 : choose_sequence_warps(p.sequences, multiprocessors(device));
-  capability == 90 ? masked_whiten_sm90(p, warps, to_stream(stream)) : masked_whiten_sm80(p, warps, to_stream(stream));
+  RLK_CUDA_IN_USE("masked_whiten", device, masked_whiten)(p, warps, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void mismatch_metrics_sm80(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream);
-void mismatch_metrics_sm90(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void mismatch_metrics(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

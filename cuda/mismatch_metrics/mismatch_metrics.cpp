@@ -14,11 +14,8 @@ void mismatch_metrics(const MismatchMetricsParams& p, int device, Stream stream)
   check_mismatch_metrics(p);
   RLK_CHECK(p.workspace, "mismatch_metrics: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("mismatch_metrics: built for compute capability 8.0 and later");
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
-  capability == 90 ? mismatch_metrics_sm90(p, plan, to_stream(stream))
-                   : mismatch_metrics_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("mismatch_metrics", device, mismatch_metrics)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

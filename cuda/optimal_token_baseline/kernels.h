@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void optimal_token_baseline_sm80(const OptimalTokenBaselineParams& p, cudaStream_t stream);
-void optimal_token_baseline_sm90(const OptimalTokenBaselineParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void optimal_token_baseline(const OptimalTokenBaselineParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -15,10 +15,7 @@ void optimal_token_baseline(const OptimalTokenBaselineParams& p, int device, Str
   if (p.sequences.num_slots() == 0) return;
   RLK_CHECK(p.workspace, "optimal_token_baseline: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("optimal_token_baseline: built for compute capability 8.0 and later");
-  capability == 90 ? optimal_token_baseline_sm90(p, to_stream(stream))
-                   : optimal_token_baseline_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("optimal_token_baseline", device, optimal_token_baseline)(p, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,9 +7,7 @@
 
 namespace rlk::cuda {
 
-void pack_layout_sm80(const PackLayoutParams& p, cudaStream_t stream);
-void pack_layout_sm90(const PackLayoutParams& p, cudaStream_t stream);
-void pack_sm80(const PackParams& p, const PackGrid& g, cudaStream_t stream);
-void pack_sm90(const PackParams& p, const PackGrid& g, cudaStream_t stream);
+RLK_CUDA_KERNELS(void pack_layout(const PackLayoutParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void pack(const PackParams& p, const PackGrid& g, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

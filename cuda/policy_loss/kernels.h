@@ -15,9 +15,7 @@ inline TokenPlan choose_policy_plan(const PolicyLossParams& p, int multiprocesso
   return {is_plain(p) && plan.tile > kMostPlainTile ? kMostPlainTile : plan.tile};
 }
 
-void policy_loss_sm80(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);
-void policy_loss_sm90(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);
-void scale_gradients_sm80(const ScaleGradientsParams& p, cudaStream_t stream);
-void scale_gradients_sm90(const ScaleGradientsParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void policy_loss(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

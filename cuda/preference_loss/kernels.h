@@ -6,9 +6,7 @@
 
 namespace rlk::cuda {
 
-void preference_loss_sm80(const PreferenceLossParams& p, cudaStream_t stream);
-void preference_loss_sm90(const PreferenceLossParams& p, cudaStream_t stream);
-void preference_loss_backward_sm80(const PreferenceLossBackwardParams& p, cudaStream_t stream);
-void preference_loss_backward_sm90(const PreferenceLossBackwardParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void preference_loss(const PreferenceLossParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void preference_loss_backward(const PreferenceLossBackwardParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

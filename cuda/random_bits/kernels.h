@@ -6,7 +6,6 @@
 
 namespace rlk::cuda {
 
-void random_bits_sm80(const RandomBitsParams& p, cudaStream_t stream);
-void random_bits_sm90(const RandomBitsParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void random_bits(const RandomBitsParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -38,9 +38,8 @@ bool is_plain(const RmsNormParams& p);
 // Whether the rows of every array are one stride of less than 2^31 bytes apart: an address is one instruction then.
 bool is_plain(const RmsNormBackwardParams& p);
 
-void rms_norm_sm80(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
-void rms_norm_sm90(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);
-void rms_norm_backward_sm80(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan, cudaStream_t stream);
-void rms_norm_backward_sm90(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void rms_norm(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void rms_norm_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan,
+                                        cudaStream_t stream);)
 
 }  // namespace rlk::cuda

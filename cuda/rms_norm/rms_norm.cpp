@@ -23,10 +23,6 @@ bool has_one_stride(const void* base, const RowLayout& rows, std::int64_t num_ro
   return base == nullptr || rows.inner >= num_rows;
 }
 
-void require_capability(int capability) {
-  if (capability < 80) throw Unsupported("rms_norm: built for compute capability 8.0 and later");
-}
-
 }  // namespace
 
 bool has_vectors(const RmsNormParams& p) {
@@ -91,10 +87,8 @@ void rms_norm(const RmsNormParams& p, int device, Stream stream) {
   check_rms_norm(p);
   if (p.num_rows == 0) return;
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  require_capability(capability);
   const RmsNormPlan plan = choose_plan(p);
-  capability == 90 ? rms_norm_sm90(p, plan, to_stream(stream)) : rms_norm_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("rms_norm", device, rms_norm)(p, plan, to_stream(stream));
 }
 
 std::int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardParams& p, int) {
@@ -107,14 +101,14 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
   RLK_CHECK(p.workspace || rms_norm_backward_workspace_bytes(p, 0) == 0, "rms_norm_backward: a workspace is given");
   const DeviceGuard guard(device);
   const int capability = compute_capability(device);
-  require_capability(capability);
+  if (capability < 80) no_kernel("rms_norm");
   if (capability == 90) {
-    return rms_norm_backward_sm90(p, choose_plan(p, multiprocessors(device)), to_stream(stream));
+    return sm90::rms_norm_backward(p, choose_plan(p, multiprocessors(device)), to_stream(stream));
   }
   // Other devices have less shared memory than the widest rings take.
   RmsNormBackwardPlan plan = choose_plan(p, multiprocessors(device));
   if (plan.threads * plan.octets > 256) plan = {};
-  rms_norm_backward_sm80(p, plan, to_stream(stream));
+  sm80::rms_norm_backward(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -19,7 +19,6 @@ constexpr RopePlan kRopePlans[] = {{4}, {2}, {1}, {0}};
 bool serves(const RopePlan& plan, const RopeParams& p);
 RopePlan choose_plan(const RopeParams& p, int multiprocessors);
 
-void rope_sm80(const RopeParams& p, const RopePlan& plan, cudaStream_t stream);
-void rope_sm90(const RopeParams& p, const RopePlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -33,10 +33,8 @@ void rope(const RopeParams& p, int device, Stream stream) {
   check_rope(p);
   if (p.num_tokens == 0 || p.head_dim == 0 || p.q.num_heads + p.k.num_heads == 0) return;
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("rope: built for compute capability 8.0 and later");
   const RopePlan plan = choose_plan(p, multiprocessors(device));
-  capability == 90 ? rope_sm90(p, plan, to_stream(stream)) : rope_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("rope", device, rope)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -6,7 +6,6 @@
 
 namespace rlk::cuda {
 
-void sample_sm80(const SampleParams& p, cudaStream_t stream);
-void sample_sm90(const SampleParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void sample(const SampleParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

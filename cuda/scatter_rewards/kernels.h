@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void scatter_rewards_sm80(const ScatterRewardsParams& p, const TokenPlan& plan, cudaStream_t stream);
-void scatter_rewards_sm90(const ScatterRewardsParams& p, const TokenPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void scatter_rewards(const ScatterRewardsParams& p, const TokenPlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

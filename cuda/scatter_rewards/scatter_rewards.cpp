@@ -16,11 +16,8 @@ void scatter_rewards(const ScatterRewardsParams& p, int device, Stream stream) {
   check_scatter_rewards(p);
   RLK_CHECK(p.workspace || p.sequences.num_slots() == 0, "scatter_rewards: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("scatter_rewards: built for compute capability 8.0 and later");
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
-  capability == 90 ? scatter_rewards_sm90(p, plan, to_stream(stream))
-                   : scatter_rewards_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("scatter_rewards", device, scatter_rewards)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

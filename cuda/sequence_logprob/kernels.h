@@ -18,9 +18,7 @@ struct SequencePlan {
 constexpr SequencePlan kSequencePlans[] = {{1}, {2}, {4}, {8}, {16}};
 SequencePlan choose_plan(const SequenceLogprobParams& p);
 
-void sequence_logprob_sm80(const SequenceLogprobParams& p, const SequencePlan& plan, cudaStream_t stream);
-void sequence_logprob_sm90(const SequenceLogprobParams& p, const SequencePlan& plan, cudaStream_t stream);
-void sequence_logprob_backward_sm80(const SequenceLogprobBackwardParams& p, cudaStream_t stream);
-void sequence_logprob_backward_sm90(const SequenceLogprobBackwardParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void sequence_logprob(const SequenceLogprobParams& p, const SequencePlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -9,16 +9,6 @@
 #include "rlk/kernels/sequence_logprob_check.h"
 
 namespace rlk::cuda {
-namespace {
-
-int checked_capability(int device) {
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("sequence_logprob: built for compute capability 8.0 and later");
-  return capability;
-}
-
-}  // namespace
-
 SequencePlan choose_plan(const SequenceLogprobParams& p) {
   // Of packed sequences the host does not know the lengths: their mean stands for them.
   const bool packed = p.cu_seqlens.data != nullptr;
@@ -33,10 +23,8 @@ void sequence_logprob(const SequenceLogprobParams& p, int device, Stream stream)
   check_sequence_logprob(p);
   if (p.num_sequences == 0) return;
   const DeviceGuard guard(device);
-  const int capability = checked_capability(device);
   const SequencePlan plan = choose_plan(p);
-  capability == 90 ? sequence_logprob_sm90(p, plan, to_stream(stream))
-                   : sequence_logprob_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("sequence_logprob", device, sequence_logprob)(p, plan, to_stream(stream));
 }
 
 void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, int device, Stream stream) {
@@ -44,9 +32,7 @@ void sequence_logprob_backward(const SequenceLogprobBackwardParams& p, int devic
   const bool packed = p.cu_seqlens.data != nullptr;
   if (p.num_tokens == 0 || (!packed && p.num_sequences == 0)) return;
   const DeviceGuard guard(device);
-  const int capability = checked_capability(device);
-  capability == 90 ? sequence_logprob_backward_sm90(p, to_stream(stream))
-                   : sequence_logprob_backward_sm80(p, to_stream(stream));
+  RLK_CUDA_IN_USE("sequence_logprob", device, sequence_logprob_backward)(p, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,11 +7,8 @@
 
 namespace rlk::cuda {
 
-void shift_labels_packed_sm80(const ShiftLabelsParams& p, cudaStream_t stream);
-void loss_mask_from_spans_sm80(const SpanMaskParams& p, cudaStream_t stream);
-void tool_mask_sm80(const ToolMaskParams& p, cudaStream_t stream);
-void shift_labels_packed_sm90(const ShiftLabelsParams& p, cudaStream_t stream);
-void loss_mask_from_spans_sm90(const SpanMaskParams& p, cudaStream_t stream);
-void tool_mask_sm90(const ToolMaskParams& p, cudaStream_t stream);
+RLK_CUDA_KERNELS(void shift_labels_packed(const ShiftLabelsParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void loss_mask_from_spans(const SpanMaskParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void tool_mask(const ToolMaskParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

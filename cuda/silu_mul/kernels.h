@@ -20,9 +20,8 @@ bool serves(const GatedMulPlan& plan, const GatedMulBackwardParams& p);
 GatedMulPlan choose_plan(const GatedMulParams& p, int multiprocessors);
 GatedMulPlan choose_plan(const GatedMulBackwardParams& p, int multiprocessors);
 
-void gated_mul_sm80(const GatedMulParams& p, const GatedMulPlan& plan, cudaStream_t stream);
-void gated_mul_sm90(const GatedMulParams& p, const GatedMulPlan& plan, cudaStream_t stream);
-void gated_mul_backward_sm80(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream);
-void gated_mul_backward_sm90(const GatedMulBackwardParams& p, const GatedMulPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void gated_mul(const GatedMulParams& p, const GatedMulPlan& plan, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void gated_mul_backward(const GatedMulBackwardParams& p, const GatedMulPlan& plan,
+                                         cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -34,13 +34,6 @@ GatedMulPlan choose(const Params& p, int multiprocessors) {
   return {octets >= 2 * kFewThreads * multiprocessors ? 2 : 1};
 }
 
-// The compute capability, checked.
-int capability_of(int device) {
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("silu_mul: built for compute capability 8.0 and later");
-  return capability;
-}
-
 }  // namespace
 
 bool serves(const GatedMulPlan& plan, const GatedMulParams& p) {
@@ -57,19 +50,16 @@ void gated_mul(const GatedMulParams& p, int device, Stream stream) {
   check_gated_mul(p);
   if (p.num_rows == 0 || p.columns == 0) return;
   const DeviceGuard guard(device);
-  const int capability = capability_of(device);
   const GatedMulPlan plan = choose_plan(p, multiprocessors(device));
-  capability == 90 ? gated_mul_sm90(p, plan, to_stream(stream)) : gated_mul_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("silu_mul", device, gated_mul)(p, plan, to_stream(stream));
 }
 
 void gated_mul_backward(const GatedMulBackwardParams& p, int device, Stream stream) {
   check_gated_mul_backward(p);
   if (p.num_rows == 0 || p.columns == 0 || (p.d_gate == nullptr && p.d_up == nullptr)) return;
   const DeviceGuard guard(device);
-  const int capability = capability_of(device);
   const GatedMulPlan plan = choose_plan(p, multiprocessors(device));
-  capability == 90 ? gated_mul_backward_sm90(p, plan, to_stream(stream))
-                   : gated_mul_backward_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("silu_mul", device, gated_mul_backward)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,7 +7,6 @@
 
 namespace rlk::cuda {
 
-void value_loss_sm80(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream);
-void value_loss_sm90(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream);
+RLK_CUDA_KERNELS(void value_loss(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

@@ -15,10 +15,8 @@ void value_loss(const ValueLossParams& p, int device, Stream stream) {
   check_value_loss(p);
   RLK_CHECK(p.workspace, "value_loss: a workspace is given");
   const DeviceGuard guard(device);
-  const int capability = compute_capability(device);
-  if (capability < 80) throw Unsupported("value_loss: built for compute capability 8.0 and later");
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors(device));
-  capability == 90 ? value_loss_sm90(p, plan, to_stream(stream)) : value_loss_sm80(p, plan, to_stream(stream));
+  RLK_CUDA_IN_USE("value_loss", device, value_loss)(p, plan, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

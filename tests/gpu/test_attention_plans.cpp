@@ -108,7 +108,7 @@ void run_case(const Case& c) {
       if (!fits_plan(got, plan, arch)) continue;
       const OnDevice workspace(Memory(static_cast<std::size_t>(workspace_bytes_of(got, plan)) + 16, kCanary));
       got.workspace = workspace.data;
-      arch == 90 ? attention_sm90(got, plan, nullptr) : attention_sm80(got, plan, nullptr);
+      arch == 90 ? sm90::attention(got, plan, nullptr) : sm80::attention(got, plan, nullptr);
       check(cudaDeviceSynchronize(), "attention");
       const std::string what = c.text() + name_of(plan) + ", sm_" + std::to_string(arch);
       expect(out_got.host(), out, what + ", out");
@@ -145,7 +145,7 @@ void run_case(const Case& c) {
     if (!fits_plan(got, kernel, arch)) return;
     const OnDevice workspace_got(Memory(static_cast<std::size_t>(workspace_bytes_of(got, kernel)) + 16, kCanary));
     got.workspace = workspace_got.data;
-    arch == 90 ? attention_backward_sm90(got, kernel, nullptr) : attention_backward_sm80(got, nullptr);
+    arch == 90 ? sm90::attention_backward(got, kernel, nullptr) : sm80::attention_backward(got, kernel, nullptr);
     check(cudaDeviceSynchronize(), "attention_backward");
     const std::string what =
         c.text() + (kernel == GradientKernel::kWgmma ? ", wgmma" : ", passes") + ", sm_" + std::to_string(arch);
@@ -288,7 +288,7 @@ void run_bad_lists() {
         if (!fits_plan(b, kernel, 90)) continue;
         const OnDevice workspace(Memory(static_cast<std::size_t>(workspace_bytes_of(b, kernel)) + 16, kCanary));
         b.workspace = workspace.data;
-        attention_backward_sm90(b, kernel, nullptr);
+        sm90::attention_backward(b, kernel, nullptr);
         check(cudaDeviceSynchronize(), "attention_backward with bad lists");
       }
       check(cudaDeviceSynchronize(), "attention with bad lists");

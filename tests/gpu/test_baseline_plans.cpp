@@ -38,7 +38,7 @@ void run(baseline_test::Batch* b, PlanCheck* check_of) {
     p.advantages = memory.put_guarded(advantages.size());
     p.returns = memory.put_guarded(returns.size());
     p.workspace = memory.put(nan.data(), nan.size() * sizeof(float));
-    arch == 90 ? optimal_token_baseline_sm90(p, nullptr) : optimal_token_baseline_sm80(p, nullptr);
+    arch == 90 ? sm90::optimal_token_baseline(p, nullptr) : sm80::optimal_token_baseline(p, nullptr);
     check(cudaDeviceSynchronize(), "optimal_token_baseline");
     check_of->compare("advantages, " + b->text, 0, arch, 0, p.advantages, advantages);
     check_of->compare("returns, " + b->text, 0, arch, 1, p.returns, returns);

@@ -72,7 +72,7 @@ void run(const Case& c, bool is_hnd, unsigned seed) {
       const OnDevice on_cache(cache);
       place(on_k.data, on_v.data, on_cache.data, on_slots.data);
       if (vectors && !cache_append_has_vectors(p)) continue;
-      arch == 90 ? kv_cache_append_sm90(p, vectors, nullptr) : kv_cache_append_sm80(p, vectors, nullptr);
+      arch == 90 ? sm90::kv_cache_append(p, vectors, nullptr) : sm80::kv_cache_append(p, vectors, nullptr);
       check(cudaDeviceSynchronize(), "kv_cache_append");
       expect(on_cache.host(), want,
              "case " + std::to_string(seed) + (vectors ? ", vectors" : ", elements") + ", sm_" + std::to_string(arch));

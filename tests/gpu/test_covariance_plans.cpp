@@ -29,7 +29,7 @@ void run(covariance_test::Batch* b, PlanCheck* check_of) {
       DeviceArrays memory;
       p.selected = memory.put_guarded(want.size());
       p.workspace = memory.workspace<CovarianceBatch>(p.sequences, plan);
-      arch == 90 ? covariance_mask_sm90(p, plan, nullptr) : covariance_mask_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::covariance_mask(p, plan, nullptr) : sm80::covariance_mask(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "covariance_mask");
       check_of->compare("selected, " + b->text, plan.tile, arch, 0, p.selected, want);
     }

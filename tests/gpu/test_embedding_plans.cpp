@@ -178,7 +178,7 @@ void run_forward(const Case& c, const std::vector<unsigned char>& ids, const OnD
       const OnDevice got(y.size());
       p.y = got.data;
       if (!serves(plan, p)) continue;
-      arch == 90 ? embedding_sm90(p, plan, nullptr) : embedding_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::embedding(p, plan, nullptr) : sm80::embedding(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "embedding");
       expect(got, y, text(c) + ", y, plan " + std::to_string(plan.vectors) + ", sm_" + std::to_string(arch));
     }
@@ -212,7 +212,7 @@ void run_backward(const Case& c, const std::vector<unsigned char>& ids, const On
       const OnDevice got(before);
       p.dweight = got.data;
       if (!serves(plan, p)) continue;
-      arch == 90 ? embedding_backward_sm90(p, plan, nullptr) : embedding_backward_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::embedding_backward(p, plan, nullptr) : sm80::embedding_backward(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "embedding_backward");
       expect(got, dweight,
              text(c) + ", dweight" + (accumulate ? " of main_grad" : "") + (plan.vectors ? ", vectors" : ", elements") +

@@ -127,7 +127,7 @@ void run_case(const Case& c, std::mt19937* random) {
       for (const int arch : {90, 80}) {
         const OnDevice got_advantages(clean), got_returns(clean);
         const GaeParams p = params(true, got_advantages.data, got_returns.data);
-        arch == 90 ? gae_sm90(p, warps, nullptr) : gae_sm80(p, warps, nullptr);
+        arch == 90 ? sm90::gae(p, warps, nullptr) : sm80::gae(p, warps, nullptr);
         check(cudaDeviceSynchronize(), "gae");
         const std::string what = text(c) + ", kind " + std::to_string(kind) + ", " + std::to_string(warps) +
                                  " warps, sm_" + std::to_string(arch);
@@ -153,7 +153,7 @@ void run_case(const Case& c, std::mt19937* random) {
       const OnDevice workspace(
           std::vector<unsigned char>(static_cast<std::size_t>(masked_whiten_workspace_bytes(p, 0))));
       p.workspace = workspace.data;
-      arch == 90 ? masked_whiten_sm90(p, warps, nullptr) : masked_whiten_sm80(p, warps, nullptr);
+      arch == 90 ? sm90::masked_whiten(p, warps, nullptr) : sm80::masked_whiten(p, warps, nullptr);
       check(cudaDeviceSynchronize(), "masked_whiten");
       expect(got.host(), y, text(c) + ", whitened, " + std::to_string(warps) + " warps, sm_" + std::to_string(arch));
     }

@@ -40,7 +40,7 @@ void run_case(kl_test::Case& c, PlanCheck* check_of) {
       if (plan.tile == kChosen) {
         kl(p, 0, 0);
       } else {
-        arch == 90 ? kl_sm90(p, plan, nullptr) : kl_sm80(p, plan, nullptr);
+        arch == 90 ? sm90::kl(p, plan, nullptr) : sm80::kl(p, plan, nullptr);
       }
       check(cudaDeviceSynchronize(), "kl");
       for (int i = 0; i < outputs; ++i) check_of->compare(c.text, plan.tile, arch, i, *to[i], want[i]);

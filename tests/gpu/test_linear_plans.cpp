@@ -205,10 +205,13 @@ bool run_case(const Case& c, DType dtype) {
   }
 
   bool same = true;
-  for (const Sm80Tile tile : gemm_tiles_sm80(p)) {
-    if (result([&] { gemm_sm80(p, tile, nullptr); }) == cpu) continue;
-    std::printf("%s: tile %d of the sm_80 kernel and the CPU differ\n", name.c_str(), static_cast<int>(tile));
-    same = false;
+  for (const int arch : {90, 80}) {
+    for (const Sm80Tile tile : arch == 90 ? sm90::gemm_tiles(p) : sm80::gemm_tiles(p)) {
+      const auto run = arch == 90 ? sm90::gemm_by_tile : sm80::gemm_by_tile;
+      if (result([&] { run(p, tile, nullptr); }) == cpu) continue;
+      std::printf("%s: tile %d of mma.sync, sm_%d, and the CPU differ\n", name.c_str(), static_cast<int>(tile), arch);
+      same = false;
+    }
   }
   if (gemm_sm90_serves(p) == (c.split > 0 || c.odd)) {
     std::printf("%s: sm_90 serves it, or does not, unexpectedly\n", name.c_str());
@@ -250,12 +253,12 @@ bool run_far_rows() {
     const OnDevice<std::uint16_t> d(host);
     p.a = {rows, {std::int64_t{1} << 40, 0, stride}, true};
     p.d = d.data;
-    gemm_sm80(p, tile, nullptr);
+    sm90::gemm_by_tile(p, tile, nullptr);
     check(cudaMemcpy(host.data(), d.data, host.size() * 2, cudaMemcpyDeviceToHost), "copy");
     return host;
   };
   bool same = true;
-  for (const Sm80Tile tile : gemm_tiles_sm80(p)) {
+  for (const Sm80Tile tile : sm90::gemm_tiles(p)) {
     if (result(far, kFar, tile) == result(near.data, kContraction, tile)) continue;
     std::printf("rows 34 GB apart: tile %d differs\n", static_cast<int>(tile));
     same = false;

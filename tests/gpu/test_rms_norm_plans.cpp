@@ -100,7 +100,7 @@ void run_forward_case(const Case& c, std::int64_t inner, std::mt19937* random) {
       const OnDevice out(clean), sum(clean), of_rows(clean_rows);
       point(x_gpu.data, residual_gpu.data, weight_gpu.data, out.data, sum.data, of_rows.data);
       if (!serves(plan, p)) continue;
-      arch == 90 ? rms_norm_sm90(p, plan, nullptr) : rms_norm_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::rms_norm(p, plan, nullptr) : sm80::rms_norm(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "rms_norm");
       const std::string what = text(c, inner) + ", plan " + std::to_string(plan.threads) + " x " +
                                std::to_string(plan.octets) + ", sm_" + std::to_string(arch);
@@ -157,7 +157,7 @@ void run_backward_case(const Case& c, std::int64_t inner, std::mt19937* random) 
         p.dx = wanted & 1 ? out.data : nullptr;
         p.dweight = wanted & 2 ? sums.data : nullptr;
         if (!serves(plan, p)) continue;
-        arch == 90 ? rms_norm_backward_sm90(p, plan, nullptr) : rms_norm_backward_sm80(p, plan, nullptr);
+        arch == 90 ? sm90::rms_norm_backward(p, plan, nullptr) : sm80::rms_norm_backward(p, plan, nullptr);
         check(cudaDeviceSynchronize(), "rms_norm_backward");
         const std::string what = text(c, inner) + ", backward plan " + std::to_string(plan.threads) + " x " +
                                  std::to_string(plan.octets) + (plan.halves ? " halves" : "") + ", sm_" +

@@ -59,7 +59,7 @@ void run_metrics(const rollout_test::Batch& b, const There& there, PlanCheck* ch
       MismatchMetricsParams p = {there.sequences, there.train, there.rollout, there.mask, 20.0f};
       p.metrics = memory.put_guarded(want.size());
       p.workspace = memory.workspace<MismatchBatch>(p.sequences, plan);
-      arch == 90 ? mismatch_metrics_sm90(p, plan, nullptr) : mismatch_metrics_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::mismatch_metrics(p, plan, nullptr) : sm80::mismatch_metrics(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "mismatch_metrics");
       check_of->compare("metrics, " + b.text, plan.tile, arch, 0, p.metrics, want);
     }
@@ -79,7 +79,7 @@ void run_weights(const rollout_test::Batch& b, const There& there, const Importa
       p.kept = memory.put_guarded(kept.size());
       p.metrics = memory.put_guarded(metrics.size());
       p.workspace = memory.workspace<ImportanceBatch>(p.sequences, plan);
-      arch == 90 ? importance_weights_sm90(p, plan, nullptr) : importance_weights_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::importance_weights(p, plan, nullptr) : sm80::importance_weights(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "importance_weights");
       check_of->compare("weights, " + b.text, plan.tile, arch, 0, p.weights, weights);
       check_of->compare("kept, " + b.text, plan.tile, arch, 1, p.kept, kept);

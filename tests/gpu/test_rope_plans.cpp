@@ -182,7 +182,7 @@ void run_case(const Case& c, int options, std::mt19937* random) {
       const OnDevice q_got(q_clean), k_got(k_clean);
       point(q_gpu.data, k_gpu.data, cos_gpu.data, sin_gpu.data, ids_gpu.data, q_got.data, k_got.data);
       if (!serves(plan, p)) continue;
-      arch == 90 ? rope_sm90(p, plan, nullptr) : rope_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::rope(p, plan, nullptr) : sm80::rope(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "rope");
       const std::string what = text(c) + ", options " + std::to_string(options) + ", plan " +
                                std::to_string(plan.heads) + ", sm_" + std::to_string(arch);

@@ -69,7 +69,7 @@ void run_case(const reward_test::Case& c, const reward_test::Case& on_gpu, int s
       const auto bytes = static_cast<std::size_t>(reward_workspace_bytes(p.sequences, plan.tile));
       const std::vector<unsigned char> garbage(bytes, 0xcd);
       p.workspace = memory.put(garbage.data(), bytes);
-      arch == 90 ? scatter_rewards_sm90(p, plan, nullptr) : scatter_rewards_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::scatter_rewards(p, plan, nullptr) : sm80::scatter_rewards(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "scatter_rewards");
       for (int i = 0; i < 4; ++i) check_of->compare(c.text, plan.tile, arch, i, to[i], want[i]);
     }

@@ -109,7 +109,7 @@ void run_sums(std::mt19937* random) {
               const OnDevice sum_gpu(sum_clean), count_gpu(count_clean);
               p.sum = as<float>(sum_gpu);
               p.count = as<std::int64_t>(count_gpu);
-              arch == 90 ? sequence_logprob_sm90(p, plan, nullptr) : sequence_logprob_sm80(p, plan, nullptr);
+              arch == 90 ? sm90::sequence_logprob(p, plan, nullptr) : sm80::sequence_logprob(p, plan, nullptr);
               check(cudaDeviceSynchronize(), "sequence_logprob");
               const std::string of = what + ", warps " + std::to_string(plan.warps) + ", sm_" + std::to_string(arch);
               expect(sum_gpu.host(), sum, of + ", sum");
@@ -117,7 +117,7 @@ void run_sums(std::mt19937* random) {
             }
             const OnDevice gradient_gpu(gradient_clean);
             q.d_logprob = gradient_gpu.data;
-            arch == 90 ? sequence_logprob_backward_sm90(q, nullptr) : sequence_logprob_backward_sm80(q, nullptr);
+            arch == 90 ? sm90::sequence_logprob_backward(q, nullptr) : sm80::sequence_logprob_backward(q, nullptr);
             check(cudaDeviceSynchronize(), "sequence_logprob_backward");
             expect(gradient_gpu.host(), gradient, what + ", gradient, sm_" + std::to_string(arch));
           }
@@ -189,7 +189,7 @@ void run_packs(std::mt19937* random) {
             m.cu_seqlens = as<std::int32_t>(offsets_gpu);
             m.positions = as<std::int32_t>(positions_gpu);
             m.status = as<std::int32_t>(status_gpu);
-            arch == 90 ? pack_layout_sm90(m, nullptr) : pack_layout_sm80(m, nullptr);
+            arch == 90 ? sm90::pack_layout(m, nullptr) : sm80::pack_layout(m, nullptr);
             check(cudaDeviceSynchronize(), "pack_layout");
             expect(offsets_gpu.host(), offsets, of + ", cu_seqlens");
             expect(positions_gpu.host(), positions, of + ", positions");
@@ -208,7 +208,7 @@ void run_packs(std::mt19937* random) {
             p.positions = by_mask ? m.positions : nullptr;
             const auto launch = [&] {
               for_each_pack_launch(
-                  p, [&](const PackGrid& g) { arch == 90 ? pack_sm90(p, g, nullptr) : pack_sm80(p, g, nullptr); });
+                  p, [&](const PackGrid& g) { arch == 90 ? sm90::pack(p, g, nullptr) : sm80::pack(p, g, nullptr); });
               check(cudaDeviceSynchronize(), "pack");
             };
             for (const bool covered : {true, false}) {
@@ -286,7 +286,7 @@ void run_losses(std::mt19937* random) {
         std::vector<OnDevice*> got;
         for (const Bytes& bytes : clean) got.push_back(new OnDevice(bytes));
         point([&](int i) { return gpu[i]->data; }, [&](int i) { return got[static_cast<std::size_t>(i)]->data; });
-        arch == 90 ? preference_loss_sm90(p, nullptr) : preference_loss_sm80(p, nullptr);
+        arch == 90 ? sm90::preference_loss(p, nullptr) : sm80::preference_loss(p, nullptr);
         check(cudaDeviceSynchronize(), "preference_loss");
         for (std::size_t i = 0; i < 7; ++i) {
           expect(got[i]->host(), want[i],
@@ -338,8 +338,8 @@ void run_labels(std::mt19937* random) {
         const OnDevice got(labels_clean), flags(mask_clean);
         p.labels = got.data;
         q.mask = as<std::uint8_t>(flags);
-        arch == 90 ? shift_labels_packed_sm90(p, nullptr) : shift_labels_packed_sm80(p, nullptr);
-        arch == 90 ? tool_mask_sm90(q, nullptr) : tool_mask_sm80(q, nullptr);
+        arch == 90 ? sm90::shift_labels_packed(p, nullptr) : sm80::shift_labels_packed(p, nullptr);
+        arch == 90 ? sm90::tool_mask(q, nullptr) : sm80::tool_mask(q, nullptr);
         check(cudaDeviceSynchronize(), "labels");
         expect(got.host(), labels, "labels of rank " + std::to_string(rank) + " of " + std::to_string(cp));
         expect(flags.host(), mask, "mask of turns");

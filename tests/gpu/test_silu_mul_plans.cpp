@@ -128,12 +128,12 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
       const std::string what = text(c, activation) + ", plan " + std::to_string(plan.octets) + " x " +
                                std::to_string(plan.chunks) + ", sm_" + std::to_string(arch);
       if (serves(plan, p)) {
-        arch == 90 ? gated_mul_sm90(p, plan, nullptr) : gated_mul_sm80(p, plan, nullptr);
+        arch == 90 ? sm90::gated_mul(p, plan, nullptr) : sm80::gated_mul(p, plan, nullptr);
         check(cudaDeviceSynchronize(), "silu_mul");
         expect(y_gpu.host(), y, what + ", y");
       }
       if (!serves(plan, q)) continue;
-      arch == 90 ? gated_mul_backward_sm90(q, plan, nullptr) : gated_mul_backward_sm80(q, plan, nullptr);
+      arch == 90 ? sm90::gated_mul_backward(q, plan, nullptr) : sm80::gated_mul_backward(q, plan, nullptr);
       check(cudaDeviceSynchronize(), "silu_mul_backward");
       expect(d_gate_gpu.host(), d_gate, what + ", d_gate");
       expect(d_up_gpu.host(), d_up, what + ", d_up");
@@ -145,12 +145,12 @@ void run_case(const Case& c, Activation activation, std::mt19937* random) {
   point(data(gate_over), data(up_over), data(dy_gpu));
   point_out(data(y_over), data(gate_over), data(up_over));
   const GatedMulPlan plan = choose_plan(q, multiprocessors(0));
-  gated_mul_backward_sm90(q, plan, nullptr);
+  sm90::gated_mul_backward(q, plan, nullptr);
   expect(gate_over.host(), d_gate, text(c, activation) + ", d_gate over gate");
   expect(up_over.host(), d_up, text(c, activation) + ", d_up over up");
   p.gate = data(y_over);
   p.up = data(up_gpu);
-  gated_mul_sm90(p, choose_plan(p, multiprocessors(0)), nullptr);
+  sm90::gated_mul(p, choose_plan(p, multiprocessors(0)), nullptr);
   expect(y_over.host(), y, text(c, activation) + ", y over gate");
 }
 

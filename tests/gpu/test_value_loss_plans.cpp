@@ -33,7 +33,7 @@ void run_case(value_test::Case& c, PlanCheck* check_of) {
       p.workspace = outputs.workspace<ValueBatch>(p.sequences, plan);
       float** const to[] = {&p.loss, &p.metrics, &p.d_value};
       for (int i = 0; i < 3; ++i) *to[i] = outputs.put_guarded(want[i].size());
-      arch == 90 ? value_loss_sm90(p, plan, nullptr) : value_loss_sm80(p, plan, nullptr);
+      arch == 90 ? sm90::value_loss(p, plan, nullptr) : sm80::value_loss(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "value_loss");
       for (int i = 0; i < 3; ++i) check_of->compare(c.text, plan.tile, arch, i, *to[i], want[i]);
     }

@@ -1,0 +1,22 @@
+// attention on CUDA, compiled once per architecture.
+#include "forward.cuh"
+#if RLK_CUDA_SM90
+#include "forward_sm90.cuh"
+#endif
+
+namespace rlk::cuda::RLK_CUDA_ARCH {
+
+void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
+#if RLK_CUDA_SM90
+  if (plan.kernel == AttentionKernel::kWgmma) {
+    with_element_type(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      if constexpr (T::kPacked) run_attention_wgmma<T>(p, stream);
+    });
+    return check(cudaGetLastError(), "launch of attention");
+  }
+#endif
+  run_attention<kOverlap>(p, plan, stream);
+}
+
+}  // namespace rlk::cuda::RLK_CUDA_ARCH

@@ -1,0 +1,163 @@
+// dbias, compiled once per architecture: a block has a few columns of all rows. Of 8192 rows at a time each thread
+// adds 64 that follow one another, eight columns of them; the threads of a warp, then the warps, are the tree over
+// these groups.
+// Bound by HBM: dy is read once.
+#include "../common/alignment.h"
+#include "../common/element_dtype.cuh"
+#include "../common/launch.h"
+#include "sums.h"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kGroups = static_cast<int>(kTokenBlock) / kBiasGroupRows;  // of 8192 rows
+constexpr int kBatchRows = 8;                                            // loads of a thread under way
+
+// Rows from `row` on, one after another.
+class RowWalk {
+ public:
+  __device__ __forceinline__ RowWalk(const RowLayout& rows, std::int64_t row) : rows_(rows) {
+    std::int64_t outer = 0, inner = row;
+    if (row >= rows.inner) {  // both below 2^32
+      outer = static_cast<std::uint32_t>(row) / static_cast<std::uint32_t>(rows.inner);
+      inner = static_cast<std::uint32_t>(row) % static_cast<std::uint32_t>(rows.inner);
+    }
+    outer_offset_ = outer * rows.outer_stride;
+    offset_ = outer_offset_ + inner * rows.inner_stride;
+    left_ = rows.inner - inner;
+  }
+  __device__ __forceinline__ std::int64_t offset() const { return offset_; }
+  __device__ __forceinline__ void next() {
+    offset_ += rows_.inner_stride;
+    if (--left_ == 0) {
+      outer_offset_ += rows_.outer_stride;
+      offset_ = outer_offset_;
+      left_ = rows_.inner;
+    }
+  }
+
+ private:
+  const RowLayout& rows_;
+  std::int64_t outer_offset_, offset_, left_;
+};
+
+// The chain of a group's `num` rows over eight columns, of which `count` exist. What is missing adds +0, which changes no
+// sum that began with +0.
+template <class T, bool kVector>
+__device__ __forceinline__ void add_group(const typename T::Storage* columns, RowWalk walk, int num, int count,
+                                          float (&sum)[kOctet]) {
+  constexpr int kVectors = Octet<T>::kVectors, kBatch = kVector ? kBatchRows / kVectors : 1;
+#pragma unroll 1
+  for (int first = 0; first < num; first += kBatch) {
+    Octet<T> x[kBatch]{};
+    float z[kOctet]{};
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const typename T::Storage* from = columns + walk.offset();
+      if constexpr (kVector) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+          if (first + i < num) x[i].v[j].v = reinterpret_cast<const uint4*>(from)[j];
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) {
+          if (j < count) z[j] = T::load(from[j]);
+        }
+      }
+      walk.next();
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if constexpr (kVector) {
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) x[i].v[j].to_float(z + j * kOctet / kVectors);
+      }
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) sum[j] = __fadd_rn(sum[j], z[j]);
+    }
+  }
+}
+
+// kLanes: of eight columns each, side by side, for every group.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kGroups* kLanes, 2)
+    linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {
+  constexpr int kColumns = kLanes * kOctet, kWarps = kGroups * kLanes / 32;
+  __shared__ float of_warp[2][kWarps][kColumns];  // of every other 8192 rows: those of the last are read meanwhile
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int group = thread / kLanes;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kColumns, column = first + thread % kLanes * kOctet;
+  const std::int64_t left = p.out_features - column;
+  const int count = left <= 0 ? 0 : left >= kOctet ? kOctet : static_cast<int>(left);
+  const typename T::Storage* columns = static_cast<const typename T::Storage*>(p.dy) + column;
+  float total = 0.0f;  // of column `first` + thread
+  int buffer = 0;
+  for (std::int64_t block = 0; block < p.num_rows; block += kTokenBlock, buffer ^= 1) {
+    const std::int64_t row = block + group * kBiasGroupRows, rows_left = p.num_rows - row;
+    float sum[kOctet] = {};
+    if (rows_left > 0 && count > 0) {
+      const int num = rows_left < kBiasGroupRows ? static_cast<int>(rows_left) : kBiasGroupRows;
+      if (vector && count == kOctet) {
+        add_group<T, true>(columns, RowWalk(p.dy_rows, row), num, count, sum);
+      } else {
+        add_group<T, false>(columns, RowWalk(p.dy_rows, row), num, count, sum);
+      }
+    }
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) {
+        sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(0xffffffff, sum[j], distance));
+      }
+    }
+    if (lane < kLanes) {
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) of_warp[buffer][warp][lane * kOctet + j] = sum[j];
+    }
+    __syncthreads();
+    if (thread < kColumns) {
+      float x[kWarps];
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) x[i] = of_warp[buffer][i][thread];
+#pragma unroll
+      for (int distance = 1; distance < kWarps; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < kWarps; i += 2 * distance) x[i] = __fadd_rn(x[i], x[i + distance]);
+      }
+      total = block == 0 ? x[0] : __fadd_rn(total, x[0]);
+    }
+  }
+  if (thread < kColumns && first + thread < p.out_features)
+    store_element(p.dbias, p.dbias_dtype, first + thread, total);
+}
+
+template <class T, int kLanes>
+void run(const LinearBiasGradParams& p, bool vector, cudaStream_t stream) {
+  constexpr int kColumns = kLanes * kOctet;
+  const std::int64_t blocks = (p.out_features + kColumns - 1) / kColumns;
+  RLK_CHECK(blocks < std::int64_t{1} << 31, "linear_bias_grad: too many columns for one launch");
+  linear_bias_grad_kernel<T, kLanes><<<static_cast<unsigned>(blocks), kGroups * kLanes, 0, stream>>>(p, vector);
+  check(cudaGetLastError(), "launch of linear_bias_grad");
+}
+
+}  // namespace
+
+namespace RLK_CUDA_ARCH {
+
+void linear_bias_grad(const LinearBiasGradParams& p, cudaStream_t stream) {
+  if (p.out_features == 0) return;
+  const bool vector = rows_begin_at_16_bytes(p.dy, p.dy_rows, p.num_rows, size_of(p.dtype));
+  // Rows of 64 bytes where that gives every multiprocessor columns of its own, else of 32, the least that memory reads.
+  const bool wide = p.out_features > std::int64_t{multiprocessors(current_device()) - 1} * 4 * kOctet;
+  if (p.dtype == DType::kBFloat16) {
+    wide ? run<Bf16, 4>(p, vector, stream) : run<Bf16, 2>(p, vector, stream);
+  } else if (p.dtype == DType::kFloat16) {
+    wide ? run<Fp16, 4>(p, vector, stream) : run<Fp16, 2>(p, vector, stream);
+  } else {
+    run<Fp32, 2>(p, vector, stream);
+  }
+}
+
+}  // namespace RLK_CUDA_ARCH
+}  // namespace rlk::cuda

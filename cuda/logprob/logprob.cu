@@ -1,0 +1,52 @@
+// logprob on CUDA, compiled once per architecture: stream.cuh for any number of rows, on sm_90 clusters for few rows, and the
+// merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes a row). Numbers: README.md.
+#include "kernels.h"
+#include "stream.cuh"
+#if RLK_CUDA_SM90
+#include "few_rows_sm90.cuh"
+#endif
+
+namespace rlk::cuda {
+namespace {
+
+#if RLK_CUDA_SM90
+// What shared memory holds of 2-byte and 4-byte groups; the moments need more registers than 24 warps leave.
+template <class T, bool kMoments>
+constexpr int kStreamWarps = !T::kPacked ? 14
+                             : kMoments  ? 20
+                                         : 27;
+#else
+// What shared memory of compute capability 8.0 holds of 2-byte and 4-byte groups; others have less and run fewer.
+template <class T, bool kMoments>
+constexpr int kStreamWarps = T::kPacked ? 19 : 9;
+#endif
+
+__global__ void logprob_merge_kernel(const __grid_constant__ LogprobMergeParams p) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= p.num_rows) return;
+  merge_row(p, row);
+}
+
+}  // namespace
+
+namespace RLK_CUDA_ARCH {
+
+void logprob_forward(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
+  with_variant(p, [&]<class T, Exp kExp, bool kMoments>(Variant<T, kExp, kMoments>) {
+#if RLK_CUDA_SM90
+    if (has_few_rows_sm90(p, multiprocessors(current_device()))) {
+      return run_clusters<T, kExp, kMoments>(p, grid, stream);
+    }
+#endif
+    run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>, kOverlap>(p, grid, stream);
+  });
+}
+
+void logprob_merge(const LogprobMergeParams& p, cudaStream_t stream) {
+  constexpr int kThreads = 128;
+  logprob_merge_kernel<<<static_cast<unsigned>((p.num_rows + kThreads - 1) / kThreads), kThreads, 0, stream>>>(p);
+  check(cudaGetLastError(), "launch of logprob_merge");
+}
+
+}  // namespace RLK_CUDA_ARCH
+}  // namespace rlk::cuda

@@ -1,0 +1,14 @@
+// mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: nine bytes of a token, and five exponentials.
+#include "../common/token_passes.cuh"
+#include "kernels.h"
+
+namespace rlk::cuda::RLK_CUDA_ARCH {
+void mismatch_metrics(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  run_token_passes<kOverlap, MismatchBatch>(
+      p, plan,
+      token_terms_kernel<MismatchBatch, 2, MismatchTerms<kMismatchDifferences>, MismatchTerms<kMismatchProbabilities>>,
+      stream);
+  run_token_passes<kOverlap, MismatchMomentsBatch>(
+      p, plan, token_terms_kernel<MismatchMomentsBatch, 2, CentralTerms<MismatchMoments>>, stream);
+}
+}  // namespace rlk::cuda::RLK_CUDA_ARCH

@@ -1,0 +1,6 @@
+// Tokens on CUDA, compiled once per architecture.
+#include "rows.cuh"
+
+namespace rlk::cuda::RLK_CUDA_ARCH {
+void sample(const SampleParams& p, cudaStream_t stream) { run(p, stream); }
+}  // namespace rlk::cuda::RLK_CUDA_ARCH

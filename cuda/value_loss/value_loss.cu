@@ -1,0 +1,12 @@
+// value_loss on CUDA, compiled once per architecture: passes over tokens. Bound by HBM: the arrays of tokens are read once, the gradient written once.
+#include "../common/token_passes.cuh"
+#include "kernels.h"
+
+namespace rlk::cuda::RLK_CUDA_ARCH {
+void value_loss(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  run_token_passes<kOverlap, ValueBatch>(p, plan, token_terms_kernel<ValueBatch, 3, ValueTokenTerms>, stream);
+  if (p.metrics == nullptr) return;
+  run_token_passes<kOverlap, ValueMomentsBatch>(
+      p, plan, token_terms_kernel<ValueMomentsBatch, 3, CentralTerms<ValueMoments>>, stream);
+}
+}  // namespace rlk::cuda::RLK_CUDA_ARCH
