@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/covariance_mask/kernels.h"
+#include "cuda/common/token_operators.h"
+#include "rlk/kernels/covariance_terms.h"
 
 namespace rlk::bench {
 namespace {

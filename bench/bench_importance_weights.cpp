@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/importance_weights/kernels.h"
+#include "cuda/common/token_operators.h"
+#include "rlk/kernels/rejection_terms.h"
 
 namespace rlk::bench {
 namespace {

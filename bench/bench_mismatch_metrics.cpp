@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/mismatch_metrics/kernels.h"
+#include "cuda/common/token_operators.h"
+#include "rlk/kernels/mismatch_terms.h"
 
 namespace rlk::bench {
 namespace {

@@ -66,7 +66,7 @@ void run(const Case& c, std::int64_t sequences, std::int64_t tokens, const Token
   }
   // A ratio over sequences reads logprob, old_logprob, advantage and mask twice; counts read the mask twice.
   const int again = c.level != RatioLevel::kToken ? 4 : c.counts;
-  bench.print(c.name, inputs + outputs + again, calls, cuda::sm90::policy_loss, of,
+  bench.print(c.name, inputs + outputs + again, calls, cuda::sm90::policy_loss_alone, of,
               cuda::choose_policy_plan(calls[0], cuda::multiprocessors(0)));
 }
 

@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "bench/token_bench.h"
-#include "cuda/value_loss/kernels.h"
+#include "cuda/common/token_operators.h"
+#include "rlk/kernels/value_terms.h"
 #include "rlk/math/ieee.h"
 
 namespace rlk::bench {

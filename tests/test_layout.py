@@ -55,11 +55,20 @@ def test_there_is_an_operator() -> None:
     assert len(FILES) > 60
 
 
+# Where a line of a table is the piece, and how it begins.
+TABLES = {"CUDA dispatch": ("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, ")}
+
+
+def in_table(op: str, piece: str) -> bool:
+    table, line = TABLES.get(piece, ("", ""))
+    return bool(table) and "\n" + line.format(op=op) in (ROOT / table).read_text()
+
+
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("op", OPS)
 def test_the_operator_has(op: str, piece: str) -> None:
     pattern = PIECES[piece].format(op=op)
-    assert list(ROOT.glob(pattern)), f"{op} lacks its {piece}: {pattern}"
+    assert list(ROOT.glob(pattern)) or in_table(op, piece), f"{op} lacks its {piece}: {pattern}"
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -13,8 +13,8 @@ Four parts are counted, every line of each file:
 - architecture stubs: files ``.cu`` of fewer than 20 lines, and the ``kernels.h`` that declare them.
 - bindings: ``cpp/bindings``.
 
-Commit 2c15b2e has 15,226 lines by this rule. The limit of 8,500 was set beside a figure of 15,202, which is 24 lines less
-in the torch layer, whose list of files was not written down. The other three parts agree to the line.
+Commit 2c15b2e has 15,226 lines by this rule. The limit of 8,500 was set beside a figure of 15,202, which is 24 lines
+less in the torch layer, whose list of files was not written down. The other three parts agree to the line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_dispatch(name: str, operators: set[str]) -> bool:
 
 def is_stub(name: str, lines: int) -> bool:
     short = lines < STUB_LINES and re.fullmatch(r"cuda/\w+/\w+\.cu", name)
-    return bool(short) or bool(re.fullmatch(r"cuda/\w+/kernels\.h", name))
+    return bool(short) or bool(re.fullmatch(r"cuda/(\w+/kernels|common/token_operators)\.(h|inc)", name))
 
 
 def described(text: str) -> int:

@@ -4,8 +4,8 @@
 // output, which holds what is selected from, is written three times and read once a digit and twice more.
 #pragma once
 
+#include "../common/token_operators.h"
 #include "../common/token_passes.cuh"
-#include "kernels.h"
 #include "rlk/kernels/covariance_select.h"
 
 namespace rlk::cuda {

@@ -3,8 +3,8 @@
 // normalize reads and writes weights once more.
 #pragma once
 
+#include "../common/token_operators.h"
 #include "../common/token_passes.cuh"
-#include "kernels.h"
 #include "rlk/kernels/importance_kernels.h"
 
 namespace rlk::cuda {

@@ -1,6 +1,7 @@
 // mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: nine bytes of a token, and five exponentials.
+#include "../common/token_operators.h"
 #include "../common/token_passes.cuh"
-#include "kernels.h"
+#include "rlk/kernels/mismatch_terms.h"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 void mismatch_metrics(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream) {

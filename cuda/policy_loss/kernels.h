@@ -1,8 +1,7 @@
-// Host entry points of the policy_loss kernels, one per architecture. Arguments were checked in policy_loss.cpp.
+// What policy_loss has beside a line in ../common/token_operators.inc: its plan, and the product with gradients.
 #pragma once
 
-#include "../common/launch.h"
-#include "../common/token_plan.h"
+#include "../common/token_operators.h"
 #include "rlk/kernels/policy_batch.h"
 #include "rlk/kernels/policy_plain.h"
 
@@ -15,7 +14,6 @@ inline TokenPlan choose_policy_plan(const PolicyLossParams& p, int multiprocesso
   return {is_plain(p) && plan.tile > kMostPlainTile ? kMostPlainTile : plan.tile};
 }
 
-RLK_CUDA_KERNELS(void policy_loss(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

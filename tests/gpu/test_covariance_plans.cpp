@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/covariance_mask/kernels.h"
+#include "cuda/common/token_operators.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/covariance_terms.h"
 #include "rlk/ops/covariance_mask.h"
 #include "tests/covariance_cases.h"
 #include "tests/gpu/token_plans.h"

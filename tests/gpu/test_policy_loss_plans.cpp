@@ -34,7 +34,7 @@ void run_case(policy_test::Case& c, PlanCheck* check_of, bool expects_plain = fa
       DeviceArrays memory;
       p.workspace = memory.workspace<PolicyBatch>(p.sequences, plan);
       for (int i = 0; i < outputs; ++i) *to[i] = memory.put_guarded(want[i].size());
-      arch == 90 ? sm90::policy_loss(p, plan, nullptr) : sm80::policy_loss(p, plan, nullptr);
+      arch == 90 ? sm90::policy_loss_alone(p, plan, nullptr) : sm80::policy_loss_alone(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "policy_loss");
       if (expects_plain && !is_plain(p)) check_of->fail(c.text + " is not plain");
       for (int i = 0; i < outputs; ++i) check_of->compare(c.text, plan.tile, arch, i, *to[i], want[i]);

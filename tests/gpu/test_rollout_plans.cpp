@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/importance_weights/kernels.h"
-#include "cuda/mismatch_metrics/kernels.h"
+#include "cuda/common/token_operators.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/mismatch_terms.h"
+#include "rlk/kernels/rejection_terms.h"
 #include "rlk/ops/importance_weights.h"
 #include "rlk/ops/mismatch_metrics.h"
 #include "tests/gpu/token_plans.h"

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/value_loss/kernels.h"
+#include "cuda/common/token_operators.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/value_terms.h"
 #include "rlk/ops/value_loss.h"
 #include "tests/gpu/token_plans.h"
 #include "tests/value_loss_cases.h"

@@ -1,0 +1,36 @@
+// CUDA backend of the operators of token_operators.inc: what would corrupt memory, how work is cut, which architecture's
+// kernels run.
+#include "token_operators.h"
+
+#include "../policy_loss/kernels.h"
+#include "rlk/backends.h"
+#include "rlk/kernels/covariance_terms.h"
+#include "rlk/kernels/mismatch_terms.h"
+#include "rlk/kernels/policy_check.h"
+#include "rlk/kernels/rejection_terms.h"
+#include "rlk/kernels/value_check.h"
+#include "rlk/kernels/value_terms.h"
+
+namespace rlk::cuda {
+namespace {
+
+template <class Params>
+TokenPlan choose_plan(const Params& p, int multiprocessors) {
+  return choose_token_plan(p.sequences, multiprocessors);
+}
+TokenPlan choose_plan(const PolicyLossParams& p, int multiprocessors) { return choose_policy_plan(p, multiprocessors); }
+
+}  // namespace
+
+#define RLK_TOKEN_OPERATOR(op, function, Params, Batch)                                                              \
+  std::int64_t function##_workspace_bytes(const Params& p, int) { return most_workspace_bytes<Batch>(p.sequences); } \
+  void function(const Params& p, int device, Stream stream) {                                                        \
+    check_##op(p);                                                                                                   \
+    RLK_CHECK(p.workspace, #op ": a workspace is given");                                                            \
+    const DeviceGuard guard(device);                                                                                 \
+    const TokenPlan plan = choose_plan(p, multiprocessors(device));                                                  \
+    RLK_CUDA_IN_USE(#op, device, function)(p, plan, to_stream(stream));                                              \
+  }
+#include "token_operators.inc"
+
+}  // namespace rlk::cuda
