@@ -11,10 +11,10 @@ function(kernels_of list architecture result)
     if(NOT symbols MATCHES "arch = ${architecture}\n")
       message(FATAL_ERROR "${object}: no code for ${architecture}")
     endif()
-    # ENTRY ... _GLOBAL__N__<hash>_<file>_cu_<8 hexadecimal digits><length><kernel>
-    string(REGEX MATCHALL "_cu_[0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9]+[a-z][a-z0-9_]*_kernel"
+    # ENTRY ... _GLOBAL__N__<hash>_<file>_cu_<8 hexadecimal digits>[_<number>]<length><kernel>
+    string(REGEX MATCHALL "_cu_[0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f]_?[0-9]+[a-z][a-z0-9_]*_kernel"
            names "${symbols}")
-    list(TRANSFORM names REPLACE "^_cu_........[0-9]+" "")
+    list(TRANSFORM names REPLACE "^_cu_........_?[0-9]+" "")
     list(APPEND found ${names})
   endforeach()
   list(REMOVE_DUPLICATES found)

@@ -24,7 +24,6 @@ PIECES = {
     "C++ test": "tests/test_{op}.cpp",
     "Python test": "tests/test_{op}.py",
     "microbenchmark": "bench/bench_{op}.cpp",
-    "benchmark against peers": "bench/bench_{op}.py",
 }
 if (ROOT / "hip").is_dir():
     PIECES["HIP dispatch"] = "hip/{op}/{op}.cpp"
@@ -101,6 +100,16 @@ def test_the_docs_have_a_row_of(op: str) -> None:
     lines = (ROOT / "docs" / "operators.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("|") and re.search(rf"\b{op}\b", line)]
     assert rows, f"docs/operators.md has no table row that mentions {op}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_benchmark_against_peers_knows(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from rl_kernel_native.bench.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([op, "--help"])
+    assert ended.value.code == 0
+    assert f"bench {op}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -1,8 +1,0 @@
-"""covariance_mask against its peers: the arguments of ``python -m rl_kernel_native.bench covariance_mask``."""
-
-import sys
-
-from rl_kernel_native.bench.__main__ import main
-
-if __name__ == "__main__":
-    sys.exit(main(["covariance_mask", *sys.argv[1:]]))
