@@ -30,7 +30,7 @@ MENU = {
     "Use": ["models", "vllm", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
     "Trust": ["contract", "numerics", "math"],
     "Reference": ["operators", "api/index", "api/tools"],
-    "Project": ["contributing", "changelog"],
+    "Project": ["architecture", "contributing", "changelog"],
 }
 # Files of the repository that are pages: where they stand, and their place in the site.
 PAGES = {"examples/README.md": "examples.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
