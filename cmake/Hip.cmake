@@ -42,24 +42,30 @@ function(rlk_compile_hip name source instructions objects)
   set(${objects} "${made}" PARENT_SCOPE)
 endfunction()
 
-# The kernels of an operator, hip/<op>/<op>_kernels.hip, in one bundle.
-set(RLK_HIP_BUNDLES "")  # what bundles.S.in wants to know of each
-set(RLK_HIP_NUM_BUNDLES 0)
-set(RLK_HIP_OPS "")
-set(bundle_files "")
-function(rlk_bundle_hip op)
-  rlk_compile_hip(${op} "${PROJECT_SOURCE_DIR}/hip/${op}/${op}_kernels.hip" "${ARGN}" objects)
+# Compiles `source` as above and puts the objects into one bundle, whose path goes into `bundle`.
+function(rlk_bundle_hip_kernels name source instructions bundle)
+  rlk_compile_hip(${name} "${source}" "${instructions}" objects)
   set(targets "host-x86_64-unknown-linux-gnu")
   set(inputs "-input=/dev/null")
   foreach(arch object IN ZIP_LISTS RLK_HIP_ARCHITECTURES objects)
     list(APPEND inputs "-input=${object}")
     string(APPEND targets ",hipv4-amdgcn-amd-amdhsa--${arch}")
   endforeach()
-  set(bundle "${PROJECT_BINARY_DIR}/hip/${op}.hipfb")
+  set(made "${PROJECT_BINARY_DIR}/hip/${name}.hipfb")
   add_custom_command(
-    OUTPUT "${bundle}"
-    COMMAND "${RLK_HIP_BUNDLER}" -type=o -bundle-align=4096 "-targets=${targets}" ${inputs} "-output=${bundle}"
+    OUTPUT "${made}"
+    COMMAND "${RLK_HIP_BUNDLER}" -type=o -bundle-align=4096 "-targets=${targets}" ${inputs} "-output=${made}"
     DEPENDS ${objects} VERBATIM)
+  set(${bundle} "${made}" PARENT_SCOPE)
+endfunction()
+
+# The kernels of an operator, hip/<op>/<op>_kernels.hip, in one bundle.
+set(RLK_HIP_BUNDLES "")  # what bundles.S.in wants to know of each
+set(RLK_HIP_NUM_BUNDLES 0)
+set(RLK_HIP_OPS "")
+set(bundle_files "")
+function(rlk_bundle_hip op)
+  rlk_bundle_hip_kernels(${op} "${PROJECT_SOURCE_DIR}/hip/${op}/${op}_kernels.hip" "${ARGN}" bundle)
   string(APPEND RLK_HIP_BUNDLES "    rlk_hip_bundle ${op}, \"${bundle}\"\n")
   set(RLK_HIP_BUNDLES "${RLK_HIP_BUNDLES}" PARENT_SCOPE)
   math(EXPR count "${RLK_HIP_NUM_BUNDLES} + 1")
@@ -103,3 +109,6 @@ file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/hip/*/*.cpp")
 list(FILTER sources EXCLUDE REGEX "/hip/emulation/")
 add_library(rlk_hip STATIC ${sources} "${PROJECT_BINARY_DIR}/hip/bundles.S")
 target_link_libraries(rlk_hip PUBLIC rlk_options ${CMAKE_DL_LIBS})
+if(RLK_BUILD_TESTS)
+  target_compile_definitions(rlk_hip PRIVATE RLK_HIP_ARGUMENT_SIZES)
+endif()

@@ -12,6 +12,9 @@
 #   site      the documentation, from docs/, docstrings and contracts; a warning is an error
 #   sanitize  C++ tests under ASan and UBSan (preset sanitize), and with clang 19 those of the HIP kernels, which run
 #             nowhere else
+# By name only:
+#   hip-isa   the HIP kernels' machine code, instruction by instruction on both architectures (hip/README.md); after any
+#             change of a HIP kernel. RLK_ISA_CASES is how many cases of each fuzz set run (80).
 # Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
 # the exit status is 1 if any failed.
 set -euo pipefail
@@ -19,6 +22,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
 readonly kStages=(lint cpp python engines cuda hip wheel site sanitize)
+readonly kNamedStages=(hip-isa)
 
 stage_setup() {
   install_torch cpu
@@ -109,21 +113,50 @@ stage_cuda() {
   build cuda
 }
 
+# build_hip TARGET...: these and the extension with the HIP backend, over the package's Python files in build/hip/package.
+build_hip() {
+  pip install -q 'nanobind>=3.1,<4'
+  configure hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
+  cmake --build build/hip --parallel "$(nproc)" --target _C "$@"
+  rm -rf build/hip/package
+  mkdir build/hip/package
+  (cd python && find rl_kernel_native -name '*.py' -exec cp --parents {} ../build/hip/package \;)
+  cp build/hip/_C*.so build/hip/package/rl_kernel_native/
+}
+
 stage_hip() {
   if ! install_hip_compiler; then
     echo "SKIPPED: no clang 19 here, so the HIP kernels were neither compiled nor run"
     return
   fi
-  pip install -q 'nanobind>=3.1,<4'
-  configure hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
-  cmake --build build/hip --parallel "$(nproc)" --target _C hip_standin hip_tiles
-  # The extension with the HIP backend, over the package's Python files.
-  rm -rf build/hip/package
-  mkdir build/hip/package
-  (cd python && find rl_kernel_native -name '*.py' -exec cp --parents {} ../build/hip/package \;)
-  cp build/hip/_C*.so build/hip/package/rl_kernel_native/
+  build_hip hip_standin hip_tiles
   PYTHONPATH=$PWD/build/hip/package LD_LIBRARY_PATH=$PWD/build/hip/hip_standin RLK_STANDIN_ORDER=forward \
     RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-200} pytest_in_parallel tests/test_hip.py
+}
+
+# The operators whose C++ tests run on the machine code, too: those that test_hip.py calls little or not.
+readonly kIsaTests=(kv_cache_append linear_kernels linear_logprob pack random_bits sample)
+
+stage_hip-isa() {
+  install_hip_compiler || die "no clang 19 here"
+  build_hip test_hip_isa "${kIsaTests[@]/#/test_hip_}"
+  ctest --test-dir build/hip --output-on-failure -L '^isa$'
+  local arch test status=0 log=$PWD/build/hip/isa.log
+  export LD_LIBRARY_PATH=$PWD/build/hip/hip_isa RLK_ISA_ARGUMENT_SIZES=1 RLK_ISA_LOG=$log RLK_STANDIN_ARCH
+  rm -f "$log"
+  for arch in gfx90a gfx942; do
+    RLK_STANDIN_ARCH=$arch
+    # Two tests ask the stand-in about the runtime's version; certificates take hours.
+    PYTHONPATH=$PWD/build/hip/package:$PWD/tests RLK_STANDIN_ORDER=forward RLK_FUZZ_CASES=${RLK_ISA_CASES:-80} \
+      pytest_in_parallel -p hip_guarded_arrays tests/test_hip.py -k 'not certificate and not certified and not runtime' ||
+      status=1
+    for test in "${kIsaTests[@]}"; do
+      [[ $arch/$test != gfx90a/linear_logprob ]] || continue  # compares with the CPU's gfx942 alone
+      RLK_STANDIN_ORDER=shuffled "build/hip/test_hip_$test" --gtest_brief=1 || status=1
+    done
+  done
+  if grep '^FAULT' "$log"; then status=1; fi
+  return $status
 }
 
 stage_wheel() {
@@ -164,7 +197,8 @@ run_stage() {
 stages=("$@")
 ((${#stages[@]})) || stages=("${kStages[@]}")
 for stage in "${stages[@]}"; do
-  [[ " ${kStages[*]} " == *" $stage "* ]] || die "no stage '$stage'; there are: ${kStages[*]}"
+  [[ " ${kStages[*]} ${kNamedStages[*]} " == *" $stage "* ]] ||
+    die "no stage '$stage'; there are: ${kStages[*]} ${kNamedStages[*]}"
 done
 
 install_system_packages tests

@@ -1,0 +1,22 @@
+// A launch: blocks one after another, their waves in the order that RLK_STANDIN_ORDER says.
+#pragma once
+
+#include <string>
+
+#include "machine.h"
+
+namespace rlk::hip::isa {
+
+struct Grid {
+  u32 x, y, threads, lds_bytes;
+};
+
+// Runs all blocks; false where a wave touched memory that is not there or never came to an end, which is reported.
+bool run_launch(Code& code, const Kernel& kernel, const Grid& grid, void** arguments);
+
+// Pages that stand for a device's memory: the host may touch them only while they are open, kernels always.
+void register_device_memory(u64 address, u64 bytes);
+void forget_device_memory(u64 address);
+void close_device_memory(bool close);
+
+}  // namespace rlk::hip::isa
