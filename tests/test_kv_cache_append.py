@@ -123,7 +123,7 @@ def test_compiled(backend: str, device: str) -> None:
 
 
 def test_opcheck(device: str) -> None:
-    import rl_kernel_native.ops.kv_cache_append_torch  # noqa: F401
+    rk._call.load()
 
     k, v = tokens(6, device, torch.float32)
     caches = [torch.zeros(PAGES, PAGE, HEADS, COLUMNS, device=device) for _ in range(2)]

@@ -146,13 +146,13 @@ def test_compiled(backend: str, device: str) -> None:
 
 
 def test_opcheck(device: str) -> None:
-    import rl_kernel_native.ops.shift_labels_packed_torch  # noqa: F401
+    rk._call.load()
 
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     ids, cu = torch.arange(8, device=device), torch.tensor([0, 4, 8], device=device)
     check(ops.shift_labels_packed, (ids, cu, None, 0, 2, True, -100))
     check(ops.loss_mask_from_spans, (ids.view(-1, 2), torch.tensor([0, 2, 4], device=device), None, 16))
-    check(ops.tool_mask, (ids, [1, 2], [3], cu, True))
+    check(ops.tool_mask, (ids, cu, [1, 2], [3], True))
 
 
 def test_bad_input() -> None:

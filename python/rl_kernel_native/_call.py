@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _dispatch
+from . import _check, _dispatch
 from ._arithmetic import resolve_exp
 from ._operator import OPERATORS, Diagonal, Kept, Operator
 
-_loaded: Any = None  # the engine, once there was a torch tensor
-_plain: tuple[Any, ...] = ()  # then also torch.Tensor and its Parameter
+loaded: Any = None  # the engine, once there was a torch tensor
+plain: tuple[Any, ...] = ()  # then also torch.Tensor and its Parameter
 _registered: list[bool] = []  # True, once every operator is
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operator's outputs, None for what is not asked for."""
-    if type(arrays[0]) in _plain or _dispatch.is_tensor(arrays[0]):
-        found: tuple[Any, ...] = (_loaded or _engine()).call(op, arrays, how)
+    if type(arrays[0]) in plain or _dispatch.is_tensor(arrays[0]):
+        found: tuple[Any, ...] = (loaded or _engine()).call(op, arrays, how)
         return found
     frame, exported = _exported(op, arrays, how)
     how = op.resolved(how, resolve_exp, frame.device)
-    return tuple(map(frame.result, op.native(exported, how, frame.allocate, frame.stream)))
+    outputs = op.native(exported, how, frame.allocate, frame.stream)
+    for i in op.written:
+        _dispatch.count_write(arrays[i])
+    return () if op.written else tuple(map(frame.result, outputs))
 
 
 def call_backward(
@@ -32,7 +35,7 @@ def call_backward(
     if d is None:
         raise TypeError(f"{op.gradient.incoming}: expected an array, got NoneType")
     if _dispatch.is_tensor(arrays[0]):
-        found: Sequence[Any] = (_loaded or _engine()).backward(op, d, arrays, how, wanted)
+        found: Sequence[Any] = (loaded or _engine()).backward(op, d, arrays, how, wanted)
         return found
     frame, exported = _exported(op, arrays, how)
     d = frame.export_array(d, op.gradient.incoming)
@@ -43,7 +46,7 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
     """Outputs and gradients of a loss, None for the gradient of an array that is not there."""
     assert isinstance(op.gradient, Kept)
     if _dispatch.is_tensor(arrays[0]):
-        outputs: tuple[Any, ...] = (_loaded or _engine()).call_with_gradients(op, arrays, how)
+        outputs: tuple[Any, ...] = (loaded or _engine()).call_with_gradients(op, arrays, how)
         return outputs
     frame, exported = _exported(op, arrays, how)
     wanted = tuple(arrays[i] is not None for i in op.gradient.of)
@@ -51,21 +54,26 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
 
 
 def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:
+    for i in op.written:
+        _check.writable(op.arrays[i].name, arrays[i])
     frame = _dispatch.Frame(arrays[0], op.arrays[0].label(how))
     _dispatch.match_torch_threads()
-    named = zip(op.arrays, arrays, strict=True)
-    return frame, [(frame.export if a.number else frame.export_array)(x, a.label(how)) for a, x in named]
+    found = []
+    for a, x in zip(op.arrays, arrays, strict=True):
+        export = frame.export_output if a.written else frame.export if a.number else frame.export_array
+        found.append(export(x, a.label(how)))
+    return frame, found
 
 
 def _engine() -> Any:
-    global _loaded, _plain
+    global loaded, plain
     _dispatch.require_torch()
     load()
     from . import _engine as found
     from ._torch import PLAIN, is_compiling
 
     if not is_compiling():  # a trace has a guard on what it read, which may not change before the trace ends
-        _loaded, _plain = found, PLAIN
+        loaded, plain = found, PLAIN
     return found
 
 

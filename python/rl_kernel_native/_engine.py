@@ -15,18 +15,20 @@ from torch import Tensor
 
 from . import _in_graph, _torch
 from ._arithmetic import resolve_exp, resolve_traced, unresolved_exp
-from ._dispatch import match_torch_threads
+from ._dispatch import count_write, match_torch_threads
 from ._native import module as _C
 from ._operator import Diagonal, Kept, Operator
 from ._register import define, fake, implement
 from ._shapes import (
     FLOAT32,
+    INDICES,
     check_contiguous,
     check_element,
     check_first,
     check_first_mask,
     check_logits,
     check_mask,
+    check_offsets,
     check_row_integers,
     check_row_vector,
     check_tokens,
@@ -35,6 +37,7 @@ from ._shapes import (
 from ._torch import (
     Eager,
     apply_function,
+    functorch_active,
     gradient,
     is_compiling,
     is_direct,
@@ -70,6 +73,10 @@ def _first_mask(seen: _Seen, x: Any, name: str) -> None:
     seen.sequences = check_first_mask(x, seen.offsets)
 
 
+def _first_ids(seen: _Seen, x: Any, name: str) -> None:
+    seen.sequences = check_first(x, name, seen.offsets, INDICES)
+
+
 def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
     check_vector(x, name, FLOAT32, seen.sequences, "num_sequences")
     check_contiguous(x, name)
@@ -79,10 +86,12 @@ def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
 KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
     "first tokens": _first,
     "first mask": _first_mask,
+    "first ids": _first_ids,
     "tokens": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name),
     "tokens or sequences": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name, seen.sequences),
     "mask": lambda seen, x, name: check_mask(x, seen.first.shape, seen.name),
     "cu_seqlens": lambda seen, x, name: None,  # the first array's check has looked at it
+    "offsets": lambda seen, x, name: check_offsets(x, name),
     "sequences": _one_a_sequence,
     "number": lambda seen, x, name: check_element(x, name),
     "first integers": lambda seen, x, name: check_row_integers(x, name, None),
@@ -104,12 +113,13 @@ def register(operators: Iterable[Operator]) -> None:
 
 
 def _schema(op: Operator) -> str:
-    found = []
-    for a in op.arrays:
-        found.append(f"Tensor{'?' * (a.optional or bool(a.number))} {a.name}")
+    found: list[str] = []
+    for i, a in enumerate(op.arrays):
+        alias = f"({'abcd'[op.written.index(i)]}!)" if a.written else ""
+        found.append(f"Tensor{alias}{'?' * (a.optional or bool(a.number))} {a.name}")
         if a.number:
             found.append(f"{a.number} {a.name}_value")
-    return ", ".join([*found, op.options])
+    return ", ".join([*found, *([op.options] if op.options else [])])
 
 
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
@@ -152,11 +162,11 @@ def _memory(x: Any) -> Any:
 
 
 def _register(op: Operator) -> None:
-    dtypes = [None if name is None else getattr(torch, name) for name in op.dtypes]
+    dtypes: list[Any] = [None if name is None else getattr(torch, name) for name in op.dtypes]
     of = op.gradient if isinstance(op.gradient, Kept) else None
     if of is not None:  # gradients follow the outputs
         dtypes += [torch.float32] * len(of.of)
-    results = "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
+    results = "()" if op.written else "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
     define(f"{op.name}({_schema(op)}) -> {results}")
 
     def given(outputs: Any) -> Any:
@@ -164,8 +174,12 @@ def _register(op: Operator) -> None:
 
     def kernel(*arguments: Any) -> Any:
         arrays, how = _apart(op, arguments)
-        arrays, first = tuple(map(_memory, arrays)), arrays[0]
+        first = arrays[0]
         prepare(first)
+        if op.written:
+            _write(op, arrays, how)
+            return None
+        arrays = tuple(map(_memory, arrays))
         if op.exp is not None:
             how = op.resolved(how, resolve_traced, _torch.device_type(first, op.arrays[0].name))
         if of is None:
@@ -177,6 +191,8 @@ def _register(op: Operator) -> None:
     def shapes(*arguments: Any) -> Any:
         arrays, how = _apart(op, arguments)
         check_arrays(op, arrays, how)
+        if op.written:
+            return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
         found = zip((*op.outputs(arrays, how), *gradients), dtypes, strict=True)
         return given([arrays[0].new_empty((0,) if s is None else s, dtype=d) for s, d in found])
@@ -211,6 +227,8 @@ def title(op: Operator) -> str:
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     of = op.gradient
     if of is None:
+        if op.written:
+            _refuse_derivatives(op, arrays)
         return _direct(op, arrays, how) if is_direct(*arrays) else _traced(op, arrays, how)
     if is_grad_enabled():
         _refuse_constants(op, of, arrays, how)
@@ -237,6 +255,9 @@ def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
     if op.gradient is None:
         if is_untraced() and not all(is_plain(x) for x in arrays if isinstance(x, Tensor)):
             _torch.device_type(arrays[0], op.arrays[0].label(how))
+        if op.written:
+            getattr(_ops, op.name)(*arrays, *how)
+            return ()
         given = (x.detach() if isinstance(x, Tensor) else x for x in _as_schema(op, arrays))
         found = getattr(_ops, op.name)(*given, *how)
     else:
@@ -256,7 +277,36 @@ def _direct(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
         _torch.device_type(first, op.arrays[0].label(how))
     if not first.is_cuda:
         match_torch_threads()
+    if op.written:
+        return _write(op, arrays, how)
     return op.native(arrays, how, None, 0)
+
+
+def _write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A call that writes some of its arrays, of which autograd learns."""
+    given = list(map(_memory, arrays))
+    for i in op.written:
+        x, name = arrays[i], op.arrays[i].name
+        if isinstance(x, Tensor):
+            if x.is_neg():
+                raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
+            given[i] = x.detach()
+    op.native(given, how, None, 0)
+    for i in op.written:
+        count_write(arrays[i])
+    return ()
+
+
+def _refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
+    """Refuses what would lose a derivative in the arrays that an operator writes."""
+    for a, x in zip(op.arrays, arrays, strict=True):
+        if wants_grad(x):
+            raise ValueError(
+                f"{a.name}: requires a gradient, which a cache does not keep; call under torch.no_grad() or pass "
+                f"{a.name}.detach()"
+            )
+    if functorch_active() and not is_compiling():
+        raise ValueError(f"{op.arrays[op.written[0]].name}: cannot be written under torch.func")
 
 
 def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:

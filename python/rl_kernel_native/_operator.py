@@ -23,6 +23,7 @@ class Array:
         name: that of the schema, and of errors where ``called`` gives no other.
         kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`; or that from the options.
         called: its name in errors, from the options.
+        written: whether the operator writes it, which allocates no outputs then.
         number: a schema's type for the number that may stand in its place; the schema has it beside the array.
     """
 
@@ -31,6 +32,7 @@ class Array:
     optional: bool = False
     called: Callable[[tuple[Any, ...]], str] | None = None
     number: str = ""
+    written: bool = False
 
     def label(self, how: tuple[Any, ...]) -> str:
         return self.name if self.called is None else self.called(how)
@@ -94,7 +96,8 @@ class Operator:
             options: as a schema has them.
             outputs: the shape of each output, None for one that is not asked for.
             dtypes: those of the outputs; None: that of the first array.
-            native: of arrays, options, allocate and stream: the outputs. None: those of :class:`Kept`.
+            native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
+                out: those of :class:`Kept`.
             check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.
             gradient: None for an operator without: inputs that require one are taken as detached.
             schema_options: options as a schema has them, where ``native`` takes others as well.
@@ -104,6 +107,7 @@ class Operator:
         self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient
         self.schema_options, self.exp = schema_options, exp
         self.has_numbers = any(a.number for a in arrays)
+        self.written = tuple(i for i, a in enumerate(arrays) if a.written)
         if native is None:
             assert isinstance(gradient, Kept)
             of_loss, none = gradient.native, (False,) * len(gradient.of)

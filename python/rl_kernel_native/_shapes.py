@@ -12,6 +12,7 @@ from ._check import mask_dtype
 from ._torch import CODES, autocast_hint
 
 FLOAT32, INDICES = (torch.float32,), (torch.int32, torch.int64)  # dtypes that are asked for
+FLOATS = tuple(CODES)
 COPY = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch"
 
 
@@ -238,7 +239,7 @@ def check_row_vector(tensor: Tensor, name: str, dtype: torch.dtype, rows: Tensor
 
 def check_logits(tensor: Tensor, name: str) -> None:
     """[num_rows, vocab_size]."""
-    check_dtype(tensor, name, tuple(CODES))
+    check_dtype(tensor, name, FLOATS)
     if tensor.dim() != 2:
         raise ValueError(f"{name}: expected shape [num_rows, vocab_size], got {list(tensor.shape)}")
     check_columns(tensor, name)

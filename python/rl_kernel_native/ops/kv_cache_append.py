@@ -5,27 +5,71 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _check, _dispatch
+from .. import _call, _dispatch
 from .._native import module as _C
+from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.kv_cache_append import kv_cache_append_reference
 
 __all__ = ["kv_cache_append", "kv_cache_append_reference"]
 
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
+
+def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    is_static = _shapes.is_static
+    k, v, k_cache, v_cache, slots = arrays
+    for tokens, name in ((k, "k"), (v, "v")):
+        _shapes.check_dtype(tokens, name, _shapes.FLOATS)
+        if tokens.dim() != 3:
+            raise ValueError(f"{name}: expected shape [num_tokens, num_heads, columns], got {list(tokens.shape)}")
+        _shapes.check_columns(tokens, name)
+    _shapes.check_dtype_like(v, "v", k, "k")
+    if is_static(k) and is_static(v) and tuple(v.shape[:2]) != tuple(k.shape[:2]):
+        raise ValueError(
+            f"v: expected shape [{k.shape[0]}, {k.shape[1]}, columns] (tokens and heads of k), got {list(v.shape)}"
+        )
+    for cache, tokens, of in ((k_cache, k, "k"), (v_cache, v, "v")):
+        name = f"{of}_cache"
+        _shapes.check_dtype_like(cache, name, tokens, of)
+        known = is_static(cache) and is_static(tokens)
+        if cache.dim() not in (3, 4) or (known and tuple(cache.shape[-2:]) != tuple(tokens.shape[1:])):
+            each = f"{tokens.shape[1]}, {tokens.shape[2]}]"
+            raise ValueError(
+                f"{name}: expected shape [num_pages, page_size, {each} or [num_slots, {each} (heads and columns of "
+                f"{of}), got {list(cache.shape)}"
+            )
+        _shapes.check_columns(cache, name)
+    known = is_static(k_cache) and is_static(v_cache)
+    if k_cache.dim() != v_cache.dim() or (known and tuple(k_cache.shape[:-2]) != tuple(v_cache.shape[:-2])):
+        raise ValueError(
+            f"v_cache: expected as many slots, in the same pages, as k_cache of shape {list(k_cache.shape)}, got "
+            f"{list(v_cache.shape)}"
+        )
+    _shapes.check_dtype(slots, "slot_mapping", _shapes.INDICES)
+    known = is_static(slots) and is_static(k)
+    if slots.dim() != 1 or (known and (slots.shape[0] > k.shape[0] or not slots.is_contiguous())):
+        raise ValueError(
+            f"slot_mapping: expected a contiguous array of at most {k.shape[0]} slots (the tokens of k), got shape "
+            f"{list(slots.shape)}"
+        )
 
 
-def _torch() -> Any:
-    """ops/kv_cache_append_torch.py, imported with the first torch tensor."""
-    global _torch_path, _plain
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import kv_cache_append_torch
-
-        _torch_path = kv_cache_append_torch
-        _plain = kv_cache_append_torch.PLAIN
-    return _torch_path
+_KV_CACHE_APPEND = Operator(
+    "kv_cache_append",
+    (
+        Array("k", "by hand"),
+        Array("v", "by hand"),
+        Array("k_cache", "by hand", written=True),
+        Array("v_cache", "by hand", written=True),
+        Array("slot_mapping", "by hand"),
+    ),
+    "",
+    outputs=lambda arrays, how: (),
+    dtypes=(),
+    native=lambda arrays, how, allocate, stream: _C.kv_cache_append(*arrays, stream),
+    check=_check_arrays,
+)
 
 
 def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray, slot_mapping: AnyArray) -> None:
@@ -58,26 +102,10 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
         >>> cache[0].sum((2, 3)).nonzero()  # slot 17 is slot 1 of page 1
         tensor([[1, 1]])
     """
-    if type(k) in _plain and not _torch_path.is_compiling():
+    if type(k) in _call.plain and not _call.loaded.is_compiling():
         found = _C.kv_cache_append_eager(k, v, k_cache, v_cache, slot_mapping)
         if found is not NotImplemented:
             _dispatch.count_write(k_cache)
             _dispatch.count_write(v_cache)
             return
-    if _dispatch.is_tensor(k):
-        _torch().kv_cache_append(k, v, k_cache, v_cache, slot_mapping)
-        return
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        _check.writable(name, cache)
-    frame = _dispatch.Frame(k, "k")
-    _dispatch.match_torch_threads()
-    _C.kv_cache_append(
-        frame.export(k, "k"),
-        frame.export(v, "v"),
-        frame.export_output(k_cache, "k_cache"),
-        frame.export_output(v_cache, "v_cache"),
-        frame.export(slot_mapping, "slot_mapping"),
-        frame.stream,
-    )
-    for cache in (k_cache, v_cache):
-        _dispatch.count_write(cache)
+    _call.call(_KV_CACHE_APPEND, (k, v, k_cache, v_cache, slot_mapping), ())

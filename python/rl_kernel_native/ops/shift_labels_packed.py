@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from .. import _check, _dispatch
+from .._call import call
 from .._native import module as _C
+from .._operator import Array, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.shift_labels_packed import (
     loss_mask_from_spans_reference,
@@ -26,17 +28,73 @@ __all__ = [
 
 MOST_MARKER_IDS = 16
 
-_torch_path: Any = None
+
+def _check_labels(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    ids, (cp_rank, cp_size, _zigzag, ignore_index) = arrays[0], how
+    _shapes.check_dtype(ids, "ids", _shapes.INDICES)
+    if ids.dim() != 1:
+        raise ValueError(f"ids: expected shape [num_tokens], got {list(ids.shape)}")
+    _shapes.check_columns(ids, "ids")
+    if not 1 <= cp_size < 1 << 20:
+        raise ValueError(f"cp_size: expected a number in [1, 2^20), got {cp_size}")
+    if not 0 <= cp_rank < cp_size:
+        raise ValueError(f"cp_rank: expected a number in [0, {cp_size}), got {cp_rank}")
+    if _shapes.is_static(ids) and ids.shape[0] % cp_size:
+        raise ValueError(
+            f"ids: expected a number of tokens that is a multiple of {cp_size} (cp_size), got {ids.shape[0]}; pad them"
+        )
+    if ids.dtype == _shapes.INDICES[0] and not -(1 << 31) <= ignore_index < 1 << 31:
+        raise ValueError(f"ignore_index: expected a number that int32 holds, got {ignore_index}")
 
 
-def _torch() -> Any:
-    """ops/shift_labels_packed_torch.py, imported with the first torch tensor."""
-    global _torch_path
-    if _torch_path is None:
-        from . import shift_labels_packed_torch
+def _check_spans(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
 
-        _torch_path = shift_labels_packed_torch
-    return _torch_path
+    spans, span_offsets, cu_seqlens = arrays
+    _shapes.check_dtype(spans, "spans", _shapes.INDICES)
+    if spans.dim() != 2 or (_shapes.is_static(spans) and spans.shape[1] != 2):
+        raise ValueError(f"spans: expected a contiguous array of shape [num_spans, 2], got {list(spans.shape)}")
+    _shapes.check_dtype(span_offsets, "span_offsets", _shapes.INDICES)
+    if cu_seqlens is None or not (_shapes.is_static(cu_seqlens) and _shapes.is_static(span_offsets)):
+        return
+    wanted, got = list(cu_seqlens.shape), list(span_offsets.shape)
+    if got != wanted:
+        raise ValueError(f"span_offsets: expected a contiguous array of shape {wanted}, got {got}")
+
+
+def _spans_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
+    _, span_offsets, cu_seqlens = arrays
+    return (how if cu_seqlens is not None else (span_offsets.shape[0] - 1, *how),)
+
+
+_SHIFT_LABELS_PACKED = Operator(
+    "shift_labels_packed",
+    (Array("ids", "by hand"), Array("cu_seqlens", "offsets"), Array("mask", "mask", optional=True)),
+    "SymInt cp_rank, SymInt cp_size, bool zigzag, SymInt ignore_index",
+    outputs=lambda arrays, how: ((arrays[0].shape[0] // how[1],),),
+    dtypes=(None,),
+    native=lambda arrays, how, *tail: (_C.shift_labels_packed(*arrays, *how, *tail),),
+    check=_check_labels,
+)
+_LOSS_MASK_FROM_SPANS = Operator(
+    "loss_mask_from_spans",
+    (Array("spans", "by hand"), Array("span_offsets", "by hand"), Array("cu_seqlens", "offsets", optional=True)),
+    "SymInt num_tokens",
+    outputs=_spans_shape,
+    dtypes=("bool",),
+    native=lambda arrays, how, *tail: (_C.loss_mask_from_spans(*arrays, *how, *tail),),
+    check=_check_spans,
+)
+_TOOL_MASK = Operator(
+    "tool_mask",
+    (Array("ids", "first ids"), Array("cu_seqlens", "cu_seqlens", optional=True)),
+    "int[] begin, int[] end, bool include_end",
+    outputs=lambda arrays, how: (arrays[0].shape,),
+    dtypes=("bool",),
+    native=lambda arrays, how, *tail: (_C.tool_mask(arrays[0], *map(list, how[:2]), arrays[1], how[2], *tail),),
+)
 
 
 def shift_labels_packed(
@@ -81,12 +139,7 @@ def shift_labels_packed(
         _check.integer64("cp_rank", cp_rank), _check.integer64("cp_size", cp_size), cp_layout == "zigzag",
         _check.integer64("ignore_index", ignore_index),
     )  # fmt: skip
-    if _dispatch.is_tensor(ids):
-        return _torch().shift_labels_packed(ids, cu_seqlens, mask, *how)
-    frame = _dispatch.Frame(ids, "ids")
-    _dispatch.match_torch_threads()
-    exported = (frame.export(ids, "ids"), frame.export(cu_seqlens, "cu_seqlens"), frame.export(mask, "mask"))
-    return frame.result(_C.shift_labels_packed(*exported, *how, frame.allocate, frame.stream))
+    return call(_SHIFT_LABELS_PACKED, (ids, cu_seqlens, mask), how)[0]
 
 
 def loss_mask_from_spans(
@@ -111,13 +164,7 @@ def loss_mask_from_spans(
     count = _check.integer64("num_tokens", num_tokens)
     if count < 0:
         raise ValueError(f"num_tokens: expected a number >= 0, got {count}")
-    if _dispatch.is_tensor(spans):
-        return _torch().loss_mask_from_spans(spans, span_offsets, cu_seqlens, count)
-    frame = _dispatch.Frame(spans, "spans")
-    _dispatch.match_torch_threads()
-    names = ("spans", "span_offsets", "cu_seqlens")
-    exported = [frame.export(a, name) for a, name in zip((spans, span_offsets, cu_seqlens), names, strict=True)]
-    return frame.result(_C.loss_mask_from_spans(*exported, count, frame.allocate, frame.stream))
+    return call(_LOSS_MASK_FROM_SPANS, (spans, span_offsets, cu_seqlens), (count,))[0]
 
 
 def tool_mask(
@@ -152,20 +199,16 @@ def tool_mask(
     Source: the contract.
     """
     include_end = _check.flag("include_end", include_end)
-    markers: list[Any] = [_marker("begin", begin), _marker("end", end)]
-    if _dispatch.is_tensor(ids):
-        found = _torch().tool_mask(ids, *markers, cu_seqlens, include_end)
-    else:
-        frame = _dispatch.Frame(ids, "ids")
-        _dispatch.match_torch_threads()
-        exported = (frame.export(ids, "ids"), *markers, frame.export(cu_seqlens, "cu_seqlens"))
-        found = frame.result(_C.tool_mask(*exported, include_end, frame.allocate, frame.stream))
+    markers = [_marker("begin", begin), _marker("end", end)]
+    found = call(_TOOL_MASK, (ids, cu_seqlens), (*markers, include_end))[0]
     if mask is None:
         return found
     if _dispatch.is_tensor(mask) != _dispatch.is_tensor(ids) or not hasattr(mask, "dtype"):
         raise TypeError(f"mask: expected an array like ids, got {type(mask).__name__}")
     if _dispatch.is_tensor(mask):
-        _torch().require_tensors(ids=ids, mask=mask)
+        from .._torch import require_tensors
+
+        require_tensors(ids=ids, mask=mask)
     else:
         _dispatch.device_type(mask, "mask")
     _check.mask_dtype("mask", str(mask.dtype).removeprefix("torch."))
