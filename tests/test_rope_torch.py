@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import warnings
 from typing import Any
 
@@ -71,8 +72,6 @@ def test_autograd_has_the_bytes_of_backward(options: dict[str, Any], device: str
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_kernel_native.ops import rope_torch
-
     inputs = [leaf * 1 for leaf in leaves(o)]  # about a leaf torch.autograd.grad has no answer
     outputs = results(o._replace(q=inputs[0], k=inputs[1]))
     asked: list[Any] = []
@@ -82,8 +81,9 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatc
             asked.append(tuple(None if t is None else t.shape for t in arguments[:2]))
             return native.rope(*arguments)
 
-    native = rope_torch._C
-    monkeypatch.setattr(rope_torch, "_C", Recording())
+    module = sys.modules["rl_kernel_native.ops.rope"]
+    native = module._C
+    monkeypatch.setattr(module, "_C", Recording())
     shapes = tuple(leaf.shape for leaf in inputs)
     for wanted, expected in ((inputs, shapes), (inputs[:1], (shapes[0], None)), (inputs[1:], (shapes[1], None))):
         asked.clear()
@@ -137,8 +137,7 @@ def test_hugging_face_views_train(device: str, rng: np.random.Generator) -> None
 
 def test_opcheck(o: Operands) -> None:
     """Schema, fake tensors, autograd registration and dynamic shapes."""
-    import rl_kernel_native.ops.rope_traced  # noqa: F401 - registers it; a call that is traced does, too
-
+    rk._call.load()
     op, check = torch.ops.rl_kernel_native.rope, torch.library.opcheck
     check(op, (*o, False, None, False, None, -2, False))
     check(op, (o.q, None, *o[2:], True, 16, True, None, 2, True))  # a table of 16 columns serves 16 rotated ones

@@ -133,13 +133,15 @@ def test_compiled_and_transformed(packed: bool, backend: str, device: str, rng: 
 
 
 def test_opcheck(device: str, rng: np.random.Generator) -> None:
-    import rl_kernel_native.ops.sequence_logprob_traced  # noqa: F401
+    rk._call.load()
 
     logprob, mask = batch(rng, 3, 8, device=device)
     ops, cu = torch.ops.rl_kernel_native, torch.tensor([0, 3, 24], device=device)
     torch.library.opcheck(ops.sequence_logprob, (logprob, mask, None, True))
     torch.library.opcheck(ops.sequence_logprob, (logprob.view(-1), None, cu, False))
-    torch.library.opcheck(ops.sequence_logprob_backward, (torch.ones(2, device=device), mask.view(-1), cu, 24, 1))
+    torch.library.opcheck(
+        ops.sequence_logprob_backward, (torch.ones(2, device=device), mask.view(-1), cu, 24, 1, False)
+    )
 
 
 def test_numpy_and_jax(rng: np.random.Generator) -> None:

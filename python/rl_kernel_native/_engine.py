@@ -7,7 +7,7 @@ of torch.func, serves whatever traces or transforms.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,24 +16,12 @@ from torch import Tensor
 from . import _in_graph, _torch
 from ._arithmetic import resolve_exp, resolve_traced, unresolved_exp
 from ._dispatch import count_write, match_torch_threads
+from ._main_grad import is_asked_for
 from ._native import module as _C
-from ._operator import Diagonal, Kept, Operator
+from ._operator import Diagonal, Kept, Like, Linear, Operator
 from ._register import define, fake, implement
-from ._shapes import (
-    FLOAT32,
-    INDICES,
-    check_contiguous,
-    check_element,
-    check_first,
-    check_first_mask,
-    check_logits,
-    check_mask,
-    check_offsets,
-    check_row_integers,
-    check_row_vector,
-    check_tokens,
-    check_vector,
-)
+from ._schema import apart, as_schema, check_arrays, dtype_of, is_number, operand, schema, title
+from ._shapes import check_tokens
 from ._torch import (
     Eager,
     apply_function,
@@ -57,52 +45,6 @@ from ._transforms import looped, refuse_tangents
 _ops = torch.ops.rl_kernel_native
 
 
-class _Seen:
-    """What fake kernels have learned of a call: its first array, under its name, and the number of sequences."""
-
-    def __init__(self, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-        self.first, self.name, self.sequences = arrays[0], op.arrays[0].label(how), None
-        self.offsets = next((x for a, x in zip(op.arrays, arrays, strict=True) if a.kind == "cu_seqlens"), None)
-
-
-def _first(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first(x, name, seen.offsets)
-
-
-def _first_mask(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first_mask(x, seen.offsets)
-
-
-def _first_ids(seen: _Seen, x: Any, name: str) -> None:
-    seen.sequences = check_first(x, name, seen.offsets, INDICES)
-
-
-def _one_a_sequence(seen: _Seen, x: Any, name: str) -> None:
-    check_vector(x, name, FLOAT32, seen.sequences, "num_sequences")
-    check_contiguous(x, name)
-
-
-# What a fake kernel asks of an array that is there.
-KINDS: dict[str, Callable[[_Seen, Any, str], None]] = {
-    "first tokens": _first,
-    "first mask": _first_mask,
-    "first ids": _first_ids,
-    "tokens": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name),
-    "tokens or sequences": lambda seen, x, name: check_tokens(x, name, seen.first, seen.name, seen.sequences),
-    "mask": lambda seen, x, name: check_mask(x, seen.first.shape, seen.name),
-    "cu_seqlens": lambda seen, x, name: None,  # the first array's check has looked at it
-    "offsets": lambda seen, x, name: check_offsets(x, name),
-    "sequences": _one_a_sequence,
-    "number": lambda seen, x, name: check_element(x, name),
-    "first integers": lambda seen, x, name: check_row_integers(x, name, None),
-    "integers": lambda seen, x, name: check_row_integers(x, name, seen.first),
-    "row numbers": lambda seen, x, name: check_row_vector(x, name, torch.float32, seen.first),
-    "row flags": lambda seen, x, name: check_row_vector(x, name, torch.bool, seen.first),
-    "logits": lambda seen, x, name: check_logits(x, name),
-    "by hand": lambda seen, x, name: None,
-}
-
-
 def register(operators: Iterable[Operator]) -> None:
     for op in operators:
         _register(op)
@@ -110,115 +52,50 @@ def register(operators: Iterable[Operator]) -> None:
             _register_diagonal(op, op.gradient)
         elif isinstance(op.gradient, Kept):
             _register_kept(op, op.gradient)
-
-
-def _schema(op: Operator) -> str:
-    found: list[str] = []
-    for i, a in enumerate(op.arrays):
-        alias = f"({'abcd'[op.written.index(i)]}!)" if a.written else ""
-        found.append(f"Tensor{alias}{'?' * (a.optional or bool(a.number))} {a.name}")
-        if a.number:
-            found.append(f"{a.number} {a.name}_value")
-    return ", ".join([*found, *([op.options] if op.options else [])])
-
-
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
-_NO_NUMBER: dict[str, Any] = {"SymInt": 0, "float": 0.0, "bool": False}
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, _NUMBERS)
-
-
-def _as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Arrays as a schema has them: beside each that may be a number, that number."""
-    if not op.has_numbers:
-        return arrays
-    found: list[Any] = []
-    for a, x in zip(op.arrays, arrays, strict=True):
-        if not a.number:
-            found.append(x)
-        else:
-            found += (None, x) if _is_number(x) else (x, _NO_NUMBER[a.number])
-    return found
-
-
-def _apart(op: Operator, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Arrays and options of a schema's arguments."""
-    if not op.has_numbers:
-        count = len(op.arrays)
-        return tuple(arguments[:count]), tuple(arguments[count:])
-    given = iter(arguments)
-    arrays: list[Any] = []
-    for a in op.arrays:
-        x = next(given)
-        number = next(given) if a.number else None
-        arrays.append(number if x is None else x)
-    return tuple(arrays), tuple(given)
-
-
-def _memory(x: Any) -> Any:
-    return memory(x) if isinstance(x, Tensor) else x
+        elif isinstance(op.gradient, Linear):
+            _register_linear(op, op.gradient)
 
 
 def _register(op: Operator) -> None:
-    dtypes: list[Any] = [None if name is None else getattr(torch, name) for name in op.dtypes]
+    dtypes: list[Any] = [getattr(torch, name) if isinstance(name, str) else name for name in op.dtypes]
     of = op.gradient if isinstance(op.gradient, Kept) else None
     if of is not None:  # gradients follow the outputs
         dtypes += [torch.float32] * len(of.of)
     results = "()" if op.written else "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
-    define(f"{op.name}({_schema(op)}) -> {results}")
+    define(f"{op.name}({schema(op)}) -> {results}")
 
     def given(outputs: Any) -> Any:
         return outputs[0] if len(dtypes) == 1 else tuple(outputs)
 
     def kernel(*arguments: Any) -> Any:
-        arrays, how = _apart(op, arguments)
+        arrays, how = apart(op, arguments)
         first = arrays[0]
         prepare(first)
         if op.written:
             _write(op, arrays, how)
             return None
-        arrays = tuple(map(_memory, arrays))
+        arrays = tuple(map(operand, arrays))
         if op.exp is not None:
             how = op.resolved(how, resolve_traced, _torch.device_type(first, op.arrays[0].name))
         if of is None:
             found = op.native(arrays, how, None, 0)
         else:
             found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
-        return given([first.new_empty(0, dtype=d) if o is None else o for o, d in zip(found, dtypes, strict=True)])
+        named = zip(found, dtypes, strict=True)
+        return given([first.new_empty(0, dtype=dtype_of(d, how)) if o is None else o for o, d in named])
 
     def shapes(*arguments: Any) -> Any:
-        arrays, how = _apart(op, arguments)
+        arrays, how = apart(op, arguments)
         check_arrays(op, arrays, how)
         if op.written:
             return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
         found = zip((*op.outputs(arrays, how), *gradients), dtypes, strict=True)
-        return given([arrays[0].new_empty((0,) if s is None else s, dtype=d) for s, d in found])
+        return given([arrays[0].new_empty((0,) if s is None else s, dtype=dtype_of(d, how)) for s, d in found])
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
     implement(op.name, kernel, differentiable)
     fake(op.name)(shapes)
-
-
-def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-    """The extension's questions about shapes and dtypes, in its words."""
-    seen = _Seen(op, arrays, how)
-    for a, x in zip(op.arrays, arrays, strict=True):
-        if x is not None:
-            if a.number and _is_number(x):
-                continue
-            KINDS[a.kind if isinstance(a.kind, str) else a.kind(how)](seen, x, a.label(how))
-        elif not a.optional:
-            raise TypeError(f"{a.label(how)}: expected an array that speaks DLPack, got NoneType")
-    if op.check is not None:
-        op.check(arrays, how, seen.sequences)
-
-
-def title(op: Operator) -> str:
-    """The name of its Function."""
-    return op.name.title().replace("_", "")
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
@@ -237,7 +114,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     if is_direct(*arrays):
         operands = [arrays[i] for i in of.of]
         if wants_grad(*operands):
-            found = (_Kept if type(of) is Kept else _Products).run(op, arrays, how, *operands)
+            found = _EAGER[type(of)].run(op, arrays, how, *operands)
             return found if type(found) is tuple else (found,)
         return _direct(op, arrays, how)
     return _traced(op, arrays, how)[: len(op.dtypes)]
@@ -246,6 +123,10 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """Outputs of a call that something traces or transforms, and the gradients that a loss gives."""
     _require(op, arrays, how)
+    return _applied(op, arrays, how)
+
+
+def _applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     how = op.schema_options(how)
     if op.exp is not None:
         if is_compiling():
@@ -258,7 +139,7 @@ def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
         if op.written:
             getattr(_ops, op.name)(*arrays, *how)
             return ()
-        given = (x.detach() if isinstance(x, Tensor) else x for x in _as_schema(op, arrays))
+        given = (x.detach() if isinstance(x, Tensor) else x for x in as_schema(op, arrays))
         found = getattr(_ops, op.name)(*given, *how)
     else:
         found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how)
@@ -284,7 +165,7 @@ def _direct(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
 
 def _write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """A call that writes some of its arrays, of which autograd learns."""
-    given = list(map(_memory, arrays))
+    given = list(map(operand, arrays))
     for i in op.written:
         x, name = arrays[i], op.arrays[i].name
         if isinstance(x, Tensor):
@@ -311,7 +192,7 @@ def _refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
 
 def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:
     labelled = zip(op.arrays, arrays, strict=True)
-    named = {a.label(how): x for a, x in labelled if not (a.number and _is_number(x))}
+    named = {a.label(how): x for a, x in labelled if not (a.number and is_number(x))}
     required = {a.label(how) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},
@@ -319,11 +200,15 @@ def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: 
     )
 
 
-def _refuse_constants(op: Operator, of: Diagonal | Kept, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
+def _refuse_constants(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
     for i, x in enumerate(arrays):
         if isinstance(x, Tensor) and x.requires_grad and not (i in of.of and of.allows(i, how)):
-            name = op.arrays[i].label(how)
-            raise ValueError(f"{name}: requires a gradient, and {op.name} gives none; pass {name}.detach()")
+            _refuse_constant(op, of, op.arrays[i].label(how))
+
+
+def _refuse_constant(op: Operator, of: Any, name: str) -> None:
+    words = getattr(of, "constants", "") or f"requires a gradient, and {op.name} gives none"
+    raise ValueError(f"{name}: {words}; pass {name}.detach()")
 
 
 # ---- a diagonal: products with the same slopes ----------------------------------------------------------------------
@@ -374,21 +259,21 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
     count, places = len(op.arrays), of.of
     name, incoming = f"{op.name}_backward", of.incoming
     flags = ", ".join(f"bool return_d_{op.arrays[i].name}" for i in places)
-    define(f"{name}(Tensor {incoming}, {_schema(op)}, {flags}) -> ({', '.join(['Tensor'] * len(places))})")
+    define(f"{name}(Tensor {incoming}, {schema(op)}, {flags}) -> ({', '.join(['Tensor'] * len(places))})")
     second = f"{op.name}: a second derivative is wanted, and there is none"
 
-    def apart(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def parts(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Arrays, options, what is wanted."""
         return arguments[:count], arguments[count : -len(places)], arguments[-len(places) :]
 
     def kernel(d: Tensor, *arguments: Any) -> Any:
-        arrays, how, wanted = apart(arguments)
+        arrays, how, wanted = parts(arguments)
         prepare(arrays[0])
         found = of.native(memory(d), tuple(map(memory, arrays)), how, wanted, None, 0)
         return tuple(arrays[0].new_empty(0) if x is None else x for x in found)
 
     def shapes(d: Tensor, *arguments: Any) -> Any:
-        arrays, how, wanted = apart(arguments)
+        arrays, how, wanted = parts(arguments)
         check_arrays(op, arrays, how)
         check_tokens(d, incoming, arrays[0], op.arrays[0].label(how))
         return tuple(arrays[0].new_empty(arrays[0].shape if want else 0) for want in wanted)
@@ -448,7 +333,7 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            arrays, ctx.how, ctx.wanted = apart(inputs[1:])
+            arrays, ctx.how, ctx.wanted = parts(inputs[1:])
             ctx.mark_non_differentiable(*(o for o, want in zip(output, ctx.wanted, strict=True) if not want))
             ctx.save_for_backward(*arrays)
             ctx.save_for_forward(*arrays)
@@ -476,6 +361,125 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
     _named(Backward, f"{title(op)}Backward")
     implement(name, kernel, functools.partial(_in_graph.apply, f"{title(op)}Backward"))
     fake(name)(shapes)
+
+
+# ---- linear: tangents by the operator, gradients by its transpose ---------------------------------------------------
+
+
+def _kept_of(of: Linear, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """What a backward keeps: constants, and of the others :class:`Like`."""
+    constants = [None if i in of.of else x for i, x in enumerate(arrays)]
+    return constants, [Like(x.shape, x.dtype) if i in of.of and x is not None else None for i, x in enumerate(arrays)]
+
+
+def _along(ctx: Any, applied: Any, given: Sequence[Any], wanted: Any) -> list[Any]:
+    """Tangents or gradients, as operands that kernels read."""
+    op, of = ctx.op, ctx.op.gradient
+    arrays = [c if like is None else like for c, like in zip(ctx.saved_tensors, ctx.likes, strict=True)]
+    if wanted is None:
+        names = [op.arrays[i].label(ctx.how) for i in of.of]
+        dtypes: list[Any] = [None if arrays[i] is None else arrays[i].dtype for i in of.of]
+    else:
+        names, dtypes = list(of.incoming), ctx.dtypes
+    operands = [
+        None if x is None else gradient(x, d, name, of.dims) for x, d, name in zip(given, dtypes, names, strict=True)
+    ]
+    if all(x is None for x in operands):
+        return [None] * len(operands if wanted is None else wanted)
+    return list(of.along(applied, operands, arrays, ctx.how, wanted))
+
+
+class _Transposed(Eager):
+    """Eager autograd of what is linear: it saves constants alone."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
+        found = _direct(op, arrays, how)
+        constants, ctx.likes = _kept_of(op.gradient, arrays)  # type: ignore[arg-type]
+        ctx.save_for_backward(*constants)
+        ctx.op, ctx.how = op, how
+        count = len(op.gradient.incoming)  # type: ignore[union-attr]
+        ctx.dtypes = [None if o is None else o.dtype for o in found[:count]]
+        ctx.mark_non_differentiable(*(o for o in found[count:] if o is not None))
+        ctx.set_materialize_grads(False)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        of = ctx.op.gradient
+        given = incoming[: len(of.incoming)]
+        wanted = ctx.needs_input_grad[3:]
+        if len(wanted) > 1 and all(wanted):  # one of both may be wanted by torch.autograd.grad alone
+            wanted = tuple(is_asked_for(edge[0]) for edge in ctx.next_functions[-len(wanted) :])
+        present = {name: g for name, g in zip(of.incoming, given, strict=True) if g is not None}
+        # create_graph, a backward that has a backward, goes through the dispatcher, too.
+        direct = not is_grad_enabled() and all(map(is_direct_gradient, present.values()))
+        if present and not direct:
+            require_tensors(**present)
+        return None, None, None, *_along(ctx, _direct if direct else _applied, given, wanted)
+
+
+def _register_linear(op: Operator, of: Linear) -> None:
+    count = len(op.arrays)
+    outputs = len(of.incoming)
+
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return getattr(_ops, op.name)(*arguments)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            arrays, ctx.op, ctx.how = inputs[:count], op, inputs[count:]
+            found = output if isinstance(output, tuple) else (output,)
+            constants, ctx.likes = _kept_of(of, arrays)
+            ctx.save_for_backward(*constants)
+            ctx.save_for_forward(*constants)
+            there = [shape is not None for shape in op.outputs(arrays, ctx.how)]
+            ctx.dtypes = [o.dtype if t else None for o, t in zip(found[:outputs], there, strict=False)]
+            ctx.rest = len(found) - outputs
+            ctx.mark_non_differentiable(
+                *(o for i, (o, t) in enumerate(zip(found, there, strict=True)) if i >= outputs or not t)
+            )
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, *incoming: Any) -> Any:
+            for i, needs in enumerate(ctx.needs_input_grad[:count]):
+                if needs and i not in of.of:
+                    _refuse_constant(op, of, op.arrays[i].label(ctx.how))
+            found: list[Any] = [None] * (count + len(ctx.how))
+            given = [g if d is not None else None for g, d in zip(incoming[:outputs], ctx.dtypes, strict=True)]
+            gradients = _along(ctx, _applied, given, [ctx.needs_input_grad[i] for i in of.of])
+            for i, g in zip(of.of, gradients, strict=True):
+                found[i] = g
+            return tuple(found)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+            dims = (*in_dims[:count], *(None for _ in in_dims[count:]))
+            if of.batch is not None:
+                found = of.batch(info, dims, inputs, Forward.apply)
+                if found is not None:
+                    return found
+            outputs = looped(Forward.apply, info, dims, inputs)
+            return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            others = [i for i in range(count) if i not in of.of]
+            for i in others:
+                if tangents[i] is not None:
+                    name = op.arrays[i].label(ctx.how)
+                    words = of.constants.replace("gets no gradient", "carries no tangent")
+                    raise ValueError(
+                        f"{name}: {words or f'has a tangent, and {op.name} has none'}; pass {name}.detach()"
+                    )
+            found = _along(ctx, _applied, [tangents[i] for i in of.of], None)
+            pushed = (*found, *(None,) * ctx.rest)
+            return pushed if len(pushed) > 1 else pushed[0]
+
+    _named(Forward, title(op))
 
 
 # ---- a loss whose forward gives its gradients -----------------------------------------------------------------------
@@ -643,6 +647,9 @@ def _register_kept(op: Operator, of: Kept) -> None:
             return total, *(None,) * (constants + len(places) - 1)
 
     _named(Forward, title(op))
+
+
+_EAGER: dict[type, Any] = {Diagonal: _Products, Kept: _Kept, Linear: _Transposed}
 
 
 def _named(function: Any, name: str) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Native = Callable[..., Sequence[Any]]
+Native = Callable[..., Any]
+Dtype = str | Callable[[tuple[Any, ...]], int] | None
 
 OPERATORS: list[Operator] = []  # all of them, in the order of their modules
 
@@ -74,6 +75,42 @@ class Kept:
         return True
 
 
+@dataclass(frozen=True)
+class Like:
+    """An array of which only this is kept."""
+
+    shape: Any
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Derivatives of an operator that is linear in some arrays: it maps tangents itself, and its transpose, an operator
+    that is as linear, maps gradients.
+
+    Attributes:
+        of: positions of the arrays that may have a gradient.
+        incoming: names of the gradients that come in, those of the first outputs.
+        along: of a way to call operators, tangents or incoming gradients (None where there is none), the arrays (those
+            of ``of`` as :class:`Like`), the options, and None for tangents, else what is wanted of ``of``: tangents of
+            the first outputs, or gradients of ``of``.
+        constants: words that refuse a gradient of another array.
+        dims: up to how many dimensions kernels read at any strides but the last.
+        batch: of torch.func's info, dimensions, inputs and a call: outputs with the batch in front, and their
+            dimensions. None: one call for each element.
+    """
+
+    of: tuple[int, ...]
+    incoming: tuple[str, ...]
+    along: Callable[..., Sequence[Any]]
+    constants: str = ""
+    dims: int = 3
+    batch: Callable[..., Any] | None = None
+
+    def allows(self, i: int, how: tuple[Any, ...]) -> bool:
+        return True
+
+
 class Operator:
     """One operator. Arrays and options always stand in the order of its description."""
 
@@ -84,10 +121,10 @@ class Operator:
         options: str,
         *,
         outputs: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]],
-        dtypes: tuple[str | None, ...] = ("float32",),
+        dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
         check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
-        gradient: Diagonal | Kept | None = None,
+        gradient: Diagonal | Kept | Linear | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
         exp: int | None = None,
     ) -> None:
@@ -95,7 +132,7 @@ class Operator:
         Args:
             options: as a schema has them.
             outputs: the shape of each output, None for one that is not asked for.
-            dtypes: those of the outputs; None: that of the first array.
+            dtypes: those of the outputs; None: that of the first array; or the extension's number, from the options.
             native: of arrays, options, allocate and stream: the outputs, or None where it writes arrays instead. Left
                 out: those of :class:`Kept`.
             check: of arrays, options and the number of sequences: what kinds of arrays do not say, for fake kernels.

@@ -4,28 +4,182 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .. import _check, _dispatch
+from .. import _call, _check
 from .._native import module as _C
+from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.rope import rope_reference
 
 __all__ = ["rope", "rope_backward", "rope_reference"]
 
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
-_plain_or_none: tuple[Any, ...] = ()
+_NAMES = (("q", "k"), ("dq_out", "dk_out"))  # of what is rotated, and of what is rotated back
 
 
-def _torch() -> Any:
-    """ops/rope_torch.py, imported with the first torch tensor."""
-    global _torch_path, _plain, _plain_or_none
-    if _torch_path is None:
-        from . import rope_torch
+def _names(transposed: bool) -> tuple[str, str]:
+    return _NAMES[transposed]
 
-        _torch_path = rope_torch
-        _plain = rope_torch.PLAIN
-        _plain_or_none = (*_plain, type(None))
-    return _torch_path
+
+def _check_heads(tensor: Any, name: str, head_axis: int) -> int:
+    """The axis of heads, counted from the front."""
+    from .. import _shapes
+
+    dims = tensor.dim()
+    _shapes.check_dtype(tensor, name, _shapes.FLOATS)
+    if dims > 8:
+        raise ValueError(f"{name}: expected at most 8 dimensions, got {dims}")
+    if dims < 2:
+        raise ValueError(f"{name}: expected shape [..., num_heads, head_dim], got {list(tensor.shape)}")
+    axis = head_axis + dims if head_axis < 0 else head_axis
+    if not 0 <= axis < dims - 1:
+        raise ValueError(
+            f"head_axis: expected an axis of {name} before its last, in [0, {dims - 1}) or negative, got {head_axis}"
+        )
+    _shapes.check_columns(tensor, name)
+    return axis
+
+
+def _check_arrays(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    (q, k, cos, sin, position_ids), (_interleaved, partial_dim, _round, sections, head_axis, transposed) = arrays, how
+    name, k_name = _names(transposed)
+    axis = _check_heads(q, name, head_axis)
+    tokens = [s for i, s in enumerate(q.shape[:-1]) if i != axis]
+    if k is not None:
+        k_axis = _check_heads(k, k_name, head_axis)
+        _shapes.check_dtype_like(k, k_name, q, name)
+        others = [s for i, s in enumerate(k.shape[:-1]) if i != k_axis]
+        if k_axis != axis or others != tokens or k.shape[-1] != q.shape[-1]:
+            sizes = ", ".join("num_kv_heads" if i == axis else str(s) for i, s in enumerate(q.shape))
+            raise ValueError(
+                f"{k_name}: expected shape [{sizes}] (that of {name} but for the heads), got {list(k.shape)}"
+            )
+    rotary_dim = q.shape[-1] if partial_dim is None else partial_dim
+    if partial_dim is None and rotary_dim % 2:
+        raise ValueError(f"{name}: expected an even last dimension, or a partial_dim, got shape {list(q.shape)}")
+    if partial_dim is not None and (rotary_dim < 2 or rotary_dim % 2 or rotary_dim > q.shape[-1]):
+        raise ValueError(
+            f"partial_dim: expected an even number in [2, {q.shape[-1]}] (the last dimension of {name}), got "
+            f"{partial_dim}"
+        )
+    if sections is not None and (len(sections) != 3 or min(sections) < 0 or sum(sections) != rotary_dim // 2):
+        raise ValueError(
+            f"mrope_sections: expected None or three sizes of sections, integers >= 0 that sum to {rotary_dim // 2} "
+            f"(half the rotated columns), got {sections}"
+        )
+    _check_angles(cos, sin, position_ids, q, name, rotary_dim, tokens, sections is not None)
+
+
+def _check_angles(
+    cos: Any, sin: Any, position_ids: Any, q: Any, q_name: str, rotary_dim: int, tokens: list[int],
+    has_sections: bool,
+) -> None:  # fmt: skip
+    from .. import _shapes
+
+    for angles, name in ((cos, "cos"), (sin, "sin")):
+        _shapes.check_float32_or(angles, name, q.dtype, f" (that of {q_name})")
+        if angles.dim() == 0:
+            raise ValueError(f"{name}: expected a last dimension of angles, got shape []")
+        _shapes.check_columns(angles, name)
+    _shapes.check_dtype_like(sin, "sin", cos, "cos")
+    widths = f"{rotary_dim} or {rotary_dim // 2}"
+    if cos.shape[-1] != rotary_dim and cos.shape[-1] != rotary_dim // 2:
+        raise ValueError(
+            f"cos: expected a last dimension of {widths} (the rotated columns or their pairs), got shape "
+            f"{list(cos.shape)}"
+        )
+    if tuple(sin.shape) != tuple(cos.shape):
+        raise ValueError(f"sin: expected shape {list(cos.shape)} (that of cos), got {list(sin.shape)}")
+    leading = [3, *tokens] if has_sections else tokens
+    if position_ids is None:
+        indexed, name, last = cos, "cos", [cos.shape[-1]]
+    else:
+        indexed, name, last = position_ids, "position_ids", []
+        _shapes.check_dtype(position_ids, "position_ids", _shapes.INDICES)
+        if cos.dim() != 2:
+            raise ValueError(
+                f"cos: expected a table [max_position, {widths}] beside position_ids, got shape {list(cos.shape)}"
+            )
+    shape, first = indexed.shape[: indexed.dim() - len(last)], len(leading) - len(tokens)
+    right = len(shape) == len(leading) and (not has_sections or shape[0] == 3)
+    if not right or any(s not in (n, 1) for s, n in zip(shape[first:], tokens, strict=True)):
+        after = ", after one of the sections" if has_sections else ""
+        raise ValueError(
+            f"{name}: expected shape {[*leading, *last]} (the dimensions of {q_name} but for head_axis and the last, "
+            f"each of which may be 1{after}), got {list(indexed.shape)}"
+        )
+
+
+def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Options as a schema has them."""
+    interleaved, partial_dim, rounds, sections, head_axis, transposed = how
+    if partial_dim is not None:
+        partial_dim = _check.integer("partial_dim", partial_dim)
+    if sections is not None:
+        if not isinstance(sections, (tuple, list)):
+            raise TypeError(f"mrope_sections: expected None or three sizes of sections, got {type(sections).__name__}")
+        sections = [_check.integer("mrope_sections", s) for s in sections]
+    return interleaved, partial_dim, rounds, sections, _check.integer("head_axis", head_axis), transposed
+
+
+def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    """Rotates tangents, and gradients back. A head minds no other: what is not there is left out."""
+    q, k = given
+    if wanted is not None:
+        how = (*how[:-1], not how[-1])
+        q, k = (x if w else None for x, w in zip(given, wanted, strict=True))
+    if q is not None:
+        found = call(_ROPE, (q, k, *arrays[2:]), how)
+    else:
+        found = (None, None if k is None else call(_ROPE, (k, None, *arrays[2:]), how)[0])
+    if wanted is not None:
+        return found
+    zeros = arrays[2].new_zeros
+    named = zip(found, arrays[:2], strict=True)
+    return [zeros(of.shape, dtype=of.dtype) if x is None and of is not None else x for x, of in named]
+
+
+def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    """A batch is one more dimension of tokens, unless each element has a table of its own."""
+    from .._transforms import batched
+
+    q, k, cos, sin, position_ids, *options = inputs
+    if position_ids is not None and tuple(dims[2:4]) != (None, None):
+        return None
+    q, k = batched(info, dims[:2], (q, k))
+    angles = (cos, sin) if position_ids is None else (position_ids,)
+    moved = batched(info, dims[2:4] if position_ids is None else dims[4:5], angles)
+    if options[3] is not None:  # the dimension of sections stays in front
+        moved = [t.movedim(0, 1).contiguous() for t in moved]
+    rest = (*moved, None) if position_ids is None else (cos, sin, *moved)
+    return apply(q, k, *rest, *options), (0, None if k is None else 0)
+
+
+# A rotation's transpose is the same operator with `transposed` turned.
+_ROPE = Operator(
+    "rope",
+    (
+        Array("q", "by hand", called=lambda how: _NAMES[how[-1]][0]),
+        Array("k", "by hand", optional=True, called=lambda how: _NAMES[how[-1]][1]),
+        Array("cos", "by hand"),
+        Array("sin", "by hand"),
+        Array("position_ids", "by hand", optional=True),
+    ),
+    "bool interleaved, int? partial_dim, bool round_products, int[]? mrope_sections, int head_axis, bool transposed",
+    outputs=lambda arrays, how: (arrays[0].shape, None if arrays[1] is None else arrays[1].shape),
+    dtypes=(None, None),
+    native=lambda arrays, how, *tail: _C.rope(*arrays, *how, *tail),
+    check=_check_arrays,
+    schema_options=_integers,
+    gradient=Linear(
+        of=(0, 1),
+        incoming=("dq_out", "dk_out"),
+        along=_along,
+        constants="is a constant of the rotation and gets no gradient",
+        dims=4,  # two dimensions of tokens have any strides
+        batch=_batch,
+    ),
+)
 
 
 def rope(
@@ -94,7 +248,9 @@ def rope(
                 [-0.3012,  1.3818],
                 [-1.3254,  0.4932]])
     """
-    return _call(q, k, cos, sin, position_ids, interleaved, partial_dim, intermediate, mrope_sections, head_axis, False)
+    return _rotate(
+        q, k, cos, sin, position_ids, interleaved, partial_dim, intermediate, mrope_sections, head_axis, False
+    )
 
 
 def rope_backward(
@@ -121,12 +277,12 @@ def rope_backward(
     Raises: as :func:`rope`.
     Source: docs/numerics.md, rules 3 and 8.
     """
-    return _call(
+    return _rotate(
         dq_out, dk_out, cos, sin, position_ids, interleaved, partial_dim, intermediate, mrope_sections, head_axis, True
     )
 
 
-def _call(
+def _rotate(
     q: Any, k: Any, cos: Any, sin: Any, position_ids: Any, interleaved: bool, partial_dim: Any, intermediate: str,
     mrope_sections: Any, head_axis: Any, transposed: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
@@ -139,31 +295,19 @@ def _call(
         head_axis,
         transposed,
     )
+    arrays, plain = (q, k, cos, sin, position_ids), _call.plain
     if (
-        type(q) in _plain
-        and type(k) in _plain_or_none
-        and type(cos) in _plain
-        and type(sin) in _plain
-        and type(position_ids) in _plain_or_none
-        and not _torch_path.is_compiling()
+        type(q) in plain
+        and (k is None or type(k) in plain)
+        and type(cos) in plain
+        and type(sin) in plain
+        and (position_ids is None or type(position_ids) in plain)
+        and not _call.loaded.is_compiling()
     ):
-        result = _C.rope_eager(q, k, cos, sin, position_ids, *options)
+        result = _C.rope_eager(*arrays, *options)
         if result is not NotImplemented:
             return result
-    torch = _dispatch.torch_module()
-    if torch is not None and isinstance(q, torch.Tensor):
-        return _torch().rope(q, k, cos, sin, position_ids, *options)
-    first = "dq_out" if transposed else "q"
-    frame = _dispatch.Frame(q, first)
-    _dispatch.match_torch_threads()
-    q_out, k_out = _C.rope(
-        frame.export(q, first),
-        frame.export(k, "dk_out" if transposed else "k"),
-        frame.export(cos, "cos"),
-        frame.export(sin, "sin"),
-        frame.export(position_ids, "position_ids"),
-        *options,
-        frame.allocate,
-        frame.stream,
-    )
-    return frame.result(q_out), frame.result(k_out)
+    if type(head_axis) is int and 0 <= head_axis < getattr(q, "ndim", 0) - 1 and getattr(k, "ndim", q.ndim) == q.ndim:
+        # Counted from the end, it stands wherever a batch is put in front.
+        options = (*options[:-2], head_axis - q.ndim, transposed)
+    return _call.call(_ROPE, arrays, options)

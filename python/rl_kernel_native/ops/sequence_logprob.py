@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._native import module as _C
+from .._operator import Array, Linear, Operator
 from .._types import AnyArray, ArrayT, DType, Generic, NamedTuple
 from ..reference.sequence_logprob import sequence_logprob_reference
 
@@ -17,10 +18,6 @@ __all__ = [
     "sequence_logprob_backward",
     "sequence_logprob_reference",
 ]
-
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
-_plain_or_none: tuple[Any, ...] = ()
 
 
 class SequenceLogprob(NamedTuple, Generic[ArrayT]):
@@ -38,16 +35,67 @@ class SequenceLogprobAndStatus(NamedTuple, Generic[ArrayT]):
     status: ArrayT  # [num_sequences] int32, 1 where offsets are none, else 0
 
 
-def _torch() -> Any:
-    """ops/sequence_logprob_torch.py, imported with the first torch tensor."""
-    global _torch_path, _plain, _plain_or_none
-    if _torch_path is None:
-        from . import sequence_logprob_torch
+def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    """A tangent's sums, or the gradient, which is that of each sum at its tokens."""
+    tokens, mask, cu_seqlens = arrays
+    if wanted is None:
+        return call(_SEQUENCE_LOGPROB, (given[0], mask, cu_seqlens), (False,))[:1]
+    is_flat = cu_seqlens is None and len(tokens.shape) == 1
+    how = (tokens.shape[-1], _dispatch.dtype_code(tokens.dtype, "dtype"), is_flat)
+    return call(_BACKWARD, (given[0], mask, cu_seqlens), how)
 
-        _torch_path = sequence_logprob_torch
-        _plain = sequence_logprob_torch.PLAIN
-        _plain_or_none = (*_plain, type(None))
-    return _torch_path
+
+def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    if wanted is None:
+        return call(_BACKWARD, (given[0], *arrays[1:]), how)
+    return call(_SEQUENCE_LOGPROB, (given[0], *arrays[1:]), (False,))[:1]
+
+
+def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
+    """Sum, count, status."""
+    logprob, _, cu_seqlens = arrays
+    rows = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else logprob.shape[0] if len(logprob.shape) == 2 else 1
+    return (rows,), (rows,), (rows,) if how[0] else None
+
+
+def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
+    dsum, _, cu_seqlens = arrays
+    return ((how[0],) if cu_seqlens is not None or how[2] else (dsum.shape[0], how[0]),)
+
+
+def _check_backward(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    from .. import _shapes
+
+    _shapes.check_dtype(arrays[0], "dsum", _shapes.FLOAT32)
+    if arrays[0].dim() != 1:
+        raise ValueError(f"dsum: expected shape [num_sequences], got {list(arrays[0].shape)}")
+    _shapes.check_mask(arrays[1], _gradient_shape(arrays, how)[0], "logprob")
+
+
+# The mask of the backward is beside a gradient whose shape the options say.
+_SEQUENCE_LOGPROB = Operator(
+    "sequence_logprob",
+    (
+        Array("logprob", "first floats"),
+        Array("mask", "mask", optional=True),
+        Array("cu_seqlens", "cu_seqlens", optional=True),
+    ),
+    "bool return_status",
+    outputs=_outputs,
+    dtypes=("float32", "int64", "int32"),
+    native=lambda arrays, how, *tail: _C.sequence_logprob(*arrays, *how, *tail),
+    gradient=Linear(of=(0,), incoming=("dsum",), along=_along),
+)
+_BACKWARD = Operator(
+    "sequence_logprob_backward",
+    (Array("dsum", "by hand"), Array("mask", "by hand", optional=True), Array("cu_seqlens", "offsets", optional=True)),
+    "SymInt num_tokens, int dtype, bool is_flat",
+    outputs=_gradient_shape,
+    dtypes=(lambda how: how[1],),
+    native=lambda arrays, how, *tail: (_C.sequence_logprob_backward(*arrays, *how, *tail),),
+    check=_check_backward,
+    gradient=Linear(of=(0,), incoming=("d_logprob",), along=_along_backward),
+)
 
 
 @overload
@@ -98,26 +146,20 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     """
     if type(return_status) is not bool:
         return_status = _check.flag("return_status", return_status)
-    plain = type(logprob) in _plain and type(mask) in _plain_or_none and type(cu_seqlens) in _plain_or_none
-    if plain and not _torch_path.is_compiling():
-        result = _C.sequence_logprob_eager(logprob, mask, cu_seqlens, return_status)
-        if result is not NotImplemented:
-            return SequenceLogprobAndStatus(*result) if return_status else SequenceLogprob(*result[:2])
-    if _dispatch.is_tensor(logprob):
-        result = _torch().sequence_logprob(logprob, mask, cu_seqlens, return_status)
-        return SequenceLogprobAndStatus(*result) if return_status else SequenceLogprob(*result[:2])
-    frame = _dispatch.Frame(logprob, "logprob")
-    _dispatch.match_torch_threads()
-    result = _C.sequence_logprob(
-        frame.export(logprob, "logprob"),
-        frame.export(mask, "mask"),
-        frame.export(cu_seqlens, "cu_seqlens"),
-        return_status,
-        frame.allocate,
-        frame.stream,
-    )
-    found = tuple(map(frame.result, result))
-    return SequenceLogprobAndStatus(*found) if return_status else SequenceLogprob(*found[:2])
+    arrays = (logprob, mask, cu_seqlens)
+    plain = _call.plain
+    if (
+        type(logprob) in plain
+        and (mask is None or type(mask) in plain)
+        and (cu_seqlens is None or type(cu_seqlens) in plain)
+        and not _call.loaded.is_compiling()
+    ):
+        result = _C.sequence_logprob_eager(*arrays, return_status)
+    else:
+        result = NotImplemented
+    if result is NotImplemented:
+        result = _call.call(_SEQUENCE_LOGPROB, arrays, (return_status,))
+    return SequenceLogprobAndStatus(*result) if return_status else SequenceLogprob(*result[:2])
 
 
 def sequence_logprob_backward(
@@ -145,14 +187,5 @@ def sequence_logprob_backward(
     num_tokens = _check.integer64("num_tokens", num_tokens)
     if num_tokens < 0:
         raise ValueError(f"num_tokens: expected a number >= 0, got {num_tokens}")
-    if _dispatch.is_tensor(dsum):
-        return _torch().backward(dsum, mask, cu_seqlens, num_tokens, code)
-    frame = _dispatch.Frame(dsum, "dsum")
-    _dispatch.match_torch_threads()
     is_flat = cu_seqlens is None and getattr(mask, "ndim", 2) == 1
-    return frame.result(
-        _C.sequence_logprob_backward(
-            frame.export(dsum, "dsum"), frame.export(mask, "mask"), frame.export(cu_seqlens, "cu_seqlens"), num_tokens,
-            code, is_flat, frame.allocate, frame.stream,
-        )
-    )  # fmt: skip
+    return _call.call(_BACKWARD, (dsum, mask, cu_seqlens), (num_tokens, code, is_flat))[0]
