@@ -16,7 +16,7 @@ import typer
 
 from .. import _variants
 from .errors import BadInput
-from .main import run_tool, version
+from .tools import run_tool, version
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `rlk --help` does not wait for them
     from .model import LoadedModel

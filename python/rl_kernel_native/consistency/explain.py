@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .faults import Judgement
-from .result import BatchRun, Comparison
+
+if TYPE_CHECKING:
+    from .result import BatchRun, Comparison
 
 # A fault of a whole kind of module (an epsilon, say) is one sentence, not one a layer.
 _NAMED_FAULTS = 3

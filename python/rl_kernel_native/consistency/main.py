@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-from .. import __version__, _variants, variant
+from .. import _variants
+from .tools import run_tool, version
 
 EXIT_BAD_INPUT = 2  # Python's own status for a traceback, 1, means drift
 
@@ -29,19 +30,3 @@ def main() -> None:
     from .cli import app
 
     app()
-
-
-def version() -> str:
-    """The line of `rlk --version`."""
-    return f"rl_kernel_native {__version__} ({variant})"
-
-
-def run_tool(name: str, arguments: list[str]) -> int:
-    """`rlk doctor` or `rlk bench`, which parse their own arguments; the exit status."""
-    if name == "doctor":
-        from .. import doctor
-
-        return doctor.main(arguments, "rlk doctor")
-    from ..bench import __main__ as bench
-
-    return bench.main(arguments, "rlk bench")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from . import explain
 from .divergence import OperatorDrift
 from .faults import Judgement
 from .metrics import Metrics
@@ -82,15 +83,11 @@ class Comparison:
     @property
     def faults(self) -> list[Judgement]:
         """Each operator that differs on equal input beyond rounding, once, in execution order."""
-        from .explain import faults
-
-        return faults(self)
+        return explain.faults(self)
 
     def __str__(self) -> str:
         """The verdict in one sentence."""
-        from .explain import verdict
-
-        return verdict(self)
+        return explain.verdict(self)
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.model['model']}: {self}>"

@@ -18,7 +18,7 @@ import transformers
 
 import rl_kernel_native as rk
 
-from .families import CACHE_NAMES
+from .families import CACHE_NAMES, servable
 from .sequences import Sequences, locate_sequences
 from .served import base_of, is_served, observed
 
@@ -377,8 +377,6 @@ def require_no_others(module: Any, *_: Any) -> None:
     name, chosen, known = module.__dict__[KNOWN]
     if all(tuple(children.values()) == found for children, found in known):
         return
-    from .patch import servable
-
     before = {id(x) for _, found in known for x in found}
     for at, each in _below(module, name):
         if id(each) not in before and not is_served(each) and servable(each, chosen):

@@ -137,3 +137,24 @@ def resembles(module: Any) -> tuple[Family, str] | None:
     if known(module) is not None:
         return None
     return next((known_types()[kind] for kind in type(module).__mro__ if kind in known_types()), None)
+
+
+# The operators that a role of a family asks for; any of them makes the role one of ours.
+ROLE_OPS = {
+    "Model": ("attention",),
+    "DecoderLayer": ("rms_norm",),
+    "Attention": ("rope", "attention"),
+    "MLP": ("silu_mul",),
+    "RMSNorm": ("rms_norm",),
+    "RotaryEmbedding": ("rope",),
+    "TextScaledWordEmbedding": ("embedding",),
+}
+
+
+def servable(module: Any, chosen: frozenset[str]) -> bool:
+    """Whether a module is of a class that patch_model would look at for these operators."""
+    import torch
+
+    dense = {torch.nn.Linear: "linear", torch.nn.Embedding: "embedding"}.get(plain_type(module))
+    found = known(module)
+    return dense in chosen or (found is not None and not chosen.isdisjoint(ROLE_OPS[found[1]]))

@@ -18,7 +18,7 @@ from .._shapes import dtype_name
 from .._torch import DTYPES
 from ..ops.attention_traced import MOST_HEAD_DIM
 from . import decoder, unchanged
-from .families import FAMILIES, Family, known, plain_type, resembles
+from .families import FAMILIES, ROLE_OPS, Family, known, plain_type, resembles
 from .probe import Proofs, serve_body, serve_layer
 from .rotary import make_tables
 from .served import is_served, observed, serve, why_kept, withdraw
@@ -28,16 +28,6 @@ from .served import is_served, observed, serve, why_kept, withdraw
 MIN_TRANSFORMERS = (5, 14)
 
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
-# The operators that a role of a family asks for; any of them makes the role one of ours.
-_ROLE_OPS = {
-    "Model": ("attention",),
-    "DecoderLayer": ("rms_norm",),
-    "Attention": ("rope", "attention"),
-    "MLP": ("silu_mul",),
-    "RMSNorm": ("rms_norm",),
-    "RotaryEmbedding": ("rope",),
-    "TextScaledWordEmbedding": ("embedding",),
-}
 
 _RECORD = "_rk_patch"
 _logger = logging.getLogger("rl_kernel_native")
@@ -174,13 +164,6 @@ def _take_back(model: Any) -> None:
                 del module._forward_pre_hooks[key]
 
 
-def servable(module: Any, chosen: frozenset[str]) -> bool:
-    """Whether a module is of a class that patch_model would look at for these operators."""
-    dense = {torch.nn.Linear: "linear", torch.nn.Embedding: "embedding"}.get(plain_type(module))
-    found = known(module)
-    return dense in chosen or (found is not None and not chosen.isdisjoint(_ROLE_OPS[found[1]]))
-
-
 def _record(model: Any) -> _Record:
     record: _Record | None = getattr(model, "__dict__", {}).get(_RECORD)
     if record is None:
@@ -257,9 +240,9 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
                 facts = {"_rk_family": found[0], "_rk_ops": frozenset(ops), "_rk_counts": tuple(sorted(ops))}
                 plan.steps.append(lambda m=module, f=facts: serve(m, decoder.attention_block, **f))  # type: ignore[misc]
             elif id(module) not in attentions:
-                for op in sorted(chosen.intersection(_ROLE_OPS["Attention"])):
+                for op in sorted(chosen.intersection(ROLE_OPS["Attention"])):
                     plan.stays(name, op, "it is not the attention of a decoder that is known")
-        elif not chosen.isdisjoint(_ROLE_OPS[found[1]]):
+        elif not chosen.isdisjoint(ROLE_OPS[found[1]]):
             _plan_module(plan, name, module, *found, proofs)
     return plan
 
@@ -278,8 +261,8 @@ def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], 
         plan.serve(name, "embedding", reason, module, decoder.embedding)
     elif kind not in (torch.nn.Linear, torch.nn.Embedding):
         like = resembles(module)
-        if like is not None and not chosen.isdisjoint(_ROLE_OPS[like[1]]):
-            for op in sorted(chosen.intersection(_ROLE_OPS[like[1]])):
+        if like is not None and not chosen.isdisjoint(ROLE_OPS[like[1]]):
+            for op in sorted(chosen.intersection(ROLE_OPS[like[1]])):
                 plan.stays(name, op, f"its class {kind.__name__} is derived from one that is known")
         elif isinstance(module, torch.nn.Linear) and "linear" in chosen:
             plan.stays(name, "linear", f"its class is {kind.__name__}")
@@ -357,7 +340,7 @@ def _plan_body(
     for at, module in layers:
         attentions[id(module)] = set()
         reason = unchanged.why_module_changed(module, "Attention")
-        for op in sorted(chosen.intersection(_ROLE_OPS["Attention"])):
+        for op in sorted(chosen.intersection(ROLE_OPS["Attention"])):
             if reason is not None:
                 plan.stays(at, op, reason)
         if "rope" in chosen and reason is None:

@@ -72,5 +72,5 @@ def _enable(mode: str) -> None:
     if _mode is None:
         from . import hooks
 
-        hooks.install()
+        hooks.install(enabled)
     _mode = mode

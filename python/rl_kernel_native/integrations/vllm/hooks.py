@@ -9,10 +9,13 @@ from typing import Any
 from . import config, versions
 
 _log = logging.getLogger(__name__)
+_enabled: Any = None  # that of the package, which install is given
 
 
-def install() -> None:
+def install(enabled: Any) -> None:
     """Raises RuntimeError, and replaces nothing, where vLLM is not the one that is known."""
+    global _enabled
+    _enabled = enabled
     versions.require_known()
 
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -80,13 +83,11 @@ def _completed(own: Any, vllm_config: Any) -> None:
 
 
 def _loaded(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    from . import enabled
-
     model = own(self, *args, **kwargs)
     left = not_served(model)
     if left:
         text = "RLK_VLLM does not serve these modules, whose bits are vLLM's own: " + "; ".join(left)
-        if enabled() == "check":
+        if _enabled() == "check":
             raise ValueError(text)
         _log.warning(text)
     return model

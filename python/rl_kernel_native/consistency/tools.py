@@ -1,0 +1,21 @@
+"""What `rlk` answers without the extra of its other commands: its version, `rlk doctor` and `rlk bench`."""
+
+from __future__ import annotations
+
+from .. import __version__, variant
+
+
+def version() -> str:
+    """The line of `rlk --version`."""
+    return f"rl_kernel_native {__version__} ({variant})"
+
+
+def run_tool(name: str, arguments: list[str]) -> int:
+    """`rlk doctor` or `rlk bench`, which parse their own arguments; the exit status."""
+    if name == "doctor":
+        from .. import doctor
+
+        return doctor.main(arguments, "rlk doctor")
+    from ..bench import __main__ as bench
+
+    return bench.main(arguments, "rlk bench")
