@@ -107,14 +107,12 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         if op.written:
             _refuse_derivatives(op, arrays)
         return _direct(op, arrays, how) if is_direct(*arrays) else _traced(op, arrays, how)
-    if is_grad_enabled():
-        _refuse_constants(op, of, arrays, how)
+    differentiated = is_grad_enabled() and _is_differentiated(op, of, arrays, how)
     if type(of) is Kept:
         arrays = _of_float32(op, arrays)
     if is_direct(*arrays):
-        operands = [arrays[i] for i in of.of]
-        if wants_grad(*operands):
-            found = _EAGER[type(of)].run(op, arrays, how, *operands)
+        if differentiated:
+            found = _EAGER[type(of)].run(op, arrays, how, *(arrays[i] for i in of.of))
             return found if type(found) is tuple else (found,)
         return _direct(op, arrays, how)
     return _traced(op, arrays, how)[: len(op.dtypes)]
@@ -200,10 +198,15 @@ def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: 
     )
 
 
-def _refuse_constants(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
+def _is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:
+    """Whether an array that may have a gradient requires one; another that does is refused."""
+    found = False
     for i, x in enumerate(arrays):
-        if isinstance(x, Tensor) and x.requires_grad and not (i in of.of and of.allows(i, how)):
-            _refuse_constant(op, of, op.arrays[i].label(how))
+        if x is not None and getattr(x, "requires_grad", False) and isinstance(x, Tensor):
+            if not (i in of.of and of.allows(i, how)):
+                _refuse_constant(op, of, op.arrays[i].label(how))
+            found = True
+    return found
 
 
 def _refuse_constant(op: Operator, of: Any, name: str) -> None:
@@ -495,7 +498,7 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
                 f"{name}: requires a gradient; {op.name}_and_grad gives it as a constant: detach, or call {op.name}"
             )
     if is_grad_enabled():
-        _refuse_constants(op, of, arrays, how)
+        _is_differentiated(op, of, arrays, how)
     arrays = _of_float32(op, arrays)
     if not is_direct(*arrays):
         return _traced(op, arrays, how)

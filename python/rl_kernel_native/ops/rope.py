@@ -298,6 +298,7 @@ def _rotate(
     arrays, plain = (q, k, cos, sin, position_ids), _call.plain
     if (
         type(q) in plain
+        and q.is_cuda
         and (k is None or type(k) in plain)
         and type(cos) in plain
         and type(sin) in plain

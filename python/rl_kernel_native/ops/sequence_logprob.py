@@ -150,6 +150,7 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     plain = _call.plain
     if (
         type(logprob) in plain
+        and logprob.is_cuda
         and (mask is None or type(mask) in plain)
         and (cu_seqlens is None or type(cu_seqlens) in plain)
         and not _call.loaded.is_compiling()
