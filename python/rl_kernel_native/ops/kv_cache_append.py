@@ -102,7 +102,8 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
         >>> cache[0].sum((2, 3)).nonzero()  # slot 17 is slot 1 of page 1
         tensor([[1, 1]])
     """
-    if type(k) in _call.plain and k.is_cuda and not _call.loaded.is_compiling():
+    first: Any = k
+    if type(k) in _call.plain and first.is_cuda and not _call.loaded.is_compiling():
         found = _C.kv_cache_append_eager(k, v, k_cache, v_cache, slot_mapping)
         if found is not NotImplemented:
             _dispatch.count_write(k_cache)

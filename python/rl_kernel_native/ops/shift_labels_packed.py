@@ -199,7 +199,7 @@ def tool_mask(
     Source: the contract.
     """
     include_end = _check.flag("include_end", include_end)
-    markers = [_marker("begin", begin), _marker("end", end)]
+    markers: list[Any] = [_marker("begin", begin), _marker("end", end)]
     found = call(_TOOL_MASK, (ids, cu_seqlens), (*markers, include_end))[0]
     if mask is None:
         return found
