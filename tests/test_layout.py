@@ -179,7 +179,7 @@ def test_imports_go_one_way() -> None:
     """From commands to operators, to the engine and to what it stands on: no module imports one that imports it."""
     left = {module: imports_of(module) for module in LIBRARY}
     assert left["ops.kl"] >= {"_call", "_operator"}  # relative imports are understood
-    assert left["integrations.vllm"] == {"integrations.vllm.hooks"}
+    assert left["integrations.vllm"] >= {"integrations.vllm.hooks"}
     while ready := [module for module, found in left.items() if not found & set(left)]:
         for module in ready:
             del left[module]
