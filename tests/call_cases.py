@@ -198,7 +198,7 @@ def _importance_weights(d: Draw) -> dict[str, Any]:
         **_tokens_of("logprob", "rollout_logprob")(d), "level": d.of("token", "sequence", "geometric"), "mode": mode,
         "upper": d.of(2.0, 1.2), "lower": d.of(None, 0.5) if mode != "truncate" else None, "rejection": rejection,
         "veto": d.of(None, 1e-4), "normalize": d.chance(), "return_metrics": d.chance(),
-        "log_ratio_clamp": d.of(20.0, None, 1.0),
+        "log_ratio_clamp": d.of(20.0, None, 1.0), "rollout_nan": d.of("nan", "neutral"),
     }  # fmt: skip
 
 
@@ -269,6 +269,8 @@ def _head_loss(d: Draw) -> dict[str, Any]:
     found = {
         **_head(d), "reduction": d.of("mean", "sum", "none"), "z_loss": d.of(0.0, 1e-3), "weight_grad": d.chance(0.7)
     }  # fmt: skip
+    found["return_z_loss"] = found["z_loss"] > 0 and d.chance()
+    found["token_weight"] = d.perhaps(lambda: d.ones(*found["target"].values.shape))
     if found["reduction"] == "mean":
         found["denominator"] = d.of(None, 3.0, d.normal(1)._replace(values=np.float32([2.5])))
     return found
@@ -542,7 +544,9 @@ CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "logprob_partial": _logprob_partial,
     "loss_mask_from_spans": _loss_mask_from_spans,
     "masked_whiten": _with(_tokens_of("x"), shift_mean=Draw.chance, unbiased=Draw.chance, return_stats=Draw.chance),
-    "mismatch_metrics": _tokens_of("logprob_train", "logprob_rollout"),
+    "mismatch_metrics": _with(
+        _tokens_of("logprob_train", "logprob_rollout"), rollout_nan=lambda d: d.of("nan", "neutral")
+    ),
     "optimal_token_baseline": _optimal_token_baseline,
     "pack": _pack,
     "policy_loss": _policy_loss,

@@ -369,7 +369,7 @@ def test_compiled_calls_give_the_same_bytes(backend: str, device: str) -> None:
     learned = {**a, "train": a["train"].clone().requires_grad_()}
     assert_same(compiled(learned), run(a, "many"))
     assert not run(learned, "many").weights.requires_grad
-    spec = [1.0, 0.0, 1.0, -math.inf, 2.0, 20.0, *([-math.inf, math.inf, math.inf, math.inf] * 4), -math.inf]
+    spec = [1.0, 0.0, 1.0, -math.inf, 2.0, 20.0, *([-math.inf, math.inf, math.inf, math.inf] * 4), -math.inf, 0.0]
     for metrics in (False, True):
         torch.library.opcheck(
             torch.ops.rl_kernel_native.importance_weights, (a["train"], a["rollout"], a["mask"], None, spec, metrics),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -66,16 +67,17 @@ def value(clip: float | None, **of: float) -> tuple[float, ...]:
     return found.loss.item(), x.grad.item()
 
 
-def weight(level: str, mode: str, **of: float) -> tuple[float, ...]:
+def weight(level: str, mode: str, rollout_nan: str = "nan", **of: float) -> tuple[float, ...]:
     found = rk.importance_weights(
         row(of["logprob"]), row(of["rollout_logprob"]), ONE, level=level, mode=mode, upper=2.0,
-        rejection={"token_k3": 1.0},
+        rejection={"token_k3": 1.0}, rollout_nan=rollout_nan,
     )  # fmt: skip
     return found.weights.item(), found.mask.item()
 
 
-def mismatch(**of: float) -> tuple[float, ...]:
-    found = rk.mismatch_metrics(row(of["logprob"]), row(of["rollout_logprob"]), ONE).asdict()
+def mismatch(rollout_nan: str = "nan", **of: float) -> tuple[float, ...]:
+    a, b = row(of["logprob"]), row(of["rollout_logprob"])
+    found = rk.mismatch_metrics(a, b, ONE, rollout_nan=rollout_nan).asdict()
     return found["kl"], found["k3"], found["ratio_mean"]
 
 
@@ -121,6 +123,9 @@ def calls() -> dict[tuple[str, str], Any]:
         "vespo": s(clip="vespo", level="sequence"), "dro": s(clip="dro", dro_beta=0.5), "kl_cov": s(clip="kl_cov"),
         "importance token": s(importance="token"), "importance mask": s(importance="token", importance_mode="mask"),
         "importance sequence": s(importance="sequence"), "importance given": s(importance="given"),
+        "importance token, neutral": s(importance="token", rollout_nan="neutral"),
+        "importance sequence, neutral": s(importance="sequence", rollout_nan="neutral"),
+        "gate, neutral": s(gate=(0.5, 2.0), rollout_nan="neutral"),
         "gate": s(gate=(0.5, 2.0)), "drop_above": s(drop_above=0.1), "entropy_coef": s(entropy_coef=0.1),
     }  # fmt: skip
     for k in ("k1", "k2", "k3", "abs"):
@@ -134,6 +139,8 @@ def calls() -> dict[tuple[str, str], Any]:
         for sign, advantage in (("A > 0", 1.0), ("A < 0", -1.0)):
             numbers = {**TOKEN, "advantage": advantage}
             own = [x for x in named if x != "advantage" or advantage > 0]
+            if spec.rollout_nan == "neutral":
+                own = ["rollout_logprob"]
             if name.startswith("kl k") and advantage > 0:
                 own = ["logprob", "old_logprob", "ref_logprob"]
             elif name.startswith("kl k"):
@@ -159,7 +166,10 @@ def calls() -> dict[tuple[str, str], Any]:
                 f"importance_weights {level} {mode}", lambda level=level, mode=mode, **of: weight(level, mode, **of),
                 rollout, rollout,
             )  # fmt: skip
+        neutral = functools.partial(weight, level, "truncate", "neutral")
+        add(f"importance_weights {level}, neutral", neutral, rollout, ["rollout_logprob"])
     add("mismatch_metrics", mismatch, rollout, rollout)
+    add("mismatch_metrics, neutral", functools.partial(mismatch, "neutral"), rollout, ["rollout_logprob"])
     for k in ("k1", "k2", "k3", "abs"):
         for limit in (None, 10.0):
             numbers = {**two, "reward": 1.0}
@@ -210,6 +220,73 @@ def test_a_limit_holds_for_infinities_as_for_large_numbers(call: tuple[str, str]
     """A limit is applied before anything infinite is formed: -Inf gives what -1e30 gives, without a NaN."""
     for far, large in ((-math.inf, -1e30), (math.inf, 1e30)):
         assert CALLS[call](far) == CALLS[call](large)
+
+
+RNG = torch.Generator().manual_seed(3)
+X, Y = (-torch.rand(4, 37, generator=RNG) for _ in range(2))
+LOST = torch.rand(4, 37, generator=RNG) < 0.3
+WITH_NAN, AS_TRAINER = Y.masked_fill(LOST, math.nan), torch.where(LOST, X, Y)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_a_neutral_token_has_the_bits_of_one_that_the_trainer_agrees_with(level: str) -> None:
+    how: dict[str, Any] = {"level": level, "upper": 2.0, "rejection": {"seq_mean_k3": 0.5}, "veto": 0.1}
+    neutral = rk.importance_weights(X, WITH_NAN, **how, rollout_nan="neutral", return_metrics=True)
+    want = rk.importance_weights(X, AS_TRAINER, **how, return_metrics=True)
+    assert torch.equal(neutral.weights, want.weights)
+    assert torch.equal(neutral.mask, want.mask)
+    assert torch.equal(neutral.metrics.vector, want.metrics.vector)
+    assert rk.importance_weights(X, WITH_NAN, **how).weights.isnan().any()
+    reference = rk.importance_weights_reference(X.numpy(), WITH_NAN.numpy(), **how, rollout_nan="neutral")
+    torch.testing.assert_close(neutral.weights.double(), torch.from_numpy(reference["weights"]), rtol=1e-5, atol=1e-6)
+
+
+def test_metrics_of_neutral_tokens_count_them() -> None:
+    neutral = rk.mismatch_metrics(X, WITH_NAN, rollout_nan="neutral").asdict()
+    want = rk.mismatch_metrics(X, AS_TRAINER).asdict()
+    share = float(LOST.float().mean())
+    assert neutral.pop("nonfinite_fraction") == pytest.approx(share)
+    assert neutral.pop("differing_fraction") == 1.0
+    assert neutral == {name: want[name] for name in neutral}
+    reference = rk.mismatch_metrics_reference(X.numpy(), WITH_NAN.numpy(), rollout_nan="neutral")
+    assert reference["nonfinite_fraction"] == pytest.approx(share)
+    assert neutral["k3"] == pytest.approx(reference["k3"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"importance": "token"},
+        {"importance": "token", "importance_of": "current"},
+        {"importance": "geometric", "importance_mode": "mask"},
+        {"gate": (0.9, 1.2)},
+        {"clip": "vespo", "level": "sequence", "importance": "token"},
+    ],
+)
+def test_policy_loss_of_neutral_tokens(how: dict[str, Any]) -> None:
+    """Their log-probability of the rollout is that of the policy that the weight is of."""
+    own, old = X, X + 0.1
+    as_own = torch.where(LOST, own if how.get("importance_of") == "current" else old, Y)
+    found = []
+    for rollout, more in ((WITH_NAN, {"rollout_nan": "neutral"}), (as_own, {})):
+        x = own.clone().requires_grad_()
+        spec = PolicySpec(**how, **more)
+        loss = rk.policy_loss(x, old, Y, torch.ones(4, 37), spec=spec, rollout_logprob=rollout).loss
+        loss.backward()
+        found.append((loss.item(), x.grad))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+    arrays = [a.numpy() for a in (own, old, Y)]
+    spec = PolicySpec(**how, rollout_nan="neutral")
+    want = rk.policy_loss_reference(*arrays, LOST.numpy() * 0 + 1, spec=spec, rollout_logprob=WITH_NAN.numpy())
+    assert found[0][0] == pytest.approx(float(want["loss"]), rel=1e-5)
+
+
+def test_weights_that_are_given_have_no_neutral_form() -> None:
+    with pytest.raises(ValueError, match=r'^rollout_nan: expected "nan" with importance="given", got .neutral.'):
+        PolicySpec(importance="given", rollout_nan="neutral")
+    with pytest.raises(ValueError, match=r'^rollout_nan: expected "nan", "neutral", got 1'):
+        rk.importance_weights(X, Y, upper=2.0, rollout_nan=1)  # type: ignore[arg-type]
 
 
 def test_logits_behind_a_filtered_token_keep_finite_gradients() -> None:

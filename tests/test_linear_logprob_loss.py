@@ -214,3 +214,78 @@ def test_exports_with_any_number_of_sequences(strict: bool) -> None:
     hidden, target = torch.randn(3, 9, 16), torch.randint(0, 90, (3, 9))
     exported = torch.export.export(loss, (hidden, target), dynamic_shapes=({0: batch}, {0: batch}), strict=strict)
     assert not differing(exported.module()(hidden[:2], target[:2]), loss(hidden[:2], target[:2]))
+
+
+def weights_of(h: Head) -> Any:
+    """Fractions, and NaN where a row is not scored."""
+    w = torch.linspace(0.1, 1.7, len(h.target))
+    return torch.where(h.target == -100, torch.nan, w)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_token_weights_multiply_rows_and_divide_the_mean(reduction: str) -> None:
+    h = head(dtype="float32")
+    leaves = [t.clone().requires_grad_() for t in h[:2]]
+    w = weights_of(h)
+    loss, z = rk.linear_cross_entropy(
+        *leaves, h.target, bias=h.bias, reduction=reduction, z_loss=Z_LOSS, token_weight=w, return_z_loss=True
+    )
+    loss.sum().backward()
+    exact = [t.double().requires_grad_() for t in h[:2]]
+    logits = exact[0] @ exact[1].T + h.bias.double()
+    each = torch.where(h.target == -100, 0.0, w.double())
+    of_row = torch.nn.functional.cross_entropy(logits, h.target, reduction="none") * each
+    squares = Z_LOSS * logits.logsumexp(-1).square() * each
+    divisor = each.sum() if reduction == "mean" else 1.0
+    want, want_z = ((x if reduction == "none" else x.sum() / divisor) for x in (of_row + squares, squares))
+    want.sum().backward()
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}  # float32 products of 40 columns
+    torch.testing.assert_close(loss.double(), want, **tolerance)
+    torch.testing.assert_close(z.double(), want_z.detach(), **tolerance)
+    assert not z.requires_grad
+    for found, slope in zip(leaves, exact, strict=True):
+        torch.testing.assert_close(found.grad.double(), slope.grad, **tolerance)
+    reference = rk.linear_cross_entropy_reference(
+        *(t.numpy() for t in h[:2]), h.target.numpy(), bias=h.bias.numpy(), reduction=reduction, z_loss=Z_LOSS,
+        token_weight=w.numpy(),
+    )  # fmt: skip
+    np.testing.assert_allclose(loss.detach().numpy(), reference["loss"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(z.numpy(), reference["z_loss"], rtol=1e-4, atol=1e-5)
+
+
+def test_token_weights_of_one_change_no_bit_of_the_sum() -> None:
+    h = head(dtype="float32")
+    how: dict[str, Any] = {"bias": h.bias, "z_loss": Z_LOSS, "denominator": 7.0}
+    want = rk.linear_cross_entropy(*h[:2], h.target, **how)
+    assert not differing(rk.linear_cross_entropy(*h[:2], h.target, **how, token_weight=torch.ones(9)), want)
+    found = rk.linear_cross_entropy(*h[:2], h.target, **how, return_z_loss=True)
+    assert not differing(found.loss, want)
+    arrays = [None if t is None else t.numpy() for t in (h.hidden, h.weight, h.target, h.bias)]
+    of_numpy = rk.linear_cross_entropy(
+        *arrays[:3], bias=arrays[3], z_loss=Z_LOSS, token_weight=weights_of(h).numpy(), return_z_loss=True
+    )
+    of_torch = rk.linear_cross_entropy(
+        *h[:2], h.target, bias=h.bias, z_loss=Z_LOSS, token_weight=weights_of(h), return_z_loss=True
+    )
+    assert all(not differing(torch.as_tensor(a), b) for a, b in zip(of_numpy, of_torch, strict=True))
+
+
+def test_bad_token_weights() -> None:
+    h = head(dtype="float32")
+
+    def loss(w: Any, **how: Any) -> Any:
+        return rk.linear_cross_entropy(*h[:2], h.target, token_weight=w, **how)
+
+    assert loss(torch.zeros(9)) == 0.0
+    assert loss(-torch.ones(9)).isnan()
+    for wrong, kind, words in (
+        (torch.ones(8), ValueError, r"^token_weight: expected shape \[9\]"),
+        (torch.ones(9).double(), TypeError, "^token_weight: expected dtype float32, got torch.float64"),
+        (np.ones(9, np.float32), TypeError, "^token_weight: expected an array of the framework of target"),
+        (0.5, TypeError, "^token_weight: expected an array of the framework of target, got float"),
+        (torch.ones(9, requires_grad=True), ValueError, r"^token_weight: has no gradient here; pass .*detach"),
+    ):
+        with pytest.raises(kind, match=words):
+            loss(wrong)
+    with pytest.raises(ValueError, match=r"^return_z_loss: expected False with z_loss=0"):
+        loss(None, return_z_loss=True)

@@ -180,7 +180,7 @@ def test_compiled_calls_give_the_same_bytes(backend: str, device: str) -> None:
     assert same(compiled(learned).cpu(), run(a).vector.cpu())
     assert not run(learned).vector.requires_grad
     torch.library.opcheck(
-        torch.ops.rl_kernel_native.mismatch_metrics, (a["train"], a["rollout"], a["mask"], None, 20.0),
+        torch.ops.rl_kernel_native.mismatch_metrics, (a["train"], a["rollout"], a["mask"], None, 20.0, False),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
 

@@ -16,11 +16,11 @@ namespace {
 
 // ImportanceSpec as Python packs it (ops/importance_weights.py): doubles, in the order of the fields.
 ImportanceSpec read_spec(nb::handle packed) {
-  constexpr int kFields = 23;
+  constexpr int kFields = 24;
   char* bytes = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_AsStringAndSize(packed.ptr(), &bytes, &size) != 0) throw nb::python_error();
-  if (size != kFields * static_cast<Py_ssize_t>(sizeof(double))) throw nb::value_error("spec: expected 23 doubles");
+  if (size != kFields * static_cast<Py_ssize_t>(sizeof(double))) throw nb::value_error("spec: expected 24 doubles");
   double values[kFields];
   std::memcpy(values, bytes, sizeof values);
   int next = 0;
@@ -35,6 +35,7 @@ ImportanceSpec read_spec(nb::handle packed) {
     for (float* field : {&b->k1_low, &b->k1_high, &b->k2, &b->k3}) *field = read();
   }
   s.veto_below = read();
+  s.rollout_neutral = read_integer();
   return s;
 }
 

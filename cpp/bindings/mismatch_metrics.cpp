@@ -13,7 +13,7 @@ namespace rlk::bindings {
 namespace {
 
 nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle mask, nb::handle cu_seqlens,
-                double limit, nb::handle allocate, std::uintptr_t stream) {
+                double limit, bool rollout_neutral, nb::handle allocate, std::uintptr_t stream) {
   TokenArguments tokens(logprob_train, "logprob_train", cu_seqlens);
   const Device device = tokens.device();
   require_backend("mismatch_metrics", device);
@@ -23,6 +23,7 @@ nb::object call(nb::handle logprob_train, nb::handle logprob_rollout, nb::handle
   p.logprob_rollout = tokens.required(logprob_rollout, "logprob_rollout", false);
   p.mask = tokens.optional_mask(mask);
   p.limit = static_cast<float>(limit);
+  p.rollout_neutral = rollout_neutral;
   const Caller caller = make_caller(logprob_train, device, allocate, stream);
   const std::int64_t vector[] = {kMismatchMetrics};
   const Caller::Fresh metrics = caller.empty(vector, DType::kFloat32);

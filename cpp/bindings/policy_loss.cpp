@@ -17,7 +17,7 @@ namespace {
 
 // PolicySpec as Python packs it (ops/policy_spec.py): doubles, in the order of the fields.
 PolicySpec read_spec(nb::handle packed) {
-  constexpr int kFields = 43;
+  constexpr int kFields = 44;
   char* bytes = nullptr;
   Py_ssize_t size = 0;
   if (PyBytes_AsStringAndSize(packed.ptr(), &bytes, &size) != 0) throw nb::python_error();
@@ -42,7 +42,7 @@ PolicySpec read_spec(nb::handle packed) {
            &s.entropy_scale, &s.entropy_token_mean, &s.importance, &s.importance_of_current, &s.importance_mask,
            &s.gate, &s.importance_low, &s.importance_high, &s.importance_limit, &s.gate_low, &s.gate_high,
            &s.drop_above, &s.drop_by_rollout, &s.denominator, &s.sequence_mean, &s.horizon, &s.scale,
-           &s.kl_gradient_ratio);
+           &s.kl_gradient_ratio, &s.rollout_neutral);
   if (next != kFields) throw nb::value_error("spec: expected a PolicySpec");
   return s;
 }

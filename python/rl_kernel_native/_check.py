@@ -31,6 +31,12 @@ def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping
         raise ValueError(f"{name}: expected {expected}, got {value!r}{cure}")
 
 
+def neutral_rollout(rollout_nan: Any) -> bool:
+    """Whether a token whose rollout log-probability is NaN has a ratio of 1."""
+    one_of("rollout_nan", rollout_nan, ("nan", "neutral"))
+    return bool(rollout_nan == "neutral")
+
+
 def given_outputs(out: Any, names: tuple[str, ...], wanted: int) -> tuple[Any, ...]:
     """``out`` as one entry per output, None where it is to be allocated; bit i of ``wanted`` asks for output i."""
     given = tuple(out) if isinstance(out, (tuple, list)) else (out,)

@@ -111,9 +111,17 @@ def _rejection(rejection: Any) -> list[float]:
 
 
 def spec_of(
-    level: str, mode: str, upper: Any, lower: Any, log_ratio_clamp: Any, rejection: Any, veto: Any, normalize: Any
+    level: str,
+    mode: str,
+    upper: Any,
+    lower: Any,
+    log_ratio_clamp: Any,
+    rejection: Any,
+    veto: Any,
+    normalize: Any,
+    rollout_nan: Any,
 ) -> tuple[float, ...]:
-    """ImportanceSpec's fields in their order, the last before its logarithm, which no trace takes of a number."""
+    """ImportanceSpec's fields in their order, the veto before its logarithm, which no trace takes of a number."""
     _check.one_of("level", level, tuple(_LEVELS))
     _check.one_of("mode", mode, _MODES)
     if not isinstance(normalize, bool):
@@ -123,12 +131,13 @@ def spec_of(
     limit = limit_of(log_ratio_clamp)
     return (
         float(_LEVELS[level]), float(mode == "mask"), float(normalize), low, high, limit, *_rejection(rejection), below,
+        float(_check.neutral_rollout(rollout_nan)),
     )  # fmt: skip
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    (*fields, veto), metrics = how
-    packed = struct.pack(f"{len(fields) + 1}d", *fields, math.log(veto) if veto > 0 else -math.inf)
+    (*fields, veto, neutral), metrics = how
+    packed = struct.pack(f"{len(fields) + 2}d", *fields, math.log(veto) if veto > 0 else -math.inf, neutral)
     return _C.importance_weights(*arrays, packed, metrics, *tail)
 
 
@@ -182,6 +191,7 @@ def importance_weights(
     veto: float | None = None,
     normalize: bool = False,
     return_metrics: bool = False,
+    rollout_nan: str = "nan",
 ) -> ImportanceWeights | ImportanceWeightsAndMetrics:
     """Weights pi / mu of the policy to the engine that sampled, bounded (TIS, MIS, IcePop), and the mask of what
     rejection leaves. They have the bits of the weights that :class:`PolicySpec` multiplies by.
@@ -216,6 +226,9 @@ def importance_weights(
             have a token; not where that is at most 1e-8. Rejected tokens count in it.
         return_metrics: whether statistics of the weights before ``normalize``, of the ratios before their bounds and of
             what is rejected are wanted, in one vector on the device.
+        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects where there is a
+            criterion. ``"neutral"``: the token's log ratio is 0, which is a weight of 1 within its bounds; count such
+            tokens by ``nonfinite_fraction`` of :func:`mismatch_metrics`.
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
@@ -229,7 +242,7 @@ def importance_weights(
         >>> rk.importance_weights(trainer, engine, torch.ones(1, 2), upper=2.0)
         ImportanceWeights(weights=tensor([[1.1052, 2.0000]]), mask=tensor([[1., 1.]]))
     """
-    spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize)
+    spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize, rollout_nan)
     if not isinstance(return_metrics, bool):
         raise TypeError(f"return_metrics: expected a bool, got {type(return_metrics).__name__}")
     arrays = (logprob, rollout_logprob, mask, cu_seqlens)

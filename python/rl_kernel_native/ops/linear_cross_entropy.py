@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from .. import _check, _dispatch
-from .._types import AnyArray, ArrayT, DType, Exp, OnBadId
+from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..reference.linear_logprob import linear_cross_entropy_reference
 from .linear import tree_sum
-from .linear_logprob import linear_logprob, scored_target
+from .linear_logprob import _torch, linear_logprob, scored_target
 from .sequence_logprob import sequence_logprob
 
-__all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
+__all__ = ["CrossEntropy", "linear_cross_entropy", "linear_cross_entropy_reference"]
+
+
+class CrossEntropy(NamedTuple, Generic[ArrayT]):
+    """``loss``, and what of it is the z-loss: the same reduction of ``z_loss * lse**2``, without a gradient."""
+
+    loss: ArrayT
+    z_loss: ArrayT
+
+
+@overload
+def linear_cross_entropy(
+    hidden: ArrayT, weight: AnyArray, target: AnyArray, *, reduction: Literal["mean", "sum", "none"] = ...,
+    z_loss: float = ..., denominator: float | AnyArray | None = ..., cu_seqlens: AnyArray | None = ..., bias:
+    AnyArray | None = ..., temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
+    = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
+    int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
+    ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
+    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
+    ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
+    return_z_loss: Literal[False] = ...,
+) -> ArrayT: ...  # fmt: skip
+
+
+@overload
+def linear_cross_entropy(
+    hidden: ArrayT, weight: AnyArray, target: AnyArray, *, reduction: Literal["mean", "sum", "none"] = ...,
+    z_loss: float = ..., denominator: float | AnyArray | None = ..., cu_seqlens: AnyArray | None = ..., bias:
+    AnyArray | None = ..., temperature: float | AnyArray = ..., softcap: float | None = ..., logit_scale: float
+    = ..., logits_dtype: DType = ..., ignore_index: int = ..., valid_vocab: int | None = ..., canonical_vocab:
+    int | None = ..., check: bool = ..., on_bad_id: OnBadId = ..., exp: Exp = ..., loss_mask: AnyArray | None =
+    ..., token_weight: AnyArray | None = ..., lora_a: AnyArray | None = ..., lora_b: AnyArray | None = ...,
+    lora_scale: float = ..., weight_grad: bool = ..., main_grad: AnyArray | None = ..., workspace_bytes: int =
+    ..., process_group: Any = ..., vocab_start: int = ..., vocab_size: int | None = ..., dh_segments: int = ...,
+    return_z_loss: Literal[True],
+) -> CrossEntropy[ArrayT]: ...  # fmt: skip
 
 
 def linear_cross_entropy(
@@ -38,6 +74,8 @@ def linear_cross_entropy(
     on_bad_id: OnBadId = "nan",
     exp: Exp = None,
     loss_mask: AnyArray | None = None,
+    token_weight: AnyArray | None = None,
+    return_z_loss: bool = False,
     lora_a: AnyArray | None = None,
     lora_b: AnyArray | None = None,
     lora_scale: float = 1.0,
@@ -48,13 +86,15 @@ def linear_cross_entropy(
     vocab_start: int = 0,
     vocab_size: int | None = None,
     dh_segments: int = 1,
-) -> ArrayT:
+) -> Any:
     """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row, summed
     over each sequence as :func:`sequence_logprob` does, likewise over sequences, and divided. Differentiable (torch).
 
     A loss has the same bits padded and packed, and for any padding to the right. Given a ``denominator``, a row's
     gradients have the same bits in any split of the rows over micro-batches and ranks; ``main_grad`` has, where every
     micro-batch but the last is a multiple of 8192 rows.
+
+    With a ``token_weight`` w a row's loss is w times that, and the mean divides by the sum of w over the scored rows.
 
     Args:
         hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target`` is
@@ -67,6 +107,10 @@ def linear_cross_entropy(
             negative, infinite or NaN one NaN. None: the scored rows of this call, where there are none 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
             of none do not count.
+        token_weight: float32, of the shape of ``target``; rows that are not scored may hold anything. No gradient.
+            A mask of fractions goes here: ``loss_mask`` counts whatever is not 0. The default divisor follows the rules
+            of a ``denominator`` on the device: weights whose sum is 0 give loss 0, a negative, infinite or NaN sum NaN.
+        return_z_loss: a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
     Returns: float32, in nats; a scalar, with ``"none"`` ``[...]``. Rows that are not scored are 0, and so is the loss
         of no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
@@ -85,8 +129,11 @@ def linear_cross_entropy(
         )
     if cu_seqlens is not None and reduction == "none":
         raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')
+    if _check.flag("return_z_loss", return_z_loss) and not z_loss:
+        raise ValueError("return_z_loss: expected False with z_loss=0, which there is nothing of, got True")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
+    scored = None if token_weight is None else _scored(token_weight, target, ignore_index)
     found: Any = linear_logprob(
         hidden, weight, target, bias=bias, temperature=temperature, softcap=softcap, logit_scale=logit_scale,
         logits_dtype=logits_dtype, ignore_index=ignore_index, valid_vocab=valid_vocab, canonical_vocab=canonical_vocab,
@@ -100,17 +147,54 @@ def linear_cross_entropy(
     if cu_seqlens is None:
         shape = (math.prod(shape[:-1]), shape[-1] if shape else 1)
     losses: Any = 0.0 - found.logprob
+    squares: Any = None
     if z_loss:
         lse = found.lse
         # The sum is an operator, so that a compiler cannot contract it with the product.
-        losses = tree_sum([(lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss, losses])
+        squares = (lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss
+        losses = tree_sum([squares, losses])
+    reduce = functools.partial(_reduced, reduction, shape, target != ignore_index, cu_seqlens)
+    divisor = denominator
+    if scored is not None:
+        losses = losses * scored
+        squares = None if squares is None else squares * scored
+        if reduction == "mean" and denominator is None:
+            divisor = _reduced("sum", shape, target != ignore_index, cu_seqlens, None, scored)
+    loss = reduce(divisor, losses)
+    if not return_z_loss:
+        return loss
+    assert squares is not None  # z_loss is not 0
+    return CrossEntropy(loss, reduce(divisor, squares.detach() if _dispatch.is_tensor(squares) else squares))
+
+
+def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominator: Any, rows: Any) -> Any:
+    """Rows summed over each sequence, these sums likewise, and divided."""
     if reduction == "none":
-        return losses
-    scored: Any = target != ignore_index
-    sums, counts = sequence_logprob(losses.reshape(shape), scored.reshape(shape), cu_seqlens)
+        return rows
+    sums, counts = sequence_logprob(rows.reshape(shape), scored.reshape(shape), cu_seqlens)
     # Not len(), which makes a number of a symbol.
     total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)
+
+
+def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
+    """Weights of rows, 0 where one is not scored: a masked slot may hold anything."""
+    if _dispatch.is_tensor(target) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
+        raise TypeError(
+            f"token_weight: expected an array of the framework of target, got {type(token_weight).__name__}"
+        )
+    if str(token_weight.dtype).removeprefix("torch.") != "float32":
+        raise TypeError(f"token_weight: expected dtype float32, got {token_weight.dtype}")
+    shape, wanted = _check.shape_of(token_weight), _check.shape_of(target)
+    if tuple(shape) != tuple(wanted):
+        raise ValueError(f"token_weight: expected shape {list(wanted)} (that of target), got {list(shape)}")
+    if not _dispatch.is_tensor(target):
+        xp = np if isinstance(target, np.ndarray) else target.__array_namespace__()
+        return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
+    if token_weight.requires_grad:
+        raise ValueError("token_weight: has no gradient here; pass token_weight.detach()")
+    _torch().require_tensors(target=target, token_weight=token_weight)
+    return token_weight.masked_fill(target == ignore_index, 0.0)
 
 
 def _scalar(one: Any) -> Any:

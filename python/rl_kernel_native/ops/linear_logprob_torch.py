@@ -31,7 +31,7 @@ from .._torch import (
 from . import linear_logprob_traced as traced
 from .logprob_torch import _selected
 
-__all__ = ["linear_logprob", "partial", "scored_target"]
+__all__ = ["linear_logprob", "partial", "require_tensors", "scored_target"]
 
 _SAME = -1  # a dtype's code: that of the operands
 

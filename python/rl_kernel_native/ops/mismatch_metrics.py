@@ -73,7 +73,7 @@ _MISMATCH_METRICS = Operator(
         Array("mask", "mask", optional=True),
         Array("cu_seqlens", "cu_seqlens", optional=True),
     ),
-    "float limit",
+    "float limit, bool rollout_neutral",
     outputs=lambda arrays, how: ((len(MismatchMetrics.names),),),
     native=lambda arrays, how, *tail: (_C.mismatch_metrics(*arrays, *how, *tail),),
 )
@@ -93,6 +93,7 @@ def mismatch_metrics(
     *,
     cu_seqlens: AnyArray | None = None,
     log_ratio_clamp: float | None = 20.0,
+    rollout_nan: str = "nan",
 ) -> MismatchMetrics:
     """How far the log-probabilities of a trainer and of the engine that sampled are apart, in one vector on the device:
     nothing waits for the host. The bits do not depend on padding, packing, strides or the backend.
@@ -107,6 +108,8 @@ def mismatch_metrics(
             anything. None: all count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
+        rollout_nan: ``"nan"``, or ``"neutral"``: where ``logprob_rollout`` is NaN the trainer's stands in its place.
+            ``nonfinite_fraction`` and ``differing_fraction`` count such tokens all the same.
     Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
@@ -121,4 +124,5 @@ def mismatch_metrics(
         (0.5, 0.25)
     """
     arrays = (logprob_train, logprob_rollout, mask, cu_seqlens)
-    return MismatchMetrics(call(_MISMATCH_METRICS, arrays, (limit_of(log_ratio_clamp),))[0])
+    how = (limit_of(log_ratio_clamp), _check.neutral_rollout(rollout_nan))
+    return MismatchMetrics(call(_MISMATCH_METRICS, arrays, how)[0])

@@ -93,6 +93,8 @@ class PolicySpec:
         lenient: of a call with this spec an array without use is ignored, and without ``rollout_logprob`` (or
             ``importance_weight``) nothing is corrected, and ``drop_of`` is ``"old"``, as in the frameworks
             whose presets set it. False: either is an error.
+        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN; ``"neutral"``: its difference to any
+            other log-probability is 0, so the token's ratio to the rollout policy is 1.
     Raises: ValueError for a value or a combination without a meaning, saying why; TypeError for a type.
     Source: docs/objectives.md.
     """
@@ -140,6 +142,7 @@ class PolicySpec:
     scale: float = 1.0
     dp_size: int = 1
     lenient: bool = False
+    rollout_nan: str = "nan"
 
     def __post_init__(self) -> None:
         for name in ("log_ratio_clamp", "gate"):  # which a file of settings has as lists
@@ -246,6 +249,7 @@ def _validate(s: PolicySpec) -> None:
     one_of("importance_mode", s.importance_mode, ("truncate", "mask"))
     one_of("importance_of", s.importance_of, ("old", "current"))
     one_of("drop_of", s.drop_of, ("old", "rollout"))
+    _check.neutral_rollout(s.rollout_nan)
     one_of("entropy_aggregation", s.entropy_aggregation, ("loss", "token-mean"))
     one_of("aggregation", s.aggregation, tuple(AGGREGATIONS))
     for name in ("epsilon_low", "epsilon_high", "importance_low", "importance_high"):
@@ -284,6 +288,8 @@ def _validate_combination(s: PolicySpec) -> None:
     def refuse(name: str, expected: str, why: str) -> None:
         raise ValueError(f"{name}: expected {expected}, got {getattr(s, name)!r}: {why}")
 
+    if s.rollout_nan == "neutral" and s.importance == "given":
+        refuse("rollout_nan", '"nan" with importance="given"', "weights are multiplied in as they are")
     ratio = s.clip in ("ppo", "clip_cov")
     if ratio and not s.epsilon_absolute and s.epsilon_low is not None and s.epsilon_low > 1:
         refuse("epsilon_low", "at most 1 for PPO's clip", "a ratio is never below 0, so the lower bound would be none")
@@ -433,5 +439,6 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         s.horizon or 0.0,
         s.scale * s.dp_size,
         s.kl_gradient_ratio_max or 0.0,
+        _check.neutral_rollout(s.rollout_nan),
     )
     return tuple(float(x) for x in numbers)

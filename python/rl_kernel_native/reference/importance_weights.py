@@ -26,6 +26,7 @@ def importance_weights_reference(
     rejection: dict[str, Any] | None = None,
     veto: float | None = None,
     normalize: bool = False,
+    rollout_nan: str = "nan",
 ) -> dict[str, Any]:
     """``weights`` and ``mask`` of :func:`importance_weights` in float64, in the shape of ``logprob``, and
     ``metrics`` by name.
@@ -45,6 +46,8 @@ def importance_weights_reference(
         if not x.size:
             continue
         d = x.astype(np.float64) - y
+        if rollout_nan == "neutral":
+            d = np.where(np.isnan(y), 0.0, d)
         z = d if level == "token" else np.full(d.size, d.sum() if level == "sequence" else d.mean())
         e = np.exp(np.clip(z, -limit, limit))
         w = np.where((e >= lower) & (e <= upper), e, 0.0) if mode == "mask" else np.clip(e, lower, upper)

@@ -53,13 +53,15 @@ def linear_cross_entropy_reference(
     denominator: Any = None,
     ignore_index: int = -100,
     loss_mask: Any = None,
+    token_weight: Any = None,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """``z_loss * lse**2 - logprob`` of each scored row of :func:`linear_logprob_reference`, reduced.
+    """``z_loss * lse**2 - logprob``, times ``token_weight``, of the scored rows of :func:`linear_logprob_reference`,
+    reduced.
 
     Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
-    Returns: ``loss``, and what its bound takes: ``scale``, the sum over absolute values, reduced likewise, ``lse`` and
-        ``max_abs_z`` of rows, ``scored``, and ``divisor``.
+    Returns: ``loss``, ``z_loss``, and what their bound takes: ``scale``, the sum over absolute values, reduced
+        likewise, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
     """
     scored = np.asarray(target) != ignore_index
     if loss_mask is not None:
@@ -67,11 +69,14 @@ def linear_cross_entropy_reference(
     of = linear_logprob_reference(
         hidden, weight, target, ignore_index=ignore_index, loss_mask=loss_mask, **options
     )  # fmt: skip
-    losses = np.where(scored, z_loss * of["lse"] ** 2 - of["logprob"], 0.0)
+    given = 1.0 if token_weight is None else np.asarray(token_weight, np.float64)
+    squares, each = z_loss * of["lse"] ** 2, np.where(scored, given, 0.0)
+    losses, squares = (np.where(scored, x * each, 0.0) for x in (squares - of["logprob"], squares))
     divisor = 1.0
     if reduction == "mean":
-        divisor = float(max(scored.sum(), 1) if denominator is None else denominator)
-    loss = losses if reduction == "none" else losses.sum() / divisor
+        counted = max(scored.sum(), 1) if token_weight is None else each.sum() or 1.0
+        divisor = float(counted if denominator is None else denominator)
+    loss, z = ((x if reduction == "none" else x.sum() / divisor) for x in (losses, squares))
     scale = abs(losses) if reduction == "none" else abs(losses).sum() / divisor
     rows = {name: of[name] for name in ("lse", "max_abs_z")}
-    return {"loss": loss, "scale": scale, "scored": scored, "divisor": np.float64(divisor), **rows}
+    return {"loss": loss, "z_loss": z, "scale": scale, "scored": scored, "divisor": np.float64(divisor), **rows}

@@ -21,6 +21,7 @@ def mismatch_metrics_reference(
     *,
     cu_seqlens: Any = None,
     log_ratio_clamp: float | None = 20.0,
+    rollout_nan: str = "nan",
 ) -> dict[str, float]:
     """The metrics of :func:`mismatch_metrics` by name in float64.
 
@@ -32,12 +33,16 @@ def mismatch_metrics_reference(
     if not rows:
         names = [f"histogram_{i}" for i in range(len(_EDGES) + 1)]
         return dict.fromkeys([*_metrics([np.zeros((2, 1))], limit), *names], 0.0)
-    found = _metrics([np.array(r, np.float64) for r in rows], limit)
     train, rollout = (np.concatenate([r[i] for r in rows]) for i in range(2))
+    given = rollout
+    if rollout_nan == "neutral":
+        rows = [(x, np.where(np.isnan(y), x, y)) for x, y in rows]
+        rollout = np.where(np.isnan(given), train, given)
+    found = _metrics([np.array(r, np.float64) for r in rows], limit)
     d = train - rollout  # float32: which bin a token is in is its business
-    differ = (train.view(np.int32) != rollout.view(np.int32)) & ~(np.isnan(train) & np.isnan(rollout))
+    differ = (train.view(np.int32) != given.view(np.int32)) & ~(np.isnan(train) & np.isnan(given))
     found["differing_fraction"] = float(differ.mean())
-    found["nonfinite_fraction"] = float((~np.isfinite(d)).mean())
+    found["nonfinite_fraction"] = float((~np.isfinite(d) | np.isnan(given)).mean())
     counts = np.bincount(np.searchsorted(_EDGES, d[~np.isnan(d)], side="right"), minlength=len(_EDGES) + 1)
     return found | {f"histogram_{i}": float(n) / d.size for i, n in enumerate(counts)}
 

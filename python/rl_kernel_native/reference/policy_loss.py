@@ -68,6 +68,11 @@ def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
     return xp.where(e > 1, ratio * xp.exp(e) - (1 + e) * ratio, k * ratio)
 
 
+def _rollout_difference(xp: Any, spec: Any, d: Any, m: Any) -> Any:
+    """d, a difference to m, the rollout's log-probability; 0 where that is NaN and neutral."""
+    return d if spec.rollout_nan == "nan" else xp.where(m != m, 0.0, d)
+
+
 def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
     e = _limited(xp, f - ell, *_symmetric(spec.kl_input_clamp))
     if spec.kl == "k1":
@@ -191,7 +196,8 @@ def policy_loss_reference(
             o = xp.stop(o)
         f, m, h, chosen = (tokens(x, s) for x in (ref_logprob, rollout_logprob, entropy, selected))
         weight = tokens(importance_weight, s)
-        drift: Any = None if m is None else xp.stop(ell if spec.importance_of == "current" else o) - m
+        above = xp.stop(ell if spec.importance_of == "current" else o)
+        drift: Any = None if m is None else _rollout_difference(xp, spec, above - m, m)
         if spec.importance == "token":
             weight = _weight(xp, spec, drift)
         elif spec.importance in ("sequence", "geometric"):
@@ -204,7 +210,9 @@ def policy_loss_reference(
         if spec.gate is not None and not spec.gate[0] <= float(xp.exp(drift.sum() / n)) <= spec.gate[1]:
             off = off | (a == a)
         if spec.drop_above is not None:
-            behind = ((m if spec.drop_of == "rollout" else o) - xp.stop(ell)).sum() / n
+            x = m if spec.drop_of == "rollout" else o
+            lag = x - xp.stop(ell)
+            behind = (_rollout_difference(xp, spec, lag, m) if x is m else lag).sum() / n
             off = off | (a < 0) if float(behind) > spec.drop_above else off
         if spec.clip in ("clip_cov", "dppo") or spec.drop_selected:
             off = off | (chosen != 0)

@@ -6,6 +6,20 @@
 
 namespace rlk {
 
+// fl(x - y) of log-probabilities, of which the one that `missing` is may be NaN: with `neutral` their difference is then +0,
+// so that the ratio is 1.
+template <class F>
+RLK_HD F rollout_log_ratio(bool neutral, F x, F y, F missing) {
+  const F d = sub_rn(x, y);
+  return neutral ? select(is_nan(missing), broadcast<F>(0.0f), d) : d;
+}
+
+// The rollout's log-probability; with `neutral` the trainer's where it is NaN.
+template <class F>
+RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
+  return neutral ? select(is_nan(rollout), trainer, rollout) : rollout;
+}
+
 struct ImportanceBounds {
   float low, high, limit;
   bool zero_outside;  // else the nearest bound

@@ -80,7 +80,8 @@ struct MismatchTerms : EverySum {
   template <class F>
   static RLK_HD void token(const Params& p, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
                            TokenSums<F, kSums>* sums) {
-    const F zero = broadcast<F>(0.0f), x = in[0], y = in[1], d = sub_rn(x, y);
+    const F zero = broadcast<F>(0.0f), x = in[0], y = rollout_or(p.rollout_neutral != 0, in[1], x);
+    const F d = rollout_log_ratio(p.rollout_neutral != 0, x, y, in[1]);
     F* const sum = sums->sum;
     out[0] = zero;
     clear(sums);
@@ -96,15 +97,16 @@ struct MismatchTerms : EverySum {
       sums->maximum[0] = sum[kSumDistance];
       const F large = broadcast<F>(infinity());
       sums->count[kCountOfTokens] = counted<F>(mask);
-      sums->count[kCountDiffering] = counted<F>(mask & differ(x, y));
-      sums->count[kCountNonfinite] = counted<F>(mask & MaskOf<F>(is_nan(d) | (sum[kSumDistance] == large)));
+      sums->count[kCountDiffering] = counted<F>(mask & differ(x, in[1]));
+      sums->count[kCountNonfinite] =
+          counted<F>(mask & MaskOf<F>(is_nan(d) | is_nan(in[1]) | (sum[kSumDistance] == large)));
       RLK_UNROLL
       for (int i = 0; i < kBinsOfDifferences; ++i) sums->count[kFirstBin + i] = counted<F>(mask & in_bin(d, i));
     } else {
       RLK_UNROLL
       for (int i = 0; i < 2; ++i) {
-        sum[kSumMissing + i] = missing_probability(in[i]);
-        sum[kSumPresent + i] = where(mask, exp(in[i]));
+        sum[kSumMissing + i] = missing_probability(i == 0 ? x : y);
+        sum[kSumPresent + i] = where(mask, exp(i == 0 ? x : y));
       }
       RLK_UNROLL
       for (int i = 0; i < kProbabilitySums; ++i) sums->maximum[i] = abs_of(sum[i]);
@@ -145,6 +147,7 @@ enum : int {
 
 struct MismatchPair : CentralPair {
   std::int32_t missing[2];  // whether a value is what a probability lacks to 1, or the probability
+  std::int32_t rollout_neutral;
 };
 
 struct MismatchBatch {
@@ -249,7 +252,9 @@ struct MismatchBatch {
   }
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
     if (i == kMismatchCorrelation) {  // by the pass over central moments
-      in_global(context.shared)->pair = pair_of(t);
+      MismatchPair pair = pair_of(t);
+      pair.rollout_neutral = p.rollout_neutral;
+      in_global(context.shared)->pair = pair;
       return;
     }
     const float tokens = static_cast<float>(t.count[kCountOfTokens]);
@@ -276,7 +281,10 @@ struct MismatchMoments {
   template <class F>
   static RLK_HD void values(const Pair& pair, const F (&in)[kInputs], F (&values)[2]) {
     RLK_UNROLL
-    for (int i = 0; i < 2; ++i) values[i] = either(pair.missing[i] != 0, missing_probability(in[i]), exp(in[i]));
+    for (int i = 0; i < 2; ++i) {
+      const F x = i == 0 ? in[0] : rollout_or(pair.rollout_neutral != 0, in[1], in[0]);
+      values[i] = either(pair.missing[i] != 0, missing_probability(x), exp(x));
+    }
   }
   template <class Total>
   static RLK_HD void of_sequence(const Pair&, const SequenceSums<8>&, Total*) {}

@@ -310,7 +310,7 @@ struct PolicyStatisticsTerms : EverySum {
     if (!needs_statistics(s)) return;
     const F l = in[kInputLogprob], o = in[kInputOldLogprob];
     const F a = in[kInputAdvantage], m = in[kInputImportance], raw = sub_rn(l, o);
-    const F d = sub_rn(either(s.importance_of_current != 0, l, o), m);
+    const F d = rollout_log_ratio(s.rollout_neutral != 0, either(s.importance_of_current != 0, l, o), m, m);
     F w = broadcast<F>(1.0f);
     if (s.importance == ImportanceLevel::kToken) w = importance_of_log(importance_bounds(s), d).weight;
     if (s.importance == ImportanceLevel::kGiven) w = m;
@@ -319,7 +319,10 @@ struct PolicyStatisticsTerms : EverySum {
     if (s.surrogate == Surrogate::kGeometricClip) sum[kStatLogRatio] = clipped_log_ratio(s, raw, a).value;
     if (s.surrogate == Surrogate::kGamma) sum[kStatLogRatio] = clamped(raw, -kGammaLimit, kGammaLimit);
     if (has_rollout(p)) sum[kStatMismatch] = d;
-    if (drops(s)) sum[kStatDrop] = sub_rn(either(s.drop_by_rollout != 0, m, o), l);
+    if (drops(s)) {
+      const F behind = either(s.drop_by_rollout != 0, m, o);
+      sum[kStatDrop] = rollout_log_ratio(s.drop_by_rollout != 0 && s.rollout_neutral != 0, behind, l, behind);
+    }
     const F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     sum[kStatPositive] = select(a <= zero, zero, product);  // NaN too
     sum[kStatNegative] = select(a < zero, product, zero);
@@ -456,8 +459,9 @@ struct PolicyTokenTerms : EverySum {
     F w = broadcast<F>(kOfSequence ? f.importance : 1.0f);
     auto w_clipped = either(kOfSequence && f.importance_clipped != 0, mask, never);
     if (!kClipped && s.importance == ImportanceLevel::kToken) {
+      const F above = either(s.importance_of_current != 0, l, o);
       const ImportanceWeight<F> found =
-          importance_of_log(importance_bounds(s), sub_rn(either(s.importance_of_current != 0, l, o), m));
+          importance_of_log(importance_bounds(s), rollout_log_ratio(s.rollout_neutral != 0, above, m, m));
       w = found.weight;
       w_clipped = found.clipped;
     }
@@ -529,7 +533,7 @@ struct PolicyTokenTerms : EverySum {
     out[0] = canonical(where(mask, weighted(f.weight, slope)));
     out[1] = where(mask, broadcast<F>(weighted(f.entropy_weight, -s.entropy_coef)));
 
-    const F mismatch = !kClipped && has_rollout(p) ? abs_of(sub_rn(o, m)) : zero;
+    const F mismatch = !kClipped && has_rollout(p) ? abs_of(rollout_log_ratio(s.rollout_neutral != 0, o, m, m)) : zero;
     F* const sum = sums->sum;
     sum[kSumPolicy] = t.value;
     sum[kSumKl] = kl;

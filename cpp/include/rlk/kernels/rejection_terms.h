@@ -80,7 +80,8 @@ struct ImportanceStatisticsTerms : LowerSums {
   template <class F>
   static RLK_HD void token(const Params& p, const Factors&, const F (&in)[kInputs], MaskOf<F> mask, F (&out)[kOutputs],
                            TokenSums<F, kSums>* sums) {
-    const F zero = broadcast<F>(0.0f), d = sub_rn(in[0], in[1]), c = clamped(d, -p.spec.limit, p.spec.limit);
+    const F zero = broadcast<F>(0.0f), d = rollout_log_ratio(p.spec.rollout_neutral != 0, in[0], in[1], in[1]);
+    const F c = clamped(d, -p.spec.limit, p.spec.limit);
     const Divergence<F> k = divergence_of(c);  // of a masked token, whose d is 0, nothing
     out[0] = zero;
     clear(sums);
@@ -146,7 +147,8 @@ struct ImportanceTokenTerms : LowerSums {
   static RLK_HD void token(const Params& p, const Factors& f, const F (&in)[kInputs], MaskOf<F> mask,
                            F (&out)[kOutputs], TokenSums<F, kSums>* sums) {
     const ImportanceSpec& s = p.spec;
-    const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f), d = sub_rn(in[0], in[1]);
+    const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
+    const F d = rollout_log_ratio(s.rollout_neutral != 0, in[0], in[1], in[1]);
     const auto never = MaskOf<F>(zero > zero);
     F e = broadcast<F>(f.ratio), w = broadcast<F>(f.weight);
     if (s.level == ImportanceLevel::kToken) {

@@ -5,6 +5,8 @@
 //
 // Sequences, sums: rlk/tokens.h. Of a token d = fl(logprob - rollout_logprob), c = min(max(d, -limit), limit); n the
 // number of a sequence's tokens, sum() over these.
+// With rollout_neutral d is +0, whatever logprob is, where rollout_logprob is NaN: a weight of 1, of a token that no
+// criterion refuses by itself.
 //   weight     e = exp(z), z limited as c is: kToken d, kSequence sum(d), kGeometric sum(d) / n; w = min(max(e, low), high) or,
 //              with zero_outside, e inside of [low, high] and 0 outside: the weights of PolicySpec, bit for bit
 //   kept       a token that counts, unless a criterion that is given refuses it: k1 = -c, k2 = 0.5 c c, k3 = max(expm1(c) - min(c, largest number), 0)
@@ -52,6 +54,7 @@ struct ImportanceSpec {
   RejectionBounds token, sum, mean;
   RejectionBounds most;                                        // k2 and k3
   float veto_below = -std::numeric_limits<float>::infinity();  // of a log-ratio
+  std::int32_t rollout_neutral = 0;
 };
 
 // What comes out where metrics are wanted, in this order; without a token all are 0 but the divisor.

@@ -4,6 +4,7 @@
 //
 // Sequences, sums: rlk/tokens.h. Of a token x = logprob_train, y = logprob_rollout, d = fl(x - y), the log of the
 // ratio of train to rollout; N the number of tokens, S that of sequences with a token, n of a sequence's tokens.
+// With rollout_neutral y is x, and d +0, where logprob_rollout is NaN; the fractions differing and nonfinite count it.
 //   c      = min(max(d, -limit), limit)
 //   P      = of x 0 - expm1(x), what the probability lacks to 1, or exp(x) where the sum of that over all tokens is the smaller:
 //            what it has left to differ in, with its digits; Q = of y likewise
@@ -77,8 +78,9 @@ struct MismatchMetricsParams {
   PolicyTokens logprob_rollout;  // [slots]
   TokenMask mask;                // [slots]; null: every token counts
   float limit = 0.0f;            // > 0, of |log ratio| before exp; Inf: none
-  float* metrics = nullptr;      // [kMismatchMetrics]
-  void* workspace = nullptr;     // mismatch_metrics_workspace_bytes(...), 16-byte aligned
+  std::int32_t rollout_neutral = 0;
+  float* metrics = nullptr;   // [kMismatchMetrics]
+  void* workspace = nullptr;  // mismatch_metrics_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, Device device);
 // Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU every metric is NaN.

@@ -31,6 +31,7 @@
 // inside of [low, high] and 0 outside. kGiven: `importance` itself. With gate: 0 for a sequence whose exp(sum(d) / n) is
 // not in [gate_low, gate_high]. P, P_x, P_l become P * w, P_x * w, P_l * w (kGamma and kGeometricClip use it otherwise:
 // above); where it is a gate's, or a drop's below, 0 whatever they are.
+// With rollout_neutral differences to an m that is NaN are +0: the token's weight is 1 within its bounds.
 // Drop: sequences with sum(fl((m or o) - l)) / n not <= drop_above lose the policy terms of tokens with A < 0.
 // KL term K of e = limited(fl(f - l)) (+-kl_input_limit), K_l its slope, 0 where a limit holds:
 //   k1, k2, k3, abs: as ops/kl.h; with kl_straight_through K_l = fl(l - f) whatever holds, and with kl_gradient_ratio
@@ -98,6 +99,7 @@ struct PolicySpec {
   std::int32_t sequence_mean = 0;
   float horizon = 0.0f, scale = 1.0f;
   float kl_gradient_ratio = 0.0f;  // of kl_straight_through and kToken; 0: none
+  std::int32_t rollout_neutral = 0;
 };
 
 // What comes out beside the loss, in this order. Means are over tokens; of no tokens they are 0.
