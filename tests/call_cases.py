@@ -445,6 +445,21 @@ def _rope(*names: str) -> Callable[[Draw], dict[str, Any]]:
     return draw
 
 
+def _process_logits(d: Draw) -> dict[str, Any]:
+    rows, vocab = d.size(1, 3), d.size(2, 9, 130)
+    count = d.size(0, 5, 40)
+    history = (d.integers(0, vocab, count), d.cuts(count, rows, "int64"), Operand(d.rng.random(count) < 0.5, "bool"))
+    bias = (
+        Operand(np.tile([0, vocab - 1], rows), "int32"), d.normal(2 * rows),
+        Operand(np.arange(rows + 1) * 2, "int64"),
+    )  # fmt: skip
+    return {
+        "logits": d.matrix(rows, vocab), "repetition_penalty": d.of(1.0, 1.2, d.ones(rows)),
+        "presence_penalty": d.of(0.0, 0.5), "frequency_penalty": d.of(0.0, d.normal(rows)), "history": history,
+        "logit_bias": d.perhaps(lambda: bias), "order": d.of("vllm", "hf", "sglang"),
+    }  # fmt: skip
+
+
 def _sample(d: Draw) -> dict[str, Any]:
     rows = d.size(0, 1, 4)
     return {
@@ -552,6 +567,7 @@ CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "policy_loss": _policy_loss,
     "policy_loss_and_grad": _policy_loss,
     "preference_loss": _preference_loss,
+    "process_logits": _process_logits,
     "random_bits": _random_bits,
     "rms_norm": _rms_norm,
     "rms_norm_backward": _rms_norm_backward,

@@ -83,6 +83,8 @@ RELATIONS = re.compile(
 # What errors call an argument besides its own name.
 ALSO = {
     "logits_shard": ("logits",), "weight_shard": ("weight",), "x_shard": ("x",), "overlong": ("max_length", "buffer"),
+    "history": ("history ids", "history offsets", "history is_prompt"),
+    "logit_bias": ("logit_bias ids", "logit_bias values", "logit_bias offsets"),
     "kept": ("kept ids", "kept offsets"), "gamma": ("gamma / beta",),
     "gate": ("gate_up",),
 }  # fmt: skip

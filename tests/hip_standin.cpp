@@ -197,7 +197,7 @@ const Table kRandomBits = {RLK_OF(rlk_random_bits_words)};
 const Table kSample = {RLK_OF_FLOATS(rlk_sample_first), RLK_OF_FLOATS(rlk_sample_truncate),
                        RLK_OF_FLOATS(rlk_sample_tree),  RLK_OF_FLOATS(rlk_sample_draw),
                        RLK_OF_FLOATS(rlk_sample_raw),   RLK_OF(rlk_sample_offsets),
-                       RLK_OF(rlk_sample_kept)};
+                       RLK_OF(rlk_sample_kept),         RLK_OF_FLOATS(rlk_sample_process)};
 const Table kScatterRewards = {RLK_OF(rlk_scatter_rewards_tokens),        RLK_OF(rlk_scatter_rewards_blanks),
                                RLK_OF(rlk_scatter_rewards_sequences),     RLK_OF(rlk_scatter_rewards_spread),
                                RLK_OF(rlk_scatter_rewards_spread_blocks), RLK_OF(rlk_scatter_rewards_rest)};

@@ -457,11 +457,16 @@ def of_sample() -> str:
     of_row = (np.arange(5), got.ids)
     cut, whole = rk.sample_reference(x, top_k=4).logprob[of_row], rk.sample_reference(x).logprob[of_row]
     largest = np.abs(x).max(1)
+    seen = {"presence_penalty": 0.5, "repetition_penalty": 1.2, "history": (RNG.integers(0, 40, 50), np.arange(6) * 10)}
     found = (
+        beyond(
+            "process_logits", "logits", rk.process_logits(x, **seen), rk.process_logits_reference(x, **seen),
+            max_abs_z=largest[:, None] + 1,
+        ),
         beyond("sample", "ids", got.ids, again.ids),
         beyond("sample", "logprob", got.logprob, cut, max_abs_z=largest),
         beyond("sample", "raw_logprob", got.raw_logprob, whole, max_abs_z=largest),
-    )
+    )  # fmt: skip
     return "; ".join(found)
 
 

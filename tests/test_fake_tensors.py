@@ -135,6 +135,11 @@ CASES: dict[str, Callable[[], Any]] = {
     "random_bits: dtype": lambda: rk.random_bits(1, z(5), 0, 4),
     "random_bits: number of seeds": lambda: rk.random_bits(ints(4), ints(5), 0, 4),
     "random_bits: dimensions of position": lambda: rk.random_bits(1, ints(5), ints(5, 1), 4),
+    "process_logits: dtype": lambda: rk.process_logits(ints(5, 3)),
+    "process_logits: history offsets": lambda: rk.process_logits(
+        z(5, 3), history=(ints(4), ints(5)), presence_penalty=1.0
+    ),
+    "process_logits: values of the bias": lambda: rk.process_logits(z(5, 3), logit_bias=(ints(4), z(3), ints(6))),
     "sample: dtype": lambda: rk.sample(ints(5, 3), seed=1, sample_id=0, position=0),
     "sample: dimensions": lambda: rk.sample(z(5), seed=1, sample_id=0, position=0),
     "sample: number of temperatures": lambda: rk.sample(z(5, 3), seed=1, sample_id=0, position=0, temperature=z(4)),

@@ -15,6 +15,7 @@
 #include "cpu/thread_pool.h"
 #endif
 #include "rlk/backends.h"
+#include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_check.h"
 #include "rlk/math/half.h"
 #include "rlk/math/philox.h"
@@ -389,6 +390,108 @@ TEST(Sample, HasTheBytesOfTheContract) {
       if (k.capacity == 1 << 22) expect_same(run(k, rlk::DType::kFloat32, false), alone, what + ", no kept set");
       if (HasFailure()) return;
     }
+  }
+}
+
+TEST(ProcessLogits, HasTheBytesOfTheContract) {
+  std::mt19937 random(5);
+#if RLK_TEST_HIP
+  constexpr int kCases = 4;
+#else
+  constexpr int kCases = 60;
+#endif
+  for (int number = 0; number < kCases; ++number) {
+    const std::int64_t rows = 1 + static_cast<std::int64_t>(random() % 6), vocab = number % 3 == 0 ? 7 : 700;
+    const Case k = random_case(random, rows, vocab);
+    const auto size = static_cast<std::size_t>(rows * vocab);
+    std::vector<float> repetition, presence, frequency, values, out(size, 7.0f), want;
+    std::vector<std::int64_t> history, offsets = {0}, bias_offsets = {0};
+    std::vector<std::int32_t> bias, status(rows, 99), want_status;
+    std::vector<std::uint8_t> prompt;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      repetition.push_back(pick(random, {1.0f, 1.2f, 0.7f, 1.2f, 1.2f, 0.0f, NAN}));
+      presence.push_back(pick(random, {0.0f, 0.5f, -0.3f, 1.1f, 1.1f, 1.1f, rlk::infinity()}));
+      frequency.push_back(pick(random, {0.0f, 0.25f, -0.1f, 2.0f}));
+      const auto begin = static_cast<std::ptrdiff_t>(history.size());
+      for (int n = static_cast<int>(random() % 400); n > 0; --n) {
+        const bool is_bad = random() % 4000 == 0;
+        history.push_back(is_bad ? vocab : static_cast<std::int64_t>(random() % static_cast<unsigned>(vocab)));
+        prompt.push_back(random() % 2);
+      }
+      offsets.push_back(static_cast<std::int64_t>(history.size()));
+      const auto first_bias = bias.size();
+      for (std::int32_t j = 0; j < vocab; ++j) {
+        if (random() % 3 != 0) continue;
+        bias.push_back(random() % 3000 == 0 ? j - 1 : j);
+        values.push_back(pick(random, {1.5f, -2.0f, 0.3f, -rlk::infinity()}));
+      }
+      bias_offsets.push_back(static_cast<std::int64_t>(bias.size()));
+
+      const float r = repetition[i], p = presence[i], f = frequency[i];
+      std::int32_t bits = !(r > 0) || std::isinf(p) ? rlk::kBadPenalty : 0;
+      for (auto at = history.begin() + begin; at != history.end(); ++at) bits |= *at >= vocab ? rlk::kBadHistory : 0;
+      for (auto e = first_bias; e < bias.size(); ++e) {
+        if (bias[e] < 0 || (e > first_bias && bias[e] <= bias[e - 1])) bits |= rlk::kBadBias;
+      }
+      want_status.push_back(bits);
+      for (std::int64_t j = 0; j < vocab; ++j) {
+        float z = k.logits[i * vocab + j], n = 0;
+        if (number % 2 != 0) z = rlk::float_of_bf16(rlk::bf16_rn(z));
+        bool seen = false;
+        for (auto at = static_cast<std::size_t>(begin); at < history.size(); ++at) {
+          if (history[at] != j) continue;
+          seen = true;
+          n += prompt[at] == 0;
+        }
+        const auto at = std::find(bias.begin() + static_cast<std::ptrdiff_t>(first_bias), bias.end(), j);
+        const auto add = [&] {
+          if (at != bias.end()) z = z + values[at - bias.begin()];
+        };
+        const auto repeat = [&] { z = z > 0 ? z / r : z * r; };
+        if (k.order == SampleOrder::kSglang) {
+          const float step = f * n;
+          if (n > 0) z = z - (step + p);
+          if (n > 0) repeat();
+          add();
+        } else {
+          add();
+          if (seen) repeat();
+          const float step = f * n;
+          if (n > 0) z = z - step;
+          if (n > 0) z = z - p;
+        }
+        want.push_back(bits != 0 || std::isnan(z) ? rlk::canonical_nan() : z);
+      }
+    }
+    std::vector<std::uint16_t> narrow;
+    for (const float x : k.logits) narrow.push_back(rlk::bf16_rn(x));
+    rlk::ProcessLogitsParams p;
+    p.logits = number % 2 == 0 ? static_cast<const void*>(k.logits.data()) : narrow.data();
+    p.dtype = number % 2 == 0 ? rlk::DType::kFloat32 : rlk::DType::kBFloat16;
+    p.logits_stride = p.vocab_size = vocab;
+    p.num_rows = rows;
+    p.repetition = {repetition.data(), 0, 1};
+    p.presence = {presence.data(), 0, 1};
+    p.frequency = {frequency.data(), 0, 1};
+    p.history_ids = {history.data(), 0, 1, rlk::DType::kInt64};
+    p.history_offsets = offsets.data();
+    p.is_prompt = prompt.data();
+    p.history_size = static_cast<std::int64_t>(history.size());
+    p.bias_ids = {bias.data(), 0, 1, rlk::DType::kInt32};
+    p.bias_values = values.data();
+    p.bias_offsets = bias_offsets.data();
+    p.bias_size = static_cast<std::int64_t>(bias.size());
+    p.out = out.data();
+    p.status = status.data();
+    p.order = k.order;
+#if RLK_TEST_HIP
+    rlk::hip::process_logits(p, 0, 0);
+#else
+    rlk::cpu::set_num_threads(1 + number % 3);
+    rlk::cpu::process_logits(p);
+#endif
+    EXPECT_EQ(status, want_status) << number;
+    ASSERT_TRUE(same(out, want)) << number;
   }
 }
 

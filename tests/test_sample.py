@@ -260,7 +260,9 @@ def test_opcheck(device: str) -> None:
         False,
     )
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(torch.ops.rl_kernel_native.sample, (x, *rows, None, 40, 0, 0, -1, 3), test_utils=utils)
+    torch.library.opcheck(
+        torch.ops.rl_kernel_native.sample, (x, *rows, None, None, None, 40, 0, 0, -1, 3), test_utils=utils
+    )
 
 
 def test_bad_input() -> None:

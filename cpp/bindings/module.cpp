@@ -57,6 +57,7 @@ NB_MODULE(_C, m) {
   rlk::bindings::bind_pack(m);
   rlk::bindings::bind_preference_loss(m);
   rlk::bindings::bind_policy_loss(m);
+  rlk::bindings::bind_process_logits(m);
   rlk::bindings::bind_rope(m);
   rlk::bindings::bind_sample(m);
   rlk::bindings::bind_scatter_rewards(m);

@@ -22,6 +22,7 @@ void bind_rms_norm(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_preference_loss(nanobind::module_& m);
 void bind_policy_loss(nanobind::module_& m);
+void bind_process_logits(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_scatter_rewards(nanobind::module_& m);

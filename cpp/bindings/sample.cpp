@@ -8,46 +8,19 @@
 #include "gil.h"
 #include "linear_args.h"
 #include "module.h"
+#include "row_array.h"
 #include "row_integers.h"
 #include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
 
-// An array with one element for each row, or nothing where Python gave a number, which it checked.
-class RowArray {
- public:
-  RowArray(nb::handle given, const char* name, const char* dtypes, std::int64_t num_rows, Device device) {
-    if (!is_array(given)) return;
-    array_.emplace(given, name, dtypes);
-    require_device(*array_, device);
-    const TensorView& v = array_->view();
-    if (v.ndim != 1 || v.shape[0] != num_rows) {
-      argument_error(name, "expected shape [" + std::to_string(num_rows) + "], got " + shape_text(array_->shape()));
-    }
-  }
-  const Array* operator->() const { return &*array_; }
-  explicit operator bool() const { return array_.has_value(); }
-  const Array& array() const { return *array_; }
-  std::int64_t stride() const { return array_->view().stride(0); }
-
- private:
-  std::optional<Array> array_;
-};
-
-RowFloats floats_of(const RowArray& given, nb::handle number, const char* name) {
-  if (!given) return {nullptr, static_cast<float>(read_number(number, name)), 0};
-  const TensorView& v = given->view();
-  if (v.dtype != DType::kFloat32) dtype_error(given.array(), "float32");
-  return {static_cast<const float*>(v.data), 0.0f, given.stride()};
-}
-
 constexpr int kWantsLogprob = 1, kWantsRaw = 2;
 
 nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::handle position, nb::handle temperature,
                   nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy, nb::handle allowed,
-                  nb::handle valid_vocab, int exp, int order, std::int64_t kept_capacity, int wants,
-                  nb::handle allocate, std::uintptr_t stream) {
+                  nb::handle raw_logits, nb::handle row_status, nb::handle valid_vocab, int exp, int order,
+                  std::int64_t kept_capacity, int wants, nb::handle allocate, std::uintptr_t stream) {
   const Array x(logits, "logits", "float32, bfloat16 or float16");
   const TensorView& v = x.view();
   require_backend("sample", v.device);
@@ -111,6 +84,15 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
     p.allowed = static_cast<const std::int32_t*>(m.data);
     p.allowed_stride = m.stride(0);
   }
+  std::optional<Array> raw;
+  if (!raw_logits.is_none()) {
+    raw.emplace(raw_logits, "logits", "float32, bfloat16 or float16");
+    p.raw_logits = raw->view().data;
+    p.raw_stride = raw->view().stride(0);
+    p.raw_dtype = raw->view().dtype;
+  }
+  const RowArray known = rows(row_status, "row_status", "int32");
+  if (known) p.row_status = static_cast<const std::int32_t*>(known->view().data);
   p.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   p.order = static_cast<SampleOrder>(order);
   const Caller caller = make_caller(logits, v.device, allocate, stream);

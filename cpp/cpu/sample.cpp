@@ -6,14 +6,25 @@
 
 #include "float_environment.h"
 #include "rlk/backends.h"
+#include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_check.h"
 #include "sample_lanes.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
 
+void process_logits(const ProcessLogitsParams& p) {
+  check_process_logits(p);
+  const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
+  parallel_for(p.num_rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    const FloatEnvironment environment;
+    for (std::int64_t i = begin; i < end; ++i) lanes.process(p, i);
+  });
+}
+
 void sample(const SampleParams& p) {
   check_sample(p);
+  const SampleParams of_raw = raw_pass(p);
   const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_lanes);
   const bool keeps = p.kept_offsets != nullptr;
   const std::int64_t words = sample_mask_words(p.vocab_size);
@@ -29,6 +40,7 @@ void sample(const SampleParams& p) {
       for (std::int64_t i = begin; i < end; ++i) {
         lanes.row(p, first + i, keeps ? masks.data() + i * words : mask.data(), nodes.data(),
                   keeps ? p.kept_offsets + first + i + 1 : nullptr);
+        if (p.raw_logprob != nullptr) lanes.raw(of_raw, first + i, nodes.data());
       }
     });
     if (!keeps) continue;

@@ -3,6 +3,7 @@
 
 #include "simd.h"
 // After simd.h, which decides how the functions of math/ are compiled.
+#include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_select.h"
 #include "rlk/kernels/sample_tree.h"
@@ -38,6 +39,7 @@ struct Alone {
     *to += x;
   }
   static std::uint32_t take(std::uint32_t* counter) { return (*counter)++; }
+  static void count(std::uint32_t* word) { ++*word; }
   static void set_bits(std::uint32_t* word, std::uint32_t bits) { *word |= bits; }
   template <Exp kExp>
   static RLK_HD float exponential(float z, float c, float m) {
@@ -54,36 +56,43 @@ struct Alone {
   }
 };
 
-template <class T, Exp kExp>
-void row_of_type(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count,
-                 SampleShared* shared) {
-  SampleState state;
-  std::uint64_t firsts[1];
-  RowSelection<Alone, T, kExp> selection(Alone(), p, row, shared, mask, &state, firsts);
-  selection.run_first();
-  selection.run_truncate();
-  RowTree<Alone, T, kExp> tree(Alone(), p, row, shared, mask, &state, nodes);
-  tree.run_tree();
-  tree.run_draw(count);
-  if (p.raw_logprob != nullptr) tree.run_raw();
+// fn(T(), mode) for the params' type and exponential.
+template <Exp kExp>
+using Mode = std::integral_constant<Exp, kExp>;
+template <class F>
+void by_type(DType dtype, F fn) {
+  dtype == DType::kFloat32 ? fn(Fp32()) : dtype == DType::kBFloat16 ? fn(Bf16()) : fn(Fp16());
 }
-template <class T>
-void row_of_type(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count,
-                 SampleShared* shared) {
-  p.exp == Exp::kHardware ? row_of_type<T, Exp::kHardware>(p, row, mask, nodes, count, shared)
-                          : row_of_type<T, Exp::kPortable>(p, row, mask, nodes, count, shared);
+template <class F>
+void by_type_and_mode(const SampleParams& p, F fn) {
+  by_type(p.dtype, [&](auto type) {
+    p.exp == Exp::kHardware ? fn(type, Mode<Exp::kHardware>()) : fn(type, Mode<Exp::kPortable>());
+  });
 }
 
+void process(const ProcessLogitsParams& p, std::int64_t row) {
+  by_type(p.dtype, [&](auto type) { process_row<Alone, decltype(type)>(Alone(), p, row); });
+}
 void row(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
   SampleShared shared;
-  switch (p.dtype) {
-    case DType::kFloat32:
-      return row_of_type<Fp32>(p, row, mask, nodes, count, &shared);
-    case DType::kBFloat16:
-      return row_of_type<Bf16>(p, row, mask, nodes, count, &shared);
-    default:
-      return row_of_type<Fp16>(p, row, mask, nodes, count, &shared);
-  }
+  by_type_and_mode(p, [&](auto type, auto mode) {
+    using T = decltype(type);
+    SampleState state;
+    std::uint64_t firsts[1];
+    RowSelection<Alone, T, mode()> selection(Alone(), p, row, &shared, mask, &state, firsts);
+    selection.run_first();
+    selection.run_truncate();
+    RowTree<Alone, T, mode()> tree(Alone(), p, row, &shared, mask, &state, nodes);
+    tree.run_tree();
+    tree.run_draw(count);
+  });
+}
+void raw(const SampleParams& p, std::int64_t row, float* nodes) {
+  SampleShared shared;
+  by_type_and_mode(p, [&](auto type, auto mode) {
+    SampleState state;
+    RowTree<Alone, decltype(type), mode()>(Alone(), p, row, &shared, nullptr, &state, nodes).run_raw();
+  });
 }
 void offsets(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed) {
   SampleShared shared;
@@ -96,6 +105,6 @@ void kept(const SampleParams& p, std::int64_t row, const std::uint32_t* mask) {
 
 }  // namespace
 
-const SampleLanes sample_lanes = {row, offsets, kept};
+const SampleLanes sample_lanes = {process, row, raw, offsets, kept};
 
 }  // namespace rlk::cpu::RLK_CPU_ISA

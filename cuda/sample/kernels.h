@@ -2,10 +2,12 @@
 #pragma once
 
 #include "../common/launch.h"
+#include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_check.h"
 
 namespace rlk::cuda {
 
 RLK_CUDA_KERNELS(void sample(const SampleParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void process_logits(const ProcessLogitsParams& p, cudaStream_t stream);)
 
 }  // namespace rlk::cuda

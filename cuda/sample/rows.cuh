@@ -5,54 +5,13 @@
 // One body for every architecture; each gets its own machine code.
 #pragma once
 
-#include "../common/element.cuh"
-#include "kernels.h"
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_select.h"
 #include "rlk/kernels/sample_tree.h"
+#include "team.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
-
-constexpr int kRowThreads = kMaxTeam;
-constexpr int kKeptThreads = 256;
-
-template <int kThreads>
-struct BlockTeam {
-  using Memory = PlainMemory;
-  static constexpr int kLanes = 8, kAhead = 8;
-  __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
-  static constexpr int threads() { return kThreads; }
-  __device__ __forceinline__ void barrier() const { __syncthreads(); }
-  __device__ __forceinline__ float shuffle_xor(float x, int distance) const {
-    return __shfl_xor_sync(0xffffffffu, x, distance);
-  }
-  __device__ __forceinline__ std::int32_t shuffle_xor(std::int32_t x, int distance) const {
-    return __shfl_xor_sync(0xffffffffu, x, distance);
-  }
-  __device__ __forceinline__ void add(std::uint32_t* to, std::uint32_t x) const { atomicAdd(to, x); }
-  __device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) const {
-    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
-  }
-  __device__ __forceinline__ std::uint32_t take(std::uint32_t* counter) const { return atomicAdd(counter, 1u); }
-  __device__ __forceinline__ void set_bits(std::uint32_t* word, std::uint32_t bits) const { atomicOr(word, bits); }
-  template <Exp kExp>
-  __device__ __forceinline__ float exponential(float z, float c, float m) const {
-    if constexpr (kExp == Exp::kPortable) {
-      return stat_exp_portable(z, c, sub_rn(kStatsShift, m));
-    } else {
-      return ex2_approx(fma_rn(z, c, -m));
-    }
-  }
-  template <class P>
-  __device__ __forceinline__ P* global(P* pointer) const {
-    return pointer;
-  }
-  template <class N>
-  __device__ __forceinline__ N own(N x) const {
-    return x;
-  }
-};
 
 // Bytes of shared memory of every kernel here.
 constexpr int kSharedBytes = sizeof(SampleShared);
@@ -122,28 +81,30 @@ void run_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stre
   check(cudaGetLastError(), "launch of sample's tree");
   sample_tree_kernel<T, kExp, TreePass::kDraw><<<blocks, kTreeThreads<TreePass::kDraw>, 0, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's draw");
-  if (p.raw_logprob == nullptr) return;
+}
+template <class T, Exp kExp>
+void run_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(chunk.rows);
   sample_tree_kernel<T, kExp, TreePass::kRaw><<<blocks, kRowThreads, kSharedBytes, stream>>>(p, chunk);
   check(cudaGetLastError(), "launch of sample's raw_logprob");
 }
-template <class T>
-void run_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
-  p.exp == Exp::kHardware ? run_rows<T, Exp::kHardware>(p, chunk, stream)
-                          : run_rows<T, Exp::kPortable>(p, chunk, stream);
+// fn<T, kExp>() for the params' type and exponential.
+template <class F>
+void by_type_and_mode(const SampleParams& p, F fn) {
+  const auto by_mode = [&](auto type) {
+    p.exp == Exp::kHardware ? fn.template operator()<decltype(type), Exp::kHardware>()
+                            : fn.template operator()<decltype(type), Exp::kPortable>();
+  };
+  p.dtype == DType::kFloat32 ? by_mode(Fp32()) : p.dtype == DType::kBFloat16 ? by_mode(Bf16()) : by_mode(Fp16());
 }
 
 inline void run(const SampleParams& p, cudaStream_t stream) {
+  const SampleParams of_raw = raw_pass(p);
   for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
     const SampleChunk chunk = sample_chunk(p, first, p.workspace);
-    switch (p.dtype) {
-      case DType::kFloat32:
-        run_rows<Fp32>(p, chunk, stream);
-        break;
-      case DType::kBFloat16:
-        run_rows<Bf16>(p, chunk, stream);
-        break;
-      default:
-        run_rows<Fp16>(p, chunk, stream);
+    by_type_and_mode(p, [&]<class T, Exp kExp>() { run_rows<T, kExp>(p, chunk, stream); });
+    if (p.raw_logprob != nullptr) {
+      by_type_and_mode(of_raw, [&]<class T, Exp kExp>() { run_raw<T, kExp>(of_raw, chunk, stream); });
     }
     if (p.kept_offsets == nullptr) continue;
     sample_offsets_kernel<<<1, kRowThreads, kSharedBytes, stream>>>(p, chunk);

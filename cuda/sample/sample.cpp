@@ -18,4 +18,11 @@ void sample(const SampleParams& p, int device, Stream stream) {
   RLK_CUDA_IN_USE("sample", device, sample)(p, to_stream(stream));
 }
 
+void process_logits(const ProcessLogitsParams& p, int device, Stream stream) {
+  check_process_logits(p);
+  if (p.num_rows == 0) return;
+  const DeviceGuard guard(device);
+  RLK_CUDA_IN_USE("process_logits", device, process_logits)(p, to_stream(stream));
+}
+
 }  // namespace rlk::cuda

@@ -1,6 +1,8 @@
 // Tokens on CUDA, compiled once per architecture.
+#include "process.cuh"
 #include "rows.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 void sample(const SampleParams& p, cudaStream_t stream) { run(p, stream); }
+void process_logits(const ProcessLogitsParams& p, cudaStream_t stream) { run(p, stream); }
 }  // namespace rlk::cuda::RLK_CUDA_ARCH

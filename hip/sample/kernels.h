@@ -5,6 +5,7 @@
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
 #include "hip/sample/launches.h"
+#include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_kept.h"
 #include "rlk/kernels/sample_select.h"
 #include "rlk/kernels/sample_tree.h"
@@ -29,6 +30,7 @@ struct SampleTeam {
     atomic_add(to, x);
   }
   RLK_DEVICE std::uint32_t take(std::uint32_t* counter) const { return atomic_take(counter); }
+  RLK_DEVICE void count(std::uint32_t* word) const { atomic_add(global_pointer(word), 1u); }
   RLK_DEVICE void set_bits(std::uint32_t* word, std::uint32_t bits) const { atomic_or(global_pointer(word), bits); }
   template <Exp kExp>
   RLK_DEVICE float exponential(float z, float c, float m) const {
@@ -47,11 +49,17 @@ struct SampleTeam {
 RLK_DEVICE SampleShared* sample_shared() { return reinterpret_cast<SampleShared*>(lds()); }
 
 // The params in LDS: as arguments they would take more scalar registers than there are.
-RLK_DEVICE const SampleParams& params_in_lds(const SampleParams& p) {
-  auto* const copy = reinterpret_cast<SampleParams*>(lds() + sizeof(SampleShared));
+template <class Params>
+RLK_DEVICE const Params& params_in_lds(const Params& p) {
+  auto* const copy = reinterpret_cast<Params*>(lds() + sizeof(SampleShared));
   if (thread_id() == 0) *copy = p;
   block_barrier();
   return *copy;
+}
+
+template <class T>
+RLK_DEVICE void process_logits(const ProcessLogitsParams& p, std::int64_t i) {
+  process_row<SampleTeam, T>(SampleTeam(), params_in_lds(p), i);
 }
 
 template <class T, bool kTruncate>

@@ -19,17 +19,28 @@ void sample(const SampleParams& p, int device, Stream stream) {
   }
   RLK_CHECK(p.workspace != nullptr, "sample: a workspace is given");
   const std::string suffix = type_suffix(p.dtype);
+  const SampleParams of_raw = raw_pass(p);
   for (std::int64_t first = 0; first < p.num_rows; first += kSampleChunk) {
     const SampleChunk chunk = sample_chunk(p, first, p.workspace);
     launch_blocks(device, stream, block, "rlk_sample_first" + suffix, chunk.rows, p, chunk);
     launch_blocks(device, stream, block, "rlk_sample_truncate" + suffix, chunk.rows, p, chunk);
     launch_blocks(device, stream, block, "rlk_sample_tree" + suffix, chunk.rows, p, chunk);
     launch_blocks(device, stream, block, "rlk_sample_draw" + suffix, chunk.rows, p, chunk);
-    if (p.raw_logprob != nullptr) launch_blocks(device, stream, block, "rlk_sample_raw" + suffix, chunk.rows, p, chunk);
+    if (p.raw_logprob != nullptr) {
+      launch_blocks(device, stream, block, std::string("rlk_sample_raw") + type_suffix(of_raw.dtype), chunk.rows,
+                    of_raw, chunk);
+    }
     if (p.kept_offsets == nullptr) continue;
     launch_blocks(device, stream, block, "rlk_sample_offsets", 1, p, chunk);
     launch_blocks(device, stream, block, "rlk_sample_kept", chunk.rows, p, chunk);
   }
+}
+
+void process_logits(const ProcessLogitsParams& p, int device, Stream stream) {
+  check_process_logits(p);
+  if (p.num_rows == 0) return;
+  launch_blocks(device, stream, Block{kSampleThreads, kSampleLds},
+                std::string("rlk_sample_process") + type_suffix(p.dtype), p.num_rows, p);
 }
 
 }  // namespace rlk::hip

@@ -7,6 +7,10 @@
     call(p, chunk, first_block + rlk::hip::block_id_x());                       \
   }
 #define RLK_SAMPLE_ROWS(type, T)                                                                           \
+  RLK_KERNEL(rlk::hip::kSampleThreads)                                                                     \
+  rlk_sample_process_##type(rlk::ProcessLogitsParams p, std::int64_t first_block) {                        \
+    rlk::hip::process_logits<rlk::hip::T>(p, first_block + rlk::hip::block_id_x());                        \
+  }                                                                                                        \
   RLK_SAMPLE_PASS(rlk_sample_first_##type, (rlk::hip::sample_select<rlk::hip::T, false>))                  \
   RLK_SAMPLE_PASS(rlk_sample_truncate_##type, (rlk::hip::sample_select<rlk::hip::T, true>))                \
   RLK_SAMPLE_PASS(rlk_sample_tree_##type, (rlk::hip::sample_tree<rlk::hip::T, rlk::hip::TreePass::kTree>)) \

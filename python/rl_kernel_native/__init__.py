@@ -88,6 +88,7 @@ from .ops.policy_loss import (
     policy_loss_reference,
 )
 from .ops.preference_loss import PreferenceLoss, PreferenceMetrics, preference_loss, preference_loss_reference
+from .ops.process_logits import process_logits, process_logits_reference
 from .ops.random_bits import random_bits, random_bits_reference
 from .ops.rms_norm import rms_norm, rms_norm_backward, rms_norm_reference
 from .ops.rope import rope, rope_backward, rope_reference
@@ -244,6 +245,8 @@ __all__ = [
     "preference_loss",
     "preference_loss_reference",
     "presets",
+    "process_logits",
+    "process_logits_reference",
     "random_bits",
     "random_bits_reference",
     "rms_norm",

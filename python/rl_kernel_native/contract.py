@@ -38,6 +38,11 @@ _LOGPROB = Bound(
     "B",
     "the portable exponential is off by 2.9e-6 at most, a product of a logit and a constant by some roundings of it",
 )
+_PENALISED = Bound(
+    lambda max_abs_z: 4e-7 * max_abs_z,
+    "4e-7 * max_abs_z",
+    "six float32 roundings of numbers up to z with bias and penalties",
+)
 _ENTROPY = Bound(
     lambda max_abs_z: 2e-5 + 4e-7 * max_abs_z, "H", "lse and the mean of z, each off like a log-probability"
 )
@@ -516,6 +521,9 @@ def _rows() -> Iterable[Row]:
     yield Row("sample", "ids", "forward", bound=_BITWISE, rounded=False, **drawn)
     yield Row("sample", "logprob", "forward", bound=_LOGPROB, rounded=False, **drawn)
     yield Row("sample", "raw_logprob", "forward", bound=_LOGPROB, rounded=False, **drawn)
+
+    edited: dict[str, Any] = {"kind": "elementwise", "backends": EVERY_BACKEND, "stem": "sample", "keeps": NO_SHARDS}
+    yield Row("process_logits", "logits", "forward", bound=_PENALISED, rounded=False, **edited)
 
     product: dict[str, Any] = {
         "kind": "matrix product", "backends": ONE_ARCHITECTURE, "stem": "linear", "bound": _FMA, "unit_bound": _UNIT,

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..contract import row
 from ..ops import logprob as logprob_op
+from ..ops import process_logits as process_op
 from ..ops import random_bits as random_bits_op
 from ..ops import sample as sample_op
 from .tools import Arrays, Check, timed, worst_share
@@ -51,4 +52,17 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
         return worst <= 1.0, f"worst error {worst:.2f} of its bound"
 
     yield timed("against float64", float64)
+
+    def penalised() -> tuple[bool, str]:
+        random = np.random.default_rng(4)
+        x = (random.standard_normal((8, 500)) * 3).astype(np.float32)
+        ids, offsets = random.integers(0, 500, 400), np.arange(9, dtype=np.int64) * 50
+        given: dict[str, Any] = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+        got = process_op.process_logits(arrays.put(x), history=(arrays.put(ids), arrays.put(offsets)), **given)
+        want = process_op.process_logits_reference(x, history=(ids, offsets), **given)
+        allowed = row("process_logits", "logits").allowed(expected=want, max_abs_z=np.abs(x).max(1)[:, None] + 3)
+        worst = worst_share(arrays.get(got), want, allowed)
+        return worst <= 1.0, f"worst error {worst:.2f} of its bound"
+
     yield timed("logprob of the kept set", replayed)
+    yield timed("penalties against float64", penalised)

@@ -10,13 +10,14 @@ from .. import _check, _dispatch
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._penalties import ORDERS, number_or_rows, penalties_of
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple
 from ..reference.sample import sample_reference
+from .process_logits import processed
 from .random_bits import given, position_of, seed_of
 
 __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 
-ORDERS = ("vllm", "hf", "sglang")  # SampleOrder
 LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
 LOGPROB, RAW = 1, 2
 MOST_COLUMNS = 1 << 19
@@ -33,6 +34,9 @@ class SampleStatus(IntFlag):
         BAD_TEMPERATURE: the row's temperature is not a finite normal number > 0.
         BAD_PARAMETER: the row's top_k is negative, its top_p outside (0, 1] or its min_p outside [0, 1].
         BAD_POSITION: the row's position lies outside [0, 2^32).
+        BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
+        BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
+        BAD_BIAS: the same of its bias, or the ids do not ascend.
         KEPT_OVERFLOW: the row's kept set did not fit ``kept_capacity``: it has count 0 and a log-probability of NaN.
     """
 
@@ -44,6 +48,9 @@ class SampleStatus(IntFlag):
     BAD_PARAMETER = 128
     BAD_POSITION = 256
     KEPT_OVERFLOW = 512
+    BAD_PENALTY = 1024
+    BAD_HISTORY = 2048
+    BAD_BIAS = 4096
 
 
 class SampleResult(NamedTuple, Generic[ArrayT]):
@@ -74,7 +81,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
 def _check_columns(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
     from .. import _shapes
 
-    logits, allowed, valid_vocab = arrays[0], arrays[-1], how[0]
+    logits, allowed, valid_vocab = arrays[0], arrays[-3], how[0]
     if not _shapes.is_static(logits):
         return
     rows, vocab = logits.shape
@@ -109,6 +116,8 @@ _SAMPLE = Operator(
         *(Array(name, "row numbers", number="float") for name in ("top_p", "min_p")),
         Array("greedy", "row flags", number="bool"),
         Array("allowed", "by hand", optional=True),
+        Array("raw_logits", "by hand", optional=True, called=lambda how: "logits"),
+        Array("row_status", "by hand", optional=True),
     ),
     "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int wants",
     outputs=_outputs,
@@ -119,16 +128,10 @@ _SAMPLE = Operator(
 )
 
 
-def _number_or_rows(name: str, value: Any, allows: Any, expected: str) -> Any:
-    if value is None:
-        raise TypeError(f"{name}: expected a number or an array of them, got NoneType")
-    return _check.single(name, value, allows, expected) if _check.is_number(value) else value
-
-
 def _temperature(value: Any) -> Any:
     if _check.is_number(value) and value == 0:
         raise ValueError(f"temperature: expected a finite number > 0, got {value!r}; for greedy rows pass greedy=True")
-    return _number_or_rows("temperature", value, lambda t: 0 < t < math.inf, "a finite number > 0")
+    return number_or_rows("temperature", value, lambda t: 0 < t < math.inf, "a finite number > 0")
 
 
 def _top_k(value: Any) -> Any:
@@ -154,6 +157,11 @@ def sample(
     top_k: int | AnyArray = 0,
     top_p: float | AnyArray = 1.0,
     min_p: float | AnyArray = 0.0,
+    repetition_penalty: float | AnyArray = 1.0,
+    presence_penalty: float | AnyArray = 0.0,
+    frequency_penalty: float | AnyArray = 0.0,
+    history: tuple[Any, ...] | None = None,
+    logit_bias: tuple[Any, Any, Any] | None = None,
     greedy: bool | AnyArray = False,
     allowed: AnyArray | None = None,
     valid_vocab: int | None = None,
@@ -177,6 +185,8 @@ def sample(
         top_k: integer, or ``[num_rows]`` int32 or int64: the first k of logits descending, ties by id. 0 cuts nothing.
         top_p: number in (0, 1], or float32 ``[num_rows]``: tokens before which less than ``top_p`` of the mass ranks.
         min_p: number in [0, 1], or float32 ``[num_rows]``: tokens of at least ``min_p`` times the largest probability.
+        repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias: see :func:`process_logits`, whose
+            logits ``logprob`` is then of.
         greedy: bool, or bool ``[num_rows]``: the largest logit, of several the lowest id, at temperature 1.
         allowed: int32 ``[num_rows, ceil(vocab_size / 32)]``, or None: bit j % 32 of word j / 32 allows token j, as
             xgrammar has it.
@@ -205,8 +215,8 @@ def sample(
     numbers: tuple[Any, ...] = (
         _temperature(temperature),
         _top_k(top_k),
-        _number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]"),
-        _number_or_rows("min_p", min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
+        number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]"),
+        number_or_rows("min_p", min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]"),
     )
     if not _dispatch.is_array(greedy):
         greedy = _check.flag("greedy", greedy)
@@ -214,7 +224,11 @@ def sample(
     if capacity < 0 and kept_capacity is not None:
         raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
     how = (valid_vocab, exp, ORDERS.index(order), capacity, LOGPROBS[return_logprob])
-    return SampleResult(*call(_SAMPLE, (logits, *keys, *numbers, greedy, allowed), how))
+    penalties = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
+    if penalties is None:
+        return SampleResult(*call(_SAMPLE, (logits, *keys, *numbers, greedy, allowed, None, None), how))
+    z, row_status = processed(logits, penalties, order)
+    return SampleResult(*call(_SAMPLE, (z, *keys, *numbers, greedy, allowed, logits, row_status), how))
 
 
 def _capacity(logits: Any, top_k: Any, greedy: Any, kept_capacity: Any) -> Any:

@@ -6,6 +6,7 @@
 //   barrier()           orders shared memory and this row's workspace
 //   shuffle_xor(x, d)   float or int32 of the lane that differs in d, among kLanes
 //   add(to, x), take(counter), set_bits(word, x)    atomic; take gives the count before
+//   count(word)         atomic, adds one to a word of the row's workspace or output
 //   exponential<kExp>(z, c, m)                      2^(c z - m) of rule 4
 //   global(pointer)     for loads and stores of the row's arrays
 //   own(x)              x, the same in all threads, where each thread has it

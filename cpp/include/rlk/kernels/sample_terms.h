@@ -111,8 +111,12 @@ struct SampleRow {
 };
 template <class Memory>
 RLK_HD SampleRow sample_row_of(const SampleParams& p, std::int64_t row) {
-  SampleRow r = {1.0f, 1.0f, 0.0f, 0, p.is_greedy ? Memory::global(p.is_greedy)[row * p.greedy_stride] != 0 : p.greedy,
-                 kOk};
+  SampleRow r = {1.0f,
+                 1.0f,
+                 0.0f,
+                 0,
+                 p.is_greedy ? Memory::global(p.is_greedy)[row * p.greedy_stride] != 0 : p.greedy,
+                 p.row_status ? Memory::global(p.row_status)[row] : std::int32_t{kOk}};
   if (r.greedy) return r;
   r.temperature = p.temperature.template at<Memory>(row);
   r.top_p = p.top_p.template at<Memory>(row);

@@ -1,4 +1,5 @@
-// THE CONTRACT of sample: one token of each row of logits, its log-probability and the kept set that truncation left.
+// THE CONTRACT of sample: one token of each row of logits, its log-probability and the kept set that truncation left; and of
+// process_logits, which stands before it: logits after bias and penalties, in fp32.
 // Rules are those of docs/numerics.md. The rows' integers and floats are numbers or arrays on the device; nothing waits for
 // the host.
 //
@@ -32,6 +33,15 @@
 // A row with any other status has id -1, logprob and raw_logprob NaN, and count 0; no other row sees it.
 // Row i has the same bits at any row, in any batch, at any stride, and with Exp::kPortable on every backend.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
+//
+// process_logits, of all columns [0, vocab_size). R, P, F: the row's repetition, presence and frequency penalty; b: the bias
+// that the row has for j. n: how many entries of the row's history that are not the prompt's hold j. s: whether any entry,
+// one of the prompt with it, holds j. A step leaves every bit where its condition fails; each operation rounds to fp32:
+//   repeat(z) = z > 0 ? z / R : z * R
+//   kVllm, kHf:  z + b where there is one;  repeat(z) where s;  z - F * n, then z - P where n > 0
+//   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is one
+// A NaN is canonical. A row with any status has NaN in every column. sample takes bias and penalties by
+// logits = process_logits(...), row_status and raw_logits = the logits as they came.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +60,9 @@ enum SampleStatus : std::int32_t {
   kBadParameter = 128,  // top_k < 0, top_p outside (0, 1], or min_p outside [0, 1]
   kBadPosition = 256,   // outside [0, 2^32)
   kKeptOverflow = 512,
+  kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
+  kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
+  kBadBias = 4096,     // the same, or ids of a row that do not ascend strictly
 };
 
 // A float of each row, or one of all.
@@ -66,13 +79,32 @@ struct RowFloats {
 
 constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // at most
 
-struct SampleParams {
+struct ProcessLogitsParams {
   const void* logits = nullptr;  // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
-  const std::int32_t* allowed = nullptr;    // [num_rows, allowed_words], or null; bit j % 32 of word j / 32
-  const std::uint8_t* is_greedy = nullptr;  // [num_rows], 0 or not, or null: `greedy`
+  RowFloats repetition{nullptr, 1.0f, 0}, presence, frequency;
+  RowIntegers history_ids;                        // [history_size], row after row
+  const std::int64_t* history_offsets = nullptr;  // [num_rows + 1], contiguous, or null: no history
+  const std::uint8_t* is_prompt = nullptr;        // [history_size], contiguous, 0 or not, or null: none is the prompt's
+  RowIntegers bias_ids;                           // [bias_size]
+  const float* bias_values = nullptr;             // [bias_size], contiguous
+  const std::int64_t* bias_offsets = nullptr;     // [num_rows + 1], contiguous, or null: no bias
+  std::int64_t history_size = 0, bias_size = 0;
+  std::int64_t logits_stride = 0, num_rows = 0, vocab_size = 0;
+  float* out = nullptr;            // [num_rows, vocab_size], contiguous; no part of the logits
+  std::int32_t* status = nullptr;  // [num_rows]
+  DType dtype = DType::kFloat32;   // kFloat32, kBFloat16, kFloat16
+  SampleOrder order = SampleOrder::kVllm;
+};
+
+struct SampleParams {
+  const void* logits = nullptr;      // [num_rows, vocab_size], dtype; columns contiguous, any alignment. Not modified
+  const void* raw_logits = nullptr;  // what raw_logprob is of, raw_dtype, its rows raw_stride apart; null: the logits
+  const std::int32_t* row_status = nullptr;  // [num_rows], or null: what is wrong with a row already
+  const std::int32_t* allowed = nullptr;     // [num_rows, allowed_words], or null; bit j % 32 of word j / 32
+  const std::uint8_t* is_greedy = nullptr;   // [num_rows], 0 or not, or null: `greedy`
   RowFloats temperature, top_p, min_p;
   RowIntegers top_k, seed, sample_id, position;
-  std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0;  // of rows, elements
+  std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // of rows, elements
   std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
   std::int64_t kept_capacity = 0;
   std::int64_t* ids = nullptr;  // [num_rows] each, contiguous
@@ -83,6 +115,7 @@ struct SampleParams {
   std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
   DType dtype = DType::kFloat32;         // kFloat32, kBFloat16, kFloat16
+  DType raw_dtype = DType::kFloat32;
   Exp exp = Exp::kPortable;
   SampleOrder order = SampleOrder::kVllm;
   bool greedy = false;
@@ -90,5 +123,6 @@ struct SampleParams {
 
 std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);
 void sample(const SampleParams& p, Device device, Stream stream);
+void process_logits(const ProcessLogitsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

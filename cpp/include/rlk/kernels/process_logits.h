@@ -1,0 +1,126 @@
+// A row of process_logits by a team (sample_row.h), the same body on every backend, and what a call must not get wrong.
+// The row's output first holds a word of each column: how often the history has it, and two flags. So no workspace is needed.
+#pragma once
+
+#include "rlk/math/ieee.h"
+#include "rlk/math/softmax_stats.h"
+#include "rlk/ops/sample.h"
+
+namespace rlk {
+
+constexpr std::uint32_t kInPrompt = 1u << 31, kHasBias = 1u << 30, kCountOfOutput = kHasBias - 1;
+
+inline void check_process_logits(const ProcessLogitsParams& p) {
+  RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "process_logits: fewer than 2^31 rows");
+  RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "process_logits: 1 to 2^19 columns");
+  RLK_CHECK(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+            "process_logits: logits are float32, bfloat16 or float16");
+  RLK_CHECK(p.history_size >= 0 && p.history_size < std::int64_t{kCountOfOutput} && p.bias_size >= 0,
+            "process_logits: fewer than 2^30 - 1 entries of history");
+  RLK_CHECK(p.num_rows == 0 || (p.logits != nullptr && p.out != nullptr && p.status != nullptr),
+            "process_logits: logits, out and status are given");
+}
+
+// The params of raw_logprob's pass.
+inline SampleParams raw_pass(SampleParams p) {
+  if (p.raw_logits == nullptr) return p;
+  p.logits = p.raw_logits;
+  p.logits_stride = p.raw_stride;
+  p.dtype = p.raw_dtype;
+  return p;
+}
+
+struct Penalties {
+  float repetition, presence, frequency;
+
+  RLK_HD float repeat(float z) const { return z > 0.0f ? div_rn(z, repetition) : mul_rn(z, repetition); }
+  RLK_HD float of(float z, std::uint32_t word, float bias, SampleOrder order) const {
+    const std::uint32_t count = word & kCountOfOutput;
+    const bool has_bias = (word & kHasBias) != 0;
+    const float of_count = mul_rn(frequency, static_cast<float>(count));
+    if (order == SampleOrder::kSglang) {
+      if (count > 0) z = repeat(sub_rn(z, add_rn(of_count, presence)));
+      if (has_bias) z = add_rn(z, bias);
+    } else {
+      if (has_bias) z = add_rn(z, bias);
+      if ((word & ~kHasBias) != 0) z = repeat(z);
+      if (count > 0) z = sub_rn(sub_rn(z, of_count), presence);
+    }
+    return is_nan(z) ? canonical_nan() : z;
+  }
+};
+
+// A row's entries, none where its offsets are bad.
+struct RowSpan {
+  std::int64_t begin, end;
+  bool good;
+};
+template <class Team>
+RLK_DEVICE RowSpan row_span(const Team& team, const std::int64_t* offsets, std::int64_t size, std::int64_t row) {
+  const std::int64_t begin = team.global(offsets)[row], end = team.global(offsets)[row + 1];
+  if (begin < 0 || end < begin || end > size) return {0, 0, false};
+  return {begin, end, true};
+}
+
+template <class Team, class T>
+RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std::int64_t row) {
+  using Memory = typename Team::Memory;
+  using Storage = typename T::Storage;
+  const auto logits = team.global(static_cast<const Storage*>(p.logits) + row * p.logits_stride);
+  auto* const words = reinterpret_cast<std::uint32_t*>(p.out + row * p.vocab_size);
+  auto* const status = reinterpret_cast<std::uint32_t*>(p.status + row);
+  const Penalties penalties = {p.repetition.template at<Memory>(row), p.presence.template at<Memory>(row),
+                               p.frequency.template at<Memory>(row)};
+  const RowSpan history =
+      p.history_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.history_offsets, p.history_size, row);
+  const RowSpan bias =
+      p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row);
+  for (std::int64_t j = team.thread(); j < p.vocab_size; j += team.threads()) team.global(words)[j] = 0;
+  if (team.thread() == 0) {
+    const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };
+    const bool good =
+        is_temperature(penalties.repetition) && is_finite(penalties.presence) && is_finite(penalties.frequency);
+    std::uint32_t found = good ? 0u : kBadPenalty;
+    if (!history.good) found |= kBadHistory;
+    if (!bias.good) found |= kBadBias;
+    team.global(status)[0] = found;
+  }
+  team.barrier();
+  for (std::int64_t i = history.begin + team.thread(); i < history.end; i += team.threads()) {
+    const std::int64_t id = p.history_ids.template at<Memory>(i);
+    if (id < 0 || id >= p.vocab_size) {
+      team.set_bits(status, kBadHistory);
+    } else if (p.is_prompt != nullptr && team.global(p.is_prompt)[i] != 0) {
+      team.set_bits(words + id, kInPrompt);
+    } else {
+      team.count(words + id);
+    }
+  }
+  std::int64_t before = -1;
+  for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
+    const std::int64_t id = p.bias_ids.template at<Memory>(i);
+    if (i > bias.begin) before = p.bias_ids.template at<Memory>(i - 1);
+    if (id <= before || id >= p.vocab_size) {
+      team.set_bits(status, kBadBias);
+    } else {
+      team.set_bits(words + id, kHasBias);
+    }
+  }
+  team.barrier();
+  const bool bad = team.global(status)[0] != 0;
+  for (std::int64_t j = team.thread(); j < p.vocab_size; j += team.threads()) {
+    const std::uint32_t word = team.global(words)[j];
+    if (!bad && (word & kHasBias) != 0) continue;
+    const float z = bad ? canonical_nan() : penalties.of(T::load(logits[j]), word, 0.0f, p.order);
+    team.global(words)[j] = static_cast<std::uint32_t>(bits_of(z));
+  }
+  if (bad) return;
+  team.barrier();
+  for (std::int64_t i = bias.begin + team.thread(); i < bias.end; i += team.threads()) {
+    const std::int64_t j = p.bias_ids.template at<Memory>(i);
+    const float z = penalties.of(T::load(logits[j]), team.global(words)[j], team.global(p.bias_values)[i], p.order);
+    team.global(words)[j] = static_cast<std::uint32_t>(bits_of(z));
+  }
+}
+
+}  // namespace rlk

@@ -1,0 +1,53 @@
+// A block as the team that rlk/kernels/sample_row.h asks for.
+#pragma once
+
+#include "../common/element.cuh"
+#include "kernels.h"
+#include "rlk/kernels/sample_row.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kRowThreads = kMaxTeam;
+constexpr int kKeptThreads = 256;
+
+template <int kThreads>
+struct BlockTeam {
+  using Memory = PlainMemory;
+  static constexpr int kLanes = 8, kAhead = 8;
+  __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
+  static constexpr int threads() { return kThreads; }
+  __device__ __forceinline__ void barrier() const { __syncthreads(); }
+  __device__ __forceinline__ float shuffle_xor(float x, int distance) const {
+    return __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  __device__ __forceinline__ std::int32_t shuffle_xor(std::int32_t x, int distance) const {
+    return __shfl_xor_sync(0xffffffffu, x, distance);
+  }
+  __device__ __forceinline__ void add(std::uint32_t* to, std::uint32_t x) const { atomicAdd(to, x); }
+  __device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) const {
+    atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(x));
+  }
+  __device__ __forceinline__ std::uint32_t take(std::uint32_t* counter) const { return atomicAdd(counter, 1u); }
+  __device__ __forceinline__ void count(std::uint32_t* word) const { atomicAdd(word, 1u); }
+  __device__ __forceinline__ void set_bits(std::uint32_t* word, std::uint32_t bits) const { atomicOr(word, bits); }
+  template <Exp kExp>
+  __device__ __forceinline__ float exponential(float z, float c, float m) const {
+    if constexpr (kExp == Exp::kPortable) {
+      return stat_exp_portable(z, c, sub_rn(kStatsShift, m));
+    } else {
+      return ex2_approx(fma_rn(z, c, -m));
+    }
+  }
+  template <class P>
+  __device__ __forceinline__ P* global(P* pointer) const {
+    return pointer;
+  }
+  template <class N>
+  __device__ __forceinline__ N own(N x) const {
+    return x;
+  }
+};
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,124 @@
+"""Bias and penalties of logits: arguments, dispatch. The contract is a part of cpp/include/rlk/ops/sample.h."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .. import _check, _dispatch
+from .._call import call
+from .._native import module as _C
+from .._operator import Array, Operator
+from .._penalties import NAMES, ORDERS, penalties_of
+from .._types import AnyArray, ArrayT
+from ..reference.process_logits import process_logits_reference
+
+__all__ = ["process_logits", "process_logits_reference"]
+
+MOST_COLUMNS = 1 << 19
+
+
+def _check_entries(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
+    import torch
+
+    from .. import _shapes
+
+    logits, entries = arrays[0], arrays[4:]
+    rows, vocab = logits.shape
+    if _shapes.is_static(logits) and not 1 <= vocab <= MOST_COLUMNS:
+        raise ValueError(f"logits: expected 1 to {MOST_COLUMNS} columns, got {vocab}")
+    ids, biased = entries[0], entries[3]
+    integers, of_offsets = (torch.int32, torch.int64), (torch.int64,)
+    float32, flags = (torch.float32,), (torch.bool,)
+    counts = (
+        None,
+        rows + 1,
+        None if ids is None else ids.shape[0],
+        None,
+        None if biased is None else biased.shape[0],
+        rows + 1,
+    )
+    dtypes = (integers, of_offsets, flags, integers, float32, of_offsets)
+    for name, x, count, allowed in zip(NAMES[3:], entries, counts, dtypes, strict=True):
+        if x is None:
+            continue
+        known = count is not None and _shapes.is_static(logits) and _shapes.is_static(x)
+        if x.dim() != 1 or (known and x.shape[0] != count):
+            wanted = "num_entries" if count is None else count
+            raise ValueError(f"{name}: expected shape [{wanted}], got {list(x.shape)}")
+        _shapes.check_dtype(x, name, allowed)
+        _shapes.check_contiguous(x, name)
+
+
+def _called(name: str) -> Any:
+    return lambda how: name
+
+
+_PROCESS_LOGITS = Operator(
+    "process_logits",
+    (
+        Array("logits", "logits"),
+        *(Array(name, "row numbers", number="float") for name in NAMES[:3]),
+        *(Array(name.replace(" ", "_"), "by hand", optional=True, called=_called(name)) for name in NAMES[3:]),
+    ),
+    "int order",
+    outputs=lambda arrays, how: (arrays[0].shape, arrays[0].shape[:1]),
+    dtypes=("float32", "int32"),
+    native=lambda arrays, how, *tail: _C.process_logits(*arrays, *how, *tail),
+    check=_check_entries,
+)
+
+
+def processed(logits: Any, penalties: tuple[Any, ...], order: str) -> tuple[Any, Any]:
+    """The logits, and what is wrong with each row."""
+    z, row_status = call(_PROCESS_LOGITS, (logits, *penalties), (ORDERS.index(order),))
+    return z, row_status
+
+
+def process_logits(
+    logits: ArrayT,
+    *,
+    repetition_penalty: float | AnyArray = 1.0,
+    presence_penalty: float | AnyArray = 0.0,
+    frequency_penalty: float | AnyArray = 0.0,
+    history: tuple[Any, ...] | None = None,
+    logit_bias: tuple[Any, Any, Any] | None = None,
+    order: Literal["vllm", "hf", "sglang"] = "vllm",
+) -> ArrayT:
+    """Logits after bias and penalties and before temperature, in float32: what :func:`sample` draws from.
+
+    ``logprob(process_logits(logits, ...), ids, temperature=..., kept=result.kept)`` gives the log-probability of
+    ``sample(logits, ...)`` with the same arguments, bit for bit.
+
+    Args:
+        logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
+            2^19 columns. Not modified, and without a gradient.
+        repetition_penalty: finite number > 0, or float32 ``[num_rows]``. Divides positive logits of tokens that the
+            history has, and multiplies others.
+        presence_penalty: finite number, or float32 ``[num_rows]``: taken from each token that the output has.
+        frequency_penalty: the same, times how often the output has it.
+        history: ``(ids, offsets)`` or ``(ids, offsets, is_prompt)``: int32 or int64 ``[num_entries]``, int64
+            ``[num_rows + 1]``, bool ``[num_entries]``. What is the prompt's counts for the repetition penalty alone;
+            without ``is_prompt`` all is output. Its order plays no part.
+        logit_bias: ``(ids, values, offsets)``: int32 or int64 ``[num_entries]``, strictly ascending in each row,
+            float32 ``[num_entries]``, int64 ``[num_rows + 1]``. -inf forbids a token.
+        order: ``"vllm"`` and ``"hf"``: bias, repetition, frequency, presence. ``"sglang"``: frequency and presence,
+            then repetition, of the output alone, then bias (docs/sampling.md).
+    Returns:
+        float32 ``[num_rows, vocab_size]``. A row with a bad entry is NaN throughout; :func:`sample` gives it a status.
+    Raises:
+        TypeError for a dtype or a type; ValueError for a shape, a device, a value or logits that require a gradient;
+        RuntimeError where no kernel of this build serves the device.
+    Source: the contract; the repetition penalty after Keskar et al. 2019, arXiv:1909.05858.
+    Example:
+        >>> seen = (torch.tensor([1, 1]), torch.tensor([0, 2]))
+        >>> rk.process_logits(torch.tensor([[0.5, 3.0]]), history=seen, frequency_penalty=0.5)
+        tensor([[0.5000, 2.0000]])
+    """
+    _check.one_of("order", order, ORDERS)
+    found = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
+    penalties = (1.0, 0.0, 0.0, *(None,) * 6) if found is None else found
+    given: Any = logits
+    if _dispatch.is_tensor(given) and given.requires_grad:
+        raise ValueError("logits: expected a tensor without gradient, which process_logits has not; call .detach()")
+    z: ArrayT = processed(logits, penalties, order)[0]
+    return z

@@ -1,0 +1,195 @@
+"""process_logits: the reference's numbers, sample's distribution to the bit, the same row in any batch, bad entries."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl_kernel_native as rk
+from rl_kernel_native.ops.sample import SampleStatus
+from test_sample import KEYS, draw, logits_of, mixed, rows_of, same
+
+
+def csr(rng: np.random.Generator, rows: int, each: int) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(rng.integers(0, each, rows))]).astype(np.int64)
+
+
+def edits(rng: np.random.Generator, rows: int, vocab: int, device: str = "cpu") -> dict[str, Any]:
+    """Penalties, a history and a bias that differ from row to row."""
+    offsets, bounds = csr(rng, rows, 3 * vocab), csr(rng, rows, min(vocab, 30))
+    few = [np.sort(rng.choice(vocab, n, replace=False)) for n in np.diff(bounds)]
+    given = {
+        "repetition_penalty": rng.choice([1.0, 1.3, 0.8], rows).astype(np.float32),
+        "presence_penalty": rng.choice([0.0, 0.7, -0.4], rows).astype(np.float32),
+        "frequency_penalty": rng.choice([0.0, 0.3, -0.1], rows).astype(np.float32),
+        "history": (rng.integers(0, vocab, offsets[-1]), offsets, rng.random(offsets[-1]) < 0.4),
+        "logit_bias": (
+            np.concatenate(few).astype(np.int32),
+            rng.choice([-3.0, 0.5, -np.inf], bounds[-1]).astype(np.float32),
+            bounds,
+        ),
+    }
+
+    def put(x: Any) -> Any:
+        return tuple(map(put, x)) if isinstance(x, tuple) else torch.from_numpy(x).to(device)
+
+    return {name: put(x) for name, x in given.items()}
+
+
+def plain(given: dict[str, Any]) -> dict[str, Any]:
+    return {n: tuple(x.cpu().numpy() for x in v) if isinstance(v, tuple) else v.cpu().numpy() for n, v in given.items()}
+
+
+def taken(given: dict[str, Any], rows: Any) -> dict[str, Any]:
+    """The arguments of some rows."""
+
+    def of(csr: tuple[Any, ...], offsets: Any) -> tuple[Any, ...]:
+        at = torch.cat([torch.arange(offsets[i], offsets[i + 1]) for i in rows]).to(offsets.device)
+        counts = torch.tensor([0, *(offsets[i + 1] - offsets[i] for i in rows)])
+        return (*(x[at] for x in csr), counts.cumsum(0).to(offsets.device))
+
+    found = {n: v[rows] for n, v in given.items() if not isinstance(v, tuple)}
+    ids, offsets, is_prompt = given["history"]
+    ids, is_prompt, offsets = of((ids, is_prompt), offsets)
+    return found | {
+        "history": (ids, offsets, is_prompt),
+        "logit_bias": of(given["logit_bias"][:2], given["logit_bias"][2]),
+    }
+
+
+@pytest.mark.parametrize("order", ["vllm", "hf", "sglang"])
+def test_it_is_the_references(order: str, device: str, rng: np.random.Generator) -> None:
+    for dtype, vocab in ((torch.float32, 1), (torch.float32, 300), (torch.bfloat16, 1000)):
+        x = logits_of(rng, 9, vocab).to(dtype).to(device)
+        given = edits(rng, 9, vocab, device)
+        got = rk.process_logits(x, **given, order=order).cpu().double().numpy()
+        want = rk.process_logits_reference(x.float().cpu().numpy(), **plain(given), order=order)
+        assert (np.isinf(got) == np.isinf(want)).all()
+        allowed = rk.contract.row("process_logits", "logits").allowed(
+            max_abs_z=40.0
+        )  # frequencies of 0.3 * 100 with it
+        finite = np.isfinite(want)
+        assert np.abs(got[finite] - want[finite]).max(initial=0) <= allowed
+
+
+@pytest.mark.parametrize("order", ["vllm", "sglang"])
+def test_sample_draws_from_it(order: str, device: str, rng: np.random.Generator) -> None:
+    """The trainer's equality: logprob of the processed logits over the kept set is sample's, to the bit."""
+    for dtype in (torch.float32, torch.bfloat16):
+        x = logits_of(rng, 24, 1500).to(dtype).to(device)
+        given, penalties = mixed(rng, 24, device), edits(rng, 24, 1500, device)
+        result = draw(x, **given, **penalties, order=order)
+        assert (result.status == 0).all()
+        z = rk.process_logits(x, **penalties, order=order)
+        again = draw(z, **given, order=order)
+        assert same(again.ids, result.ids)
+        assert rows_of(again) == rows_of(result)
+        temperature = torch.where(given["greedy"], torch.ones_like(given["temperature"]), given["temperature"])
+        scored = rk.logprob(z, result.ids, temperature=temperature, kept=result.kept, exp="portable")
+        assert same(scored, result.logprob)
+        assert same(rk.logprob(x, result.ids, exp="portable"), result.raw_logprob)
+
+
+def test_a_row_has_its_bytes_in_any_batch(device: str, rng: np.random.Generator) -> None:
+    x, given = logits_of(rng, 12, 333).to(device), edits(rng, 12, 333, device)
+    want = rk.process_logits(x, **given)
+    for rows in ([3], list(rng.permutation(12))):
+        assert same(rk.process_logits(x[rows], **taken(given, rows)), want[rows])
+    ids, offsets, is_prompt = given["history"]
+    backward = torch.cat([torch.arange(b - 1, a - 1, -1) for a, b in itertools.pairwise(offsets.tolist())])
+    turned = given | {"history": (ids[backward].int(), offsets, is_prompt[backward])}
+    assert same(rk.process_logits(x, **turned), want)
+    assert same(torch.from_numpy(rk.process_logits(x.cpu().numpy(), **plain(given))), want)
+    apart = torch.full((12, 700), float("nan"), device=device)
+    apart[:, 1:334] = x
+    assert same(rk.process_logits(apart[:, 1:334], **given), want)
+
+
+def test_penalties_of_no_effect_change_no_bit(device: str, rng: np.random.Generator) -> None:
+    x, given = logits_of(rng, 5, 80).to(device), edits(rng, 5, 80, device)
+    for order in ("vllm", "sglang"):
+        assert same(rk.process_logits(x, history=given["history"], order=order), x)
+        assert same(draw(x, history=given["history"], order=order).logprob, draw(x, order=order).logprob)
+
+
+def test_bad_rows_are_nan_and_touch_no_other(device: str, rng: np.random.Generator) -> None:
+    x = logits_of(rng, 6, 50).to(device)
+    offsets = torch.tensor([0, 2, 4, 6, 8, 10, 12], device=device)
+    ids = torch.tensor([1, 2, 3, 50, 3, 4, 5, 6, 1, 2, 7, 7], device=device)
+    bias_ids = torch.tensor([1, 2, 3, 4, 3, 4, 6, 6, 1, 2, 7, 8], device=device)
+    penalty = torch.tensor([1.2, 1.2, 0.0, 1.2, 1.2, 1.2], device=device)
+    given = {
+        "repetition_penalty": penalty,
+        "history": (ids, offsets),
+        "logit_bias": (bias_ids, torch.ones(12, device=device), offsets),
+    }
+    z = rk.process_logits(x, **given)
+    s = SampleStatus
+    result = draw(x, **given)
+    assert result.status.tolist() == [0, s.BAD_HISTORY, s.BAD_PENALTY, s.BAD_BIAS, 0, 0]
+    assert result.ids.tolist()[1:4] == [-1] * 3
+    assert z.isnan().all(1).tolist() == [False, True, True, True, False, False]
+    good = rk.process_logits(x[4:], repetition_penalty=1.2, history=(ids[8:], offsets[:3]),
+                             logit_bias=(bias_ids[8:], torch.ones(4, device=device), offsets[:3]))  # fmt: skip
+    assert same(z[4:], good)
+    beyond = torch.tensor([0, 2, 1, 99, 8, 10, 12], device=device)  # descends, then leaves the entries
+    bad = draw(x, history=(ids, beyond), presence_penalty=1.0).status.tolist()
+    assert bad == [0, s.BAD_HISTORY, s.BAD_HISTORY, s.BAD_HISTORY, 0, 0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled(backend: str, device: str, rng: np.random.Generator) -> None:
+    x, given = logits_of(rng, 5, 90).to(device), edits(rng, 5, 90, device)
+    torch.compiler.reset()
+
+    def f(x: torch.Tensor, penalty: float) -> Any:
+        found = draw(x, **(given | {"presence_penalty": penalty}), return_kept=False)
+        return rk.process_logits(x, **given), found.ids, found.logprob, found.raw_logprob
+
+    for penalty in (0.5, 0.75):
+        got = torch.compile(f, backend=backend, fullgraph=True)(x, penalty)
+        assert all(same(a, b) for a, b in zip(got, f(x, penalty), strict=True))
+
+
+def test_bad_input() -> None:
+    x, one, none = torch.randn(3, 40), torch.tensor([1]), torch.zeros(4, dtype=torch.int64)
+    for message, given in {
+        "logits: expected a tensor without gradient": {"logits": torch.randn(3, 4, requires_grad=True)},
+        r"history: expected \(ids, offsets, is_prompt\) beside presence_penalty, got NoneType": {"presence_penalty": 1},
+        r"repetition_penalty: expected a finite number > 0 \(1 changes nothing\), got 0": {"repetition_penalty": 0.0},
+        "frequency_penalty: expected a finite number, got inf": {"frequency_penalty": float("inf")},
+        "presence_penalty: expected a number or an array of them, got NoneType": {"presence_penalty": None},
+        r"history: expected None or \(ids, offsets, is_prompt\), got Tensor": {"history": one},
+        "history offsets: expected an array that speaks DLPack, got NoneType": {"history": (one, None)},
+        r"history offsets: expected shape \[4\], got \[1\]": {"history": (one, one)},
+        "history ids: expected dtype int32 or int64, got float32": {"history": (torch.ones(1), none)},
+        r"history is_prompt: expected shape \[1\], got \[2\]": {"history": (one, none, torch.ones(2).bool())},
+        "history is_prompt: expected dtype bool, got int64": {"history": (one, none, one)},
+        r"logit_bias: expected None or \(ids, values, offsets\), got tuple": {"logit_bias": (one, none)},
+        "logit_bias values: expected dtype float32, got int64": {"logit_bias": (one, one, none)},
+        r"repetition_penalty: expected shape \[3\], got \[1\]": {
+            "repetition_penalty": torch.ones(1), "history": (one, none)
+        },
+    }.items():  # fmt: skip
+        logits = given.pop("logits", x)
+        with pytest.raises((TypeError, ValueError), match=message):
+            rk.process_logits(logits, **given)
+        if not logits.requires_grad:
+            biased = {"logit_bias": (one, torch.ones(1), none)} | given
+            with pytest.raises((TypeError, ValueError), match=message):
+                rk.sample(logits, sample_id=0, **KEYS, **biased)
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_the_bytes_of_the_cpu(rng: np.random.Generator) -> None:
+    for vocab in (1, 1000, 128_256):
+        for order in ("vllm", "sglang"):
+            x, given = logits_of(rng, 7, vocab), edits(rng, 7, min(vocab, 3000))
+            there = {n: tuple(x.cuda() for x in v) if isinstance(v, tuple) else v.cuda() for n, v in given.items()}
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                want = rk.process_logits(x.to(dtype), **given, order=order)
+                assert same(rk.process_logits(x.to(dtype).cuda(), **there, order=order), want)
