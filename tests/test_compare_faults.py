@@ -344,6 +344,20 @@ def test_a_temperature_of_the_engine_alone_is_named(saved: tuple[Any, Path], tmp
     assert "no fault" in CliRunner().invoke(app, right).output
 
 
+def test_log_probabilities_stamped_as_of_another_kind_are_refused(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    model, directory = saved
+    path = recorded_file(tmp_path, model, 1.0, "rk")
+    lines = path.read_text().splitlines()
+    for stamp, message in (
+        ({"logits_dtype": "float32", "top_p": 0.9}, "record 0: semantics: expected log-probabilities of the same kind"),
+        ({"logits_dtype": "float32", "top_q": 0.9}, "logprob_semantics: semantics: expected fields of"),
+    ):
+        path.write_text("".join(json.dumps(json.loads(x) | {"logprob_semantics": stamp}) + "\n" for x in lines))
+        result = CliRunner().invoke(app, ["compare", "--model", str(directory), "--recorded", str(path)])
+        assert result.exit_code != 0
+        assert message in " ".join(result.output.split()), result.output
+
+
 def test_other_weights_than_the_engines_are_told_from_rounding(saved: tuple[Any, Path], tmp_path: Path) -> None:
     _, directory = saved
     other = tiny()

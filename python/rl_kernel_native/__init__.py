@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from ._semantics import LogprobSemantics
 from ._trace import trace
 from ._workspace import WorkspaceStats, workspace_stats
 from .consistency.api import compare
@@ -160,6 +161,7 @@ __all__ = [
     "KlGradients",
     "LinearLogprobPair",
     "LogprobResult",
+    "LogprobSemantics",
     "LogprobStatus",
     "MaskedWhitenResult",
     "MismatchMetrics",

@@ -1,7 +1,8 @@
 """Log-probabilities that an engine recorded, against a trainer's forward of the same ids.
 
 JSON lines. Each has the ids of the prompt, those of the response and the response's log-probabilities, by the names of
-one of the dialects below; other fields are ignored.
+one of the dialects below. `logprob_semantics`, an object of rk.LogprobSemantics' fields, says what they are of; other
+fields are ignored.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .._semantics import LogprobSemantics, require_same_semantics
 from .batches import batch_inputs, make_batches
 from .checks import check_token_ids
 from .errors import BadInput
@@ -48,6 +50,7 @@ class Record:
     prompt: list[int]
     response: list[int]
     logprobs: list[float]
+    semantics: LogprobSemantics | None = None  # what the engine says its log-probabilities are of
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,11 @@ def _record(fields: Any, where: str) -> Record:
         fields = {**fields["meta_info"], **fields}
     if isinstance(fields.get("outputs"), list) and fields["outputs"]:  # vLLM's RequestOutput
         fields = {**fields, **fields["outputs"][0]}
+    stamp = fields.get("logprob_semantics")
+    try:
+        semantics = None if stamp is None else LogprobSemantics.from_json(stamp)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where}: logprob_semantics: {error}") from error
     for prompt, response, logprobs in DIALECTS:
         if prompt in fields and logprobs in fields:
             values = fields[logprobs]
@@ -131,7 +139,8 @@ def _record(fields: Any, where: str) -> Record:
             if ids is None:
                 continue
             scores = [_number(value, token, where) for value, token in zip(values, ids, strict=False)]
-            return _checked(Record(_ids(fields[prompt], prompt, where), _ids(ids, response, where), scores), where)
+            found = Record(_ids(fields[prompt], prompt, where), _ids(ids, response, where), scores, semantics)
+            return _checked(found, where)
     names = "; ".join(", ".join(names) for names in DIALECTS)
     raise BadInput(
         f"{where}: expected ids of prompt and response, and log-probabilities by the names of one of: {names}; "
@@ -184,9 +193,15 @@ def compare_recorded(
     Args:
         temperature: of the recorded log-probabilities. Where they are far off, others are tried.
 
-    Raises: BadInput for an option, or a record longer than the model's context.
+    Raises: BadInput for an option, a record longer than the model's context, or one whose log-probabilities are stamped
+        as of another kind than the trainer's.
     """
+    own = LogprobSemantics(logits_dtype=str(loaded.dtype).removeprefix("torch."), temperature=temperature)
     for index, record in enumerate(records):
+        try:
+            require_same_semantics(None if record.semantics is None else (own, record.semantics))
+        except ValueError as error:
+            raise BadInput(f"record {index}: {error}") from error
         length = len(record.prompt) + len(record.response)
         if length > loaded.max_length:
             raise BadInput(f"record {index}: {length} tokens exceed the model's {loaded.max_length}")

@@ -12,6 +12,7 @@ from .._call import call
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.importance_weights import importance_weights_reference
 from .mismatch_metrics import limit_of
@@ -164,7 +165,8 @@ def importance_weights(
     level: Literal["token", "sequence", "geometric"] = "token",
     mode: Literal["truncate", "clip", "mask"] = "truncate", upper: float, lower: float | None = None,
     log_ratio_clamp: float | None = 20.0, rejection: dict[str, Any] | None = None, veto: float | None = None,
-    normalize: bool = False, return_metrics: Literal[False] = False
+    normalize: bool = False, return_metrics: Literal[False] = False,
+    semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeights[ArrayT]: ...  # fmt: skip
 
 
@@ -174,7 +176,8 @@ def importance_weights(
     level: Literal["token", "sequence", "geometric"] = "token",
     mode: Literal["truncate", "clip", "mask"] = "truncate", upper: float, lower: float | None = None,
     log_ratio_clamp: float | None = 20.0, rejection: dict[str, Any] | None = None, veto: float | None = None,
-    normalize: bool = False, return_metrics: bool = False
+    normalize: bool = False, return_metrics: bool = False,
+    semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeightsAndMetrics[ArrayT]: ...  # fmt: skip
 def importance_weights(
     logprob: Any,
@@ -192,6 +195,7 @@ def importance_weights(
     normalize: bool = False,
     return_metrics: bool = False,
     rollout_nan: str = "nan",
+    semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeights | ImportanceWeightsAndMetrics:
     """Weights pi / mu of the policy to the engine that sampled, bounded (TIS, MIS, IcePop), and the mask of what
     rejection leaves. They have the bits of the weights that :class:`PolicySpec` multiplies by.
@@ -229,6 +233,8 @@ def importance_weights(
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects where there is a
             criterion. ``"neutral"``: the token's log ratio is 0, which is a weight of 1 within its bounds; count such
             tokens by ``nonfinite_fraction`` of :func:`mismatch_metrics`.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` and of ``rollout_logprob``:
+            two that differ are refused.
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
@@ -242,6 +248,7 @@ def importance_weights(
         >>> rk.importance_weights(trainer, engine, torch.ones(1, 2), upper=2.0)
         ImportanceWeights(weights=tensor([[1.1052, 2.0000]]), mask=tensor([[1., 1.]]))
     """
+    require_same_semantics(semantics)
     spec = spec_of(level, mode, upper, lower, log_ratio_clamp, rejection, veto, normalize, rollout_nan)
     if not isinstance(return_metrics, bool):
         raise TypeError(f"return_metrics: expected a bool, got {type(return_metrics).__name__}")

@@ -12,6 +12,7 @@ from .._call import call
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Operator
+from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT
 from ..reference.mismatch_metrics import mismatch_metrics_reference
 
@@ -94,6 +95,7 @@ def mismatch_metrics(
     cu_seqlens: AnyArray | None = None,
     log_ratio_clamp: float | None = 20.0,
     rollout_nan: str = "nan",
+    semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> MismatchMetrics:
     """How far the log-probabilities of a trainer and of the engine that sampled are apart, in one vector on the device:
     nothing waits for the host. The bits do not depend on padding, packing, strides or the backend.
@@ -110,6 +112,8 @@ def mismatch_metrics(
         log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
         rollout_nan: ``"nan"``, or ``"neutral"``: where ``logprob_rollout`` is NaN the trainer's stands in its place.
             ``nonfinite_fraction`` and ``differing_fraction`` count such tokens all the same.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``:
+            two that differ are refused.
     Returns: :class:`MismatchMetrics`. Means are over tokens that count, or sequences with one; without any all are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError where no
@@ -124,5 +128,6 @@ def mismatch_metrics(
         (0.5, 0.25)
     """
     arrays = (logprob_train, logprob_rollout, mask, cu_seqlens)
+    require_same_semantics(semantics)
     how = (limit_of(log_ratio_clamp), _check.neutral_rollout(rollout_nan))
     return MismatchMetrics(call(_MISMATCH_METRICS, arrays, how)[0])

@@ -9,6 +9,7 @@ from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Kept, Operator
+from .._semantics import LogprobSemantics, require_same_semantics
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
@@ -149,6 +150,7 @@ def policy_loss(
     selected: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
     ratio_metrics: bool = False,
+    semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> PolicyLoss[ArrayT]:
     """A policy-gradient loss over per-token log-probabilities, with its metrics, in one pass that also computes the
     gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
@@ -182,6 +184,8 @@ def policy_loss(
             infinite or NaN value NaN, which ``metrics.denominator`` shows. None: what this call counts.
             ``spec.aggregation == "constant"`` needs it.
         ratio_metrics: whether ``metrics.ratio`` is wanted, which reads ``logprob`` and ``old_logprob`` once more.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` (and ``old_logprob``, where the trainer gave
+            it) and of what the engine gave: two that differ are refused.
     Returns: :class:`PolicyLoss`. Without tokens the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
@@ -200,6 +204,7 @@ def policy_loss(
         >>> float(found.metrics.ratio_max)
         1.0
     """
+    require_same_semantics(semantics)
     operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, denominator, ratio_metrics,
@@ -223,6 +228,7 @@ def policy_loss_and_grad(
     selected: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
     ratio_metrics: bool = False,
+    semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> PolicyGradients[ArrayT]:
     """:func:`policy_loss` and its gradients without an autograd, for callers that run backward themselves.
 
@@ -236,6 +242,7 @@ def policy_loss_and_grad(
         >>> rk.policy_loss_and_grad(logprob, logprob, advantage, mask, spec=rk.PolicySpec()).d_logprob
         tensor([[-0.5000, -0.5000]])
     """
+    require_same_semantics(semantics)
     operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
         entropy, selected, denominator, ratio_metrics,
