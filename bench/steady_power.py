@@ -4,8 +4,8 @@
 
 Each call repeats by itself for some seconds, of which the first third is not counted. Power is what the driver's energy
 counter gained over time (NVML, by nvidia-ml-py). What a GPU grants drifts by 5 % within a minute. So each call is
-measured between two of G and divided by their mean; every second round takes the opposite order. The table shows medians
-over the rounds, and the range of the rounds' ratios.
+measured between two of G and divided by their mean; every second round takes the opposite order. The table shows
+medians over the rounds, and the range of the rounds' ratios.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
         return Batch(*parts, self.lengths), cu
 
     def unpacked(self, packed: Any) -> list[Any]:
-        """Of a packed result the rows."""
+        """The rows of a packed result."""
         return list(packed.split(self.lengths.tolist()))
 
 
@@ -62,7 +62,7 @@ def batch(
 
 
 def scan_failures(operator: str, got: Any, want: dict[str, np.ndarray]) -> str:
-    """What of gae, discounted_returns or vtrace is further from its reference than the contract allows."""
+    """Results of gae, discounted_returns or vtrace that are further from the reference than the contract allows."""
     names = ("advantages", "returns") if len(got) == 2 else ("returns",)
     scale = np.maximum.accumulate(want["scale"][:, ::-1], 1)[:, ::-1]  # carried with the rest
     found = [beyond(operator, name, a, want[name], scale=scale) for name, a in zip(names, got, strict=True)]

@@ -10,7 +10,7 @@ from rl_kernel_native.reference.attention import attention_facts
 
 
 def attention_failures(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> str:
-    """What of attention and its gradients is further from float64 than the contract allows; empty if nothing is.
+    """Results of attention and its gradients that are further from float64 than the contract allows.
 
     q, dout: torch [tokens, q_heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
     """

@@ -147,7 +147,7 @@ class Truth:
 
     @property
     def bound(self) -> np.ndarray:
-        """Of a log-probability."""
+        """The bound of a log-probability."""
         return row("logprob", "logprob").allowed(max_abs_z=self.size)
 
     def failures(self, result: rk.LogprobResult) -> str:
@@ -166,7 +166,7 @@ class Truth:
                 i = int(np.flatnonzero(~good)[0])
                 wrong.append(f"{name}: row {i} is {got[i]!r}, truth {want[i]!r}, allowed error {bound[i]:.3g}")
         got = numpy_of(result.status).reshape(-1)
-        # Of a row with a NaN the rest of a NaN's leaf is not looked at, so +Inf elsewhere may or may not be seen.
+        # The rest of a NaN's leaf is not read, so a row with a NaN may or may not report +Inf elsewhere.
         unsure = np.where(self.status & Status.NAN_LOGIT, int(Status.INF_LOGIT), 0)
         if ((got ^ self.status) & ~unsure).any():
             i = int(np.flatnonzero((got ^ self.status) & ~unsure)[0])

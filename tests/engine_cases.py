@@ -145,7 +145,7 @@ def _preference_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """Of float32 alone."""
+    """A case in float32 alone."""
     a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
     spec = rk.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.02)
 
@@ -157,7 +157,7 @@ def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """Of float32 alone."""
+    """A case in float32 alone."""
     value, old, returns = (_normal(rng, device, "float32", 4, 21) for _ in range(3))
     return Case(
         (value,), lambda v: rk.value_loss(v, old, returns, clip=0.5).loss, {"d_loss": torch.tensor(0.75, device=device)}
@@ -165,7 +165,7 @@ def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _kl(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """Of float32 alone."""
+    """A case in float32 alone."""
     a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
 
     def call(logprob: Any, weight: Any) -> Any:

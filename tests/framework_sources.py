@@ -1,5 +1,5 @@
-"""The frameworks' own source, for tests against it; a test is skipped, with the reason, where one is not installed
-(docs/objectives.md has the commands), and fails where RLK_REQUIRE_FRAMEWORKS is set, as scripts/test.sh does."""
+"""The frameworks' own source, for tests against it. Where one is not installed a test is skipped, with the reason.
+Under RLK_REQUIRE_FRAMEWORKS, which scripts/test.sh sets, it fails. docs/objectives.md has the commands."""
 
 from __future__ import annotations
 

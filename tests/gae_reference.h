@@ -38,7 +38,7 @@ struct Outputs {
 
 inline float least(float x, float bound) { return x > bound ? bound : x; }
 
-// Of one sequence; `tokens` has what counts.
+// Outputs of one sequence; `tokens` holds the scored ones.
 inline Outputs reference(const GaeParams& p, std::vector<Token> tokens, float bootstrap) {
   const bool values = p.kind != GaeKind::kDiscountedReturns, resets = !values && p.reset;
   const std::size_t length = tokens.size();

@@ -22,7 +22,7 @@ struct Outputs {
   std::vector<std::int32_t> status;
 };
 
-// What of the rewards is read, as the test made it.
+// Rewards that an operator reads, as the test made them.
 struct Inputs {
   std::vector<float> rewards, lengths, baseline;
   std::vector<std::vector<std::int64_t>> groups;  // members, ascending

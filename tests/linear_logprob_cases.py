@@ -100,7 +100,7 @@ class Lora(NamedTuple):
 
 
 def lora(rng: np.random.Generator, h: Head, rank: int, scale: float) -> Lora:
-    """Of as much weight in the logits as the head itself."""
+    """A LoRA that weighs as much in the logits as the head itself."""
     import torch
 
     (vocab, ins), wide = h.weight.shape, (scale or 1.0) * rank**0.5
@@ -115,8 +115,8 @@ class LoraTruth(NamedTuple):
 
 
 def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
-    """Of products with ``weight + scale * b @ a`` in float64. What u and v are off by, whose roundings these have not,
-    comes on top of the bounds."""
+    """Bounds against products with ``weight + scale * b @ a`` in float64. They add the errors of u and v, whose
+    roundings those products lack."""
     dtype, s = str(h.hidden.dtype).removeprefix("torch."), of_lora.scale
     x, w, a, b = (linear_cases.as_multiplied(t, unit) for t in (*h[:2], of_lora.a, of_lora.b))
 

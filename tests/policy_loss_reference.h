@@ -159,7 +159,7 @@ class Reference {
     const auto chosen = [&](const Token& x) { return p_.selected.data != nullptr && (x.chosen < 0 || x.chosen > 0); };
     const auto drops = [&](const Token& x) { return s_.selected_drops != 0 && chosen(x); };
     bool ignored = false;
-    // Of the sequence.
+    // Shared by the tokens of the sequence.
     float of_sequence = 1.0f, ratio = 1.0f, slope = 0.0f, shared = 0.0f, gamma_up = 0.0f, gamma_down = 0.0f,
           mean_a = 0.0f, log_of_sequence = 0.0f, weighted_ratio = 1.0f, kl_sum = 0.0f;
     bool of_sequence_clipped = false, gated = false, dropped = false;

@@ -72,8 +72,8 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def lane_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours. Of narrow rows only the
-    lanes that have an octet, to a power of two: the others are +0, and so is what they add."""
+    """Over the last axis of [rows, K]: 256 lanes of octets, then the tree over neighbours. A narrow row has only the
+    lanes with an octet, to a power of two: the others are +0, and so is what they add."""
     rows, columns = a.shape
     octets = max(-(-columns // 8), 1)
     width = min(256, 1 << (octets - 1).bit_length())
@@ -148,8 +148,8 @@ def _wide(t: Any) -> np.ndarray:
 def failures(
     o: Operands, got: Results, eps: float = EPS, weight_offset: float = 0.0, round_before_weight: bool = False
 ) -> str:
-    """What of :func:`results` is further from float64 than the contract allows; empty if nothing is. Other outputs than
-    the sum x + residual are those of the sum as it was rounded."""
+    """Results that are further from float64 than the contract allows. All outputs but the sum x + residual belong to
+    the sum as it was rounded."""
     h = got.new_residual
     columns = h.shape[-1]
     want = rk.rms_norm_reference(

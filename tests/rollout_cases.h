@@ -48,7 +48,7 @@ struct Batch : policy_test::Case {
     const auto i = static_cast<std::size_t>(s);
     return sequences.packed() ? cuts64[i + 1] - cuts64[i] : sequences.num_tokens;
   }
-  // Of an output, whose rows are contiguous.
+  // An output's slot; its rows are contiguous.
   std::size_t slot(std::int64_t s, std::int64_t t) const {
     return static_cast<std::size_t>((sequences.packed() ? begin(s) : s * sequences.num_tokens) + t);
   }

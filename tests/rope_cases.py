@@ -95,7 +95,7 @@ def contract(
         return torch.from_numpy(np.ascontiguousarray(a)).to(dtype).float().numpy()
 
     def angles(table: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Of first and second elements of pairs, for each token."""
+        """The angles of the first and second elements of pairs, for each token."""
         values = table.detach().cpu().float().numpy()
         if o.position_ids is not None:
             values = values[o.position_ids.cpu().numpy()]

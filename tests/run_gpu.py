@@ -2,7 +2,7 @@
 
 --ctest-dir DIR   a build with CUDA, whose ctest tests of label gpu (or gpu_* binaries) run, too
 --fuzz N          N fuzz cases in place of 2,000; with 20,000 also the 200 at full vocabularies
---workers N       N processes at a time that share the cores (pytest-xdist); tests marked `alone` follow one by one
+--workers N       N processes at a time that share the cores (pytest-xdist); tests marked `alone` follow singly
 anything else     goes to pytest (a run with a selection says so in the log)
 """
 

@@ -53,7 +53,7 @@ def results(o: Operands, activation: str = "silu", **options: Any) -> Results:
 
 
 def packed_results(gate_up: Any, dy: Any, activation: str = "silu", **options: Any) -> Results:
-    """Of the form with one array; its gradient as the two halves."""
+    """Results of the form with one array; its gradient comes as the two halves."""
     forward, backward, more = functions(activation)
     d_gate_up = backward(dy, gate_up, **more, **options)
     columns = gate_up.shape[-1] // 2
@@ -185,7 +185,7 @@ def canonical(values: Any) -> tuple[Any, ...]:
 
 
 def failures(o: Operands, got: Results, activation: str, round_before_mul: bool = False) -> str:
-    """What of :func:`results` is further from float64 than the contract allows; empty if nothing is."""
+    """Results that are further from float64 than the contract allows."""
     wide = [t.detach().cpu().double().numpy() for t in o]
     reference = rk.silu_mul_reference if activation == "silu" else rk.gelu_mul_reference
     want = reference(*wide[:2], dy=wide[2], **functions(activation)[2])

@@ -1,5 +1,5 @@
-// Products of attention as sm_90's matrix unit computes them, on the CPU, forward and backward: rule 1 against a second
-// implementation written from the contract, at shapes of models; the same bytes in every chunk; and where plain chains stay.
+// Products of attention as sm_90's matrix unit computes them, on the CPU, forward and backward. Rule 1 runs against a second
+// implementation written from the contract, at shapes of models. Every chunk has the same bytes, and plain chains stay.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -59,8 +59,8 @@ void check(const Case& c) {
   });
 }
 
-// Widths of models, one of them no multiple of 16, several blocks of keys; decode, a chunk, a window, sequences that are
-// shorter than a step, grouped heads; packed, padded on either side, and pages.
+// Widths of models, one of them no multiple of 16, and several blocks of keys. Decode, a chunk, a window, sequences shorter
+// than a step, grouped heads; packed, padded on either side, and pages.
 TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
   unsigned seed = 300;
   for (const DType dtype : kHalves) {
@@ -154,8 +154,8 @@ TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
   EXPECT_TRUE(decides);
 }
 
-// A value in use that is Inf or NaN reaches every row that sees a key of its block, whichever rows a task has; what is in
-// no block of a row's does not. Pages that no query sees may be none.
+// A value in use that is Inf or NaN reaches every row that sees a key of its block, whichever rows a task has. One outside of
+// a row's blocks does not. Pages that no query sees may be invalid.
 TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
   for (const DType dtype : kHalves) {
     for (const std::int64_t window : {0, 3, 40}) {

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 
 def explained(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
-    """Of returns x and errors y."""
+    """explained_variance of returns x and errors y, ours and float64's."""
     value = (x - y).astype(np.float32)
     of = torch.from_numpy(np.stack((value, x))).to(device)
     metrics = rk.value_loss(of[:1], None, of[1:], clip=None).metrics.asdict()
@@ -26,7 +26,7 @@ def explained(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
 
 
 def correlation(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
-    """Of log-probabilities."""
+    """The correlation of two log-probabilities, ours and float64's."""
     of = torch.from_numpy(np.stack((x, y))).to(device)
     got = rk.mismatch_metrics(of[:1], of[1:]).asdict()["correlation"]
     # exp of values near 0 by what they lack to 1, exactly as correlated
@@ -38,7 +38,7 @@ def correlation(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float
 
 
 def spread(x: np.ndarray, y: np.ndarray, device: str) -> tuple[float, float]:
-    """Of weights, and of their sequences' means, whose relative deviation comes back."""
+    """The standard deviation of weights, ours and float64's."""
     d = torch.from_numpy(np.stack((x, y))).to(device)
     of = {"upper": 3e38, "log_ratio_clamp": None, "return_metrics": True}
     metrics = rk.importance_weights(d, torch.zeros_like(d), **of).metrics.asdict()

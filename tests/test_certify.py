@@ -44,7 +44,7 @@ def quick() -> Certificate:
 
 
 def small(operator: str) -> Certificate:
-    """Of an operator's narrow shapes."""
+    """Digests of an operator's narrow shapes."""
     arrays = Arrays()
     chosen = [case for case in cases(arrays, True) if case.operator == operator and np.prod(case.shape[-2:]) < 5000]
     return Certificate({}, tuple(module.certify_case(case, arrays) for case in chosen))
@@ -166,7 +166,7 @@ def test_content_is_that_of_its_definition() -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_recorded_digests_are_those_of_every_arithmetic(unit: str) -> None:
-    """Of every shape, the row alone. What is said to be equal on all backends is equal in all of these."""
+    """Digests of every shape's first row alone. What all backends are said to share is equal in all of these."""
     with rk.arithmetic(unit):
         found = digests(Arrays())
     assert set(found) == {"every", unit}
@@ -379,7 +379,7 @@ def test_a_device_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatch
 
 
 def write() -> None:
-    """Of the CPU, in every arithmetic; what all backends share must come out the same in each."""
+    """The CPU's digests in every arithmetic; what all backends share must come out the same in each."""
     found: dict[str, dict[str, str]] = {}
     for unit in UNITS:
         with rk.arithmetic(unit):

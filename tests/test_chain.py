@@ -1,5 +1,5 @@
-"""A token's hidden states, logits and log-probability have the same bytes however its sequence is laid out: whole
-decoders on this library's operators, every operator recorded, the first that differs named."""
+"""A token's hidden states, logits and log-probability have the same bytes however its sequence is laid out. Whole
+decoders run on this library's operators, every operator is recorded, and the first that differs is named."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def random_model() -> Any:
 
 
 def figures(model: Any) -> tuple[float, ...]:
-    """Of OUTPUTS, over the digest's text, against float64 from the model's own weights."""
+    """Bounds of OUTPUTS, over the digest's text, against float64 from the model's own weights."""
     angles = np.arange(512)[:, None] / THETA ** (np.arange(16) / 16)
     ratios = []
     for ids in json.loads(TEXT.read_text())["sequences"]:

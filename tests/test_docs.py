@@ -1,5 +1,5 @@
-"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs and does what the text
-around it says; what the pages name is there."""
+"""The code in README.md, docs/linear.md, docs/sampling.md, docs/objectives.md and its pages runs. It does what the text
+around it says, and what the pages name exists."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ KINDS: dict[str, Any] = {
 
 
 def every_gradient(case: Case, transform: Any, widen: bool) -> tuple[Any, ...]:
-    """Of all outputs, of each output alone, and through main_grad."""
+    """Gradients of all outputs, of each output alone, and through main_grad."""
     dys = [transform(g) for g in case.gradients.values()]
     leaves = case.fresh()
 
@@ -143,7 +143,7 @@ def test_a_gradient_of_any_kind_has_the_bytes_of_a_plain_one(name: str, kind: st
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Of one rank."""
+    """A process group of one rank."""
     dist = pytest.importorskip("torch.distributed")
     file = tmp_path_factory.mktemp("gloo") / "store"
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)

@@ -135,7 +135,7 @@ class Call {
     }
   }
 
-  // Of a sequence.
+  // The returns of a sequence.
   std::vector<float> returns(std::int64_t i) const {
     return {returns_.begin() + offset(i), returns_.begin() + offset(i) + case_.lengths[i]};
   }

@@ -153,7 +153,7 @@ void expect_contract(const Case& c, const std::string& where) {
   }
 }
 
-// Of ones and twos; as rollouts are; about a chunk and several; empty ones.
+// Sizes of one and two; of rollouts; about a chunk and several; empty ones.
 const std::vector<std::vector<std::int64_t>> kSizes = {
     {1}, {2, 1, 3}, {8, 8, 8, 8}, {127, 1, 128, 129}, {0, 5, 0, 700, 0}, {16, 2, 1, 1, 40, 0, 9}, {5, 5, 5}};
 

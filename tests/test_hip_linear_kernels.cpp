@@ -1,5 +1,5 @@
-// What the HIP kernels of linear do that the tests of every backend, with sizes that fit the CPU's tiles, leave out: both
-// tiles of each product, several stages and blocks, vector loads and single elements. Bit for bit on the stand-in.
+// HIP kernels of linear where the tests of every backend, whose sizes fit the CPU's tiles, do not reach. Both tiles of each
+// product, several stages and blocks, vector loads and single elements: bit for bit on the stand-in.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 

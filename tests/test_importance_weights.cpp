@@ -135,7 +135,7 @@ struct Statistics {
   std::int64_t tokens = 0, sequences = 0, below = 0, above = 0, sequences_below = 0, sequences_above = 0;
   std::int64_t refused = 0, refusing = 0;
 
-  // Of a sequence's positions; 0 where they do not count.
+  // Adds a sequence's positions; those that are masked are 0.
   void add(const std::vector<float>& w, const std::vector<float>& e, const std::vector<bool>& counts,
            std::int64_t not_kept) {
     std::vector<float> ws, du, es;

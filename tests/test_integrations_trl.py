@@ -429,9 +429,9 @@ def norms_of_tokens(trainer: Any) -> tuple[Any, Any]:
 
 
 def allowed_gradient(trainer: Any, exact: Any) -> float:
-    """How far the parameters' gradient may be off, as a norm: what the loss gives each log-probability is off by its
-    bound and by what errors of the log-probabilities move it, what a log-probability gives the logits by its own; and
-    the parameters' gradient is a sum of tokens' terms."""
+    """How far the parameters' gradient may be off, as a norm. It is a sum of tokens' terms. The loss's gradient of a
+    log-probability errs by its own bound and by what errors of log-probabilities move it. A log-probability's gradient
+    of the logits errs by its bound."""
     given = exact.of_float64.grad.abs()
     of_entropy = 0.0 if exact.entropy_of_float64.grad is None else exact.entropy_of_float64.grad.abs()
     facts = {"max_abs_z": exact.max_abs_z, "p": 1.0, "log_p": exact.max_log_p, "spread": exact.max_log_p}

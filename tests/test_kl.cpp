@@ -168,7 +168,7 @@ TEST(Kl, FourTokensOfALaneHaveTheirOwnBits) {
 }
 
 #if !RLK_TEST_HIP
-// Of sequences of one token, whose sum over a sequence is the token's own.
+// Sequences have one token, so that a sum over a sequence is the token's own.
 TEST(Kl, IsTheKlTermOfPolicyLoss) {
   for (unsigned seed = 1; seed < 400; ++seed) {
     Case c;

@@ -44,7 +44,7 @@ def some_slots(count: int, device: str, dtype: Any = torch.int64) -> Any:
 
 
 def bits(tensor: Any) -> np.ndarray:
-    """Of any dtype, as NumPy's integers."""
+    """The bits of any dtype, as NumPy integers."""
     kind = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
     return np.array(tensor.cpu().contiguous().view(kind).numpy())
 

@@ -15,8 +15,8 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_linear_frameworks.py has the others")
 
-# rows, in_features, out_features: one of everything; within a step and a tile; a step and a tile and one more; primes;
-# rows of a decode step; whole tiles of any kernel; two blocks of rows.
+# rows, in_features, out_features: one of everything; within a step and a tile; a step and a tile and one more.
+# Primes; rows of a decode step; whole tiles of any kernel; two blocks of rows.
 SHAPES = [(1, 1, 1), (3, 15, 7), (17, 17, 65), (31, 257, 131), (2, 4096, 96), (128, 128, 256), (8195, 24, 9)]
 
 

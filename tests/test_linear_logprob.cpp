@@ -1,5 +1,5 @@
-// linear_logprob on the CPU, or, with RLK_TEST_HIP, on HIP's stand-in: bit for bit logprob of linear, and its gradients
-// those of the operators that it is made of, as the CPU computes them with the device's arithmetic.
+// linear_logprob on the CPU, or, with RLK_TEST_HIP, on HIP's stand-in. It is logprob of linear, bit for bit. Its gradients
+// are those of these operators, as the CPU computes them with the device's arithmetic.
 #include <gtest/gtest.h>
 
 #include <algorithm>

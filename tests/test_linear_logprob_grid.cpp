@@ -16,7 +16,7 @@ struct Shape {
   int row_blocks, blocks;
   std::vector<int> parts;  // columns of each
 };
-// One block's rows; fewer and more items than blocks; groups of rows that end short; parts of a column, of a leaf, of whole
+// One block's rows; fewer and more items than blocks; groups of rows that end short. Parts of a column, of a leaf, of whole
 // runs, of none; Llama 3's and Qwen 2.5's vocabularies.
 const Shape kShapes[] = {{1, 132, {16032, 16032, 16032, 16032, 16032, 16032, 16032, 16032}},
                          {64, 132, {16032, 16032, 16032, 16032, 16032, 16032, 16032, 16032}},

@@ -76,7 +76,7 @@ def leaves_of(h: Head, of_lora: Lora) -> list[Any]:
 
 
 def gradients(h: Head, of_lora: Lora, **options: Any) -> tuple[Any, ...]:
-    """Of hidden, weight, bias, lora_a and lora_b, for 1, 0.1 and -0.2 of logprob, lse and entropy."""
+    """Gradients of hidden, weight, bias, lora_a and lora_b, for 1, 0.1 and -0.2 of logprob, lse and entropy."""
     leaves = leaves_of(h, of_lora)
     found = called(h, of_lora, leaves, return_lse=True, return_entropy=True, **options)
     (found.logprob + 0.1 * found.lse - 0.2 * found.entropy).sum().backward()

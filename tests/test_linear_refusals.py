@@ -1,5 +1,5 @@
-"""The same refusal on every path of linear (eager, autograd, dispatcher, meta) and from every framework, in the same
-words; and what looks wrong but is honoured: negative bits, empty arrays."""
+"""Every path of linear (eager, autograd, dispatcher, meta) refuses alike, from every framework and in the same words.
+What looks wrong but is honoured: negative bits, empty arrays."""
 
 from __future__ import annotations
 

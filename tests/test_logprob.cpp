@@ -1,5 +1,5 @@
-// logprob's forward on the CPU, its shards and their merge: bit for bit against a second implementation written from
-// docs/numerics.md, rules 4 and 5, and within its bounds against double; and what a C++ caller may get wrong.
+// logprob's forward on the CPU, its shards and their merge. It runs bit for bit against a second implementation, written
+// from rules 4 and 5 of the numerics page, and within its bounds against double. Mistakes of a C++ caller are refused.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>

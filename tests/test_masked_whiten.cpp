@@ -174,7 +174,7 @@ void expect_contract(const Case& c, const std::string& where) {
   }
 }
 
-// Of one token; about a chunk; several chunks and more than a block's teams have; empty ones; many short ones.
+// One token; about a chunk; several chunks and more than a block's teams have; empty ones; many short ones.
 const std::vector<std::vector<std::int64_t>> kLengths = {
     {1}, {127, 128, 129}, {0, 3, 0, 1500, 4}, std::vector<std::int64_t>(140, 3), {5, 2100}, {0, 0}};
 

@@ -118,7 +118,7 @@ def test_verl(verl: Any, name: str, correction: str | None) -> None:
 
 
 def verl_loss(verl: Any, a: dict[str, Any], fields: dict[str, Any], x: torch.Tensor) -> tuple[Any, dict[str, Any]]:
-    """Of the policy and the KL, and verl's metrics of the policy."""
+    """verl's losses of the policy and the KL, and its metrics of the policy."""
     mode, aggregation = fields.get("loss_mode", "vanilla"), fields.get("loss_agg_mode", "token-mean")
     info = {"loss_scale_factor": fields["loss_scale_factor"]} if "loss_scale_factor" in fields else {}
     own = {k: fields[k] for k in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "dro_beta") if k in fields}

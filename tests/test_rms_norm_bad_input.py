@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "x: expected a contiguous last dimension .*make it contiguous: .*torch",
     ),
-    # Of no rows, which hold nothing.
+    # Arrays without rows, which hold nothing.
     **{
         f"columns of {name}, {how}": (
             call(torch.empty(1, 0, 2**31)),

@@ -313,7 +313,7 @@ TEST(ScatterRewards, SpreadRewardsOfSequencesThatAreNotGoodAreNaN) {
     for (std::size_t t = 0; t < 2000; ++t) {
       const bool is_end = t == 399 || t == 1999 || (!of_cuts && (t == 999 || t == 1199 || t == 1599));
       EXPECT_EQ(got.costs[t], is_end ? 1.0f : 0.0f) << of_cuts << ", " << t;
-      // Of cuts whatever begins or ends at 1000 or 900; of offsets the last token of sequence 2, whose own descend.
+      // Bad cuts: whatever begins or ends at 1000 or 900. Bad offsets: the last token of sequence 2, whose own descend.
       const bool is_nan = of_cuts ? 400 <= t && t < 1600 : t == 1199;
       float want = t < 10 ? 1.0f : t >= 1990 ? 5.0f : 0.0f;
       if (t == 399 || t == 1999 || (!of_cuts && (t == 999 || t == 1599))) want += 1.0f;

@@ -133,8 +133,8 @@ void check(const Case& c) {
 
 class SiluMul : public linear_test::Linear {};
 
-// Nothing; one; an octet one short, whole and one long; a vector of lanes of either width likewise; primes; what a block
-// of a GPU takes at a time, one short, whole and one long; an intermediate size; more than a thread's task.
+// Nothing; one; an octet one short, whole and one long; a vector of lanes of either width likewise; primes. What a block of a
+// GPU takes at a time, one short, whole and one long; an intermediate size; more than a thread's task.
 constexpr std::int64_t kColumns[] = {0,   1,   7,    8,    9,    15,   16,   17,    31,   64,
                                      131, 521, 1000, 1023, 1024, 1025, 2048, 11008, 17000};
 
@@ -184,7 +184,7 @@ TEST_F(SiluMul, EveryExponentEveryKindOfZeroInfinitiesAndNans) {
   }
 }
 
-// Of the 16-bit types all values; of float32 the ends of every branch and their neighbours.
+// All values of the 16-bit types; for float32 the ends of every branch and their neighbours.
 TEST_F(SiluMul, EveryValueOfAGate) {
   for (const DType dtype : kDtypes) {
     for (const Activation activation : kActivations) {

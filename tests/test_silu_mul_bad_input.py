@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         "gate: expected a contiguous last dimension .*make it contiguous: .*torch",
     ),
     "up expanded": (silu(up=U[:, :1].expand(3, 32)), ValueError, "up: expected a contiguous last dimension .*stride 0"),
-    # Of no rows, which hold nothing.
+    # Arrays without rows, which hold nothing.
     **{
         f"columns of {name}, {how}": (
             call(torch.empty(1, 0, columns), None if name == "gate_up" else torch.empty(1, 0, columns)),

@@ -1,5 +1,5 @@
-"""Tokens of sequences mean one thing to every operator that takes them (docs/tokens.md): masks of any dtype, one
-sequence without offsets, offsets of both integers, those that end early, and bad ones, with the same words."""
+"""Tokens of sequences mean one thing to every operator that takes them (docs/tokens.md). Every operator runs over masks
+of any dtype, no offsets, offsets of both integers, and those that end early. Bad ones meet the same words."""
 
 from __future__ import annotations
 

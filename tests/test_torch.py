@@ -229,8 +229,8 @@ def test_vmap_of_grad_is_per_sample_gradients(problem: tuple[Any, Any]) -> None:
         assert not differing(got[i], x.grad)
 
 
-# Tangents and second derivatives are composed from torch's own operators in float64 and rounded to float32 once (6e-8);
-# what they take from the native forward, lse and entropy, carries its bound, 2e-5 at these sizes.
+# Tangents and second derivatives are composed from torch's own operators in float64 and rounded to float32 once (6e-8).
+# The native forward's lse and entropy, which they take, carry their bound: 2e-5 at these sizes.
 SECOND = 5e-5
 
 

@@ -212,7 +212,7 @@ TEST(ValueLoss, PaddingChangesNoBit) {
   }
 }
 
-// Of two equals each has half of a gradient; a bound belongs to the inside.
+// Two equals have half of the gradient each; a bound belongs to the inside.
 TEST(ValueLoss, TiesAreTorchsMaximumAndBoundsItsClamp) {
   const float value[] = {1.0f, 0.5f, 0.25f, 1.0f, 1.0f}, old[] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
   const float returns[] = {0.75f, 1.0f, 2.0f, 2.0f, -1.0f};

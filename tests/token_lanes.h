@@ -12,7 +12,7 @@
 
 namespace policy_test {
 
-// Of four tokens, the columns of `arrays`, of which those count whose `counts` is set.
+// Runs the terms on four tokens, the columns of `arrays`; those whose `counts` is set are scored.
 template <class Terms>
 void expect_four_alike(const typename Terms::Params& p, const typename Terms::Factors& factors,
                        const std::vector<const float*>& arrays, const bool (&counts)[4], const std::string& text) {

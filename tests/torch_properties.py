@@ -36,7 +36,7 @@ def runs_with_and_without_checkpoints(operator: str, selective: bool) -> Iterato
 
 
 def assert_no_leak(burst: Callable[[int], None], device: str, repetitions: int = 1000) -> None:
-    """Of what a ``burst`` repeats; allocators round by less than 8 MB, leaked results are 100 MB."""
+    """Memory that a ``burst`` leaves behind; allocators round by less than 8 MB, leaked results are 100 MB."""
 
     def memory() -> int:
         gc.collect()

@@ -64,7 +64,7 @@ def sentences(block: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
         for line in paragraph.split("\n"):
-            if re.match(r"\s{2,}\S.*\S\s{2,}\S|\s{16,}\S", line):  # a row of a table, or its last column going on
+            if re.match(r"\s*\S.*\S\s{3,}\S|\s{2,}\S.*\S\s{2,}\S|\s{16,}\S", line):  # a row of a table, or its last column going on
                 text += "\n"
                 continue
             is_new = re.match(r"\s*([-*|]|\d+[.)] |[\w, .*]+:( |$)|\.\. )|    ", line)

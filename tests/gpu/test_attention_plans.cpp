@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of attention has the CPU's bits, forward and backward: all plans, as built for sm_90
-// and for sm_80, whose PTX runs here, with both exponentials. Lists that contradict the arrays touch nothing else.
+// Every kernel that can serve a call of attention has the CPU's bits, forward and backward. It runs all plans with both
+// exponentials, as built for sm_90 and for sm_80, whose PTX runs here. Lists that contradict the arrays touch nothing else.
 #include <algorithm>
 #include <cmath>
 #include <memory>

@@ -1,5 +1,5 @@
 // Every kernel that can serve a call of embedding has the CPU's bits: all plans, as built for sm_90 and for sm_80, whose PTX
-// runs here; the gradient again from a CUDA graph whose ids change between replays; and nothing is written outside of
+// runs here. The gradient has them again from a CUDA graph whose ids change between replays. Nothing is written outside of
 // outputs and workspace.
 #include <cuda_runtime.h>
 

@@ -31,8 +31,8 @@ struct Case {
   bool stretches = false;  // of tokens that count, so that whole chunks do, or else four of five tokens
 };
 
-// One token; about a chunk; more chunks than a block's warps; empty ones; many short ones; off any alignment; off 16 bytes;
-// whole chunks beside others, and with coefficients that become subnormal, vanish or are none.
+// One token; about a chunk; more chunks than a block's warps; empty ones; many short ones; off any alignment; off 16 bytes.
+// Whole chunks beside others, also with coefficients that become subnormal, vanish or are zero.
 const std::vector<Case> kCases = {
     {{1}},
     {{127, 128, 129}, false, DType::kInt32},

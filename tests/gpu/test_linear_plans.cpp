@@ -1,5 +1,5 @@
-// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic: the sm_90 plans, and each tile of the
-// sm_80 kernel, which takes any layout and whose PTX runs here.
+// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans, and
+// each tile of the sm_80 kernel, which takes any layout and whose PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>

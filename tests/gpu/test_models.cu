@@ -1,6 +1,6 @@
-// The models of sm_90 arithmetic against the hardware: ex2.approx.ftz.f32 over every fp32 argument, one k16 step of
-// mma.sync and wgmma over distributions that reach each corner of the rule, and the formats and the generator against
-// the host; and the division of sigmoid and tanh. Standalone:
+// The models of sm_90 arithmetic against the hardware: ex2.approx.ftz.f32 over every fp32 argument, and one k16 step of
+// mma.sync and wgmma over distributions that reach each corner of the rule. Formats, the generator, and the division of
+// sigmoid and tanh run against the host. Standalone:
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I cpp/include tests/gpu/test_models.cu -o test_models
 #include <cuda_runtime.h>
 

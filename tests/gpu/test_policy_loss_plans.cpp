@@ -1,5 +1,5 @@
-// Every plan of policy_loss has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random specs,
-// padded and packed, and plain ones, with guard bands around every output.
+// Every plan of policy_loss has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Specs are random,
+// batches padded, packed or plain, and guard bands surround every output.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -25,8 +25,8 @@ struct Case {
   std::int64_t pad = 0;  // elements between the end of a row and the next
 };
 
-// Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest; with a
-// residual more than 1024, whose kernels are others.
+// Rows: one; a group of 64 and a rest; more groups than fill a block of narrow rows; two blocks of 8192 and a rest. With a
+// residual more than 1024 rows have other kernels.
 // Columns: a head; every plan's most, one octet less and more; widths of models; odd ones that take no vector.
 const std::vector<Case> kCases = {
     {1, 8},

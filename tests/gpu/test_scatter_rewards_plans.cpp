@@ -1,6 +1,6 @@
-// Every plan of scatter_rewards has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random batches,
-// padded and packed, with guard bands around every output; rewards that are spread over spans of every kind, some of which are
-// none.
+// Every plan of scatter_rewards has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Batches are
+// random, padded or packed, and guard bands surround every output. Rewards are spread over spans of every kind, also invalid
+// ones.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of silu_mul or gelu_mul has the CPU's bits: all plans of forward and backward, as built
-// for sm_90 and for sm_80, whose PTX runs here.
+// Every kernel that can serve a call of silu_mul or gelu_mul has the CPU's bits. All plans of forward and backward run, as
+// built for sm_90 and for sm_80, whose PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Case {
   Gates gates = Gates::kNormal;
 };
 
-// Columns: an octet; what a block takes in each plan, one octet less and more; fewer threads a row than a block has; widths
+// Columns: an octet; what a block takes in each plan, one octet less and more; fewer threads a row than a block has. Widths
 // of models; odd ones that take no vector, and whole ones off a multiple of 16 bytes.
 const std::vector<Case> kCases = {
     {1, 8},

@@ -1,4 +1,4 @@
-// Preconditions of an attention call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
+// Preconditions of an attention call, on every backend: a violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/kernels/attention_row.h"

@@ -1,4 +1,4 @@
-// Preconditions of an embedding call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
+// Preconditions of an embedding call, on every backend: a violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/ops/embedding.h"

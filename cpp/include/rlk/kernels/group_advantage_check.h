@@ -1,4 +1,4 @@
-// Preconditions of a group_advantage call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
+// Preconditions of a group_advantage call, on every backend: a violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/ops/group_advantage.h"

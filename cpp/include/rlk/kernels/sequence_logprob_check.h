@@ -1,4 +1,4 @@
-// Preconditions of a sequence_logprob call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
+// Preconditions of a sequence_logprob call, on every backend: a violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/ops/sequence_logprob.h"

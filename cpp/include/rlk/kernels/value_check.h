@@ -1,4 +1,4 @@
-// Preconditions of a value_loss call, for every backend: a violation would corrupt memory. The bindings report users' mistakes.
+// Preconditions of a value_loss call, on every backend: a violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/kernels/policy_check.h"
