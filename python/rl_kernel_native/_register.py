@@ -54,9 +54,9 @@ def fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def implement(name: str, kernel: Any, differentiable: Any = None) -> None:
-    """Registers an operator's kernel. ``differentiable``: the same as autograd Functions compute it, which a graph that
-    was exported without them needs; where it is None, or a transform of torch.func runs, which Functions must meet
-    first, a derivative that would be lost is an error."""
+    """Registers an operator's kernel. ``differentiable`` computes the same by autograd Functions, for a graph that was
+    exported without them. Where it is None, or a transform of torch.func runs, which must meet Functions first, losing
+    a derivative is an error."""
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, _known(name, kernel, _value), key)
     operator = getattr(torch.ops.rl_kernel_native, name).default

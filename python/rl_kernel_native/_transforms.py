@@ -59,8 +59,8 @@ def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tup
 def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensor, ...]:
     """Tangents of a function that gives a tuple; None stands for zeros.
 
-    The derivative of a pullback in its cotangents is the pushforward. torch.func.jvp would nest forward mode in that of
-    the caller, which torch refuses inside of a compiled function."""
+    The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in
+    that of the caller, which torch refuses inside of a compiled function."""
     call, primals = _where_present(function, tensors)
     filled = [torch.zeros_like(x) if t is None else t for x, t in zip(tensors, tangents, strict=True) if x is not None]
     pulled_back: Any = torch.func.vjp(call, *primals)

@@ -91,7 +91,7 @@ def verl(
     ``rollout_logprob``; ``"given"`` takes verl's own ``rollout_is_weights`` as ``importance_weight``, or those of
     :func:`verl_rollout_correction`, which also normalises over the batch and rejects. ``loss_mode="reinforce"`` is
     bypass mode's, whose weights are of the current policy. clip_cov and kl_cov take the tokens that
-    :func:`covariance_mask` chooses as ``selected``, dppo_tv and dppo_kl those outside of their trust region
+    :func:`covariance_mask` chooses as ``selected``. dppo_tv and dppo_kl take those outside of their trust region
     (docs/objectives.md), of which ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are bounds.
 
     Args: as verl's configuration names them; ``loss_scale_factor`` is needed for ``"seq-mean-token-sum-norm"``.

@@ -39,21 +39,20 @@ def _patch(name: str) -> Any:
 def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = False, probe: bool = True) -> Patched:
     """Swaps this library's operators into a decoder of transformers where they are proved to compute the same.
 
-    A module is served only if its class is exactly one of a family that is known (Llama, Qwen2, Qwen3, Mistral, Gemma 2
-    and 3, Phi-3, OLMo 2, GLM-4, the dense parts of Qwen3-MoE and Mixtral) or torch's own, its functions are those of
-    their file, and a probe on a small twin shows that it computes the same: its error against float64 is at most twice
-    the module's own, plus one unit in the last place. What is not proved stays torch's own; it is logged once as a
-    warning and named, with its reason, in what is returned.
+    A module is served only if its class is a known one and its functions are those of their file. Classes are torch's
+    own and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
+    and Mixtral. A probe on a small twin must show that the replacement computes the same: its error against float64 is
+    at most twice the module's own, plus one unit in the last place. What is not proved stays torch's own; it is logged
+    once as a warning and named, with its reason, in what is returned.
 
     Parameters, buffers and the modules themselves stay as they are: only what their forwards call is replaced, and
     hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is written.
     :func:`unpatch_model` takes it back. Patch last: what comes into the model afterwards and computes by torch is a
     ValueError in its next forward.
 
-    With all operators, and nothing left to torch, a token's logits have the same bits in any batch, at any place in it,
-    with padding on either side, packed among other sequences, prefilled whole or in chunks, or decoded against a cache.
-    Beside a mask, positions that are not given count from the first real token, as ``generate`` counts them
-    (docs/models.md).
+    With all operators, and nothing left to torch, a token's logits have the same bits in any batch and at any place in
+    it. Padding on either side, packing, prefill in chunks and decoding against a cache change none. Beside a mask,
+    positions that are not given count from the first real token, as ``generate`` counts them (docs/models.md).
 
     Args:
         model: a causal language model of transformers, or a module that holds one (a PEFT model).

@@ -49,8 +49,8 @@ class RotaryTables:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...], each times `scaling`.
 
-        Positions past the table, or negative ones, are computed: on the CPU as the table was, elsewhere and in what is
-        compiled by the device's own float64 functions, which are rounded to the same float32 but once in many millions.
+        Positions past the table, or negative ones, are computed. The CPU does it as for the table. Other devices and
+        compiled code use the device's own float64 functions, which round to the same float32 but once in many millions.
         They are never read back.
         """
         if scaling != self.scaling:

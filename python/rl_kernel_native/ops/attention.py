@@ -89,11 +89,11 @@ def attention(
 ) -> Any:
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
-    A query of a sequence has the same bits in any batch, packed, padded, paged or chunked, at any stride; so have the
+    A query of a sequence has the same bits in any batch, packed, padded, paged or chunked, at any stride. So have the
     gradients of a query and of a key. Differentiable (torch) in ``q``, ``k`` and ``v``, but of pages.
 
-    The queries stand in ``q``, the keys in ``k`` and ``v``, each in its own form, and the last query of a sequence
-    stands at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names are
+    The queries stand in ``q``, the keys in ``k`` and ``v``, each in its own form. The last query of a sequence stands
+    at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names are
     FlashAttention's; a query in front of the first key sees none.
 
     - training, padded on the left as Hugging Face generates: ``leftpad_k`` (queries that are padding see no key);

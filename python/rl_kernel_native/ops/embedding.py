@@ -45,10 +45,10 @@ def embedding(
 ) -> ArrayT:
     """Rows of a table by token ids: ``y[t] = weight[ids[t] - vocab_start]``, bit for bit.
 
-    A table may be one rank's share of a vocabulary: it holds the ids from ``vocab_start`` on, and those of other ranks
-    give rows of zeros, so that the sum of all ranks' ``y`` (an all-reduce, in any order) is exact; a -0 in the table
-    becomes +0 by it. Differentiable (torch) in ``weight``, any number of times; the gradient is summed in a fixed
-    order, the same bits on every backend and for any split of the vocabulary.
+    A table may be one rank's share of a vocabulary: it holds the ids from ``vocab_start`` on, and ids of other ranks
+    give rows of zeros. So the sum of all ranks' ``y`` (an all-reduce, in any order) is exact; it turns a -0 of the
+    table into +0. Differentiable (torch) in ``weight``, any number of times; the gradient is summed in a fixed order,
+    the same bits on every backend and for any split of the vocabulary.
 
     Args:
         ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``; dimensions of at most two strides.

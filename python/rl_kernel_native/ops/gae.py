@@ -90,8 +90,9 @@ def gae(
     """Generalised advantage estimation, ``A_t = R_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}``, as verl computes it.
 
     At a token whose mask is 0 the next value and the advantage are carried on, not reset, so that tokens of a tool or
-    of the environment cost no discount; and nothing of it is read: it may hold NaN. A scan in chunks of 128 tokens with
-    the same bits padded or packed, in any batch, at any position and stride, and on every backend. Nothing here is
+    of the environment cost no discount. Nothing of such a token is read: it may hold NaN. A scan in chunks of 128
+    tokens with the same bits padded or packed, in any batch, at any position and stride, and on every backend. Nothing
+    here is
     differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
 
     Args:

@@ -91,8 +91,8 @@ def linear_cross_entropy(
     over each sequence as :func:`sequence_logprob` does, likewise over sequences, and divided. Differentiable (torch).
 
     A loss has the same bits padded and packed, and for any padding to the right. Given a ``denominator``, a row's
-    gradients have the same bits in any split of the rows over micro-batches and ranks; ``main_grad`` has, where every
-    micro-batch but the last is a multiple of 8192 rows.
+    gradients have the same bits in any split of the rows over micro-batches and ranks. ``main_grad`` has them where
+    every micro-batch but the last is a multiple of 8192 rows.
 
     With a ``token_weight`` w a row's loss is w times that, and the mean divides by the sum of w over the scored rows.
 

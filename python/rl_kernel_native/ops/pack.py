@@ -59,8 +59,8 @@ def pack(
 
     Any number of arrays of one layout go in one launch. Bytes are copied as they are. No host synchronisation: how many
     tokens there are stays on the device, ``cu_seqlens[-1]``, and results have room for ``max_tokens``. A caller who
-    knows their sum, such as that of lengths on the host, gives it; without it there is room for all
-    ``num_sequences * num_tokens``, and what is not used is ``fill_value``. :func:`unpack`, :func:`sequence_logprob` and
+    knows their sum, such as that of lengths on the host, gives it. Without it there is room for all ``num_sequences *
+    num_tokens``; unused room holds ``fill_value``. :func:`unpack`, :func:`sequence_logprob` and
     :func:`shift_labels_packed` read no further than ``cu_seqlens[-1]``. The operators of losses, advantages and rewards
     need it to be the length of their arrays: ``tensors[: int(cu_seqlens[-1])]`` is, and waits for the device.
     Differentiable (torch) in every array of floats, any number of times.

@@ -156,8 +156,8 @@ def policy_loss(
     gradients; ``backward()`` only multiplies these, and not even that where the incoming gradient is 1.
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
-    the same bits for any split of the batch into micro-batches and ranks, but for that of the entropy with
-    ``spec.entropy_aggregation="token-mean"``, a mean over the call's tokens. Masked slots may hold anything.
+    the same bits for any split of the batch into micro-batches and ranks. Only the entropy's gradient under
+    ``spec.entropy_aggregation="token-mean"`` is a mean over the call's tokens. Masked slots may hold anything.
     Differentiable (torch) in ``logprob`` and ``entropy``, once; the others are constants.
 
     Args:

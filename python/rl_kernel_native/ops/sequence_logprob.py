@@ -116,8 +116,8 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     length of the padding to its right, and on every backend: the sum is a perfect binary tree over positions from the
     sequence's first token on, as in every operator. Differentiable (torch) in ``logprob``, any number of times.
 
-    A sequence cut at multiples of 2^k tokens can be summed part by part: the sum of the parts' float32 sums,
-    ``sequence_logprob(parts)`` with ``parts`` ``[num_sequences, num_parts]`` in order, has the bits of the whole.
+    A sequence cut at multiples of 2^k tokens can be summed part by part. ``sequence_logprob(parts)``, with the parts'
+    float32 sums ``[num_sequences, num_parts]`` in order, has the bits of the whole.
 
     Args:
         logprob: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,

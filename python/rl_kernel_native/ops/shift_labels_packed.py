@@ -179,8 +179,8 @@ def tool_mask(
     """True for the tokens of an assistant's turns, found by the ids of the markers around them, so that neither prompts
     nor the results of tools are trained on.
 
-    A turn begins after the ids of ``begin`` and goes up to the next ids of ``end``, these with it (the model wrote
-    them), or to the end of its sequence. The same ids give the same mask on rollout and trainer: nothing is
+    A turn begins after the ids of ``begin``. It goes up to the next ids of ``end``, which belong to it since the model
+    wrote them, or to the end of its sequence. The same ids give the same mask on rollout and trainer: nothing is
     tokenised again.
 
     Args:
