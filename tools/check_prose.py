@@ -19,7 +19,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("python", "hip")  # those that hold no such sentence
+FOLDERS = (
+    "python",
+    "cpp/bindings",
+    "cpp/cpu",
+    "cpp/ops",
+    "cpp/include/rlk/kernels",
+    "cpp/include/rlk/math",
+    "cuda",
+    "hip",
+    "bench",
+    "tests",
+    "tools",
+    "examples",
+)
 MOST_WORDS = 30
 OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
 COMMENT = re.compile(r"//+ ?(.*)$")
@@ -64,7 +77,7 @@ def sentences(block: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
         for line in paragraph.split("\n"):
-            if re.match(r"\s*\S.*\S\s{3,}\S|\s{2,}\S.*\S\s{2,}\S|\s{16,}\S", line):  # a row of a table, or its last column going on
+            if re.match(r"\s*\S.*\S\s{3,}\S|\s{2,}\S.*\S\s{2,}\S|\s{16,}\S", line):  # a row of a table
                 text += "\n"
                 continue
             is_new = re.match(r"\s*([-*|]|\d+[.)] |[\w, .*]+:( |$)|\.\. )|    ", line)

@@ -95,8 +95,8 @@ void forward_by_rows(const LinearLogprobParams& p, Device device, Stream stream)
 }
 
 #if RLK_WITH_CUDA
-// A fused forward reads rows of one stride that begin at 16 bytes. Of others, a slice of each sequence such as hidden[:, :-1]
-// among them, it reads copies: of so many rows at a time.
+// A fused forward reads rows of one stride that begin at 16 bytes. It copies others, such as hidden[:, :-1], so many rows at
+// a time.
 constexpr std::int64_t kMostCopies = 8192;
 
 LinearLogprobParams of_copies(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows, void* hidden) {

@@ -26,11 +26,11 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 #endif
 }
 
-// A block of tokens (rule 9) and a chunk of the vocabulary at a time. Blocks go outside, with float32 sums of dhidden for one
-// of them; dweight is its own accumulator where it is float32 or there is one block, else it has float32 sums. Where these
-// would be more than sums of dhidden for all rows, if any, chunks go outside, with sums of dweight for one chunk. Sums of LoRA's
-// gradients follow. Where gradients of logits are fused, groups of rows without a scored one are left out of a block: its
-// hidden states, gradients and sums of dhidden are those of the others, and then zeros.
+// A block of tokens (rule 9) and a chunk of the vocabulary at a time. The outer loop is over blocks, with float32 sums of
+// dhidden for one block. In it dweight accumulates in place if it is float32 or there is one block, else in float32 sums. Where
+// these would outgrow sums of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. Sums
+// of LoRA's gradients follow. Fused gradients of logits skip groups of rows without a scored one: a block holds the hidden
+// states, gradients and sums of dhidden of the others, and then zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)
@@ -162,7 +162,7 @@ class Backward {
     }
   }
 
-  // Of rows [i, i + rows) of the step's and its columns; logits and their gradients at `logits`.
+  // The call for rows [i, i + rows) of the step and its columns, with logits and their gradients at `logits`.
   LogprobBackwardParams of_rows(std::int64_t i, std::int64_t rows, void* logits) const {
     LogprobBackwardParams q = p_;
     move_to_rows(&q, row_ + i, rows);
@@ -179,7 +179,7 @@ class Backward {
     return q;
   }
 
-  // Of the step's gradients and `weight`, whose rows are the step's columns: `sums`, which go on from chunk to chunk.
+  // The product of the step's gradients and `weight`, whose rows are the step's columns. `sums` go on from chunk to chunk.
   LinearInputGradParams sums_over_columns(const void* weight, std::int64_t stride, std::int64_t width,
                                           float* sums) const {
     LinearInputGradParams q;

@@ -48,8 +48,8 @@ class Pieces {
 // with a scored row come first, and the rest is zeros.
 void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows,
                  const ScoredGroups* groups, void* to, Device device, Stream stream);
-// And back: rows of gradients, side by side (with `groups` as above), to rows [row, row + rows) of `to`, which begins with
-// the first of these and has stride `to_stride`; zeros where they are not scored. from may be `to`.
+// The way back: scatters rows of gradients, side by side (with `groups` as above), to rows [row, row + rows) of `to`. `to`
+// begins with the first of these and has stride `to_stride`. Rows that are not scored get zeros. `from` may be `to`.
 void return_scored(const LogprobInput& p, std::int64_t row, std::int64_t rows, const ScoredGroups* groups,
                    const void* from, void* to, std::int64_t to_stride, std::int64_t columns, DType dtype, Device device,
                    Stream stream);
@@ -71,7 +71,7 @@ struct LoraRows {
   float* sums = nullptr;
   void* u = nullptr;
   void take(Pieces* pieces, const Head& head, std::int64_t rows);
-  // Of rows of `hidden` that are side by side.
+  // Computes for rows of `hidden` that are side by side.
   void compute(Head head, const void* hidden, std::int64_t rows, Device device, Stream stream) const;
 };
 

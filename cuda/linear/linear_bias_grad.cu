@@ -1,6 +1,5 @@
-// dbias, compiled once per architecture: a block has a few columns of all rows. Of 8192 rows at a time each thread
-// adds 64 that follow one another, eight columns of them; the threads of a warp, then the warps, are the tree over
-// these groups.
+// dbias, compiled once per architecture: a block has a few columns of all rows. It takes 8192 rows at a time, and a thread
+// adds 64 consecutive ones of eight columns. The threads of a warp, then the warps, are the tree over these groups.
 // Bound by HBM: dy is read once.
 #include "../common/alignment.h"
 #include "../common/element_dtype.cuh"

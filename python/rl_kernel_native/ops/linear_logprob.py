@@ -313,9 +313,9 @@ def linear_logprob_partial(
     lora_scale: float = 1.0,
     workspace_bytes: int = 512 << 20,
 ) -> ArrayT:
-    """:func:`logprob_partial` of a shard of a head: ``weight_shard`` has rows ``vocab_start`` on of ``vocab_size``, and
-    ``bias`` and ``lora_b`` their elements and rows; ``lora_a`` is whole. :func:`logprob_merge` makes results of the
-    statistics of all shards, with the bits of :func:`linear_logprob` of the whole; with torch.distributed, and with
+    """:func:`logprob_partial` of a shard of a head. The shard ``weight_shard`` has rows ``vocab_start`` on of
+    ``vocab_size``; ``bias`` and ``lora_b`` follow it, ``lora_a`` is whole. Then :func:`logprob_merge` turns all shards'
+    statistics into results, with the bits of :func:`linear_logprob` of the whole. With ``torch.distributed``, and with
     gradients, ``process_group`` does both.
 
     Args: as for :func:`linear_logprob` and :func:`logprob_partial`.

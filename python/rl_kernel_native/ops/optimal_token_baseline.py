@@ -76,8 +76,8 @@ def optimal_token_baseline(
     eps: float = 1e-8,
     cu_seqlens: AnyArray | None = None,
 ) -> OptimalTokenBaseline[ArrayT]:
-    """Returns less a baseline of each position of a group, ``sum(G W) / sum(W)`` over the group's sequences: G the
-    reward to go, W what the gradients of the tokens so far vary by, the sum of ``1 - 2 p + sum(p^2)``.
+    """Returns less a baseline of each position of a group, ``sum(G W) / sum(W)`` over the group's sequences. G is the
+    reward to go. W is the variance of the gradients of the tokens so far, the sum of ``1 - 2 p + sum(p^2)``.
 
     A group has the same bits wherever it stands, padded and packed, and on every backend; nothing waits for the host.
     Nothing here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.

@@ -82,7 +82,7 @@ class SampleColumns {
   }
   RLK_DEVICE bool survives(float z) const { return least_ == 0 || mass_of(z) >= least_; }
 
-  // Of all threads' values; every thread gets it.
+  // Reduces all threads' values; every thread gets the result.
   template <class F>
   RLK_DEVICE std::uint64_t reduce(std::uint64_t value, F combine) const {
     team_.barrier();

@@ -53,7 +53,7 @@ class RowSelection : SampleColumns<Team, T, kExp> {
     RLK_UNROLL_NOT
     for (std::int64_t i = team_.thread(); i < list_size_; i += team_.threads()) fn(s_.list[i], z_of_rank(s_.list[i]));
   }
-  // Of this thread's present columns.
+  // Visits this thread's present columns.
   template <class F>
   RLK_DEVICE void each_present(F fn) const {
     constexpr int kAhead = Team::kAhead;
@@ -136,9 +136,9 @@ class RowSelection : SampleColumns<Team, T, kExp> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // The rank of the column, or one between it and the next, at which those up to it (of the ones up to last_ that survive)
-  // are `count`, or their mass is `mass` where that is not kLastRank; of the last column if there are not so many.
-  // of_bounds: the list has ranks that bound columns; the columns up to the one found replace it.
+  // Cuts the columns that survive up to last_. Returns a rank from that of the last kept column to below the next. Kept are
+  // `count` columns, or as many as reach `mass` where that is not kLastRank; all, if there are not so many.
+  // of_bounds: the list has ranks that bound columns, and the kept columns replace it.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;
     std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;

@@ -75,7 +75,7 @@ RLK_HD int set_bits_of(std::uint32_t word) {
   return __builtin_popcount(word);
 #endif
 }
-// Of a word that is not 0.
+// The word must not be 0.
 RLK_HD int lowest_bit_of(std::uint32_t word) {
 #if defined(__CUDA_ARCH__)
   return __ffs(static_cast<int>(word)) - 1;
