@@ -28,6 +28,7 @@ constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloa
 #if RLK_TEST_HIP
 constexpr bool kBadListsThrow = false;
 constexpr Exp kExps[] = {Exp::kPortable};
+constexpr bool kInTurn = true;                      // two options that do not meet take turns: the emulation is slow
 constexpr std::int64_t kOrderWidths[] = {64, 192};  // one a tile: the emulation is slow
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee};
 void run(const AttentionParams& p) { rlk::hip::attention(p, 0, 0); }
@@ -35,6 +36,7 @@ void run(const AttentionBackwardParams& p) { rlk::hip::attention_backward(p, 0, 
 #else
 constexpr bool kBadListsThrow = true;
 constexpr Exp kExps[] = {Exp::kPortable, Exp::kHardware};
+constexpr bool kInTurn = false;
 constexpr std::int64_t kOrderWidths[] = {64, 128, 192, 256};
 constexpr Arithmetic kForwardArithmetics[] = {Arithmetic::kIeee, Arithmetic::kSm90};
 void run(const AttentionParams& p) { rlk::cpu::attention(p); }
@@ -167,12 +169,14 @@ TEST_F(Attention, LengthsAroundBlocksAndTiles) {
                                                                        {{64, 257}}}) {
     for (const DType dtype : kFloatTypes) {
       for (const bool causal : {true, false}) {
+        ++seed;
+        if (kInTurn && causal == ((seed - 1) / 2 % 2 == 0)) continue;
         Case c{lengths};
         c.dtype = dtype;
         c.causal = causal;
         c.exp = kExps[seed % std::size(kExps)];
         c.dlse = seed % 3 != 0;
-        c.seed = ++seed;
+        c.seed = seed;
         ASSERT_NO_FATAL_FAILURE(check(c));
       }
     }
@@ -269,12 +273,14 @@ TEST_F(Attention, SplitsMerge) {
   for (const auto& [keys, window] : std::vector<std::pair<std::int64_t, std::int64_t>>{
            {kSplit, 0}, {kSplit + 1, 0}, {3 * kSplit + 700, 0}, {2 * kSplit + 900, kSplit - 300}, {10300, 0}}) {
     for (const float spread : {1.0f, 100.0f}) {
+      ++seed;
+      if (kInTurn && (spread == 1.0f) == ((seed - 1) / 2 % 2 == 0)) continue;
       Case c{{{2, keys}}};
       c.window = window;
       c.dtype = kFloatTypes[seed % 3];
       c.exp = kExps[seed % std::size(kExps)];
       c.spread = spread;
-      c.seed = ++seed;
+      c.seed = seed;
       ASSERT_NO_FATAL_FAILURE(check(c));
     }
   }
