@@ -34,7 +34,7 @@ inline void report(const char* what, const Shape& s, int warps, bool chosen, dou
   std::fflush(stdout);
 }
 
-// Of the command line: --plans runs every number of warps. False: a wrong one, or no GPU.
+// Reads the command line: --plans runs every number of warps. False: a wrong one, or no GPU.
 inline bool read_options(int argc, char** argv, bool* every_plan) {
   return CommandLine().flag("plans", every_plan).read(argc, argv) && has_hopper();
 }

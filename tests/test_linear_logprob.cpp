@@ -218,7 +218,7 @@ TEST_P(LinearLogprob, IsLogprobOfLinear) {
     EXPECT_TRUE(same(got_db, want_db));
   });
   b.dh_segments = 1;
-  // Of 16 bits: rounded once, however many blocks of tokens.
+  // 16 bits: rounded once, however many blocks of tokens.
   std::vector<std::uint16_t> narrow(want_dw.size());
   b.dweight = narrow.data();
   b.dweight_dtype = DType::kBFloat16;

@@ -116,7 +116,7 @@ class BlockSums {
   Eight groups_[kTileKeys / kAttentionGroup] = {};
 };
 
-// Of columns the row does not see, p is whatever: kNothing is stored.
+// p may be anything in columns that the row does not see: kNothing is stored there.
 template <class T>
 RLK_HD bool store_weights(float* to, Mask contributes, Mask in, Floats p) {
   const Floats nothing = float_of(splat(kNothing));

@@ -33,7 +33,7 @@ struct AttentionLanes {
   // What contributes nothing becomes kNothing. Whether any of what the row sees does.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
-  // Of backward: scores and dp become p and ds as elements of dtype hold them, kNothing as above. u and delta are those
+  // Backward: scores and dp become p and ds as elements of dtype hold them, kNothing as above. u and delta are those
   // of column j at j * step.
   bool (*gradients)(float* scores, float* dp, AttentionColumns sees, float c, const float* u, const float* delta,
                     int step, Exp exp, DType dtype);

@@ -97,7 +97,7 @@ RLK_HD void rotate_row(const RopeRow& row) {
     const int count = row.pairs - i < kLanes ? static_cast<int>(row.pairs - i) : kLanes;
     const RopeAngle<Floats> angle = {load_floats(row.cos_a + i, count), load_floats(row.sin_a + i, count),
                                      load_floats(row.cos_b + i, count), load_floats(row.sin_b + i, count)};
-    // Of interleaved pairs the first vector has the first ones: all, where there are few.
+    // The first vector has the first interleaved pairs: all, where there are few.
     const int first = kInterleaved ? (2 * count < kLanes ? 2 * count : kLanes) : count;
     const int second = kInterleaved ? 2 * count - first : count;
     const std::int64_t at_a = (kInterleaved ? 2 * i : i) * kBytes<T>;

@@ -11,7 +11,7 @@ void compute_gradients(const LinearLogprobBackwardParams& p, Device device, Stre
 // Empty sums.
 void dhidden_of_no_columns(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
-// Of no rows, or a head without columns: main_grad as it is, and zeros.
+// For no rows, or a head without columns: main_grad as it is, and zeros.
 void gradients_of_nothing(const LinearLogprobBackwardParams& p, Device device, Stream stream);
 
 }  // namespace rlk

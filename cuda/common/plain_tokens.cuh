@@ -245,7 +245,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   return of;
 }
 
-// Of a warp: its own, or its block's. As lane_again.
+// The warp's own, or its block's. As lane_again.
 __device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
   unsigned block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));

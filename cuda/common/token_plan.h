@@ -24,7 +24,7 @@ inline TokenPlan choose_token_plan(const Sequences& q, int multiprocessors) {
   }
   return {tile};
 }
-// Of any plan that is chosen, whatever the device: slots and blocks are most where tiles are least.
+// Bounds every plan that is chosen, whatever the device: slots and blocks are most where tiles are least.
 template <class Batch>
 std::int64_t most_workspace_bytes(const Sequences& q) {
   return TokenWorkspace<Batch>(q, mean_length(q) <= kWarpTokens ? kWarpTile : kLeastPlanTile, nullptr).bytes;

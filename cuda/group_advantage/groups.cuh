@@ -20,7 +20,7 @@ struct GroupBlock : WarpBlock {
   __device__ __forceinline__ MemberCounts* counts() const { return shared_counts; }
 };
 
-// Of this warp: a group, or a sequence.
+// This warp's group, or sequence.
 __device__ __forceinline__ std::int64_t warp_of_grid() {
   return std::int64_t{blockIdx.x} * (kGroupThreads / 32) + threadIdx.x / 32;
 }

@@ -29,7 +29,7 @@ RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int blo
   return scored > 0 ? scored : 1;
 }
 
-// Of at most kFewRows rows: strips, of which as many are whole as keep all blocks equally busy; the rest goes by tiles.
+// For at most kFewRows rows: strips. As many are whole as keep all blocks equally busy; the rest goes by tiles.
 struct HeadItems {
   int whole, all;  // items from `whole` on are cut into tiles, a node each
 };

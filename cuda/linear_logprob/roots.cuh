@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   if (threadIdx.x % kWarp == 0) write_row(p, n.target_z, row, place, target, root);
 }
 
-// Of a launch without groups. Nothing waits for the target: its load is under way beside those of the nodes.
+// For a launch without groups. Nothing waits for the target: its load is under way beside those of the nodes.
 template <bool kMoments>
 __global__ void __launch_bounds__(kWarpsOfFewRows* kWarp)
     linear_logprob_few_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {

@@ -130,7 +130,7 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
   if (threadIdx.x == 0) memory.sums[sequence] = total;
 }
 
-// Of the batch, from what its sequences have: the mean, or the variance.
+// The batch's mean, or variance, from what its sequences have.
 template <bool kSquares>
 __global__ void __launch_bounds__(kWhitenBatchThreads)
     whiten_batch_kernel(const __grid_constant__ MaskedWhitenParams p) {

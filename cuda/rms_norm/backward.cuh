@@ -233,7 +233,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
   }
 }
 
-// Of a stage, a step of two rows: dy, h and, with kThird, the gradient of the new residual of a block's own row; dy and h of the
+// A stage, a step of two rows: dy, h and, with kThird, the gradient of the new residual of a block's own row; dy and h of the
 // other's kOwn octets, whose chains the thread has.
 template <class T, int kOctets, bool kThird>
 struct HalfShape {

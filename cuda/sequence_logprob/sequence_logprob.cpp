@@ -10,7 +10,7 @@
 
 namespace rlk::cuda {
 SequencePlan choose_plan(const SequenceLogprobParams& p) {
-  // Of packed sequences the host does not know the lengths: their mean stands for them.
+  // The host does not know the lengths of packed sequences: their mean stands for them.
   const bool packed = p.cu_seqlens.data != nullptr;
   const std::int64_t length = packed ? p.num_tokens / std::max<std::int64_t>(p.num_sequences, 1) : p.num_tokens;
   for (const SequencePlan& plan : kSequencePlans) {

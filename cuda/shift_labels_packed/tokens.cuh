@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kTileThreads) span_mask_kernel(const __grid_co
   __shared__ std::int64_t shared[2];
   span_mask_block<PlainMemory>(p, blockIdx.x, static_cast<int>(threadIdx.x), shared, [] { __syncthreads(); });
 }
-// Of a warp: groups of 32 positions, whose ids are read together.
+// A warp's groups of 32 positions, whose ids are read together.
 constexpr int kTurnGroups = 8;
 constexpr int kTurnWarps = 8;  // of a block
 
@@ -135,7 +135,7 @@ inline void run(const ToolMaskParams& p, cudaStream_t stream) {
     check(cudaMemsetAsync(p.mask, 0, static_cast<std::size_t>(p.num_tokens), stream), "clearing of tool_mask");
   }
   if (p.num_sequences == 0) return;
-  // Of packed sequences the host does not know the lengths: their mean stands for them.
+  // The host does not know the lengths of packed sequences: their mean stands for them.
   const std::int64_t length = p.cu_seqlens.data != nullptr ? p.num_tokens / p.num_sequences : p.num_tokens;
   const int warps = length <= 32 * kTurnGroups ? 1 : kTurnWarps, sequences = kTurnWarps / warps;
   tool_mask_kernel<<<static_cast<unsigned>((p.num_sequences + sequences - 1) / sequences), 32 * kTurnWarps, 0,

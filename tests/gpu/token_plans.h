@@ -50,7 +50,7 @@ class DeviceArrays {
   void put(const std::vector<float>& host, const float** array) {
     if (*array != nullptr) *array = static_cast<const float*>(put(host.data(), host.size() * sizeof(float)));
   }
-  // Of a case of the host: cuts and mask.
+  // A host case's cuts and mask.
   template <class Case>
   void put(const Case& c, Sequences* q, TokenMask* mask) {
     if (mask->data != nullptr) mask->data = put(c.mask.data(), c.mask.size());

@@ -83,7 +83,7 @@ class MaskStretch {
  private:
   static constexpr int kAhead = 2;  // vectors of flags of a thread that are under way together
 
-  // Of a lane: of what a wave shares there would be more than scalar registers.
+  // In a vector register: kept wave-uniform, such values exceed the SGPR budget.
   static RLK_DEVICE int thread() { return static_cast<int>(Gpu::of_lane(static_cast<std::uintptr_t>(Gpu::thread()))); }
 
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {

@@ -49,7 +49,7 @@ enum : int {  // of kMismatchDifferences
   kSumChi2,
   kDifferenceSums,
 };
-// Of kMismatchProbabilities: what probabilities lack to 1, then they themselves; maxima are of the same.
+// kMismatchProbabilities: what probabilities lack to 1, then they themselves; maxima likewise.
 constexpr int kSumMissing = 0, kSumPresent = 2, kProbabilitySums = 4;
 enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
 constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the others are counted with the probabilities

@@ -22,7 +22,7 @@ constexpr int kPackLog2Threads = 7;  // of a block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // of a thread
 constexpr int kPackTogether = 4;  // of these, whose loads are under way together
-// Of a block that fills a run: many, since where the bound is the number of tokens all of these blocks are for nothing.
+// Bytes of a block that fills a run: many, since where the bound is the number of tokens all of these blocks are for nothing.
 constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;
 
 struct PackShare {

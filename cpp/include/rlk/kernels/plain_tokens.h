@@ -13,7 +13,7 @@
 
 namespace rlk {
 
-// Of a token: its share of the lower sums, and of the first maximum.
+// A token's share of the lower sums, and of the first maximum.
 template <class F>
 struct PlainSums {
   F sum[kLowerSums];

@@ -36,7 +36,7 @@ struct SpreadShared {
   SpreadSpan spans[kTokenThreads];
   float shares[kTokenThreads];  // of a span, what each of its tokens gets; its reward until they are counted
   std::uint32_t counts[kTokenThreads];
-  // Of a wave: how many spans are left from the first on that is none; whether spans overlap.
+  // One value a wave: how many spans are left from the first invalid one on; whether spans overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
   float reward, cost, lagrange;  // of the sequence, as given
   float blank, blank_combined;   // what its tokens begin with: NaN where its cuts are not good
@@ -86,7 +86,7 @@ class RewardSpread {
   static constexpr int kNowhere = -kQuad, kBehind = std::numeric_limits<std::int32_t>::max();
 
   RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
-  // Of a lane: of what a wave shares, and of conditions that hold over a loop, there would be more than scalar registers.
+  // In vector registers: wave-uniform values and conditions that hold over a loop exceed the SGPR budget.
   static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
     return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
   }
@@ -267,7 +267,7 @@ class RewardSpread {
     if (p.costs != nullptr) Gpu::store_quad(in_global(p.costs) + to, Quad{});
     if (p.combined != nullptr) Gpu::store_quad(in_global(p.combined) + to, of_counted(run.combined));
   }
-  // Of any kind. i: the first turn that ends behind it, or the first span.
+  // A position of any kind. i: the first turn that ends behind it, or the first span.
   RLK_DEVICE void write_quad(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.counted_of(at);

@@ -14,7 +14,7 @@ RLK_HD std::int64_t integer_at(const void* data, DType dtype, std::int64_t i) {
   return Memory::global(static_cast<const std::int32_t*>(data))[i];
 }
 
-// Of numbers that are not negative: in 32 bits where they have no more.
+// Divides numbers that are not negative, in 32 bits where they have no more.
 RLK_HD std::int64_t quotient(std::int64_t a, std::int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   return a / b;

@@ -67,7 +67,7 @@ struct TotalsShared {
   TotalsOf<Batch> node[kMostGatherWaves], total;
 };
 
-// Of one for each lane of a wave the total, to `*to`: sums by the tree over lanes.
+// Adds up the partial results of a wave's lanes, to `*to`: sums by the tree over lanes.
 template <class Gpu, class Batch>
 RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);

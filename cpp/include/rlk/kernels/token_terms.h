@@ -65,7 +65,7 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// Of terms all of whose sums are over their tokens: base of theirs. Others say of which params this holds, and what the
+// Base of terms all of whose sums are over their tokens. Others say of which params this holds, and what the
 // last four are otherwise by the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
@@ -85,7 +85,7 @@ struct LowerSums : EverySum {
     return false;
   }
 };
-// Of terms that count alone: their sums are not looked at.
+// For terms that only count: their sums are not read.
 struct NoSums : LowerSums {
   static constexpr bool kHasSums = false;
 };

@@ -32,6 +32,7 @@
 //     fl(O_b * f(m_b - m))), l like O_d. A split that contributed nothing, or the first, changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))            natural log of sum_j exp(scale s_j)
 //   A row that sees keys and whose root is the identity is NaN, as are one with a NaN score and one with m >= 2^21.
+//
 // bf16 and fp16 products on sm_90 follow rule 1 of the matrix units, forward and backward. There
 //   s_j is one accumulator from +0 over steps of 16 columns d, the last one filled up with +0; dp_ij likewise
 //   O_d goes on, in each block with a key that the row sees and a prefix that contributes, over steps of 16 keys counted

@@ -1,9 +1,9 @@
 // THE CONTRACT of covariance_mask: which tokens clip-cov and kl-cov single out by the covariance of their log-probability and
 // their advantage, what policy_loss takes as `selected`; and which have a high entropy. Rules are those of docs/numerics.md; docs/objectives.md has the
-// sources. Written formulas are fp32, one rounding an operation, in the order shown; exp is that of math/. min and max keep
-// their first operand where the second is no improvement, and so a NaN in it.
+// sources. Written formulas are fp32, one rounding an operation, in the order shown; exp is that of math/. Minimum and
+// maximum keep their first operand where the second is no improvement, and so a NaN in it.
 //
-// Sequences, sums: rlk/tokens.h. Of a token l = logprob, o = old_logprob, A = advantage; N the number of tokens of all
+// Sequences, sums: rlk/tokens.h. A token has l = logprob, o = old_logprob, A = advantage; N the number of tokens of all
 // sequences, sum() over these, of a sequence and then over sequences.
 //   mean(x)    = fl(sum(x) / N)
 //   c          = fl(fl(A - mean(A)) fl(l - mean(l))); kEntropy: l, which is an entropy then, and A and o are not there

@@ -4,7 +4,7 @@
 // Token t has id = ids[t]; row v = id - vocab_start of the table, which holds ids [vocab_start, vocab_start + num_rows):
 //   bad    : id < 0 or id >= vocab_size: y is NaN, the canonical one of dtype, in every column; nothing is read
 //   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k], the same bits, a NaN's too
-//   another rank's, else: y[t, k] = +0. Of ranks that share a vocabulary one at most has the row, so the sum of all y is
+//   another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all y is
 //            exact in any order; a -0 in the table becomes +0 by it
 // Backward, from dy. The tokens of row v are those that own it, but for id == padding_idx. dy of any other token is not
 // read: a bad id, another rank's and padding_idx give no gradient.
@@ -12,11 +12,12 @@
 //            is s = fl(s + dy[t, k]), ascending, from +0; groups are combined by a perfect binary tree over their index
 //   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or from
 //            main_grad[v, k]; rounded to dweight_dtype last, to nearest even; a NaN is canonical
-// A chain that begins at +0 never gives -0, nor does a tree over such chains, so a group or a subtree without a token of v
-// may be left out or be +0: the bits are the same, and the work is that of the tokens alone.
+//
+// A chain that begins at +0 never gives -0, nor does a tree over such chains. So a group or a subtree without a token of v
+// may be left out or be +0. The bits are the same, and the work is that of the tokens alone.
 // A row without a token is +0, or with main_grad is not touched: neither read nor written.
-// A row of y has the same bits for any number of tokens, any position, shape of ids and stride; a row of dweight for any
-// stride, any other ids and rows, and any shard of the vocabulary. All backends have the same bits.
+// A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has them for
+// any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same bits.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and their
 // backward allocates.
 #pragma once

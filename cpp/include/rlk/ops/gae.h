@@ -1,8 +1,8 @@
 // THE CONTRACT of gae, discounted_returns and vtrace: advantages and returns by a scan over the tokens of each sequence, last
 // to first. Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown.
 //
-// Of a token t that counts (its mask is not zero) next_t is the value of the nearest later token that counts, or, where
-// there is none, the sequence's bootstrap, +0 without one. Its step (c_t, d_t):
+// A token t counts where its mask is not zero. next_t is the value of the nearest later token that counts, else the
+// sequence's bootstrap, +0 without one. The step of t is (c_t, d_t):
 //   gae                c = fl(gamma * lam)   d = fl(fl(fma(gamma, next_t, reward_t)) - value_t)
 //   discounted_returns c = gamma             d = reward_t
 //   vtrace             ratio = exp(fl(logprob_t - rollout_logprob_t)) (math/exp.h), rho = min(ratio, rho_bar),

@@ -11,7 +11,7 @@
 //   which the sums would miss by their rounding.
 //   Alone (n = 1): by `alone` kScore: mean +0, std 1; or kZero: mean is the reward, std +0. n = 0: mean +0, std +0.
 //   batch  : the same of all sequences as one group; n_b of them count
-// Of a member that counts, reward s:
+// A member that counts, with reward s, has
 //   b = mean;  or kLengthMean: fl(l / a), l = fl(sum(fl(length * fl(a s))) / sum(length)), +0 where that sum is 0, s in a
 //       constant group, mean of one that is alone;  or kGiven: baseline[sequence];  or kNone: +0
 //   c = a of the group with scale kGroup, of the batch with kBatch, but 1 in place of more where b is kGiven; else 1
@@ -23,6 +23,7 @@
 //   by_nonzero            : x = fl(fl(fl(n_b / max(number of rewards that are not 0, 1)) * x) / f_norm)
 //   advantage = x; but +0 of an excluded member, and, unless b is kGiven or kNone, in a constant group, in one that is alone
 //   with kZero, and with best_only in one that is alone.
+//
 // mean of the outputs is b, std that of the group, or with scale kBatch of the batch; +Inf where it is too large for a float.
 // Advantages that a float can hold are right for all finite rewards, whether or not their sums and squares are in range.
 // A NaN that counts makes the advantages of its group NaN, and of the batch where that scales. NaN outputs are canonical.

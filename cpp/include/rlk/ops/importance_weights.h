@@ -1,9 +1,9 @@
 // THE CONTRACT of importance_weights: weights that correct a batch for the engine that sampled it, and which tokens are kept.
 // Rules are those of docs/numerics.md; names of frameworks are in docs/objectives.md. Written formulas are fp32, one rounding
-// an operation, in the order shown; exp and expm1 are those of math/. min and max keep their first operand where the second
-// is no improvement, and so a NaN in it.
+// an operation, in the order shown; exp and expm1 are those of math/. Minimum and maximum keep their first operand where the
+// second is no improvement, and so a NaN in it.
 //
-// Sequences, sums: rlk/tokens.h. Of a token d = fl(logprob - rollout_logprob), c = min(max(d, -limit), limit); n the
+// Sequences, sums: rlk/tokens.h. A token has d = fl(logprob - rollout_logprob), c = min(max(d, -limit), limit); n the
 // number of a sequence's tokens, sum() over these.
 // With rollout_neutral d is +0, whatever logprob is, where rollout_logprob is NaN: a weight of 1, of a token that no
 // criterion refuses by itself.
@@ -19,7 +19,7 @@
 //   normalize  w = fl(w / mean): of tokens where the weight is a token's, else of sequences that have a token; 0 stays 0; not
 //              where mean <= 1e-8. Tokens count here whether they are kept or not.
 //   metrics    of weights w before they are normalized and ratios e, u = fl(w - 1); N tokens, S sequences that have one; low' is
-//              low, or 1 / high where that is -Inf. Of tokens weight_mean = sum(w) / N; weight_std = sqrt(V / N) unscaled,
+//              low, or 1 / high where that is -Inf. Over tokens weight_mean = sum(w) / N; weight_std = sqrt(V / N) unscaled,
 //              d and V of rlk/kernels/central_moments.h; ess = 1 / (1 + ((V / N) / m) / m), m the scaled mean, 0 where m is.
 //              Of a sequence a = sum(w) / n is its mean weight, |sum(u) / n| its deviation; seq_mean = sum(a) / S;
 //              seq_std = sqrt(V' / (S - 1)) unscaled, V' as V but of d' = sum(d) / n + fl(m - fl(seq_mean scaled)) for d and S for
@@ -95,8 +95,8 @@ struct ImportanceWeightsParams {
   void* workspace = nullptr;  // importance_weights_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU; on a GPU the sequences beside them have NaN
-// weights, with normalize all have, metrics are NaN, and slots of no sequence are not written.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU the sequences beside them have NaN weights, all
+// sequences with normalize. Metrics are NaN then, and slots of no sequence are not written.
 void importance_weights(const ImportanceWeightsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

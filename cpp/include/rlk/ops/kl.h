@@ -1,8 +1,8 @@
 // THE CONTRACT of kl: estimators of KL(policy, reference), a value a token, with gradients. Rules are those of
 // docs/numerics.md. Written formulas are fp32, one rounding an operation, in the order shown; exp and expm1 are those of
-// math/. min and max keep their first operand where the second is no improvement, and so a NaN in it.
+// math/. Minimum and maximum keep their first operand where the second is no improvement, and so a NaN in it.
 //
-// Of a token l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
+// A token has l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
 //   e = limited(fl(f - l), input_limit)
 //   k1: K = -e, K_l = 1; k2: K = (e / 2) e, -e; k3: expm1(e) - min(e, largest), -expm1(e); abs: |e|, -sign(e), NaN of NaN
 //   largest: the largest number, so that K of an infinite e is an infinity

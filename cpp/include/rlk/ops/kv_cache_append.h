@@ -5,9 +5,9 @@
 // For each token t in [0, num_slots), of all heads and columns:
 //   k_cache[slot[t] / page_size, slot[t] % page_size, h, d] = k[t, h, d]          v_cache likewise
 // Slot -1 belongs to a token that is not kept, such as padding: it is not read. Tokens from num_slots on have no slot and
-// are not read. What no slot names keeps its bytes. Of several tokens with one slot any may be there, in parts too.
-// A slot below -1 or beyond the cache: the CPU throws InvalidArgument before it writes anything; a GPU passes the token
-// over, so that nothing out of range is read or written.
+// are not read. What no slot names keeps its bytes. Several tokens with one slot may leave any of them, in parts too.
+// A slot below -1 or beyond the cache: the CPU throws InvalidArgument before it writes anything. A GPU skips the token, so
+// that nothing out of range is read or written.
 // Caches are given by strides, so each layout of an engine is a view: pages [num_pages, page_size, heads, columns] (NHD),
 // [num_pages, heads, page_size, columns] (HND), K and V as halves of [num_pages, 2, ...] or of [2, num_pages, ...], or
 // columns K|V of one array. The same views are the pages of attention.h.

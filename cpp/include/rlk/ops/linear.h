@@ -19,12 +19,13 @@
 //              and groups are +0)
 //   tree_sum = round(fl(scale * tree over parts + bias[column])), the tree and the rounding of y with k_segments; scale is
 //              one fp32 multiplication, none where it is 1
+//
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
 // arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU; on
 // a GPU they are the unit's.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
-// allow_vendor: a library of the hardware's vendor may serve a product that is recorded for it (linear_vendor_products):
-// on this GPU and with this version it had these bits and took less time.
+// allow_vendor: a library of the hardware's vendor may serve a product that is recorded for it (linear_vendor_products). On
+// this GPU and in this version it had these bits and took less time.
 #pragma once
 
 #include <compare>

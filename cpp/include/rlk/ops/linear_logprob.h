@@ -26,8 +26,8 @@
 //              dlora_b, dlora_a: the dweight of ops/linear.h of dy = g and x = u, and of dy = v and x = hidden
 //              with dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, which the tree
 //              adds; dlora_a is the fold over the parts that have columns, ascending, each part's blocks of 8192 rows in
-//              turn: one fp32 addition each, rounded at the end. Of a shard dhidden with dh_segments = 1 and dlora_a are
-//              shares of sums over all shards, of the shard's own v.
+//              turn: one fp32 addition each, rounded at the end. A shard's dhidden with dh_segments = 1, and its dlora_a,
+//              are shares of sums over all shards, made of its own v.
 // Workspace and its size decide how much is computed at once, never a bit. dweight without main_grad may hold anything else
 // until the call is done.
 #pragma once

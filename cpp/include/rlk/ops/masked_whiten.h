@@ -10,8 +10,8 @@
 //   var    = fl(fl(v / a) / a)
 //   rstd   = fl(1 / fl(sqrt(fl(v + fl(fl(eps a) a)))))
 //   y      = fl(d * rstd), or, without shift_mean, fl(fl(d * rstd) + mean); +0 where a token does not count
-// So y is right for all finite x whose sum is finite, whether or not their squares are in range; var is +Inf where it is too
-// large for a float. Where the sum overflows, mean and var are Inf or NaN, and all y that count are NaN.
+// So y is right for all finite x whose sum is finite, whether or not their squares are in range. Too large a var is +Inf.
+// Where the sum overflows, mean and var are Inf or NaN, and all y that count are NaN.
 // Where all tokens that count are equal, one alone too, mean is what they are, -0 taken for +0, and var and every d are +0.
 // n = 0: mean and var are +0.
 // What tokens that do not count hold is never looked at. A row's trailing padding changes no bit, and packed is padded; the

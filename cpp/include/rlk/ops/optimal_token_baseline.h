@@ -2,7 +2,7 @@
 // returns by how much their gradients vary (OTB). Rules are those of docs/numerics.md. Written formulas are fp32, one rounding
 // an operation, in the order shown; exp is that of math/. Sequences: rlk/tokens.h.
 //
-// Of a token t of a sequence that counts (its mask is not zero), l = logprob, q = sum_p_sq, s = importance weight:
+// A token t of a sequence counts where its mask is not zero; l = logprob, q = sum_p_sq, s = importance weight:
 //   w = max((1 - 2 exp(l)) + q, +0), or with importance weights that times fl(s s)
 //   G = the rewards that count from t on, or, where rewards are one a sequence, that reward: of its last token
 //   W = the w that count up to t

@@ -1,10 +1,10 @@
 // THE CONTRACT of policy_loss: the clipped policy objectives, their KL and entropy terms, gradients and metrics, in one
 // pass over per-token log-probabilities. Rules are those of docs/numerics.md; docs/objectives.md has the names of papers
 // and frameworks. Written formulas are fp32, one rounding an operation, in the order shown; exp, expm1, log2 and sigmoid
-// are those of math/. min and max keep their first operand where the second is no improvement, and so a NaN in it.
+// are those of math/. Minimum and maximum keep their first operand where the second is no improvement, and so a NaN in it.
 //
 // x * y is fl(x y), and +0 of a zero and an infinity, whose limit it is. A term whose coefficient is 0 is in no sum.
-// Sequences, sums: rlk/tokens.h. Of a token l = logprob, o = old_logprob (l itself where there is none), A = advantage,
+// Sequences, sums: rlk/tokens.h. A token has l = logprob, o = old_logprob (l itself where there is none), A = advantage,
 // f = ref_logprob, m = rollout_logprob, H = entropy; n the number of a sequence's tokens, sum() over these.
 //
 // Log-ratio  x, and its ratio r = exp(x) with slope r' = r, or 0 where a limit holds:
@@ -45,8 +45,8 @@
 // is 0, NaN where D is negative, infinite or NaN. D = denominator, else the number of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0,
 // whatever it multiplies.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l); where the ratio is a sequence's and straight_through is not
-// set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric, with sum(w A) over A > 0 or NaN, and over A < 0,
-// as the only sums, without selected tokens that are dropped, 0 where that is 0. What kl_times_ratio gives its tokens has
+// set, P_x is the same for its tokens: sum(w P_x) times 1, or 1 / n of kGeometric. Its only sums are sum(w A) over A > 0 or
+// NaN, and over A < 0. Selected tokens that are dropped are in neither, and P_x is 0 where a sum is 0. What kl_times_ratio gives its tokens has
 // the share h = 1, or 1 / n: of the token itself fl(fl(h min(K, largest)) + K_l) * r, of k3 fl(-(e * r) - fl(1 - h) * (K r)), and of
 // the others fl(h r') * fl(sum(K) - K), K that of min(e, 80) there. d_entropy = -entropy_coef weight; with entropy_token_mean
 // the weight of H is entropy_scale / number of tokens. Masked: +0.

@@ -1,10 +1,10 @@
 // THE CONTRACT of preference_loss: losses of pairs of sequences, one chosen and one rejected, from their log-probabilities,
 // with the gradients. Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order
-// shown; logsigmoid, sigmoid, exp, expm1, log1p and log2 are those of math/. `beta` and the constants that follow from the
+// shown; logsigmoid, sigmoid, exp, expm1, log1p and log2 are those of math/. The number `beta` and constants made of the
 // options (margin, half, log_keep, log_flip, unflipped) are computed in double and rounded once. x * y is fl(x y), and +0
 // of a zero and an infinity.
 //
-// Of a side (w chosen, l rejected), with n = fl(max(count, 1)) where counts are given:
+// A side (w chosen, l rejected) has, with n = fl(max(count, 1)) where counts are given:
 //   a = fl(policy - ref), or policy without a reference
 //   x = a, or fl(a / n) with Average::kLogprob
 //   score kLogRatio: s = x, s' = 1      kForwardKl: s = -expm1(-x), s' = exp(-x)
@@ -46,7 +46,7 @@
 // either side, ascending, equal ones by index, NaN last. Loss k is kSigmoid's of delta = the k-th of the first less the k-th of
 // the second. ranks[0, i] is the place of pair i among the first, ranks[1, i] among the second.
 //   metrics  = means of losses, chosen rewards, rejected rewards, margins fl(reward_w - reward_l) and of reward_w > reward_l:
-//              sums over pairs by math/tree_sum.h, fl(sum / fl(num)); 0 of none. Of kKto the margin is the
+//              sums over pairs by math/tree_sum.h, fl(sum / fl(num)); 0 of none. kKto's margin is the
 //              chosen mean less the rejected mean and the last is NaN.
 // A NaN result is canonical. A pair has the same bits in any batch (but for the sorted ones), and on every backend.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.

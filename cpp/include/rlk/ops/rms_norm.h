@@ -16,8 +16,8 @@
 //            perfect binary tree over their index, missing ones +0. The first block is added to main_grad where that is
 //            given, else taken as it is; each later one is added to the result, ascending; rounded to dweight's dtype last
 // A rounding has the derivative 1: g stays fp32 under round_before_weight, and only dw sees what was multiplied.
-// A row of y, new_residual, rstd or dx has the same bits for any number of rows, any position and stride, and all outputs
-// have the same bits on every backend. NaN results are canonical. A NaN makes its row NaN; squares that overflow make
+// A row of y, new_residual, rstd or dx has the same bits for any number of rows, any position and stride. All outputs have
+// the same bits on every backend. NaN results are canonical. A NaN makes its row NaN; squares that overflow make
 // rstd 0, so that finite values give zeros and infinities NaN; other rows do not see it. An empty row's mean is +0.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once

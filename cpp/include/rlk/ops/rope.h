@@ -19,7 +19,7 @@
 // which for equal angles is the rotation by the negative angle. A rounding has the derivative 1. cos and sin are constants.
 // A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every backend.
 // NaN results are canonical; copied columns keep theirs.
-// An id outside of [0, max_position): the CPU throws InvalidArgument before it writes anything; a GPU takes NaN for the
+// An id outside of [0, max_position): the CPU throws InvalidArgument before it writes anything. A GPU takes NaN for the
 // angles of the pairs that would have used it, reads nothing, and leaves other tokens alone.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once

@@ -21,9 +21,11 @@
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones with them, at T = 1
 // The draw descends that tree. r = word w of the token, stream 0 (ops/random_bits.h); it goes to the left child where
 //   r * S_both < 2^32 * S_left                               exact; S_left at S_both's reference, as combine() scales it
-// Words: 0, 1, 2 above the eight parts, from the root down; 7 + h where both children have height h above the leaves (0: two
-// leaves); in the leaf, at that leaf's reference, 3, 4, 5 for ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back, then 6:
-// of the chain's kept columns the first whose prefix sum P, itself included, has r * P_last < 2^32 * P.
+// Words, one a level:
+//   0, 1, 2   above the eight parts, from the root down
+//   7 + h     where both children have height h above the leaves (0: two leaves)
+//   3, 4, 5   in the leaf, at its reference: ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back
+//   6         along the chain: its first kept column whose prefix sum P, itself included, has r * P_last < 2^32 * P
 // Greedy rows: the first rank; logprob at temperature 1 over the present columns; T, top_k, top_p, min_p and the keys are not
 // read.
 //

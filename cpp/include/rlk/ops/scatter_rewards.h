@@ -20,10 +20,10 @@
 // reward that is left out: it is in its sequence's output, at its own place. So is an infinity.
 // Masked tokens: +0, and nothing in a masked slot decides a bit. No zero has a sign, and NaN results are canonical. A sequence
 // has the same bits padded or packed, in any batch, at any strides, and on every backend.
-// A span that is not 0 <= begin <= end <= length, or span_offsets that do not ascend from 0 to num_spans: InvalidArgument on the
-// CPU, before it writes anything; on a GPU R of that sequence is NaN, and its spans from there on have no reward. Bad
-// offsets (docs/tokens.md): InvalidArgument on the CPU; on a GPU all rewards of the sequences beside them are
-// NaN, their lengths 0, and slots of no sequence are not written.
+// A span that is not 0 <= begin <= end <= length, or span_offsets that do not ascend from 0 to num_spans: the CPU throws
+// InvalidArgument before it writes anything. On a GPU R of that sequence is NaN, and its spans from there on have no reward.
+// Bad offsets (docs/tokens.md): InvalidArgument on the CPU. On a GPU the sequences beside them have NaN rewards and lengths
+// of 0, and slots of no sequence are not written.
 // Enqueues on `stream`; neither allocates nor synchronises.
 #pragma once
 

@@ -7,13 +7,13 @@
 //   sum      = the perfect binary tree over x (math/tree_sum.h): the sum that every operator forms over a sequence's tokens
 //   count    = the tokens that count, in 64 bits
 // An empty or wholly masked sequence has sum +0 and count 0. A sum has the same bits padded and packed, for any number of
-// sequences, at any position and stride, for any length of padding to its right, and on every backend.
+// sequences, at any position and stride, and on every backend. Padding to its right changes none.
 // Sums of parts: cut a sequence at multiples of 2^k positions; the sums of the parts, taken as the tokens of a sequence, have
 // the sum of the whole, bit for bit.
 //   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens of no sequence
 // `round` is to dtype, nearest even. A NaN is canonical.
 // Offsets that are no offsets (rlk/tokens.h): the CPU throws InvalidArgument before it writes anything. A GPU gives
-// such a sequence NaN, count 0 and status 1, reads nothing for it, and its tokens get gradient +0; of offsets that
+// such a sequence NaN, count 0 and status 1, reads nothing for it, and its tokens get gradient +0. Where offsets
 // overlap, a token gets the gradient of one sequence that has it.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once

@@ -4,7 +4,7 @@
 // Sequences lie padded or packed, as rlk/tokens.h says; a position is a token's distance from its sequence's first.
 //
 // shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t, t + 1 is in the same sequence, and
-// the mask of t + 1 is not zero; else ignore_index. Of a context-parallel rank, cp_size = C, cp_rank = R:
+// the mask of t + 1 is not zero; else ignore_index. A context-parallel rank, cp_size = C, cp_rank = R, has
 //   contiguous: the packed array is cut in C equal parts: t = R num_tokens / C + j
 //   zigzag    : each sequence of length L is cut in 2C chunks of L / 2C, of which a rank has chunks R and 2C - 1 - R, in this
 //               order; the local array has these of every sequence, one sequence after another, so that its offsets are
@@ -13,12 +13,12 @@
 // ignore_index.
 // loss_mask_from_spans: mask = 1 for a token at position p of sequence i where a span s in [span_offsets[i],
 // span_offsets[i + 1]) has spans[s, 0] <= p < spans[s, 1]; else 0. Spans may overlap and come in any order. The CPU throws for
-// span_offsets that are no offsets of the spans, and for a span that is not 0 <= begin <= end <= the sequence's length; a GPU
-// takes what of it lies in the sequence, and none of a sequence whose span_offsets are none.
+// span_offsets that are no offsets of the spans, and for a span that is not 0 <= begin <= end <= the sequence's length. A GPU
+// takes the part of a span that lies in the sequence, and no span of a sequence whose span_offsets are none.
 // tool_mask: a token at position p opens a turn where the `begin` ids end at p inside of its sequence, and closes one where
 // the `end` ids do and `begin` does not. mask = 1 where the last such event before p is an opening; without include_end 0
-// for tokens of `end` ids all the same. So the ids of `begin` are not the model's, what follows is, up to and with the ids of
-// `end`; a turn that nothing closes goes on to the end of the sequence.
+// for tokens of `end` ids all the same. So the ids of `begin` are not the model's; what follows is, up to and with the ids of
+// `end`. A turn that nothing closes goes on to the end of the sequence.
 // Masks of packed tokens of no sequence are 0, their labels ignore_index.
 // Enqueues on `stream`; neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once

@@ -2,7 +2,7 @@
 // Rules are those of docs/numerics.md. Written formulas are fp32 with the roundings shown, in the order shown; sigmoid, erf,
 // tanh and exp are those of docs/math.md.
 //
-// Of one element, g of gate and u of up:
+// An element has g of gate and u of up:
 //   m = -88 where g < -88, else g
 //   silu     : s = sigmoid(g)
 //              a = fl(m * s)

@@ -1,7 +1,7 @@
 // THE CONTRACT of value_loss: the clipped value loss of PPO, its gradient and metrics, in one pass over tokens. Rules are
 // those of docs/numerics.md. Written formulas are fp32, one rounding an operation, in the order shown.
 //
-// Sequences, sums: rlk/tokens.h. Of a token v = value, o = old_value, R = returns, c = clip, b = huber:
+// Sequences, sums: rlk/tokens.h. A token has v = value, o = old_value, R = returns, c = clip, b = huber:
 //   h(x)  = (x / 2) x where |x| <= b, else b (|x| - b / 2); h'(x) = x limited to +-b. b = Inf: the squared error
 //   w     = fl(o - c) where v is below that, fl(o + c) where v is above that, else v
 //   x     = fl(v - R), y = fl(w - R)
