@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Refuses sentences that are hard to read, in comments and docstrings of the folders named, or of those of FOLDERS.
+"""Refuses sentences that are hard to read, in comments, docstrings and pages.
 
-    python tools/check_prose.py [FOLDER...]
+    python tools/check_prose.py [FOLDER...]          those of FOLDERS, and the pages beside them, where none is named
 
 A sentence begins with its subject, never with "Of", "What of" or "By whoever", and has at most 30 words. Formulas,
 code, tables and lists of names are no sentences.
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("python", "cpp", "cuda", "hip", "bench", "tests", "tools", "examples")
+FOLDERS = ("docs", "python", "cpp", "cuda", "hip", "bench", "tests", "tools", "examples")
+MEASURED = ("cuda", "hip")  # their pages are tables and lists of measurements
 MOST_WORDS = 30
 OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
 COMMENT = re.compile(r"//+ ?(.*)$")
@@ -37,6 +38,16 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type == tokenize.COMMENT
     )
+
+
+def page_prose(text: str) -> Iterator[tuple[int, str]]:
+    """A page without its code, headings apart, and links as the words that they show."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```\s*?$", lambda code: "\n" * code[0].count("\n"), text)
+    text = re.sub(r"(?m)^(#.*)$", r"\n", text)
+    line = 1
+    for paragraph in re.split(r"(\n\s*\n)", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)):
+        yield line, paragraph
+        line += paragraph.count("\n")
 
 
 def cpp_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -88,7 +99,8 @@ def words(sentence: str) -> int:
 
 def faults(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
-    for line, block in (python_prose if path.suffix == ".py" else cpp_prose)(text):
+    prose = {".py": python_prose, ".md": page_prose}.get(path.suffix, cpp_prose)
+    for line, block in prose(text):
         for sentence in sentences(block):
             where = f"{path.relative_to(ROOT)}:{line}"
             if OPENING.match(sentence):
@@ -103,8 +115,13 @@ def main() -> None:
     options = parser.parse_args()
     found = []
     for folder in options.folders or FOLDERS:
+        suffixes = {".py", ".h", ".cpp", ".cu", ".cuh", ".hip", ".md"} - ({".md"} if folder in MEASURED else set())
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh", ".hip"):
+            if path.suffix in suffixes:
+                found += faults(path)
+    if not options.folders:
+        for path in sorted(ROOT.glob("*.md")):
+            if path.name != "CHANGELOG.md":
                 found += faults(path)
     for fault in found:
         print(fault)
