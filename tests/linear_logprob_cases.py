@@ -171,15 +171,16 @@ def lora_failures(h: Head, of_lora: Lora, unit: str = "ieee") -> str:
     return "; ".join(filter(None, wrong))
 
 
-def loss_failures(h: Head, loss: Any, **options: Any) -> str:
-    """As :func:`failures`, of linear_cross_entropy."""
+def loss_failures(h: Head, loss: Any, z: Any = None, **options: Any) -> str:
+    """As :func:`failures`, for linear_cross_entropy and its z-loss."""
     arrays = [float64(t) for t in h[:3]]
     want = rk.linear_cross_entropy_reference(*arrays[:2], h.target.cpu().numpy(), bias=arrays[2], **options)
     z_loss = options.get("z_loss", 0.0)
     allowed = row("linear_logprob", "lse").allowed(max_abs_z=want["max_abs_z"])
-    off = np.where(want["scored"], allowed + z_loss * allowed * (2 * abs(want["lse"]) + allowed), 0.0)
+    weight = np.where(want["scored"], options.get("token_weight", 1.0), 0.0)
+    off = np.where(want["scored"], allowed + z_loss * allowed * (2 * abs(want["lse"]) + allowed), 0.0) * weight
     if options.get("reduction") != "none":
         off = off.sum() / want["divisor"]
-    return beyond(
-        "linear_cross_entropy", "loss", loss, want["loss"], scale=want["scale"], carried=off, terms=len(h.target)
-    )
+    bounds = {"scale": want["scale"], "carried": off, "terms": len(h.target)}
+    found = beyond("linear_cross_entropy", "loss", loss, want["loss"], **bounds)
+    return found or ("" if z is None else beyond("linear_cross_entropy", "loss", z, want["z_loss"], **bounds))

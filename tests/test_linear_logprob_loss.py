@@ -239,18 +239,22 @@ def test_token_weights_multiply_rows_and_divide_the_mean(reduction: str) -> None
     divisor = each.sum() if reduction == "mean" else 1.0
     want, want_z = ((x if reduction == "none" else x.sum() / divisor) for x in (of_row + squares, squares))
     want.sum().backward()
-    tolerance = {"rtol": 1e-4, "atol": 1e-5}  # float32 products of 40 columns
-    torch.testing.assert_close(loss.double(), want, **tolerance)
-    torch.testing.assert_close(z.double(), want_z.detach(), **tolerance)
     assert not z.requires_grad
-    for found, slope in zip(leaves, exact, strict=True):
-        torch.testing.assert_close(found.grad.double(), slope.grad, **tolerance)
+    how: dict[str, Any] = {"reduction": reduction, "z_loss": Z_LOSS, "token_weight": w.numpy()}
+    assert not linear_logprob_cases.loss_failures(h, loss, z, **how)
     reference = rk.linear_cross_entropy_reference(
-        *(t.numpy() for t in h[:2]), h.target.numpy(), bias=h.bias.numpy(), reduction=reduction, z_loss=Z_LOSS,
-        token_weight=w.numpy(),
-    )  # fmt: skip
-    np.testing.assert_allclose(loss.detach().numpy(), reference["loss"], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(z.numpy(), reference["z_loss"], rtol=1e-4, atol=1e-5)
+        *(t.double().numpy() for t in h[:2]), h.target.numpy(), bias=h.bias.double().numpy(), **how
+    )
+    ulp = np.finfo(np.float32).eps * abs(want).max().item()  # torch's weights are float32
+    for name, exactly in (("loss", want), ("z_loss", want_z)):
+        assert abs(reference[name] - exactly.detach().numpy()).max() <= ulp
+    of = linear_logprob_cases.head_truth(h)
+    share = each.numpy() / float(reference["divisor"])
+    given = (-1.0 * of.counted * share, 2 * Z_LOSS * of.lse * share, 0.0 * of.lse)
+    off_lse = row("linear_logprob", "lse").allowed(max_abs_z=of.size)
+    facts = linear_logprob_cases.gradient_truth(h, of, given, "ieee", 2 * Z_LOSS * off_lse * share)
+    for name, leaf, slope in zip(("dhidden", "dweight"), leaves, exact, strict=True):
+        assert not beyond("linear_logprob", name, leaf.grad, slope.grad, "float32", **facts[name][1])
 
 
 def test_token_weights_of_one_change_no_bit_of_the_sum() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rl_kernel_native as rk
+
 CALLS = """
 import sys
 import numpy as np
@@ -57,7 +59,7 @@ print(np.__version__)
 
 
 def run(*path: str) -> str:
-    root = Path(__file__).parents[1] / "python"
+    root = Path(rk.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -190,7 +190,11 @@ def _refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
 
 def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:
     labelled = zip(op.arrays, arrays, strict=True)
-    named = {a.label(how): x for a, x in labelled if not (a.number and is_number(x))}
+    named: dict[str, Any] = {}
+    for a, x in labelled:
+        if not ((a.number and is_number(x)) or (a.optional and x is None)):
+            name = a.label(how)
+            named[a.name if name in named else name] = x  # users know both by the name of the first
     required = {a.label(how) for a in op.arrays if not (a.optional or a.number)}
     require_tensors(
         **{name: x for name, x in named.items() if name in required},
