@@ -173,3 +173,12 @@ def test_a_number_that_is_out_of_range_is_refused_in_a_graph_that_serves_others(
     compiled(A, 0.1), compiled(A, 0.2)
     with pytest.raises(Exception, match="eps: expected a finite number > 0 in float32"):
         compiled(A, -1.0)
+
+
+def test_a_nan_beside_a_number_that_changes_is_named_itself() -> None:
+    compiled = torch.compile(
+        lambda x, n: rk.logprob(x, TARGET, temperature=float("nan"), softcap=n), fullgraph=True, backend="aot_eager"
+    )
+    for number in TENTHS[:3]:
+        with pytest.raises(Exception, match="temperature: expected a finite number > 0"):
+            compiled(X, number)

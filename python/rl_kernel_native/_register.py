@@ -98,18 +98,22 @@ def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any])
 
 def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
     """Arguments whose numbers are those of a trace as the operator's kernel takes them: multiplied into a tensor, which
-    torch's own pass knows."""
+    torch's own pass knows. NaN holds their places, so a NaN of the caller's goes into a tensor too."""
     tensors: list[Tensor] = []
+    is_open = False
 
     def each(x: Any) -> Any:
-        if not isinstance(x, (torch.SymFloat, torch.SymInt)):
+        nonlocal is_open
+        is_traced = isinstance(x, (torch.SymFloat, torch.SymInt))
+        if not is_traced and not (isinstance(x, float) and math.isnan(x)):
             return x
+        is_open |= is_traced
         one: Any = torch.ones((), dtype=torch.float64, device="cpu")
         tensors.append(one * x)
         return math.nan
 
     found = _mapped(arguments, places, each)
-    return (*found, tensors) if tensors else arguments
+    return (*found, tensors) if is_open else arguments
 
 
 def _value(tensors: Iterator[Tensor], x: Any) -> Any:
