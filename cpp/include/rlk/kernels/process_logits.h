@@ -80,7 +80,8 @@ RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std:
     const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };
     const bool good =
         is_temperature(penalties.repetition) && is_finite(penalties.presence) && is_finite(penalties.frequency);
-    std::uint32_t found = good ? 0u : kBadPenalty;
+    std::uint32_t found = 0;
+    if (!good) found |= kBadPenalty;
     if (!history.good) found |= kBadHistory;
     if (!bias.good) found |= kBadBias;
     team.global(status)[0] = found;
