@@ -51,13 +51,13 @@ struct There {
   }
 };
 
-void run_metrics(const rollout_test::Batch& b, const There& there, PlanCheck* check_of) {
+void run_metrics(const rollout_test::Batch& b, const There& there, std::int32_t neutral, PlanCheck* check_of) {
   std::vector<float> want = guarded(kMismatchMetrics);
-  cpu::mismatch_metrics({b.sequences, b.train, b.rollout, b.token_mask, 20.0f, want.data()});
+  cpu::mismatch_metrics({b.sequences, b.train, b.rollout, b.token_mask, 20.0f, neutral, want.data()});
   for (const TokenPlan& plan : kTokenPlans) {
     for (const int arch : {90, 80}) {
       DeviceArrays memory;
-      MismatchMetricsParams p = {there.sequences, there.train, there.rollout, there.mask, 20.0f};
+      MismatchMetricsParams p = {there.sequences, there.train, there.rollout, there.mask, 20.0f, neutral};
       p.metrics = memory.put_guarded(want.size());
       p.workspace = memory.workspace<MismatchBatch>(p.sequences, plan);
       arch == 90 ? sm90::mismatch_metrics(p, plan, nullptr) : sm80::mismatch_metrics(p, plan, nullptr);
@@ -101,7 +101,7 @@ int main() {
       const unsigned of_case = 2 * seed + packed;
       const rollout_test::Batch b(of_case, sequences, longest, packed);
       const cuda::There there(b);
-      cuda::run_metrics(b, there, &check);
+      cuda::run_metrics(b, there, static_cast<std::int32_t>(seed % 2), &check);
       cuda::run_weights(b, there, cuda::spec_of(of_case), &check);
     }
   });
