@@ -19,6 +19,7 @@ int claimed_multiprocessors = 1;
 int compute_capability(int) { return 90; }
 int multiprocessors(int) { return claimed_multiprocessors; }
 int current_device() { return 0; }
+void no_kernel(const char* op) { throw Unsupported(op); }
 
 }  // namespace rlk::cuda
 
