@@ -243,7 +243,8 @@ def test_command_for_sequences_writes_json(operator, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("operator", sampling.OPERATORS)
-def test_command_for_sampling_writes_json(operator, tmp_path, capsys):
+def test_command_for_sampling_writes_json(operator, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sampling, "VOCAB", 1000)
     file = tmp_path / "run.json"
     assert command.main([operator, "--rows", "4", "--device", "cpu", "--seconds", "0.02", "--json", str(file)]) == 0
     run = json.loads(file.read_text())
