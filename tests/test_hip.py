@@ -422,7 +422,7 @@ def test_cpu_and_hip_sequences_have_the_same_bytes(monkeypatch: pytest.MonkeyPat
         assert not found, f"case {number}: {found}"
 
 
-# Of an operator over tokens: arrays of a shape and seed, every way to call it, and the call.
+# Operators over tokens: arrays of a shape and seed, every way to call it, and the call.
 TOKENS: dict[str, tuple[Callable[..., Any], list[Any], Callable[..., Any]]] = {
     "policy_loss": (
         policy_loss_cases.arrays,

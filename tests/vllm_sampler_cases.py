@@ -14,7 +14,7 @@ import torch
 import rl_kernel_native as rk
 
 ROWS, COLUMNS = 6, 300
-# Of each row: temperature, top_k, top_p, min_p, seed, sample_id, position. The second row is greedy.
+# For each row: temperature, top_k, top_p, min_p, seed, sample_id, position. The second row is greedy.
 PARAMETERS = [
     (0.7, 5, 1.0, 0.0, 11, 0, 0), (0.0, 0, 1.0, 0.0, 12, 0, 1), (1.0, 0, 0.6, 0.0, 2**62, 3, 2),
     (1.3, 40, 0.9, 0.05, -4, 0, 7), (1.0, 0, 1.0, 0.0, 15, 9, 1000), (2.0, 2, 0.5, 0.0, 11, 1, 0),

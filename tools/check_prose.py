@@ -86,7 +86,9 @@ def sentences(block: str) -> Iterator[str]:
         for part in text.split("\n"):
             if "|" in part or "::" in part:
                 continue
-            part = re.sub(r"^\s*([-*]|\d+[.)])\s+|^[\w, .*`]+: ", "", part.strip())
+            part = re.sub(r"^\s*([-*]|\d+[.)])\s+", "", part.strip())
+            if not OPENING.match(part):
+                part = re.sub(r"^[\w, .*`]+: ", "", part)
             yield from re.split(r"(?<=[A-Za-z0-9)\]/`'\"][.!?])\s+(?=[A-Z`\"]|k[A-Z]|\w+[_\[(])", part)
 
 

@@ -668,5 +668,5 @@ def as_json(operators: Iterable[str] = OPERATORS) -> dict[str, Any]:
 
 
 def digest() -> str:
-    """Of the whole table: two processes whose digests differ were not served by the same contract."""
+    """The digest of the whole table: two processes whose digests differ were not served by the same contract."""
     return hashlib.sha256(json.dumps(as_json(), sort_keys=True).encode()).hexdigest()

@@ -199,7 +199,7 @@ void disassemble(Code& code, const u8* elf, u64 size) {
   const int status = pclose(pipe);
   unlink(path);
   if (status || code.instructions.empty()) stop("no disassembly by " + command);
-  for (const std::string& text : missing) std::fprintf(stderr, "hip isa: not implemented: %s\n", text.c_str());
+  for (const std::string& text : missing) std::fprintf(stderr, "hip isa: unknown instruction: %s\n", text.c_str());
   for (Instruction& i : code.instructions) {
     if (!starts(i.name, "s_branch") && !starts(i.name, "s_cbranch")) continue;
     const auto target = code.at.find(i.address + 4 + 4 * i64(i16(i.operands.at(0).bits)));

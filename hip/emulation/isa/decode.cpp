@@ -173,8 +173,8 @@ Function function_of(const std::string& name, Instruction& i) {
 }  // namespace
 
 void not_implemented(Wave& w, const Instruction& i) {
-  fault(w, i, "NOT IMPLEMENTED");
-  stop("not implemented: " + i.text);
+  fault(w, i, "UNKNOWN INSTRUCTION");
+  stop("unknown instruction: " + i.text);
 }
 
 void decode(Instruction& i) {

@@ -51,7 +51,7 @@ enum : int {
 };  // of |d|; the last two opposite
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
-// Of: Params, Pair, kInputs, kProducts; input; values(pair, inputs, values) gives a token's two.
+// The operator Of has Params, Pair, kInputs, kProducts; input; values(pair, inputs, values) gives a token's two.
 template <class Of>
 struct CentralTerms : EverySum {
   static constexpr int kInputs = Of::kInputs, kOutputs = 1, kSums = 8, kMaxima = kCentralMaxima;
