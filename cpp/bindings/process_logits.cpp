@@ -44,23 +44,9 @@ nb::object processed(nb::handle logits, nb::handle repetition, nb::handle presen
                      nb::handle history_ids, nb::handle history_offsets, nb::handle is_prompt, nb::handle bias_ids,
                      nb::handle bias_values, nb::handle bias_offsets, int order, nb::handle allocate,
                      std::uintptr_t stream) {
-  const Array x(logits, "logits", "float32, bfloat16 or float16");
-  const TensorView& v = x.view();
-  require_backend("process_logits", v.device);
-  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
-    dtype_error(x, "float32, bfloat16 or float16");
-  }
-  if (v.ndim != 2) argument_error(x, "expected shape [num_rows, vocab_size], got " + shape_text(x.shape()));
-  if (v.shape[1] < 1 || v.shape[1] > kSampleVocab) {
-    argument_error(x, "expected 1 to " + std::to_string(kSampleVocab) + " columns, got " + std::to_string(v.shape[1]));
-  }
-  require_columns(x);
   ProcessLogitsParams p;
-  p.logits = v.data;
-  p.dtype = v.dtype;
-  p.num_rows = v.shape[0];
-  p.vocab_size = v.shape[1];
-  p.logits_stride = v.stride(0);
+  const Array x = read_logits(logits, "process_logits", &p);
+  const TensorView& v = x.view();
   p.order = static_cast<SampleOrder>(order);
   const auto rows = [&](nb::handle given, const char* name) {
     return RowArray(given, name, "float32", p.num_rows, v.device);

@@ -1,4 +1,5 @@
-// Arrays with an element a row, where Python may give a number for all of them.
+// Arguments of operators on rows of logits: the logits, and arrays with an element a row, where Python may give a number
+// for all of them.
 #pragma once
 
 #include <optional>
@@ -9,6 +10,28 @@
 #include "row_integers.h"
 
 namespace rlk::bindings {
+
+// Checked logits [num_rows, vocab_size] of operator `op`; `p` takes where they lie.
+template <class Params>
+Array read_logits(nb::handle given, const char* op, Params* p) {
+  Array x(given, "logits", "float32, bfloat16 or float16");
+  const TensorView& v = x.view();
+  require_backend(op, v.device);
+  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
+    dtype_error(x, "float32, bfloat16 or float16");
+  }
+  if (v.ndim != 2) argument_error(x, "expected shape [num_rows, vocab_size], got " + shape_text(x.shape()));
+  if (v.shape[1] < 1 || v.shape[1] > kSampleVocab) {
+    argument_error(x, "expected 1 to " + std::to_string(kSampleVocab) + " columns, got " + std::to_string(v.shape[1]));
+  }
+  require_columns(x);
+  p->logits = v.data;
+  p->dtype = v.dtype;
+  p->num_rows = v.shape[0];
+  p->vocab_size = v.shape[1];
+  p->logits_stride = v.stride(0);
+  return x;
+}
 
 // An array with one element for each row, or nothing where Python gave a number, which it checked.
 class RowArray {

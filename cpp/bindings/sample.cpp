@@ -21,23 +21,9 @@ nb::object tokens(nb::handle logits, nb::handle seed, nb::handle sample_id, nb::
                   nb::handle top_k, nb::handle top_p, nb::handle min_p, nb::handle greedy, nb::handle allowed,
                   nb::handle raw_logits, nb::handle row_status, nb::handle valid_vocab, int exp, int order,
                   std::int64_t kept_capacity, int wants, nb::handle allocate, std::uintptr_t stream) {
-  const Array x(logits, "logits", "float32, bfloat16 or float16");
-  const TensorView& v = x.view();
-  require_backend("sample", v.device);
-  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
-    dtype_error(x, "float32, bfloat16 or float16");
-  }
-  if (v.ndim != 2) argument_error(x, "expected shape [num_rows, vocab_size], got " + shape_text(x.shape()));
-  if (v.shape[1] < 1 || v.shape[1] > kSampleVocab) {
-    argument_error(x, "expected 1 to " + std::to_string(kSampleVocab) + " columns, got " + std::to_string(v.shape[1]));
-  }
-  require_columns(x);
   SampleParams p;
-  p.logits = v.data;
-  p.dtype = v.dtype;
-  p.num_rows = v.shape[0];
-  p.vocab_size = v.shape[1];
-  p.logits_stride = v.stride(0);
+  const Array x = read_logits(logits, "sample", &p);
+  const TensorView& v = x.view();
   p.valid_vocab = valid_vocab.is_none() ? p.vocab_size : read_integer(valid_vocab, "valid_vocab", "an integer");
   if (p.valid_vocab < 1 || p.valid_vocab > p.vocab_size) {
     argument_error("valid_vocab", "expected an integer in [1, " + std::to_string(p.vocab_size) + "], got " +
