@@ -6,6 +6,8 @@ import doctest
 import inspect
 import io
 import re
+import typing
+from typing import Any
 
 import pytest
 
@@ -50,3 +52,17 @@ def test_sections_stand_in_order(name: str) -> None:
     sections = re.findall(r"^(Args|Returns|Raises|Source|Example):", inspect.getdoc(getattr(rk, name)) or "", re.M)
     order = ["Args", "Returns", "Raises", "Source", "Example"]
     assert sections == sorted(sections, key=order.index)
+
+
+def parameters(call: Any) -> tuple[list[str], set[str]]:
+    """Names of those that may be positional, in order, and of the others."""
+    found = inspect.signature(call).parameters.values()
+    return [p.name for p in found if p.kind != p.KEYWORD_ONLY], {p.name for p in found if p.kind == p.KEYWORD_ONLY}
+
+
+@pytest.mark.skipif(not hasattr(typing, "get_overloads"), reason="Python 3.10 keeps no overloads")
+@pytest.mark.parametrize("name", CALLS)
+def test_overloads_name_every_parameter(name: str) -> None:
+    call = getattr(rk, name)
+    for overload in typing.get_overloads(call):
+        assert parameters(overload) == parameters(call)

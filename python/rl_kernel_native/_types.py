@@ -25,6 +25,7 @@ DType: TypeAlias = Any  # a framework's dtype, or the name of one
 Exp: TypeAlias = Literal["hardware", "portable"] | None
 Engine: TypeAlias = Literal["auto", "native"]
 OnBadId: TypeAlias = Literal["nan", "raise"]
+RolloutNan: TypeAlias = Literal["nan", "neutral"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3", "abs"]
 Aggregation: TypeAlias = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "constant"

@@ -13,7 +13,7 @@ from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
-from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
 from ..reference.importance_weights import importance_weights_reference
 from .mismatch_metrics import limit_of
 
@@ -165,7 +165,7 @@ def importance_weights(
     level: Literal["token", "sequence", "geometric"] = "token",
     mode: Literal["truncate", "clip", "mask"] = "truncate", upper: float, lower: float | None = None,
     log_ratio_clamp: float | None = 20.0, rejection: dict[str, Any] | None = None, veto: float | None = None,
-    normalize: bool = False, return_metrics: Literal[False] = False,
+    normalize: bool = False, return_metrics: Literal[False] = False, rollout_nan: RolloutNan = "nan",
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeights[ArrayT]: ...  # fmt: skip
 
@@ -176,7 +176,7 @@ def importance_weights(
     level: Literal["token", "sequence", "geometric"] = "token",
     mode: Literal["truncate", "clip", "mask"] = "truncate", upper: float, lower: float | None = None,
     log_ratio_clamp: float | None = 20.0, rejection: dict[str, Any] | None = None, veto: float | None = None,
-    normalize: bool = False, return_metrics: bool = False,
+    normalize: bool = False, return_metrics: bool = False, rollout_nan: RolloutNan = "nan",
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeightsAndMetrics[ArrayT]: ...  # fmt: skip
 def importance_weights(
@@ -194,7 +194,7 @@ def importance_weights(
     veto: float | None = None,
     normalize: bool = False,
     return_metrics: bool = False,
-    rollout_nan: str = "nan",
+    rollout_nan: RolloutNan = "nan",
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeights | ImportanceWeightsAndMetrics:
     """Weights pi / mu of the policy to the engine that sampled, bounded (TIS, MIS, IcePop), and the mask of what

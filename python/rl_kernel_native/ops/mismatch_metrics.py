@@ -13,7 +13,7 @@ from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
-from .._types import AnyArray, ArrayT
+from .._types import AnyArray, ArrayT, RolloutNan
 from ..reference.mismatch_metrics import mismatch_metrics_reference
 
 __all__ = ["MismatchMetrics", "mismatch_metrics", "mismatch_metrics_reference"]
@@ -94,7 +94,7 @@ def mismatch_metrics(
     *,
     cu_seqlens: AnyArray | None = None,
     log_ratio_clamp: float | None = 20.0,
-    rollout_nan: str = "nan",
+    rollout_nan: RolloutNan = "nan",
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> MismatchMetrics:
     """How far the log-probabilities of a trainer and of the engine that sampled are apart, in one vector on the device:

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 from .. import _check
+from .._types import RolloutNan
 
 INF = math.inf
 
@@ -142,7 +143,7 @@ class PolicySpec:
     scale: float = 1.0
     dp_size: int = 1
     lenient: bool = False
-    rollout_nan: str = "nan"
+    rollout_nan: RolloutNan = "nan"
 
     def __post_init__(self) -> None:
         for name in ("log_ratio_clamp", "gate"):  # which a file of settings has as lists
