@@ -50,6 +50,24 @@ def test_every_differentiable_operator_is_here() -> None:
     assert by_hand | described <= {name.split()[0] for name in CASES}
 
 
+class Flag:
+    """True for a condition, and no index."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+NAMED = [o for o in OPERATORS if any(a.called for a in o.arrays) and "[]" not in o.options.replace("int[]?", "")]
+
+
+@pytest.mark.parametrize("operator", NAMED, ids=lambda o: o.name)
+def test_a_name_in_errors_indexes_nothing_by_a_bool(operator: Any) -> None:
+    """Dynamo of torch 2.11 indexes no tuple by a bool, and asks for names while it traces."""
+    by_type = {"bool": Flag(), "int": 0, "float": 1.0, "SymInt": 0}
+    how = tuple(by_type.get(option.split()[0]) for option in operator.options.split(", "))
+    assert all(isinstance(a.label(how), str) for a in operator.arrays)
+
+
 def plain(tensors: Any) -> tuple[Any, ...]:
     return tuple(t.as_subclass(torch.Tensor) for t in tensors)
 

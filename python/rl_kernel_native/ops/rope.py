@@ -12,11 +12,10 @@ from ..reference.rope import rope_reference
 
 __all__ = ["rope", "rope_backward", "rope_reference"]
 
-_NAMES = (("q", "k"), ("dq_out", "dk_out"))  # of what is rotated, and of what is rotated back
-
 
 def _names(transposed: bool) -> tuple[str, str]:
-    return _NAMES[transposed]
+    """Names of the arrays that are rotated, or rotated back. Dynamo of torch 2.11 indexes no tuple by a bool."""
+    return ("dq_out", "dk_out") if transposed else ("q", "k")
 
 
 def _check_heads(tensor: Any, name: str, head_axis: int) -> int:
@@ -159,8 +158,8 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 _ROPE = Operator(
     "rope",
     (
-        Array("q", "by hand", called=lambda how: _NAMES[how[-1]][0]),
-        Array("k", "by hand", optional=True, called=lambda how: _NAMES[how[-1]][1]),
+        Array("q", "by hand", called=lambda how: _names(how[-1])[0]),
+        Array("k", "by hand", optional=True, called=lambda how: _names(how[-1])[1]),
         Array("cos", "by hand"),
         Array("sin", "by hand"),
         Array("position_ids", "by hand", optional=True),
