@@ -139,6 +139,18 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
     sample.add_argument("--rows", type=_count, help="default 256 on a GPU, 8 on the CPU")
     random_bits = operators.add_parser("random_bits", help="random words of tokens")
     random_bits.add_argument("--rows", type=_count, help="default 8192 on a GPU, 64 on the CPU")
+    model = operators.add_parser(
+        "model", help="whole models of transformers, as they are and patched; needs transformers"
+    )
+    model.add_argument(
+        "--family", action="append", metavar="NAME", help="of patch_model, such as Llama; repeatable; default Qwen3"
+    )
+    model.add_argument("--size", choices=("small", "published"), help="default published on a GPU, small on the CPU")
+    model.add_argument("--layers", type=_count, help="default those of the shape")
+    model.add_argument("--rows", type=_count, help="sequences of a batch; default 4, small models 2")
+    model.add_argument("--tokens", type=_count, help="of a sequence; default 1024, small models 32")
+    model.add_argument("--decode-rows", type=_count, help="sequences of a decode step; default 32, small models 2")
+    model.add_argument("--ops", type=lambda text: tuple(text.split(",")), help="what is patched; default all")
     for operator in (
         logprob,
         linear,
@@ -151,6 +163,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         silu_mul,
         random_bits,
         sample,
+        model,
         *sequences,
         *advantages,
         *token_terms,
@@ -163,9 +176,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         operator.add_argument("--threads", type=_count, help="of the CPU, ours and torch's; default torch's own choice")
         operator.add_argument("--seconds", type=_seconds, default=2.0, help="of measuring per peer and pass")
         operator.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
-        operator.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
+        if operator is not model:
+            operator.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     options = parser.parse_args(given)
-    if options.plot and importlib.util.find_spec("matplotlib") is None:  # before minutes of measuring
+    options.command = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
+    if (
+        options.operator != "model" and options.plot and importlib.util.find_spec("matplotlib") is None
+    ):  # before minutes of measuring
         parser.error(f"--plot: matplotlib is not installed; {_variants.how_to_install('bench')}")
     try:
         import torch
@@ -196,6 +213,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         parser.error(f"--dtype float32: {options.operator} has float32 operands on the CPU alone")
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.operator == "model":
+        from . import model as bench_model
+
+        for name in set(options.family or ()).difference(bench_model.FAMILIES):
+            parser.error(f"--family {name}: want one of {', '.join(bench_model.FAMILIES)}")
+        return bench_model.main(options, device)
     rows = options.rows or (64 if device == "cpu" else 8192)
     if options.operator == "linear":
         shape = (rows, options.in_features, options.out_features)
@@ -255,7 +278,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         run = bench_logprob.run(
             rows, options.vocab, options.dtype, device, seconds=options.seconds, use_compile=not options.no_compile
         )
-    run["command"] = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
+    run["command"] = options.command
     print_table(run)
     if options.json:
         write_json(run, options.json)
