@@ -147,6 +147,16 @@ def trl_group(s: np.ndarray, size: int, scale: str) -> np.ndarray:
     return out.reshape(-1)
 
 
+def areal_group(s: np.ndarray, size: int, std_level: str | None) -> np.ndarray:
+    """areal/utils/data.py, Normalization: mean_level batch, std_level batch, group or None, std_unbiased."""
+    x = s.reshape(-1, size) - s.mean()
+    if std_level is None:
+        return x.reshape(-1)
+    over, count = (None, s.size) if std_level == "batch" else (1, size)
+    std = np.ones((len(x), 1)) if count == 1 else np.sqrt((x**2).sum(over, keepdims=True) / (count - 1))
+    return (x / (std + 1e-5)).reshape(-1)
+
+
 # ---- the contract of the scan, a second time ------------------------------------------------------------------------
 
 

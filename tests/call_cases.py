@@ -179,7 +179,7 @@ def _approximate(d: Draw) -> str:
 def _group_advantage(d: Draw) -> dict[str, Any]:
     groups, size = d.size(1, 2, 5), d.size(1, 2, 4)
     count = groups * size
-    kind = d.of("grpo", "grpo_trl", "dr_grpo", "rloo", "remax", "opo", "passk", "gpg", "reinforce_pp_baseline")
+    kind = d.of("grpo", "grpo_trl", "dr_grpo", "rloo", "remax", "opo", "passk", "gpg", "reinforce_pp_baseline", "areal")
     found: dict[str, Any] = {"rewards": d.normal(count), "kind": kind, "return_stats": d.chance()}
     if kind == "opo":
         found["lengths"] = Operand(d.rng.integers(0, 9, count), d.of("int32", "int64", "float32"))

@@ -78,7 +78,7 @@ except ImportError:  # NumPy then has none
 # Words of errors about a gradient that a call wants, and about an argument beside one that it must go with.
 RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
-    r"|at most \d+ \(the number of"
+    r"|at most \d+ \(the number of|a divisor of \d+ \(the number of"
 )
 # What errors call an argument besides its own name.
 ALSO = {

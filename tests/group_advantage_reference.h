@@ -81,6 +81,54 @@ inline Statistics statistics_of(const GroupAdvantageParams& p, const Inputs& in,
 
 inline float canonical(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
 
+// kBatchMean: deviations of a group's rewards from the batch's mean, by two scales.
+inline void write_batch_mean(const GroupAdvantageParams& p, const Inputs& in, const std::vector<std::int64_t>& group,
+                             const Statistics& s, Statistics batch, float alpha, Outputs* out) {
+  if (batch.n == 1) {  // its mean is its reward, whatever `alone` says of groups
+    GroupAdvantageParams zero = p;
+    zero.alone = GroupAlone::kZero;
+    std::vector<std::int64_t> everyone;
+    for (std::size_t i = 0; i < in.rewards.size(); ++i) everyone.push_back(static_cast<std::int64_t>(i));
+    batch = statistics_of(zero, in, everyone);
+  }
+  std::vector<float> from, squares;
+  float least = std::numeric_limits<float>::infinity(), largest = -least;
+  for (std::size_t m = 0; m < group.size(); ++m) {
+    const float d = in.rewards[static_cast<std::size_t>(group[m])] * batch.scale - batch.mean;
+    from.push_back(d);
+    if (s.counts[m] && d < least) least = d;
+    if (s.counts[m] && d > largest) largest = d;
+  }
+  const bool of_group = p.scale == GroupScale::kGroup;
+  float up = p.scale == GroupScale::kBatch ? 1.0f : 1.0f / batch.scale;
+  float std = s.std / s.scale, divisor = s.std + p.eps;
+  if (p.scale == GroupScale::kBatch) {
+    std = batch.std / batch.scale;
+    divisor = batch.std + p.eps * batch.scale;
+  } else if (of_group && s.n >= 2) {
+    const sum_test::Scale of = sum_test::scale_of(least, largest);
+    up = of.down * of.up;
+    for (std::size_t m = 0; m < group.size(); ++m) {
+      squares.push_back(s.counts[m] ? (from[m] * up) * (from[m] * up) : 0.0f);
+    }
+    const float r = std::sqrt(sum(squares) / static_cast<float>(s.n - 1));
+    std = r / up / batch.scale;
+    divisor = r + p.eps * batch.scale * up;
+  }
+  for (std::size_t m = 0; m < group.size(); ++m) {
+    const std::size_t i = static_cast<std::size_t>(group[m]);
+    float x = from[m] * up;
+    if (p.scale != GroupScale::kNone && x != 0.0f) x = x / divisor;
+    if (p.by_nonzero) x = alpha * x / p.f_norm;
+    const bool alone = of_group && s.n == 1;
+    if (!s.counts[m] || x == 0.0f || (alone && p.alone == GroupAlone::kZero && !std::isnan(in.rewards[i]))) x = 0.0f;
+    out->advantage[i] = canonical(x);
+    out->mean[i] = canonical(batch.mean / batch.scale);
+    out->std[i] = canonical(std);
+    out->status[i] = (alone ? 2 : 0) | (s.counts[m] ? 0 : 4) | (std::isfinite(x) ? 0 : 8);
+  }
+}
+
 inline Outputs reference(const GroupAdvantageParams& p, const Inputs& in) {
   const std::size_t num = in.rewards.size();
   Outputs out;
@@ -95,6 +143,10 @@ inline Outputs reference(const GroupAdvantageParams& p, const Inputs& in) {
   const bool by_group = p.baseline_kind == GroupBaseline::kMean || p.baseline_kind == GroupBaseline::kLengthMean;
   for (const std::vector<std::int64_t>& group : in.groups) {
     const Statistics s = statistics_of(p, in, group);
+    if (p.baseline_kind == GroupBaseline::kBatchMean) {
+      write_batch_mean(p, in, group, s, batch, alpha, &out);
+      continue;
+    }
     float b = s.mean;
     if (p.baseline_kind == GroupBaseline::kLengthMean && s.n >= 2 && !s.constant) {
       std::vector<float> lengths, weighted;

@@ -166,10 +166,10 @@ TEST(GroupAdvantage, EveryOutputHasTheBitsOfTheContract) {
         for (int variant = 0; variant < 16; variant += kVariantStep) {
           Case c{sizes, by};
           c.seed = ++seed;
-          c.baseline = static_cast<GroupBaseline>((variant + 1) % 4);
+          c.baseline = static_cast<GroupBaseline>((variant + 1) % 5);
           c.scale = static_cast<GroupScale>((seed / 3) % 3);
           c.alone = variant & 2 ? GroupAlone::kZero : GroupAlone::kScore;
-          c.leave_one_out = seed % 5 == 0;
+          c.leave_one_out = seed % 5 == 0 && c.baseline != GroupBaseline::kBatchMean;
           c.best_only = c.baseline == GroupBaseline::kMean && seed % 7 == 1;
           c.by_nonzero = seed % 11 == 0;
           c.exclude_nan = variant & 1;
@@ -203,12 +203,12 @@ TEST(GroupAdvantage, EverySizeOfRewardsHasTheBitsOfTheContract) {
     unsigned seed = 50;
     for (const float size : {0x1p-146f, 0x1p-126f, 1e-30f, 1e-20f, 1e10f, 1e20f, 1e30f, 0x1p+120f, 0x1p+125f}) {
       for (const GroupScale scale : {GroupScale::kNone, GroupScale::kGroup, GroupScale::kBatch}) {
-        for (int baseline = 0; baseline < 4; ++baseline) {
+        for (int baseline = 0; baseline < 5; ++baseline) {
           Case c{{8, 1, 130, 3}, By::kOffsets, static_cast<GroupBaseline>(baseline), scale};
           c.seed = ++seed;
           c.size = size;
           c.best_only = baseline == 1 && seed % 2 == 0;
-          c.leave_one_out = seed % 3 == 0;
+          c.leave_one_out = seed % 3 == 0 && c.baseline != GroupBaseline::kBatchMean;
           c.special = c.exclude_nan = seed % 4 == 0;
           expect_contract(c, where);
         }

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
-from advantage_cases import trl_group, verl_group
+from advantage_cases import areal_group, trl_group, verl_group
 from cases import beyond, differing
 from torch_properties import captured
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch")
 
-KINDS = ("grpo", "grpo_trl", "dr_grpo", "rloo", "remax", "opo", "passk", "gpg", "reinforce_pp", "reinforce_pp_baseline")
+KINDS = (
+    "grpo", "grpo_trl", "dr_grpo", "rloo", "remax", "opo", "passk", "gpg", "reinforce_pp", "reinforce_pp_baseline",
+    "areal",
+)  # fmt: skip
 WITHOUT_GROUPS = ("remax", "reinforce_pp")
 Status = rk.GroupAdvantageStatus
 
@@ -59,7 +62,7 @@ def test_values_lie_near_float64(kind: str, device: str, rng: np.random.Generato
             )
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"grpo_trl", "reinforce_pp"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"grpo_trl", "reinforce_pp", "areal"}))
 def test_kinds_are_verls(kind: str, device: str, rng: np.random.Generator) -> None:
     """Scattered ids, a group of one, and rewards of 0 and 1, some groups of which are constant."""
     index = rng.permutation(np.repeat(np.arange(9), (8, 8, 8, 5, 3, 2, 16, 8, 8 if kind == "passk" else 1)))
@@ -83,6 +86,38 @@ def test_grpo_trl_is_trls(scale: str, device: str, rng: np.random.Generator) -> 
     got = rk.group_advantage(torch.from_numpy(s).to(device), group_size=8, kind="grpo_trl", scale=scale)
     of = rk.group_advantage_reference(s, group_size=8, kind="grpo_trl", scale=scale)["scale"]
     assert not beyond("group_advantage", "advantage", got, trl_group(s.astype(np.float64), 8, scale), scale=of)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_areal_is_areals(scale: str, device: str, rng: np.random.Generator) -> None:
+    for size, binary in ((8, False), (8, True), (1, False), (48, False)):
+        s = rng.integers(0, 2, 48) if binary else rng.standard_normal(48)  # of binary ones some groups are constant
+        s = s.astype(np.float32).astype(np.float64)
+        s[:8] = 1.0
+        got = rk.group_advantage(torch.from_numpy(s).float().to(device), group_size=size, kind="areal", scale=scale)
+        want = areal_group(s, size, None if scale == "none" else scale)
+        of = rk.group_advantage_reference(s, group_size=size, kind="areal", scale=scale)
+        np.testing.assert_allclose(of["advantage"], want, rtol=1e-12, atol=1e-12)
+        assert not beyond("group_advantage", "advantage", got, want, scale=of["scale"])
+
+
+def test_a_constant_group_of_areal_is_compared_with_the_batch(device: str) -> None:
+    s = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.5], device=device)
+    offsets = torch.tensor([0, 2, 4, 5], device=device)
+    got = everything(s, offsets, kind="areal", eps=0.0)
+    assert got.advantage.tolist() == pytest.approx([0.5**0.5] * 2 + [-(0.5**0.5)] * 2 + [0.0])
+    assert got.mean.tolist() == [0.5] * 5
+    assert got.std.tolist() == pytest.approx([0.5**0.5] * 4 + [1.0])
+    assert got.status.tolist() == [0] * 4 + [Status.ALONE]
+    alike = everything(torch.full((4,), 0.1, device=device), group_size=2, kind="areal", eps=0.0)
+    assert (alike.advantage == 0).all(), "0 / 0 is 0: a batch of equal rewards has no signal"
+    alone = everything(s[:3], torch.tensor([0, 2, 3], device=device), kind="areal", alone="zero")
+    assert alone.advantage[2] == 0
+    # Squares that would overflow or underflow, about a mean that is no reward's.
+    for size in (1e-38, 1e-30, 1e30, 1e38):
+        far = everything(s * size, offsets, kind="areal", eps=0.0)
+        assert far.advantage[:4].tolist() == pytest.approx(got.advantage[:4].tolist())
+        assert far.std[:4].tolist() == pytest.approx((got.std[:4] * size).tolist())
 
 
 def test_rloo_with_rewards_that_do_not_count_is_trls(device: str, rng: np.random.Generator) -> None:
@@ -136,7 +171,7 @@ def test_a_nan_reward_is_excluded_or_taints_its_group(device: str) -> None:
 def test_groups_of_one_and_equal_rewards_have_defined_results(device: str) -> None:
     s = torch.tensor([0.1, 0.1, 0.1, 0.7, -2.0], device=device)
     offsets = torch.tensor([0, 3, 4, 4, 5], device=device)
-    for kind in sorted(set(KINDS) - {"remax", "opo", "reinforce_pp"}):
+    for kind in sorted(set(KINDS) - {"remax", "opo", "reinforce_pp", "areal"}):
         for alone in ("score", "zero"):
             got = everything(s, offsets, kind=kind, alone=alone)
             assert got.advantage.isfinite().all()

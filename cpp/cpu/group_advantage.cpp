@@ -46,7 +46,7 @@ struct Groups {
 // A group of `num` members; `index` gives a member's sequence.
 template <class Index>
 GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, const Index& index,
-                              std::int32_t* nonzero) {
+                              const BatchStatistics& batch, std::int32_t* nonzero) {
   const auto reward = [&](std::int64_t m) { return p.rewards[index(m) * p.reward_stride]; };
   const auto counts = [&](std::int64_t m) { return !p.exclude_nan || !is_nan(reward(m)); };
   std::int32_t n = 0, nans = 0;
@@ -63,10 +63,15 @@ GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, c
     }
   }
   GroupStatistics g;
-  if (!begin_statistics(p.alone, n, nans > 0, extremes, &g)) return g;
+  const bool has_moments = begin_statistics(p.alone, n, nans > 0, extremes, &g);
   const auto sum = [&](const auto& f) {
     return tree_sum(num, [&](std::int64_t m) { return counts(m) ? f(m) : 0.0f; });
   };
+  if (deviates_from_batch(p)) {
+    if (n >= 2) find_deviation(sum, reward, extremes.least, batch, &g);
+    return g;
+  }
+  if (!has_moments) return g;
   find_moments(sum, reward, extremes.least, &g);
   if (p.baseline_kind == GroupBaseline::kLengthMean) {
     g.baseline = length_mean(
@@ -79,12 +84,14 @@ BatchStatistics batch_of(const GroupAdvantageParams& p) {
   BatchStatistics batch;
   if (!reads_batch(p)) return batch;
   GroupAdvantageParams of_means = p;
+  of_means.alone = alone_in_batch(p);
   of_means.baseline_kind = GroupBaseline::kMean;
   std::int32_t nonzero = 0;
   const GroupStatistics g = statistics_of(
-      of_means, p.num_sequences, [](std::int64_t i) { return i; }, &nonzero);
+      of_means, p.num_sequences, [](std::int64_t i) { return i; }, batch, &nonzero);
   batch.std = g.std;
   batch.scale = g.scale;
+  batch.mean = g.mean;
   batch.alpha = div_rn(float_of_count(g.n), float_of_count(std::max(nonzero, 1)));
   return batch;
 }
@@ -112,7 +119,12 @@ void group_advantage(const GroupAdvantageParams& p) {
         return groups.members.empty() ? first + m : groups.members[static_cast<std::size_t>(first + m)];
       };
       std::int32_t nonzero = 0;
-      const GroupStatistics g = statistics_of(p, num, index, &nonzero);
+      const GroupStatistics g = statistics_of(p, num, index, batch, &nonzero);
+      if (p.baseline_kind == GroupBaseline::kBatchMean) {
+        const BatchMeanScale scale(p, g, batch);
+        for (std::int64_t m = 0; m < num; ++m) write_member(p, g, scale, batch, index(m));
+        continue;
+      }
       const MemberScale scale(p, g, batch);
       for (std::int64_t m = 0; m < num; ++m)
         write_member(p, g, scale, batch.alpha, static_cast<std::int32_t>(m), index(m));

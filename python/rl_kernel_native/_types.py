@@ -31,7 +31,17 @@ Aggregation: TypeAlias = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "constant"
 ]
 GroupKind: TypeAlias = Literal[
-    "grpo", "grpo_trl", "dr_grpo", "rloo", "remax", "opo", "passk", "gpg", "reinforce_pp", "reinforce_pp_baseline"
+    "grpo",
+    "grpo_trl",
+    "dr_grpo",
+    "rloo",
+    "remax",
+    "opo",
+    "passk",
+    "gpg",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "areal",
 ]
 PreferenceKind: TypeAlias = Literal[
     "dpo",

@@ -36,7 +36,8 @@ class GroupAdvantageResult(NamedTuple, Generic[ArrayT]):
     status: ArrayT | Any = None  # int32, bits of GroupAdvantageStatus
 
 
-_BASELINES = {"none": 0, "mean": 1, "length_mean": 2, "given": 3}
+_BASELINES = {"none": 0, "mean": 1, "length_mean": 2, "given": 3, "batch_mean": 4}
+_NOT_OF_GROUPS = ("none", "given", "batch_mean")
 _SCALES = {"none": 0, "group": 1, "batch": 2}
 _ALONE = {"score": 0, "zero": 1}
 
@@ -65,6 +66,7 @@ _KINDS = {
     "gpg": _Kind(by_nonzero=True),
     "reinforce_pp": _Kind(baseline="none"),
     "reinforce_pp_baseline": _Kind(),
+    "areal": _Kind(baseline="batch_mean", scale="group", eps=1e-5),
 }
 
 
@@ -120,7 +122,7 @@ def group_advantage(
     group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
     scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
     baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
-    alone: Literal["score", "zero"] | None = None, return_stats: Literal[False] = False,
+    alone: Literal["score", "zero"] | None = None, process_group: Any = None, return_stats: Literal[False] = False,
     return_status: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
@@ -131,7 +133,8 @@ def group_advantage(
     group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
     scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
     baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
-    alone: Literal["score", "zero"] | None = None, return_stats: bool = False, return_status: bool = False
+    alone: Literal["score", "zero"] | None = None, process_group: Any = None, return_stats: bool = False,
+    return_status: bool = False
 ) -> GroupAdvantageResult[ArrayT]: ...  # fmt: skip
 
 
@@ -141,7 +144,8 @@ def group_advantage(
     group_size: int | None = None, kind: GroupKind = "grpo", eps: float | None = None,
     scale: Literal["none", "group", "batch"] | None = None, lengths: AnyArray | None = None,
     baseline: AnyArray | None = None, f_norm: float = 1.0, exclude_nan: bool | None = None,
-    alone: Literal["score", "zero"] | None = None, return_stats: bool = False, return_status: bool = False
+    alone: Literal["score", "zero"] | None = None, process_group: Any = None, return_stats: bool = False,
+    return_status: bool = False
 ) -> Any: ...  # fmt: skip
 def group_advantage(
     rewards: Any,
@@ -157,6 +161,7 @@ def group_advantage(
     f_norm: float = 1.0,
     exclude_nan: bool | None = None,
     alone: str | None = None,
+    process_group: Any = None,
     return_stats: bool = False,
     return_status: bool = False,
 ) -> Any:
@@ -175,11 +180,13 @@ def group_advantage(
     gpg                     ``N / count_nonzero(rewards) (s - mean) / f_norm``       verl
     reinforce_pp            ``s``; whitened over tokens afterwards                   arXiv:2501.03262
     reinforce_pp_baseline   ``s - mean``; whitened over tokens afterwards            verl
+    areal                   ``(s - M) / (sqrt(sum((s - M)**2) / (n - 1)) + eps)``,   AReaL
+                            M the mean of the batch, the sum over the group
     ======================= ======================================================== ========================
 
     Standard deviations are Bessel's, in two passes. Rewards of a group that are all equal give exactly 0. An advantage
-    has the same bits wherever its group stands and on every backend (scale "batch" and gpg read the batch). Nothing
-    here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
+    has the same bits wherever its group stands and on every backend (scale "batch", gpg and areal read the batch).
+    Nothing here is differentiated: advantages are constants, and inputs that require a gradient are taken as detached.
 
     Args:
         rewards: ``[num_sequences]``, any stride: float32, or other floats, integers, bools and lists, which are rounded
@@ -189,7 +196,7 @@ def group_advantage(
             are cut short and no memory outside is touched.
         group_ids: ``[num_sequences]``, int32 or int64: sequences of equal ids are a group, in any order.
         group_size: a number: groups follow one another. Exactly one of these three is given, but none for remax and
-            reinforce_pp, which know no groups.
+            reinforce_pp, which know no groups, and areal with another ``scale`` than ``"group"``.
         kind: of the table.
         eps: added to the standard deviation, >= 0, where one divides; None: the kind's.
         scale: ``"group"``, ``"batch"`` or ``"none"``: whose standard deviation divides; default of the kind. TRL's
@@ -200,7 +207,10 @@ def group_advantage(
         exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; else its group is NaN.
             Default of the kind.
         alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
-            None: the kind's, and where nothing is of the group.
+            None: the kind's, and where nothing is of the group. areal keeps the batch's mean.
+        process_group: of torch.distributed: the batch is the sequences of its ranks in rank order, with the bits of one
+            rank that has them all. Groups may be split; a rank may have no sequence, but all ranks call. Groups are
+            given by ids, or by a size. The host waits for the device once.
         return_stats: also ``mean``, what was subtracted, and ``std``.
         return_status: also ``status``, bits of :class:`GroupAdvantageStatus`: what dynamic sampling filters by.
     Returns:
@@ -243,7 +253,7 @@ def group_advantage(
     norm = _check.number("f_norm", f_norm)
     if norm != 1 and not of.by_nonzero:
         raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")
-    if given_alone and of.baseline in ("given", "none") and scale != "group":
+    if given_alone and of.baseline in _NOT_OF_GROUPS and scale != "group":
         raise ValueError(f"alone: expected None for kind {kind!r}, which takes nothing of its group, got {alone!r}")
     how = (
         size,
@@ -259,9 +269,29 @@ def group_advantage(
         _check.flag("return_stats", return_stats),
         _check.flag("return_status", return_status),
     )
-    found = call(_GROUP_ADVANTAGE, (rewards, group_offsets, group_ids, lengths, baseline), how)
+    arrays = (rewards, group_offsets, group_ids, lengths, baseline)
+    found = call(_GROUP_ADVANTAGE, arrays, how) if process_group is None else _over_ranks(process_group, arrays, how)
     result = GroupAdvantageResult(*found)
     return result if return_stats or return_status else result.advantage
+
+
+def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """This rank's rows of the advantages of all."""
+    from .. import _ranks
+
+    rewards, offsets, ids, lengths, baseline = arrays
+    if offsets is not None:
+        raise ValueError("group_offsets: expected group_ids or group_size beside process_group, got an array")
+    named = {"rewards": rewards, "group_ids": ids, "lengths": lengths, "baseline": baseline}
+    _ranks.require_shares(group, **named)
+    for name, array in named.items():
+        if array is not None and (array.dim() != 1 or array.shape != rewards.shape):
+            expected = "[num_sequences]" if name == "rewards" else f"{list(rewards.shape)} (that of rewards)"
+            raise ValueError(f"{name}: expected shape {expected}, got {list(array.shape)}")
+    counts = [of_rank[0] for of_rank in _ranks.sizes(group, rewards.shape[0], like=rewards)]
+    whole = (None if a is None else _ranks.gathered(group, a.detach(), counts) for a in arrays)
+    rows = _ranks.place(group, counts)
+    return tuple(None if a is None else a[rows].clone() for a in call(_GROUP_ADVANTAGE, tuple(whole), how))
 
 
 def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: str) -> int:
@@ -275,7 +305,7 @@ def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: 
         if size is not None and count < 1:
             raise ValueError(f"group_size: expected a number >= 1, got {count}")
         return count
-    if not given and of.baseline in ("given", "none") and scale != "group":
+    if not given and of.baseline in _NOT_OF_GROUPS and scale != "group":
         return 1
     got = " and ".join(given) or "none of them"
     raise ValueError(

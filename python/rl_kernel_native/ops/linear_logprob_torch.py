@@ -15,6 +15,7 @@ from .. import _check, _main_grad, _shapes, _torch
 from .._arithmetic import AS_CALLED, product_unit, resolve_exp, unresolved_exp
 from .._dispatch import count_write
 from .._native import module as _C
+from .._ranks import require_group
 from .._torch import (
     CODES,
     Eager,
@@ -131,9 +132,7 @@ def _shard(weight: Any, arguments: tuple[Any, ...], group: Any, vocab_start: Any
             f"process_group: expected the group whose ranks have the other columns of a vocabulary of {size}, got None "
             f"for weight with columns [{start}, {start + columns}); linear_logprob_partial takes one shard"
         )
-    kind: Any = getattr(distributed, "ProcessGroup", ())  # not there where torch was built without
-    if not isinstance(group, kind):
-        raise TypeError(f"process_group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
+    require_group(group)
     ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
     if ranks not in (1, 2, 4, 8):
         raise ValueError(f"process_group: expected 1, 2, 4 or 8 ranks, this one among them, got {ranks}")

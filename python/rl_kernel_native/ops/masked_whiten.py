@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from .. import _check
+from .. import _check, _dispatch
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
@@ -43,14 +43,14 @@ _MASKED_WHITEN = Operator(
 @overload
 def masked_whiten(
     x: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, eps: float = 1e-08,
-    shift_mean: bool = True, unbiased: bool = True, return_stats: Literal[False] = False
+    shift_mean: bool = True, unbiased: bool = True, process_group: Any = None, return_stats: Literal[False] = False
 ) -> ArrayT: ...  # fmt: skip
 
 
 @overload
 def masked_whiten(
     x: ArrayT, mask: AnyArray | None = None, cu_seqlens: AnyArray | None = None, *, eps: float = 1e-08,
-    shift_mean: bool = True, unbiased: bool = True, return_stats: bool = False
+    shift_mean: bool = True, unbiased: bool = True, process_group: Any = None, return_stats: bool = False
 ) -> MaskedWhitenResult[ArrayT]: ...  # fmt: skip
 def masked_whiten(
     x: Any,
@@ -60,6 +60,7 @@ def masked_whiten(
     eps: float = 1e-8,
     shift_mean: bool = True,
     unbiased: bool = True,
+    process_group: Any = None,
     return_stats: bool = False,
 ) -> Any:
     """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count: what verl and TRL do to advantages.
@@ -76,6 +77,9 @@ def masked_whiten(
         eps: added to the variance, > 0.
         shift_mean: False keeps the mean: it is added again.
         unbiased: Bessel's variance.
+        process_group: of torch.distributed: the batch is the sequences of its ranks in rank order, with the bits of one
+            rank that has them all. A rank may have none, or none that count, but all ranks call. Tokens of all ranks
+            come to each, and the host waits for the device once.
         return_stats: also ``mean`` and ``var``.
     Returns:
         float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. Where all that count are equal, or one alone,
@@ -91,5 +95,44 @@ def masked_whiten(
     """
     flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
     how = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
-    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)
+    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group it finds what is wrong here
+    if process_group is not None:
+        outputs = _over_ranks(process_group, (x, mask, cu_seqlens), how)
     return MaskedWhitenResult(*outputs) if return_stats else outputs[0]
+
+
+def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """This rank's tokens of the whole batch, whitened."""
+    from .. import _ranks
+
+    x, mask, cu_seqlens = arrays
+    _ranks.require_shares(group, x=x, mask=mask, cu_seqlens=cu_seqlens)
+    torch: Any = _dispatch.torch_module()
+    share = x.detach()
+    counted = torch.ones_like(share, dtype=torch.uint8) if mask is None else (mask != 0).to(torch.uint8)
+    packed = share.dim() == 1
+    if packed:
+        tokens = share.shape[0]
+        offsets = torch.tensor([0, tokens], device=x.device) if cu_seqlens is None else cu_seqlens.long()
+        behind = offsets[-1].clamp(0, tokens)
+        every = _ranks.sizes(group, packed, offsets.shape[0] - 1, behind, like=share)
+    else:
+        every = _ranks.sizes(group, packed, *share.shape, like=share)
+    if len({of_rank[0] for of_rank in every}) > 1:
+        raise ValueError("x: expected padded tokens of every rank of process_group, or packed ones of every rank")
+    _, sequences, lengths = (list(column) for column in zip(*every, strict=True))
+    if not packed:
+        rows, width = _ranks.place(group, sequences), max(lengths)
+        whole = tuple(_ranks.gathered(group, a, sequences, width) for a in (share, counted))
+        y, *stats = call(_MASKED_WHITEN, (*whole, None), how)
+        return (y[rows, : share.shape[1]].contiguous(), *stats)
+    # An offset that is not the first sequence's begin is as bad behind those of other ranks.
+    ends = torch.where(offsets[0] == 0, offsets[1:], -1 - tokens * len(lengths))
+    slots = _ranks.place(group, lengths)
+    ends = _ranks.gathered(group, ends + slots.start, sequences)
+    own = slots.stop - slots.start
+    whole = tuple(_ranks.gathered(group, a[:own], lengths) for a in (share, counted))
+    y, *stats = call(_MASKED_WHITEN, (*whole, torch.cat([ends.new_zeros(1), ends])), how)
+    result = torch.zeros_like(share)
+    result[:own] = y[slots]
+    return (result, *stats)

@@ -18,12 +18,17 @@ def group_advantage_reference(
     """
     s = np.asarray(rewards).astype(np.float64)
     trl = kind == "grpo_trl"
-    eps = (1e-4 if trl else 1e-6) if eps is None else eps
+    eps = {"grpo_trl": 1e-4, "areal": 1e-5}.get(kind, 1e-6) if eps is None else eps
     alone = ("zero" if trl else "score") if alone is None else alone
-    scale = {"grpo": "group", "grpo_trl": "group", "passk": "group"}.get(kind, "none") if scale is None else scale
+    scale = (
+        {"grpo": "group", "grpo_trl": "group", "passk": "group", "areal": "group"}.get(kind, "none")
+        if scale is None
+        else scale
+    )
     counted = ~np.isnan(s) if (trl if exclude_nan is None else exclude_nan) else np.ones(s.shape, bool)
     advantage, size = np.zeros(s.shape), np.zeros(s.shape)
-    of_batch = _std(s[counted], alone)
+    of_batch = _std(s[counted], "zero" if kind == "areal" else alone)
+    of_all = s[counted].mean() if counted.any() else 0.0
     for members in _groups(len(s), group_offsets, group_ids, group_size, kind):
         those = members[counted[members]]
         x = s[those]
@@ -47,6 +52,14 @@ def group_advantage_reference(
             mean = np.asarray(baseline).astype(np.float64)[those]
         if kind == "reinforce_pp":
             mean = 0.0
+        if kind == "areal":
+            mean = of_all
+            if scale == "group" and not single:
+                std = float(np.sqrt(((x - mean) ** 2).sum() / (len(x) - 1)))
+            if scale == "group" and single and alone == "zero":
+                continue
+            if (x == mean).all():  # whatever would divide it
+                continue
         factor = 1.0 / (std + eps)
         if kind == "rloo" and not single:
             factor *= len(x) / (len(x) - 1)
@@ -54,7 +67,7 @@ def group_advantage_reference(
             factor *= counted.sum() / max(np.count_nonzero(s[counted]), 1) / f_norm
         advantage[those] = (x - mean) * factor
         size[those] = (np.abs(x) + np.abs(x).max() + np.abs(mean)) * factor
-        if len(x) > 1 and (x == x[0]).all() and kind not in ("remax", "reinforce_pp"):
+        if len(x) > 1 and (x == x[0]).all() and kind not in ("remax", "reinforce_pp", "areal"):
             advantage[those] = 0.0
     return {"advantage": advantage, "scale": size}
 

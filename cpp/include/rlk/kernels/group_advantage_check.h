@@ -5,7 +5,9 @@
 
 namespace rlk {
 
-RLK_HD bool reads_batch(const GroupAdvantageParams& p) { return p.scale == GroupScale::kBatch || p.by_nonzero; }
+RLK_HD bool reads_batch(const GroupAdvantageParams& p) {
+  return p.scale == GroupScale::kBatch || p.by_nonzero || p.baseline_kind == GroupBaseline::kBatchMean;
+}
 
 inline void check_group_advantage(const GroupAdvantageParams& p) {
   RLK_CHECK(p.num_sequences >= 0 && p.num_sequences < std::int64_t{1} << 30,
@@ -21,6 +23,8 @@ inline void check_group_advantage(const GroupAdvantageParams& p) {
   RLK_CHECK(p.length_dtype == DType::kInt32 || p.length_dtype == DType::kInt64 || p.length_dtype == DType::kFloat32,
             "group_advantage: lengths are int32, int64 or float32");
   RLK_CHECK((p.baseline_kind == GroupBaseline::kLengthMean) <= (p.lengths != nullptr), "group_advantage: no lengths");
+  RLK_CHECK(p.baseline_kind != GroupBaseline::kBatchMean || (!p.leave_one_out && !p.best_only),
+            "group_advantage: the batch's mean leaves none out and has no best");
   RLK_CHECK((p.baseline_kind == GroupBaseline::kGiven) <= (p.baseline != nullptr), "group_advantage: no baseline");
 }
 

@@ -14,6 +14,7 @@ struct GroupStatistics {
   float baseline = 0.0f;                // b of kMean and kLengthMean
   float largest = 0.0f, second = 0.0f;  // of the rewards that count
   std::int32_t best = -1;               // member that is the first largest
+  float up = 1.0f;                      // u of kBatchMean
   std::int32_t n = 0;                   // that count
   bool constant = false, any_nan = false;
 };
@@ -21,6 +22,7 @@ struct BatchStatistics {
   float std = 0.0f;  // of the scaled rewards
   float scale = 1.0f;
   float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1)
+  float mean = 0.0f;   // of the scaled rewards
 };
 
 // Integers beyond 2^24 round to nearest even, as a conversion does everywhere. A negative one is no length.
@@ -31,6 +33,16 @@ RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
                            : static_cast<float>(load_index(p.lengths, p.length_dtype, at));
   return length < 0.0f ? canonical_nan() : length;
 }
+
+// What `alone` says of a batch of one: members are compared with its mean, which is its reward.
+RLK_HD GroupAlone alone_in_batch(const GroupAdvantageParams& p) {
+  return p.baseline_kind == GroupBaseline::kBatchMean ? GroupAlone::kZero : p.alone;
+}
+// Whether a group's deviation is that from the batch's mean.
+RLK_HD bool deviates_from_batch(const GroupAdvantageParams& p) {
+  return p.baseline_kind == GroupBaseline::kBatchMean && p.scale == GroupScale::kGroup;
+}
+RLK_HD float from_batch(const BatchStatistics& batch, float s) { return sub_rn(mul_rn(s, batch.scale), batch.mean); }
 
 RLK_HD float float_of_count(std::int32_t n) { return static_cast<float>(n); }
 
@@ -83,6 +95,18 @@ RLK_HD void find_moments(const Sum& sum, const Reward& reward, float least, Grou
   g->scale = scale;
   g->baseline = g->mean = mean;
 }
+// The deviation from the batch's mean, of a group whose n is at least 2.
+template <class Sum, class Reward>
+RLK_HD void find_deviation(const Sum& sum, const Reward& reward, float least, const BatchStatistics& batch,
+                           GroupStatistics* g) {
+  const float up = moment_scale(from_batch(batch, least), from_batch(batch, g->largest)).both();
+  const float squares = sum([&](auto m) {
+    const float e = mul_rn(from_batch(batch, reward(m)), up);
+    return mul_rn(e, e);
+  });
+  g->std = sqrt_rn(div_rn(squares, float_of_count(g->n - 1)));
+  g->up = up;
+}
 // b of kLengthMean, of scaled rewards; length(member).
 template <class Sum, class Reward, class Length>
 RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& length, float scale) {
@@ -110,7 +134,50 @@ struct MemberScale {
         factor(g.n >= 2 ? div_rn(float_of_count(g.n), float_of_count(g.n - 1)) : 1.0f) {}
 };
 
-// Writes what a member gets.
+// The same of kBatchMean.
+struct BatchMeanScale {
+  float std, up, divisor;
+  RLK_HD BatchMeanScale(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchStatistics& batch)
+      : std(unscaled(g.std, g.scale)), up(inverse_of(batch.scale)), divisor(1.0f) {
+    const float eps = mul_rn(p.eps, batch.scale);
+    if (p.scale == GroupScale::kBatch) {
+      std = unscaled(batch.std, batch.scale);
+      up = 1.0f;
+      divisor = add_rn(batch.std, eps);
+    } else if (p.scale == GroupScale::kGroup && g.n >= 2) {
+      std = unscaled(unscaled(g.std, g.up), batch.scale);
+      up = g.up;
+      divisor = add_rn(g.std, mul_rn(eps, g.up));
+    } else if (p.scale == GroupScale::kGroup) {
+      divisor = add_rn(g.std, p.eps);
+    }
+  }
+};
+
+// Writes a member's results. b: what was subtracted.
+RLK_HD void write_results(const GroupAdvantageParams& p, std::int64_t i, float x, float b, float std,
+                          std::int32_t status) {
+  x = select(is_nan(x), canonical_nan(), x);
+  p.advantage[i] = x;
+  if (p.mean != nullptr) p.mean[i] = select(is_nan(b), canonical_nan(), b);
+  if (p.std != nullptr) p.std[i] = select(is_nan(std), canonical_nan(), std);
+  if (p.status != nullptr) {
+    p.status[i] = status | (is_nan(x) || abs_of(x) == infinity() ? kAdvantageNotFinite : 0);
+  }
+}
+RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchMeanScale& scale,
+                         const BatchStatistics& batch, std::int64_t i) {
+  const float s = p.rewards[i * p.reward_stride];
+  const bool excluded = p.exclude_nan && is_nan(s), of_group = p.scale == GroupScale::kGroup;
+  float x = mul_rn(from_batch(batch, s), scale.up);
+  if (x != 0.0f && p.scale != GroupScale::kNone) x = div_rn(x, scale.divisor);
+  if (p.by_nonzero) x = div_rn(mul_rn(batch.alpha, x), p.f_norm);
+  const bool nothing = of_group && g.n == 1 && p.alone == GroupAlone::kZero && !is_nan(s);
+  if (excluded || nothing || x == 0.0f) x = 0.0f;
+  write_results(p, i, x, unscaled(batch.mean, batch.scale), scale.std,
+                (of_group && g.n == 1 ? kGroupAlone : 0) | (excluded ? kSequenceExcluded : 0));
+}
+// The same of the other kinds.
 RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g, const MemberScale& scale, float alpha,
                          std::int32_t member, std::int64_t i) {
   const float s = p.rewards[i * p.reward_stride];
@@ -130,14 +197,9 @@ RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g
   const bool alone = of_group && g.n == 1;
   const bool nothing = of_group && (g.constant || (alone && (p.alone == GroupAlone::kZero || p.best_only)));
   if (excluded || (nothing && !is_nan(s))) x = 0.0f;
-  x = select(is_nan(x), canonical_nan(), x);
-  p.advantage[i] = x;
-  if (p.mean != nullptr) p.mean[i] = select(is_nan(b), canonical_nan(), b);
-  if (p.std != nullptr) p.std[i] = select(is_nan(scale.std), canonical_nan(), scale.std);
-  if (p.status != nullptr) {
-    p.status[i] = (of_group && g.constant ? kGroupConstant : 0) | (alone ? kGroupAlone : 0) |
-                  (excluded ? kSequenceExcluded : 0) | (is_nan(x) || abs_of(x) == infinity() ? kAdvantageNotFinite : 0);
-  }
+  write_results(
+      p, i, x, b, scale.std,
+      (of_group && g.constant ? kGroupConstant : 0) | (alone ? kGroupAlone : 0) | (excluded ? kSequenceExcluded : 0));
 }
 
 }  // namespace rlk

@@ -71,7 +71,11 @@ RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams
   }
   c = all_of_team(team, c);
   GroupStatistics g;
-  if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) {
+  const BatchStatistics batch = batch_of_workspace(p);
+  const bool has_moments = begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g);
+  if (deviates_from_batch(p)) {
+    if (g.n >= 2) find_deviation(sum, reward, c.extremes.least, batch, &g);
+  } else if (has_moments) {
     find_moments(sum, reward, c.extremes.least, &g);
     if (p.baseline_kind == GroupBaseline::kLengthMean) {
       g.baseline = length_mean(
@@ -79,7 +83,14 @@ RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams
     }
   }
   if (!team.writes()) return;
-  const BatchStatistics batch = batch_of_workspace(p);
+  if (p.baseline_kind == GroupBaseline::kBatchMean) {
+    const BatchMeanScale scale(p, g, batch);
+#pragma unroll 1
+    for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
+      write_member(p, g, scale, batch, index(member));
+    }
+    return;
+  }
   const MemberScale scale(p, g, batch);
 #pragma unroll 1
   for (std::int32_t member = team.lane(); member < num; member += kTeamLanes) {
@@ -114,9 +125,11 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   block.barrier();
   c = all_of_team(team, team.lane() < block.teams() ? block.counts()[team.lane()] : MemberCounts());
   GroupStatistics g;
-  if (begin_statistics(p.alone, c.n, c.nans > 0, c.extremes, &g)) find_moments(sum, reward, c.extremes.least, &g);
+  if (begin_statistics(alone_in_batch(p), c.n, c.nans > 0, c.extremes, &g)) {
+    find_moments(sum, reward, c.extremes.least, &g);
+  }
   if (team.lane() != 0 || block.number() != 0 || !team.writes()) return;
-  *to = {g.std, g.scale, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1))};
+  *to = {g.std, g.scale, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1)), g.mean};
 }
 
 // Members of groups that ids give: the sequences in the order of their ids, twice, as kernels/merge_order.h wants it. In the

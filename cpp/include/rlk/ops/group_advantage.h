@@ -16,19 +16,27 @@
 //       constant group, mean of one that is alone;  or kGiven: baseline[sequence];  or kNone: +0
 //   c = a of the group with scale kGroup, of the batch with kBatch, but 1 in place of more where b is kGiven; else 1
 //   x = fl(fl(c s) - fl(c b)), with fl(m (c / a)) or fl(l (c / a)), a of the group, for fl(c b) where b is made of them
+// kBatchMean, the mean of the batch and a group's deviation from it, has other formulas for b and x. With a, m and r of the
+// batch, whose m is fl(a s) where one reward s counts:
+//   b = fl(m / a);  d = fl(fl(a s) - m);  x = d of scale kBatch, e = fl(u d) of kGroup, fl(d / a) of kNone; +0 where it is 0
+//   u          of a group with n >= 2: that of d of its least and its largest reward (math/moment_scale.h), else 1 / a
+//   kGroup     : r = fl(sqrt(fl(sum(fl(e * e)) / (n - 1)))), std = fl(fl(r / u) / a), of a constant group too; alone r is by
+//                `alone` as above, and kZero gives +0;  x = fl(x / fl(r + fl(fl(eps a) u))), alone fl(x / fl(r + eps))
+//   kBatch     : x = fl(x / fl(r + fl(eps a)))
+// All others go on:
 //   leave_one_out, n >= 2 : x = fl(fl(n / (n - 1)) * x)
 //   best_only             : x = fl(fl(c first largest reward) - fl(c second largest)) for the first member with the largest,
 //                           else +0; -0 taken for +0
 //   scale kGroup, kBatch  : x = fl(x / fl(fl(r (c / a)) + fl(c eps))), r and a of the group or of the batch
 //   by_nonzero            : x = fl(fl(fl(n_b / max(number of rewards that are not 0, 1)) * x) / f_norm)
-//   advantage = x; but +0 of an excluded member, and, unless b is kGiven or kNone, in a constant group, in one that is alone
+//   advantage = x; but +0 of an excluded member, and, where b is kMean or kLengthMean, in a constant group, in one that is alone
 //   with kZero, and with best_only in one that is alone.
 //
 // mean of the outputs is b, std that of the group, or with scale kBatch of the batch; +Inf where it is too large for a float.
 // Advantages that a float can hold are right for all finite rewards, whether or not their sums and squares are in range.
 // A NaN that counts makes the advantages of its group NaN, and of the batch where that scales. NaN outputs are canonical.
-// An advantage has the same bits wherever its group stands in the batch and on every backend, but for scale kBatch and
-// by_nonzero, which read the batch.
+// An advantage has the same bits wherever its group stands in the batch and on every backend, but for scale kBatch,
+// kBatchMean and by_nonzero, which read the batch.
 // Groups are given by offsets, by one size, or by ids: sequences of equal ids are a group, in any order. The CPU throws InvalidArgument for offsets out of order before it writes anything; a GPU
 // clamps them (rlk/tokens.h).
 // Neither allocates nor synchronises; enqueues on `stream`, which CPU backends ignore.
@@ -40,7 +48,7 @@
 
 namespace rlk {
 
-enum class GroupBaseline : std::uint8_t { kNone, kMean, kLengthMean, kGiven };
+enum class GroupBaseline : std::uint8_t { kNone, kMean, kLengthMean, kGiven, kBatchMean };
 enum class GroupScale : std::uint8_t { kNone, kGroup, kBatch };
 enum class GroupAlone : std::uint8_t { kScore, kZero };
 
@@ -68,7 +76,8 @@ struct GroupAdvantageParams {
   GroupBaseline baseline_kind = GroupBaseline::kMean;
   GroupScale scale = GroupScale::kGroup;
   GroupAlone alone = GroupAlone::kScore;
-  bool leave_one_out = false, best_only = false, by_nonzero = false, exclude_nan = false;
+  bool leave_one_out = false, best_only = false;  // not of kBatchMean
+  bool by_nonzero = false, exclude_nan = false;
   float eps = 1e-6f;          // >= 0
   float f_norm = 1.0f;        // not 0
   void* workspace = nullptr;  // group_advantage_workspace_bytes(...), 8-byte aligned
