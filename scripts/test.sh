@@ -29,7 +29,7 @@ stage_setup() {
   pip install -q -r scripts/requirements-lint.txt 'cmake>=3.31' ninja jax
   # The trainers whose losses are compared with ours. verl and OpenRLHF without what they ask for, of which they pin other
   # versions.
-  pip install -q 'trl==1.16.*' datasets ray hydra-core codetiming torchdata pylatexenc cloudpickle orjson 'pyvers<0.2'
+  pip install -q 'trl>=1.15' datasets ray hydra-core codetiming torchdata pylatexenc cloudpickle orjson 'pyvers<0.2'
   pip install -q --no-deps verl==0.9.1 openrlhf==0.11.2 tensordict==0.10.0 peft
 }
 
@@ -81,6 +81,13 @@ stage_python() {
   local status=0 oldest=build/oldest_numpy
   if [[ -d $oldest ]] || pip install -q --no-deps --only-binary :all: --target "$oldest" 'numpy==1.24.4'; then
     export RLK_OLDEST_NUMPY=$PWD/$oldest
+  fi
+  # The oldest TRL that is served, too: cases of its loss take turns between both.
+  local oldest_trl=build/oldest_trl
+  if [[ -d $oldest_trl ]] || pip install -q --no-deps --target "$oldest_trl" 'trl==1.15.0'; then
+    PYTHONPATH=$PWD/$oldest_trl RLK_TRL_TURN=oldest pytest_in_parallel tests/test_integrations_trl*.py \
+      tests/test_presets.py -k 'integrations or trl' || status=1
+    export RLK_TRL_TURN=newest
   fi
   pytest_in_parallel -m 'not gpu and not slow and not alone' || status=1
   python -m pytest -q -m 'not gpu and not slow and alone' || status=1  # they measure time

@@ -151,6 +151,12 @@ def unpatch(model: Any) -> None:
     del model.__dict__[_RECORD]
 
 
+def chosen_ops(model: Any) -> frozenset[str] | None:
+    """The operators that patch_model was asked for of a model or of one that it holds; None where it was not."""
+    records = (module.__dict__.get(_RECORD) for module in model.modules())
+    return next((record.chosen for record in records if record is not None), None)
+
+
 def _take_back(model: Any) -> None:
     for module in model.modules():
         if is_served(module):

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import inspect
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,54 +19,103 @@ from torch.autograd.function import once_differentiable
 
 import rl_kernel_native as rk
 
-__all__ = ["SUPPORTED", "enabled"]
+__all__ = ["NEWEST", "OLDEST", "enabled"]
 
-SUPPORTED = "1.16"  # major.minor: both seams are private names, which any other release may change
-_INSTALL = f"pip install 'trl=={SUPPORTED}.*'"
+# The oldest release that has what is replaced here, and the newest one that the tests compare with; major.minor.
+OLDEST, NEWEST = "1.15", "1.16"
+_INSTALL = f"pip install 'trl~={NEWEST}.0'"
 
 # Logits of as many tokens exist at a time. Blocks of 8192 are those of the weight's gradient (rule 9 of
 # docs/numerics.md), so that its bits are those of one call.
 _TOKENS = 8192
 
+# What this module replaces, calls and reads of TRL, by name: private names, which any release may change.
+_HEAD = ("ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size")
+_HEAD_OPTIONS = 3  # after those, by position: the cap, the scale and the names of outputs
+_METHODS = {
+    "_compute_loss": {"self", "model", "inputs"},
+    "_get_per_token_logps_and_entropies": {"model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"},
+    "get_off_policy_mask": {
+        "advantages", "per_token_logps", "sampling_per_token_logps", "mask", "off_policy_threshold",
+    },
+    "get_high_entropy_mask": {"entropies", "mask", "threshold"},
+    "get_gamma_weights": {"advantages", "log_ratio_per_token", "mask", "importance_sampling_ratio"},
+}  # fmt: skip
+_OF_CONFIG = {
+    "delta", "use_bias_correction_kl", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg",
+    "vespo_lambda_pos", "vespo_lambda_neg", "entropy_target", "entropy_coef_delta", "entropy_coef_min",
+    "entropy_coef_max", "steps_per_generation",
+}  # fmt: skip
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(major, minor) of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
 
 def _modules() -> tuple[Any, Any]:
     """TRL's modules that are patched: (trl.trainer.utils, trl.trainer.grpo_trainer).
 
-    Raises: ModuleNotFoundError without TRL; ImportError for a version that is not SUPPORTED, or lacks a seam.
+    Raises: ModuleNotFoundError without TRL; ImportError for a release before OLDEST, and for one that lacks a seam.
     """
     try:
         import trl
     except ModuleNotFoundError as error:
         if error.name != "trl":
             raise
-        message = f"trl: expected version {SUPPORTED}, found none installed; {_INSTALL}"
+        message = f"trl: expected version {OLDEST} or newer, found none installed; {_INSTALL}"
         raise ModuleNotFoundError(message, name="trl") from None
-    if trl.__version__.split(".")[:2] != SUPPORTED.split("."):
-        message = f"trl: expected version {SUPPORTED}, found {trl.__version__}; {_INSTALL}"
+    if _release(trl.__version__) < _release(OLDEST):
+        message = f"trl: expected version {OLDEST} or newer, found {trl.__version__}; {_INSTALL}"
         raise ImportError(message, name="trl")
     from trl.trainer import grpo_trainer, utils
 
+    lacking = _what_lacks(utils, grpo_trainer)
+    if lacking is not None:
+        message = f"trl: expected {lacking}, which version {trl.__version__} lacks; {_INSTALL}"
+        raise ImportError(message, name="trl")
     return utils, grpo_trainer
+
+
+def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
+    """The first name or parameter that this module needs and TRL does not have."""
+    for name in ("_ChunkedLogProbFunction", "maybe_gather_lm_head_ctx", "nanmax", "nanmin"):
+        if not hasattr(utils, name):
+            return f"{utils.__name__}.{name}"
+    head = utils._ChunkedLogProbFunction  # None in 1.15 without Triton, whose place it takes all the same
+    if head is not None:
+        found = tuple(inspect.signature(head.forward).parameters)
+        if found[: len(_HEAD)] != _HEAD or len(found) != len(_HEAD) + _HEAD_OPTIONS:
+            return f"{utils.__name__}._ChunkedLogProbFunction of {', '.join(_HEAD)} and {_HEAD_OPTIONS} options"
+    trainer = grpo_trainer.GRPOTrainer
+    for name, wanted in _METHODS.items():
+        if not hasattr(trainer, name):
+            return f"GRPOTrainer.{name}"
+        missing = wanted - set(inspect.signature(getattr(trainer, name)).parameters)
+        if missing:
+            return f"GRPOTrainer.{name} with {', '.join(sorted(missing))}"
+    missing = _OF_CONFIG - {field.name for field in dataclasses.fields(grpo_trainer.GRPOConfig)}
+    return f"GRPOConfig.{sorted(missing)[0]}" if missing else None
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, what to put there)."""
     utils, grpo_trainer = _modules()
-    patches = [
+    trainer = grpo_trainer.GRPOTrainer
+    scores = "_get_per_token_logps_and_entropies"
+    return [
         (utils, "_ChunkedLogProbFunction", ChunkedLogprob),
-        (grpo_trainer.GRPOTrainer, "_compute_loss", compute_loss),
+        (trainer, "_compute_loss", compute_loss),
+        (trainer, scores, _with_patched_reference(getattr(trainer, scores))),
     ]
-    for owner, name, _ in patches:
-        if name not in vars(owner):
-            where = f"{owner.__name__}.{name}"
-            raise ImportError(f"trl: expected {where}, which this installation lacks; {_INSTALL}", name="trl")
-    return patches
 
 
 _logger = logging.getLogger("rl_kernel_native")
 _lock = threading.Lock()
 _depth = 0  # contexts that are open, in all threads
 _originals: list[tuple[Any, str, Any]] = []
+_references: list[Any] = []  # models that were patched for as long as a context is open
+_no_reference: set[int] = set()  # trainers whose reference model could not be patched, which was said
 
 
 @contextlib.contextmanager
@@ -83,12 +135,16 @@ def enabled() -> Iterator[None]:
     All of GRPOConfig's ``loss_type`` are served, with KL, vLLM's importance correction, off-policy and entropy masks,
     the entropy bonus and MoE's auxiliary loss; metrics go to TRL's logs under TRL's names. Log-probabilities have the
     same bits for any micro-batch, given the same hidden states; :func:`rl_kernel_native.patch_model` gives those to
-    models in one dtype. On CUDA ``linear`` multiplies bfloat16 and float16: train with ``bf16=True`` or ``fp16=True``,
-    without ``cast_lm_head_to_fp32``.
+    models in one dtype. A reference model of a patched policy is patched too, so the KL of the first step is exactly 0;
+    where it cannot be, a warning says why. On CUDA ``linear`` multiplies bfloat16 and float16: train with ``bf16=True``
+    or ``fp16=True``, without ``cast_lm_head_to_fp32``.
+
+    TRL 1.15 and 1.16 are compared in tests. A newer release is served as long as it has the names and parameters that
+    are used here, with a warning.
 
     Raises:
-        ModuleNotFoundError where TRL is not installed, ImportError for a version other than ``SUPPORTED``; both say
-        what was found and what to install. Within: what ``linear``, ``logprob`` and ``policy_loss`` raise.
+        ModuleNotFoundError where TRL is not installed, ImportError for a release before ``OLDEST`` or one that lacks a
+        seam; both say what was found and what to install. Within: errors of ``linear``, ``logprob``, ``policy_loss``.
     Source:
         TRL 1.16.0: trl/kernels/chunked_logprob.py, trl/trainer/grpo_trainer.py; docs/objectives.md.
     """
@@ -99,10 +155,7 @@ def enabled() -> Iterator[None]:
             _originals[:] = [(owner, name, vars(owner)[name]) for owner, name, _ in patches]
             for owner, name, value in patches:
                 setattr(owner, name, value)
-            _logger.info(
-                "TRL %s: log-probabilities of fused LM heads by linear and logprob, GRPOTrainer's loss by policy_loss",
-                SUPPORTED,
-            )
+            _say_what_is_served()
         _depth += 1
     try:
         yield
@@ -113,6 +166,52 @@ def enabled() -> Iterator[None]:
                 for owner, name, original in _originals:
                     setattr(owner, name, original)
                 _originals.clear()
+                for model in _references:
+                    rk.unpatch_model(model)
+                _references.clear()
+                _no_reference.clear()
+
+
+def _say_what_is_served() -> None:
+    import trl
+
+    _logger.info(
+        "TRL %s: log-probabilities of fused LM heads by linear and logprob, GRPOTrainer's loss by policy_loss",
+        trl.__version__,
+    )
+    if _release(trl.__version__) > _release(NEWEST):
+        _logger.warning(
+            "TRL %s has the names that are used here, but is newer than %s, the newest that was compared; %s",
+            trl.__version__, NEWEST, _INSTALL,
+        )  # fmt: skip
+
+
+def _with_patched_reference(score: Callable[..., Any]) -> Callable[..., Any]:
+    """GRPOTrainer's method, which patches the reference model of a patched policy before it computes by it."""
+
+    @functools.wraps(score, assigned=("__name__", "__qualname__", "__doc__"))
+    def scored(self: Any, model: Any, *arguments: Any, **options: Any) -> Any:
+        reference = getattr(self, "ref_model", None)
+        if reference is not None and model is reference:
+            _patch_reference(self, reference)
+        return score(self, model, *arguments, **options)
+
+    return scored
+
+
+def _patch_reference(trainer: Any, reference: Any) -> None:
+    from . import patch  # which imports transformers, as TRL has done by now
+
+    ops = patch.chosen_ops(trainer.model)
+    if ops is None or patch.chosen_ops(reference) is not None or id(trainer) in _no_reference:
+        return
+    try:
+        rk.patch_model(reference, ops)
+    except (TypeError, ValueError) as error:
+        _no_reference.add(id(trainer))
+        _logger.warning("TRL's reference model stays on torch's operators, so the KL is not exactly 0: %s", error)
+    else:
+        _references.append(reference)
 
 
 # ---- log-probabilities ----------------------------------------------------------------------------------------------
