@@ -501,7 +501,7 @@ def test_exit_status_1_and_report_on_drift(directories: dict[str, Path], tmp_pat
         (["--batch", "a"], "--batch a: want sizes separated by commas"),
         (["--dtype", "int8"], "--dtype int8: want one of"),
         (["--device", "tpu"], "--device tpu"),
-        (["--ops", "both"], "--rollout-ops both: want one of stock, sdpa, eager, rk"),
+        (["--ops", "both"], "--rollout-ops both: want one of stock, sdpa, eager, flash, rk"),
         (["--packing", "tight"], "--packing tight: want packed or padded"),
         (["--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["--model", "/nowhere"], "model directory /nowhere does not exist"),

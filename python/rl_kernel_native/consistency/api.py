@@ -40,7 +40,8 @@ def compare(
         model_a: the rollout's: a model of transformers (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.
         model_b: the training side's, likewise; None: model_a.
         ids: prompts, lists of ids or a tensor ``[num_prompts, length]``.
-        rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"`` or ``"rk"``; None: as in the rollout.
+        rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"``, ``"flash"`` (the package flash-attn) or
+            ``"rk"``; None: as in the rollout.
         temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same.
         max_new_tokens: longest response.
         batch_sizes: most requests in flight; each size is run.

@@ -5,19 +5,24 @@ transformers looks attention up by name, so a probe needs no change to the model
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import flash_attention_mask
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
+from transformers.utils import is_flash_attn_2_available
 
 from ..integrations.decoder import OBSERVER_ATTRIBUTE
 
-# No mask function is registered under this name: the masks of both sides are built here, never guessed from shapes.
-ATTENTION_NAME, EAGER_NAME = "rlk_stock_sdpa", "rlk_stock_eager"
+# No mask function is registered under the first two names: masks are built here, never guessed from shapes. flash-attn
+# takes which keys are real, or offsets. By a name with "flash" in it, transformers would fetch kernels.
+ATTENTION_NAME, EAGER_NAME, FLASH_NAME = "rlk_stock_sdpa", "rlk_stock_eager", "rlk_stock_fa"
 
 
 def stock_attention(
@@ -64,6 +69,55 @@ def eager_attention(
     return _observed(attend, module, query, key, value, attention_mask, kwargs)
 
 
+def flash_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The functions of the package flash-attn, as transformers calls them.
+
+    Args:
+        query, key, value: as stock_attention.
+        attention_mask: [B, L], 1 where a key is real, or None.
+        kwargs: cu_seq_lens_q and max_length_q among them where a row is packed.
+    Returns: as stock_attention.
+    """
+    return _observed(_flash, module, query, key, value, attention_mask, kwargs)
+
+
+def _flash(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    packed = {
+        name: kwargs[name]
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+        if kwargs.get(name) is not None
+    }
+    attend: Any = _flash_attention_forward
+    output = attend(
+        *(x.transpose(1, 2) for x in (query, key, value)), mask, query_length=query.shape[2], is_causal=True,
+        softmax_scale=kwargs.get("scaling"), attn_implementation="flash_attention_2", **packed,
+    )  # fmt: skip
+    return output, None
+
+
+def why_no_flash(model: Any) -> str | None:
+    """What flash_attention lacks for a model: the package, a GPU or a dtype; None where it can run."""
+    if importlib.util.find_spec("flash_attn") is None:
+        return "the package flash-attn is not installed here: pip install flash-attn, beside a CUDA build of torch"
+    weight = model.lm_head.weight
+    if weight.device.type != "cuda":
+        return f"flash-attn runs on a GPU, and the model is on {weight.device}: give --device cuda"
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        return f"flash-attn takes bfloat16 and float16, and the model has {weight.dtype}: give --dtype bfloat16"
+    if not is_flash_attn_2_available():
+        return "transformers takes flash-attn 2.3.3 or later, and finds another: pip install --upgrade flash-attn"
+    return None
+
+
 def _class_of(module: torch.nn.Module) -> type:
     return next(kind for kind in type(module).__mro__ if kind.__module__.startswith("transformers.models."))
 
@@ -97,3 +151,5 @@ def attending_by(model: Any, name: str) -> Iterator[None]:
 
 AttentionInterface.register(ATTENTION_NAME, stock_attention)
 AttentionInterface.register(EAGER_NAME, eager_attention)
+AttentionInterface.register(FLASH_NAME, flash_attention)
+AttentionMaskInterface.register(FLASH_NAME, flash_attention_mask)

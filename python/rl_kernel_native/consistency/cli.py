@@ -170,7 +170,8 @@ def compare(
         float | None, typer.Option(help="Of the training side's log-probabilities. Default: --temperature.")
     ] = None,
     ops: Annotated[
-        str, typer.Option(help="Both sides': stock (torch's, attention sdpa), sdpa, eager, or rk (this library's).")
+        str,
+        typer.Option(help="Both sides': stock (torch's, attention sdpa), sdpa, eager, flash (flash-attn), or rk."),
     ] = "stock",
     rollout_ops: Annotated[str | None, typer.Option(help="The rollout's. Default: --ops.")] = None,
     training_ops: Annotated[str | None, typer.Option(help="The training side's. Default: --ops.")] = None,

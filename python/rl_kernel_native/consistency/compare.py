@@ -53,8 +53,8 @@ def run_compare(
         raise BadInput(f"{trainer.name}: expected {loaded.name}'s {loaded.dtype}, got {trainer.dtype}; give --dtype")
     sides = (make_operators(settings.rollout_ops), make_operators(settings.training_ops))
     dtype = str(loaded.dtype).removeprefix("torch.")
-    if "rk" in (settings.rollout_ops, settings.training_ops) and dtype == "float64":
-        raise BadInput("--ops rk does not take float64 logits")
+    for operators, model in zip(sides, (loaded, trainer), strict=True):
+        operators.check(model.model)
     progress = progress or Progress(silent=True)
     runs: list[BatchRun] = []
     rollouts: list[RolloutResult] = []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # A fault of a whole kind of module (an epsilon, say) is one sentence, not one a layer.
 _NAMED_FAULTS = 3
-_NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "rk": "rl_kernel_native"}
+_NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
 
 
 def verdict(comparison: Comparison) -> str:

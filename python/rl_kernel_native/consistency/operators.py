@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from .attention import ATTENTION_NAME, EAGER_NAME, attending_by
+from .attention import ATTENTION_NAME, EAGER_NAME, FLASH_NAME, attending_by, why_no_flash
 from .batches import MicroBatch
 from .errors import BadInput
 from .settings import OPERATOR_SETS
@@ -38,14 +38,16 @@ _PART_OF_MUL = "part of mul"
 _ADD = "torch add"
 _LINEAR = "torch.nn.functional.linear"
 _SDPA, _EAGER = "torch scaled_dot_product_attention", "transformers' eager attention, products and softmax apart"
-_SDPA_ROW, _EAGER_ROW = (
+_FLASH = "flash-attn, as transformers calls it"
+_SDPA_ROW, _EAGER_ROW, _FLASH_ROW = (
     OperatorRow("attention", "stock", f"{words} on a KV cache", f"{words} on the whole sequence")
-    for words in (_SDPA, _EAGER)
+    for words in (_SDPA, _EAGER, _FLASH)
 )
 _ATTENTIONS = {
     "stock": (ATTENTION_NAME, _SDPA_ROW),
     "sdpa": (ATTENTION_NAME, _SDPA_ROW),
     "eager": (EAGER_NAME, _EAGER_ROW),
+    "flash": (FLASH_NAME, _FLASH_ROW),
 }
 _STOCK_ROWS = (
     OperatorRow("embedding", "stock", "torch.nn.functional.embedding", "torch.nn.functional.embedding"),
@@ -83,6 +85,12 @@ class StockOperators:
         self.name = name
         self._attention, self._attention_row = _ATTENTIONS[name]
 
+    def check(self, model: Any) -> None:
+        """Raises BadInput where the attention that was asked for cannot run."""
+        reason = why_no_flash(model) if self.name == "flash" else None
+        if reason is not None:
+            raise BadInput(f"--ops flash: {reason}")
+
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
         """The model as it is, with the attention that was asked for."""
@@ -91,10 +99,17 @@ class StockOperators:
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
         """What tells the model where the sequences of a training batch lie."""
-        return {"attention_mask": batch.mask}
+        if self.name != "flash":
+            return {"attention_mask": batch.mask}
+        if batch.cu_seqlens is None:
+            return {"attention_mask": batch.key_mask}
+        longest = max(length for *_, length in batch.places)
+        return {f"cu_seq_lens_{x}": batch.cu_seqlens for x in "qk"} | {f"max_length_{x}": longest for x in "qk"}
 
     def decode_mask(self, key_mask: torch.Tensor | None) -> torch.Tensor | None:
         """bool [B, L], 1 for keys of a row, or None -> the mask of a decode step."""
+        if self.name == "flash":
+            return key_mask
         return None if key_mask is None else key_mask[:, None, None, :]
 
     def table(self) -> list[OperatorRow]:
@@ -142,6 +157,11 @@ class RkOperators:
             self._library: Any = importlib.import_module("rl_kernel_native")
         except ImportError as error:
             raise BadInput(f"--ops rk needs the native library, which is not installed here: {error}") from error
+
+    def check(self, model: Any) -> None:
+        """Raises BadInput where its dtype is not served."""
+        if model.lm_head.weight.dtype == torch.float64:
+            raise BadInput("--ops rk does not take float64 logits")
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:

@@ -246,6 +246,8 @@ def _score(
     progress: Progress,
     label: str,
 ) -> list[torch.Tensor]:
+    operators = make_operators(ops)
+    operators.check(loaded.model)
     sequences = [[*record.prompt, *record.response] for record in records]
     pad_id = loaded.pad_id if loaded.pad_id is not None else 0
     batches = make_batches(sequences, packing, micro_batch_tokens, pad_id, "right", loaded.device)
@@ -255,7 +257,7 @@ def _score(
             batches,
             batch_inputs(batches, packing, "right", loaded),
             [len(record.prompt) for record in records],
-            make_operators(ops),
+            operators,
             Recorder(ProbePlan({})),
             temperature=temperature,
             advance=advance,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .errors import BadInput
 
 # Names of --ops, --rollout-ops and --training-ops. "stock" is what transformers takes where nothing is asked for.
-OPERATOR_SETS = ("stock", "sdpa", "eager", "rk")
+OPERATOR_SETS = ("stock", "sdpa", "eager", "flash", "rk")
 
 
 @dataclass(frozen=True)
