@@ -55,7 +55,8 @@ inline rlk::PolicySpec random_spec(std::mt19937* random) {
   s.kl_straight_through = one_in(4);
   if (s.kl_straight_through && s.level == rlk::RatioLevel::kToken && one_in(2)) s.kl_gradient_ratio = 1.1f;
   const bool may_multiply = s.surrogate != rlk::Surrogate::kGamma && s.surrogate != rlk::Surrogate::kGeometricClip;
-  s.kl_times_ratio = may_multiply && one_in(3);
+  s.kl_times_ratio = may_multiply && one_in(3) ? rlk::kTimesRatio : 0;
+  if (s.level != rlk::RatioLevel::kToken && one_in(3)) s.kl_times_ratio = rlk::kTimesOwnRatio;
   s.kl_coef = 0.1f;
   s.kl_input_limit = one_in(2) ? kInf : 0.25f;
   s.kl_limit = one_in(2) ? kInf : 0.03f;

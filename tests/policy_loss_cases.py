@@ -102,6 +102,12 @@ def specs() -> dict[str, PolicySpec]:
         "gmpo": s(clip="gmpo", level="geometric", count_empty=True, epsilon_low=0.2, epsilon_high=0.3, **mean),
         "gmpo with weights": s(clip="gmpo", level="geometric", importance="token", **mean),
         "vespo": s(clip="vespo", level="sequence"),
+        "vespo, kl": s(
+            clip="vespo", level="sequence", kl="k3", kl_coef=0.3, kl_times_ratio=True, kl_ratio_of_token=True
+        ),
+        "gmpo, kl": s(
+            clip="gmpo", level="geometric", kl="k2", kl_coef=0.3, kl_times_ratio=True, kl_ratio_of_token=True, **mean
+        ),
         "vespo with weights": s(clip="vespo", level="sequence", importance="token", importance_high=1.1),
         "dro": s(clip="dro", dro_beta=0.5),
         "cispo": s(clip="cispo"),
@@ -134,6 +140,9 @@ def specs() -> dict[str, PolicySpec]:
             found[f"{name} kl, weights"] = s(
                 kl="k3", kl_coef=0.3, kl_times_ratio=True, importance="token", importance_high=1.05, **of
             )
+            for k in ("k1", "k3"):
+                more = {"kl": k, "kl_coef": 0.3, "kl_times_ratio": True, "kl_ratio_of_token": True, "kl_clamp": 0.05}
+                found[f"{name} {k} times a token's ratio"] = s(log_ratio_clamp=0.2, **more, **of)
             found[f"{name} drop, gate"] = s(
                 importance="geometric", drop_above=0.02, drop_of="rollout", gate=(0.5, 1.02), **of
             )

@@ -224,7 +224,7 @@ class Reference {
                 dropped || down == 0.0f ? 0.0f : times(down, -term(-1.0f, 0, 0, ratio, slope).along_ratio);
             shared = gated ? 0.0f : times(of_sequence, of_up + of_down);
           }
-          if (s_.kl != rlk::KlEstimator::kNone && s_.kl_times_ratio) {
+          if (s_.kl != rlk::KlEstimator::kNone && s_.kl_times_ratio == rlk::kTimesRatio) {
             kl_sum = over_tokens([&](const Token& x2) { return kl(x2, 80.0f).first; });
           }
           if (s_.level == rlk::RatioLevel::kGeometric) shared = shared / tokens;
@@ -285,7 +285,9 @@ class Reference {
       if (s_.kl != rlk::KlEstimator::kNone) {
         auto [value_of, along] = kl(x, s_.kl_times_ratio ? 80.0f : kLargest);
         float others = 0.0f;
-        if (s_.kl_times_ratio) {
+        if (s_.kl_times_ratio == rlk::kTimesOwnRatio) {
+          std::tie(value_of, along) = kl_times_ratio(x, value_of, along, d, true, rlk::exp(d), 1.0f);
+        } else if (s_.kl_times_ratio) {
           const bool of_token = s_.level == rlk::RatioLevel::kToken;
           float share = outside(slope1, r1, r1) ? 0.0f : 1.0f;
           if (shares && share != 0.0f && s_.level == rlk::RatioLevel::kGeometric) share = 1.0f / tokens;

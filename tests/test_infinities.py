@@ -133,6 +133,9 @@ def calls() -> dict[tuple[str, str], Any]:
     specs["kl k3, kl_coef 0"] = s(kl="k3")
     specs["kl k3, kl_clamp"] = s(kl="k3", kl_coef=0.1, kl_clamp=10.0)
     specs["kl k3, kl_times_ratio"] = s(kl="k3", kl_coef=0.1, kl_times_ratio=True)
+    specs["kl k3, kl_ratio_of_token"] = s(
+        kl="k3", kl_coef=0.1, kl_times_ratio=True, kl_ratio_of_token=True, level="sequence"
+    )
     specs["kl k3, kl_straight_through"] = s(kl="k3", kl_coef=0.1, kl_straight_through=True, kl_gradient_ratio_max=5.0)
     for name, spec in specs.items():
         named = operands_of(spec)

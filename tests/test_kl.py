@@ -85,6 +85,37 @@ def test_it_is_the_kl_term_of_policy_loss(name: str) -> None:
     assert same(got.reshape(-1)[::7], np.array(each, np.float32)[: len(got.reshape(-1)[::7])])
 
 
+OF_SEQUENCES: dict[str, dict[str, Any]] = {
+    "sequence": {"level": "sequence", "log_ratio_clamp": 0.01, "aggregation": "token-sum"},
+    "geometric": {"level": "geometric", "straight_through": True, "aggregation": "token-sum"},
+    "gmpo": {"level": "geometric", "clip": "gmpo", "aggregation": "seq-mean-token-mean"},
+    "vespo": {"level": "sequence", "clip": "vespo", "aggregation": "token-sum"},
+}
+
+
+@pytest.mark.parametrize("of", OF_SEQUENCES)
+@pytest.mark.parametrize("far", [1.0, 300.0], ids=["near", "far"])
+@pytest.mark.parametrize("name", [n for n in HOW if "old_logprob" in HOW[n]])
+def test_a_tokens_ratio_is_that_of_kl_whatever_the_level(name: str, far: float, of: str) -> None:
+    """Values and slopes of sequences' tokens are bit for bit those of rk.kl with old_logprob."""
+    how, a = HOW[name], arrays(1 if of == "gmpo" else 6, 37)
+    a["ref_logprob"] = a["logprob"] + np.float32(far) * (a["ref_logprob"] - a["logprob"])
+    spec = rk.PolicySpec(
+        kl=how["estimator"], kl_coef=1.0, kl_times_ratio=True, kl_ratio_of_token=True, **OF_SEQUENCES[of]
+    )
+    want = rk.policy_loss_and_grad(
+        a["logprob"], a["old_logprob"], np.zeros_like(a["advantage"]), a["mask"], spec=spec,
+        ref_logprob=a["ref_logprob"],
+    )  # fmt: skip
+    weight = np.float32(1.0) / np.float32(a["mask"].sum()) if of == "gmpo" else np.float32(1.0)
+    given = with_arrays(how, a)
+    operands = (a["logprob"], a["ref_logprob"], a["mask"])
+    d_logprob = rk.kl_backward(np.full_like(a["logprob"], weight), *operands, **given).d_logprob
+    assert np.array_equal(d_logprob, want.d_logprob)
+    sums = rk.sequence_logprob(rk.kl(*operands, **given), a["mask"]).sum
+    assert want.metrics.asdict()["kl_sum"] == rk.sequence_logprob(sums[None]).sum[0]
+
+
 def test_values_in_figures() -> None:
     """At e = ln 2: by hand; verl's low_var_kl and OpenRLHF's limits hold at 10 and not below."""
     ell, f = np.zeros(1, np.float32), np.full(1, math.log(2), np.float32)

@@ -64,6 +64,15 @@ GMPO = {"clip": "gmpo", "level": "geometric", "aggregation": "seq-mean-token-mea
         ({"straight_through": True}, "a token's ratio is its own already"),
         ({"kl_coef": 0.1}, "kl: expected an estimator"),
         ({"kl": "k3", "kl_times_ratio": True, "kl_straight_through": True}, "two different corrections"),
+        ({"kl_ratio_of_token": True}, "kl_ratio_of_token: expected False without kl_times_ratio"),
+        (
+            {"kl": "k3", "kl_times_ratio": True, "kl_ratio_of_token": True},
+            "a token's ratio is what the estimator is multiplied by already",
+        ),
+        (
+            {"clip": "none", "level": "sequence", "kl": "k3", "kl_times_ratio": True, "kl_ratio_of_token": True},
+            "no ratio enters its loss",
+        ),
         ({"importance_low": 0.5}, "there is no weight to bound"),
         (
             {"kl": "k3", "kl_gradient_ratio_max": 2.0},

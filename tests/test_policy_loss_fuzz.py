@@ -31,6 +31,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "kl": (None, "k1", "k2", "k3", "abs"),
     "kl_straight_through": (False, False, True),
     "kl_times_ratio": (False, False, True),
+    "kl_ratio_of_token": (False, False, True),
     "kl_gradient_ratio_max": (None, None, 1.1),
     "kl_input_clamp": (None, 0.2),
     "kl_clamp": (None, 0.03),

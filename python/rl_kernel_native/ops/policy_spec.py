@@ -27,7 +27,8 @@ AGGREGATIONS = {
     "constant": (0, False),
 }
 FLAGS = (
-    "straight_through", "epsilon_absolute", "kl_straight_through", "kl_times_ratio", "drop_selected", "count_empty",
+    "straight_through", "epsilon_absolute", "kl_straight_through", "kl_times_ratio", "kl_ratio_of_token", "drop_selected",
+    "count_empty",
     "lenient",
 )  # fmt: skip
 _SURROGATES = {
@@ -68,6 +69,8 @@ class PolicySpec:
             constant, of at most this (OpenRLHF's unbiased gradient); > 0, or None: without it.
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
         kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
+        kl_ratio_of_token: with ``kl_times_ratio`` and a ratio of sequences: that ratio is the token's own,
+            ``exp(logprob - old_logprob)`` without a limit, as :func:`kl` has it with ``old_logprob``.
         selected_kl_coef: of ``"kl_cov"``; >= 0.
         drop_selected: ``selected`` tokens have no policy term, whatever else ``clip`` does; they count where lengths do
             (TRL's quantile of entropies).
@@ -123,6 +126,7 @@ class PolicySpec:
     kl_input_clamp: float | None = None
     kl_clamp: float | None = None
     kl_times_ratio: bool = False
+    kl_ratio_of_token: bool = False
     selected_kl_coef: float = 1.0
     drop_selected: bool = False
     entropy_coef: float = 0.0
@@ -306,7 +310,8 @@ def _validate_combination(s: PolicySpec) -> None:
     if s.drop_selected and s.clip in (*SELECTING, "gmpo"):
         why = "its loss is one per sequence" if s.clip == "gmpo" else "it takes selected tokens itself"
         refuse("drop_selected", f'False with clip="{s.clip}"', why)
-    if s.clip in ("none", "dro") and s.level != "token" and not s.kl_times_ratio:
+    of_sequence = s.kl_times_ratio and not s.kl_ratio_of_token
+    if s.clip in ("none", "dro") and s.level != "token" and not of_sequence:
         refuse("level", f'"token" with clip="{s.clip}"', "no ratio enters its loss")
     if s.clip == "dro" and (s.level != "token" or s.dro_beta is None):
         refuse("dro_beta", 'a number, and level="token", with clip="dro"', "it is the weight of the squared log-ratio")
@@ -325,14 +330,17 @@ def _validate_combination(s: PolicySpec) -> None:
         )
     if s.clip == "gmpo" and s.log_ratio_clamp is not None:
         refuse("log_ratio_clamp", 'None with clip="gmpo"', "it limits the log-ratios itself")
-    if s.clip == "gmpo" and s.kl_times_ratio:
+    if s.kl_ratio_of_token and (s.level == "token" or not s.kl_times_ratio):
+        why = "a token's ratio is what the estimator is multiplied by already" if s.kl_times_ratio else "nothing is"
+        refuse("kl_ratio_of_token", 'False without kl_times_ratio or with level="token"', why)
+    if s.clip == "gmpo" and of_sequence:
         refuse("kl_times_ratio", 'False with clip="gmpo"', "its ratio is of clipped tokens")
     if s.clip == "vespo":
         if s.level != "sequence":
             refuse("level", '"sequence" with clip="vespo"', "its weight is one per sequence")
         if s.importance in ("sequence", "geometric"):
             refuse("importance", 'None, "token" or "given" with clip="vespo"', "the weights go into the sequence's own")
-        if s.kl_times_ratio:
+        if of_sequence:
             refuse("kl_times_ratio", 'False with clip="vespo"', "its ratio has no gradient")
         if s.log_ratio_clamp is not None:
             refuse("log_ratio_clamp", 'None with clip="vespo"', "it has limits of its own")
@@ -344,7 +352,7 @@ def _validate_combination(s: PolicySpec) -> None:
         refuse("kl_gradient_ratio_max", 'None without kl_straight_through and level="token"', "it weighs that gradient")
     if s.kl_times_ratio and s.kl_straight_through:
         refuse("kl_times_ratio", "False with kl_straight_through", "two different corrections of the same gradient")
-    if s.kl_times_ratio and s.kl_clamp is not None and s.level != "token" and not s.straight_through:
+    if of_sequence and s.kl_clamp is not None and s.level != "token" and not s.straight_through:
         refuse("kl_clamp", "None with kl_times_ratio and a sequence's ratio", "its gradient would not be a sum's")
     if s.importance is None and s.importance_low is not None:
         refuse("importance_low", "None without importance", "there is no weight to bound")
@@ -416,7 +424,7 @@ def _numbers(s: PolicySpec) -> tuple[float, ...]:
         s.dro_beta or 0.0,
         ESTIMATORS.index(s.kl),
         s.kl_straight_through,
-        s.kl_times_ratio,
+        s.kl_times_ratio + s.kl_ratio_of_token,
         s.kl_coef,
         or_inf(s.kl_input_clamp),
         or_inf(s.kl_clamp),

@@ -73,7 +73,7 @@ def _rollout_difference(xp: Any, spec: Any, d: Any, m: Any) -> Any:
     return d if spec.rollout_nan == "nan" else xp.where(m != m, 0.0, d)
 
 
-def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
+def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any, own_ratio: Any) -> Any:
     e = _limited(xp, f - ell, *_symmetric(spec.kl_input_clamp))
     if spec.kl == "k1":
         k = -e
@@ -89,7 +89,7 @@ def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any) -> Any:
             k2 = k2 * xp.stop(_limited(xp, ratio, None, spec.kl_gradient_ratio_max))
         return k2 - xp.stop(k2) + xp.stop(_limited(xp, k, *_symmetric(spec.kl_clamp)))
     if spec.kl_times_ratio:
-        k = _times_ratio(xp, spec.kl, k, e, ratio)
+        k = _times_ratio(xp, spec.kl, k, e, own_ratio if spec.kl_ratio_of_token else ratio)
     return _limited(xp, k, *_symmetric(spec.kl_clamp))
 
 
@@ -220,7 +220,7 @@ def policy_loss_reference(
         if spec.clip == "kl_cov":
             more = spec.selected_kl_coef * xp.abs(ell - o) * (1 if weight is None else weight)
             loss = loss + xp.where(chosen != 0, more, 0 * xp.stop(more))
-        kl = 0.0 if spec.kl is None else _kl(xp, spec, ell, f, ratio).sum()
+        kl = 0.0 if spec.kl is None else _kl(xp, spec, ell, f, ratio, xp.exp(ell - o)).sum()
         entropies = 0.0 if h is None else h.sum()
         w = q / n if spec.aggregation == "seq-mean-token-mean" else q
         w_entropy = spec.entropy_scale / sum(counts) if spec.entropy_aggregation == "token-mean" else w

@@ -293,7 +293,7 @@ struct PolicyStatisticsTerms : EverySum {
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
     PolicyTokens a = policy_input(p, i == kDropped ? static_cast<int>(kInputSelected) : i);
-    if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio == 0)) a.data = nullptr;
+    if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio != kTimesRatio)) a.data = nullptr;
     if (i == kDropped && p.spec.selected_drops == 0) a.data = nullptr;
     return a;
   }
@@ -326,7 +326,7 @@ struct PolicyStatisticsTerms : EverySum {
     const F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     sum[kStatPositive] = select(a <= zero, zero, product);  // NaN too
     sum[kStatNegative] = select(a < zero, product, zero);
-    if (s.kl != KlEstimator::kNone && s.kl_times_ratio != 0) {
+    if (s.kl != KlEstimator::kNone && s.kl_times_ratio == kTimesRatio) {
       const bool straight_through = s.kl_straight_through != 0;
       sum[kStatKl] = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, straight_through, kKlMost).value;
     }
@@ -515,12 +515,19 @@ struct PolicyTokenTerms : EverySum {
           kl_term(s.kl, l, ref, s.kl_input_limit, straight_through, s.kl_times_ratio != 0 ? kKlMost : kLargestFloat);
       F others = zero;
       if (s.kl_times_ratio != 0) {
-        const F share = select(MaskOf<F>((x.slope < x.ratio) | (x.slope > x.ratio)), zero,
-                               broadcast<F>(shared ? f.kl_share : 1.0f));
-        if (shared) others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), k.value));
-        const auto of_l = either(of_token, MaskOf<F>(x.log_ratio == raw), never);
-        k = kl_times_ratio<false>(s.kl, straight_through, k, l, ref, o, s.kl_input_limit,
-                                  {either(of_token, x.log_ratio, broadcast<F>(f.log_ratio)), x.ratio, share, of_l});
+        F share = select(MaskOf<F>((x.slope < x.ratio) | (x.slope > x.ratio)), zero,
+                         broadcast<F>(shared ? f.kl_share : 1.0f));
+        F log = either(of_token, x.log_ratio, broadcast<F>(f.log_ratio)), ratio = x.ratio;
+        auto of_l = either(of_token, MaskOf<F>(x.log_ratio == raw), never);
+        if (kOfSequence && s.kl_times_ratio == kTimesOwnRatio) {
+          share = broadcast<F>(1.0f);
+          log = raw;
+          ratio = exp(raw);
+          of_l = MaskOf<F>(zero == zero);
+        } else if (shared) {
+          others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), k.value));
+        }
+        k = kl_times_ratio<false>(s.kl, straight_through, k, l, ref, o, s.kl_input_limit, {log, ratio, share, of_l});
       }
       if (s.kl_gradient_ratio > 0.0f) {
         k.slope = scaled_by(k.slope, min_of(x.ratio, broadcast<F>(s.kl_gradient_ratio)));

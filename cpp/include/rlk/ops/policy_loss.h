@@ -37,7 +37,8 @@
 //   k1, k2, k3, abs: as ops/kl.h; with kl_straight_through K_l = fl(l - f) whatever holds, and with kl_gradient_ratio
 //   K_l * min(r, kl_gradient_ratio); with kl_times_ratio K * r and its slope, of k3 by G and in closed form, as of
 //   kOldLogprob there: G = exp(fl(f - o)) where r is a token's and no limit holds, else exp(fl(x + e)); where the ratio's
-//   limit holds the slope is K_l * r, of k3 and e > 16 min(r, largest) - G.
+//   limit holds the slope is K_l * r, of k3 and e > 16 min(r, largest) - G. With kTimesOwnRatio r is exp(fl(l - o)) here,
+//   whatever the ratio of P is: K and K_l are those of kOldLogprob, and nothing of K reaches other tokens.
 //   K is then limited to +-kl_limit
 // Selected tokens (an array, not zero) add fl(selected_kl w) * |fl(l - o)| to P and its slope to P_l, or with selected_drops
 // have no policy term. A P that is infinite stays what it is.
@@ -72,6 +73,9 @@ enum class ImportanceLevel : std::int32_t { kNone, kToken, kSequence, kGeometric
 // How selected tokens have no policy term: as a kind of clipping, whose fraction they are, or beside it.
 constexpr std::int32_t kDropsAsClipped = 1, kDrops = 2;
 
+// Which ratio kl_times_ratio is: that of the policy term, or the token's own.
+constexpr std::int32_t kTimesRatio = 1, kTimesOwnRatio = 2;
+
 struct PolicySpec {
   RatioLevel level = RatioLevel::kToken;
   Surrogate surrogate = Surrogate::kRatio;
@@ -83,7 +87,7 @@ struct PolicySpec {
   float k_positive = 0.0f, lambda_positive = 0.0f, k_negative = 0.0f, lambda_negative = 0.0f;
   float quadratic = 0.0f;
   KlEstimator kl = KlEstimator::kNone;
-  std::int32_t kl_straight_through = 0, kl_times_ratio = 0;
+  std::int32_t kl_straight_through = 0, kl_times_ratio = 0;      // 0, kTimesRatio or kTimesOwnRatio
   float kl_coef = 0.0f, kl_input_limit = 0.0f, kl_limit = 0.0f;  // limits: Inf: none
   float selected_kl = 0.0f;
   std::int32_t selected_drops = 0;  // 0, kDropsAsClipped or kDrops
