@@ -19,7 +19,6 @@ from torch_properties import (  # noqa: E402
     assert_no_leak,
     assert_the_arguments_device_is_used,
     assert_work_follows_its_producer,
-    gradients,
     no_synchronisation,
     printed_host_costs,
     runs_with_and_without_checkpoints,
@@ -154,13 +153,6 @@ def test_no_grad_inference_mode_and_grad_have_the_same_bytes(o: Operands) -> Non
         assert not got.requires_grad
         assert not differing(got, want)
     assert not differing(rk.linear(*o[:3]), want)
-
-
-def test_autocast_changes_nothing(rng: np.random.Generator) -> None:
-    o = operands(rng, (4,), 32, 8, "float32")
-    want = gradients(step, *o[:3])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not differing(gradients(step, *o[:3]), want)
 
 
 def test_saved_tensors_may_not_be_changed_before_backward(o: Operands) -> None:

@@ -394,25 +394,6 @@ def test_errors_name_the_part_that_is_patched(model: Any) -> None:
         rk.unpatch_model(both)
 
 
-def test_autocast_is_not_followed() -> None:
-    """All operators compute in the dtype of the parameters; some of them, beside torch's, meet what autocast cast."""
-    model = tiny(dtype=torch.float32)
-    rk.patch_model(model)
-    want = logits_of(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = logits_of(model)
-    assert torch.equal(got, want)
-    rk.unpatch_model(model)
-    for op in ("linear", "rms_norm", "attention"):
-        rk.patch_model(model, (op,))
-        with (
-            torch.autocast("cpu", torch.bfloat16),
-            pytest.raises(TypeError, match="autocast is not followed: cast the"),
-        ):
-            logits_of(model)
-        rk.unpatch_model(model)
-
-
 @pytest.mark.parametrize(
     ("options", "op", "message"),
     [

@@ -24,6 +24,7 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 is_compiling = torch.compiler.is_compiling
 _is_read_by_dynamo = torch.compiler.is_dynamo_compiling
 is_grad_enabled = torch.is_grad_enabled
+is_autocasting = torch._C._is_any_autocast_enabled
 
 _GPU = "rocm" if torch.version.hip else "cuda"
 
@@ -96,8 +97,21 @@ def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, .
     return operator(*arguments)
 
 
+def autocast(*operands: Any) -> tuple[Any, ...]:
+    """Operands of a matrix product as torch.autocast has torch's own take them: in its dtype, on its device.
+
+    The first decides on the device. What is no tensor, or of no dtype of ours, passes.
+    """
+    first = operands[0]
+    kind = first.device.type if isinstance(first, Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return operands
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in DTYPES else x for x in operands)
+
+
 def autocast_hint() -> str:
-    """For an error about dtypes that differ."""
+    """For an error about dtypes that differ, of what is no matrix product."""
     if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return "; autocast is not followed: cast the operands yourself"
     return ""

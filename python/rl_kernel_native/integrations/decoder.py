@@ -49,34 +49,68 @@ def scaled_embedding(module: Any, input_ids: torch.Tensor) -> torch.Tensor:
 
 def linear(module: Any, input: torch.Tensor) -> torch.Tensor:
     """torch.nn.Linear: [..., in_features] to [..., out_features]."""
-    return rk.linear(input, module.weight, module.bias)
+    weight = module.weight
+    if type(weight) is not torch.nn.Parameter and type(weight).__module__.partition(".")[0] != "torch":
+        raise ValueError(
+            f"model: expected the weights that patch_model found, got a {type(weight).__name__} since, which only "
+            "its own kernels multiply: call unpatch_model, and patch_model last"
+        )
+    return rk.linear(input, weight, module.bias)
 
 
 def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    """LlamaRMSNorm and its like; with a residual the pair (normalised, hidden_states + residual)."""
-    return rk.rms_norm(
-        hidden_states, module.weight, module.variance_epsilon, residual=residual, round_before_weight=True
-    )
+    """LlamaRMSNorm and its like; with a residual the pair (normalised, hidden_states + residual).
+
+    Beside a weight of a wider dtype the normalised row is rounded to its own and the product to the weight's, as there.
+    """
+    weight, eps = module.weight, module.variance_epsilon
+    if residual is not None and residual.dtype != hidden_states.dtype:
+        total = residual + hidden_states
+        return rms_norm(module, total), total
+    if weight.dtype != hidden_states.dtype:
+        if torch.promote_types(weight.dtype, hidden_states.dtype) != hidden_states.dtype:
+            found = rk.rms_norm(hidden_states, None, eps, residual=residual)
+            return weight * found if residual is None else (weight * found[0], found[1])
+        weight = weight.to(hidden_states.dtype)
+    return rk.rms_norm(hidden_states, weight, eps, residual=residual, round_before_weight=True)
 
 
 def wide_rms_norm(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """Olmo2RMSNorm, which rounds once, after the weight."""
-    return rk.rms_norm(hidden_states, module.weight, module.variance_epsilon)
+    return rk.rms_norm(hidden_states, _weight_beside(module, hidden_states), module.variance_epsilon)
 
 
 def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
     """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored less 1; queries and keys come transposed."""
     if x.dim() == 4 and x.shape[1] != 1 and x.stride(1) < x.stride(2):
         x = x.contiguous()
-    return rk.rms_norm(x, module.weight, module.eps, residual=residual, weight_offset=1.0)
+    if residual is not None and residual.dtype != x.dtype:
+        total = residual + x
+        return offset_rms_norm(module, total), total
+    return rk.rms_norm(x, _weight_beside(module, x), module.eps, residual=residual, weight_offset=1.0)
+
+
+def _weight_beside(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """A norm's weight for a product in float32, whatever its dtype."""
+    weight: torch.Tensor = module.weight
+    return weight if weight.dtype in (x.dtype, torch.float32) else weight.float()
 
 
 def _silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return rk.silu_mul(gate, up, round_before_mul=True)
+    return _gated(rk.silu_mul, gate, up)
 
 
 def _gelu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return rk.gelu_mul(gate, up, round_before_mul=True)
+    return _gated(rk.gelu_mul, gate, up)
+
+
+def _gated(product: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The activation is rounded to the dtype of the gate, the product to the wider one, where they differ."""
+    if gate.dtype != up.dtype:
+        if torch.promote_types(gate.dtype, up.dtype) != gate.dtype:
+            return product(gate, torch.ones_like(gate), round_before_mul=True) * up
+        up = up.to(gate.dtype)
+    return product(gate, up, round_before_mul=True)
 
 
 # The activations that are served, by class: (gate, up) to their product. transformers 5.14 has other classes than 5.24.
@@ -172,6 +206,7 @@ def attention_block(
     cos, sin = position_embeddings  # type: ignore[misc]
     if "rope" in ops:
         width = cos.shape[-1]
+        query, key, cos, sin = _promoted(family, query, key, cos, sin)
         if family.interleaved:
             cos, sin = cos[..., : width // 2], sin[..., : width // 2]
         query, key = rk.rope(
@@ -197,6 +232,15 @@ def attention_block(
     else:
         output, weights = _own_attention(module, family, (query, key, value), attention_mask, window, kwargs)
     return module.o_proj(output.reshape(*shape, -1).contiguous()), weights
+
+
+def _promoted(family: Any, query: Any, key: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
+    """Operands of a rotation in one dtype, as products of torch take them; OLMo 2 gives queries theirs back."""
+    wide = family.rope_rounding == "float32" and cos.dtype == torch.float32
+    if query.dtype == key.dtype and (wide or cos.dtype == query.dtype):
+        return query, key, cos, sin
+    dtype = functools.reduce(torch.promote_types, (query.dtype, key.dtype, cos.dtype))
+    return tuple(x.to(dtype) for x in (query, key, cos, sin))
 
 
 def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tuple[int, ...]) -> Any:

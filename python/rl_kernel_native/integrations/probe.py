@@ -47,14 +47,19 @@ class Proofs:
         return self._found[key]
 
     def linear(self, module: Any) -> str | None:
-        """torch.nn.Linear."""
+        """torch.nn.Linear, in the dtype that autocast, where it is on, gives it."""
+        kind, dtype = self.twins.device.type, module.weight.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        if dtype == torch.float32 and kind == "cuda":
+            return "its weight has dtype float32, in which rk.linear multiplies on a CPU alone; autocast is off"
 
         def question() -> str | None:
-            twin = self.twins.linear(module, 24, HIDDEN)
-            x = self.twins.random(5, HIDDEN, dtype=twin.weight.dtype)
+            twin = self.twins.linear(module, 24, HIDDEN, dtype)
+            x = self.twins.random(5, HIDDEN, dtype=dtype)
             return self._compare(twin, lambda m, c: m(c(x)), lambda m: serve(m, decoder.linear))
 
-        return self._ask(("linear", module.weight.dtype, module.bias is None), question)
+        return self._ask(("linear", dtype, module.bias is None), question)
 
     def embedding(self, module: Any, forward: Any) -> str | None:
         """torch.nn.Embedding, and Gemma's."""
@@ -69,7 +74,7 @@ class Proofs:
         """An RMSNorm: rows of all sizes, those that epsilon decides, too; with a residual where it takes one."""
 
         def question() -> str | None:
-            twin = self.twins.norm(module, family)
+            twin = self.twins.norm(module, family, dtype=module.weight.dtype)
             x = self.twins.random(3, 4, HIDDEN)
             x = x * torch.tensor([1.0, 1e-3, 30.0, 1e-2], device=x.device, dtype=x.dtype)[:, None]
             reason = self._compare(twin, lambda m, c: m(c(x)), lambda m: serve(m, forward, _rk_adds=adds))

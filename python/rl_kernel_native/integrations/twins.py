@@ -101,9 +101,9 @@ class Twins:
             twin.register_buffer(name, None if buffer is None else buffer.detach().clone())
         return twin
 
-    def linear(self, module: Any, out_features: int, in_features: int) -> Any:
-        """A linear of these sizes in the place of another, whatever class that is of."""
-        dtype = self._dtype_of(module)
+    def linear(self, module: Any, out_features: int, in_features: int, dtype: torch.dtype | None = None) -> Any:
+        """A linear of these sizes in the place of another, whatever class and dtype that is of."""
+        dtype = dtype or self.dtype
         twin = torch.nn.Linear.__new__(torch.nn.Linear)
         torch.nn.Module.__init__(twin)
         twin.in_features, twin.out_features, twin.training = in_features, out_features, False
@@ -122,11 +122,11 @@ class Twins:
             twin.padding_idx = min(twin.padding_idx, 15)
         return twin
 
-    def norm(self, module: Any, family: Family, width: int = HIDDEN) -> Any:
+    def norm(self, module: Any, family: Family, width: int = HIDDEN, dtype: torch.dtype | None = None) -> Any:
         """A norm of `width`; of the family's class in the place of any other."""
-        found, dtype = known(module), self._dtype_of(module)
+        found, dtype = known(module), dtype or self.dtype
         if found is None or found[1] != "RMSNorm":
-            module, dtype = family.type("RMSNorm")(1), self.dtype  # ones or zeros: nothing random
+            module = family.type("RMSNorm")(1)  # ones or zeros: nothing random
         twin = self.bare(module)
         around = 0.0 if family.norm == "offset_rms_norm" else 1.0
         twin.weight = torch.nn.Parameter(around + 0.2 * self.random(width, dtype=dtype))

@@ -177,7 +177,7 @@ def why_module_changed(module: Any, role: str | None = None) -> str | None:
     """Why a module of a class that is known may compute something else than its class does."""
     kind = plain_type(module)
     for name in module.__dict__:
-        if name in vars(kind) and callable(vars(kind)[name]):
+        if name in vars(kind) and callable(vars(kind)[name]) and name not in _OF_NO_FORWARD:
             if name == "forward" and tensor_parallel_cell(module) is not None:
                 continue
             return f"its {name} is not that of {kind.__name__}"

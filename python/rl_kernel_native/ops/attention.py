@@ -90,7 +90,8 @@ def attention(
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
     A query of a sequence has the same bits in any batch, packed, padded, paged or chunked, at any stride. So have the
-    gradients of a query and of a key. Differentiable (torch) in ``q``, ``k`` and ``v``, but of pages.
+    gradients of a query and of a key. Differentiable (torch) in ``q``, ``k`` and ``v``, but of pages. Under
+    ``torch.autocast`` these are cast as those of torch's attention.
 
     The queries stand in ``q``, the keys in ``k`` and ``v``, each in its own form. The last query of a sequence stands
     at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names are
@@ -149,6 +150,7 @@ def attention(
         and type(v) in _plain
         and all(type(x) in _plain_or_none for x in lists)
         and not _torch_path.is_compiling()
+        and not _torch_path.is_autocasting()
     ):
         result = _C.attention_eager(q, k, v, *lists, *options, exp, _check.flag("return_lse", return_lse))
         if result is not NotImplemented:

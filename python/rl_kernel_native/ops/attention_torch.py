@@ -16,8 +16,10 @@ from .._native import module as _C
 from .._torch import (
     PLAIN,
     Eager,
+    autocast,
     device_type,
     gradient,
+    is_autocasting,
     is_compiling,
     is_direct,
     is_direct_gradient,
@@ -28,7 +30,7 @@ from .._torch import (
 )
 from . import attention_traced as traced
 
-__all__ = ["PLAIN", "attention", "backward", "is_compiling"]
+__all__ = ["PLAIN", "attention", "backward", "is_autocasting", "is_compiling"]
 
 
 def _mode(exp: str | None, q: Tensor, direct: bool) -> int:
@@ -38,6 +40,8 @@ def _mode(exp: str | None, q: Tensor, direct: bool) -> int:
 def attention(
     q: Tensor, k: Any, v: Any, lists: tuple[Any, ...], options: tuple[Any, ...], exp: str | None, return_lse: bool
 ) -> tuple[Any, Any]:
+    if is_autocasting():
+        q, k, v = autocast(q, k, v)
     direct = is_direct(q, k, v, *lists)
     mode = _mode(exp, q, direct)
     unit = product_unit() if direct or not is_compiling() else AS_CALLED

@@ -67,8 +67,9 @@ def linear(
     order of ``in_features``, on a CPU in the arithmetic of ``rk.arithmetic``; the sum, plus the bias, is rounded once.
     Differentiable (torch) in ``x``, ``weight`` and ``bias``, any number of times. An incoming gradient is rounded to
     the dtype of ``x`` first, and copied where autograd hands it over expanded or transposed, as ``y.sum().backward()``
-    does. Autocast is not followed: cast ``x`` and ``weight`` yourself. Over ranks (docs/linear.md) a column-parallel
-    layer's ``y`` is the same at any number of ranks, but its gradient in ``x`` is not.
+    does. Under ``torch.autocast`` operands are cast as those of ``torch.nn.functional.linear``. Over ranks
+    (docs/linear.md) a column-parallel layer's ``y`` is the same at any number of ranks, but its gradient in ``x`` is
+    not.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
@@ -111,6 +112,7 @@ def linear(
         and main_grad is None
         and weight_grad_dtype is None
         and not _torch_path.is_compiling()
+        and not _torch_path.is_autocasting()
     ):
         result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor)
         if result is not NotImplemented:

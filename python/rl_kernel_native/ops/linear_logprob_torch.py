@@ -19,7 +19,9 @@ from .._ranks import require_group
 from .._torch import (
     CODES,
     Eager,
+    autocast,
     gradient,
+    is_autocasting,
     is_compiling,
     is_direct,
     is_direct_gradient,
@@ -52,6 +54,8 @@ def linear_logprob(
     """``head``: hidden, weight, bias, lora_a, lora_b and lora_scale; ``where``: process_group, vocab_start and
     vocab_size."""
     hidden, weight, bias, lora_a, lora_b, lora_scale = head
+    if is_autocasting():
+        hidden, weight, bias, lora_a, lora_b = autocast(hidden, weight, bias, lora_a, lora_b)
     temperature, *_, kept_ids, kept_offsets = arguments
     direct = is_direct(hidden, weight, bias, lora_a, lora_b, target, temperature, kept_ids, kept_offsets)
     if isinstance(temperature, Tensor) and temperature.requires_grad and is_grad_enabled():
@@ -174,6 +178,8 @@ def partial(
     vocab_start: int, vocab_size: int,
 ) -> Tensor:  # fmt: skip
     hidden, weight, bias, lora_a, lora_b, lora_scale = head
+    if is_autocasting():
+        hidden, weight, bias, lora_a, lora_b = autocast(hidden, weight, bias, lora_a, lora_b)
     if not is_direct(hidden, weight, bias, lora_a, lora_b, target):
         optional = {"bias": bias, "lora_a": lora_a, "lora_b": lora_b}
         require_tensors(hidden=hidden, weight_shard=weight, target=target, optional=optional)

@@ -21,8 +21,10 @@ from .._torch import (
     DTYPES,
     PLAIN,
     Eager,
+    autocast,
     functorch_active,
     gradient,
+    is_autocasting,
     is_compiling,
     is_direct,
     is_direct_gradient,
@@ -33,7 +35,7 @@ from .._torch import (
 )
 from . import linear_autograd as traced
 
-__all__ = ["PLAIN", "bias_grad", "input_grad", "is_compiling", "linear", "tree_sum", "weight_grad"]
+__all__ = ["PLAIN", "bias_grad", "input_grad", "is_autocasting", "is_compiling", "linear", "tree_sum", "weight_grad"]
 
 _require_tensors = functools.partial(
     require_tensors, sharded=", or for a sharded in_features linear_partial and tree_sum"
@@ -55,6 +57,8 @@ def linear(
     main_grad: Any,
     weight_grad: int,
 ) -> Tensor:
+    if is_autocasting():
+        x, weight, bias = autocast(x, weight, bias)
     direct = is_direct(x, weight, bias)
     unit = _unit()
     weight_dtype = _main_grad.check_weight_grad(weight, weight_grad, main_grad)
