@@ -6,7 +6,7 @@ share of right letters. Model, tokenizer and prompts are made here, so nothing i
     pip install ".[trl]"                      # in a clone; torch first, see README.md
     python examples/grpo.py --ops rk          # this library's log-probabilities and loss
     python examples/grpo.py --ops stock       # TRL's
-    python examples/grpo.py --compare         # both, and whether they agree, step for step
+    python examples/grpo.py --compare         # both: the importance ratio, and whether losses agree, step for step
 
 examples/README.md says what --compare compares, and shows a run.
 """
@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import matplotlib
 import torch
+import transformers
 import typer
 from datasets import Dataset
 from rich.console import Console
@@ -40,6 +41,7 @@ from rl_kernel_native.contract import row
 LETTERS = "abcd"
 LENGTH = 6  # letters of an answer
 GROUP = 16  # answers to a prompt
+MEASURED = 10  # times that --compare looks at the ratio in a run
 PARTS = ("rollout", "ratio/KL", "logprob", "loss", "backward", "update")
 
 console = Console()
@@ -135,11 +137,18 @@ class Watched(GRPOTrainer):
 
 
 class Recorder(TrainerCallback):
-    """Logs of every step, and the time of the optimizer."""
+    """Logs of every step, the time of the optimizer, and with `measure` the ratios before some steps."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, clock: Clock, measure: Callable[[Any], torch.Tensor] | None = None) -> None:
+        self.clock, self.measure = clock, measure
         self.steps: list[dict[str, float]] = []
+        self.ratios: dict[int, torch.Tensor] = {}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self.measure is not None and state.global_step % max(1, state.max_steps // MEASURED) == 0:
+            with torch.random.fork_rng():  # the training draws what it would have drawn
+                torch.manual_seed(state.global_step)
+                self.ratios[state.global_step + 1] = self.measure(model)
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self.clock.start("update")
@@ -157,20 +166,20 @@ class Recorder(TrainerCallback):
 
 @dataclass
 class Judged:
-    """A step's loss and gradient: the float64 value, how far both are off it, and how far this library may be."""
+    """A step's loss and gradient: the float64 value, how far this library is off it, and how far it may be."""
 
     step: int
     loss: float
-    loss_off: dict[str, float]
+    loss_off: float
     loss_allowed: float
     gradient: float
-    gradient_off: dict[str, float]
+    gradient_off: float
     gradient_allowed: float
 
     @property
     def share(self) -> float:
         """The share of the allowed deviation that this library uses."""
-        return max(self.loss_off["rk"] / self.loss_allowed, self.gradient_off["rk"] / self.gradient_allowed)
+        return max(self.loss_off / self.loss_allowed, self.gradient_off / self.gradient_allowed)
 
     @property
     def agrees(self) -> bool:
@@ -199,11 +208,9 @@ class Judge(Watched):
             found = torch.autograd.grad(loss, parameters, retain_graph=True)
             return torch.cat([g.flatten().double() for g in found])
 
-        loss, gradient = {}, {}
-        for ops, context in OPERATORS.items():
-            with context():
-                value = super()._compute_loss(model, inputs)
-            loss[ops], gradient[ops] = value.item(), gradient_of(value)
+        with rk.integrations.trl.enabled():
+            ours = super()._compute_loss(model, inputs)
+        gradient = gradient_of(ours)
         exact = _in_float64(self, model, inputs)
         value = self._loss_of(exact.logprob, exact.entropy, inputs)
         exact_gradient = gradient_of(value)
@@ -224,11 +231,11 @@ class Judge(Watched):
         return Judged(
             step=self.state.global_step + 1,
             loss=value.item(),
-            loss_off={ops: abs(x - value.item()) for ops, x in loss.items()},
+            loss_off=abs(ours.item() - value.item()),
             loss_allowed=row("policy_loss", "loss").allowed(scale=total + abs(value.item()))
             + total * exact.logprob_allowed,
             gradient=float(exact_gradient.norm()),
-            gradient_off={ops: float((g - exact_gradient).norm()) for ops, g in gradient.items()},
+            gradient_off=float((gradient - exact_gradient).norm()),
             gradient_allowed=gradient_allowed,
         )
 
@@ -294,6 +301,37 @@ def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exa
     )
 
 
+# ---- rollout against training ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def ratios(ops: str, trained: Any, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """exp(training - rollout log-probability) of every token of an answer, by a model in bfloat16.
+
+    The rollout decodes all answers in one batch against a cache; the training forward sees whole answers, eight at a
+    time. Weights are the same, so 1 is what an objective with an importance ratio takes for granted.
+    """
+    model = Qwen3ForCausalLM(trained.config)  # a new one: Accelerate wrapped the forward of what was trained
+    model.load_state_dict(trained.state_dict())
+    model = model.to(trained.device, torch.bfloat16).eval()
+    if ops == "rk":
+        rk.patch_model(model)
+    prompts = tokenizer([f"{letter}>" for letter in LETTERS for _ in range(GROUP)], return_tensors="pt").input_ids
+    out = model.generate(
+        prompts.to(model.device), do_sample=True, max_new_tokens=LENGTH, min_new_tokens=LENGTH, output_logits=True,
+        return_dict_in_generate=True, top_k=0,
+    )  # fmt: skip
+    answers = out.sequences[:, prompts.shape[1] :]
+    forward = [model(rows, use_cache=False).logits[:, prompts.shape[1] - 1 : -1] for rows in out.sequences.split(8)]
+
+    def score(logits: torch.Tensor) -> torch.Tensor:
+        if ops == "rk":
+            return rk.logprob(logits.flatten(0, 1), answers.flatten())
+        return logits.float().log_softmax(-1).gather(-1, answers[..., None]).flatten()
+
+    return (score(torch.cat(forward)) - score(torch.stack(out.logits, 1))).exp()
+
+
 # ---- a run ----------------------------------------------------------------------------------------------------------
 
 OPERATORS: dict[str, Callable[[], Any]] = {
@@ -309,6 +347,7 @@ class Run:
     ops: str
     steps: list[dict[str, float]]
     seconds: dict[str, float]
+    ratios: dict[int, torch.Tensor]
     judged: list[Judged] = field(default_factory=list)
 
     @property
@@ -317,13 +356,15 @@ class Run:
         return {int(s["step"]): s["reward"] for s in self.steps if "reward" in s}
 
 
-def train(ops: str, *, loss_type: str, steps: int, device: str, seed: int, judge: bool = False) -> Run:
+def train(
+    ops: str, *, loss_type: str, steps: int, device: str, seed: int, judge: bool = False, measure: bool = False
+) -> Run:
     """A whole run from the seed's weights."""
     clock = Clock(device)
-    recorder = Recorder(clock)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # TRL's, of names that transformers renames
         tokenizer = make_tokenizer()
+        recorder = Recorder(clock, (lambda model: ratios(ops, model, tokenizer)) if measure else None)
         save_model(tokenizer, Path(folder), seed)
         # adam_epsilon: where a gradient is 0 but for rounding, Adam with 1e-8 takes a whole step in a direction of
         # noise, and two runs part.
@@ -345,7 +386,7 @@ def train(ops: str, *, loss_type: str, steps: int, device: str, seed: int, judge
         trainer.clock, trainer.judged = clock, []
         with OPERATORS[ops]():
             trainer.train()
-    return Run(ops, recorder.steps, dict(clock.seconds), trainer.judged)
+    return Run(ops, recorder.steps, dict(clock.seconds), recorder.ratios, trainer.judged)
 
 
 # ---- tables and plot ------------------------------------------------------------------------------------------------
@@ -371,8 +412,10 @@ def show_runs(runs: list[Run], device: str) -> None:
 
 def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
     """The table of judged steps, and what both runs did by themselves. Returns: whether all is within the contract."""
-    table = Table(title="the same batch and weights, against head and loss in float64")
-    off = ("stock off by", "rk off by", "allowed")
+    table = Table(
+        title="loss and gradient of rk against head and loss in float64, batches and weights of the stock run"
+    )
+    off = ("off by", "allowed")
     for name in ("step", "loss", *off, "|gradient|", *off):
         table.add_column(name, justify="right", no_wrap=True)
     worst = max(judged, key=lambda j: j.share)
@@ -380,9 +423,9 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
     for j in sorted(shown.values(), key=lambda j: j.step):
         table.add_row(
             f"{'worst: ' if j is worst else ''}{j.step}",
-            f"{j.loss:.6f}", f"{j.loss_off['stock']:.1e}", f"{j.loss_off['rk']:.1e}", f"{j.loss_allowed:.1e}",
-            f"{j.gradient:.4f}", f"{j.gradient_off['stock']:.1e}", f"{j.gradient_off['rk']:.1e}",
-            f"{j.gradient_allowed:.1e}", style=None if j.agrees else "red",
+            f"{j.loss:.6f}", f"{j.loss_off:.1e}", f"{j.loss_allowed:.1e}",
+            f"{j.gradient:.4f}", f"{j.gradient_off:.1e}", f"{j.gradient_allowed:.1e}",
+            style=None if j.agrees else "red",
         )  # fmt: skip
     Console(width=max(console.width, JUDGED_WIDTH)).print(table)  # figures cut short would say nothing
     agreeing = sum(j.agrees for j in judged)
@@ -399,15 +442,30 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
     return agreeing == len(judged)
 
 
-def plot(runs: list[Run], judged: list[Judged], device: str, path: Path) -> None:
+def show_ratios(runs: list[Run]) -> None:
+    """What the library is for: how far rollout and training are apart on the same weights."""
+    table = Table(title="rollout against training, same weights, bfloat16")
+    for name in ("operators", "tokens that differ", "max |ratio - 1|", "KL (k3)"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        ratio = torch.cat([*run.ratios.values()])
+        metrics = rk.mismatch_metrics(ratio.log(), torch.zeros_like(ratio))
+        off = float((ratio - 1).abs().max())
+        table.add_row(run.ops, f"{int((ratio != 1).sum())} of {len(ratio)}", f"{off:.3g}", f"{float(metrics.k3):.3g}")
+    console.print(table)
+
+
+def plot(runs: list[Run], device: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3 if judged else 2, figsize=(14 if judged else 9, 3.6), layout="constrained")
+    panels = 3 if runs[0].ratios else 2
+    figure, axes = plt.subplots(1, panels, figsize=(4.7 * panels, 4.2), layout="constrained")
+    beside = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "frameon": False}  # below: it covers no curve
     for run, style in zip(runs, ("-", "--"), strict=False):
         axes[0].plot(list(run.rewards), list(run.rewards.values()), style, label=run.ops)
     axes[0].set(xlabel="step", ylabel="share of right letters", title="reward", ylim=(0, 1.02))
-    axes[0].legend()
+    axes[0].legend(ncols=2, **beside)
     for i, run in enumerate(runs):
         bottom = 0.0
         for color, part in enumerate(PARTS):
@@ -415,14 +473,16 @@ def plot(runs: list[Run], judged: list[Judged], device: str, path: Path) -> None
             axes[1].bar(run.ops, height, bottom=bottom, color=f"C{color}", label=part if i == 0 else None)
             bottom += height
     axes[1].set(ylabel="ms a step", title=f"time, {device_name(device)}")
-    axes[1].legend(fontsize="small")
-    if judged:
-        at = [j.step for j in judged]
-        axes[2].plot(at, [j.gradient_allowed / j.gradient for j in judged], "k:", label="allowed")
-        for ops in OPERATORS:
-            axes[2].plot(at, [j.gradient_off[ops] / j.gradient for j in judged], label=ops)
-        axes[2].set(xlabel="step", yscale="log", title="gradient: error against float64, relative")
-        axes[2].legend()
+    axes[1].legend(ncols=3, fontsize="small", **beside)
+    if panels == 3:
+        for i, run in enumerate(runs):
+            for step, ratio in run.ratios.items():
+                at = step + (i - 0.5) * len(run.steps) / MEASURED / 4  # beside each other
+                label = run.ops if step == min(run.ratios) else None
+                axes[2].plot([at] * len(ratio), ratio.cpu(), ".", ms=4, color=f"C{i}", label=label)
+        axes[2].set(xlabel="step", title="ratio of training to rollout, every token")
+        axes[2].ticklabel_format(useOffset=False)
+        axes[2].legend(ncols=2, **beside)
     figure.savefig(path, dpi=120)
     console.print(f"plot: {path}")
 
@@ -454,7 +514,7 @@ class Device(str, Enum):
 def main(
     ops: Annotated[Ops, typer.Option(help="Whose log-probabilities and loss: TRL's or this library's.")] = Ops.rk,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Both, judged step for step; status 1 if one is off.")
+        bool, typer.Option("--compare", help="Both: their ratios, and steps judged; status 1 if one is off.")
     ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 60,
     loss_type: Annotated[LossType, typer.Option(help="GRPOConfig's loss_type.")] = LossType["dapo"],
@@ -465,12 +525,16 @@ def main(
 ) -> None:
     """Trains a tiny Qwen3 to repeat a letter, by GRPO."""
     torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()  # of files that are written and read in no time
     options: dict[str, Any] = {"loss_type": loss_type.value, "steps": steps, "device": device.value, "seed": seed}
     judged = train("stock", judge=True, **options).judged if compare else []  # apart: judging takes the caches
-    runs = [train(each, **options) for each in (OPERATORS if compare else [ops.value])]
+    runs = [train(each, measure=compare, **options) for each in (OPERATORS if compare else [ops.value])]
     show_runs(runs, device.value)
-    agrees = show_agreement(judged, *runs) if compare else True
-    plot(runs, judged, device.value, plot_path)
+    agrees = True
+    if compare:
+        agrees = show_agreement(judged, *runs)
+        show_ratios(runs)  # last, since it is the news
+    plot(runs, device.value, plot_path)
     raise typer.Exit(0 if agrees else 1)
 
 
