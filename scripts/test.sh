@@ -169,6 +169,7 @@ stage_hip-isa() {
 stage_wheel() {
   python tools/build_wheels.py --variant cpu --python "$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" \
     --out build/dist
+  python tools/build_wheels.py --check --out build/dist
 }
 
 stage_site() {

@@ -57,6 +57,45 @@ def test_a_renamed_wheel_is_a_whole_wheel_of_the_new_name(tool: Any, tmp_path: P
             assert int(size) == len(data)
 
 
+METADATA = (
+    "Metadata-Version: 2.1\nName: x\nVersion: 0.1.0\n\n# x\n\n![Ratio](docs/front.svg)\n\n"
+    "[numerics](docs/numerics.md), [paper](https://arxiv.org/abs/1805.02867), [below](#speed)\n"
+)
+KEPT = "[paper](https://arxiv.org/abs/1805.02867), [below](#speed)\n"
+
+
+def test_links_of_the_description_come_from_one_setting(tool: Any) -> None:
+    """An address that nobody gave is not invented."""
+    bare = tool.with_links(METADATA, "")
+    assert "Project-URL" not in bare
+    assert bare.endswith(f"# x\n\n\n\nnumerics, {KEPT}")
+    url = "https://example.org/group/name"
+    linked = tool.with_links(METADATA, f"{url}/")
+    assert f"Version: 0.1.0\nProject-URL: Source, {url}\n\n" in linked
+    assert linked.endswith(
+        f"![Ratio]({url}/raw/HEAD/docs/front.svg)\n\n[numerics]({url}/blob/HEAD/docs/numerics.md), {KEPT}"
+    )
+
+
+def test_sizes_and_hashes_are_written_and_checked(tool: Any, tmp_path: Path) -> None:
+    assert tool.check(tmp_path, None) == [
+        f"{tmp_path / 'wheels.md'}: expected a table that this tool wrote, found none"
+    ]
+    wheel = tmp_path / "rl_kernel_cpu-0.1.0-cp312-abi3-manylinux_2_17_x86_64.whl"
+    wheel.write_bytes(b"wheel")
+    (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234"))
+    assert f"| {wheel.name} | 5 | {hashlib.sha256(b'wheel').hexdigest()} |" in (tmp_path / "wheels.md").read_text()
+    assert tool.check(tmp_path, "v0.1.0") == []
+    assert tool.check(tmp_path, "v0.2.0") == [f"{wheel.name}: expected the version of tag v0.2.0"]
+    wheel.write_bytes(b"other")
+    assert "sizes and hashes" in tool.check(tmp_path, None)[0]
+    wheel.unlink()
+    (tmp_path / "wheels.md").write_text(tool.table(tmp_path, "abc1234, with changes"))
+    changed, empty = tool.check(tmp_path, "v0.1.0")
+    assert "with changes" in changed
+    assert "expected wheels" in empty
+
+
 def test_a_python_that_is_not_there_is_said_so(tool: Any) -> None:
     with pytest.raises(tool.Unavailable, match=r"no Python 3\.99"):
         tool.find_python("3.99")

@@ -26,7 +26,7 @@ from rl_kernel_native.consistency.contract_table import bound, kept
 ROOT = Path(__file__).resolve().parent.parent
 # Pages in the order of the menu, by its headings; those of docs/ that stand nowhere here come last.
 MENU = {
-    "Begin": ["quickstart", "which_operator", "build", "wheels", "examples"],
+    "Begin": ["quickstart", "which_operator", "build", "wheels", "hf_kernels", "examples"],
     "Use": ["models", "vllm", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
     "Trust": ["contract", "numerics", "math"],
     "Reference": ["operators", "api/index", "api/tools"],

@@ -5,6 +5,10 @@
 
 The distributions are rl-kernel-cpu, rl-kernel-cu124, rl-kernel-cu130 and rl-kernel-rocm6; all import as
 rl_kernel_native. Wheels go to dist/, their sizes and hashes to dist/wheels.md.
+
+    python tools/build_wheels.py --check --tag v0.1.0       builds nothing; dist/ is what its wheels.md says
+
+RLK_REPOSITORY_URL, where it is set, makes project URLs and the links of the description; without it, there are none.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ HOST_COMPILER = CACHE / "gcc-10" / "bin" / "c++"  # tools/fetch_gcc10.sh
 HIP_TOOLS = ("clang++-19", "ld.lld-19", "llvm-objdump-19", "clang-offload-bundler-19")
 MAX_BYTES = 60_000_000
 PROJECT = "rl-kernel-native"
+LINK = r"(!?)\[([^\]]*)\]\(([^)\s]+)\)"
 
 # What an installed wheel must do with nothing but NumPy beside it.
 TRIAL = """
@@ -129,7 +134,8 @@ def renamed(wheel: Path, name: str) -> Path:
             if path.endswith(".dist-info/METADATA"):
                 text = data.decode()
                 text = re.sub(rf"^Name: {PROJECT}$", f"Name: {name}", text, flags=re.M)
-                data = re.sub(rf"^(Requires-Dist: ){PROJECT}\[", rf"\1{name}[", text, flags=re.M).encode()
+                text = re.sub(rf"^(Requires-Dist: ){PROJECT}\[", rf"\1{name}[", text, flags=re.M)
+                data = with_links(text, os.environ.get("RLK_REPOSITORY_URL", "")).encode()
             info = zipfile.ZipInfo(path, item.date_time)
             info.external_attr, info.compress_type = item.external_attr, zipfile.ZIP_DEFLATED
             out.writestr(info, data)
@@ -141,6 +147,25 @@ def renamed(wheel: Path, name: str) -> Path:
             out.writestr(record, table.read())
     wheel.unlink()
     return target
+
+
+def with_links(metadata: str, url: str) -> str:
+    """METADATA for an index, where links to files of the repository lead nowhere: they become links under `url`, or
+    without one their words alone. A picture without one is left out."""
+    head, _, description = metadata.partition("\n\n")
+    url = url.rstrip("/")
+    if url:
+        head = re.sub(r"^(Version: .*)$", rf"\1\nProject-URL: Source, {url}", head, count=1, flags=re.M)
+
+    def link(match: re.Match[str]) -> str:
+        mark, words, target = match.groups()
+        if "://" in target or target.startswith("#"):
+            return match[0]
+        if not url:
+            return "" if mark else words
+        return f"{mark}[{words}]({url}/{'raw' if mark else 'blob'}/HEAD/{target})"
+
+    return f"{head}\n\n{re.sub(LINK, link, description)}"
 
 
 def sources(to: Path) -> str:
@@ -197,12 +222,35 @@ def table(folder: Path, commit: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check(folder: Path, tag: str | None) -> list[str]:
+    """What is wrong with a folder of wheels: other sizes or hashes than in its wheels.md, not a release of `tag`."""
+    recorded = folder / "wheels.md"
+    if not recorded.exists():
+        return [f"{recorded}: expected a table that this tool wrote, found none"]
+    text = recorded.read_text()
+    commit = text.partition("Built last from ")[2].partition(".\n")[0]
+    wrong = [] if text == table(folder, commit) else [f"{recorded}: sizes and hashes are not those of the wheels"]
+    if tag is not None and commit.endswith("with changes"):
+        wrong.append(f"{recorded}: built from a tree with changes that no commit has")
+    wheels = sorted(folder.glob("*.whl"))
+    if tag is not None:
+        others = [wheel.name for wheel in wheels if wheel.name.split("-")[1] != tag.removeprefix("v")]
+        wrong += [f"{name}: expected the version of tag {tag}" for name in others]
+    return wrong if wheels else [*wrong, f"{folder}: expected wheels, found none"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--python", nargs="+", metavar="3.N", default=PYTHONS, help="one of 3.12 and later serves all")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--check", action="store_true", help="build nothing, compare --out with its wheels.md")
+    parser.add_argument("--tag", metavar="vX.Y.Z", help="with --check: what the wheels are a release of")
     options = parser.parse_args()
+    if options.check:
+        wrong = check(options.out, options.tag)
+        print("\n".join(wrong) or f"{options.out}: as its wheels.md says")
+        return 1 if wrong else 0
     built, skipped, failed = [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         run([sys.executable, "-m", "venv", Path(scratch) / "tools"])
