@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,114 @@ def test_an_error_names_its_cure(case: str) -> None:
         call()
 
 
-def test_patch_model_without_transformers_names_what_to_install() -> None:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model's directory without a tokenizer, and the same in memory."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(
+        vocab_size=16, num_key_value_heads=1, bos_token_id=None, eos_token_id=2, pad_token_id=0, **size
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path) -> Any:
+    import torch
+
+    from rl_kernel_native.consistency.model import load_model
+
+    return load_model(folder, None, torch.device("cpu"))
+
+
+def prompts(folder: Path, line: str, encode: Any = None) -> Any:
+    from rl_kernel_native.consistency.prompts import load_prompts
+
+    path = folder.parent / "prompts.jsonl"
+    path.write_text(line + "\n")
+    return load_prompts(path, loaded(folder), 4, encode)
+
+
+def beside_another_bos(folder: Path) -> None:
+    import transformers
+
+    policy = transformers.LlamaForCausalLM.from_pretrained(folder)
+    trainer = transformers.LlamaForCausalLM.from_pretrained(folder)
+    trainer.config.bos_token_id = 1
+    rk.compare(policy, trainer, [[3, 4]], max_new_tokens=2)
+
+
+def missing_extra(folder: Path) -> None:
+    """`rlk` of an installed wheel where typer is not."""
+    from rl_kernel_native.consistency import main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main.importlib.util, "find_spec", lambda name: None)
+        patch.setattr(main._variants, "installed", lambda: ["rl-kernel-cpu 0.1.0"])
+        patch.setattr(sys, "argv", ["rlk", "compare"])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        assert left.value.code == 2
+
+
+# What `rlk compare` says, with a model's directory as its argument.
+CURES_OF_COMPARE: dict[str, tuple[Any, str]] = {
+    "text without a tokenizer": (
+        lambda folder: prompts(folder, '{"text": "a"}'),
+        r"has no usable tokenizer .*; save one there by tokenizer\.save_pretrained, or give prompt_ids",
+    ),
+    "an empty prompt": (
+        lambda folder: prompts(folder, '{"text": ""}', lambda text: []),
+        "the prompt is empty; give at least one id, or a text that the tokenizer does not drop",
+    ),
+    "two checkpoints": (
+        beside_another_bos,
+        r"bos token: rollout has none, training has \[1\]; set bos_token_id alike in both",
+    ),
+    "a file for a model": (
+        lambda folder: rk.compare(folder / "model.safetensors", None, [[1]]),
+        "want the model's directory, got a file; give /",
+    ),
+    "a Hub id without a network": (
+        lambda folder: rk.compare("nobody/none", None, [[1]]),
+        r"Without a network, run `hf download nobody/none --local-dir DIR`",
+    ),
+    "a path of nothing": (
+        lambda folder: rk.compare(folder / "nowhere", None, [[1]]),
+        r"does not exist; give a directory, or a Hub id such as Qwen/Qwen3-0\.6B",
+    ),
+    "a wheel without its extra": (missing_extra, r'not installed; pip install "rl-kernel-cpu\[compare\]"'),
+}
+
+
+@pytest.mark.parametrize("case", CURES_OF_COMPARE)
+def test_rlk_compare_names_the_cure(
+    case: str, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    call, words = CURES_OF_COMPARE[case]
+    try:
+        call(checkpoint)
+    except (ValueError, RuntimeError) as error:
+        said = str(error)
+    else:
+        said = capsys.readouterr().err
+    assert re.search(words, said), said
+
+
+@pytest.mark.parametrize("absent", ["torch", "transformers"])
+def test_patch_model_names_what_to_install(absent: str) -> None:
     code = (
         "import sys\n"
-        "sys.modules['transformers'] = None\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {absent!r}:\n"
+        "            raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
         "import rl_kernel_native as rk\n"
         "try:\n"
         "    rk.patch_model(None)\n"
@@ -59,8 +164,22 @@ def test_patch_model_without_transformers_names_what_to_install() -> None:
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    pattern = r"patch_model: needs torch .* and transformers .*pip install "
+    pattern = rf"patch_model: needs torch .* and transformers .*{absent} is not installed; .*pip install "
     assert re.match(pattern, done.stdout), done.stdout + done.stderr
+
+
+def test_a_loss_takes_what_pack_gives_without_max_tokens() -> None:
+    """Its tensors then end with places of no sequence, which no sum counts."""
+    torch = pytest.importorskip("torch")
+    logprob = torch.tensor([[-1.0, -2.0, -9.0, -9.0], [-0.5, -0.25, -3.0, -9.0]])
+    lengths, advantage, losses = torch.tensor([2, 3]), torch.tensor([1.0, -1.0]), []
+    for most in (None, 5):
+        packed = rk.pack([logprob, logprob - 0.125], lengths=lengths, max_tokens=most)
+        new, old = packed.tensors
+        mask = torch.ones_like(new)
+        found = rk.policy_loss(new, old, advantage, mask, spec=rk.PolicySpec(), cu_seqlens=packed.cu_seqlens)
+        losses.append(found.loss)
+    assert torch.equal(*losses)
 
 
 def results() -> dict[str, Any]:

@@ -56,37 +56,131 @@ def test_the_code_of_a_page_runs(name: str) -> None:
     assert not said.getvalue()
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    """(page, words) of each `rlk ...` of a page, in blocks of a shell and in the text."""
+def lines() -> list[tuple[str, str]]:
+    """(page, command) of each line of a shell's block."""
     found = []
-    for name, page in NAMED.items():
-        text = page.read_text()
-        lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
-        lines += re.findall(r"`(rlk [^`\n]*)`", text)
-        for line in lines:
-            words = shlex.split(line, comments=True)
-            if words and words[0].removeprefix(".venv/bin/") == "rlk":
-                found.append((name, words[1:]))
+    for name, page in {**NAMED, "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}.items():
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                bare = re.sub(r"(^|\s)#.*$", "", line).strip()
+                found += [(name, part.strip()) for part in bare.split("&&") if part.strip()]
     return found
 
 
-def test_the_commands_of_the_pages_exist() -> None:
-    pytest.importorskip("typer")
+def in_text() -> list[tuple[str, str]]:
+    """(page, command) of each `rlk ...` of a sentence."""
+    return [(name, line) for name, page in NAMED.items() for line in re.findall(r"`(rlk [^`\n]*)`", page.read_text())]
+
+
+def options_exist(words: list[str], file: Path) -> bool:
+    text = file.read_text()
+    return all(f'"{word}"' in text or word == "--help" for word in words if word.startswith("--"))
+
+
+def rlk(words: list[str]) -> None:
+    """Parses a command as `rlk` does: its name, its options and their values."""
     import typer.main
 
+    from rl_kernel_native import doctor
     from rl_kernel_native.consistency.cli import app
 
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    given = commands()
-    assert len(given) > 10
-    for name, words in given:
-        if not words or words[0].startswith("-"):
-            continue
-        assert words[0] in known, f"{name}: rlk {' '.join(words)}"
-        options = {option for parameter in known[words[0]].params for option in parameter.opts} | {"--help", "--json"}
-        options |= {"--no-self-test"} if words[0] == "doctor" else set()
-        unknown = [word for word in words[1:] if word.startswith("--") and word not in options]
-        assert not unknown or words[0] == "bench", f"{name}: rlk {' '.join(words)}"
+    if not words or words[0] == "--version":
+        return
+    if words[0] == "bench":
+        bench(words[1:])
+        return
+    if words[0] == "doctor":
+        assert options_exist(words, Path(doctor.__file__))
+        return
+    group = typer.main.get_command(app)
+    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    given = [word.replace("...", "1") for word in words[1:]]
+    if "--help" not in given:
+        # In a sentence a command may be named by a part of its options.
+        command.make_context(words[0], given, resilient_parsing=len(given) < 2)
+
+
+def bench(words: list[str]) -> None:
+    from rl_kernel_native.bench.__main__ import make_parser
+
+    if words:
+        make_parser("bench").parse_args(words)
+
+
+def setting(words: list[str]) -> None:
+    """Of a shell: what it sets is what a wheel is called."""
+    assert not words
+
+
+def pip(words: list[str]) -> None:
+    from rl_kernel_native import _variants  # the distributions' names
+
+    declared = (ROOT / "pyproject.toml").read_text()
+    for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
+        assert f"\n{extra} = [" in declared, extra
+    for variant in re.findall(r"RLK_VARIANT=(\w+)", " ".join(words)):
+        assert f"rl-kernel-{variant}" in Path(_variants.__file__).read_text() or variant == "cpu", variant
+    for pinned in (word for word in words if "==" in word):
+        assert pinned in (ROOT / "scripts/test.sh").read_text() or pinned.startswith(("trl==1.16", "torch==")), pinned
+
+
+def script(words: list[str]) -> None:
+    file = ROOT / words[0]
+    assert file.is_file(), words
+    assert options_exist(words, file) or file.parent.name == "examples"
+    if words[0] == "scripts/test.sh":
+        (stages,) = re.findall(r"^readonly kStages=\((.*)\)", file.read_text(), re.M)
+        assert set(words[1:]) <= set(stages.split())
+
+
+def pytest_files(words: list[str]) -> None:
+    files = [word for word in words if word.startswith("tests/")]
+    assert files
+    assert all((ROOT / word.replace("<op>", "kl")).is_file() for word in files)
+
+
+def preset(words: list[str]) -> None:
+    assert f'"{words[0]}"' in (ROOT / "CMakePresets.json").read_text()
+
+
+# What a command begins with, and what checks it here. What runs it in CI: stage package (`pip install .`), python
+# (`rlk`, pytest, the examples), cpp and cuda (presets), lint, wheel; run_gpu.py is run where a GPU is.
+CHECKS: dict[str, Any] = {
+    r"(\.venv/bin/)?rlk ": rlk,
+    r"python -m rl_kernel_native\.bench": bench,
+    r"(\.venv/bin/)?pip (un)?install ": pip,
+    r"python3 -m venv \.venv$|\. \.venv/bin/activate$": setting,
+    r"wheel=\$\(ls dist/rl_kernel_(cpu|cu130)-\*-cp312-abi3-\*\.whl\)$": setting,
+    r"python -m pytest ": pytest_files,
+    r"(python3? )?(\./)?(?=(scripts|tools|tests|examples)/)": script,
+    r"cmake --preset |cmake --build build/|ctest --test-dir build/": preset,
+}
+
+
+@pytest.mark.parametrize(("page", "command"), dict.fromkeys([*lines(), *in_text()]))
+def test_a_command_of_a_page_exists_with_its_options(page: str, command: str) -> None:
+    pytest.importorskip("typer")
+    for pattern, check in CHECKS.items():
+        match = re.match(pattern, command)
+        if match:
+            check(shlex.split(command[match.end() :]))
+            return
+    pytest.fail(f"{page}: nothing checks `{command}`")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rlk compare --no-such-option 1", "rlk nothing --help", "rlk doctor --no-such",
+        "python -m rl_kernel_native.bench nothing", 'pip install ".[nothing]"', "scripts/test.sh nothing",
+        "python tests/run_gpu.py --no-such", "cmake --preset nothing", "python -m pytest tests/test_nothing.py",
+        "python tools/nothing.py", "make install",
+    ],
+)  # fmt: skip
+def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
+    pytest.importorskip("typer")
+    with pytest.raises(BaseException, match=r"."):
+        test_a_command_of_a_page_exists_with_its_options("page", command)
 
 
 def test_the_errors_that_are_explained_exist() -> None:

@@ -47,9 +47,8 @@ def _device(torch: Any, name: str) -> str:
     return "cpu" if device.type == "cpu" else name
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_kernel_native.bench") -> int:
-    """Runs a benchmark with command line arguments; its exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+def make_parser(program: str) -> argparse.ArgumentParser:
+    """The command line, an operator a command."""
     parser = argparse.ArgumentParser(prog=program, description="An operator against its peers, in one process.")
     operators = parser.add_subparsers(dest="operator", required=True)
     logprob = operators.add_parser("logprob", help="selected log-probability from logits")
@@ -178,6 +177,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
         operator.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
         if operator is not model:
             operator.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_kernel_native.bench") -> int:
+    """Runs a benchmark with command line arguments; its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser(program)
     options = parser.parse_args(given)
     options.command = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
     if (

@@ -115,8 +115,9 @@ def check_sides(rollout: SideInputs, training: SideInputs) -> None:
     for name in sorted(set(rollout.special_ids) | set(training.special_ids)):
         ours, theirs = rollout.special_ids.get(name, ()), training.special_ids.get(name, ())
         if ours != theirs:
+            has, other_has = list(ours) or "none", list(theirs) or "none"
             raise BadInput(
-                f"{name} token: {rollout.name} has {list(ours)}, {training.name} has {list(theirs)}; "
+                f"{name} token: {rollout.name} has {has}, {training.name} has {other_has}; "
                 f"set {name}_token_id alike in both models' config.json and generation_config.json"
             )
     if len(rollout.ids) != len(training.ids):
