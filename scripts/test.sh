@@ -96,6 +96,12 @@ stage_python() {
 
 stage_engines() {
   local status=0
+  # Beside the environment: where it is installed, transformers and PEFT load it, and it prints.
+  if pip install -q --no-deps --no-compile --upgrade --target build/torchao torchao==0.18.0; then
+    PYTHONPATH=$PWD/build/torchao python -m pytest -q tests/test_patch_frameworks.py -k torchao || return 1
+  else
+    echo "SKIPPED: torchao cannot be fetched here, so no weight of its own was patched"
+  fi
   tools/fetch_vllm.sh build/engines python || status=$?
   if ((status == 75)); then
     echo "SKIPPED: the wheel of vllm 0.26.0 or a package beside it cannot be fetched here, so no engine was run"

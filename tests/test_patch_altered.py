@@ -274,6 +274,48 @@ def test_switches_are_read_at_call_time() -> None:
     assert float((logits(net) - logits(other)).abs().max()) < ROUNDING
 
 
+def test_frequencies_and_attention_functions_that_are_set_later_are_heeded(caplog: pytest.LogCaptureFixture) -> None:
+    """By what is torch's own, once it is not what was proved; strictly patched it is an error."""
+    scaled = (lambda net: net.model.rotary_emb.inv_freq.mul_(1.5), "cos and sin", "model.rotary_emb")
+    for change, what, at in (scaled, (registered, "attention", "model")):
+        net, other = make(), make()
+        rk.patch_model(net)
+        before = logits(net)
+        for model in (net, other):
+            change(model)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="rl_kernel_native"):
+            for _ in range(2):
+                assert float((logits(net) - logits(other)).abs().max()) < ROUNDING
+        assert [f"model: {what} of this forward stays torch's" in record.message for record in caplog.records] == [True]
+        assert at in rk.status(net).unproved
+        assert not torch.equal(logits(net), before)
+        rk.unpatch_model(net)
+        assert torch.equal(logits(net), logits(other))
+    net = make()
+    rk.patch_model(net, strict=True)
+    scaled[0](net)
+    with pytest.raises(ValueError, match="cos and sin of this forward stays torch's: inv_freq is not that of the conf"):
+        logits(net)
+    net = make()
+    rk.patch_model(net)
+    want = logits(net)
+    net.set_attn_implementation("eager")  # which is transformers' own, too
+    assert torch.equal(logits(net), want)
+    assert not rk.status(net).unproved
+
+
+def test_a_forward_that_is_replaced_on_the_class_later_is_refused() -> None:
+    net = make()
+    rk.patch_model(net)
+    want = logits(net)
+    with restored():
+        ALTERED["MLP.forward of the class"][0](net)
+        with pytest.raises(ValueError, match=r"expected LlamaMLP\.forward as patch_model found it, got another since"):
+            logits(net)
+    assert torch.equal(logits(net), want)
+
+
 def test_attention_dropout_is_none_in_evaluation_and_torchs_in_training() -> None:
     net = make(attention_dropout=0.5)
     want = logits(net)

@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers", reason="patch_model patches m
 
 import rl_kernel_native as rk  # noqa: E402
 from patch_cases import IDS, logits_of, tiny  # noqa: E402
+from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
 
 # float32, of two layers and logits below 1.
 ROUNDING = {"rtol": 0, "atol": 1e-5}
@@ -68,6 +69,46 @@ def test_adapters_compute_what_they_did(kind: str) -> None:
     torch.testing.assert_close(run(), want, **ROUNDING)
     rk.unpatch_model(net)
     assert torch.equal(run(), want)
+
+
+@pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
+@pytest.mark.parametrize("first", ["patch", "quantize"])
+def test_weights_of_torchao_stay_torchs(kind: str, first: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao quantises")
+    net = tiny("Llama", torch.float32)
+    if first == "patch":
+        rk.patch_model(net)
+    quantization.quantize_(net, getattr(quantization, kind)())
+    if first == "patch":
+        with pytest.raises(
+            ValueError, match=r"model: .*, got a Int\w+ since, which only its own kernels multiply: call"
+        ):
+            logits_of(net)
+        rk.unpatch_model(net)
+    want = logits_of(net)
+    counts = rk.patch_model(net)
+    assert counts["linear"] == 0
+    assert len(counts.unproved) == 15
+    assert all("its weight is a Int" in why for why in counts.unproved.values())
+    assert counts["attention"] == counts["silu_mul"] == 2
+    torch.testing.assert_close(logits_of(net), want, **ROUNDING)
+
+
+def test_tools_are_strict() -> None:
+    """What compares operators does not compare torch's with torch's: not what is not proved, not a switch set later."""
+    net = tiny("Llama", hidden_act="relu")
+    with pytest.raises(BadInput, match=r"--ops rk: model: strict=True, and 2 modules are not proved"):
+        rk.compare(net, net, [[1, 2, 3]], rollout_ops="rk", max_new_tokens=2)
+    net = tiny("Llama", torch.float32)
+    want = logits_of(net)
+    rk.patch_model(net, strict=True)
+    net.model.layers[0].self_attn.is_causal = False
+    with pytest.raises(
+        ValueError, match="attention of this forward stays torch's: is_causal is False; patch_model was"
+    ):
+        logits_of(net)
+    rk.unpatch_model(net)
+    assert not torch.equal(logits_of(net), want)
 
 
 @pytest.mark.parametrize("first", ["patch", "shard"])

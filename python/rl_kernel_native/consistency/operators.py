@@ -166,7 +166,10 @@ class RkOperators:
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
         """The model with this library's operators in it, for as long as the context is open."""
-        self._library.patch_model(model, strict=True)
+        try:
+            self._library.patch_model(model, strict=True)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"--ops rk: {error}") from error
         try:
             yield
         finally:

@@ -18,12 +18,14 @@ import transformers
 
 import rl_kernel_native as rk
 
+from . import unchanged
 from .families import CACHE_NAMES, servable
 from .sequences import Sequences, locate_sequences
-from .served import base_of, is_served, observed
+from .served import base_of, is_as_served, is_served, observed
 
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
+PROVED = "_rk_proved"  # attribute of a body: the name of the attention function that stood there when it was proved
 TABLES = "_rk_tables"  # attribute of a rotary embedding: its RotaryTables, by kinds of layers
 KNOWN = "_rk_known"  # attribute of a body and what is over it: the modules that patch_model found
 
@@ -346,6 +348,8 @@ def makes_cache(module: Any, use_cache: bool | None) -> bool:
 def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
     """Why attention of this call is not what `rk.attention` computes: switches that may change at any time."""
     config = body.config
+    if config._attn_implementation != body.__dict__[PROVED]:
+        return _why_another_function(body, config._attn_implementation)
     if kwargs.get("is_causal") is False or not getattr(config, "is_causal", True):
         return "is_causal is False"
     if getattr(config, "use_bidirectional_attention", False):
@@ -356,6 +360,18 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
         if each.training and each.attention_dropout:
             return f"attention_dropout is {each.attention_dropout} in training"
     return None
+
+
+def _why_another_function(body: Any, name: str) -> str | None:
+    """Why an attention function that was set since is not one that `rk.attention` computes; the next call asks anew."""
+    reason = f"its attention function was set to {name!r} since"
+    if not torch.compiler.is_compiling():
+        attention = body.__dict__[ATTENTIONS][0]
+        reason = unchanged.why_attention_changed(attention, type(attention)._rk_family)  # type: ignore[assignment]
+        if reason is None:
+            body.__dict__[PROVED] = name
+            return why_own_attention(body, {})
+    return reason
 
 
 def body(
@@ -371,7 +387,7 @@ def body(
     reason = why_own_attention(module, kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
     if reason is not None:
-        _stay(module, reason)
+        _stay(module, "attention", reason)
         kwargs[SEQUENCES] = reason
     elif tokens is not None:
         cache = take_cache(kwargs)
@@ -401,9 +417,9 @@ def body(
     )
 
 
-def _stay(module: Any, reason: str) -> None:
-    """Says once a model that its attention is torch's now; an error where it was patched strictly."""
-    words = f"model: attention of this forward stays torch's: {reason}"
+def _stay(module: Any, what: str, reason: str) -> None:
+    """Says once a model that a part of it is torch's now; an error where it was patched strictly."""
+    words = f"model: {what} of this forward stays torch's: {reason}"
     if type(module)._rk_strict:
         raise ValueError(f"{words}; patch_model was called with strict=True")
     if not torch.compiler.is_compiling() and module.__dict__.get("_rk_said") != reason:
@@ -418,7 +434,13 @@ def require_no_others(module: Any, *_: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    name, chosen, known = module.__dict__[KNOWN]
+    name, chosen, known, bases = module.__dict__[KNOWN]
+    for base in bases:
+        if not is_as_served(base):
+            raise ValueError(
+                f"model: expected {base.__name__}.forward as patch_model found it, got another since, which no served "
+                "module calls: call unpatch_model, and patch_model last"
+            )
     if all(tuple(children.values()) == found for children, found in known):
         return
     before = {id(x) for _, found in known for x in found}
@@ -435,7 +457,8 @@ def remember(module: Any, name: str, chosen: frozenset[str]) -> None:
     """Which modules there are now below a module of that name, but below those of them that remember themselves."""
     parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
     found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]
-    module.__dict__[KNOWN] = (name, chosen, found)
+    bases = dict.fromkeys(base_of(each) for each in parents if is_served(each))
+    module.__dict__[KNOWN] = (name, chosen, found, tuple(bases))
 
 
 def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -447,10 +470,25 @@ def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
                 yield from _below(child, at)
 
 
+def why_own_angles(module: Any) -> str | None:
+    """Why cos and sin of a rotary embedding are not those of its tables: its frequencies were set since."""
+    for layer, tables in module.__dict__[TABLES].items():
+        if not tables.agrees(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")):
+            return "inv_freq is not that of the configuration"
+    return None
+
+
+def _own_angles(module: Any, *inputs: Any) -> Any:
+    _stay(module, "cos and sin", str(why_own_angles(module)))
+    return base_of(module).forward(module, *inputs)
+
+
 def rotary_embedding(
     module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """LlamaRotaryEmbedding and its like: x gives the dtype, position_ids [B, T]."""
+    if why_own_angles(module) is not None:
+        return _own_angles(module, x, position_ids, *(() if layer_type is None else (layer_type,)))
     scaling = module.attention_scaling if layer_type is None else getattr(module, f"{layer_type}_attention_scaling")
     return module.__dict__[TABLES][layer_type](position_ids, x.dtype, scaling)
 
@@ -460,4 +498,6 @@ def wide_rotary_embedding(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Olmo2RotaryEmbedding, whose angles' cos and sin stay float32."""
     tables = module.__dict__[TABLES][None]
+    if why_own_angles(module) is not None:
+        return _own_angles(module, x, position_ids)
     return tables(position_ids, torch.float32, module.attention_scaling)

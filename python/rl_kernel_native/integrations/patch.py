@@ -132,6 +132,10 @@ def status(model: Any) -> Patched:
                 ops = ()
         for op in ops:
             counts[op] += 1
+        if decoder.TABLES in module.__dict__:
+            reason = decoder.why_own_angles(module)
+            if reason:
+                stays(name, f"rope: {reason}")
         attentions = module.__dict__.get(decoder.ATTENTIONS)
         reason = attentions and decoder.why_own_attention(module, {})
         if reason:
@@ -153,15 +157,24 @@ def unpatch(model: Any) -> None:
 
 def chosen_ops(model: Any) -> frozenset[str] | None:
     """The operators that patch_model was asked for of a model or of one that it holds; None where it was not."""
-    records = (module.__dict__.get(_RECORD) for module in model.modules())
-    return next((record.chosen for record in records if record is not None), None)
+    holder = _holder(model)
+    return None if holder is None else holder.__dict__[_RECORD].chosen
+
+
+def is_proved(model: Any) -> bool:
+    """Whether all of a patched model, or of the one that it holds, is served."""
+    return not status(_holder(model)).unproved
+
+
+def _holder(model: Any) -> Any:
+    return next((module for module in model.modules() if _RECORD in module.__dict__), None)
 
 
 def _take_back(model: Any) -> None:
     for module in model.modules():
         if is_served(module):
             withdraw(module)
-        for name in (decoder.KNOWN, decoder.ATTENTIONS, decoder.TABLES, "_rk_said"):
+        for name in (decoder.KNOWN, decoder.ATTENTIONS, decoder.PROVED, decoder.TABLES, "_rk_said"):
             module.__dict__.pop(name, None)
         if module.__dict__.get("create_masks_for_generate") is decoder.masks_for_generate:
             del module.__dict__["create_masks_for_generate"]
@@ -249,7 +262,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
                 for op in sorted(chosen.intersection(ROLE_OPS["Attention"])):
                     plan.stays(name, op, "it is not the attention of a decoder that is known")
         elif not chosen.isdisjoint(ROLE_OPS[found[1]]):
-            _plan_module(plan, name, module, *found, proofs)
+            _plan_module(plan, name, module, *found, proofs, strict)
     return plan
 
 
@@ -278,7 +291,7 @@ def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], 
             plan.stays(name, "all", f"nothing serves a {kind.__name__}")
 
 
-def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str, proofs: Proofs) -> None:
+def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str, proofs: Proofs, strict: bool) -> None:
     """A module of a family's class, but its decoder and attention."""
     reason = unchanged.why_module_changed(module, role) or _why_weights(module)
     if role == "RMSNorm":
@@ -296,7 +309,7 @@ def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str,
         reason = reason or _why_embedding(module) or proofs.embedding(module, decoder.scaled_embedding)
         plan.serve(name, "embedding", reason, module, decoder.scaled_embedding)
     elif role == "RotaryEmbedding":
-        _plan_rotary(plan, name, module, family, reason, proofs)
+        _plan_rotary(plan, name, module, family, reason, proofs, strict)
     elif role == "DecoderLayer":
         if reason is None and family.norms is not None:
             reason = proofs.layer(module, family)
@@ -306,7 +319,9 @@ def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str,
             plan.stays(name, "rms_norm", reason)
 
 
-def _plan_rotary(plan: _Plan, name: str, module: Any, family: Family, reason: str | None, proofs: Proofs) -> None:
+def _plan_rotary(
+    plan: _Plan, name: str, module: Any, family: Family, reason: str | None, proofs: Proofs, strict: bool
+) -> None:
     wide = family.rope_rounding == "float32"
     forward = decoder.wide_rotary_embedding if wide else decoder.rotary_embedding
     if reason is None:
@@ -322,7 +337,7 @@ def _plan_rotary(plan: _Plan, name: str, module: Any, family: Family, reason: st
 
     def place() -> None:
         module.__dict__[decoder.TABLES] = tables
-        serve(module, forward)
+        serve(module, forward, _rk_strict=strict)
 
     plan.steps.append(place)
 

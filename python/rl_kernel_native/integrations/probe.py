@@ -109,7 +109,7 @@ class Proofs:
         def question() -> str | None:
             def arrange(m: Any) -> None:
                 m.__dict__[decoder.TABLES] = tables
-                serve(m, forward)
+                serve(m, forward, _rk_strict=True)
 
             x = torch.zeros(1, dtype=self.twins.dtype, device=self.twins.device)
             for layer, table in tables.items():
@@ -273,4 +273,5 @@ def serve_layer(module: Any, family: Family) -> None:
 def serve_body(module: Any, attentions: tuple[Any, ...], strict: bool) -> None:
     """A decoder whose attentions are served."""
     module.__dict__[decoder.ATTENTIONS] = attentions
+    module.__dict__[decoder.PROVED] = module.config._attn_implementation
     serve(module, decoder.body, _rk_strict=strict)

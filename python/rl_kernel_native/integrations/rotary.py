@@ -5,6 +5,7 @@ Angles are transformers' own: float32 products of a position and a frequency, as
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,25 @@ class RotaryTables:
         self.num_positions = num_positions  # in the table
         self._tables: list[torch.Tensor] = []
         self._placed: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._seen: tuple[Any, int, bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What a file or another process is given: frequencies, from which it makes tables of its own."""
-        return {**self.__dict__, "_tables": [], "_placed": {}}
+        return {**self.__dict__, "_tables": [], "_placed": {}, "_seen": None}
+
+    def agrees(self, inv_freq: torch.Tensor) -> bool:
+        """Whether a module's frequencies are still these, but for rounding. The host looks again once they change."""
+        if torch.compiler.is_compiling() or type(inv_freq) is not torch.Tensor:
+            return True
+        version = 0 if inv_freq.is_inference() else inv_freq._version
+        if self._seen is None or self._seen[0]() is not inv_freq or self._seen[1] != version:
+            self._seen = (weakref.ref(inv_freq), version, self._equals(inv_freq))
+        return self._seen[2]
+
+    def _equals(self, inv_freq: torch.Tensor) -> bool:
+        found = inv_freq.detach().cpu()
+        tolerance = 4 * torch.finfo(found.dtype).eps
+        return found.shape == self.inv_freq.shape and torch.allclose(found.float(), self.inv_freq, tolerance, 0)
 
     def half_width(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin), float32 [positions, frequencies], on the CPU."""
@@ -104,15 +120,15 @@ def _make(rotary: Any, layer: str | None, kind: str) -> RotaryTables:
     if kind not in ROPE_TYPES:
         raise ValueError(f"rope type {kind!r} depends on the batch; cos and sin stay transformers'")
     inv_freq, scaling = _frequencies(rotary, layer, kind)
-    buffer = getattr(rotary, "inv_freq" if layer is None else f"{layer}_inv_freq").detach().cpu()
-    if not torch.allclose(buffer.float(), inv_freq, rtol=4 * torch.finfo(buffer.dtype).eps, atol=0):
-        raise ValueError("inv_freq is not that of the configuration")
     config = rotary.config
     parameters = config.rope_parameters if layer is None else config.rope_parameters[layer]
     length = config.max_position_embeddings
     original = parameters.get("original_max_position_embeddings") or length
     reach = max(length, int(original * (parameters.get("factor") or 1)))
-    return RotaryTables(inv_freq, float(scaling), min(reach, MOST_ROWS))
+    tables = RotaryTables(inv_freq, float(scaling), min(reach, MOST_ROWS))
+    if not tables.agrees(getattr(rotary, "inv_freq" if layer is None else f"{layer}_inv_freq")):
+        raise ValueError("inv_freq is not that of the configuration")
+    return tables
 
 
 def _frequencies(rotary: Any, layer: str | None, kind: str) -> tuple[torch.Tensor, float]:

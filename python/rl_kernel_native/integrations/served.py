@@ -18,10 +18,13 @@ from torch.nn.modules import module as torch_module
 from . import unchanged
 
 _OURS = "_rk_base"  # of a class of ours: the class under it
+_forwards: dict[Any, Any] = {}  # of a class under one of ours: the forward that ours stands for
 
 
 @functools.cache
 def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
+    _forwards.setdefault(base, base.forward)
+
     def reduce(self: Any, protocol: Any) -> Any:
         _, _, *state = super(made, self).__reduce_ex__(protocol)
         return (_rebuild, (base, forward, facts), *state)
@@ -57,6 +60,11 @@ def serve(module: Any, forward: Any, **facts: Any) -> None:
 def is_served(module: Any) -> bool:
     """Whether a module computes by a forward of ours, whatever was put over it since."""
     return hasattr(type(module), _OURS)
+
+
+def is_as_served(base: Any) -> bool:
+    """Whether a class under one of ours has the forward that it had when it was served."""
+    return base not in _forwards or base.forward is _forwards[base]
 
 
 def base_of(module: Any) -> Any:

@@ -206,7 +206,7 @@ def _patch_reference(trainer: Any, reference: Any) -> None:
     if ops is None or patch.chosen_ops(reference) is not None or id(trainer) in _no_reference:
         return
     try:
-        rk.patch_model(reference, ops)
+        rk.patch_model(reference, ops, strict=patch.is_proved(trainer.model))
     except (TypeError, ValueError) as error:
         _no_reference.add(id(trainer))
         _logger.warning("TRL's reference model stays on torch's operators, so the KL is not exactly 0: %s", error)
