@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const GradientWork& work = works[job & 1];
     if (work.sequence < 0) break;
     rows.run(work);
-    asm volatile("bar.sync %0, 128;" ::"r"(2 + warpgroup) : "memory");
-    if (threadIdx.x % 128 == 0) mbarrier_arrive(shared.work_empty(job & 1));
+    mbarrier_arrive(shared.work_empty(job & 1));  // each thread, which has read it
   }
 }
 

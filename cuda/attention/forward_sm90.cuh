@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "../common/async_copy_sm80.cuh"
+#include "../common/kernel_memory.h"
 #include "head_maps.h"
 #include "wgmma_rows_sm90.cuh"
 
@@ -32,15 +34,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-  WgmmaRows<T, Tile, kExp> rows(p, shared, memory, warpgroup);
+  WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup);
   if (warpgroup == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
   RingPosition slot;
 #pragma unroll 1
   for (;;) {
     mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
     const WgmmaWork work = slots[slot.stage];
+    // The barrier tells ptxas that warps have converged: what follows then stays in uniform registers.
     asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
-    if (threadIdx.x % 128 == 0) mbarrier_arrive(shared.tile_empty(slot.stage));
+    mbarrier_arrive(shared.tile_empty(slot.stage));  // each thread, which has read it
     slot.advance(2);
     if (work.places < 0) break;
     rows.run(work);

@@ -183,7 +183,7 @@ struct GradientShared {
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
-      mbarrier_init(work_empty(i), 4);  // two warpgroups and the warps that add dq
+      mbarrier_init(work_empty(i), 256 + 2);  // the threads of both warpgroups, the lanes that add dq
     }
     mbarrier_init_fence();
   }
@@ -200,7 +200,7 @@ __device__ __forceinline__ void load_gradient_work(const AttentionBackwardParams
                         std::uint32_t barrier) {
 #pragma unroll
     for (int box = 0; box < Tile::kBoxes; ++box) {
-      load_head_box(to + box * box_bytes, map, box * 64, head, token, sequence, barrier);
+      load_passing_head_box(to + box * box_bytes, map, box * 64, head, token, sequence, barrier);
     }
   };
   std::int32_t job = blockIdx.x;
@@ -300,10 +300,11 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
           mbarrier_arrive(shared.dq_empty(parity));
           continue;
         }
+        const std::uint64_t policy = l2_policy(work.key > 0);
         if (turn == 0) {
-          store_bytes(sums, shared.dq(parity), Tile::kTileBytes);
+          store_bytes(sums, shared.dq(parity), Tile::kTileBytes, policy);
         } else {
-          add_floats(sums, shared.dq(parity), Tile::kTileBytes);
+          add_floats(sums, shared.dq(parity), Tile::kTileBytes, policy);
         }
         wait_for_stored_boxes<0>();
         mbarrier_arrive(shared.dq_empty(parity));

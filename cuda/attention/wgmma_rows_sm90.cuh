@@ -15,12 +15,11 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp>
 class WgmmaRows {
  public:
-  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaShared<Tile>& shared, unsigned char* memory,
-                                       int warpgroup)
+  __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaShared<Tile>& shared, int warpgroup)
       : p_(p), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
     thread_ = threadIdx.x % 128;
     first_row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
-    total_ = reinterpret_cast<float4*>(memory + Tile::kTotalAt) + warpgroup * (Tile::kTotalBytes / 32) + thread_;
+    total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / 2) + thread_ * 16;
   }
 
   __device__ __forceinline__ void run(const WgmmaWork& work) {
@@ -141,16 +140,10 @@ class WgmmaRows {
         asm volatile("// sums of a split's first block"
                      : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
       } else {
-        if (__any_sync(0xffffffffu, rises_)) {
-          asm volatile("wgmma.wait_group.sync.aligned 0;  // the reference rose" ::: "memory");
-          pin_sums();
-          release(shared_.values_empty(before.stage));
-          rescale();
-        } else {
-          asm volatile("wgmma.wait_group.sync.aligned 0;  // the reference stays" ::: "memory");
-          pin_sums();
-          release(shared_.values_empty(before.stage));
-        }
+        asm volatile("wgmma.wait_group.sync.aligned 0;  // a split goes on" ::: "memory");
+        pin_sums();
+        release(shared_.values_empty(before.stage));
+        if (__any_sync(0xffffffffu, rises_)) rescale();
 #pragma unroll
         for (int j = kAhead; j < 16; ++j) {
           exponentiate(j);
@@ -304,14 +297,26 @@ class WgmmaRows {
   }
   __device__ __forceinline__ float4 merged(int j) const {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (has_total_) x = total_[j * 128];
+    asm volatile(
+        "{\n"
+        ".reg .pred has_total;\n"
+        "setp.ne.s32 has_total, %5, 0;\n"
+        "@has_total ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+        "}\n"
+        : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+        : "r"(total_ + j * 128 * 16), "r"(static_cast<int>(has_total_)));
     x.x = fma_rn(x.x, of_total_[0], mul_rn(o_[4 * j], of_split_[0]));
     x.y = fma_rn(x.y, of_total_[0], mul_rn(o_[4 * j + 1], of_split_[0]));
     x.z = fma_rn(x.z, of_total_[1], mul_rn(o_[4 * j + 2], of_split_[1]));
     x.w = fma_rn(x.w, of_total_[1], mul_rn(o_[4 * j + 3], of_split_[1]));
     return x;
   }
-  __device__ __forceinline__ void merge_sums(int j) { total_[j * 128] = merged(j); }
+  __device__ __forceinline__ void merge_sums(int j) {
+    const float4 x = merged(j);
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(total_ + j * 128 * 16), "f"(x.x), "f"(x.y), "f"(x.z),
+                 "f"(x.w)
+                 : "memory");
+  }
 
   // Rows of V from `first` on are not of the sequence: +0, whatever they hold.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
@@ -325,41 +330,46 @@ class WgmmaRows {
     asm volatile("bar.sync 1, 256;" ::: "memory");
   }
 
+  __device__ __forceinline__ typename T::Storage* output(const WgmmaWork& work, int row) const {
+    return static_cast<typename T::Storage*>(p_.out) +
+           (row_of(p_, work.sequence, work.token + row) * p_.num_q_heads + work.head) * Tile::kColumns +
+           thread_ % 4 * 8;
+  }
+  __device__ __forceinline__ void store_lse(const WgmmaWork& work, int row, float lse) const {
+    if (p_.lse == nullptr || thread_ % 4 != 0) return;
+    p_.lse[lse_index(p_, work.sequence, work.token + row, work.head)] = lse;
+  }
   __device__ __forceinline__ void store(const WgmmaWork& work) {
     float inverse[2];
+    std::uint32_t used[2];  // bits to keep: all or none
+    bool exists[2];         // a row of this sequence
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool used = sees_last_[r] != 0, fails = attention_fails(m_total_[r], used);
-      inverse[r] = fails ? canonical_nan() : div_rn(1.0f, used ? l_total_[r] : 1.0f);
-      const int i = first_row_ + 8 * r;
-      if (p_.lse != nullptr && thread_ % 4 == 0 && i < work.places) {
-        p_.lse[lse_index(p_, work.sequence, work.token + i, work.head)] = fails ? canonical_nan()
-                                                                          : used
-                                                                              ? attention_lse(m_total_[r], l_total_[r])
-                                                                              : -infinity();
+      const int row = first_row_ + 8 * r;
+      const bool is_used = sees_last_[r] != 0;
+      const bool fails = attention_fails(m_total_[r], is_used);
+      used[r] = is_used ? 0xffffffffu : 0u;
+      inverse[r] = fails ? canonical_nan() : div_rn(1.0f, is_used ? l_total_[r] : 1.0f);
+      exists[r] = row < work.places;
+      if (exists[r]) {
+        store_lse(work, row, fails ? canonical_nan() : is_used ? attention_lse(m_total_[r], l_total_[r]) : -infinity());
       }
     }
+    auto* to = reinterpret_cast<uint4*>(output(work, first_row_));
+    const auto to_next = static_cast<std::uint32_t>(p_.num_q_heads) * Tile::kColumns;  // eight rows behind
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
       std::uint32_t pairs[2][4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const float4 x = merged(tile + k);
-        pairs[0][k] =
-            sees_last_[0] == 0 ? 0u : T::pack(attention_output(x.x, inverse[0]), attention_output(x.y, inverse[0]));
-        pairs[1][k] =
-            sees_last_[1] == 0 ? 0u : T::pack(attention_output(x.z, inverse[1]), attention_output(x.w, inverse[1]));
+        pairs[0][k] = used[0] & T::pack(attention_output(x.x, inverse[0]), attention_output(x.y, inverse[0]));
+        pairs[1][k] = used[1] & T::pack(attention_output(x.z, inverse[1]), attention_output(x.w, inverse[1]));
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        std::uint32_t(&x)[4] = pairs[r];
-        exchange_in_quad(x);
-        const int i = first_row_ + 8 * r;
-        if (i < work.places) {
-          auto* to = static_cast<typename T::Storage*>(p_.out) +
-                     (row_of(p_, work.sequence, work.token + i) * p_.num_q_heads + work.head) * Tile::kColumns;
-          *reinterpret_cast<uint4*>(to + (tile + thread_ % 4) * 8) = make_uint4(x[0], x[1], x[2], x[3]);
-        }
+        exchange_in_quad(pairs[r]);
+        if (exists[r]) to[tile + r * to_next] = make_uint4(pairs[r][0], pairs[r][1], pairs[r][2], pairs[r][3]);
       }
     }
   }
@@ -369,7 +379,7 @@ class WgmmaRows {
   const int warpgroup_;
   const float c_;
   int thread_, first_row_;
-  float4* total_;
+  std::uint32_t total_;  // this thread's, in shared memory
   RingPosition at_;
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];

@@ -121,7 +121,7 @@ struct WgmmaShared {
       mbarrier_init(values_full(i), 1);
       mbarrier_init(values_empty(i), 2);
       mbarrier_init(tile_full(i), 1);
-      mbarrier_init(tile_empty(i), 2);
+      mbarrier_init(tile_empty(i), 256);  // the threads of both warpgroups
     }
     mbarrier_init_fence();
   }

@@ -54,7 +54,19 @@ __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUt
       "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same to the L2 alone.
+// The same for a tensor of four dimensions.
+__device__ __forceinline__ void load_passing_head_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
+                                                      std::int32_t head, std::int32_t token, std::int32_t sequence,
+                                                      std::uint32_t barrier) {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// A box to the L2 alone.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, std::int32_t x, std::int32_t y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
 }
@@ -89,16 +101,25 @@ __device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* fro
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// How long L2 keeps lines. Sums that grow stay longest; complete ones leave first.
+__device__ __forceinline__ std::uint64_t l2_policy(bool keeps) {
+  std::uint64_t kept, passing;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(passing));
+  return keeps ? kept : passing;
+}
 // The same back, and added to what is there: IEEE's sums of fp32, nearest even, subnormals kept, NaN 0x7fffffff.
-__device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared), "r"(bytes)
+__device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(shared),
+               "r"(bytes), "l"(policy)
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-__device__ __forceinline__ void add_floats(void* to, std::uint32_t shared, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(shared),
-               "r"(bytes)
-               : "memory");
+__device__ __forceinline__ void add_floats(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(to),
+      "r"(shared), "r"(bytes), "l"(policy)
+      : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 __device__ __forceinline__ void wait_for_writes() {  // until all of this thread's stores and additions are done
