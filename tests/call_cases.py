@@ -382,6 +382,7 @@ def _policy_loss(d: Draw) -> dict[str, Any]:
     return {
         **{name: d.logprobs(shape) for name in names}, "advantage": advantage, "mask": d.mask(shape),
         "cu_seqlens": cuts, "spec": rk.PolicySpec(**spec), "ratio_metrics": d.chance(),
+        "token_weight": d.perhaps(lambda: d.ones(*shape)),
         "denominator": d.of(None, 3.0, 2, Operand(np.float32([7.0]), "float32")),
     }  # fmt: skip
 
@@ -519,7 +520,8 @@ def _tree_sum(d: Draw) -> dict[str, Any]:
 
 def _value_loss(d: Draw) -> dict[str, Any]:
     clip = d.of(None, 0.5)
-    found = _tokens_of("value", "returns", "old_value")(d)
+    found = _tokens_of("value", "returns", "old_value", "token_weight")(d)
+    found["token_weight"] = found["token_weight"] if d.chance() else None
     return {
         **found, "old_value": found["old_value"] if clip else None, "clip": clip,
         "aggregation": d.of("token-mean", "seq-mean-token-mean"), "denominator": d.of(None, 3.0),

@@ -16,7 +16,7 @@ namespace policy_test {
 // Arrays of a call in memory; what is masked is NaN, infinite or large.
 struct Case {
   rlk::PolicyLossParams p;
-  std::vector<float> arrays[7];
+  std::vector<float> arrays[8];
   std::vector<unsigned char> mask;
   std::vector<std::int32_t> cuts32;
   std::vector<std::int64_t> cuts64;
@@ -133,15 +133,16 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
     const auto at = static_cast<std::size_t>(i);
     const bool counts = pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1);  // one without a token
     const float l = -std::fabs(normal(random)), o = l + 0.3f * width * normal(random);
-    const float values[7] = {
+    const float values[8] = {
         l,
         o,
         pick(8) == 0 ? 0.0f : normal(random),
         l + 0.2f * width * normal(random),
         p.spec.importance == rlk::ImportanceLevel::kGiven ? std::fabs(normal(random)) : o + 0.1f * normal(random),
         std::fabs(normal(random)),
-        pick(5) == 0 ? 1.0f : 0.0f};
-    for (int k = 0; k < 7; ++k) {
+        pick(5) == 0 ? 1.0f : 0.0f,
+        std::fabs(normal(random))};
+    for (int k = 0; k < 8; ++k) {
       constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f};
       c->arrays[k][at] = counts ? values[k] : kWild[pick(5)];
       if (counts && wild && pick(16) == 0) c->arrays[k][at] = kWild[pick(5)];
@@ -151,7 +152,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   }
   p.mask.data = c->mask.data();
   rlk::PolicyTokens* const to[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
-                                   &p.importance, &p.entropy,     &p.selected};
+                                   &p.importance, &p.entropy,     &p.selected,  &p.token_weight};
   const bool needs_importance =
       p.spec.importance != rlk::ImportanceLevel::kNone || p.spec.drop_by_rollout || p.spec.gate;
   const bool given[] = {true,
@@ -160,8 +161,9 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
                         p.spec.kl != rlk::KlEstimator::kNone,
                         needs_importance,
                         pick(2) == 0 && !plain,
-                        pick(3) == 0 && !plain};
-  for (int k = 0; k < 7; ++k) {
+                        pick(3) == 0 && !plain,
+                        pick(3) == 0 && !plain && p.spec.surrogate != rlk::Surrogate::kGeometricClip};
+  for (int k = 0; k < 8; ++k) {
     if (!given[k]) continue;
     *to[k] = {c->arrays[k].data(), row, 1};
     const bool may_be_one = k == 2 || (k == 4 && p.spec.importance == rlk::ImportanceLevel::kGiven);

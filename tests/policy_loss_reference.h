@@ -87,7 +87,7 @@ class Reference {
  private:
   struct Token {
     bool counts = false;
-    float l = 0, o = 0, a = 0, f = 0, m = 0, h = 0, chosen = 0;
+    float l = 0, o = 0, a = 0, f = 0, m = 0, h = 0, chosen = 0, u = 1;
   };
 
   std::int64_t begin(std::int64_t s) const { return p_.sequences.packed() ? cut(s) : 0; }
@@ -140,6 +140,7 @@ class Reference {
       x.m = value(p_.importance, s, t, 0);
       x.h = value(p_.entropy, s, t, 0);
       x.chosen = value(p_.selected, s, t, 0);
+      x.u = value(p_.token_weight, s, t, 1);
     }
     const auto over_tokens = [&](const auto& term) {
       std::vector<float> leaves;
@@ -215,17 +216,19 @@ class Reference {
           }
         } else if (!s_.straight_through) {
           if (s_.surrogate == rlk::Surrogate::kRatio || s_.surrogate == rlk::Surrogate::kSigmoid) {
-            const float up = over_tokens(
-                [&](const Token& k) { return !(k.a <= 0) && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
-            const float down = over_tokens(
-                [&](const Token& k) { return k.a < 0 && !drops(k) ? k.a * token_weight(k, &ignored) : 0.0f; });
+            const float up = over_tokens([&](const Token& k) {
+              return !(k.a <= 0) && !drops(k) ? by_weight(k.a * token_weight(k, &ignored), k) : 0.0f;
+            });
+            const float down = over_tokens([&](const Token& k) {
+              return k.a < 0 && !drops(k) ? by_weight(k.a * token_weight(k, &ignored), k) : 0.0f;
+            });
             const float of_up = up == 0.0f ? 0.0f : times(up, term(1.0f, 0, 0, ratio, slope).along_ratio);
             const float of_down =
                 dropped || down == 0.0f ? 0.0f : times(down, -term(-1.0f, 0, 0, ratio, slope).along_ratio);
             shared = gated ? 0.0f : times(of_sequence, of_up + of_down);
           }
           if (s_.kl != rlk::KlEstimator::kNone && s_.kl_times_ratio == rlk::kTimesRatio) {
-            kl_sum = over_tokens([&](const Token& x2) { return kl(x2, 80.0f).first; });
+            kl_sum = over_tokens([&](const Token& x2) { return by_weight(kl(x2, 80.0f).first, x2); });
           }
           if (s_.level == rlk::RatioLevel::kGeometric) shared = shared / tokens;
         }
@@ -281,6 +284,11 @@ class Reference {
         p.value = sum_or_first(p.value, times(c, std::fabs(d)));
         p.along_logprob = p.along_logprob + (d > 0 ? c : d < 0 ? -c : 0.0f);
       }
+      if (p_.token_weight.data != nullptr) {
+        p.value = times(p.value, x.u);
+        p.along_ratio = times(p.along_ratio, x.u);
+        p.along_logprob = times(p.along_logprob, x.u);
+      }
       float gradient = shares ? p.along_logprob + shared : p.along_ratio + p.along_logprob, k = 0.0f;
       if (s_.kl != rlk::KlEstimator::kNone) {
         auto [value_of, along] = kl(x, s_.kl_times_ratio ? 80.0f : kLargest);
@@ -291,22 +299,24 @@ class Reference {
           const bool of_token = s_.level == rlk::RatioLevel::kToken;
           float share = outside(slope1, r1, r1) ? 0.0f : 1.0f;
           if (shares && share != 0.0f && s_.level == rlk::RatioLevel::kGeometric) share = 1.0f / tokens;
-          if (shares) others = times(share * r1, kl_sum - value_of);
+          if (shares) others = times(share * r1, kl_sum - by_weight(value_of, x));
           std::tie(value_of, along) =
               kl_times_ratio(x, value_of, along, of_token ? -log_ratio : log_of_sequence, of_token, r1, share);
         }
         if (s_.kl_gradient_ratio > 0.0f) along = times(along, cut_at(r1, s_.kl_gradient_ratio));
         if (outside(value_of, -s_.kl_limit, s_.kl_limit) && !s_.kl_straight_through) along = 0.0f;
-        along = along + others;
-        k = limited(value_of, -s_.kl_limit, s_.kl_limit);
+        k = by_weight(limited(value_of, -s_.kl_limit, s_.kl_limit), x);
+        along = by_weight(along, x) + others;
         if (s_.kl_coef != 0.0f) gradient = std::fma(s_.kl_coef, along, gradient);
       }
       const auto slot = static_cast<std::size_t>(p_.sequences.packed() ? begin(s) + t : s * length_of + t);
       const float g = weighted(weight, gradient);
       r->d_logprob[slot] = std::isnan(g) ? rlk::canonical_nan() : g;
-      r->d_entropy[slot] = weighted(entropy_weight, -s_.entropy_coef);
+      r->d_entropy[slot] = by_weight(weighted(entropy_weight, -s_.entropy_coef), x);
+      if (std::isnan(r->d_entropy[slot])) r->d_entropy[slot] = rlk::canonical_nan();
       const float mismatch = rollout ? std::fabs(x.o - x.m) : 0.0f;
-      const float found[] = {p.value, k, x.h, log_ratio, r1, w, w * w, mismatch};
+      const float found[] = {p.value, k,       p_.entropy.data != nullptr ? by_weight(x.h, x) : 0.0f, log_ratio, r1, w,
+                             w * w,   mismatch};
       for (int i = 0; i < 8; ++i) leaves[i].push_back(found[i]);
       if (!std::isnan(ratio_max_) && !(ratio_max_ > r1)) ratio_max_ = r1;
       const float weight_or_zero = w < 0.0f ? 0.0f : w;
@@ -332,6 +342,9 @@ class Reference {
     float value = 0.0f, along_ratio = 0.0f, along_logprob = 0.0f;
     bool clipped = false, dual = false;
   };
+  float by_weight(float value, const Token& x) const {
+    return p_.token_weight.data != nullptr ? times(value, x.u) : value;
+  }
   // What does not need the sequence.
   Term term(float a, float l, float d, float r, float slope) const {
     Term t;

@@ -99,7 +99,7 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
     padded.p.sequences = {nullptr, rlk::DType::kInt32, q.num_sequences, kWidth};
     const auto bytes = static_cast<std::size_t>(packed.p.mask.bytes);
     padded.mask.assign(static_cast<std::size_t>(q.num_sequences * kWidth) * bytes, 0);
-    for (int k = 0; k < 7; ++k) {
+    for (int k = 0; k < 8; ++k) {
       padded.arrays[k].assign(static_cast<std::size_t>(q.num_sequences * kWidth), NAN);
       for (std::int64_t s = 0; s < q.num_sequences; ++s) {
         for (std::int64_t t = 0; t < packed.cuts64[s + 1] - packed.cuts64[s]; ++t) {
@@ -114,8 +114,8 @@ TEST(PolicyLoss, PaddingChangesNoBit) {
     padded.p.mask.row_stride = kWidth;
     rlk::PolicyTokens* const arrays[] = {&padded.p.logprob,     &padded.p.old_logprob, &padded.p.advantage,
                                          &padded.p.ref_logprob, &padded.p.importance,  &padded.p.entropy,
-                                         &padded.p.selected};
-    for (int k = 0; k < 7; ++k) {
+                                         &padded.p.selected,    &padded.p.token_weight};
+    for (int k = 0; k < 8; ++k) {
       if (arrays[k]->data != nullptr) *arrays[k] = {padded.arrays[k].data(), kWidth, 1};
     }
     const Results a = run(packed.p), b = run(padded.p);

@@ -213,7 +213,7 @@ def test_the_operator_passes_torchs_own_check() -> None:
     a = batch()
     x, h = leaves(a)
     arguments = (x, h, a["old_logprob"], a["advantage"], a["mask"], None, a["ref_logprob"], a["rollout_logprob"], None,
-                 None, list(SPEC.numbers), 0.0)  # fmt: skip
+                 None, None, list(SPEC.numbers), 0.0)  # fmt: skip
     for ratio_metrics in (False, True):
         torch.library.opcheck(
             torch.ops.rl_kernel_native.policy_loss,

@@ -126,6 +126,10 @@ Results reference(const rlk::ValueLossParams& p) {
       }
       if (std::isnan(of_w)) slope = loss = of_w;
       outside += is_outside;
+      if (p.token_weight.data != nullptr) {
+        slope = policy_test::times(slope, at(p.token_weight));
+        loss = policy_test::times(loss, at(p.token_weight));
+      }
       const float e = target - v;
       errors.back()[static_cast<std::size_t>(t)] = e;
       targets.back()[static_cast<std::size_t>(t)] = target;
@@ -200,6 +204,7 @@ TEST(ValueLoss, PaddingChangesNoBit) {
     padded.p.value = {padded.arrays[0].data(), kWidth, 1};
     if (packed.p.old_value.data != nullptr) padded.p.old_value = {padded.arrays[1].data(), kWidth, 1};
     padded.p.returns = {padded.arrays[2].data(), kWidth, 1};
+    if (packed.p.token_weight.data != nullptr) padded.p.token_weight = {padded.arrays[3].data(), kWidth, 1};
     const Results a = run(packed.p), b = run(padded.p);
     EXPECT_TRUE(same_bytes(b.metrics, a.metrics)) << packed.text;
     for (std::int64_t s = 0; s < q.num_sequences; ++s) {
@@ -237,7 +242,8 @@ TEST(ValueLoss, FourTokensOfALaneHaveTheirOwnBits) {
     Case c;
     make_case(seed, 1, 4, false, &c);
     const bool counts[4] = {true, seed % 2 != 0, seed % 3 != 0, true};
-    const std::vector<const float*> arrays = {c.arrays[0].data(), c.arrays[1].data(), c.arrays[2].data()};
+    const std::vector<const float*> arrays = {c.arrays[0].data(), c.arrays[1].data(), c.arrays[2].data(),
+                                              c.arrays[3].data()};
     policy_test::expect_four_alike<rlk::ValueTokenTerms>(c.p, {4, 0.75f}, arrays, counts, c.text);
   }
 }

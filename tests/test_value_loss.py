@@ -327,7 +327,7 @@ def test_compiled_whole_it_has_the_eager_bits() -> None:
 
 def test_the_operator_passes_torchs_own_check() -> None:
     a = tensors(arrays(4, 21))
-    operands = (a["value"].requires_grad_(), a["old_value"], a["returns"], a["mask"], None, None)
+    operands = (a["value"].requires_grad_(), a["old_value"], a["returns"], a["mask"], None, None, None)
     arguments = (*operands, 0.2, math.inf, 1, False, 0.0, 1.0, 0.0)
     torch.library.opcheck(
         torch.ops.rl_kernel_native.value_loss, arguments, test_utils=("test_schema", "test_faketensor")

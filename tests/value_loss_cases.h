@@ -14,7 +14,7 @@
 
 namespace value_test {
 
-constexpr int kArrays = 3;
+constexpr int kArrays = 4;
 
 // Arrays of a call in memory; what is masked is NaN, infinite or large.
 struct Case {
@@ -66,7 +66,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
     // One sequence without a token.
     const bool counts = !masked || (pick(4) != 0 && !(sequences > 2 && !packed && i / (row ? row : 1) == 1));
     const float v = normal(random);
-    float values[kArrays] = {v, v + 0.3f * normal(random), v + normal(random)};
+    float values[kArrays] = {v, v + 0.3f * normal(random), v + normal(random), std::fabs(normal(random))};
     for (int k = 0; k < kArrays; ++k) {
       constexpr float kWild[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f};
       if (coarse) values[k] = std::round(8.0f * values[k]) / 8.0f;
@@ -79,6 +79,7 @@ inline void make_case(unsigned seed, std::int64_t sequences, std::int64_t longes
   p.value = {c->arrays[0].data(), row, 1};
   if (p.spec.clip < kInf) p.old_value = {c->arrays[1].data(), row, 1};
   p.returns = {c->arrays[2].data(), row, 1};
+  if (pick(3) == 0) p.token_weight = {c->arrays[3].data(), row, 1};
   p.denominator_value = pick(2) ? 0.0f : 123.5f;
   c->text = "seed " + std::to_string(seed) + " [" + std::to_string(sequences) + ", " + std::to_string(q.num_tokens) +
             "]" + (packed ? " packed" : "") + (masked ? " masked" : "") + (wild ? " wild" : "");

@@ -50,8 +50,9 @@ PolicySpec read_spec(nb::handle packed) {
 // (loss, metrics with those of the ratio behind them, d_logprob or None, d_entropy or None).
 nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage, nb::handle mask,
                 nb::handle cu_seqlens, nb::handle ref_logprob, nb::handle importance, nb::handle entropy,
-                nb::handle selected, nb::handle spec, nb::handle denominator, bool ratio_metrics, bool return_d_logprob,
-                bool return_d_entropy, nb::handle allocate, std::uintptr_t stream) {
+                nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator,
+                bool ratio_metrics, bool return_d_logprob, bool return_d_entropy, nb::handle allocate,
+                std::uintptr_t stream) {
   TokenArguments tokens(logprob, "logprob", cu_seqlens);
   const Device device = tokens.device();
   require_backend("policy_loss", device);
@@ -67,6 +68,7 @@ nb::object loss(nb::handle logprob, nb::handle old_logprob, nb::handle advantage
   p.importance = tokens.optional(importance, given ? "importance_weight" : "rollout_logprob", given);
   p.entropy = tokens.optional(entropy, "entropy", false);
   p.selected = tokens.optional(selected, "selected", false);
+  p.token_weight = tokens.optional(token_weight, "token_weight", false);
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
   const Caller caller = make_caller(logprob, device, allocate, stream);
   const std::int64_t vector[] = {kPolicyMetrics + (ratio_metrics ? kMismatchMetrics : 0)};

@@ -13,8 +13,9 @@ namespace {
 
 // (loss, metrics, d_value or None).
 nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::handle mask, nb::handle cu_seqlens,
-                double clip, double huber, int denominator_kind, bool sequence_mean, double horizon, double scale,
-                nb::handle denominator, bool return_d_value, nb::handle allocate, std::uintptr_t stream) {
+                nb::handle token_weight, double clip, double huber, int denominator_kind, bool sequence_mean,
+                double horizon, double scale, nb::handle denominator, bool return_d_value, nb::handle allocate,
+                std::uintptr_t stream) {
   TokenArguments tokens(value, "value", cu_seqlens);
   const Device device = tokens.device();
   require_backend("value_loss", device);
@@ -30,6 +31,7 @@ nb::object loss(nb::handle value, nb::handle old_value, nb::handle returns, nb::
   p.old_value = tokens.optional(old_value, "old_value", false);
   p.returns = tokens.required(returns, "returns", false);
   p.mask = tokens.optional_mask(mask);
+  p.token_weight = tokens.optional(token_weight, "token_weight", false);
   p.denominator_value = tokens.denominator(denominator, &p.denominator);
   const Caller caller = make_caller(value, device, allocate, stream);
   const std::int64_t vector[] = {kValueMetrics};

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from .. import _check, _dispatch
+from .._token_weight import checked
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, NamedTuple, OnBadId
 from ..reference.linear_logprob import linear_cross_entropy_reference
 from .linear import tree_sum
@@ -179,20 +180,10 @@ def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominat
 
 def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
     """Weights of rows, 0 where one is not scored: a masked slot may hold anything."""
-    if _dispatch.is_tensor(target) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
-        raise TypeError(
-            f"token_weight: expected an array of the framework of target, got {type(token_weight).__name__}"
-        )
-    if str(token_weight.dtype).removeprefix("torch.") != "float32":
-        raise TypeError(f"token_weight: expected dtype float32, got {token_weight.dtype}")
-    shape, wanted = _check.shape_of(token_weight), _check.shape_of(target)
-    if tuple(shape) != tuple(wanted):
-        raise ValueError(f"token_weight: expected shape {list(wanted)} (that of target), got {list(shape)}")
+    token_weight = checked(token_weight, target, "target")
     if not _dispatch.is_tensor(target):
         xp = np if isinstance(target, np.ndarray) else target.__array_namespace__()
         return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
-    if token_weight.requires_grad:
-        raise ValueError("token_weight: has no gradient here; pass token_weight.detach()")
     _torch().require_tensors(target=target, token_weight=token_weight)
     return token_weight.masked_fill(target == ignore_index, 0.0)
 

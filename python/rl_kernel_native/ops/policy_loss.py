@@ -10,6 +10,7 @@ from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Kept, Operator
 from .._semantics import LogprobSemantics, require_same_semantics
+from .._token_weight import weighed
 from .._types import AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.policy_loss import policy_loss_reference
 from .mismatch_metrics import MismatchMetrics
@@ -104,8 +105,8 @@ def _gives_weights(how: tuple[Any, ...]) -> bool:
 def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
     spec, value, ratio_metrics = how
     packed = spec.packed if isinstance(spec, PolicySpec) else struct.pack(f"{len(spec)}d", *spec)
-    logprob, entropy, *others, selected, denominator = arrays
-    operands = (logprob, *others, entropy, selected)
+    logprob, entropy, *others, selected, token_weight, denominator = arrays
+    operands = (logprob, *others, entropy, selected, token_weight)
     return _C.policy_loss(*operands, packed, value or denominator, ratio_metrics, *wanted, *tail)
 
 
@@ -125,6 +126,7 @@ _POLICY_LOSS = Operator(
             called=lambda how: "importance_weight" if _gives_weights(how) else "rollout_logprob",
         ),
         Array("selected", "tokens", optional=True),
+        Array("token_weight", "tokens", optional=True),
         Array("denominator", "number", optional=True),
     ),
     "float[] spec, float denominator_value, bool ratio_metrics",
@@ -148,6 +150,7 @@ def policy_loss(
     importance_weight: AnyArray | None = None,
     entropy: AnyArray | None = None,
     selected: AnyArray | None = None,
+    token_weight: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
     ratio_metrics: bool = False,
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
@@ -179,6 +182,10 @@ def policy_loss(
             :func:`covariance_mask` chooses, for ``"dppo"``, of tokens outside of the trust region, and with
             ``spec.drop_selected``, of which :func:`entropy_mask` says the others. NaN is no choice: such a token is not
             selected, and nothing says so.
+        token_weight: as ``logprob``: what a token's terms are multiplied by. A mask of fractions goes here: ``mask``
+            counts whatever is not 0. The default divisor of ``"token-mean"`` is the sum of these weights, and a
+            sequence's mean divides by the sum of its own; a sum of 0 gives loss 0, a negative, infinite or NaN one NaN.
+            Ratios of sequences and the metrics' means are of tokens all the same.
         denominator: what the sum over tokens, or over sequences, is divided by: a finite number > 0, or one float32
             element on the device (of the global batch), whose 0 gives loss 0 and gradients 0, and whose negative,
             infinite or NaN value NaN, which ``metrics.denominator`` shows. None: what this call counts.
@@ -207,7 +214,7 @@ def policy_loss(
     require_same_semantics(semantics)
     operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
-        entropy, selected, denominator, ratio_metrics,
+        entropy, selected, token_weight, denominator, ratio_metrics,
     )  # fmt: skip
     loss, vector = call(_POLICY_LOSS, operands, how)
     return PolicyLoss(loss, PolicyMetrics(vector, ratio_metrics))
@@ -226,6 +233,7 @@ def policy_loss_and_grad(
     importance_weight: AnyArray | None = None,
     entropy: AnyArray | None = None,
     selected: AnyArray | None = None,
+    token_weight: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
     ratio_metrics: bool = False,
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
@@ -245,7 +253,7 @@ def policy_loss_and_grad(
     require_same_semantics(semantics)
     operands, how = _operands(
         logprob, old_logprob, advantage, mask, spec, cu_seqlens, ref_logprob, rollout_logprob, importance_weight,
-        entropy, selected, denominator, ratio_metrics,
+        entropy, selected, token_weight, denominator, ratio_metrics,
     )  # fmt: skip
     loss, vector, d_logprob, d_entropy = call_with_gradients(_POLICY_LOSS, operands, how)
     return PolicyGradients(loss, PolicyMetrics(vector, ratio_metrics), d_logprob, d_entropy)
@@ -253,7 +261,7 @@ def policy_loss_and_grad(
 
 def _operands(
     logprob: Any, old_logprob: Any, advantage: Any, mask: Any, spec: Any, cu_seqlens: Any, ref_logprob: Any,
-    rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, denominator: Any,
+    rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, token_weight: Any, denominator: Any,
     ratio_metrics: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
     """Arrays and options of the operator."""
@@ -286,9 +294,21 @@ def _operands(
     if entropy is None and spec.entropy_coef != 0:
         _refuse("entropy", entropy, "", "spec.entropy_coef")
     denominator, value = checked_denominator(denominator, spec.aggregation, "spec.aggregation")
+    if token_weight is not None:
+        token_weight, total = _weighed(token_weight, logprob, mask, cu_seqlens, spec, denominator is None and not value)
+        denominator = total if denominator is None and not value else denominator
     weights = importance_weight if given else rollout_logprob
-    arrays = (logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, selected, denominator)
-    return arrays, (spec, value, ratio_metrics)
+    arrays = (logprob, entropy, old_logprob, advantage, mask, cu_seqlens, ref_logprob, weights, selected)
+    return (*arrays, token_weight, denominator), (spec, value, ratio_metrics)
+
+
+def _weighed(token_weight: Any, logprob: Any, mask: Any, cu_seqlens: Any, spec: PolicySpec, counts: bool) -> Any:
+    if spec.clip == "gmpo":
+        raise ValueError('token_weight: expected None with clip="gmpo", whose loss is one per sequence, got an array')
+    if spec.entropy_aggregation == "token-mean":
+        raise ValueError('token_weight: expected None with entropy_aggregation="token-mean", got an array')
+    over_tokens, mean = counts and spec.aggregation == "token-mean", spec.aggregation == "seq-mean-token-mean"
+    return weighed(token_weight, logprob, "logprob", mask, cu_seqlens, over_tokens, mean)
 
 
 def _refuse(name: str, array: Any, unused: str, needed: str) -> None:

@@ -27,9 +27,8 @@ AGGREGATIONS = {
     "constant": (0, False),
 }
 FLAGS = (
-    "straight_through", "epsilon_absolute", "kl_straight_through", "kl_times_ratio", "kl_ratio_of_token", "drop_selected",
-    "count_empty",
-    "lenient",
+    "straight_through", "epsilon_absolute", "kl_straight_through", "kl_times_ratio", "kl_ratio_of_token",
+    "drop_selected", "count_empty", "lenient",
 )  # fmt: skip
 _SURROGATES = {
     "ppo": 0, "cispo": 1, "none": 2, "sapo": 3, "gmpo": 4, "vespo": 5, "dro": 6, "clip_cov": 0, "kl_cov": 0, "dppo": 1,

@@ -9,6 +9,7 @@ from .._call import call, call_with_gradients
 from .._metrics import MetricVector
 from .._native import module as _C
 from .._operator import Array, Kept, Operator
+from .._token_weight import weighed
 from .._types import Aggregation, AnyArray, ArrayT, Generic, NamedTuple
 from ..reference.value_loss import value_loss_reference
 from .policy_spec import (
@@ -76,7 +77,7 @@ class ValueGradients(NamedTuple, Generic[ArrayT]):
 
 def _native(arrays: Any, how: tuple[Any, ...], wanted: tuple[bool, ...], *tail: Any) -> Any:
     *numbers, number_given = how
-    return _C.value_loss(*arrays[:5], *numbers, number_given or arrays[5], *wanted, *tail)
+    return _C.value_loss(*arrays[:6], *numbers, number_given or arrays[6], *wanted, *tail)
 
 
 # clip and huber: infinite for none. denominator_kind: the contract's. denominator_value: 0 for none.
@@ -88,6 +89,7 @@ _VALUE_LOSS = Operator(
         Array("returns", "tokens"),
         Array("mask", "mask", optional=True),
         Array("cu_seqlens", "cu_seqlens", optional=True),
+        Array("token_weight", "tokens", optional=True),
         Array("denominator", "number", optional=True),
     ),
     "float clip, float huber, int denominator_kind, bool sequence_mean, float horizon, float scale, "
@@ -113,6 +115,7 @@ def value_loss(
     horizon: float | None = None,
     scale: float = 1.0,
     dp_size: int = 1,
+    token_weight: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
 ) -> ValueLoss[ArrayT]:
     """The value loss of PPO over tokens, ``max(h(v - R), h(clip(v, v_old - c, v_old + c) - R))`` with
@@ -138,6 +141,8 @@ def value_loss(
             ``torch.nn.functional.huber_loss``. slime has the whole square: ``scale=2``.
         huber_delta: > 0; of ``"huber"``.
         aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
+        token_weight: as in :func:`policy_loss`; of the shape of ``value``. The explained variance and other metrics but
+            ``loss_sum`` are of tokens all the same.
         denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: what this call
             counts. ``aggregation="constant"`` needs it.
     Returns: :class:`ValueLoss`. Without tokens the loss and its gradient are 0.
@@ -154,7 +159,7 @@ def value_loss(
     """
     operands, how = _operands(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
-        scale, dp_size, denominator,
+        scale, dp_size, token_weight, denominator,
     )  # fmt: skip
     loss, vector = call(_VALUE_LOSS, operands, how)
     return ValueLoss(loss, ValueMetrics(vector))
@@ -175,6 +180,7 @@ def value_loss_and_grad(
     horizon: float | None = None,
     scale: float = 1.0,
     dp_size: int = 1,
+    token_weight: AnyArray | None = None,
     denominator: float | AnyArray | None = None,
 ) -> ValueGradients[ArrayT]:
     """:func:`value_loss` and its gradient without an autograd, for callers that run backward themselves.
@@ -186,7 +192,7 @@ def value_loss_and_grad(
     """
     operands, how = _operands(
         value, old_value, returns, mask, cu_seqlens, clip, loss_type, huber_delta, aggregation, count_empty, horizon,
-        scale, dp_size, denominator,
+        scale, dp_size, token_weight, denominator,
     )  # fmt: skip
     loss, vector, d_value = call_with_gradients(_VALUE_LOSS, operands, how)
     return ValueGradients(loss, ValueMetrics(vector), d_value)
@@ -194,7 +200,8 @@ def value_loss_and_grad(
 
 def _operands(
     value: Any, old_value: Any, returns: Any, mask: Any, cu_seqlens: Any, clip: Any, loss_type: Any, huber_delta: Any,
-    aggregation: Any, count_empty: Any, horizon: Any, scale: Any, dp_size: Any, denominator: Any,
+    aggregation: Any, count_empty: Any, horizon: Any, scale: Any, dp_size: Any, token_weight: Any,
+    denominator: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
     """Arrays and options of the operator."""
     numbers = _numbers if _dispatch.is_compiling() else _known_numbers
@@ -204,7 +211,12 @@ def _operands(
     if clip is not None and old_value is None:
         raise ValueError("old_value: expected an array, which clip needs, got None")
     denominator, number_given = checked_denominator(denominator, aggregation, "aggregation")
-    return (value, old_value, returns, mask, cu_seqlens, denominator), (*how, number_given)
+    if token_weight is not None:
+        counts = denominator is None and not number_given
+        over_tokens, mean = counts and aggregation == "token-mean", aggregation == "seq-mean-token-mean"
+        token_weight, total = weighed(token_weight, value, "value", mask, cu_seqlens, over_tokens, mean)
+        denominator = total if counts else denominator
+    return (value, old_value, returns, mask, cu_seqlens, token_weight, denominator), (*how, number_given)
 
 
 def _numbers(

@@ -139,6 +139,13 @@ def _policy(xp: Any, spec: Any, ell: Any, old: Any, advantage: Any, weight: Any)
     return loss, r
 
 
+def _of_sequences(shape: Any, rows: Any) -> np.ndarray:
+    found = np.zeros(shape, bool)
+    for span in rows:
+        found[span] = True
+    return found
+
+
 def policy_loss_reference(
     logprob: Any,
     old_logprob: Any,
@@ -152,6 +159,7 @@ def policy_loss_reference(
     importance_weight: Any = None,
     entropy: Any = None,
     selected: Any = None,
+    token_weight: Any = None,
     denominator: Any = None,
     xp: Any = None,
 ) -> dict[str, Any]:
@@ -181,7 +189,10 @@ def policy_loss_reference(
         return a.reshape(-1)[s : s + 1][[0] * int(kept.sum())]
 
     counts = [int(keep[span].sum()) for span in rows]
-    by_aggregation = {"token-mean": sum(counts), "token-sum": 1, "constant": 1}
+    of_tokens: Any = sum(counts)
+    if token_weight is not None:
+        of_tokens = float(np.asarray(token_weight, np.float64)[keep & _of_sequences(shape, rows)].sum())
+    by_aggregation = {"token-mean": of_tokens, "token-sum": 1, "constant": 1}
     sequences = len(rows) if spec.count_empty else sum(n > 0 for n in counts)
     size = float(denominator) if denominator is not None else float(by_aggregation.get(spec.aggregation, sequences))
     q = 0.0 if size == 0 else spec.scale * spec.dp_size / size / (spec.horizon or 1.0)
@@ -217,12 +228,14 @@ def policy_loss_reference(
         if spec.clip in ("clip_cov", "dppo") or spec.drop_selected:
             off = off | (chosen != 0)
         loss = xp.where(off, 0 * xp.stop(loss), loss)
+        u = tokens(token_weight, s) if token_weight is not None else 1.0 + 0 * xp.stop(ell)
         if spec.clip == "kl_cov":
             more = spec.selected_kl_coef * xp.abs(ell - o) * (1 if weight is None else weight)
             loss = loss + xp.where(chosen != 0, more, 0 * xp.stop(more))
-        kl = 0.0 if spec.kl is None else _kl(xp, spec, ell, f, ratio, xp.exp(ell - o)).sum()
-        entropies = 0.0 if h is None else h.sum()
-        w = q / n if spec.aggregation == "seq-mean-token-mean" else q
+        loss = loss * u
+        kl = 0.0 if spec.kl is None else (u * _kl(xp, spec, ell, f, ratio, xp.exp(ell - o))).sum()
+        entropies = 0.0 if h is None else (u * h).sum()
+        w = q / float(u.sum()) if spec.aggregation == "seq-mean-token-mean" else q
         w_entropy = spec.entropy_scale / sum(counts) if spec.entropy_aggregation == "token-mean" else w
         shares = {
             "policy_loss": w * loss.sum(), "kl_loss": w * kl, "entropy_loss": w_entropy * entropies,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .policy_loss import _Numpy
+from .policy_loss import _Numpy, _of_sequences
 from .sequences import spans
 
 __all__ = ["value_loss_reference"]
@@ -27,6 +27,7 @@ def value_loss_reference(
     horizon: float | None = None,
     scale: float = 1.0,
     dp_size: int = 1,
+    token_weight: Any = None,
     denominator: Any = None,
     xp: Any = None,
 ) -> dict[str, Any]:
@@ -52,7 +53,9 @@ def value_loss_reference(
         size = xp.abs(x)
         return xp.where(size <= huber_delta, 0.5 * x * x, huber_delta * (size - 0.5 * huber_delta))
 
-    by_aggregation = {"token-mean": sum(counts), "token-sum": 1, "constant": 1}
+    weight = np.ones(shape) if token_weight is None else np.asarray(token_weight, np.float64)
+    of_tokens = float(weight[keep & _of_sequences(shape, rows)].sum())
+    by_aggregation = {"token-mean": of_tokens, "token-sum": 1, "constant": 1}
     sequences = len(rows) if count_empty else sum(n > 0 for n in counts)
     size = float(denominator) if denominator is not None else float(by_aggregation.get(aggregation, sequences))
     q = 0.0 if size == 0 else scale * dp_size / size / (horizon or 1.0)
@@ -67,9 +70,10 @@ def value_loss_reference(
         if clip is not None:
             o = xp.asarray(old_value)[span][keep[span]]
             loss = xp.maximum(loss, error(xp.minimum(xp.maximum(v, o - clip), o + clip) - r))
-        e = r - v
+        e, u = r - v, xp.asarray(weight)[span][keep[span]]
+        loss = u * loss
         shares = {
-            "loss": (q / n if aggregation == "seq-mean-token-mean" else q) * loss.sum(),
+            "loss": (q / float(u.sum()) if aggregation == "seq-mean-token-mean" else q) * loss.sum(),
             "loss_sum": loss.sum(), "value_sum": v.sum(), "return_sum": r.sum(), "error_sum": e.sum(),
             "error_squared_sum": (e * e).sum(), "return_squared_sum": (r * r).sum(),
         }  # fmt: skip

@@ -26,6 +26,9 @@ inline void check_policy_loss(const PolicyLossParams& p) {
             "policy_loss: rollout_logprob is given with importance weights");
   RLK_CHECK(p.entropy.data || p.d_entropy == nullptr, "policy_loss: entropy is given with d_entropy");
   const PolicySpec& s = p.spec;
+  RLK_CHECK(
+      p.token_weight.data == nullptr || (p.token_weight.token_stride == 1 && s.surrogate != Surrogate::kGeometricClip),
+      "policy_loss: token_weight has one a token, and kGeometricClip none");
   RLK_CHECK(s.log_ratio_min <= s.log_ratio_max && s.clip_low <= s.clip_high && s.importance_low <= s.importance_high,
             "policy_loss: lower bounds are not above upper ones");
 }

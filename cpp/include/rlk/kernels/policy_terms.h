@@ -24,6 +24,7 @@ enum PolicyInput : int {
   kInputImportance,
   kInputEntropy,
   kInputSelected,
+  kInputTokenWeight,
   kPolicyInputs
 };
 enum PolicySum : int {
@@ -70,8 +71,10 @@ RLK_HD PolicyTokens policy_input(const PolicyLossParams& p, int i) {
       return p.importance;
     case kInputEntropy:
       return p.entropy;
-    default:
+    case kInputSelected:
       return p.selected;
+    default:
+      return p.token_weight;
   }
 }
 
@@ -285,14 +288,14 @@ RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope)
 // ---- the pass before ------------------------------------------------------------------------------------------------
 
 struct PolicyStatisticsTerms : EverySum {
-  static constexpr int kInputs = 6, kOutputs = 1, kSums = kPolicyStatistics;
-  static constexpr int kDropped = 5;  // the last input: tokens that have no policy term
+  static constexpr int kInputs = 7, kOutputs = 1, kSums = kPolicyStatistics;
+  static constexpr int kDropped = 5, kWeight = 6;  // the last inputs: tokens that have no policy term; token_weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
-    PolicyTokens a = policy_input(p, i == kDropped ? static_cast<int>(kInputSelected) : i);
+    PolicyTokens a = policy_input(p, i == kDropped ? kInputSelected : i == kWeight ? kInputTokenWeight : i);
     if (!needs_statistics(p.spec) || (i == kInputRefLogprob && p.spec.kl_times_ratio != kTimesRatio)) a.data = nullptr;
     if (i == kDropped && p.spec.selected_drops == 0) a.data = nullptr;
     return a;
@@ -323,12 +326,15 @@ struct PolicyStatisticsTerms : EverySum {
       const F behind = either(s.drop_by_rollout != 0, m, o);
       sum[kStatDrop] = rollout_log_ratio(s.drop_by_rollout != 0 && s.rollout_neutral != 0, behind, l, behind);
     }
-    const F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
+    F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
+    const bool is_weighted = p.token_weight.data != nullptr;
+    if (is_weighted) product = scaled_by(product, in[kWeight]);
     sum[kStatPositive] = select(a <= zero, zero, product);  // NaN too
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio == kTimesRatio) {
       const bool straight_through = s.kl_straight_through != 0;
       sum[kStatKl] = kl_term(s.kl, l, in[kInputRefLogprob], s.kl_input_limit, straight_through, kKlMost).value;
+      if (is_weighted) sum[kStatKl] = scaled_by(sum[kStatKl], in[kWeight]);
     }
     sum[kStatAdvantage] = a;
     if (s.surrogate == Surrogate::kGamma && has_importance(s)) {
@@ -411,7 +417,7 @@ enum class PolicyForm {
 };
 RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
   if (needs_statistics(p.spec)) return PolicyForm::kSequences;
-  const bool selects = p.selected.data != nullptr || p.spec.selected_drops != 0;
+  const bool selects = p.selected.data != nullptr || p.spec.selected_drops != 0 || p.token_weight.data != nullptr;
   const bool clipped = p.spec.surrogate == Surrogate::kRatio && !has_importance(p.spec) && !selects;
   return clipped ? PolicyForm::kClipped : PolicyForm::kTokens;
 }
@@ -427,7 +433,7 @@ struct PolicyTokenTerms : EverySum {
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
-    if (kClipped && (i == kInputImportance || i == kInputSelected)) return {};
+    if (kClipped && (i == kInputImportance || i == kInputSelected || i == kInputTokenWeight)) return {};
     return policy_input(p, i);
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
@@ -490,6 +496,14 @@ struct PolicyTokenTerms : EverySum {
       t.along_logprob = select(selected, add_rn(t.along_logprob, sign), t.along_logprob);
     }
 
+    const bool is_weighted = !kClipped && p.token_weight.data != nullptr;
+    const F u = in[kInputTokenWeight];
+    if (is_weighted) {
+      t.value = scaled_by(t.value, u);
+      t.along_ratio = scaled_by(t.along_ratio, u);
+      t.along_logprob = scaled_by(t.along_logprob, u);
+    }
+
     // Here, that no condition is kept until the end.
     sums->count[kCountTokens] = counted<F>(mask);
     sums->count[kCountLow] =
@@ -525,7 +539,8 @@ struct PolicyTokenTerms : EverySum {
           ratio = exp(raw);
           of_l = MaskOf<F>(zero == zero);
         } else if (shared) {
-          others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), k.value));
+          const F own = is_weighted ? scaled_by(k.value, u) : k.value;
+          others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), own));
         }
         k = kl_times_ratio<false>(s.kl, straight_through, k, l, ref, o, s.kl_input_limit, {log, ratio, share, of_l});
       }
@@ -533,18 +548,20 @@ struct PolicyTokenTerms : EverySum {
         k.slope = scaled_by(k.slope, min_of(x.ratio, broadcast<F>(s.kl_gradient_ratio)));
       }
       k = limited_kl(k, s.kl_limit, straight_through);
+      if (is_weighted) k = {scaled_by(k.value, u), scaled_by(k.slope, u)};
       k.slope = add_rn(k.slope, others);
       kl = k.value;
       if (s.kl_coef != 0.0f) slope = fma_rn(broadcast<F>(s.kl_coef), k.slope, slope);
     }
     out[0] = canonical(where(mask, weighted(f.weight, slope)));
     out[1] = where(mask, broadcast<F>(weighted(f.entropy_weight, -s.entropy_coef)));
+    if (is_weighted) out[1] = canonical(where(mask, scaled_by(out[1], u)));
 
     const F mismatch = !kClipped && has_rollout(p) ? abs_of(rollout_log_ratio(s.rollout_neutral != 0, o, m, m)) : zero;
     F* const sum = sums->sum;
     sum[kSumPolicy] = t.value;
     sum[kSumKl] = kl;
-    sum[kSumEntropy] = in[kInputEntropy];
+    sum[kSumEntropy] = is_weighted && p.entropy.data != nullptr ? scaled_by(in[kInputEntropy], u) : in[kInputEntropy];
     sum[kSumPpoKl] = of_token ? -x.log_ratio : sub_rn(o, l);
     sum[kSumRatio] = x.ratio;
     sum[kSumImportance] = w;

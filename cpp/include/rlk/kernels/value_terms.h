@@ -9,7 +9,7 @@
 
 namespace rlk {
 
-enum ValueInput : int { kInputValue, kInputOldValue, kInputReturns, kValueInputs };
+enum ValueInput : int { kInputValue, kInputOldValue, kInputReturns, kInputValueWeight, kValueInputs };
 enum ValueSum : int {
   kSumValueLoss,
   kSumValue,
@@ -59,7 +59,10 @@ struct ValueTokenTerms : EverySum {
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
-    return i == kInputValue ? p.value : i == kInputOldValue ? p.old_value : p.returns;
+    return i == kInputValue      ? p.value
+           : i == kInputOldValue ? p.old_value
+           : i == kInputReturns  ? p.returns
+                                 : p.token_weight;
   }
   static RLK_HD float* output(const Params& p, int) { return p.d_value; }
 
@@ -84,10 +87,15 @@ struct ValueTokenTerms : EverySum {
     F slope = select(MaskOf<F>(outside & (of_w == of_v)), mul_rn(broadcast<F>(0.5f), whole), whole);
     slope = select(is_nan(of_w), of_w, select(clipped, zero, slope));
     const F error = sub_rn(r, v);
+    F loss = select(MaskOf<F>(clipped | is_nan(of_w)), of_w, of_v);
+    if (p.token_weight.data != nullptr) {
+      slope = scaled_by(slope, in[kInputValueWeight]);
+      loss = scaled_by(loss, in[kInputValueWeight]);
+    }
     out[0] = canonical(where(mask, weighted(f.weight, slope)));
 
     clear(sums);  // inputs of a masked token are 0, and so are its terms
-    sums->sum[kSumValueLoss] = select(MaskOf<F>(clipped | is_nan(of_w)), of_w, of_v);
+    sums->sum[kSumValueLoss] = loss;
     sums->sum[kSumValue] = v;
     sums->sum[kSumReturn] = r;
     sums->sum[kSumError] = error;

@@ -42,6 +42,9 @@
 //   K is then limited to +-kl_limit
 // Selected tokens (an array, not zero) add fl(selected_kl w) * |fl(l - o)| to P and its slope to P_l, or with selected_drops
 // have no policy term. A P that is infinite stays what it is.
+// With token_weight u, of each token, P, P_x, P_l, what K and its slope are behind the limit, and H become fl(u x), A of
+// the sums of the shared gradient fl(u fl(A w)), and K of what kl_times_ratio gives other tokens fl(u K). Not of
+// kGeometricClip. D and n count tokens all the same.
 // Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean; 0 where D or n
 // is 0, NaN where D is negative, infinite or NaN. D = denominator, else the number of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0,
 // whatever it multiplies.
@@ -140,14 +143,15 @@ constexpr float kRatioMetricsLimit = 20.0f;
 
 struct PolicyLossParams {
   Sequences sequences;
-  PolicyTokens logprob;      // [slots]
-  PolicyTokens old_logprob;  // [slots], or null
-  PolicyTokens advantage;    // [slots], or one a sequence
-  PolicyTokens ref_logprob;  // [slots]; given where kl is not kNone
-  PolicyTokens importance;   // [slots] rollout_logprob, or of kGiven weights, which may be one a sequence; null: none
-  PolicyTokens entropy;      // [slots], or null
-  PolicyTokens selected;     // [slots], or null
-  TokenMask mask;            // [slots]
+  PolicyTokens logprob;       // [slots]
+  PolicyTokens old_logprob;   // [slots], or null
+  PolicyTokens advantage;     // [slots], or one a sequence
+  PolicyTokens ref_logprob;   // [slots]; given where kl is not kNone
+  PolicyTokens importance;    // [slots] rollout_logprob, or of kGiven weights, which may be one a sequence; null: none
+  PolicyTokens entropy;       // [slots], or null
+  PolicyTokens selected;      // [slots], or null
+  PolicyTokens token_weight;  // [slots], or null: 1
+  TokenMask mask;             // [slots]
   PolicySpec spec;
   const float* denominator =
       nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting

@@ -9,6 +9,7 @@
 //   slope = h'(x) where w is v: as torch.clamp, whose bounds belong to the inside; else h'(x) where h(x) > h(y), 0 where
 //           h(x) < h(y), and h'(x) / 2 where they are equal: as torch.maximum, which gives each of two equals half
 //   c = Inf: no clip; o is not read
+//   With token_weight u, of each token, L and slope become fl(u x). D and n count tokens all the same.
 // Weight of a sequence's tokens: q = scale / D, / horizon where that is not 0, and / n with sequence_mean, n the number of
 // the sequence's tokens; 0 where D or n is 0, NaN where D is
 // negative, infinite or NaN. A weight of 0 gives 0, whatever it multiplies. D = denominator, else the number of tokens, of sequences, or of sequences
@@ -38,7 +39,7 @@ enum ValueMetric : int {
   kValueMetricNumTokens,
   kValueMetricNumSequences,  // that have a token
   kValueMetricDenominator,   // D
-  kValueMetricLossSum,       // over tokens, unweighted: these six; e = fl(R - v)
+  kValueMetricLossSum,       // over tokens, without their sequences' weights: these six; e = fl(R - v)
   kValueMetricValueSum,
   kValueMetricReturnSum,
   kValueMetricErrorSum,          // of e
@@ -56,10 +57,11 @@ enum ValueMetric : int {
 
 struct ValueLossParams {
   Sequences sequences;
-  PolicyTokens value;      // [slots]
-  PolicyTokens old_value;  // [slots]; null exactly where clip is Inf
-  PolicyTokens returns;    // [slots]
-  TokenMask mask;          // [slots], or null: every token counts
+  PolicyTokens value;         // [slots]
+  PolicyTokens old_value;     // [slots]; null exactly where clip is Inf
+  PolicyTokens returns;       // [slots]
+  PolicyTokens token_weight;  // [slots], or null: 1
+  TokenMask mask;             // [slots], or null: every token counts
   ValueSpec spec;
   const float* denominator =
       nullptr;  // one element on the device, or null: denominator_value, of which 0 means counting

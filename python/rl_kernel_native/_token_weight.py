@@ -1,0 +1,68 @@
+"""``token_weight`` of losses: what each token's terms are multiplied by, and what divides a mean of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _check, _dispatch
+
+
+def checked(token_weight: Any, like: Any, name: str) -> Any:
+    """A constant of the shape, framework and device of ``like``, which is called ``name``."""
+    if not _dispatch.is_array(like):
+        return token_weight  # what is wrong with that comes first
+    if _dispatch.is_tensor(like) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
+        raise TypeError(
+            f"token_weight: expected an array of the framework of {name}, got {type(token_weight).__name__}"
+        )
+    if str(token_weight.dtype).removeprefix("torch.") != "float32":
+        raise TypeError(f"token_weight: expected dtype float32, got {token_weight.dtype}")
+    shape, wanted = _check.shape_of(token_weight), _check.shape_of(like)
+    if tuple(shape) != tuple(wanted):
+        raise ValueError(f"token_weight: expected shape {list(wanted)} (that of {name}), got {list(shape)}")
+    if _dispatch.is_tensor(like) and token_weight.requires_grad:
+        raise ValueError("token_weight: has no gradient here; pass token_weight.detach()")
+    if _dispatch.is_tensor(like) and token_weight.device != like.device:
+        raise ValueError(f"token_weight: expected device {like.device}, got {token_weight.device}")
+    return token_weight
+
+
+def weighed(
+    token_weight: Any, like: Any, name: str, mask: Any, cu_seqlens: Any, counts_tokens: bool, mean: bool
+) -> tuple[Any, Any]:
+    """The weights, with ``mean`` times a sequence's tokens over the sum of their weights; and, where the loss
+    ``counts_tokens``, that sum over the batch, by the order of rule 10."""
+    from .ops.sequence_logprob import sequence_logprob
+
+    weight = checked(token_weight, like, name)
+    if not (counts_tokens or mean) or not _dispatch.is_array(like) or len(weight.shape) not in (1, 2):
+        return weight, None
+    dense: Any = weight  # a layout that the operator refuses is refused by its name, there
+    if _dispatch.is_tensor(weight):
+        dense = weight.contiguous()
+    elif isinstance(weight, np.ndarray):
+        dense = np.ascontiguousarray(weight)
+    sums, counts = sequence_logprob(dense, mask, cu_seqlens)
+    if not mean:
+        return weight, sequence_logprob(sums.reshape(1, -1)).sum
+    xp: Any = np
+    if _dispatch.is_tensor(weight):
+        xp = _dispatch.torch_module()
+    elif not isinstance(weight, np.ndarray):
+        xp = weight.__array_namespace__()
+    sound = (sums > 0) & (sums < xp.inf)
+    share = xp.where(sound, counts / xp.where(sound, sums, 1.0), xp.where(sums == 0, 0.0, xp.nan))
+    share = xp.asarray(share, dtype=xp.float32)
+    if len(weight.shape) == 2:
+        return weight * share[:, None], None
+    if cu_seqlens is None:
+        return weight * share, None
+    device = {"device": weight.device} if xp is _dispatch.torch_module() else {}
+    places = xp.arange(weight.shape[0], dtype=cu_seqlens.dtype, **device)
+    of = xp.searchsorted(cu_seqlens[1:], places, side="right")
+    if not share.shape[0]:
+        return weight, None
+    # Tokens behind the last sequence, which nothing reads, take any share.
+    return weight * share[xp.where(of < share.shape[0], of, 0)], None

@@ -1,0 +1,187 @@
+"""token_weight of policy_loss and value_loss: each token's terms times its weight, and means over the weights; the mask
+says which tokens count at all. That of linear_cross_entropy has its tests in test_linear_logprob_loss.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl_kernel_native as rk
+from cases import beyond
+from policy_loss_cases import TORCH, arrays, assert_packed_has_the_bits_of_padded, keywords, same, specs, tensors
+
+SPECS = {
+    name: spec
+    for name, spec in specs().items()
+    if spec.clip != "gmpo" and spec.entropy_aggregation == "loss"
+}  # fmt: skip
+VALUE: dict[str, dict[str, Any]] = {
+    f"{clip} {loss_type} {aggregation}": {"clip": clip, "loss_type": loss_type, "aggregation": aggregation}
+    for clip in (None, 0.2)
+    for loss_type in ("mse", "huber")
+    for aggregation in ("token-mean", "seq-mean-token-mean", "token-sum")
+}
+NAMES = [*SPECS, *VALUE]
+
+
+def run(a: dict[str, Any], name: str, **more: Any) -> tuple[Any, Any, Any]:
+    """Loss, metrics and gradient."""
+    how = {"token_weight": a["weight"], **more}
+    if name in SPECS:
+        rest = {**keywords(SPECS[name], a), **how}
+        rest["denominator"] = more.get("denominator", rest.get("denominator"))
+        found: Any = rk.policy_loss_and_grad(
+            a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=SPECS[name], **rest
+        )
+        return found.loss, found.metrics, found.d_logprob
+    old = None if VALUE[name]["clip"] is None else a["old_logprob"]
+    of = rk.value_loss_and_grad(a["logprob"], old, a["advantage"], a["mask"], **VALUE[name], **how)
+    return of.loss, of.metrics, of.d_value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_and_gradients_are_those_of_float64(name: str) -> None:
+    a = tensors(arrays(6, 37))
+    loss, metrics, gradient = run(a, name)
+    x = a["logprob"].double().requires_grad_()
+    if name in SPECS:
+        more = {**keywords(SPECS[name], a), "token_weight": a["weight"]}
+        reference = rk.policy_loss_reference(
+            x, a["old_logprob"], a["advantage"], a["mask"], spec=SPECS[name], xp=TORCH, **more
+        )
+    else:
+        old = None if VALUE[name]["clip"] is None else a["old_logprob"]
+        how = {**VALUE[name], "token_weight": a["weight"], "xp": TORCH}
+        reference = rk.value_loss_reference(x, old, a["advantage"], a["mask"], **how)
+    want = torch.autograd.grad(reference["loss"], x)[0]
+    size = max(1e-3, float(want.abs().sum()), abs(float(reference["loss"])))
+    operator, output = ("policy_loss", "d_logprob") if name in SPECS else ("value_loss", "d_value")
+    assert not beyond(operator, "loss", loss, float(reference["loss"]), scale=size)
+    assert not beyond(operator, output, gradient, want, largest=float(want.abs().max()))
+    assert float(metrics.num_tokens) == reference["num_tokens"], "a weight is no count"
+    assert float(metrics.denominator) == pytest.approx(reference["denominator"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_one_change_no_bit_of_a_gradient(name: str) -> None:
+    a = arrays(5, 40, seed=3)
+    one = run(a, name, token_weight=np.ones_like(a["weight"]))
+    want = run(a, name, token_weight=None)
+    assert np.array_equal(one[2], want[2])  # a zero of policy_loss may have a sign
+    assert np.array_equal(one[0], want[0])
+    assert np.array_equal(one[1].vector, want[1].vector)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_packed_has_the_bits_of_padded(name: str) -> None:
+    def of_spec(a: dict[str, np.ndarray], **more: Any) -> Any:
+        return rk.policy_loss_and_grad(
+            a["logprob"], a["old_logprob"], a["advantage"], a["mask"], spec=SPECS[name], token_weight=a["weight"],
+            **{**keywords(SPECS[name], a), **more},
+        )  # fmt: skip
+
+    assert_packed_has_the_bits_of_padded(of_spec, arrays(5, 300, seed=1), "d_logprob")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layout_framework_and_masked_slots_decide_no_bit(name: str) -> None:
+    a = arrays(4, 65, seed=2)
+    want = run(a, name)
+    wild = {**a, "weight": np.where(a["mask"], a["weight"], np.float32(np.nan))}
+    wide = torch.full((4, 80), torch.nan)
+    wide[:, :65] = torch.from_numpy(a["weight"])
+    apart = {**tensors(a), "weight": wide[:, :65]}
+    for got in (run(wild, name), run(tensors(a), name), run(apart, name)):
+        assert same(np.asarray(got[0]), want[0])
+        assert same(np.asarray(got[1].vector), want[1].vector)
+        assert same(np.asarray(got[2]), want[2])
+
+
+@pytest.mark.parametrize(
+    "name", ["aggregation token-mean", "seq mean", "None mse token-mean", "0.2 mse seq-mean-token-mean"]
+)
+def test_sums_of_weights_that_are_no_divisor(name: str) -> None:
+    """0 gives 0, a negative, infinite or NaN one NaN: the rule of a denominator on the device."""
+    spec = rk.PolicySpec(aggregation="seq-mean-token-mean" if name == "seq mean" else "token-mean")
+    x = torch.tensor([[-1.0, -0.5]], requires_grad=True)
+
+    def loss(weight: list[float]) -> Any:
+        u = torch.tensor([weight])
+        if name in VALUE:
+            old = None if VALUE[name]["clip"] is None else x.detach()
+            return rk.value_loss(x, old, torch.zeros_like(x), token_weight=u, **VALUE[name]).loss
+        ones = torch.ones_like(x)
+        return rk.policy_loss(x, None, ones[:, 0], ones, spec=spec, token_weight=u).loss
+
+    nothing = loss([0.0, 0.0])
+    nothing.backward()
+    assert nothing.item() == 0
+    assert not x.grad.any()
+    for wrong in ([-1.0, 0.5], [torch.inf, 1.0], [torch.nan, 1.0]):
+        assert loss(wrong).isnan()
+    assert loss([0.25, 0.75]).isfinite()
+
+
+def test_a_weight_is_what_a_fraction_of_a_mask_is_not() -> None:
+    logprob, advantage = torch.tensor([[-1.0, -2.0]]), torch.tensor([1.0])
+    fractions = torch.tensor([[1.0, 0.5]])
+    spec = rk.PolicySpec(clip="none")
+    by_mask = rk.policy_loss(logprob, None, advantage, fractions, spec=spec).loss
+    assert by_mask == 1.5, "(1 + 2) / 2: a mask counts"
+    by_weight = rk.policy_loss(logprob, None, advantage, torch.ones(1, 2), spec=spec, token_weight=fractions).loss
+    assert by_weight == pytest.approx(4 / 3), "(1 + 0.5 * 2) / 1.5"
+
+
+def test_packed_tokens_behind_the_last_sequence_have_no_weight() -> None:
+    x, u = -torch.rand(9), torch.rand(9)
+    cu = torch.tensor([0, 3, 3, 7])
+    spec = rk.PolicySpec(aggregation="seq-mean-token-mean")
+    a = torch.ones(9)
+    want = rk.policy_loss(x[:7], None, a[:7], a[:7], cu_seqlens=cu, spec=spec, token_weight=u[:7])
+    assert torch.equal(rk.policy_loss(x, None, a, a, cu_seqlens=cu, spec=spec, token_weight=u).loss, want.loss)
+    none = rk.policy_loss(x[:0], None, a[:0], a[:0], cu_seqlens=cu[:1], spec=spec, token_weight=u[:0])
+    assert none.loss == 0
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_compiled_calls_have_the_same_bits(aggregation: str) -> None:
+    spec = rk.PolicySpec(aggregation=aggregation)
+    a = tensors(arrays(4, 20))
+
+    def loss(x: Any) -> Any:
+        return rk.policy_loss(x, a["old_logprob"], a["advantage"], a["mask"], spec=spec, token_weight=a["weight"]).loss
+
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(loss, backend="aot_eager", fullgraph=True)(a["logprob"]), loss(a["logprob"]))
+
+
+@pytest.mark.parametrize("operator", ["policy_loss", "value_loss"])
+def test_bad_weights_are_named(operator: str) -> None:
+    x, m = torch.zeros(2, 3), torch.ones(2, 3)
+
+    def call(w: Any, spec: rk.PolicySpec | None = None) -> Any:
+        if operator == "value_loss":
+            return rk.value_loss(x, None, x, m, token_weight=w)
+        return rk.policy_loss(x, x, x, m, spec=spec or rk.PolicySpec(), token_weight=w)
+
+    for w, error, text in (
+        (torch.ones(2, 2), ValueError, r"^token_weight: expected shape \[2, 3\]"),
+        (m.double(), TypeError, "^token_weight: expected dtype float32, got torch.float64"),
+        (m.numpy(), TypeError, "^token_weight: expected an array of the framework of"),
+        (0.5, TypeError, "^token_weight: expected an array of the framework of"),
+        (m.clone().requires_grad_(), ValueError, r"^token_weight: has no gradient here; pass token_weight\.detach"),
+        (torch.ones(3, 2).T, ValueError, "^token_weight: "),
+    ):
+        with pytest.raises(error, match=text):
+            call(w)
+    if operator == "policy_loss":
+        of_gmpo = rk.PolicySpec(clip="gmpo", level="geometric", aggregation="seq-mean-token-mean")
+        for spec, text in (
+            (of_gmpo, 'token_weight: expected None with clip="gmpo"'),
+            (rk.PolicySpec(entropy_aggregation="token-mean"), "token_weight: expected None with entropy_aggregation"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                call(m, spec)
