@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MENU = {
     "Begin": ["quickstart", "which_operator", "build", "wheels", "hf_kernels", "examples"],
     "Use": ["models", "vllm", "objectives", "linear", "sampling", "tokens", "errors", "faq", "glossary"],
-    "Trust": ["contract", "numerics", "math"],
+    "Trust": ["positioning", "contract", "numerics", "math"],
     "Reference": ["operators", "api/index", "api/tools"],
     "Project": ["architecture", "contributing", "changelog"],
 }
@@ -57,6 +57,8 @@ def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> s
             return match[0]
         file = (source.parent / path).resolve()
         if file in pages:
+            if words.endswith(".md"):  # the name of a file says nothing here
+                words = title(file)
             there = Path(*[".."] * len(place.parent.parts), pages[file])
             return f"{mark}[{words}]({there}{'#' + anchor if anchor else ''})"
         if mark and file.exists():
@@ -64,6 +66,11 @@ def relinked(text: str, source: Path, place: Path, pages: dict[Path, Path]) -> s
         return words if words.startswith("`") else f"{words} (`{file.relative_to(ROOT)}`)"
 
     return LINK.sub(link, text)
+
+
+def title(page: Path) -> str:
+    """The heading of a page."""
+    return next(line for line in page.read_text().splitlines() if line.startswith("# ")).removeprefix("# ")
 
 
 def operator_page(stem: str, module: Any) -> str:
@@ -116,7 +123,10 @@ def write_sources(folder: Path) -> None:
         if place.parts[0] in ("kernels", "objectives"):
             text = "---\norphan: true\n---\n\n" + text
         write(folder / place, text + (menu(pages) if place == Path("index.md") else ""))
-    write(folder / "static" / "wide.css", ".content { width: 60em; max-width: 100%; }\n")
+    write(
+        folder / "static" / "wide.css",
+        ".content { width: 60em; max-width: 100%; }\nimg { background: #fff; border-radius: 4px; padding: 4px; }\n",
+    )
     for picture in (ROOT / "docs").iterdir():
         if picture.suffix in (".png", ".svg"):
             shutil.copy(picture, folder)
@@ -192,6 +202,7 @@ SETTINGS: dict[str, Any] = {
     "html_copy_source": False,
     "html_css_files": ["wide.css"],
     "html_show_sourcelink": False,
+    "html_show_copyright": False,
     "nitpicky": False,
 }
 
