@@ -120,6 +120,44 @@ install_torch() {
     die "$wanted is not available here: use Python 3.10 to 3.14, or allow access to $kTorchCpuIndex"
 }
 
+# with_progress WORDS LOG COMMAND...: runs it with its output in LOG, and says every 15 seconds how far it is: seconds, and
+# the files compiled where the log counts them. The end of LOG follows a failure.
+with_progress() {
+  local words=$1 log=$2 start=$SECONDS next=$((SECONDS + 15)) pid files
+  shift 2
+  "$@" >"$log" 2>&1 &
+  pid=$!
+  while kill -0 "$pid" 2>/dev/null; do
+    sleep 0.2
+    if ((SECONDS >= next)); then
+      next=$((SECONDS + 15))
+      files=$(grep -o '\[[0-9]*/[0-9]*\]' "$log" | tail -1 || true)
+      echo "$words: $((SECONDS - start)) s${files:+, files $files}"
+    fi
+  done
+  if ! wait "$pid"; then
+    tail -30 "$log" >&2
+    die "$words failed; all of it is in $log"
+  fi
+  echo "$words: done in $((SECONDS - start)) s"
+}
+
+# wheel_of_tree VARIANT: a wheel of this source tree in build/wheels/newest, compiled only where its files have changed.
+wheel_of_tree() {
+  local key folder
+  key=$({ git ls-files -s && git diff HEAD; } | sha256sum | cut -c1-16)
+  key+=-$1-$(python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+  folder=build/wheels/$key
+  if ! ls "$folder"/*.whl >/dev/null 2>&1; then
+    rm -rf "$folder.new"
+    CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
+      pip wheel -v --no-deps -w "$folder.new" . -C "cmake.define.RLK_VARIANT=$1" || return
+    rm -rf "$folder"
+    mv "$folder.new" "$folder"
+  fi
+  ln -sfn "$key" build/wheels/newest
+}
+
 # install_package VARIANT EXTRA: this source tree, compiled.
 install_package() {
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
