@@ -587,5 +587,5 @@ CALLS: dict[str, Callable[[Draw], dict[str, Any]]] = {
     "unpack": _unpack,
     "value_loss": _value_loss,
     "value_loss_and_grad": _value_loss,
-    "vtrace": lambda d: _gae(d, "logprob", "rollout_logprob"),
+    "vtrace": lambda d: {**_gae(d, "logprob", "rollout_logprob"), "rollout_nan": d.of("nan", "neutral")},
 }

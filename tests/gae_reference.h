@@ -58,7 +58,8 @@ inline Outputs reference(const GaeParams& p, std::vector<Token> tokens, float bo
     if (p.kind == GaeKind::kGae) {
       t.step = {decay, delta};
     } else {
-      const float ratio = rlk::exp(t.logprob - t.rollout_logprob);
+      const float ratio =
+          p.rollout_neutral && std::isnan(t.rollout_logprob) ? 1.0f : rlk::exp(t.logprob - t.rollout_logprob);
       t.rho = least(ratio, p.rho_bar);
       t.step = {decay * least(ratio, p.c_bar), t.rho * delta};
     }

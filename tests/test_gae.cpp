@@ -75,6 +75,7 @@ class Call {
     p.gamma = c.gamma;
     p.lam = c.lam;
     p.rho_bar = 1.2f;
+    p.rollout_neutral = random_() % 2 == 0;
     p.c_bar = 1.1f;
     p.reset = c.reset;
     for (auto* a : {&rewards_, &values_, &logprob_, &rollout_}) a->assign(size_, kCanary);
@@ -92,6 +93,7 @@ class Call {
         token.value = number(&normal, token.counts);
         token.logprob = number(&normal, token.counts);
         token.rollout_logprob = number(&normal, token.counts);
+        if (p.rollout_neutral && random_() % 16 == 0) token.rollout_logprob = NAN;
         const std::int64_t at = offset(i) + t;
         rewards_[at] = token.reward;
         values_[at] = token.value;

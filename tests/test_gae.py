@@ -112,6 +112,23 @@ def test_vtrace_is_the_papers_sum(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(got["advantages"][0][counts], advantage, rtol=0, atol=1e-10)
 
 
+def test_a_neutral_token_of_vtrace_has_a_ratio_of_one(rng: np.random.Generator, device: str) -> None:
+    b = batch(rng, (1, 40, 300), device)
+    lost = torch.from_numpy(rng.random(b.rewards.shape) < 0.2).to(device)
+    with_nan, as_trainer = b.rollout_logprob.masked_fill(lost, torch.nan), b.rollout_logprob.where(~lost, b.logprob)
+    given = (b.rewards, b.values, b.logprob)
+    how = {"mask": b.mask, "gamma": 0.97, "lam": 0.9, "rho_bar": 1.1}
+    got = rk.vtrace(*given, with_nan, **how, rollout_nan="neutral")
+    assert not differing(tuple(got), tuple(rk.vtrace(*given, as_trainer, **how)))
+    assert rk.vtrace(*given, with_nan, **how)[0][b.mask != 0].isnan().any(), "the default hides nothing"
+    on_host = {name: x.cpu().numpy() if isinstance(x, torch.Tensor) else x for name, x in how.items()}
+    arrays = [x.cpu().numpy() for x in (*given, with_nan)]
+    want = rk.vtrace_reference(*arrays, **on_host, rollout_nan="neutral")
+    assert not scan_failures("vtrace", got, want)
+    with pytest.raises(ValueError, match="rollout_nan: expected"):
+        rk.vtrace(*given, with_nan, **how, rollout_nan="zero")
+
+
 def test_vtrace_on_policy_is_gae_with_lambda_one(rng: np.random.Generator) -> None:
     b = batch(rng, [200, 100])
     of_policy = rk.vtrace(b.rewards, b.values, b.logprob, b.logprob, b.mask, gamma=0.97)
@@ -358,7 +375,7 @@ def test_fake_kernels_and_schemas_hold(device: str, rng: np.random.Generator) ->
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(ops.gae, (b.rewards, b.values, b.mask, None, None, 0.9, 0.8), test_utils=tests)
     torch.library.opcheck(ops.discounted_returns, (b.rewards, b.mask, None, 0.9, True), test_utils=tests)
-    torch.library.opcheck(ops.vtrace, (*b[:4], b.mask, None, None, 0.9, 0.8, 1.0, 1.0), test_utils=tests)
+    torch.library.opcheck(ops.vtrace, (*b[:4], b.mask, None, None, 0.9, 0.8, 1.0, 1.0, False), test_utils=tests)
 
 
 @pytest.mark.gpu

@@ -74,7 +74,8 @@ nb::object call_discounted_returns(nb::handle rewards, nb::handle mask, nb::hand
 
 nb::object call_vtrace(nb::handle rewards, nb::handle values, nb::handle logprob, nb::handle rollout_logprob,
                        nb::handle mask, nb::handle cu_seqlens, nb::handle bootstrap, nb::handle gamma, nb::handle lam,
-                       nb::handle rho_bar, nb::handle c_bar, nb::handle allocate, std::uintptr_t stream) {
+                       nb::handle rho_bar, nb::handle c_bar, bool rollout_neutral, nb::handle allocate,
+                       std::uintptr_t stream) {
   TokenArguments sequences(rewards, "rewards", cu_seqlens);
   require_backend("gae", sequences.device());
   GaeParams p;
@@ -86,6 +87,7 @@ nb::object call_vtrace(nb::handle rewards, nb::handle values, nb::handle logprob
   p.lam = read_share(lam, "lam");
   p.rho_bar = read_bound(rho_bar, "rho_bar");
   p.c_bar = read_bound(c_bar, "c_bar");
+  p.rollout_neutral = rollout_neutral;
   return run(p, rewards, &sequences, mask, bootstrap, allocate, stream);
 }
 

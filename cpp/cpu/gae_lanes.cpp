@@ -67,7 +67,10 @@ class Sequence {
     if constexpr (kKind == GaeKind::kVtrace) {
       fill(at(p_.logprob, first), count, tokens_.log_ratio);
       fill(at(p_.rollout_logprob, first), count, tokens_.rho);
-      for (int i = 0; i < kScanChunk; ++i) tokens_.log_ratio[i] = rlk::sub_rn(tokens_.log_ratio[i], tokens_.rho[i]);
+      const bool neutral = p_.rollout_neutral;
+      for (int i = 0; i < kScanChunk; ++i) {
+        tokens_.log_ratio[i] = vtrace_log_ratio(neutral, tokens_.log_ratio[i], tokens_.rho[i]);
+      }
     }
     alignas(64) float c[kScanChunk], d[kScanChunk];
     const GaeConstants constants = constants_;

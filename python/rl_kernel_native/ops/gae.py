@@ -9,7 +9,7 @@ from .. import _check
 from .._call import call
 from .._native import module as _C
 from .._operator import Array, Operator
-from .._types import AnyArray, ArrayT, Generic, NamedTuple
+from .._types import AnyArray, ArrayT, Generic, NamedTuple, RolloutNan
 from ..reference.gae import discounted_returns_reference, gae_reference, vtrace_reference
 
 __all__ = [
@@ -38,7 +38,7 @@ def _check_numbers(arrays: Any, how: tuple[Any, ...], sequences: Any) -> None:
     for name, share in zip(("gamma", "lam"), how[:2], strict=False):
         if not isinstance(share, bool):  # discounted_returns has a flag there
             _check.share(name, share)
-    for name, bound in zip(("rho_bar", "c_bar"), how[2:], strict=False):
+    for name, bound in zip(("rho_bar", "c_bar"), how[2:4], strict=False):
         _check.positive(name, bound)
 
 
@@ -69,7 +69,7 @@ _VTRACE = Operator(
         _SEQUENCES,
         _BOOTSTRAP,
     ),
-    "float gamma, float lam, float rho_bar, float c_bar",
+    "float gamma, float lam, float rho_bar, float c_bar, bool rollout_neutral",
     outputs=lambda arrays, how: (arrays[0].shape,) * 2,
     dtypes=("float32",) * 2,
     native=lambda arrays, how, *tail: _C.vtrace(*arrays, *how, *tail),
@@ -165,6 +165,7 @@ def vtrace(
     c_bar: float = 1.0,
     *,
     bootstrap: AnyArray | None = None,
+    rollout_nan: RolloutNan = "nan",
 ) -> GaeResult[ArrayT]:
     """V-trace: targets of the value function and advantages of the policy gradient from tokens of another policy.
 
@@ -179,6 +180,8 @@ def vtrace(
             that sampled.
         gamma, lam: in ``[0, 1]``.
         rho_bar, c_bar: finite, > 0.
+        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` is seen; ``"neutral"``: the ratio there is 1.
+            :func:`mismatch_metrics` counts such tokens in ``nonfinite_fraction``.
     Returns:
         ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. At a token
         whose mask is 0 the advantage is 0.
@@ -196,7 +199,8 @@ def vtrace(
         cu_seqlens, bootstrap,
     )  # fmt: skip
     numbers = {"gamma": gamma, "lam": lam, "rho_bar": rho_bar, "c_bar": c_bar}
-    return GaeResult(*call(_VTRACE, arrays, tuple(_check.number(name, value) for name, value in numbers.items())))
+    how = tuple(_check.number(name, value) for name, value in numbers.items())
+    return GaeResult(*call(_VTRACE, arrays, (*how, _check.neutral_rollout(rollout_nan))))
 
 
 def _given(name: str, array: Any) -> Any:

@@ -55,6 +55,7 @@ def discounted_returns_reference(
 def vtrace_reference(
     rewards: Any, values: Any, logprob: Any, rollout_logprob: Any, mask: Any = None, cu_seqlens: Any = None, *,
     gamma: float = 1.0, lam: float = 1.0, rho_bar: float = 1.0, c_bar: float = 1.0, bootstrap: Any = None,
+    rollout_nan: str = "nan",
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """``advantages`` (of the policy gradient), ``returns`` (the targets v) and ``scale``, float64; this is 0 of
     tokens that do not count.
@@ -65,7 +66,9 @@ def vtrace_reference(
     for row, s in _sequences(rewards, cu_seqlens):
         r, v, m = _of(rewards, row), _of(values, row), _counts(mask, rewards, row)
         with np.errstate(invalid="ignore"):
-            ratio = np.exp(np.where(m, _of(logprob, row) - _of(rollout_logprob, row), 0.0))
+            rollout = _of(rollout_logprob, row)
+            known = m & ~(np.isnan(rollout) & (rollout_nan == "neutral"))
+            ratio = np.exp(np.where(known, _of(logprob, row) - rollout, 0.0))
         following = 0.0 if bootstrap is None else float(np.asarray(bootstrap)[s])
         x = size = 0.0
         for t in reversed(range(len(m))):

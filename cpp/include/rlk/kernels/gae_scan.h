@@ -41,6 +41,10 @@ struct GaeConstants {
 
 RLK_HD float min_or_nan(float x, float bound) { return select(x > bound, bound, x); }
 
+RLK_HD float vtrace_log_ratio(bool neutral, float logprob, float rollout_logprob) {
+  return select(neutral && is_nan(rollout_logprob), 0.0f, sub_rn(logprob, rollout_logprob));
+}
+
 // A token that counts. `log_ratio` and `rho` are vtrace's.
 template <GaeKind kKind>
 RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float next, float log_ratio, float* rho) {

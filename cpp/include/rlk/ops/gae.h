@@ -6,7 +6,8 @@
 //   gae                c = fl(gamma * lam)   d = fl(fl(fma(gamma, next_t, reward_t)) - value_t)
 //   discounted_returns c = gamma             d = reward_t
 //   vtrace             ratio = exp(fl(logprob_t - rollout_logprob_t)) (math/exp.h), rho = min(ratio, rho_bar),
-//                      c = fl(fl(gamma * lam) * min(ratio, c_bar))
+//                      c = fl(fl(gamma * lam) * min(ratio, c_bar)); with rollout_neutral ratio is 1 where rollout_logprob_t
+//                      is NaN
 //                      d = fl(rho * fl(fl(fma(gamma, next_t, reward_t)) - value_t)); a NaN is its own minimum
 // The scan is x_t = advance(c_t, x_{t+1}, d_t), from x = +0 behind the last token; at a token that does not count x is carried
 // on, or, for discounted_returns with `reset`, is +0. What such a token's rewards, values and log-probabilities hold is never
@@ -59,6 +60,7 @@ struct GaeParams {
   float gamma = 1.0f, lam = 1.0f;      // in [0, 1]
   float rho_bar = 1.0f, c_bar = 1.0f;  // > 0, of kVtrace
   bool reset = false;                  // of kDiscountedReturns
+  bool rollout_neutral = false;        // of kVtrace
 };
 void gae(const GaeParams& p, Device device, Stream stream);
 
