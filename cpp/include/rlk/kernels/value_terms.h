@@ -59,10 +59,16 @@ struct ValueTokenTerms : EverySum {
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
   static RLK_HD const TokenMask& mask(const Params& p) { return p.mask; }
   static RLK_HD PolicyTokens input(const Params& p, int i) {
-    return i == kInputValue      ? p.value
-           : i == kInputOldValue ? p.old_value
-           : i == kInputReturns  ? p.returns
-                                 : p.token_weight;
+    switch (i) {
+      case kInputValue:
+        return p.value;
+      case kInputOldValue:
+        return p.old_value;
+      case kInputReturns:
+        return p.returns;
+      default:
+        return p.token_weight;
+    }
   }
   static RLK_HD float* output(const Params& p, int) { return p.d_value; }
 
