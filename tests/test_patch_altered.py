@@ -305,15 +305,41 @@ def test_frequencies_and_attention_functions_that_are_set_later_are_heeded(caplo
     assert not rk.status(net).unproved
 
 
-def test_a_forward_that_is_replaced_on_the_class_later_is_refused() -> None:
+@pytest.mark.parametrize("name", ["MLP.forward of the class", "attention's rotation", "half of the rotation"])
+def test_a_function_that_is_replaced_later_is_refused(name: str) -> None:
     net = make()
     rk.patch_model(net)
     want = logits(net)
     with restored():
-        ALTERED["MLP.forward of the class"][0](net)
-        with pytest.raises(ValueError, match=r"expected LlamaMLP\.forward as patch_model found it, got another since"):
+        ALTERED[name][0](net)
+        with pytest.raises(ValueError, match=r"expected \w+(\.forward)? as patch_model found it, got another since"):
             logits(net)
+        other = make()
+        counts = rk.patch_model(other)  # with the function as it is now
+        assert ALTERED[name][1] in "".join(counts.unproved)
+        logits(other)
+    rk.unpatch_model(net)
+    rk.patch_model(net)
     assert torch.equal(logits(net), want)
+
+
+class Halved(llama.LlamaAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output, weights = super().forward(*args, **kwargs)
+        return output / 2, weights
+
+
+def test_classes_that_are_set_later_are_torchs_and_named() -> None:
+    net, other = make(), make()
+    rk.patch_model(net)
+    for model in (net, other):
+        model.model.layers[1].self_attn.__class__ = Halved
+        model.model.layers[0].mlp.__class__ = Tripled
+        model.lm_head.__class__ = torch.nn.Linear
+    assert float((logits(net) - logits(other)).abs().max()) < ROUNDING
+    found = rk.status(net)
+    assert (found["attention"], found["silu_mul"], found["linear"]) == (0, 1, 14)
+    assert set(found.unproved) == {"model", "model.layers.1.self_attn", "model.layers.0.mlp", "lm_head"}
 
 
 def test_attention_dropout_is_none_in_evaluation_and_torchs_in_training() -> None:

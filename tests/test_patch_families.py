@@ -164,6 +164,16 @@ def test_a_softcap_stays_torchs() -> None:
     torch.testing.assert_close(logits_of(model), want, rtol=0, atol=1e-5)
 
 
+def test_a_softcap_that_is_set_later_is_heeded() -> None:
+    model, other = (family("Gemma2", torch.float32, attn_implementation="eager") for _ in range(2))
+    rk.patch_model(model)
+    for net in (model, other):
+        for layer in net.model.layers:
+            layer.self_attn.attn_logit_softcapping = 0.05
+    torch.testing.assert_close(logits_of(model), logits_of(other), rtol=0, atol=1e-5)
+    assert "softcapping is 0.05" in rk.status(model).unproved["model"]
+
+
 @pytest.mark.alone
 def test_the_proof_of_an_8b_model_takes_less_than_a_second() -> None:
     """Processor time. The model has its layers, heads and positions; its hidden size would not be the twins'."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ import rl_kernel_native as rk
 from . import unchanged
 from .families import CACHE_NAMES, servable
 from .sequences import Sequences, locate_sequences
-from .served import base_of, is_as_served, is_served, observed
+from .served import base_of, is_served, observed, other_than_served
 
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
@@ -126,8 +126,9 @@ def gated_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
     """LlamaMLP and its like. A hook on the activation, or another activation, gets torch's."""
     act = module.act_fn
     product = ACTIVATIONS.get(type(act))
-    gate, up = module.gate_proj(x), module.up_proj(x)
-    return module.down_proj(act(gate) * up if product is None or observed(act) else product(gate, up))
+    if product is None or observed(act):
+        return module.down_proj(act(module.gate_proj(x)) * module.up_proj(x))
+    return module.down_proj(product(module.gate_proj(x), module.up_proj(x)))
 
 
 def fused_gated_mlp(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -355,8 +356,13 @@ def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
     if getattr(config, "use_bidirectional_attention", False):
         return "use_bidirectional_attention is set"
     for each in body.__dict__[ATTENTIONS]:
+        kind: Any = type(each)
+        if not is_served(each):
+            return f"the class of an attention was set to {kind.__name__} since"
         if not each.is_causal:
             return "is_causal is False"
+        if kind._rk_family.softcap and each.attn_logit_softcapping is not None:
+            return f"attn_logit_softcapping is {each.attn_logit_softcapping}"
         if each.training and each.attention_dropout:
             return f"attention_dropout is {each.attention_dropout} in training"
     return None
@@ -436,10 +442,11 @@ def require_no_others(module: Any, *_: Any) -> None:
         return
     name, chosen, known, bases = module.__dict__[KNOWN]
     for base in bases:
-        if not is_as_served(base):
+        other = other_than_served(base)
+        if other is not None:
             raise ValueError(
-                f"model: expected {base.__name__}.forward as patch_model found it, got another since, which no served "
-                "module calls: call unpatch_model, and patch_model last"
+                f"model: expected {other} as patch_model found it, got another since, which no served module calls: "
+                "call unpatch_model, and patch_model last"
             )
     if all(tuple(children.values()) == found for children, found in known):
         return
@@ -453,12 +460,16 @@ def require_no_others(module: Any, *_: Any) -> None:
     remember(module, name, chosen)
 
 
-def remember(module: Any, name: str, chosen: frozenset[str]) -> None:
-    """Which modules there are now below a module of that name, but below those of them that remember themselves."""
+def remember(module: Any, name: str, chosen: frozenset[str]) -> Iterable[Any]:
+    """Which modules there are now below a module of that name, but below those of them that remember themselves.
+
+    Gives the classes under those of ours.
+    """
     parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
     found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]
     bases = dict.fromkeys(base_of(each) for each in parents if is_served(each))
     module.__dict__[KNOWN] = (name, chosen, found, tuple(bases))
+    return bases
 
 
 def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -18,10 +18,10 @@ from .._shapes import dtype_name
 from .._torch import DTYPES
 from ..ops.attention_traced import MOST_HEAD_DIM
 from . import decoder, unchanged
-from .families import FAMILIES, ROLE_OPS, Family, known, plain_type, resembles
+from .families import FAMILIES, ROLE_OPS, Family, known, plain_type, resembles, servable
 from .probe import Proofs, serve_body, serve_layer
 from .rotary import make_tables
-from .served import is_served, observed, serve, why_kept, withdraw
+from .served import is_served, note, observed, serve, why_kept, withdraw
 
 # The oldest transformers that all tests pass with: up to 5.3 chunks against static caches give other numbers, and up to
 # 5.13 models ask of a cache what that of rlk compare lacks.
@@ -132,6 +132,8 @@ def status(model: Any) -> Patched:
                 ops = ()
         for op in ops:
             counts[op] += 1
+        if not is_served(module) and name not in unproved and _is_of_an_operator(module, record.chosen):
+            stays(name, f"all: its class was set to {plain_type(module).__name__} since")
         if decoder.TABLES in module.__dict__:
             reason = decoder.why_own_angles(module)
             if reason:
@@ -139,9 +141,17 @@ def status(model: Any) -> Patched:
         attentions = module.__dict__.get(decoder.ATTENTIONS)
         reason = attentions and decoder.why_own_attention(module, {})
         if reason:
-            counts["attention"] -= len(attentions)
+            counts["attention"] -= sum("attention" in getattr(type(x), "_rk_counts", ()) for x in attentions)
             stays(name, f"attention: {reason}")
     return Patched(counts, unproved)
+
+
+def _is_of_an_operator(module: Any, chosen: frozenset[str]) -> bool:
+    """Whether a module that is not served is of a kind that patch_model serves or names."""
+    if plain_type(module) in (torch.nn.Linear, torch.nn.Embedding):
+        return servable(module, chosen)
+    _, role = known(module) or resembles(module) or (None, "")
+    return role not in ("Model", "DecoderLayer") and not chosen.isdisjoint(ROLE_OPS.get(role, ()))
 
 
 def unpatch(model: Any) -> None:
@@ -399,6 +409,8 @@ def _why_no_attention(body: Any, family: Family) -> str | None:
     config = body.config
     if not getattr(config, "is_causal", True) or not all(each.is_causal for each in attentions):
         return "is_causal is False"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "use_bidirectional_attention is set"
     for each in attentions:
         if family.softcap and each.attn_logit_softcapping is not None:
             return f"attn_logit_softcapping is {each.attn_logit_softcapping}, which rk.attention does not compute"
@@ -436,7 +448,8 @@ def _watch(model: Any, body_name: str, chosen: frozenset[str]) -> None:
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:
             continue
-        decoder.remember(module, name, chosen)
+        for base in decoder.remember(module, name, chosen):
+            note(base)
         module.register_forward_pre_hook(decoder.require_no_others)
         served = depth < len(parts) or decoder.ATTENTIONS in module.__dict__
         own = "create_masks_for_generate" in vars(type(module))

@@ -18,12 +18,18 @@ from torch.nn.modules import module as torch_module
 from . import unchanged
 
 _OURS = "_rk_base"  # of a class of ours: the class under it
-_forwards: dict[Any, Any] = {}  # of a class under one of ours: the forward that ours stands for
+# By class under one of ours: the forward that ours stands for, and what that calls: (globals, name, function).
+_stands_for: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
+
+
+def note(base: Any) -> None:
+    """Takes a class's forward, and what that calls, as what ours stands for."""
+    _stands_for[base] = (base.forward, unchanged.callees(base.forward))
 
 
 @functools.cache
 def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
-    _forwards.setdefault(base, base.forward)
+    note(base)
 
     def reduce(self: Any, protocol: Any) -> Any:
         _, _, *state = super(made, self).__reduce_ex__(protocol)
@@ -62,9 +68,15 @@ def is_served(module: Any) -> bool:
     return hasattr(type(module), _OURS)
 
 
-def is_as_served(base: Any) -> bool:
-    """Whether a class under one of ours has the forward that it had when it was served."""
-    return base not in _forwards or base.forward is _forwards[base]
+def other_than_served(base: Any) -> str | None:
+    """What is no longer what it was when a class was served: its forward, or a function of its file that this calls."""
+    found = _stands_for.get(base)
+    if found is None:
+        return None
+    forward, callees = found
+    if base.forward is not forward:
+        return f"{base.__name__}.forward"
+    return next((name for names, name, function in callees if names.get(name) is not function), None)
 
 
 def base_of(module: Any) -> Any:

@@ -124,6 +124,23 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
     return None
 
 
+def callees(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """(globals, name, function) of each function that one finds in the globals of its file, and of those that these
+    find there."""
+    found: dict[str, Any] = {}
+    function = inspect.unwrap(function)
+    names, ahead = function.__globals__, [function]
+    while ahead:
+        for name in _names(ahead.pop().__code__):
+            value = names.get(name)
+            if isinstance(value, types.FunctionType) and name not in found:
+                found[name] = value
+                inner = inspect.unwrap(value)
+                if inner.__globals__ is names:
+                    ahead.append(inner)
+    return [(names, name, value) for name, value in found.items()]
+
+
 def _names(code: types.CodeType) -> set[str]:
     """The names that a function and those inside of it look up."""
     inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
