@@ -1,5 +1,6 @@
 """What a loss is divided by, for operators that take it. A number is finite and above 0, else an error. An array's
-0 gives a loss and gradients of 0 whatever the terms hold; its negative, infinite or NaN element NaN, without a wait."""
+0 gives a loss and gradients of 0 whatever the terms hold; its negative, infinite or NaN element NaN, without a wait.
+DenominatorStatus says which it was."""
 
 from __future__ import annotations
 
@@ -90,6 +91,37 @@ def test_an_element_that_is_no_divisor_gives_nan(name: str, wrong: float, device
 def test_a_number_that_is_no_divisor_is_refused(name: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match="denominator: expected a finite number > 0, got"):
         CALLS[name](wrong, "cpu", -1.0)
+
+
+STATUS = {7.0: 0, 1e-45: 0, 3e38: 0, 0.0: 1, -3.0: 2, math.inf: 2, -math.inf: 2, math.nan: 2}
+
+
+@pytest.mark.parametrize("value", STATUS, ids=str)
+def test_a_status_says_what_a_loss_is_by_its_denominator(value: float, device: str) -> None:
+    """For one element on its device, and for the metrics of losses, whose denominator is what they divided by."""
+    of = torch.tensor(value, device=device)
+    x = torch.full((1, 2), -1.0, device=device)
+    found = [rk.DenominatorStatus.of(of)]
+    found += [
+        rk.policy_loss(x, x, x, x, spec=PolicySpec(), denominator=of).metrics.denominator_status,
+        rk.value_loss(x, None, x, denominator=of).metrics.denominator_status,
+    ]
+    for status in found:
+        assert status.dtype == torch.int32
+        assert status.device == x.device
+        assert status.item() == STATUS[value]
+    for array in (np.float32(value), np.float32([value])):
+        status = rk.DenominatorStatus.of(array)
+        assert status.dtype == np.int32
+        assert status.item() == STATUS[value]
+    loss = rk.policy_loss(x, x, x, x, spec=PolicySpec(), denominator=of).loss
+    assert bool(loss.isnan()) == (STATUS[value] == rk.DenominatorStatus.NOT_A_DIVISOR)
+    assert STATUS[value] != rk.DenominatorStatus.ZERO or not loss.any()
+
+
+def test_metrics_without_a_denominator_have_no_status_of_it() -> None:
+    with pytest.raises(AttributeError, match="has no 'denominator_status'"):
+        _ = rk.mismatch_metrics(np.zeros(3, np.float32), np.zeros(3, np.float32)).denominator_status
 
 
 @pytest.mark.parametrize("name", CALLS)

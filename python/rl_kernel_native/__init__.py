@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
+from ._metrics import DenominatorStatus
 from ._semantics import LogprobSemantics
 from ._trace import trace
 from ._workspace import WorkspaceStats, workspace_stats
@@ -152,6 +153,7 @@ _dispatch.follow_omp_num_threads()
 __all__ = [
     "AttentionResult",
     "CrossEntropy",
+    "DenominatorStatus",
     "GaeResult",
     "GroupAdvantageResult",
     "GroupAdvantageStatus",

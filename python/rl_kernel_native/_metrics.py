@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
+
+import numpy as np
+
+
+class DenominatorStatus(enum.IntFlag):
+    """What a loss is by its denominator on the device; without a bit it is what it should be."""
+
+    ZERO = 1  # nothing to divide by: loss and gradients are 0
+    NOT_A_DIVISOR = 2  # negative, infinite or NaN: the loss is NaN
+
+    @staticmethod
+    def of(denominator: Any) -> Any:
+        """These bits of an array's elements, int32 on its device; nothing waits. For any operator that takes one.
+
+        Example:
+            >>> rk.DenominatorStatus.of(torch.tensor([7.0, 0.0, -3.0, torch.nan]))
+            tensor([0, 1, 2, 2], dtype=torch.int32)
+        """
+        sound = (denominator >= 0) & (denominator < float("inf"))
+        bits = (denominator == 0) * 1 + (sound == 0) * 2
+        if hasattr(bits, "astype"):
+            return bits.astype("int32")
+        return bits.int() if hasattr(bits, "int") else np.int32(bits)
 
 
 class MetricVector:
@@ -18,6 +42,11 @@ class MetricVector:
         if name in self.names:
             return self.vector[self.names.index(name)]
         raise AttributeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(self.names)}")
+
+    @property
+    def denominator_status(self) -> Any:
+        """Bits of :class:`DenominatorStatus`, one int32 on the device; of metrics that have a denominator."""
+        return DenominatorStatus.of(self.denominator)
 
     def asdict(self) -> dict[str, float]:
         """All of them as Python numbers: waits for the device."""

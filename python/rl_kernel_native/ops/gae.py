@@ -199,8 +199,8 @@ def vtrace(
         cu_seqlens, bootstrap,
     )  # fmt: skip
     numbers = {"gamma": gamma, "lam": lam, "rho_bar": rho_bar, "c_bar": c_bar}
-    given = tuple(_check.number(name, value) for name, value in numbers.items())
-    return GaeResult(*call(_VTRACE, arrays, (*given, _check.neutral_rollout(rollout_nan))))
+    how: tuple[Any, ...] = tuple(_check.number(name, value) for name, value in numbers.items())
+    return GaeResult(*call(_VTRACE, arrays, (*how, _check.neutral_rollout(rollout_nan))))
 
 
 def _given(name: str, array: Any) -> Any:

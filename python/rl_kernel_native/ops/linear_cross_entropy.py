@@ -105,7 +105,8 @@ def linear_cross_entropy(
         z_loss: a number >= 0.
         denominator: with ``"mean"`` what the sum is divided by: a number > 0, or one element on the device, float32,
             int32 or int64, such as the scored rows of the whole batch; an element of 0 gives loss 0 and gradients 0, a
-            negative, infinite or NaN one NaN. None: the scored rows of this call, where there are none 1.
+            negative, infinite or NaN one NaN (:class:`DenominatorStatus`). None: the scored rows of this call, where
+            there are none 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, of sequences packed in a ``target`` of one dimension; tokens
             of none do not count.
         token_weight: float32, of the shape of ``target``; rows that are not scored may hold anything. No gradient.
