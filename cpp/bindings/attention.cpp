@@ -1,4 +1,4 @@
-// Python's entry to attention: fields move from checked arguments to the contract's params, outputs come from the caller.
+// Python's entry to attention.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -7,20 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
+#include "logprob_args.h"
 #include "rlk/kernels/attention_row.h"
 #include "rlk/kernels/attention_span.h"
 #include "tokens.h"
-#include "torch_state.h"
-#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
-
-constexpr const char* kFloats = "float32, bfloat16 or float16";
 
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
@@ -36,12 +31,8 @@ struct Options {
 class Call {
  public:
   Call(nb::handle q, nb::handle k, nb::handle v, const Options& o)
-      : q_(q, "q", kFloats), k_(k, "k", kFloats), v_(v, "v", kFloats) {
+      : q_(q, "q", kFloats), k_(k, "k", kFloats.names), v_(v, "v", kFloats.names) {
     const TensorView& of_q = q_.view();
-    if (of_q.dtype != DType::kFloat32 && of_q.dtype != DType::kBFloat16 && of_q.dtype != DType::kFloat16) {
-      dtype_error(q_, kFloats);
-    }
-    require_backend("attention", of_q.device);
     check_same(k_, q_);
     check_same(v_, q_);
     input_.dtype = of_q.dtype;
@@ -82,10 +73,8 @@ class Call {
   const std::int32_t* list(std::optional<Array>* holder, nb::handle given, const char* name, std::int64_t size,
                            const char* what) {
     if (given.is_none()) return nullptr;
-    holder->emplace(given, name, "int32");
-    const Array& a = **holder;
+    const Array& a = holder->emplace(given, name, kInt32);
     const TensorView& v = a.view();
-    if (v.dtype != DType::kInt32) dtype_error(a, "int32");
     require_device(a, device());
     if (v.ndim != 1 || v.shape[0] != size) {
       argument_error(name,
@@ -178,9 +167,7 @@ class Call {
       argument_error("k", "expected a number of heads that divides q's " + std::to_string(input_.num_q_heads) +
                               ", got shape " + shape_text(k_.shape()));
     }
-    if (!std::ranges::equal(v_.shape(), k_.shape())) {
-      argument_error("v", "expected shape " + shape_text(k_.shape()) + " (that of k), got " + shape_text(v_.shape()));
-    }
+    check_shape(v_, k_.shape(), "k");
     require_columns(v_);
     input_.k = heads(k_);
     input_.v = heads(v_);
@@ -200,9 +187,7 @@ class Call {
   }
 
   void read_table(nb::handle block_table) {
-    table_.emplace(block_table, "block_table", "int32");
-    const TensorView& t = table_->view();
-    if (t.dtype != DType::kInt32) dtype_error(*table_, "int32");
+    const TensorView& t = table_.emplace(block_table, "block_table", kInt32).view();
     require_device(*table_, device());
     if (t.ndim != 2 || t.shape[0] != input_.num_sequences) {
       argument_error("block_table", "expected shape [" + std::to_string(input_.num_sequences) +
@@ -255,23 +240,12 @@ class Call {
 
 nb::object run(nb::handle q, const Call& call, Arithmetic arithmetic, bool wants_lse, nb::handle allocate,
                std::uintptr_t stream) {
-  const Caller caller = make_caller(q, call.device(), allocate, stream);
   AttentionParams p{call.input()};
   p.arithmetic = arithmetic;
-  Caller::Fresh out = caller.empty(call.q().shape(), p.dtype);
-  p.out = out.data;
-  nb::object lse = nb::none();
-  if (wants_lse) {
-    Caller::Fresh fresh = caller.empty(call.lse_shape(), DType::kFloat32);
-    p.lse = static_cast<float*>(fresh.data);
-    lse = std::move(fresh.array);
-  }
-  const nb::object workspace = take_workspace(caller, attention_workspace_bytes(p, call.device()), &p.workspace);
-  {
-    const ReleasedGil released;
-    rlk::attention(p, call.device(), caller.stream);
-  }
-  return nb::make_tuple(out.array, lse);
+  return Results("attention", q, call.device(), allocate, stream)
+      .add(&p.out, call.q().shape(), p.dtype)
+      .add(&p.lse, call.lse_shape(), wants_lse)
+      .run(rlk::attention, &p, attention_workspace_bytes);
 }
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
@@ -289,13 +263,8 @@ nb::object forward(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqle
 nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
                  nb::handle seqused_q, nb::handle seqused_k, nb::handle leftpad_k, nb::handle block_table, bool causal,
                  nb::handle window_size, nb::handle softmax_scale, nb::handle exp, bool wants_lse) {
-  if (!may_bypass_dispatcher({q, k, v})) return nb::borrow(Py_NotImplemented);
-  int mode = 1;
-  if (!exp.is_none()) {
-    const bool portable = PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0;
-    if (!portable) return nb::borrow(Py_NotImplemented);
-    mode = 0;
-  }
+  const int mode = may_bypass_dispatcher({q, k, v}) ? read_exp(exp) : -1;
+  if (mode < 0) return nb::borrow(Py_NotImplemented);
   const Call call(q, k, v,
                   {cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, causal, window_size,
                    softmax_scale, mode});
@@ -303,14 +272,7 @@ nb::object eager(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_seqlens
   return run(q, call, Arithmetic::kIeee, wants_lse, nb::none(), 0);
 }
 
-void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
-  if (std::ranges::equal(a.shape(), shape)) return;
-  argument_error(a.name(),
-                 "expected shape " + shape_text(shape) + " (that of " + like + "), got " + shape_text(a.shape()));
-}
-
 const float* read_rows(const Array& a, const Call& call) {
-  if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, call.device());
   check_shape(a, call.lse_shape(), "lse");
   if (!a.view().is_contiguous()) argument_error(a.name(), std::string("expected a contiguous array") + kCopyHint);
@@ -327,7 +289,7 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, 
                    softmax_scale, exp});
   AttentionBackwardParams p{call.input()};
   p.arithmetic = static_cast<Arithmetic>(arithmetic);
-  const Array dout(dout_given, "dout", kFloats), out(out_given, "out", kFloats);
+  const Array dout(dout_given, "dout", kFloats.names), out(out_given, "out", kFloats.names);
   for (const Array* a : {&dout, &out}) {
     check_same(*a, call.q());
     check_shape(*a, call.q().shape(), "q");
@@ -336,40 +298,25 @@ nb::object backward(nb::handle dout_given, nb::handle dlse_given, nb::handle q, 
   p.dout = Call::heads(dout);
   p.out = Call::heads(out);
   if (lse_given.is_none()) throw nb::type_error("lse: expected the lse that attention returned, got None");
-  const Array lse(lse_given, "lse", "float32");
+  const Array lse(lse_given, "lse", kFloat32);
   p.lse = read_rows(lse, call);
   std::optional<Array> dlse;
   if (!dlse_given.is_none()) {
-    dlse.emplace(dlse_given, "dlse", "float32");
+    dlse.emplace(dlse_given, "dlse", kFloat32);
     p.dlse = read_rows(*dlse, call);
   }
-  const Caller caller = make_caller(q, call.device(), allocate, stream);
-  nb::object dq = nb::none(), dk = nb::none(), dv = nb::none();
-  const auto make = [&](const Array& like, nb::object* array) {
-    Caller::Fresh fresh = caller.empty(like.shape(), p.dtype);
-    *array = std::move(fresh.array);
-    return fresh.data;
-  };
-  if (wants_q) p.dq = make(call.q(), &dq);
-  if (wants_kv) {
-    p.dk = make(call.k(), &dk);
-    p.dv = make(call.k(), &dv);
-  }
-  const nb::object workspace =
-      take_workspace(caller, attention_backward_workspace_bytes(p, call.device()), &p.workspace);
-  {
-    const ReleasedGil released;
-    rlk::attention_backward(p, call.device(), caller.stream);
-  }
-  return nb::make_tuple(dq, dk, dv);
+  return Results("attention", q, call.device(), allocate, stream)
+      .add(&p.dq, call.q().shape(), p.dtype, wants_q)
+      .add(&p.dk, call.k().shape(), p.dtype, wants_kv)
+      .add(&p.dv, call.k().shape(), p.dtype, wants_kv)
+      .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
 
-}  // namespace
-
-void bind_attention(nb::module_& m) {
+const Functions kFunctions([](nb::module_& m) {
   define(m, "attention", &forward);
   define(m, "attention_eager", &eager);
   define(m, "attention_backward", &backward);
-}
+});
 
+}  // namespace
 }  // namespace rlk::bindings

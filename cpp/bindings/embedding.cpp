@@ -1,20 +1,14 @@
-// Python's entry to embedding: fields move from checked arguments to the contract's params, outputs come from the caller.
+// Python's entry to embedding.
 #include "rlk/ops/embedding.h"
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
-#include "torch_state.h"
-#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -27,15 +21,13 @@ std::int64_t read_size(nb::handle value, const char* name) {
 
 // [...], any shape whose dimensions collapse to two strides.
 Array read_ids(nb::handle object, Device device, EmbeddingTokens* to) {
-  Array ids(object, "ids", "int32 or int64");
+  Array ids(object, "ids", kIndices);
   const TensorView& v = ids.view();
-  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(ids, "int32 or int64");
   require_device(ids, device);
   const auto rows = row_layout(v, v.ndim);
   if (!rows) {
     argument_error("ids", "expected dimensions that collapse to at most two strides, got shape " +
-                              shape_text(ids.shape()) +
-                              "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch");
+                              shape_text(ids.shape()) + kCopyHint);
   }
   to->ids = v.data;
   to->id_rows = *rows;
@@ -77,7 +69,6 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   const TensorView& w = table.view();
   if (w.ndim != 2) argument_error("weight", "expected shape [rows, columns], got " + shape_text(table.array.shape()));
   require_columns_below(table, 31);
-  require_backend("embedding", w.device);
   EmbeddingParams p;
   const Array tokens = read_ids(ids, w.device, &p);
   p.num_rows = table.num_rows;
@@ -88,23 +79,8 @@ nb::object forward(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb
   p.dtype = w.dtype;
   std::vector<std::int64_t> shape(tokens.shape().begin(), tokens.shape().end());
   shape.push_back(p.columns);
-  const Caller caller = make_caller(weight, w.device, allocate, stream);
-  Caller::Fresh y = caller.empty(shape, p.dtype);
-  p.y = y.data;
   p.y_stride = p.columns;
-  {
-    const ReleasedGil released;
-    rlk::embedding(p, w.device, caller.stream);
-  }
-  return y.array;
-}
-
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
-nb::object eager(nb::handle ids, nb::handle weight, nb::handle vocab_start, nb::handle vocab_size,
-                 nb::handle padding_idx) {
-  if (!may_bypass_dispatcher({weight, ids})) return nb::borrow(Py_NotImplemented);
-  return forward(ids, weight, vocab_start, vocab_size, padding_idx, nb::none(), 0);
+  return Results("embedding", weight, w.device, allocate, stream).add(&p.y, shape, p.dtype).run(rlk::embedding, p);
 }
 
 // dweight, or main_grad, which is accumulated in place.
@@ -114,7 +90,6 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   const RowsArgument g(dy, "dy");
   require_columns_below(g, 31);
   const Device device = g.view().device;
-  require_backend("embedding", device);
   EmbeddingBackwardParams p;
   const Array tokens = read_ids(ids, device, &p);
   if (!std::ranges::equal(tokens.shape(), g.leading())) {
@@ -128,46 +103,29 @@ nb::object backward(nb::handle dy, nb::handle ids, nb::handle num_rows, nb::hand
   p.dy_rows = g.rows;
   p.dtype = g.view().dtype;
   p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
-  if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
-    throw nb::type_error((std::string("dweight_dtype: expected float32 or ") + name_of(p.dtype) +
-                          " (that of dy), got " + name_of(p.dweight_dtype))
-                             .c_str());
-  }
-  const Caller caller = make_caller(dy, device, allocate, stream);
+  check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
+  Results results("embedding", dy, device, allocate, stream);
   std::optional<Array> given;
-  nb::object dweight;
   if (main_grad.is_none()) {
-    const std::int64_t shape[] = {p.num_rows, p.columns};
-    Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
-    p.dweight = fresh.data;
     p.dweight_stride = p.columns;
-    dweight = std::move(fresh.array);
+    results.add(&p.dweight, {p.num_rows, p.columns}, p.dweight_dtype);
   } else {
-    given.emplace(main_grad, "main_grad", "float32");
-    if (given->view().dtype != DType::kFloat32) dtype_error(*given, "float32");
+    given.emplace(main_grad, "main_grad", kFloat32);
     p.dweight_stride = check_output(*given, p.num_rows, p.columns, device, "num_rows, columns of dy");
     check_apart(*given, g.array);
     check_apart(*given, tokens);
     p.dweight = given->view().data;
     p.accumulate = true;
-    dweight = nb::borrow(main_grad);
+    results.add(main_grad);
   }
-  const nb::object workspace = take_workspace(caller, embedding_backward_workspace_bytes(p, device), &p.workspace);
-  {
-    const ReleasedGil released;
-    std::unique_lock<std::mutex> lock;
-    if (p.accumulate) lock = lock_accumulation(device);
-    rlk::embedding_backward(p, device, caller.stream);
-  }
-  return dweight;
+  return results.run(rlk::embedding_backward, &p, embedding_backward_workspace_bytes, p.accumulate);
 }
+
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "embedding", &forward);
+  define_eager<&forward, 2>(m, "embedding_eager");
+  define(m, "embedding_backward", &backward);
+});
 
 }  // namespace
-
-void bind_embedding(nb::module_& m) {
-  define(m, "embedding", &forward);
-  define(m, "embedding_eager", &eager);
-  define(m, "embedding_backward", &backward);
-}
-
 }  // namespace rlk::bindings

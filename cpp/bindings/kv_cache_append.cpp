@@ -1,5 +1,4 @@
-// Python's entry to kv_cache_append: fields move from checked arguments to the contract's params; caches are written in
-// place.
+// Python's entry to kv_cache_append.
 #include "rlk/ops/kv_cache_append.h"
 
 #include <algorithm>
@@ -9,22 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
 
-constexpr const char* kFloats = "float32, bfloat16 or float16";
-
 // k or v: [num_tokens, num_heads, columns].
 Array read_tokens(nb::handle object, const char* name) {
   Array a(object, name, kFloats);
-  const DType t = a.view().dtype;
-  if (t != DType::kFloat32 && t != DType::kBFloat16 && t != DType::kFloat16) dtype_error(a, kFloats);
   if (a.view().ndim != 3) {
     argument_error(a, "expected shape [num_tokens, num_heads, columns], got " + shape_text(a.shape()));
   }
@@ -34,7 +26,7 @@ Array read_tokens(nb::handle object, const char* name) {
 
 // k_cache or v_cache of such tokens: [num_pages, page_size, num_heads, columns], or a row a slot.
 Array read_cache(nb::handle object, const char* name, const Array& tokens) {
-  Array a(object, name, kFloats);
+  Array a(object, name, kFloats.names);
   check_same(a, tokens);
   const TensorView &v = a.view(), &t = tokens.view();
   const int ndim = v.ndim;
@@ -104,10 +96,9 @@ CacheAppendSide side_of(const Array& tokens, const Array& cache) {
 }
 
 nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given, nb::handle v_cache_given,
-                nb::handle slot_mapping, std::uintptr_t stream) {
+                nb::handle slot_mapping, nb::handle allocate, std::uintptr_t stream) {
   const Array k = read_tokens(k_given, "k"), v = read_tokens(v_given, "v");
   const Device device = k.view().device;
-  require_backend("kv_cache_append", device);
   check_same(v, k);
   if (v.view().shape[0] != k.view().shape[0] || v.view().shape[1] != k.view().shape[1]) {
     argument_error(v, "expected shape [" + std::to_string(k.view().shape[0]) + ", " +
@@ -125,9 +116,8 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
     check_apart(*cache, k);
     check_apart(*cache, v);
   }
-  const Array slots(slot_mapping, "slot_mapping", "int32 or int64");
+  const Array slots(slot_mapping, "slot_mapping", kIndices);
   const TensorView& s = slots.view();
-  if (s.dtype != DType::kInt32 && s.dtype != DType::kInt64) dtype_error(slots, "int32 or int64");
   require_device(slots, device);
   if (s.ndim != 1 || s.shape[0] > k.view().shape[0] || !s.is_contiguous()) {
     argument_error(slots, "expected a contiguous array of at most " + std::to_string(k.view().shape[0]) +
@@ -144,26 +134,13 @@ nb::object call(nb::handle k_given, nb::handle v_given, nb::handle k_cache_given
   p.num_pages = kc.shape[0];
   p.page_size = kc.ndim == 4 ? kc.shape[1] : 1;
   p.dtype = k.view().dtype;
-  const Caller caller = make_caller(k_given, device, nb::none(), stream);
-  {
-    const ReleasedGil released;
-    rlk::kv_cache_append(p, device, caller.stream);
-  }
-  return nb::none();
+  return Results("kv_cache_append", k_given, device, allocate, stream).run(rlk::kv_cache_append, p);
 }
 
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
-nb::object eager(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle slot_mapping) {
-  if (!may_bypass_dispatcher({k, v, k_cache, v_cache, slot_mapping})) return nb::borrow(Py_NotImplemented);
-  return call(k, v, k_cache, v_cache, slot_mapping, 0);
-}
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "kv_cache_append", &call);
+  define_eager<&call, 5>(m, "kv_cache_append_eager");
+});
 
 }  // namespace
-
-void bind_kv_cache_append(nb::module_& m) {
-  define(m, "kv_cache_append", &call);
-  define(m, "kv_cache_append_eager", &eager);
-}
-
 }  // namespace rlk::bindings

@@ -1,15 +1,10 @@
-// Python's entry to linear: fields move from checked arguments to the contract's params, outputs come from the caller.
-#include <algorithm>
+// Python's entry to linear.
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
@@ -43,15 +38,10 @@ nb::object product(nb::handle x, nb::handle weight, nb::handle bias, nb::handle 
   p.k_segments = read_segments(k_segments, p.in_features);
   p.arithmetic = read_arithmetic(arithmetic, a.view());
   p.allow_vendor = allow_vendor;
-  const Caller caller = make_caller(x, device, allocate, stream);
-  Caller::Fresh y = caller.empty(a.shape_with(p.out_features), p.out_dtype);
-  p.y = y.data;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
-  {
-    const ReleasedGil released;
-    rlk::linear(p, device, caller.stream);
-  }
-  return y.array;
+  return Results("linear", x, device, allocate, stream)
+      .add(&p.y, a.shape_with(p.out_features), p.out_dtype)
+      .run(rlk::linear, p);
 }
 
 // An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
@@ -78,15 +68,10 @@ nb::object input_grad(nb::handle dy, nb::handle weight, bool allow_vendor, int a
   p.dtype = p.dx_dtype = g.view().dtype;
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
-  const Caller caller = make_caller(dy, g.view().device, allocate, stream);
-  Caller::Fresh dx = caller.empty(g.shape_with(p.in_features), p.dtype);
-  p.dx = dx.data;
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
-  {
-    const ReleasedGil released;
-    rlk::linear_input_grad(p, g.view().device, caller.stream);
-  }
-  return dx.array;
+  return Results("linear", dy, g.view().device, allocate, stream)
+      .add(&p.dx, g.shape_with(p.in_features), p.dtype)
+      .run(rlk::linear_input_grad, p);
 }
 
 // main_grad is accumulated in place; else out is written, or a new array. At most one of the two is given.
@@ -108,9 +93,8 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
   p.dtype = g.view().dtype;
   p.arithmetic = read_arithmetic(arithmetic, g.view());
   p.allow_vendor = allow_vendor;
-  const Caller caller = make_caller(dy, device, allocate, stream);
+  Results results("linear", dy, device, allocate, stream);
   std::optional<Array> given;
-  nb::object dweight;
   if (!main_grad.is_none() || !out.is_none()) {
     const bool accumulate = !main_grad.is_none();
     given.emplace(accumulate ? main_grad : out, accumulate ? "main_grad" : "out", "float32");
@@ -122,7 +106,7 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
     check_apart(*given, a.array);
     p.dweight = v.data;
     if (accumulate) p.main_grad = static_cast<const float*>(v.data);
-    dweight = nb::borrow(accumulate ? main_grad : out);
+    results.add(accumulate ? main_grad : out);
   } else {
     p.dweight_dtype = read_dtype(out_dtype, p.dtype);
   }
@@ -132,24 +116,14 @@ nb::object weight_grad(nb::handle dy, nb::handle x, nb::handle main_grad, nb::ha
     throw nb::type_error(("out_dtype: expected " + wanted + ", got " + name_of(p.dweight_dtype)).c_str());
   }
   if (!given) {
-    const std::int64_t shape[] = {p.out_features, p.in_features};
-    Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
-    dweight = std::move(fresh.array);
-    p.dweight = fresh.data;
     p.dweight_stride = p.in_features;
+    results.add(&p.dweight, {p.out_features, p.in_features}, p.dweight_dtype);
   }
-  {
-    const ReleasedGil released;
-    std::unique_lock<std::mutex> lock;
-    if (p.main_grad) lock = lock_accumulation(device);
-    rlk::linear_weight_grad(p, device, caller.stream);
-  }
-  return dweight;
+  return results.run(rlk::linear_weight_grad, p, p.main_grad != nullptr);
 }
 
 nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument g(dy, "dy");
-  require_backend("linear", g.view().device);
   LinearBiasGradParams p;
   p.dy = g.view().data;
   p.dy_rows = g.rows;
@@ -157,20 +131,10 @@ nb::object bias_grad(nb::handle dy, int out_dtype, nb::handle allocate, std::uin
   p.out_features = g.columns;
   p.dtype = g.view().dtype;
   p.dbias_dtype = read_dtype(out_dtype, p.dtype);
-  if (p.dbias_dtype != p.dtype && p.dbias_dtype != DType::kFloat32) {
-    throw nb::type_error((std::string("out_dtype: expected float32 or ") + name_of(p.dtype) + " (that of dy), got " +
-                          name_of(p.dbias_dtype))
-                             .c_str());
-  }
-  const Caller caller = make_caller(dy, g.view().device, allocate, stream);
-  const std::int64_t shape[] = {p.out_features};
-  Caller::Fresh dbias = caller.empty(shape, p.dbias_dtype);
-  p.dbias = dbias.data;
-  {
-    const ReleasedGil released;
-    rlk::linear_bias_grad(p, g.view().device, caller.stream);
-  }
-  return dbias.array;
+  check_gradient_dtype("out_dtype", p.dbias_dtype, p.dtype);
+  return Results("linear", dy, g.view().device, allocate, stream)
+      .add(&p.dbias, {p.out_features}, p.dbias_dtype)
+      .run(rlk::linear_bias_grad, p);
 }
 
 // parts: a sequence of 1, 2, 4 or 8 arrays in rank order.
@@ -186,16 +150,12 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
   std::vector<Array> arrays;
   arrays.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
-    arrays.emplace_back(parts[i], kNames[i], "float32");
-    const Array& part = arrays.back();
-    const TensorView& v = part.view();
-    if (v.dtype != DType::kFloat32) dtype_error(part, "float32");
+    const Array& part = arrays.emplace_back(parts[i], kNames[i], kFloat32);
     check_same(part, arrays[0]);
     check_part(part, arrays[0]);
-    p.parts[i] = static_cast<const float*>(v.data);
+    p.parts[i] = static_cast<const float*>(part.view().data);
   }
   const TensorView& first = arrays[0].view();
-  require_backend("linear", first.device);
   p.size = first.num_elements();
   p.out_dtype = read_dtype(out_dtype, DType::kFloat32);
   std::optional<Array> b;
@@ -208,14 +168,9 @@ nb::object sum_of_parts(nb::handle parts, nb::handle bias, int out_dtype, nb::ha
     p.bias = b->view().data;
     p.bias_dtype = b->view().dtype;
   }
-  const Caller caller = make_caller(parts[0], first.device, allocate, stream);
-  Caller::Fresh sum = caller.empty(arrays[0].shape(), p.out_dtype);
-  p.sum = sum.data;
-  {
-    const ReleasedGil released;
-    rlk::tree_sum(p, first.device, caller.stream);
-  }
-  return sum.array;
+  return Results("linear", parts[0], first.device, allocate, stream)
+      .add(&p.sum, arrays[0].shape(), p.out_dtype)
+      .run(rlk::tree_sum, p);
 }
 
 // What cuBLASLt serves on a CUDA device: (pass, dtype, out_dtype, in_features, out_features, first_rows, last_rows) each.
@@ -229,9 +184,7 @@ nb::list vendor_products(int device) {
   return products;
 }
 
-}  // namespace
-
-void bind_linear(nb::module_& m) {
+const Functions kFunctions([](nb::module_& m) {
   define(m, "linear", &product);
   define(m, "linear_eager", &eager);
   define(m, "linear_input_grad", &input_grad);
@@ -239,6 +192,7 @@ void bind_linear(nb::module_& m) {
   define(m, "linear_bias_grad", &bias_grad);
   define(m, "tree_sum", &sum_of_parts);
   m.def("linear_vendor_products", &vendor_products);
-}
+});
 
+}  // namespace
 }  // namespace rlk::bindings

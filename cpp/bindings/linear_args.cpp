@@ -1,7 +1,5 @@
 #include "linear_args.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -10,9 +8,6 @@
 
 namespace rlk::bindings {
 namespace {
-
-constexpr const char* kFloats = "float32, bfloat16 or float16";
-// Where a copy mends the layout of an argument.
 
 std::string got_shape(const Array& a) { return ", got " + shape_text(a.shape()); }
 
@@ -40,16 +35,8 @@ void require_device(const Array& a, Device device) {
   }
 }
 
-[[noreturn]] void dtype_error(const Array& a, const std::string& expected) {
-  throw nb::type_error(
-      (std::string(a.name()) + ": expected dtype " + expected + ", got " + name_of(a.view().dtype)).c_str());
-}
-
 RowsArgument::RowsArgument(nb::handle object, const char* name) : array(object, name, kFloats) {
   const TensorView& v = view();
-  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
-    dtype_error(array, kFloats);
-  }
   if (v.ndim < 1) argument_error(array, "expected shape [..., features], got []");
   columns = v.shape[v.ndim - 1];
   for (std::int64_t s : leading()) num_rows *= s;
@@ -161,6 +148,16 @@ void check_same(const Array& a, const Array& like) {
   require_device(a, like.view().device);
 }
 
+void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
+  if (std::ranges::equal(a.shape(), shape)) return;
+  argument_error(a, "expected shape " + shape_text(shape) + " (that of " + like + ")" + got_shape(a));
+}
+
+void check_like(const RowsArgument& a, const RowsArgument& like) {
+  check_same(a.array, like.array);
+  check_shape(a.array, like.array.shape(), like.array.name());
+}
+
 void check_leading(const RowsArgument& a, const RowsArgument& like) {
   if (std::ranges::equal(a.leading(), like.leading())) return;
   const std::string leading = shape_text(like.leading());
@@ -194,6 +191,12 @@ void check_part(const Array& part, const Array& first) {
                            shape_text(strides) + kCopyHint);
 }
 
+void check_gradient_dtype(const char* name, DType dtype, DType rows) {
+  if (dtype == rows || dtype == DType::kFloat32) return;
+  throw nb::type_error(
+      (std::string(name) + ": expected float32 or " + name_of(rows) + " (that of dy), got " + name_of(dtype)).c_str());
+}
+
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device, const char* what) {
   const TensorView& v = out.view();
   require_device(out, device);
@@ -211,13 +214,6 @@ void check_apart(const Array& out, const Array& input) {
   if (ranges_overlap(out.view(), input.view())) {
     argument_error(out, std::string("may share memory with ") + input.name() + ": their addresses overlap");
   }
-}
-
-std::unique_lock<std::mutex> lock_accumulation(Device device) {
-  // Never destroyed: a thread may run past the interpreter. A forked child has no thread that could unlock it.
-  static std::mutex* const mutex = new std::mutex;
-  [[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, [] { new (mutex) std::mutex; });
-  return device.type == DeviceType::kCpu ? std::unique_lock(*mutex) : std::unique_lock<std::mutex>();
 }
 
 }  // namespace rlk::bindings

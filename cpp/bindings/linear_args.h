@@ -2,7 +2,6 @@
 // what was expected and what came.
 #pragma once
 
-#include <mutex>
 #include <vector>
 
 #include "ndarray.h"
@@ -50,7 +49,10 @@ int read_segments(nb::handle k_segments, std::int64_t in_features);
 void require_columns(const Array& a);                         // contiguous ones
 void require_columns_below(const RowsArgument& a, int bits);  // fewer than 2^bits
 void require_device(const Array& a, Device device);
-void check_same(const Array& a, const Array& like);                   // dtype and device
+void check_same(const Array& a, const Array& like);                                       // dtype and device
+void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // that of `like`
+void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype, device and shape
+void check_gradient_dtype(const char* name, DType dtype, DType rows);                     // float32, or that of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);  // shapes but for the last dimension
 void check_bias(const Array& bias, std::int64_t columns, Device device, DType dtype, const char* like);
 void check_part(const Array& part, const Array& first);  // of a tree: one shape, contiguous
@@ -58,11 +60,5 @@ void check_part(const Array& part, const Array& first);  // of a tree: one shape
 std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
                           const char* what = "out_features, in_features");
 void check_apart(const Array& out, const Array& input);
-
-// Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. Nothing for a
-// GPU, whose stream orders them.
-std::unique_lock<std::mutex> lock_accumulation(Device device);
-
-[[noreturn]] void dtype_error(const Array& a, const std::string& expected);
 
 }  // namespace rlk::bindings

@@ -1,5 +1,4 @@
-// Python's entry to linear_logprob: fields move from checked arguments to the contract's params, outputs come from the
-// caller, and so does the workspace on a GPU.
+// Python's entry to linear_logprob.
 #include "rlk/ops/linear_logprob.h"
 
 #include <algorithm>
@@ -8,12 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
 #include "logprob_outputs.h"
-#include "module.h"
-#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -40,7 +36,6 @@ struct HeadArguments {
       : hidden(x, "hidden"),
         weight((check_operand(hidden), w), "weight", hidden, 1),
         call(a, hidden.array, weight.out_features, read_dtype(logits_dtype, hidden.view().dtype)) {
-    require_backend("linear_logprob", hidden.view().device);
     if (!b.is_none()) {
       bias.emplace(b, "bias", "float32 or that of hidden");
       check_bias(*bias, weight.out_features, hidden.view().device, hidden.view().dtype, " (that of hidden)");
@@ -114,13 +109,13 @@ void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
 
 // As much as is of use, up to `bytes`. The CPU backend has its own.
 template <class Params>
-nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Caller& caller) {
+nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::int64_t bytes, const Results& results) {
   // It begins at a multiple of kAlign, wherever the allocator's memory begins.
   require_bytes(least_bytes(range), bytes, "this call");
-  if (caller.device.type == DeviceType::kCpu || range.most == 0) return nb::none();
+  if (results.caller().device.type == DeviceType::kCpu || range.most == 0) return nb::none();
   p->workspace_bytes = std::min(range.most, bytes - kAlign);
   void* memory = nullptr;
-  nb::object array = take_workspace(caller, p->workspace_bytes + kAlign, &memory);
+  nb::object array = take_workspace(results.caller(), p->workspace_bytes + kAlign, &memory);
   const auto first = reinterpret_cast<std::uintptr_t>(memory);
   p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
   return array;
@@ -135,18 +130,13 @@ nb::object forward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, nb::none(), nb::none(), exp});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  const Caller caller = make_caller(hidden, a.call.device(), allocate, stream);
-  const Outputs outputs(a.call, caller, returns, nb::none());
+  Results results("linear_logprob", hidden, a.call.device(), allocate, stream);
   LinearLogprobParams p;
   static_cast<LogprobInput&>(p) = a.call.input();
   p.head = a.head;
-  outputs.point(&p);
-  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, caller);
-  {
-    const ReleasedGil released;
-    rlk::linear_logprob(p, a.call.device(), caller.stream);
-  }
-  return outputs.result(returns);
+  Outputs().add(&results, a.call.rows_shape(), returns, &p);
+  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
+  return results.run(rlk::linear_logprob, p);
 }
 
 // Statistics of a shard, [..., 5].
@@ -160,18 +150,13 @@ nb::object partial(nb::handle hidden, nb::handle weight, nb::handle bias, nb::ha
                         {nb::none(), target, temperature, logit_scale, softcap, ignore_index, valid_vocab,
                          canonical_vocab, kept_ids, kept_offsets, vocab_start, vocab_size, exp});
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  const Caller caller = make_caller(hidden, a.call.device(), allocate, stream);
-  const Caller::Fresh stats = caller.empty(a.hidden.shape_with(kStatsFields), DType::kFloat32);
+  Results results("linear_logprob", hidden, a.call.device(), allocate, stream);
   LinearLogprobParams p;
   static_cast<LogprobInput&>(p) = a.call.input();
   p.head = a.head;
-  p.stats = static_cast<float*>(stats.data);
-  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, caller);
-  {
-    const ReleasedGil released;
-    rlk::linear_logprob(p, a.call.device(), caller.stream);
-  }
-  return stats.array;
+  results.add(&p.stats, a.hidden.shape_with(kStatsFields));
+  const nb::object workspace = allocate_workspace(&p, linear_logprob_workspace(p, a.call.device()), bytes, results);
+  return results.run(rlk::linear_logprob, p);
 }
 
 // Refuses, before a forward, a workspace that would be too small for its backward.
@@ -242,65 +227,39 @@ nb::object backward(nb::handle hidden, nb::handle weight, nb::handle bias, nb::h
   p.dlogprob = read(dlogprob, "dlogprob", &p.dlogprob_rows);
   p.dlse = read(dlse, "dlse", &p.dlse_rows);
   p.dentropy = read(dentropy, "dentropy", &p.dentropy_rows);
-  const Caller caller = make_caller(hidden, device, allocate, stream);
-  nb::object dhidden = nb::none(), dweight = nb::none(), dbias = nb::none(), dlora_a = nb::none(), dlora_b = nb::none();
+  Results results("linear_logprob", hidden, device, allocate, stream);
   p.dh_segments = dh_segments;
-  if (wants_hidden) {
-    p.wide_dhidden = wide;
-    Caller::Fresh fresh = caller.empty(a.hidden.array.shape(), wide ? DType::kFloat32 : a.head.dtype);
-    dhidden = fresh.array;
-    p.dhidden = fresh.data;
-    p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
-  }
+  p.wide_dhidden = wants_hidden && wide;
+  if (wants_hidden) p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
+  results.add(&p.dhidden, a.hidden.array.shape(), wide ? DType::kFloat32 : a.head.dtype, wants_hidden);
   std::optional<Array> total;
   if (wants_weight && !main_grad.is_none()) {
-    total.emplace(main_grad, "main_grad", "float32");
-    if (total->view().dtype != DType::kFloat32) dtype_error(*total, "float32");
+    total.emplace(main_grad, "main_grad", kFloat32);
     p.main_grad_stride = p.dweight_stride = check_output(*total, p.num_columns, a.head.in_features, device);
     p.dweight = total->view().data;
     p.main_grad = static_cast<const float*>(total->view().data);
     p.dweight_dtype = DType::kFloat32;
-    dweight = nb::borrow(main_grad);
-  } else if (wants_weight) {
-    const std::int64_t shape[] = {p.num_columns, a.head.in_features};
-    p.dweight_dtype = read_dtype(weight_dtype, a.head.dtype);
-    Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
-    dweight = fresh.array;
-    p.dweight = fresh.data;
-    p.dweight_stride = a.head.in_features;
+    results.add(main_grad);
+  } else {
+    if (wants_weight) p.dweight_dtype = read_dtype(weight_dtype, a.head.dtype);
+    if (wants_weight) p.dweight_stride = a.head.in_features;
+    results.add(&p.dweight, {p.num_columns, a.head.in_features}, p.dweight_dtype, wants_weight);
   }
-  if (wants_bias) {
-    const std::int64_t shape[] = {p.num_columns};
-    p.dbias_dtype = a.head.bias_dtype;
-    Caller::Fresh fresh = caller.empty(shape, p.dbias_dtype);
-    dbias = fresh.array;
-    p.dbias = fresh.data;
-  }
-  const auto like_weight = [&](bool wanted, std::int64_t rows, std::int64_t columns, nb::object* array) -> void* {
-    if (!wanted || a.head.lora_rank == 0) return nullptr;
-    const std::int64_t shape[] = {rows, columns};
-    Caller::Fresh fresh = caller.empty(shape, a.head.dtype);
-    *array = fresh.array;
-    return fresh.data;
-  };
-  p.dlora_a = like_weight(wants_lora_a, a.head.lora_rank, a.head.in_features, &dlora_a);
-  p.dlora_b = like_weight(wants_lora_b, p.num_columns, a.head.lora_rank, &dlora_b);
-  const nb::object workspace = allocate_workspace(&p, linear_logprob_backward_workspace(p, device), bytes, caller);
-  {
-    const ReleasedGil released;
-    const auto lock = lock_accumulation(device);
-    rlk::linear_logprob_backward(p, device, caller.stream);
-  }
-  return nb::make_tuple(dhidden, dweight, dbias, dlora_a, dlora_b);
+  if (wants_bias) p.dbias_dtype = a.head.bias_dtype;
+  const std::int64_t rank = a.head.lora_rank;
+  results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants_bias)
+      .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants_lora_a && rank > 0)
+      .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants_lora_b && rank > 0);
+  const nb::object workspace = allocate_workspace(&p, linear_logprob_backward_workspace(p, device), bytes, results);
+  return results.run(rlk::linear_logprob_backward, p, true);
 }
 
-}  // namespace
-
-void bind_linear_logprob(nb::module_& m) {
+const Functions kFunctions([](nb::module_& m) {
   define(m, "linear_logprob", &forward);
   define(m, "linear_logprob_partial", &partial);
   define(m, "linear_logprob_backward", &backward);
   define(m, "linear_logprob_require_workspace", &require_workspace);
-}
+});
 
+}  // namespace
 }  // namespace rlk::bindings

@@ -5,11 +5,10 @@
 #include <limits>
 
 #include "linear_args.h"
+#include "row_integers.h"
 
 namespace rlk::bindings {
 namespace {
-
-[[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
 std::string number_text(double x) { return nb::repr(nb::float_(x)).c_str(); }
 
@@ -26,8 +25,6 @@ std::int64_t read_size(nb::handle value, const char* name) { return read_integer
 
 std::string got_shape(const Array& a) { return shape_text(a.shape()); }
 
-bool is_array(nb::handle h) { return PyCapsule_CheckExact(h.ptr()) || exchange_api(h) != nullptr; }
-
 }  // namespace
 
 float read_temperature_value(nb::handle temperature) {
@@ -40,14 +37,16 @@ float read_temperature_value(nb::handle temperature) {
   return static_cast<float>(t);
 }
 
+int read_exp(nb::handle exp) {
+  if (exp.is_none()) return 1;
+  return PyUnicode_Check(exp.ptr()) && PyUnicode_CompareWithASCIIString(exp.ptr(), "portable") == 0 ? 0 : -1;
+}
+
 LogprobCall::LogprobCall(const LogprobArguments& a) {
-  logits_.emplace(a.logits, "logits", "float32, bfloat16 or float16");
+  logits_.emplace(a.logits, "logits", kFloats);
   rows_of_ = &*logits_;
   const TensorView& x = logits_->view();
   require_backend("logprob", x.device);
-  if (x.dtype != DType::kFloat32 && x.dtype != DType::kBFloat16 && x.dtype != DType::kFloat16) {
-    type_error(std::string("logits: expected dtype float32, bfloat16 or float16, got ") + name_of(x.dtype));
-  }
   if (x.ndim < 1) value_error("logits: expected shape [..., vocab_size], got []");
   input_.dtype = x.dtype;
   input_.logits = x.data;
@@ -77,10 +76,7 @@ LogprobCall::LogprobCall(const LogprobArguments& a, const Array& hidden, std::in
 }
 
 void LogprobCall::read(const LogprobArguments& a) {
-  target_.emplace(a.target, "target", "int32 or int64");
-  if (target_->view().dtype != DType::kInt64 && target_->view().dtype != DType::kInt32) {
-    type_error(std::string("target: expected dtype int32 or int64, got ") + name_of(target_->view().dtype));
-  }
+  target_.emplace(a.target, "target", kIndices);
   check_rows(*target_, target_->view().dtype, &input_.target_rows);
   input_.target = target_->view().data;
   input_.target_dtype = target_->view().dtype;
@@ -98,29 +94,26 @@ void LogprobCall::read(const LogprobArguments& a) {
 
 void LogprobCall::check_device(const Array& array) const {
   if (!(array.view().device == device())) {
-    value_error(std::string(array.name()) + ": expected device " + name_of(device()) + " (that of " + rows_of_->name() +
-                "), got " + name_of(array.view().device));
+    argument_error(array, std::string("expected device ") + name_of(device()) + " (that of " + rows_of_->name() +
+                              "), got " + name_of(array.view().device));
   }
 }
 
 void LogprobCall::check_rows(const Array& array, DType dtype, RowLayout* layout) const {
   const TensorView& v = array.view();
-  if (v.dtype != dtype) {
-    type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " +
-               name_of(array.view().dtype));
-  }
+  if (v.dtype != dtype) dtype_error(array, name_of(dtype));
   check_device(array);
   const std::span<const std::int64_t> rows_shape = this->rows_shape();
   if (!std::ranges::equal(array.shape(), rows_shape)) {
-    value_error(std::string(array.name()) + ": expected shape " + shape_text(rows_shape) + " (" + rows_of_->name() +
-                " without the last dimension), got " + got_shape(array));
+    argument_error(array, std::string("expected shape ") + shape_text(rows_shape) + " (" + rows_of_->name() +
+                              " without the last dimension), got " + got_shape(array));
   }
   if (layout) {
     const auto rows = row_layout(v, v.ndim);
-    if (!rows) value_error(std::string(array.name()) + ": expected at most two strides" + kCopyHint);
+    if (!rows) argument_error(array, std::string("expected at most two strides") + kCopyHint);
     *layout = *rows;
   } else if (!v.is_contiguous()) {
-    value_error(std::string(array.name()) + ": expected a contiguous array" + kCopyHint);
+    argument_error(array, std::string("expected a contiguous array") + kCopyHint);
   }
 }
 
@@ -133,12 +126,11 @@ void LogprobCall::check_output(const Array& array, DType dtype) const {
 void LogprobCall::check_apart(const Array& output, bool from_logits) const {
   for (const auto* input : {&target_, &temperature_, &kept_ids_, &kept_offsets_}) {
     if (*input && ranges_overlap(output.view(), (*input)->view())) {
-      value_error(std::string(output.name()) + ": may share memory with " + (*input)->name() +
-                  ": their addresses overlap");
+      argument_error(output, std::string("may share memory with ") + (*input)->name() + ": their addresses overlap");
     }
   }
   if (from_logits && logits_ && ranges_overlap(output.view(), logits_->view())) {
-    value_error(std::string(output.name()) + ": may share memory with logits: their addresses overlap");
+    argument_error(output, "may share memory with logits: their addresses overlap");
   }
 }
 
@@ -206,22 +198,18 @@ void LogprobCall::require_whole_parts() const {
 
 void LogprobCall::read_kept(const LogprobArguments& a) {
   if (a.kept_offsets.is_none()) return;
-  kept_ids_.emplace(a.kept_ids, "kept ids", "int32");
-  kept_offsets_.emplace(a.kept_offsets, "kept offsets", "int64");
-  const auto check = [&](const Array& array, DType dtype, std::int64_t length) {
-    if (array.view().dtype != dtype) {
-      type_error(std::string(array.name()) + ": expected dtype " + name_of(dtype) + ", got " +
-                 name_of(array.view().dtype));
-    }
+  kept_ids_.emplace(a.kept_ids, "kept ids", kInt32);
+  kept_offsets_.emplace(a.kept_offsets, "kept offsets", kInt64);
+  const auto check = [&](const Array& array, std::int64_t length) {
     check_device(array);
     if (array.view().ndim != 1 || (length >= 0 && array.view().shape[0] != length) || !array.view().is_contiguous()) {
-      value_error(std::string(array.name()) + ": expected a contiguous array of shape [" +
-                  (length >= 0 ? std::to_string(length) + "] (rows + 1)" : "number of ids]") + ", got " +
-                  got_shape(array));
+      argument_error(array, std::string("expected a contiguous array of shape [") +
+                                (length >= 0 ? std::to_string(length) + "] (rows + 1)" : "number of ids]") + ", got " +
+                                got_shape(array));
     }
   };
-  check(*kept_ids_, DType::kInt32, -1);
-  check(*kept_offsets_, DType::kInt64, input_.num_rows + 1);
+  check(*kept_ids_, -1);
+  check(*kept_offsets_, input_.num_rows + 1);
   input_.kept_ids = static_cast<const std::int32_t*>(kept_ids_->view().data);
   input_.kept_offsets = static_cast<const std::int64_t*>(kept_offsets_->view().data);
   input_.kept_size = kept_ids_->view().shape[0];

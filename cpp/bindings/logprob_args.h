@@ -51,5 +51,7 @@ class LogprobCall {
 };
 
 float read_temperature_value(nb::handle temperature);
+// The number of a call's exp on a GPU; -1 where Python has to look at it.
+int read_exp(nb::handle exp);
 
 }  // namespace rlk::bindings

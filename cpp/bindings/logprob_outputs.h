@@ -3,9 +3,9 @@
 
 #include <array>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "call.h"
 #include "logprob_args.h"
 
 namespace rlk::bindings {
@@ -15,58 +15,40 @@ namespace rlk::bindings {
 constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 constexpr DType dtype_of_output(int i) { return i == 4 ? DType::kInt32 : DType::kFloat32; }
 
-// Given ones are checked, others allocated.
+// Keeps the outputs that the caller gave.
 class Outputs {
  public:
-  Outputs(std::span<const std::int64_t> rows, const Caller& caller, int returns) {
-    for (int i = 0; i < 5; ++i) {
-      objects_[i] = nb::none();
-      if (returns >> i & 1) allocate(i, rows, caller);
-    }
-  }
-  Outputs(const LogprobCall& call, const Caller& caller, int returns, nb::handle out) {
-    for (int i = 0; i < 5; ++i) {
-      objects_[i] = nb::none();
-      if (!(returns >> i & 1)) continue;
-      nb::object given = out.is_none() ? nb::none() : nb::object(out[i]);
-      if (given.is_none()) {
-        allocate(i, call.rows_shape(), caller);
-      } else {
-        given_.emplace_back(given, kOutputs[i], name_of(dtype_of_output(i)));
-        call.check_output(given_.back(), dtype_of_output(i));
-        for (std::size_t j = 0; j + 1 < given_.size(); ++j) {
-          if (ranges_overlap(given_[j].view(), given_.back().view())) {
-            throw nb::value_error((std::string(kOutputs[i]) + ": may share memory with " + given_[j].name()).c_str());
-          }
-        }
-        data_[i] = given_.back().view().data;
-        objects_[i] = given;
-      }
-    }
-  }
+  // Adds outputs over `rows`, and points the params to them: `out` has those that are given, which are checked. Where
+  // logprob alone is asked for, it is the only one.
   template <class Params>
-  void point(Params* p) const {
-    p->logprob = static_cast<float*>(data_[0]);
-    p->lse = static_cast<float*>(data_[1]);
-    p->entropy = static_cast<float*>(data_[2]);
-    p->sum_p_sq = static_cast<float*>(data_[3]);
-    p->status = static_cast<std::int32_t*>(data_[4]);
-  }
-  // The array itself where only logprob was asked for, else five, None where not asked.
-  nb::object result(int returns) const {
-    if (returns == 1) return objects_[0];
-    return nb::make_tuple(objects_[0], objects_[1], objects_[2], objects_[3], objects_[4]);
+  void add(Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
+           const LogprobCall* call = nullptr, nb::handle out = nb::none()) {
+    void* data[5] = {};
+    for (int i = 0; i < (returns == 1 ? 1 : 5); ++i) {
+      const bool wanted = returns >> i & 1;
+      const nb::object given = wanted && !out.is_none() ? nb::object(out[i]) : nb::none();
+      if (given.is_none() || call == nullptr) {
+        results->add(&data[i], rows, dtype_of_output(i), wanted);
+        continue;
+      }
+      const Array& a = given_.emplace_back(given, kOutputs[i], name_of(dtype_of_output(i)));
+      call->check_output(a, dtype_of_output(i));
+      for (std::size_t j = 0; j + 1 < given_.size(); ++j) {
+        if (ranges_overlap(given_[j].view(), a.view())) {
+          argument_error(a, std::string("may share memory with ") + given_[j].name());
+        }
+      }
+      data[i] = a.view().data;
+      results->add(given);
+    }
+    p->logprob = static_cast<float*>(data[0]);
+    p->lse = static_cast<float*>(data[1]);
+    p->entropy = static_cast<float*>(data[2]);
+    p->sum_p_sq = static_cast<float*>(data[3]);
+    p->status = static_cast<std::int32_t*>(data[4]);
   }
 
  private:
-  void allocate(int i, std::span<const std::int64_t> rows, const Caller& caller) {
-    Caller::Fresh fresh = caller.empty(rows, dtype_of_output(i));
-    objects_[i] = std::move(fresh.array);
-    data_[i] = fresh.data;
-  }
-
-  std::array<nb::object, 5> objects_;
-  std::array<void*, 5> data_{};
   std::vector<Array> given_;
 };
 

@@ -167,6 +167,10 @@ void argument_error(const std::string& name, const std::string& message) {
   throw nb::value_error((name + ": " + message).c_str());
 }
 
+void dtype_error(const Array& a, const std::string& expected) {
+  raise(PyExc_TypeError, std::string(a.name()) + ": expected dtype " + expected + ", got " + name_of(a.view().dtype));
+}
+
 const char* name_of(DType dtype) {
   for (const Format& f : kFormats) {
     if (f.dtype == dtype) return f.name;
@@ -302,6 +306,10 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     if (release_) release_(owner_);
     throw;
   }
+}
+
+Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : Array(object, name, dtypes.names) {
+  if (!dtypes.has(view_.dtype)) dtype_error(*this, dtypes.names);
 }
 
 bool Array::is_float() const { return code_ == kDLFloat || code_ == kDLBfloat; }

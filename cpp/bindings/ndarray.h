@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <initializer_list>
 #include <span>
 #include <string>
 
@@ -21,11 +22,31 @@ struct ExchangeApi;  // DLPackExchangeAPI of one array type
 // The exchange API of the object's type, or null.
 const ExchangeApi* exchange_api(nb::handle array);
 
+// Dtypes that an argument may have, and their names in errors.
+struct Dtypes {
+  unsigned set;
+  const char* names;
+  bool has(DType t) const { return set >> static_cast<int>(t) & 1; }
+};
+constexpr unsigned set_of(std::initializer_list<DType> dtypes) {
+  unsigned set = 0;
+  for (const DType t : dtypes) set |= 1u << static_cast<int>(t);
+  return set;
+}
+constexpr Dtypes kFloats{set_of({DType::kFloat32, DType::kBFloat16, DType::kFloat16}), "float32, bfloat16 or float16"};
+constexpr Dtypes kFloat32{set_of({DType::kFloat32}), "float32"};
+constexpr Dtypes kIndices{set_of({DType::kInt32, DType::kInt64}), "int32 or int64"};
+constexpr Dtypes kInt32{set_of({DType::kInt32}), "int32"};
+constexpr Dtypes kInt64{set_of({DType::kInt64}), "int64"};
+constexpr Dtypes kBool{set_of({DType::kBool}), "bool"};
+
 // An argument: its view is valid while the object lives. Raises TypeError or BufferError naming `name`; `dtypes` tells a
 // user who came with a dtype that no operator knows what was expected.
 class Array {
  public:
   Array(nb::handle object, const char* name, const char* dtypes) : Array(object, name, dtypes, false) {}
+  // Of one of these dtypes; TypeError for others.
+  Array(nb::handle object, const char* name, const Dtypes& dtypes);
   // Takes any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or only test for zero. The
   // view's dtype then means nothing.
   static Array of_any_dtype(nb::handle object, const char* name) {
@@ -85,6 +106,7 @@ nb::object bool_capsule(nb::object capsule);  // of bytes
 [[noreturn]] inline void argument_error(const Array& a, const std::string& message) {
   argument_error(a.name(), message);
 }
+[[noreturn]] void dtype_error(const Array& a, const std::string& expected);
 // Where a copy mends the layout of an argument.
 constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 

@@ -1,17 +1,13 @@
-// Python's entry to pack and unpack: fields move from checked arguments to the contract's params, outputs come from the
-// caller.
+// Python's entry to pack and unpack.
 #include "rlk/ops/pack.h"
 
 #include <algorithm>
 #include <optional>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
 #include "tokens.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
@@ -19,11 +15,6 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 constexpr std::int64_t kMost = std::int64_t{1} << 31;
-
-Device device_of(const Array& a) {
-  require_backend("pack", a.view().device);
-  return a.view().device;
-}
 
 void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) {
   if (num_tokens >= kMost) {
@@ -41,13 +32,12 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
                   nb::handle allocate, std::uintptr_t stream) {
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
-  const Array in = by_lengths ? Array(lengths, name, "int32 or int64") : Array::of_any_dtype(mask, name);
+  const Array in = by_lengths ? Array(lengths, name, kIndices) : Array::of_any_dtype(mask, name);
   const TensorView& v = in.view();
-  const Device device = device_of(in);
+  const Device device = v.device;
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
   if (by_lengths) {
-    if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(in, "int32 or int64");
     if (v.ndim != 1 || !v.is_contiguous()) {
       argument_error(name, "expected a contiguous array of shape [num_sequences], got " + shape_text(in.shape()));
     }
@@ -62,25 +52,16 @@ nb::object layout(nb::handle lengths, nb::handle mask, std::int64_t num_tokens, 
   p.num_sequences = v.shape[0];
   p.num_tokens = num_tokens;
   p.capacity = capacity;
-  const Caller caller = make_caller(by_lengths ? lengths : mask, device, allocate, stream);
-  const std::int64_t offsets[] = {p.num_sequences + 1}, one[] = {1}, tokens[] = {p.num_sequences, num_tokens};
-  Caller::Fresh cu_seqlens = caller.empty(offsets, DType::kInt32), status = caller.empty(one, DType::kInt32);
-  p.cu_seqlens = static_cast<std::int32_t*>(cu_seqlens.data);
-  p.status = static_cast<std::int32_t*>(status.data);
-  nb::object positions = nb::none();
   if (!by_lengths) {
     require_flags(in);
     require_columns(in);
     p.mask = flags_of(in);
-    Caller::Fresh fresh = caller.empty(tokens, DType::kInt32);
-    p.positions = static_cast<std::int32_t*>(fresh.data);
-    positions = fresh.array;
   }
-  {
-    const ReleasedGil released;
-    pack_layout(p, device, caller.stream);
-  }
-  return nb::make_tuple(cu_seqlens.array, positions, status.array);
+  return Results("pack", by_lengths ? lengths : mask, device, allocate, stream)
+      .add(&p.cu_seqlens, {p.num_sequences + 1})
+      .add(&p.positions, {p.num_sequences, num_tokens}, !by_lengths)
+      .add(&p.status, {1})
+      .run(rlk::pack_layout, p);
 }
 
 std::string text_of(const std::string& leading, std::span<const std::int64_t> shape) {
@@ -122,7 +103,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
   std::vector<Array> in;
   in.reserve(count);
   for (std::size_t i = 0; i < count; ++i) in.push_back(Array::of_any_dtype(arrays[i], names[i].c_str()));
-  const Device device = device_of(in[0]);
+  const Device device = in[0].view().device;
   check_counts(num_tokens, capacity, unpacks);
   const OffsetsArgument offsets(cu_seqlens, device);
   offsets.require_given();
@@ -135,9 +116,8 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
   p.capacity = unpacks && in[0].view().ndim > 0 ? in[0].view().shape[0] : capacity;
   std::optional<Array> where;
   if (!positions.is_none()) {
-    where.emplace(positions, "positions", "int32");
+    where.emplace(positions, "positions", kInt32);
     const std::int64_t shape[] = {p.num_sequences, num_tokens};
-    if (where->view().dtype != DType::kInt32) dtype_error(*where, "int32");
     require_device(*where, device);
     if (!std::ranges::equal(where->shape(), shape) || !where->view().is_contiguous()) {
       argument_error("positions", "expected a contiguous array of shape " + shape_text(shape) + ", got " +
@@ -145,7 +125,7 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     }
     p.positions = where->view().num_elements() == 0 ? nullptr : static_cast<const std::int32_t*>(where->view().data);
   }
-  const Caller caller = make_caller(arrays[0], device, allocate, stream);
+  const Results results("pack", arrays[0], device, allocate, stream);
   nb::list out;
   std::vector<PackArray> parts;
   for (std::size_t i = 0; i < count; ++i) {
@@ -184,28 +164,24 @@ nb::object move(nb::list arrays, nb::handle cu_seqlens, nb::handle positions, bo
     }
     part.fill = nb::cast<std::uint64_t>(fills[i]);
     if (shape.size() > 8) argument_error(a.name(), "expected at most 7 dimensions, got 8");
-    Caller::Fresh fresh = caller.empty_like(shape, a);
+    Caller::Fresh fresh = results.caller().empty_like(shape, a);
     (unpacks ? part.padded : part.packed) = fresh.data;
     parts.push_back(part);
     out.append(fresh.array);
   }
-  {
-    const ReleasedGil released;
-    for (std::size_t i = 0; i < count; i += kPackArrays) {
-      p.num_arrays = static_cast<std::int32_t>(std::min<std::size_t>(kPackArrays, count - i));
-      std::copy_n(parts.begin() + static_cast<std::ptrdiff_t>(i), p.num_arrays, p.arrays);
-      pack(p, device, caller.stream);
-    }
+  for (std::size_t i = 0; i < count; i += kPackArrays) {
+    p.num_arrays = static_cast<std::int32_t>(std::min<std::size_t>(kPackArrays, count - i));
+    std::copy_n(parts.begin() + static_cast<std::ptrdiff_t>(i), p.num_arrays, p.arrays);
+    results.call(rlk::pack, p);
   }
   return out;
 }
 
-}  // namespace
-
-void bind_pack(nb::module_& m) {
+const Functions kFunctions([](nb::module_& m) {
   define(m, "pack_layout", &layout);
   define(m, "pack", &move);
   define(m, "shape_and_dtype", &shape_and_dtype);
-}
+});
 
+}  // namespace
 }  // namespace rlk::bindings

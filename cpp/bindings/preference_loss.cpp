@@ -1,16 +1,12 @@
-// Python's entry to preference_loss: fields move from checked arguments to the contract's params, outputs come from the
-// caller.
+// Python's entry to preference_loss.
 #include "rlk/ops/preference_loss.h"
 
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
 #include "tokens.h"
 
 namespace rlk::bindings {
@@ -19,12 +15,10 @@ namespace {
 // A vector of float32, or of int64, of `num` elements where that is not negative.
 class Column {
  public:
-  Column(nb::handle object, const char* name, DType dtype, std::optional<Device> device, std::int64_t num,
+  Column(nb::handle object, const char* name, const Dtypes& dtype, std::optional<Device> device, std::int64_t num,
          const char* whose) {
     if (object.is_none()) return;  // of arrays that may be left out
-    array_.emplace(object, name, name_of(dtype));
-    const TensorView& v = array_->view();
-    if (v.dtype != dtype) dtype_error(*array_, name_of(dtype));
+    const TensorView& v = array_.emplace(object, name, dtype).view();
     if (device) require_device(*array_, *device);
     if (v.ndim != 1 || (num >= 0 && v.shape[0] != num)) {
       argument_error(name, num < 0 ? "expected shape [num_pairs], got " + shape_text(array_->shape())
@@ -48,10 +42,10 @@ class Column {
 struct Side {
   Side(nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned, const char* const (&names)[4],
        std::optional<Device> device, std::int64_t expected)
-      : policy_(policy, names[0], DType::kFloat32, device, expected, "policy_chosen"),
-        reference_(reference, names[1], DType::kFloat32, policy_.device(), policy_.size(), names[0]),
-        aligned_(aligned, names[2], DType::kFloat32, policy_.device(), policy_.size(), names[0]),
-        count_(count, names[3], DType::kInt64, policy_.device(), policy_.size(), names[0]) {
+      : policy_(policy, names[0], kFloat32, device, expected, "policy_chosen"),
+        reference_(reference, names[1], kFloat32, policy_.device(), policy_.size(), names[0]),
+        aligned_(aligned, names[2], kFloat32, policy_.device(), policy_.size(), names[0]),
+        count_(count, names[3], kInt64, policy_.device(), policy_.size(), names[0]) {
     side.policy = policy_.data<float>();
     side.reference = reference_.data<float>();
     side.aligned = aligned_.data<float>();
@@ -85,7 +79,6 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   }
   const Side chosen(policy_chosen, ref_chosen, chosen_count, chosen_aligned, kChosenNames, std::nullopt, -1);
   const Device device = chosen.device();
-  require_backend("preference_loss", device);
   PreferenceLossParams p;
   p.kind = static_cast<Preference>(kind);
   p.sort = static_cast<PreferenceSort>(sort);
@@ -100,48 +93,33 @@ nb::object forward(nb::handle policy_chosen, nb::handle policy_rejected, nb::han
   const Side rejected(policy_rejected, ref_rejected, rejected_count, rejected_aligned, kRejectedNames, device,
                       pairs ? p.chosen.num : -1);
   p.rejected = rejected.side;
-  const Column of_kl(kl, "kl", DType::kFloat32, device, 1, "one number");
+  const Column of_kl(kl, "kl", kFloat32, device, 1, "one number");
   p.kl = of_kl.data<float>();
-  const Caller caller = make_caller(policy_chosen, device, allocate, stream);
-  const std::int64_t w[] = {p.chosen.num}, l[] = {p.rejected.num}, five[] = {kPreferenceMetrics},
-                     two[] = {2, p.chosen.num};
-  const std::int64_t all[] = {pairs ? p.chosen.num : p.chosen.num + p.rejected.num};
-  Caller::Fresh losses = caller.empty(all, DType::kFloat32), metrics = caller.empty(five, DType::kFloat32);
-  Caller::Fresh reward_w = caller.empty(w, DType::kFloat32), reward_l = caller.empty(l, DType::kFloat32);
-  Caller::Fresh d_w = caller.empty(w, DType::kFloat32), d_l = caller.empty(l, DType::kFloat32);
-  p.losses = static_cast<float*>(losses.data);
-  p.metrics = static_cast<float*>(metrics.data);
-  p.chosen.reward = static_cast<float*>(reward_w.data);
-  p.rejected.reward = static_cast<float*>(reward_l.data);
-  p.chosen.d_policy = static_cast<float*>(d_w.data);
-  p.rejected.d_policy = static_cast<float*>(d_l.data);
-  nb::object ranks = nb::none(), order = nb::none();
-  if (p.sort != PreferenceSort::kNone) {
-    Caller::Fresh of_ranks = caller.empty(two, DType::kInt32), of_order = caller.empty(two, DType::kInt32);
-    p.ranks = static_cast<std::int32_t*>(of_ranks.data);
-    p.order = static_cast<std::int32_t*>(of_order.data);
-    ranks = of_ranks.array;
-    order = of_order.array;
-  }
-  {
-    const ReleasedGil released;
-    preference_loss(p, device, caller.stream);
-  }
-  return nb::make_tuple(losses.array, reward_w.array, reward_l.array, metrics.array, d_w.array, d_l.array, ranks);
+  const std::int64_t w = p.chosen.num, l = p.rejected.num;
+  Results results("preference_loss", policy_chosen, device, allocate, stream);
+  const bool sorts = p.sort != PreferenceSort::kNone;
+  results.add(&p.losses, {pairs ? w : w + l})
+      .add(&p.chosen.reward, {w})
+      .add(&p.rejected.reward, {l})
+      .add(&p.metrics, {kPreferenceMetrics})
+      .add(&p.chosen.d_policy, {w})
+      .add(&p.rejected.d_policy, {l})
+      .add(&p.ranks, {2, w}, sorts);
+  Caller::Fresh order;
+  if (sorts) order = results.caller().empty(Shape{2, w}, DType::kInt32);
+  p.order = static_cast<std::int32_t*>(order.data);
+  return results.run(rlk::preference_loss, p);
 }
 
 // (d_policy_chosen, d_policy_rejected). sort: as of the forward.
 nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_rejected, nb::handle ranks, int sort,
                     nb::handle allocate, std::uintptr_t stream) {
-  const Array in(dlosses, "dlosses", "float32");
+  const Array in(dlosses, "dlosses", kFloat32);
   const TensorView& v = in.view();
-  require_backend("preference_loss", v.device);
-  if (v.dtype != DType::kFloat32) dtype_error(in, "float32");
   if (v.ndim != 1) argument_error("dlosses", "expected shape [num_losses], got " + shape_text(in.shape()));
-  const Array w(d_chosen, "d_chosen", "float32"), l(d_rejected, "d_rejected", "float32");
+  const Array w(d_chosen, "d_chosen", kFloat32), l(d_rejected, "d_rejected", kFloat32);
   for (const Array* a : {&w, &l}) {
     require_device(*a, v.device);
-    if (a->view().dtype != DType::kFloat32) dtype_error(*a, "float32");
     if (a->view().ndim != 1 || !a->view().is_contiguous()) {
       argument_error(a->name(), "expected a contiguous array of shape [num], got " + shape_text(a->shape()));
     }
@@ -173,22 +151,16 @@ nb::object backward(nb::handle dlosses, nb::handle d_chosen, nb::handle d_reject
     p.rejected.rank =
         p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }
-  const Caller caller = make_caller(dlosses, v.device, allocate, stream);
-  Caller::Fresh to_w = caller.empty(w.shape(), DType::kFloat32), to_l = caller.empty(l.shape(), DType::kFloat32);
-  p.chosen.d = static_cast<float*>(to_w.data);
-  p.rejected.d = static_cast<float*>(to_l.data);
-  {
-    const ReleasedGil released;
-    preference_loss_backward(p, v.device, caller.stream);
-  }
-  return nb::make_tuple(to_w.array, to_l.array);
+  return Results("preference_loss", dlosses, v.device, allocate, stream)
+      .add(&p.chosen.d, w.shape())
+      .add(&p.rejected.d, l.shape())
+      .run(rlk::preference_loss_backward, p);
 }
 
-}  // namespace
-
-void bind_preference_loss(nb::module_& m) {
+const Functions kFunctions([](nb::module_& m) {
   define(m, "preference_loss", &forward);
   define(m, "preference_loss_backward", &backward);
-}
+});
 
+}  // namespace
 }  // namespace rlk::bindings

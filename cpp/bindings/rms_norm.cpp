@@ -1,20 +1,15 @@
-// Python's entry to rms_norm: fields move from checked arguments to the contract's params, outputs come from the caller.
+// Python's entry to rms_norm.
 #include "rlk/ops/rms_norm.h"
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
-#include "torch_state.h"
-#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -27,20 +22,10 @@ float read_eps(nb::handle value) {
   return eps;
 }
 
-// [..., columns] like `like`: shape, dtype and device.
-void check_like(const RowsArgument& a, const RowsArgument& like) {
-  check_same(a.array, like.array);
-  if (std::ranges::equal(a.array.shape(), like.array.shape())) return;
-  argument_error(a.array.name(), "expected shape " + shape_text(like.array.shape()) + " (that of " + like.array.name() +
-                                     "), got " + shape_text(a.array.shape()));
-}
-
 // [columns], contiguous, on the device of `like`.
 void check_vector(const Array& a, const RowsArgument& like) {
   const TensorView& v = a.view();
-  if (!(v.device == like.view().device)) {
-    argument_error(a.name(), "expected device " + name_of(like.view().device) + ", got " + name_of(v.device));
-  }
+  require_device(a, like.view().device);
   if (v.ndim != 1 || v.shape[0] != like.columns) {
     argument_error(a.name(), "expected shape [" + std::to_string(like.columns) + "] (the last dimension of " +
                                  like.array.name() + "), got " + shape_text(a.shape()));
@@ -82,8 +67,6 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
                    bool round_before_weight, bool return_rstd, nb::handle allocate, std::uintptr_t stream) {
   const RowsArgument a(x, "x");
   require_columns_below(a, 31);
-  const Device device = a.view().device;
-  require_backend("rms_norm", device);
   const Weight w(weight, weight_offset, a);
   RmsNormParams p;
   p.x = a.view().data;
@@ -103,32 +86,13 @@ nb::object forward(nb::handle x, nb::handle weight, nb::handle residual, nb::han
     p.residual = more->view().data;
     p.residual_rows = more->rows;
   }
-  const Caller caller = make_caller(x, device, allocate, stream);
-  Caller::Fresh y = caller.empty(a.array.shape(), p.dtype), new_residual{nb::none(), nullptr}, rstd = new_residual;
-  p.y = y.data;
   p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
-  if (more) {
-    new_residual = caller.empty(a.array.shape(), p.dtype);
-    p.new_residual = new_residual.data;
+  Results results("rms_norm", x, a.view().device, allocate, stream);
+  results.add(&p.y, a.array.shape(), p.dtype);
+  if (more || return_rstd) {
+    results.add(&p.new_residual, a.array.shape(), p.dtype, more.has_value()).add(&p.rstd, a.leading(), return_rstd);
   }
-  if (return_rstd) {
-    rstd = caller.empty(a.leading(), DType::kFloat32);
-    p.rstd = static_cast<float*>(rstd.data);
-  }
-  {
-    const ReleasedGil released;
-    rlk::rms_norm(p, device, caller.stream);
-  }
-  if (!more && !return_rstd) return y.array;
-  return nb::make_tuple(y.array, new_residual.array, rstd.array);
-}
-
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
-nb::object eager(nb::handle x, nb::handle weight, nb::handle residual, nb::handle eps, nb::handle weight_offset,
-                 bool round_before_weight, bool return_rstd) {
-  if (!may_bypass_dispatcher({x, weight, residual})) return nb::borrow(Py_NotImplemented);
-  return forward(x, weight, residual, eps, weight_offset, round_before_weight, return_rstd, nb::none(), 0);
+  return results.run(rlk::rms_norm, p);
 }
 
 // Returns (dx or None, dweight or None). Without rstd it is computed from h and eps; eps is read only then.
@@ -139,8 +103,6 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
                     std::uintptr_t stream) {
   const RowsArgument g(dy, "dy"), a(h, "h");
   require_columns_below(g, 31);
-  const Device device = g.view().device;
-  require_backend("rms_norm", device);
   check_like(a, g);
   const Weight w(weight, weight_offset, g);
   RmsNormBackwardParams p;
@@ -162,10 +124,10 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
     p.d_new_residual = third->view().data;
     p.d_new_residual_rows = third->rows;
   }
-  const Caller caller = make_caller(dy, device, allocate, stream);
+  Results results("rms_norm", dy, g.view().device, allocate, stream);
   std::optional<Array> given_rstd, given;
-  nb::object rstd_memory, dx = nb::none(), dweight = nb::none(), workspace;
   RmsNormParams statistics;
+  nb::object memory;
   if (rstd.is_none()) {
     statistics.eps = read_eps(eps);
     statistics.x = p.h;
@@ -173,69 +135,44 @@ nb::object backward(nb::handle dy, nb::handle h, nb::handle weight, nb::handle e
     statistics.num_rows = p.num_rows;
     statistics.columns = p.columns;
     statistics.dtype = p.dtype;
-    Caller::Fresh fresh = caller.empty(g.leading(), DType::kFloat32);
+    Caller::Fresh fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
-    rstd_memory = std::move(fresh.array);
+    memory = std::move(fresh.array);
   } else {
-    given_rstd.emplace(rstd, "rstd", "float32");
-    const TensorView& v = given_rstd->view();
-    if (v.dtype != DType::kFloat32) dtype_error(*given_rstd, "float32");
-    if (!(v.device == device))
-      argument_error("rstd", "expected device " + name_of(device) + ", got " + name_of(v.device));
+    const TensorView& v = given_rstd.emplace(rstd, "rstd", kFloat32).view();
+    require_device(*given_rstd, g.view().device);
     if (!std::ranges::equal(given_rstd->shape(), g.leading()) || !v.is_contiguous()) {
       argument_error("rstd", "expected a contiguous array of shape " + shape_text(g.leading()) +
                                  " (the leading dimensions of dy), got " + shape_text(given_rstd->shape()));
     }
     p.rstd = static_cast<const float*>(v.data);
   }
-  if (return_dx) {
-    Caller::Fresh fresh = caller.empty(g.array.shape(), p.dtype);
-    p.dx = fresh.data;
-    p.dx_rows = contiguous_rows(p.num_rows, p.columns);
-    dx = std::move(fresh.array);
+  p.dx_rows = contiguous_rows(p.num_rows, p.columns);
+  results.add(&p.dx, g.array.shape(), p.dtype, return_dx);
+  if (!main_grad.is_none()) {
+    check_vector(given.emplace(main_grad, "main_grad", kFloat32), g);
+    if (given->view().read_only) throw nb::buffer_error("main_grad: is read-only");
+    check_apart(*given, g.array);
+    check_apart(*given, a.array);
+    if (w.array) check_apart(*given, *w.array);
+    p.dweight = given->view().data;
+    p.main_grad = static_cast<const float*>(p.dweight);
+    p.dweight_dtype = DType::kFloat32;
+    results.add(main_grad);
+  } else {
+    if (return_dweight) p.dweight_dtype = read_dtype(dweight_dtype, p.weight_dtype);
+    if (return_dweight) check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
+    results.add(&p.dweight, {p.columns}, p.dweight_dtype, return_dweight);
   }
-  if (return_dweight || !main_grad.is_none()) {
-    p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.weight_dtype) : DType::kFloat32;
-    if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
-      throw nb::type_error((std::string("dweight_dtype: expected float32 or ") + name_of(p.dtype) +
-                            " (that of dy), got " + name_of(p.dweight_dtype))
-                               .c_str());
-    }
-    if (main_grad.is_none()) {
-      const std::int64_t shape[] = {p.columns};
-      Caller::Fresh fresh = caller.empty(shape, p.dweight_dtype);
-      p.dweight = fresh.data;
-      dweight = std::move(fresh.array);
-    } else {
-      given.emplace(main_grad, "main_grad", "float32");
-      if (given->view().dtype != DType::kFloat32) dtype_error(*given, "float32");
-      check_vector(*given, g);
-      if (given->view().read_only) throw nb::buffer_error("main_grad: is read-only");
-      check_apart(*given, g.array);
-      check_apart(*given, a.array);
-      if (w.array) check_apart(*given, *w.array);
-      p.dweight = given->view().data;
-      p.main_grad = static_cast<const float*>(p.dweight);
-      dweight = nb::borrow(main_grad);
-    }
-    workspace = take_workspace(caller, rms_norm_backward_workspace_bytes(p, device), &p.workspace);
-  }
-  {
-    const ReleasedGil released;
-    std::unique_lock<std::mutex> lock;
-    if (p.main_grad) lock = lock_accumulation(device);
-    if (statistics.rstd != nullptr) rlk::rms_norm(statistics, device, caller.stream);
-    rlk::rms_norm_backward(p, device, caller.stream);
-  }
-  return nb::make_tuple(dx, dweight);
+  if (statistics.rstd != nullptr) results.call(rlk::rms_norm, statistics);
+  return results.run(rlk::rms_norm_backward, &p, rms_norm_backward_workspace_bytes, p.main_grad != nullptr);
 }
+
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "rms_norm", &forward);
+  define_eager<&forward, 3>(m, "rms_norm_eager");
+  define(m, "rms_norm_backward", &backward);
+});
 
 }  // namespace
-
-void bind_rms_norm(nb::module_& m) {
-  define(m, "rms_norm", &forward);
-  define(m, "rms_norm_eager", &eager);
-  define(m, "rms_norm_backward", &backward);
-}
-
 }  // namespace rlk::bindings

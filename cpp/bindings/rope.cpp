@@ -1,4 +1,4 @@
-// Python's entry to rope: fields move from checked arguments to the contract's params, outputs come from the caller.
+// Python's entry to rope.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>
@@ -6,11 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
@@ -19,12 +16,8 @@ using Sizes = std::vector<std::int64_t>;
 
 // [..., num_heads, ..., head_dim] by the axis of the heads; what is left are tokens.
 struct HeadsArgument {
-  HeadsArgument(nb::handle object, const char* name, nb::handle head_axis)
-      : array(object, name, "float32, bfloat16 or float16") {
+  HeadsArgument(nb::handle object, const char* name, nb::handle head_axis) : array(object, name, kFloats) {
     const TensorView& v = array.view();
-    if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
-      dtype_error(array, "float32, bfloat16 or float16");
-    }
     if (v.ndim < 2) argument_error(name, "expected shape [..., num_heads, head_dim], got " + shape_text(array.shape()));
     const std::int64_t given = read_integer(head_axis, "head_axis", "an integer");
     axis = static_cast<int>(given < 0 ? given + v.ndim : given);
@@ -190,7 +183,6 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
                 std::uintptr_t stream) {
   HeadsArgument q(q_given, transposed ? "dq_out" : "q", head_axis);
   const Device device = q.array.view().device;
-  require_backend("rope", device);
   RopeParams p;
   p.head_dim = q.head_dim;
   p.dtype = q.array.view().dtype;
@@ -223,18 +215,14 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
     argument_error("cos", "expected a last dimension of " + widths +
                               " (the rotated columns or their pairs), got shape " + shape_text(cos.shape()));
   }
-  if (!std::ranges::equal(cos.shape(), sin.shape())) {
-    argument_error("sin",
-                   "expected shape " + shape_text(cos.shape()) + " (that of cos), got " + shape_text(sin.shape()));
-  }
+  check_shape(sin, cos.shape(), "cos");
   p.cos.data = cos.view().data;
   p.sin.data = sin.view().data;
 
   Tokens tokens(q.tokens);
   std::optional<Array> ids;
   if (!ids_given.is_none()) {
-    ids.emplace(ids_given, "position_ids", "int32 or int64");
-    if (ids->view().dtype != DType::kInt32 && ids->view().dtype != DType::kInt64) dtype_error(*ids, "int32 or int64");
+    ids.emplace(ids_given, "position_ids", kIndices);
     require_device(*ids, device);
     if (cos.view().ndim != 2) {
       argument_error("cos", "expected a table [max_position, " + widths + "] beside position_ids, got shape " +
@@ -252,45 +240,32 @@ nb::object call(nb::handle q_given, nb::handle k_given, nb::handle cos_given, nb
     tokens.add(read_tokens(sin, q, p.num_sections, width, &p.sin.section_stride), &p.sin.tokens);
   }
 
-  const Caller caller = make_caller(q_given, device, allocate, stream);
+  Results results("rope", q_given, device, allocate, stream);
   const auto place = [&](HeadsArgument* from, RopeHeads* to) {
-    Caller::Fresh out = caller.empty(from->array.shape(), p.dtype);
-    from->heads.y = out.data;
+    results.add(&from->heads.y, from->array.shape(), p.dtype);
     *to = from->heads;
     tokens.add(from->in_strides, &to->x_tokens);
     tokens.add(from->out_strides, &to->y_tokens);
-    return out.array;
   };
-  nb::object q_out = place(&q, &p.q), k_out = nb::none();
-  if (k) k_out = place(&*k, &p.k);
+  place(&q, &p.q);
+  if (k) {
+    place(&*k, &p.k);
+  } else {
+    results.add(nb::none());
+  }
   if (!tokens.merge(&p)) {
     argument_error(q.array.name(), "expected dimensions of tokens that merge, in it, in " +
                                        std::string(transposed ? "dk_out" : "k") +
                                        ", cos, sin and position_ids alike, to at most two strides, got shape " +
                                        shape_text(q.array.shape()) + kCopyHint);
   }
-  {
-    const ReleasedGil released;
-    rlk::rope(p, device, caller.stream);
-  }
-  return nb::make_tuple(q_out, k_out);
+  return results.run(rlk::rope, p);
 }
 
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
-nb::object eager(nb::handle q, nb::handle k, nb::handle cos, nb::handle sin, nb::handle position_ids, bool interleaved,
-                 nb::handle partial_dim, bool round_products, nb::handle sections, nb::handle head_axis,
-                 bool transposed) {
-  if (!may_bypass_dispatcher({q, k, cos, sin, position_ids})) return nb::borrow(Py_NotImplemented);
-  return call(q, k, cos, sin, position_ids, interleaved, partial_dim, round_products, sections, head_axis, transposed,
-              nb::none(), 0);
-}
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "rope", &call);
+  define_eager<&call, 5>(m, "rope_eager");
+});
 
 }  // namespace
-
-void bind_rope(nb::module_& m) {
-  define(m, "rope", &call);
-  define(m, "rope_eager", &eager);
-}
-
 }  // namespace rlk::bindings

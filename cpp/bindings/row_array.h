@@ -11,15 +11,11 @@
 
 namespace rlk::bindings {
 
-// Checked logits [num_rows, vocab_size] of operator `op`; `p` takes where they lie.
+// Checked logits [num_rows, vocab_size]; `p` takes where they lie.
 template <class Params>
-Array read_logits(nb::handle given, const char* op, Params* p) {
-  Array x(given, "logits", "float32, bfloat16 or float16");
+Array read_logits(nb::handle given, Params* p) {
+  Array x(given, "logits", kFloats);
   const TensorView& v = x.view();
-  require_backend(op, v.device);
-  if (v.dtype != DType::kFloat32 && v.dtype != DType::kBFloat16 && v.dtype != DType::kFloat16) {
-    dtype_error(x, "float32, bfloat16 or float16");
-  }
   if (v.ndim != 2) argument_error(x, "expected shape [num_rows, vocab_size], got " + shape_text(x.shape()));
   if (v.shape[1] < 1 || v.shape[1] > kSampleVocab) {
     argument_error(x, "expected 1 to " + std::to_string(kSampleVocab) + " columns, got " + std::to_string(v.shape[1]));
@@ -36,7 +32,7 @@ Array read_logits(nb::handle given, const char* op, Params* p) {
 // An array with one element for each row, or nothing where Python gave a number, which it checked.
 class RowArray {
  public:
-  RowArray(nb::handle given, const char* name, const char* dtypes, std::int64_t num_rows, Device device) {
+  RowArray(nb::handle given, const char* name, const Dtypes& dtypes, std::int64_t num_rows, Device device) {
     if (!is_array(given)) return;
     array_.emplace(given, name, dtypes);
     require_device(*array_, device);
@@ -47,7 +43,6 @@ class RowArray {
   }
   const Array* operator->() const { return &*array_; }
   explicit operator bool() const { return array_.has_value(); }
-  const Array& array() const { return *array_; }
   std::int64_t stride() const { return array_->view().stride(0); }
 
  private:
@@ -57,7 +52,6 @@ class RowArray {
 inline RowFloats floats_of(const RowArray& given, nb::handle number, const char* name) {
   if (!given) return {nullptr, static_cast<float>(read_number(number, name)), 0};
   const TensorView& v = given->view();
-  if (v.dtype != DType::kFloat32) dtype_error(given.array(), "float32");
   return {static_cast<const float*>(v.data), 0.0f, given.stride()};
 }
 

@@ -12,9 +12,7 @@ RowIntegersArgument::RowIntegersArgument(nb::handle given, const char* name, std
     rows_.value = read_integer(given, name, "an integer or an array of them");
     return;
   }
-  array_.emplace(given, name, "int32 or int64");
-  const TensorView& v = array_->view();
-  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(*array_, "int32 or int64");
+  const TensorView& v = array_.emplace(given, name, kIndices).view();
   if (device != nullptr) require_device(*array_, *device);
   if (v.ndim != 1 || (num_rows >= 0 && v.shape[0] != num_rows)) {
     argument_error(name, "expected shape [" + (num_rows >= 0 ? std::to_string(num_rows) : "num_rows") + "], got " +

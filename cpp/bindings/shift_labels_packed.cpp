@@ -1,29 +1,19 @@
-// Python's entry to labels and masks: fields move from checked arguments to the contract's params, outputs come from the
-// caller.
+// Python's entry to labels and masks.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include <string>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
 #include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
 
-Array read_integers(nb::handle object, const char* name) {
-  Array a(object, name, "int32 or int64");
-  if (a.view().dtype != DType::kInt32 && a.view().dtype != DType::kInt64) dtype_error(a, "int32 or int64");
-  require_backend("shift_labels_packed", a.view().device);
-  return a;
-}
-
 nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::int64_t cp_rank, std::int64_t cp_size,
                   bool zigzag, std::int64_t ignore_index, nb::handle allocate, std::uintptr_t stream) {
-  const Array in = read_integers(ids, "ids");
+  const Array in = Array(ids, "ids", kIndices);
   const TensorView& v = in.view();
   if (v.ndim != 1) argument_error("ids", "expected shape [num_tokens], got " + shape_text(in.shape()));
   require_columns(in);
@@ -55,25 +45,17 @@ nb::object labels(nb::handle ids, nb::handle cu_seqlens, nb::handle mask, std::i
   if (p.dtype == DType::kInt32 && static_cast<std::int32_t>(ignore_index) != ignore_index) {
     argument_error("ignore_index", "expected a number that int32 holds, got " + std::to_string(ignore_index));
   }
-  const Caller caller = make_caller(ids, v.device, allocate, stream);
-  const std::int64_t shape[] = {p.num_tokens / cp_size};
-  Caller::Fresh out = caller.empty(shape, p.dtype);
-  p.labels = out.data;
-  {
-    const ReleasedGil released;
-    shift_labels_packed(p, v.device, caller.stream);
-  }
-  return out.array;
+  return Results("shift_labels_packed", ids, v.device, allocate, stream)
+      .add(&p.labels, {p.num_tokens / cp_size}, p.dtype)
+      .run(rlk::shift_labels_packed, p);
 }
 
 nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlens, std::int64_t num_tokens,
                  nb::handle allocate, std::uintptr_t stream) {
   const Array in = read_spans(given);
   const TensorView& v = in.view();
-  require_backend("shift_labels_packed", v.device);
-  const Array of_sequences(span_offsets, "span_offsets", "int32 or int64");
+  const Array of_sequences(span_offsets, "span_offsets", kIndices);
   const TensorView& o = of_sequences.view();
-  if (o.dtype != DType::kInt32 && o.dtype != DType::kInt64) dtype_error(of_sequences, "int32 or int64");
   require_device(of_sequences, v.device);
   const OffsetsArgument offsets(cu_seqlens, v.device);
   const bool packed = !cu_seqlens.is_none();
@@ -90,17 +72,11 @@ nb::object spans(nb::handle given, nb::handle span_offsets, nb::handle cu_seqlen
   p.num_tokens = num_tokens;
   p.num_spans = v.shape[0];
   p.dtype = v.dtype;
-  const Caller caller = make_caller(given, v.device, allocate, stream);
-  std::vector<std::int64_t> shape;
-  if (!packed) shape.push_back(p.num_sequences);
-  shape.push_back(num_tokens);
-  Caller::Fresh out = caller.empty(shape, DType::kBool);
-  p.mask = static_cast<std::uint8_t*>(out.data);
-  {
-    const ReleasedGil released;
-    loss_mask_from_spans(p, v.device, caller.stream);
-  }
-  return out.array;
+  std::vector<std::int64_t> shape{num_tokens};
+  if (!packed) shape.insert(shape.begin(), p.num_sequences);
+  return Results("shift_labels_packed", given, v.device, allocate, stream)
+      .add(&p.mask, shape)
+      .run(loss_mask_from_spans, p);
 }
 
 Marker read_marker(nb::list ids) {
@@ -114,7 +90,6 @@ nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seq
                  nb::handle allocate, std::uintptr_t stream) {
   const TokenArguments tokens(ids, "ids", cu_seqlens, TokenKind::kIntegers);
   const TensorView& v = tokens.array().view();
-  require_backend("shift_labels_packed", v.device);
   ToolMaskParams p;
   p.ids = v.data;
   p.ids_stride = tokens.row_stride();
@@ -125,22 +100,16 @@ nb::object turns(nb::handle ids, nb::list begin, nb::list end, nb::handle cu_seq
   p.end = read_marker(end);
   p.dtype = v.dtype;
   p.include_end = include_end;
-  const Caller caller = make_caller(ids, v.device, allocate, stream);
-  Caller::Fresh out = caller.empty(tokens.shape(), DType::kBool);
-  p.mask = static_cast<std::uint8_t*>(out.data);
-  {
-    const ReleasedGil released;
-    tool_mask(p, v.device, caller.stream);
-  }
-  return out.array;
+  return Results("shift_labels_packed", ids, v.device, allocate, stream)
+      .add(&p.mask, tokens.shape())
+      .run(rlk::tool_mask, p);
 }
 
-}  // namespace
-
-void bind_shift_labels_packed(nb::module_& m) {
+const Functions kFunctions([](nb::module_& m) {
   define(m, "shift_labels_packed", &labels);
   define(m, "loss_mask_from_spans", &spans);
   define(m, "tool_mask", &turns);
-}
+});
 
+}  // namespace
 }  // namespace rlk::bindings

@@ -1,29 +1,14 @@
-// Python's entry to silu_mul and gelu_mul: fields move from checked arguments to the contract's params, outputs come from
-// the caller.
+// Python's entry to silu_mul and gelu_mul.
 #include "rlk/ops/silu_mul.h"
 
-#include <algorithm>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
-#include "define.h"
-#include "gil.h"
+#include "call.h"
 #include "linear_args.h"
-#include "module.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 namespace {
-
-void check_like(const RowsArgument& a, const RowsArgument& like) {
-  check_same(a.array, like.array);
-  if (std::ranges::equal(a.array.shape(), like.array.shape())) return;
-  throw nb::value_error((std::string(a.array.name()) + ": expected shape " + shape_text(like.array.shape()) +
-                         " (that of " + like.array.name() + "), got " + shape_text(a.array.shape()))
-                            .c_str());
-}
 
 // gate and up, or both of them in one array, half of whose last dimension each has.
 struct GateAndUp {
@@ -33,15 +18,13 @@ struct GateAndUp {
 
   GateAndUp(nb::handle gate, nb::handle up)
       : first(gate, up.is_none() ? "gate_up" : "gate"), columns(first.columns / (up.is_none() ? 2 : 1)) {
-    require_backend("silu_mul", first.view().device);
     require_columns_below(first, up.is_none() ? 31 : 30);
     if (!up.is_none()) {
       second.emplace(up, "up");
       check_like(*second, first);
     } else if (first.columns % 2 != 0) {
-      throw nb::value_error(("gate_up: expected an even last dimension, whose halves are gate and up, got shape " +
-                             shape_text(first.array.shape()))
-                                .c_str());
+      argument_error(first.array, "expected an even last dimension, whose halves are gate and up, got shape " +
+                                      shape_text(first.array.shape()));
     }
   }
   std::vector<std::int64_t> shape() const { return first.shape_with(columns); }
@@ -68,25 +51,12 @@ struct GateAndUp {
 nb::object forward(nb::handle gate, nb::handle up, int activation, bool round_before_mul, nb::handle allocate,
                    std::uintptr_t stream) {
   const GateAndUp in(gate, up);
-  const Device device = in.first.view().device;
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
-  const Caller caller = make_caller(gate, device, allocate, stream);
-  Caller::Fresh y = caller.empty(in.shape(), p.dtype);
-  p.y = y.data;
   p.y_rows = contiguous_rows(p.num_rows, p.columns);
-  {
-    const ReleasedGil released;
-    gated_mul(p, device, caller.stream);
-  }
-  return y.array;
-}
-
-// An eager call on plain CUDA tensors without gradient: what a decode step costs on the host. NotImplemented sends every
-// other call the general way.
-nb::object eager(nb::handle gate, nb::handle up, int activation, bool round_before_mul) {
-  if (!may_bypass_dispatcher({gate, up})) return nb::borrow(Py_NotImplemented);
-  return forward(gate, up, activation, round_before_mul, nb::none(), 0);
+  return Results("silu_mul", gate, in.first.view().device, allocate, stream)
+      .add(&p.y, in.shape(), p.dtype)
+      .run(gated_mul, p);
 }
 
 // d_gate_up, or (d_gate or None, d_up or None).
@@ -96,47 +66,27 @@ nb::object backward(nb::handle dy, nb::handle gate, nb::handle up, int activatio
   const RowsArgument g(dy, "dy");
   check_same(g.array, in.first.array);
   const std::vector<std::int64_t> shape = in.shape();
-  if (!std::ranges::equal(g.array.shape(), shape)) {
-    throw nb::value_error(
-        ("dy: expected shape " + shape_text(shape) + " (that of the result), got " + shape_text(g.array.shape()))
-            .c_str());
-  }
-  const Device device = in.first.view().device;
+  check_shape(g.array, shape, "the result");
   GatedMulBackwardParams p;
   in.fill(&p, activation, round_before_mul);
   p.dy = g.view().data;
   p.dy_rows = g.rows;
-  const Caller caller = make_caller(gate, device, allocate, stream);
-  nb::object first = nb::none(), second = nb::none();
   p.d_gate_rows = p.d_up_rows = contiguous_rows(p.num_rows, in.first.columns);
-  if (!in.second) {
-    Caller::Fresh fresh = caller.empty(in.first.array.shape(), p.dtype);
-    p.d_gate = fresh.data;
-    p.d_up = in.half_way(static_cast<unsigned char*>(fresh.data));
-    first = std::move(fresh.array);
+  Results results("silu_mul", gate, in.first.view().device, allocate, stream);
+  if (in.second) {
+    results.add(&p.d_gate, shape, p.dtype, return_d_gate).add(&p.d_up, shape, p.dtype, return_d_up);
   } else {
-    const auto make = [&](bool wanted, void** data, nb::object* array) {
-      if (!wanted) return;
-      Caller::Fresh fresh = caller.empty(shape, p.dtype);
-      *data = fresh.data;
-      *array = std::move(fresh.array);
-    };
-    make(return_d_gate, &p.d_gate, &first);
-    make(return_d_up, &p.d_up, &second);
+    results.add(&p.d_gate, in.first.array.shape(), p.dtype);
+    p.d_up = in.half_way(static_cast<unsigned char*>(p.d_gate));
   }
-  {
-    const ReleasedGil released;
-    gated_mul_backward(p, device, caller.stream);
-  }
-  return in.second ? nb::object(nb::make_tuple(first, second)) : first;
+  return results.run(gated_mul_backward, p);
 }
+
+const Functions kFunctions([](nb::module_& m) {
+  define(m, "gated_mul", &forward);
+  define_eager<&forward, 2>(m, "gated_mul_eager");
+  define(m, "gated_mul_backward", &backward);
+});
 
 }  // namespace
-
-void bind_silu_mul(nb::module_& m) {
-  define(m, "gated_mul", &forward);
-  define(m, "gated_mul_eager", &eager);
-  define(m, "gated_mul_backward", &backward);
-}
-
 }  // namespace rlk::bindings

@@ -7,49 +7,20 @@
 namespace rlk::bindings {
 namespace {
 
-constexpr const char* kIntegers = "int32 or int64";
-constexpr const char* kFloats = "float32, bfloat16 or float16";
-
-std::string names_of(std::initializer_list<DType> dtypes) {
-  std::string text;
-  std::size_t i = 0;
-  for (const DType t : dtypes) {
-    text += (i == 0 ? "" : i + 1 == dtypes.size() ? " or " : ", ") + std::string(name_of(t));
-    ++i;
-  }
-  return text;
-}
-
-bool is_integer(DType t) { return t == DType::kInt32 || t == DType::kInt64; }
-
 Array read_first(nb::handle tokens, const char* name, TokenKind kind) {
   if (kind == TokenKind::kMask) {
     Array mask = Array::of_any_dtype(tokens, name);
     require_flags(mask);
     return mask;
   }
-  const char* const dtypes = kind == TokenKind::kFloat32 ? "float32" : kind == TokenKind::kFloats ? kFloats : kIntegers;
-  Array a(tokens, name, dtypes);
-  const DType t = a.view().dtype;
-  const bool is_float = t == DType::kFloat32 || t == DType::kBFloat16 || t == DType::kFloat16;
-  const bool is_good = kind == TokenKind::kFloat32  ? t == DType::kFloat32
-                       : kind == TokenKind::kFloats ? is_float
-                                                    : is_integer(t);
-  if (!is_good) dtype_error(a, dtypes);
-  return a;
-}
-
-void require_shape(const Array& a, std::span<const std::int64_t> shape, const char* whose) {
-  if (std::ranges::equal(a.shape(), shape)) return;
-  argument_error(a.name(),
-                 "expected shape " + shape_text(shape) + " (that of " + whose + "), got " + shape_text(a.shape()));
+  return {tokens, name, kind == TokenKind::kFloat32 ? kFloat32 : kind == TokenKind::kFloats ? kFloats : kIndices};
 }
 
 Array read_mask(nb::handle object, std::span<const std::int64_t> shape, const char* whose, Device device) {
   Array a = Array::of_any_dtype(object, "mask");
   require_flags(a);
   require_device(a, device);
-  require_shape(a, shape, whose);
+  check_shape(a, shape, whose);
   if (a.view().ndim > 0) require_columns(a);
   return a;
 }
@@ -80,9 +51,7 @@ MaskArgument::MaskArgument(nb::handle object, std::span<const std::int64_t> shap
 
 OffsetsArgument::OffsetsArgument(nb::handle object, Device device, const char* name, const char* count) : name_(name) {
   if (object.is_none()) return;
-  array_.emplace(object, name, kIntegers);
-  const TensorView& v = array_->view();
-  if (!is_integer(v.dtype)) dtype_error(*array_, kIntegers);
+  const TensorView& v = array_.emplace(object, name, kIndices).view();
   require_device(*array_, device);
   if (v.ndim != 1 || v.shape[0] < 1) {
     argument_error(name, std::string("expected shape [") + count + " + 1], got " + shape_text(array_->shape()));
@@ -96,6 +65,30 @@ OffsetsArgument::OffsetsArgument(nb::handle object, Device device, const char* n
 void OffsetsArgument::require_given() const {
   if (array_) return;
   throw nb::type_error((std::string(name_) + ": expected an array that speaks DLPack, got NoneType").c_str());
+}
+
+GroupsArgument::GroupsArgument(nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
+                               Device device)
+    : given_(group_offsets, device, "group_offsets", "num_groups") {
+  const bool by_offsets = !group_offsets.is_none();
+  const char* const name = by_offsets ? "group_offsets" : "group_size";
+  const auto count = [&] { return std::to_string(num_sequences) + " (the number of sequences)"; };
+  if (by_offsets) {
+    offsets = given_.offsets;
+    num_groups = given_.num_sequences;
+  } else if (group_size < 1 || num_sequences % group_size != 0) {
+    argument_error(name, "expected a divisor of " + count() + ", got " + std::to_string(group_size));
+  } else {
+    size = group_size;
+    num_groups = num_sequences / size;
+  }
+  if (num_groups >= std::int64_t{1} << bits) {
+    argument_error(name,
+                   "expected fewer than 2^" + std::to_string(bits) + " groups, got " + std::to_string(num_groups));
+  }
+  if (by_offsets && num_groups == 0 && num_sequences > 0) {
+    argument_error(name, "expected " + count() + " last, got shape [1]");
+  }
 }
 
 TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
@@ -124,7 +117,6 @@ TokenArguments::TokenArguments(nb::handle tokens, const char* name, nb::handle c
 
 PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
   const TensorView& v = a.view();
-  if (v.dtype != DType::kFloat32) dtype_error(a, "float32");
   require_device(a, device());
   const auto* const data = static_cast<const float*>(v.data);
   if (std::ranges::equal(a.shape(), shape())) {
@@ -152,7 +144,7 @@ PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool 
 }
 
 PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
-  kept_.emplace_back(object, name, "float32");
+  kept_.emplace_back(object, name, kFloat32);
   return read(kept_.back(), per_sequence);
 }
 
@@ -166,9 +158,7 @@ TokenMask TokenArguments::optional_mask(nb::handle object) { return object.is_no
 float TokenArguments::number(nb::handle object, const char* name, const float** element) {
   if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
   if (object.is_none()) return 0.0f;
-  kept_.emplace_back(object, name, "float32");
-  const Array& a = kept_.back();
-  if (a.view().dtype != DType::kFloat32) dtype_error(a, "float32");
+  const Array& a = kept_.emplace_back(object, name, kFloat32);
   require_device(a, device());
   if (a.view().num_elements() != 1) argument_error(a, "expected one element, got shape " + shape_text(a.shape()));
   *element = static_cast<const float*>(a.view().data);
@@ -194,22 +184,18 @@ float read_number_in(nb::handle value, const char* name, float low, float high, 
 }
 
 Array read_spans(nb::handle object) {
-  Array a(object, "spans", "int32 or int64");
+  Array a(object, "spans", kIndices);
   const TensorView& v = a.view();
-  if (v.dtype != DType::kInt32 && v.dtype != DType::kInt64) dtype_error(a, "int32 or int64");
   if (v.ndim != 2 || v.shape[1] != 2 || !v.is_contiguous()) {
     argument_error(a, "expected a contiguous array of shape [num_spans, 2], got " + shape_text(a.shape()));
   }
   return a;
 }
 
-VectorArgument::VectorArgument(nb::handle object, const char* name, std::initializer_list<DType> dtypes,
-                               std::int64_t count, const char* of, Device device) {
+VectorArgument::VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
+                               const char* of, Device device) {
   if (object.is_none()) return;
-  const std::string expected = names_of(dtypes);
-  array_.emplace(object, name, expected.c_str());
-  const TensorView& v = array_->view();
-  if (std::ranges::find(dtypes, v.dtype) == dtypes.end()) dtype_error(*array_, expected);
+  const TensorView& v = array_.emplace(object, name, dtypes).view();
   require_device(*array_, device);
   if (v.ndim != 1 || v.shape[0] != count) {
     argument_error(name,

@@ -2,6 +2,7 @@
 // raises an error that names the argument, what was expected and what came.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,17 @@ struct OffsetsArgument {
   const char* name_;
 };
 
+// Groups of sequences that follow one another: by offsets, fewer than 2^bits, or of one size, a divisor of their number.
+struct GroupsArgument {
+  GroupsArgument(nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
+                 Device device);
+  Offsets offsets{nullptr, DType::kInt64};
+  std::int64_t num_groups = 0, size = 0;
+
+ private:
+  OffsetsArgument given_;
+};
+
 // The dtypes of the array that says the shape of the others.
 enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
 
@@ -52,14 +64,14 @@ class TokenArguments {
   Device device() const { return first_.view().device; }
   std::span<const std::int64_t> shape() const { return first_.shape(); }
   const Array& array() const { return first_; }
-  std::int64_t row_stride() const { return stride_of(first_); }                                       // of the first
-  std::int64_t contiguous_stride() const { return shape().size() == 2 ? sequences_.num_tokens : 0; }  // of an output
+  std::int64_t row_stride() const { return stride_of(first_); }  // of the first
+  TokenArray<float> output() const { return {nullptr, shape().size() == 2 ? sequences_.num_tokens : 0}; }
   PolicyTokens first() const { return {static_cast<const float*>(first_.view().data), row_stride(), 1}; }
   TokenMask first_mask() const { return flags_of(first_); }
 
   // float32 of the same shape, or, where `per_sequence`, one value a sequence. None gives an array without data.
-  PolicyTokens optional(nb::handle object, const char* name, bool per_sequence);
-  PolicyTokens required(nb::handle object, const char* name, bool per_sequence);
+  PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
+  PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object);
   TokenMask optional_mask(nb::handle object);  // None: every token counts
   // A number as it is; of one float32 element on the device its address in `element`, and 0; of None 0.
@@ -81,11 +93,13 @@ inline TokenArray<const float> rows_of(const PolicyTokens& a) { return {a.data, 
 
 std::int64_t read_count(nb::handle value, const char* name);  // an integer that is not negative
 
-// [count] of any stride, or None. `dtypes` are those allowed, `of` what the count is.
+constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
+
+// [count] of any stride, or None. `of` is what the count is.
 class VectorArgument {
  public:
-  VectorArgument(nb::handle object, const char* name, std::initializer_list<DType> dtypes, std::int64_t count,
-                 const char* of, Device device);
+  VectorArgument(nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count, const char* of,
+                 Device device);
   const void* data() const { return array_ ? array_->view().data : nullptr; }
   const float* floats() const { return static_cast<const float*>(data()); }
   DType dtype(DType otherwise) const { return array_ ? array_->view().dtype : otherwise; }
@@ -101,5 +115,10 @@ Array read_spans(nb::handle object);
 
 // A Python number as a float32 in [low, high].
 float read_number_in(nb::handle value, const char* name, float low, float high, const char* expected);
+
+inline float read_positive(nb::handle value, const char* name) {
+  return read_number_in(value, name, std::numeric_limits<float>::min(), std::numeric_limits<float>::max(),
+                        "a finite number > 0 in float32");
+}
 
 }  // namespace rlk::bindings

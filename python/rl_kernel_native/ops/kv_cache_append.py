@@ -67,7 +67,7 @@ _KV_CACHE_APPEND = Operator(
     "",
     outputs=lambda arrays, how: (),
     dtypes=(),
-    native=lambda arrays, how, allocate, stream: _C.kv_cache_append(*arrays, stream),
+    native=lambda arrays, how, *tail: _C.kv_cache_append(*arrays, *tail),
     check=_check_arrays,
 )
 

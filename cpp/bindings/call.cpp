@@ -1,4 +1,6 @@
-#include "workspace.h"
+#include "call.h"
+
+#include <pthread.h>
 
 #include <algorithm>
 #include <map>
@@ -29,8 +31,29 @@ nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data)
   return memory.array;
 }
 
-void bind_workspace(nb::module_& m) {
-  // {device: (calls, last_bytes, most_bytes)}
+std::unique_lock<std::mutex> lock_accumulation(Device device) {
+  // Never destroyed: a thread may run past the interpreter. A forked child has no thread that could unlock it.
+  static std::mutex* const mutex = new std::mutex;
+  [[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, [] { new (mutex) std::mutex; });
+  return device.type == DeviceType::kCpu ? std::unique_lock(*mutex) : std::unique_lock<std::mutex>();
+}
+
+nb::object Results::result() {
+  const auto output = [this](int i) { return (arrays_[i].is_valid() ? arrays_[i] : nb::none()).release().ptr(); };
+  if (count_ == 0) return nb::none();
+  if (count_ == 1) return nb::steal(output(0));
+  const nb::object tuple = nb::steal(PyTuple_New(count_));
+  for (int i = 0; i < count_; ++i) PyTuple_SET_ITEM(tuple.ptr(), i, output(i));
+  return tuple;
+}
+
+std::vector<void (*)(nb::module_&)>& Functions::all() {
+  static std::vector<void (*)(nb::module_&)> functions;
+  return functions;
+}
+
+// {device: (calls, last_bytes, most_bytes)}
+static const Functions kStats([](nb::module_& m) {
   m.def("workspace_stats", [](bool reset) {
     nb::dict found;
     const std::lock_guard lock(mutex);
@@ -40,6 +63,6 @@ void bind_workspace(nb::module_& m) {
     if (reset) taken.clear();
     return found;
   });
-}
+});
 
 }  // namespace rlk::bindings

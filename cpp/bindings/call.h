@@ -1,0 +1,142 @@
+// The frame of a binding: how its functions are defined, where outputs and memory come from, how a kernel is called.
+#pragma once
+
+#include <initializer_list>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../cpu/float_environment.h"
+#include "gil.h"
+#include "ndarray.h"
+#include "torch_state.h"
+
+namespace rlk::bindings {
+
+// A shape, valid while the expression that gives it is evaluated.
+struct Shape : std::span<const std::int64_t> {
+  using span::span;
+  Shape(std::span<const std::int64_t> sizes) : span(sizes) {}
+  Shape(std::initializer_list<std::int64_t> sizes) : span(sizes.begin(), sizes.size()) {}
+};
+
+// Held while main_grad is read, added to and written on a CPU: backwards of several threads may share it. Nothing for a
+// GPU, whose stream orders them.
+std::unique_lock<std::mutex> lock_accumulation(Device device);
+
+// Takes at least `bytes` from the caller's allocator, which keeps them for the next call. *data is valid as long as the
+// result lives; 0 bytes leave *data as it is. Bytes are counted by device.
+nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
+
+// The outputs of a call in the order in which they are added, then the call itself.
+class Results {
+ public:
+  // `first` is the array that decides who allocates. Refuses a device for which this build has no kernels of `op`.
+  Results(const char* op, nb::handle first, Device device, nb::handle allocate, std::uintptr_t stream)
+      : caller_((require_backend(op, device), make_caller(first, device, allocate, stream))) {}
+
+  const Caller& caller() const { return caller_; }
+
+  // An output of a dtype, to which a field of the params shall point. None, and the field as it is, where not wanted.
+  Results& add(void** field, Shape shape, DType dtype, bool wanted = true) {
+    if (wanted) {
+      Caller::Fresh fresh = caller_.empty(shape, dtype);
+      *field = fresh.data;
+      arrays_[count_] = std::move(fresh.array);
+    }
+    ++count_;
+    return *this;
+  }
+  template <class T>
+  Results& add(T** field, Shape shape, bool wanted = true) {
+    constexpr bool kIsFloat = std::is_same_v<T, float>;
+    constexpr DType kDtype = kIsFloat ? DType::kFloat32 : sizeof(T) == 8 ? DType::kInt64 : DType::kInt32;
+    void* data = *field;
+    add(&data, shape, sizeof(T) == 1 ? DType::kBool : kDtype, wanted);
+    *field = static_cast<T*>(data);
+    return *this;
+  }
+  // One of the caller's arrays, written in place.
+  Results& add(nb::handle array) {
+    arrays_[count_++] = nb::borrow(array);
+    return *this;
+  }
+
+  // Calls a kernel without the GIL.
+  template <class Params>
+  void call(void (*kernel)(const Params&, Device, Stream), const Params& p, bool accumulates = false) const {
+    const ReleasedGil released;
+    std::unique_lock<std::mutex> lock;
+    if (accumulates) lock = lock_accumulation(caller_.device);
+    kernel(p, caller_.device, caller_.stream);
+  }
+  // The same, and gives the output, or a tuple of several.
+  template <class Params>
+  nb::object run(void (*kernel)(const Params&, Device, Stream), const Params& p, bool accumulates = false) {
+    call(kernel, p, accumulates);
+    return result();
+  }
+  // With the memory to work in that the kernel asks for.
+  template <class Params>
+  nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p,
+                 std::int64_t (*workspace_bytes)(const Params&, Device), bool accumulates = false) {
+    const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
+    return run(kernel, *p, accumulates);
+  }
+  nb::object result();
+
+ private:
+  Caller caller_;
+  nb::object arrays_[8];
+  int count_ = 0;
+};
+
+// Functions of the module, found when it is loaded.
+struct Functions {
+  explicit Functions(void (*define)(nb::module_&)) { all().push_back(define); }
+  static std::vector<void (*)(nb::module_&)>& all();
+};
+
+// Defines a function whose every argument is positional and may be None: a keyword costs more than the work of a small
+// call. Numbers are rounded to float32 to nearest even, whatever the caller's rounding mode is.
+template <std::size_t... kIndex, class... Arguments>
+void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...), std::index_sequence<kIndex...>) {
+  const auto call = [function](Arguments... arguments) -> nb::object {
+    const cpu::FloatEnvironment environment;
+    return function(std::forward<Arguments>(arguments)...);
+  };
+  m.def(name, call, ((void)kIndex, nb::arg().none())...);
+}
+template <class... Arguments>
+void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
+  define(m, name, function, std::index_sequence_for<Arguments...>{});
+}
+
+// Defines the eager call of a function whose last two arguments are `allocate` and `stream`: what a decode step costs on
+// the host. It takes plain CUDA tensors without gradient, the first kTensors arguments; NotImplemented sends every other
+// call the general way.
+template <auto kFunction, int kTensors, class... Arguments, std::size_t... kIndex>
+void define_eager(nb::module_& m, const char* name, std::index_sequence<kIndex...>) {
+  using All = std::tuple<Arguments...>;
+  define(
+      m, name, +[](std::tuple_element_t<kIndex, All>... given) -> nb::object {
+        const auto arguments = std::tie(given...);
+        const bool direct = [&]<std::size_t... kFirst>(std::index_sequence<kFirst...>) {
+          return may_bypass_dispatcher({std::get<kFirst>(arguments)...});
+        }
+        (std::make_index_sequence<kTensors>{});
+        if (!direct) return nb::borrow(Py_NotImplemented);
+        return kFunction(given..., nb::none(), 0);
+      });
+}
+template <auto kFunction, int kTensors, class... Arguments>
+void define_eager(nb::module_& m, const char* name, nb::object (*)(Arguments...)) {
+  define_eager<kFunction, kTensors, Arguments...>(m, name, std::make_index_sequence<sizeof...(Arguments) - 2>{});
+}
+template <auto kFunction, int kTensors>
+void define_eager(nb::module_& m, const char* name) {
+  define_eager<kFunction, kTensors>(m, name, kFunction);
+}
+
+}  // namespace rlk::bindings
