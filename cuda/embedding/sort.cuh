@@ -1,4 +1,4 @@
-// The tokens of the gradient by rows and, of one row, by index: what backward.cuh sums. Latency, not memory, bounds it.
+// The tokens of the gradient by rows and, of one row, by index: what embedding_backward.cu sums. Latency, not memory, bounds it.
 //
 // A stable radix sort by digits of the row, the least first; a pass is three kernels:
 // embedding_count_kernel: a block counts the digits of its tile. The first pass makes the keys from the ids.

@@ -1,8 +1,45 @@
-// importance_weights on CUDA, compiled once per architecture.
-#include "weights.cuh"
+// importance_weights: passes over tokens, and with normalize one over weights. One body for every architecture.
+// Bound by HBM. It reads log-probabilities and mask once, twice where a sequence decides, and writes weights and kept once.
+// normalize reads and writes weights once more.
+#include "../common/token_operators.h"
+#include "../common/token_passes.cuh"
+#include "rlk/kernels/importance_kernels.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+__global__ void __launch_bounds__(kTokenThreads)
+    importance_divide_kernel(const __grid_constant__ ImportanceWeightsParams p, const TokenWorkspace<ImportanceBatch> w,
+                             std::int64_t count) {
+  wait_for_previous_kernel();
+  importance_divide<TokenGpu>(p, w, count, blockIdx.x, gridDim.x);
+}
+
+}  // namespace
+}  // namespace rlk::cuda
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
+
 void importance_weights(const ImportanceWeightsParams& p, const TokenPlan& plan, cudaStream_t stream) {
-  run_importance_weights<kOverlap>(p, plan, stream);
+  const std::int64_t count = p.sequences.num_slots();
+  if (count == 0 && p.metrics == nullptr) return;
+  TokenLaunches<kOverlap, ImportanceBatch> launches(p, plan, stream);
+  switch (form_of(p)) {
+    case ImportanceForm::kAlone:
+      launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms<ImportanceForm::kAlone>>);
+      break;
+    case ImportanceForm::kNormalized:
+      launches.run(token_terms_kernel<ImportanceBatch, 3, ImportanceTokenTerms<ImportanceForm::kNormalized>>);
+      break;
+    case ImportanceForm::kMeasured:
+      launches.run(token_terms_kernel<ImportanceBatch, 2, ImportanceTokenTerms<ImportanceForm::kMeasured>>);
+  }
+  if (p.metrics != nullptr) {
+    run_token_passes<kOverlap, ImportanceMomentsBatch>(
+        p, plan, token_terms_kernel<ImportanceMomentsBatch, 3, CentralTerms<ImportanceMoments>>, stream);
+  }
+  if (p.spec.normalize != 0 && count > 0)
+    launches.launch(importance_divide_kernel, map_blocks(count), kTokenThreads, count);
 }
+
 }  // namespace rlk::cuda::RLK_CUDA_ARCH

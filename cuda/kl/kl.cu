@@ -1,6 +1,28 @@
-// kl on CUDA, compiled once per architecture.
-#include "kl.cuh"
+// kl: a pass over tokens without sums. One body for every architecture; each gets its own machine code.
+// Bound by HBM: each array is read or written once.
+#include "../common/token_gpu.cuh"
+#include "kernels.h"
+#include "rlk/kernels/kl_terms.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+__global__ void __launch_bounds__(kTokenThreads, 3)
+    kl_kernel(const __grid_constant__ KlParams p, std::int64_t slots, int tile) {
+  token_tiles<TokenGpu, KlTokenTerms>(p, nullptr, slots, tile, blockIdx.x, nullptr,
+                                      [](std::int64_t) { return KlTokenTerms::Factors{}; });
+}
+
+}  // namespace
+}  // namespace rlk::cuda
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
-void kl(const KlParams& p, const TokenPlan& plan, cudaStream_t stream) { run_kl(p, plan, stream); }
+
+void kl(const KlParams& p, const TokenPlan& plan, cudaStream_t stream) {
+  const TokenPasses passes(p.sequences, plan.tile, kWaveTile<TokenGpu>, kTokenWaves<TokenGpu>);
+  RLK_CHECK(passes.slots < std::int64_t{1} << 31, "kl: too many tokens for one launch");
+  kl_kernel<<<static_cast<unsigned>(passes.token_blocks), kTokenThreads, 0, stream>>>(p, passes.slots, plan.tile);
+  check(cudaGetLastError(), "launch of kl");
+}
+
 }  // namespace rlk::cuda::RLK_CUDA_ARCH

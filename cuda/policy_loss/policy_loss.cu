@@ -1,9 +1,47 @@
-// policy_loss on CUDA, compiled once per architecture.
-#include "loss.cuh"
+// policy_loss: its forms of the terms of tokens. All other kernels are those of every pass over tokens.
+// Bound by HBM: the arrays of tokens are read once (twice where a ratio is a sequence's), the gradients written once.
+#include "../common/plain_tokens.cuh"
+#include "../common/token_passes.cuh"
+#include "kernels.h"
+#include "rlk/kernels/policy_kernels.h"
+#include "rlk/kernels/policy_plain.h"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <PolicyForm kForm>
+constexpr TermsKernel<PolicyBatch> kPolicyTerms =
+    token_terms_kernel<PolicyBatch, kForm == PolicyForm::kClipped ? 2 : 1, PolicyTokenTerms<kForm>>;
+
+__global__ void __launch_bounds__(kTokenThreads)
+    scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
+  scale_values<TokenGpu>(p, blockIdx.x, gridDim.x);
+}
+
+}  // namespace
+}  // namespace rlk::cuda
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
+
 void policy_loss_alone(const PolicyLossParams& p, const TokenPlan& plan, cudaStream_t stream) {
-  run_policy_loss<kOverlap>(p, plan, stream);
+  TermsKernel<PolicyBatch> terms = kPolicyTerms<PolicyForm::kSequences>;
+  switch (form_of(p)) {
+    case PolicyForm::kClipped:
+      if (is_plain(p)) return run_plain_tokens<kOverlap, PolicyBatch, PlainPolicyTerms>(p, plan, stream);
+      terms = kPolicyTerms<PolicyForm::kClipped>;
+      break;
+    case PolicyForm::kTokens:
+      terms = kPolicyTerms<PolicyForm::kTokens>;
+      break;
+    case PolicyForm::kSequences:
+      break;
+  }
+  run_token_passes<kOverlap, PolicyBatch>(p, plan, {terms}, stream);
 }
-void scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream) { run_scale_gradients(p, stream); }
+
+void scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream) {
+  scale_gradients_kernel<<<static_cast<unsigned>(map_blocks(p.count)), kTokenThreads, 0, stream>>>(p);
+  check(cudaGetLastError(), "launch of scale_gradients");
+}
+
 }  // namespace rlk::cuda::RLK_CUDA_ARCH

@@ -1,8 +1,653 @@
-// rms_norm backward on CUDA, compiled once per architecture.
-#include "backward.cuh"
+// rms_norm backward. Bound by HBM: it reads dy, h and the gradient of the new residual once, and writes dx once. dweight
+// also writes and reads 4 bytes for each column of each group of 64 rows.
+//
+// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns octets t,
+// t + kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
+// dweight's chains of its columns in registers. The next rows load meanwhile.
+// rms_norm_halves_kernel: two blocks a group. A block computes dx for every second row, and dweight's chains of half of the
+// columns for all rows. It reads half of the other block's rows a second time, from L2.
+// rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has 64
+// blocks that take a row each, for dx; its others take columns of all rows, for dweight's chains.
+// rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns a block.
+// One body for every architecture; each gets its own machine code.
+#include <type_traits>
+
+#include "../common/async_copy_groups_sm80.cuh"
+#include "../common/async_copy_sm80.cuh"
+#include "../common/dependent_launch.cuh"
+#include "../common/kernel_memory.h"
+#include "kernels.h"
+#include "row.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kGroupRows = kRmsNormGroupRows;
+constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // of 8192 rows
+
+// A thread's first column of the rows of a group in an array. kPlain: of is_plain.
+template <class Element, bool kPlain>
+class GroupRows {
+ public:
+  template <class Array>
+  __device__ __forceinline__ GroupRows(Array* array, const RowLayout& rows, std::int64_t first_row, int column)
+      : from_(static_cast<Element*>(array) + column + (kPlain ? first_row * rows.inner_stride : 0)),
+        rows_(rows),
+        first_row_(first_row) {}
+  __device__ __forceinline__ Element* operator[](int row) const {
+    if constexpr (kPlain) {
+      using Byte = std::conditional_t<std::is_const_v<Element>, const unsigned char, unsigned char>;
+      const auto stride = static_cast<std::uint32_t>(rows_.inner_stride) * static_cast<std::uint32_t>(sizeof(Element));
+      const std::uint64_t bytes = std::uint64_t{static_cast<std::uint32_t>(row)} * stride;
+      return reinterpret_cast<Element*>(reinterpret_cast<Byte*>(from_) + bytes);
+    } else {
+      return from_ + rows_.offset(first_row_ + row);
+    }
+  }
+
+ private:
+  Element* from_;
+  const RowLayout& rows_;
+  std::int64_t first_row_;
+};
+
+// A thread's columns of the rows of a step, of dy and h and, where there is one, the gradient of the new residual. A step
+// has one barrier: two rows share its wait where their values fit the registers.
+template <class T, int kThreads, int kOctets>
+struct GroupShape {
+  static constexpr int kArrays = 3;
+  static constexpr bool kKept = Octet<T>::kVectors * kOctets <= 2;
+  static constexpr int kRows = kKept ? 2 : 1;
+  static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
+  static constexpr int kVectors = Octet<T>::kVectors;
+  static constexpr int kArrayBytes = kBlock * kOctets * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
+  // Out of the 227 KB of a multiprocessor on compute capability 9.0: more than three stages for several blocks, or for one.
+  static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
+  static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
+  static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
+  static constexpr int kStages = kMost < 8 / kRows ? kMost : 8 / kRows;
+  static constexpr int kBlocks = kBlock < 256 ? 4 : kSeveral ? 2 : 1;  // of a multiprocessor
+  static_assert(kStages >= 2);
+};
+
+template <class T, int kThreads, int kOctets, bool kPlain>
+__global__ void __launch_bounds__((GroupShape<T, kThreads, kOctets>::kBlock),
+                                  (GroupShape<T, kThreads, kOctets>::kBlocks))
+    rms_norm_groups_kernel(const __grid_constant__ RmsNormBackwardParams p) {
+  using Storage = typename T::Storage;
+  using Shape = GroupShape<T, kThreads, kOctets>;
+  constexpr int kVectors = Shape::kVectors, kRows = Shape::kRows, kStages = Shape::kStages;
+  static_assert(kOctets == 1 || kThreads == kRmsNormLanes);  // a thread's octets are one lane of the sum
+  extern __shared__ uint4 ring[];
+  __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
+  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // of every other step
+  const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
+  const std::int64_t group = std::int64_t{blockIdx.x} * Shape::kGroups + of_block, first_row = group * kGroupRows;
+  const auto rows_from = [&](std::int64_t row) {
+    const std::int64_t left = p.num_rows - row;
+    return left < 0 ? 0 : left < kGroupRows ? static_cast<int>(left) : kGroupRows;
+  };
+  const int rows = rows_from(first_row);
+  const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // of the block's fullest group
+  const int octets = static_cast<int>(p.columns) / kOctet;
+  const bool third = p.d_new_residual != nullptr;
+  using Rows = GroupRows<const Storage, kPlain>;
+  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kOctet), h_rows(p.h, p.h_rows, first_row, thread * kOctet);
+  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kOctet);
+  const GroupRows<Storage, kPlain> dx_rows(p.dx, p.dx_rows, first_row, thread * kOctet);
+  wait_for_previous_kernel();
+
+  for (int i = thread; i < rows; i += kThreads) rstd_of_row[of_block][i] = p.rstd[first_row + i];
+  float w[kOctets][kOctet], sums[kOctets][kOctet]{};
+#pragma unroll
+  for (int i = 0; i < kOctets; ++i) {
+    const int octet = thread + i * kThreads;
+    if (octet < octets) load_weights<T, true>(p, octet * kOctet, kOctet, w[i]);
+  }
+
+  // Vector v of octet i of an array of row r in a stage, for this thread.
+  uint4* const mine = ring + threadIdx.x;
+  const auto slot = [&](int stage, int r, int array, int i, int v) {
+    return mine + ((((stage * kRows + r) * Shape::kArrays + array) * kOctets + i) * kVectors + v) * Shape::kBlock;
+  };
+  const auto read = [&](int stage, int r, int array, int i) {
+    Octet<T> x;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, r, array, i, v);
+    return x;
+  };
+  const auto copy_rows = [&](int row, int stage) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, ++row) {
+      if (row >= rows) continue;
+      const Storage* const from[Shape::kArrays] = {dy_rows[row], h_rows[row], third ? third_rows[row] : nullptr};
+#pragma unroll
+      for (int array = 0; array < Shape::kArrays; ++array) {
+        if (array == 2 && !third) continue;
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          const int octet = thread + i * kThreads;
+          if (octet >= octets) continue;
+#pragma unroll
+          for (int v = 0; v < kVectors; ++v) {
+            copy_async_16(shared_address(slot(stage, r, array, i, v)),
+                          from[array] + i * kThreads * kOctet + v * Vector<T>::kColumns);
+          }
+        }
+      }
+    }
+    copy_async_commit();
+  };
+#pragma unroll 1
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) copy_rows(ahead * kRows, ahead);
+  if constexpr (Shape::kKept) copy_rows((kStages - 1) * kRows, kStages - 1);
+  __syncthreads();  // rstd_of_row
+  int stage = 0, free_stage = kStages - 1, step = 0;
+#pragma unroll 1
+  for (int row = 0; row < last; row += kRows, ++step) {
+    // Rows that a thread keeps in registers leave their stage to the next ones within the step; others when it is over.
+    Octet<T> dy[kRows][kOctets]{}, h[kRows][kOctets]{}, more[kRows][kOctets]{};
+    if constexpr (Shape::kKept) {
+      copy_async_wait<kStages - 1>();
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) {
+          if (third) more[r][i] = read(stage, r, 2, i);
+          dy[r][i] = read(stage, r, 0, i);
+          h[r][i] = read(stage, r, 1, i);
+        }
+      }
+    } else {
+      copy_async_wait<kStages - 2>();
+      copy_rows(row + (kStages - 1) * kRows, free_stage);  // into what the step before was read from
+    }
+    float rstd[kRows], lanes[kRows] = {};
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rstd[r] = row + r < rows ? rstd_of_row[of_block][row + r] : 0.0f;
+    // dy and xhat of octet i of row r.
+    const auto values = [&](int r, int i, float(&g)[kOctet], float(&xhat)[kOctet]) {
+      (Shape::kKept ? dy[r][i] : read(stage, r, 0, i)).to_float(g);
+      (Shape::kKept ? h[r][i] : read(stage, r, 1, i)).to_float(xhat);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd[r]);
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kOctets; ++i) {
+        if (row + r >= rows || thread + i * kThreads >= octets) continue;
+        float g[kOctet], xhat[kOctet];
+        values(r, i, g, xhat);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) lanes[r] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[r]);
+      }
+    }
+    float c[kRows] = {};
+    if (p.dx != nullptr) {
+      row_sums<kThreads, kRows>(lanes, of_warps[step % 2][of_block]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
+    }
+    // Not before the sum: rows that are asked for too early take memory's time from the ones that are waited for.
+    if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool exists = row + r < rows;
+      Storage* const dx = dx_rows[exists ? row + r : 0];
+#pragma unroll
+      for (int i = 0; i < kOctets; ++i) {
+        const int octet = thread + i * kThreads;
+        if (!exists || octet >= octets) continue;
+        float g[kOctet], z[kOctet];
+        values(r, i, g, z);
+        if (p.dx != nullptr) {
+          float d[kOctet] = {};
+          if (third) (Shape::kKept ? more[r][i] : read(stage, r, 2, i)).to_float(d);
+#pragma unroll
+          for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), z[j], c[r], rstd[r], d[j]);
+          store_octet(dx + i * kThreads * kOctet, octet_of<T>(d));
+        }
+        if (p.round_before_weight) round_octet<T>(z);
+#pragma unroll
+        for (int j = 0; j < kOctet; ++j) sums[i][j] = __fmaf_rn(g[j], z[j], sums[i][j]);
+      }
+    }
+    free_stage = stage;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  allow_next_kernel();
+  if (p.dweight == nullptr || rows == 0) return;
+  float* const to = static_cast<float*>(p.workspace) + group * p.columns;
+#pragma unroll
+  for (int i = 0; i < kOctets; ++i) {
+    const int octet = thread + i * kThreads;
+    if (octet >= octets) continue;
+#pragma unroll
+    for (int j = 0; j < kOctet; j += 4) {
+      *reinterpret_cast<float4*>(to + octet * kOctet + j) =
+          make_float4(sums[i][j], sums[i][j + 1], sums[i][j + 2], sums[i][j + 3]);
+    }
+  }
+}
+
+// A stage, a step of two rows: dy, h and, with kThird, the gradient of the new residual of a block's own row; dy and h of the
+// other's kOwn octets, whose chains the thread has.
+template <class T, int kOctets, bool kThird>
+struct HalfShape {
+  static constexpr int kThreads = kRmsNormLanes, kVectors = Octet<T>::kVectors, kOwn = kOctets / 2;
+  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kOctets * kVectors;  // vectors of a thread
+  static constexpr int kStageBytes = (kOfRow + 2 * kOwn * kVectors) * kThreads * 16;
+  static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // of a multiprocessor, which has 227 KB
+  static constexpr int kStages = (192 << 10) / kBlocks / kStageBytes;
+  static_assert(kStages >= 2);
+};
+
+template <class T, int kOctets, bool kThird>
+__global__ void __launch_bounds__((HalfShape<T, kOctets, kThird>::kThreads), (HalfShape<T, kOctets, kThird>::kBlocks))
+    rms_norm_halves_kernel(const __grid_constant__ RmsNormBackwardParams p) {
+  using Storage = typename T::Storage;
+  using Shape = HalfShape<T, kOctets, kThird>;
+  constexpr int kThreads = Shape::kThreads, kVectors = Shape::kVectors, kOwn = Shape::kOwn, kStages = Shape::kStages;
+  extern __shared__ uint4 ring[];
+  __shared__ float rstd_of_row[kGroupRows];
+  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // of every other step
+  const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(blockIdx.x % 2);
+  const std::int64_t group = blockIdx.x / 2, first_row = group * kGroupRows, left = p.num_rows - first_row;
+  const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
+  const int octets = static_cast<int>(p.columns) / kOctet;
+  const auto octet_at = [&](int i) { return thread + i * kThreads; };
+  using Rows = GroupRows<const Storage, true>;
+  const Rows dy_rows(p.dy, p.dy_rows, first_row, thread * kOctet), h_rows(p.h, p.h_rows, first_row, thread * kOctet);
+  const Rows third_rows(p.d_new_residual, p.d_new_residual_rows, first_row, thread * kOctet);
+  const GroupRows<Storage, true> dx_rows(p.dx, p.dx_rows, first_row, thread * kOctet);
+  wait_for_previous_kernel();
+
+  if (thread < rows) rstd_of_row[thread] = p.rstd[first_row + thread];
+  float w[kOctets][kOctet], sums[kOwn][kOctet]{};
+#pragma unroll
+  for (int i = 0; i < kOctets; ++i) {
+    if (octet_at(i) < octets) load_weights<T, true>(p, octet_at(i) * kOctet, kOctet, w[i]);
+  }
+
+  constexpr int kOfStage = Shape::kStageBytes / 16 / kThreads;
+  const auto slot = [&](int stage, int vector) { return ring + (stage * kOfStage + vector) * kThreads + thread; };
+  const auto copy = [&](const Storage* row, int i, int stage, int vector) {
+    if (octet_at(i) >= octets) return;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      copy_async_16(shared_address(slot(stage, vector + v)), row + i * kThreads * kOctet + v * Vector<T>::kColumns);
+    }
+  };
+  const auto read = [&](int stage, int vector) {
+    Octet<T> x;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) x.v[v].v = *slot(stage, vector + v);
+    return x;
+  };
+  const auto copy_step = [&](int step, int stage) {
+    const int mine = 2 * step + half, other = mine ^ 1;
+    if (mine < rows) {
+      const Storage* const from[3] = {dy_rows[mine], h_rows[mine], kThird ? third_rows[mine] : nullptr};
+#pragma unroll
+      for (int array = 0; array < Shape::kArrays; ++array) {
+#pragma unroll
+        for (int i = 0; i < kOctets; ++i) copy(from[array], i, stage, (array * kOctets + i) * kVectors);
+      }
+    }
+    if (other < rows) {
+      const Storage* const from[2] = {dy_rows[other], h_rows[other]};
+#pragma unroll
+      for (int array = 0; array < 2; ++array) {
+#pragma unroll
+        for (int j = 0; j < kOwn; ++j) {
+          copy(from[array], half * kOwn + j, stage, Shape::kOfRow + (array * kOwn + j) * kVectors);
+        }
+      }
+    }
+    copy_async_commit();
+  };
+#pragma unroll 1
+  for (int step = 0; step < kStages; ++step) copy_step(step, step);
+  __syncthreads();  // rstd_of_row
+  const auto to_xhat = [](const Octet<T>& h, float rstd, float(&xhat)[kOctet]) {
+    h.to_float(xhat);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) xhat[j] = __fmul_rn(xhat[j], rstd);
+  };
+  const auto add_to = [&](float(&sum)[kOctet], const float(&g)[kOctet], float(&xhat)[kOctet]) {
+    if (p.round_before_weight) round_octet<T>(xhat);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) sum[j] = __fmaf_rn(g[j], xhat[j], sum[j]);
+  };
+  int stage = 0;
+#pragma unroll 1
+  for (int step = 0; 2 * step < rows; ++step) {
+    const int mine = 2 * step + half, other = mine ^ 1;
+    copy_async_wait<kStages - 1>();
+    Octet<T> dy[kOctets], h[kOctets], more[kOctets]{}, other_dy[kOwn], other_h[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      dy[i] = read(stage, i * kVectors);
+      h[i] = read(stage, (kOctets + i) * kVectors);
+      if constexpr (kThird) more[i] = read(stage, (2 * kOctets + i) * kVectors);
+    }
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      other_dy[j] = read(stage, Shape::kOfRow + j * kVectors);
+      other_h[j] = read(stage, Shape::kOfRow + (kOwn + j) * kVectors);
+    }
+    const bool is_mine = mine < rows;
+    const float rstd = is_mine ? rstd_of_row[mine] : 0.0f;
+    float lanes[1] = {};
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (!is_mine || octet_at(i) >= octets) continue;
+      float g[kOctet], xhat[kOctet];
+      dy[i].to_float(g);
+      to_xhat(h[i], rstd, xhat);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[i][j]), xhat[j], lanes[0]);
+    }
+    copy_step(step + kStages, stage);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    const auto add_other = [&] {
+      if (other >= rows) return;
+      const float rstd_of_other = rstd_of_row[other];
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) {
+        if (octet_at(half * kOwn + j) >= octets) continue;
+        float g[kOctet], xhat[kOctet];
+        other_dy[j].to_float(g);
+        to_xhat(other_h[j], rstd_of_other, xhat);
+        add_to(sums[j], g, xhat);
+      }
+    };
+    if (half == 1) add_other();  // the row before
+    const float c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[step % 2]), static_cast<float>(p.columns));
+    Storage* const dx = dx_rows[is_mine ? mine : 0];
+#pragma unroll
+    for (int i = 0; i < kOctets; ++i) {
+      if (!is_mine || octet_at(i) >= octets) continue;
+      float g[kOctet], xhat[kOctet], d[kOctet] = {};
+      dy[i].to_float(g);
+      to_xhat(h[i], rstd, xhat);
+      if constexpr (kThird) more[i].to_float(d);
+#pragma unroll
+      for (int j = 0; j < kOctet; ++j) d[j] = rms_norm_dx(__fmul_rn(g[j], w[i][j]), xhat[j], c, rstd, d[j]);
+      store_octet(dx + i * kThreads * kOctet, octet_of<T>(d));
+      if (i / kOwn == half) add_to(sums[i % kOwn], g, xhat);
+    }
+    if (half == 0) add_other();  // the row behind
+  }
+  allow_next_kernel();
+  float* const to = static_cast<float*>(p.workspace) + group * p.columns;
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const int octet = octet_at(half * kOwn + j);
+    if (octet >= octets) continue;
+#pragma unroll
+    for (int k = 0; k < kOctet; k += 4) {
+      *reinterpret_cast<float4*>(to + octet * kOctet + k) =
+          make_float4(sums[j][k], sums[j][k + 1], sums[j][k + 2], sums[j][k + 3]);
+    }
+  }
+}
+
+constexpr int kRowThreads = kRmsNormLanes;
+constexpr int kChainRows = 16;    // of a thread under way: a group has few threads, and each waits for its loads
+constexpr int kChainColumns = 2;  // of a thread
+
+// Two neighbouring columns, of which `count` exist. kVector: both, aligned to their size.
+template <class T, bool kVector>
+__device__ __forceinline__ void load_pair(const typename T::Storage* from, int count, float (&z)[kChainColumns]) {
+  using Storage = typename T::Storage;
+  struct alignas(2 * sizeof(Storage)) Pair {
+    Storage first, second;
+  };
+  if constexpr (kVector) {
+    const Pair pair = *reinterpret_cast<const Pair*>(from);
+    z[0] = T::load(pair.first);
+    z[1] = T::load(pair.second);
+  } else {
+    z[0] = T::load(from[0]);
+    z[1] = count > 1 ? T::load(from[1]) : 0.0f;
+  }
+}
+
+template <class T, bool kVector>
+__device__ __forceinline__ void dx_of_row(const RmsNormBackwardParams& p, std::int64_t row, float* of_warps) {
+  using Storage = typename T::Storage;
+  constexpr int kStep = kRowThreads * kOctet;
+  const int columns = static_cast<int>(p.columns), first = static_cast<int>(threadIdx.x) * kOctet;
+  const Storage* dy = static_cast<const Storage*>(p.dy) + p.dy_rows.offset(row);
+  const Storage* h = static_cast<const Storage*>(p.h) + p.h_rows.offset(row);
+  const float rstd = p.rstd[row];
+  float lanes[1] = {};
+#pragma unroll 1
+  for (std::int64_t k = first; k < columns; k += kStep) {
+    const int count = static_cast<int>(columns - k);
+    float g[kOctet], x[kOctet], w[kOctet];
+    load_columns<T, kVector>(dy + k, count, g);
+    load_columns<T, kVector>(h + k, count, x);
+    load_weights<T, kVector>(p, static_cast<int>(k), count, w);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      if (kVector || j < count) lanes[0] = __fmaf_rn(__fmul_rn(g[j], w[j]), __fmul_rn(x[j], rstd), lanes[0]);
+    }
+  }
+  const float c = __fdiv_rn(row_sum<kRowThreads>(lanes, of_warps), static_cast<float>(columns));
+  const Storage* third = nullptr;
+  if (p.d_new_residual != nullptr) {
+    third = static_cast<const Storage*>(p.d_new_residual) + p.d_new_residual_rows.offset(row);
+  }
+  Storage* dx = static_cast<Storage*>(p.dx) + p.dx_rows.offset(row);
+#pragma unroll 1
+  for (std::int64_t k = first; k < columns; k += kStep) {
+    const int count = static_cast<int>(columns - k);
+    float g[kOctet], x[kOctet], w[kOctet], z[kOctet] = {};
+    load_columns<T, kVector>(dy + k, count, g);
+    load_columns<T, kVector>(h + k, count, x);
+    load_weights<T, kVector>(p, static_cast<int>(k), count, w);
+    if (third != nullptr) load_columns<T, kVector>(third + k, count, z);
+#pragma unroll
+    for (int j = 0; j < kOctet; ++j) {
+      z[j] = rms_norm_dx(__fmul_rn(g[j], w[j]), __fmul_rn(x[j], rstd), c, rstd, z[j]);
+    }
+    store_columns<T, kVector>(dx + k, count, z);
+  }
+}
+
+template <class T, bool kVector>
+__device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, std::int64_t group,
+                                                std::int64_t column) {
+  using Storage = typename T::Storage;
+  if (column >= p.columns) return;
+  const std::int64_t first = group * kGroupRows, left = p.num_rows - first;
+  const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
+  const int count = p.columns - column < kChainColumns ? 1 : kChainColumns;
+  const Storage* dy = static_cast<const Storage*>(p.dy) + column;
+  const Storage* h = static_cast<const Storage*>(p.h) + column;
+  float sums[kChainColumns] = {};
+#pragma unroll 1
+  for (int row = 0; row < rows; row += kChainRows) {
+    // Past the last row that row again: without a branch all loads are under way before the first is waited for.
+    float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
+#pragma unroll
+    for (int i = 0; i < kChainRows; ++i) {
+      const std::int64_t from = first + min(row + i, rows - 1);
+      load_pair<T, kVector>(dy + p.dy_rows.offset(from), count, a[i]);
+      load_pair<T, kVector>(h + p.h_rows.offset(from), count, b[i]);
+      rstd[i] = p.rstd[from];
+    }
+#pragma unroll
+    for (int i = 0; i < kChainRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kChainColumns; ++j) {
+        const float xhat = __fmul_rn(b[i][j], rstd[i]);
+        const float sum = __fmaf_rn(a[i][j], p.round_before_weight ? T::load(T::store(xhat)) : xhat, sums[j]);
+        sums[j] = row + i < rows ? sum : sums[j];
+      }
+    }
+  }
+  float* const to = static_cast<float*>(p.workspace) + group * p.columns + column;
+#pragma unroll
+  for (int j = 0; j < kChainColumns; ++j) {
+    if (j < count) to[j] = sums[j];
+  }
+}
+
+// Blocks of a group: `row_blocks` (64 or, without dx, none) rows, then `column_blocks`.
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    rms_norm_rows_kernel(const __grid_constant__ RmsNormBackwardParams p, int row_blocks, int column_blocks) {
+  __shared__ float of_warps[kSumNodes<kRowThreads, 1>];
+  const int blocks = row_blocks + column_blocks, local = static_cast<int>(blockIdx.x) % blocks;
+  const std::int64_t group = blockIdx.x / static_cast<unsigned>(blocks), row = group * kGroupRows + local;
+  wait_for_previous_kernel();
+  if (local >= row_blocks) {
+    chains_of_group<T, kVector>(p, group,
+                                (std::int64_t{local - row_blocks} * kRowThreads + threadIdx.x) * kChainColumns);
+  } else if (row < p.num_rows) {
+    dx_of_row<T, kVector>(p, row, of_warps);
+  }
+  allow_next_kernel();
+}
+
+constexpr int kFoldColumns = 8;  // of a block: 32 bytes of a group, the least that memory reads
+constexpr int kFoldGroups = 16;  // of a thread at a time
+constexpr int kFoldUnits = kBlockGroups / kFoldGroups;
+constexpr int kFoldMostBlocks = 16;  // of 8192 rows, at a time
+
+__global__ void __launch_bounds__(kFoldColumns* kFoldUnits* kFoldMostBlocks)
+    rms_norm_fold_kernel(const __grid_constant__ RmsNormBackwardParams p) {
+  __shared__ float of_unit[kFoldUnits * kFoldMostBlocks][kFoldColumns];
+  const int local = static_cast<int>(threadIdx.x) % kFoldColumns, unit = static_cast<int>(threadIdx.x) / kFoldColumns;
+  const int at_once = static_cast<int>(blockDim.x) / (kFoldColumns * kFoldUnits);
+  const std::int64_t column = std::int64_t{blockIdx.x} * kFoldColumns + local;
+  const std::int64_t groups = rms_norm_groups(p.num_rows);
+  const float* const sums = static_cast<const float*>(p.workspace) + column;
+  const bool exists = column < p.columns;
+  wait_for_previous_kernel();
+  bool is_first = p.main_grad == nullptr;
+  float total = is_first || !exists ? 0.0f : p.main_grad[column];
+#pragma unroll 1
+  for (std::int64_t begin = 0; begin < groups; begin += std::int64_t{at_once} * kBlockGroups) {
+    const std::int64_t first = begin + unit * kFoldGroups;
+    float x[kFoldGroups];
+#pragma unroll
+    for (int i = 0; i < kFoldGroups; ++i) x[i] = exists && first + i < groups ? sums[(first + i) * p.columns] : 0.0f;
+#pragma unroll
+    for (int distance = 1; distance < kFoldGroups; distance *= 2) {
+#pragma unroll
+      for (int i = 0; i < kFoldGroups; i += 2 * distance) x[i] = __fadd_rn(x[i], x[i + distance]);
+    }
+    of_unit[unit][local] = x[0];
+    __syncthreads();
+    if (unit == 0) {
+#pragma unroll 1
+      for (int block = 0; block < at_once && begin + block * kBlockGroups < groups; ++block) {
+        float y[kFoldUnits];
+#pragma unroll
+        for (int i = 0; i < kFoldUnits; ++i) y[i] = of_unit[block * kFoldUnits + i][local];
+#pragma unroll
+        for (int distance = 1; distance < kFoldUnits; distance *= 2) {
+#pragma unroll
+          for (int i = 0; i < kFoldUnits; i += 2 * distance) y[i] = __fadd_rn(y[i], y[i + distance]);
+        }
+        total = is_first ? y[0] : __fadd_rn(total, y[0]);
+        is_first = false;
+      }
+    }
+    __syncthreads();
+  }
+  if (unit == 0 && exists) store_element(p.dweight, p.dweight_dtype, column, Fp32::store(total));
+}
+
+template <bool kOverlap>
+void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  const std::int64_t blocks = (p.num_rows + kRmsNormBlock - 1) / kRmsNormBlock;
+  const int at_once = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kFoldMostBlocks));
+  const int grid = static_cast<int>((p.columns + kFoldColumns - 1) / kFoldColumns);
+  launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
+}
+
+// Blocks that begin while the kernel before them ends go where there is room first: two on some multiprocessors, none on
+// others. With more than half of the memory each has a multiprocessor of its own, where there are enough.
+template <bool kOverlap, class Shape, auto* kKernel>
+void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, cudaStream_t stream) {
+  constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
+  const int most = allow_shared_memory<kKernel>();
+  RLK_CHECK(most >= kBytes, "rms_norm_backward: the device has shared memory for the plan");
+  const auto count = static_cast<int>(checked_blocks(blocks, "rms_norm"));
+  const bool alone = count <= multiprocessors(current_device());
+  launch_dependent<kOverlap>(kKernel, count, threads, alone ? std::max(kBytes, most * 5 / 8) : kBytes, stream, p);
+}
+
+template <bool kOverlap, class T, int kThreads, int kOctets>
+void run_groups(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  using Shape = GroupShape<T, kThreads, kOctets>;
+  const std::int64_t blocks = (rms_norm_groups(p.num_rows) + Shape::kGroups - 1) / Shape::kGroups;
+  if (is_plain(p)) {
+    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kOctets, true>>(p, blocks, Shape::kBlock, stream);
+  } else {
+    run_ring<kOverlap, Shape, &rms_norm_groups_kernel<T, kThreads, kOctets, false>>(p, blocks, Shape::kBlock, stream);
+  }
+}
+
+template <bool kOverlap, class T, int kOctets, bool kThird>
+void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  using Shape = HalfShape<T, kOctets, kThird>;
+  run_ring<kOverlap, Shape, &rms_norm_halves_kernel<T, kOctets, kThird>>(p, 2 * rms_norm_groups(p.num_rows),
+                                                                         Shape::kThreads, stream);
+}
+template <bool kOverlap, class T, int kOctets>
+void run_halves(const RmsNormBackwardParams& p, cudaStream_t stream) {
+  p.d_new_residual != nullptr ? run_halves<kOverlap, T, kOctets, true>(p, stream)
+                              : run_halves<kOverlap, T, kOctets, false>(p, stream);
+}
+
+}  // namespace
+}  // namespace rlk::cuda
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
+
 void rms_norm_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan& plan, cudaStream_t stream) {
-  run_backward<kOverlap>(p, plan, stream);
+  if (p.num_rows > 0) {
+    with_element_type(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      if (plan.threads == 0) {
+        const int row_blocks = p.dx != nullptr ? kGroupRows : 0;
+        const int column_blocks =
+            p.dweight != nullptr
+                ? static_cast<int>((p.columns + kRowThreads * kChainColumns - 1) / (kRowThreads * kChainColumns))
+                : 0;
+        const unsigned blocks = checked_blocks(rms_norm_groups(p.num_rows) * (row_blocks + column_blocks), "rms_norm");
+        launch_dependent<kOverlap>(has_vectors(p) ? rms_norm_rows_kernel<T, true> : rms_norm_rows_kernel<T, false>,
+                                   static_cast<int>(blocks), kRowThreads, 0, stream, p, row_blocks, column_blocks);
+      } else if (plan.halves) {
+        if constexpr (T::kPacked) {
+          plan.octets == 2 ? run_halves<kOverlap, T, 2>(p, stream) : run_halves<kOverlap, T, 4>(p, stream);
+        }
+      } else if (plan.threads == 16) {
+        run_groups<kOverlap, T, 16, 1>(p, stream);
+      } else if (plan.threads == 32) {
+        run_groups<kOverlap, T, 32, 1>(p, stream);
+      } else if (plan.threads == 128) {
+        run_groups<kOverlap, T, 128, 1>(p, stream);
+      } else if (plan.octets == 1) {
+        run_groups<kOverlap, T, 256, 1>(p, stream);
+      } else if (plan.octets == 2) {
+        run_groups<kOverlap, T, 256, 2>(p, stream);
+      } else if (plan.octets == 4) {
+        run_groups<kOverlap, T, 256, 4>(p, stream);
+      } else if constexpr (T::kPacked) {  // eight octets of fp32 would not fit shared memory
+        run_groups<kOverlap, T, 256, 8>(p, stream);
+      }
+    });
+    check(cudaGetLastError(), "launch of rms_norm_backward");
+  }
+  if (p.dweight != nullptr) run_fold<kOverlap>(p, stream);
 }
+
 }  // namespace rlk::cuda::RLK_CUDA_ARCH
