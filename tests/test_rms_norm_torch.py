@@ -48,8 +48,7 @@ def step(x: Any, weight: Any, residual: Any, **options: Any) -> Any:
 
 def test_opcheck(o: Operands) -> None:
     """Schema, fake tensors, autograd registration and dynamic shapes of all operators."""
-    import rl_kernel_native.ops.rms_norm_traced  # noqa: F401 - registers them; a call that is traced does, too
-
+    rk._call.load()
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     rstd = rk.rms_norm(o.x, o.weight, EPS, return_rstd=True)[1]
     for weight, residual in ((o.weight, None), (o.weight.float(), o.residual), (None, o.residual)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -55,8 +56,7 @@ def step(*inputs: Any) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 def test_opcheck(form: str, o: Operands) -> None:
     """Schema, fake tensors, autograd registration and dynamic shapes of both operators."""
-    import rl_kernel_native.ops.silu_mul_traced  # noqa: F401 - registers them; a call that is traced does, too
-
+    rk._call.load()
     ops, check = torch.ops.rl_kernel_native, torch.library.opcheck
     inputs = (*arguments(o, form), None)[:2]
     for activation in range(3):
@@ -254,7 +254,7 @@ def test_second_derivatives_in_half_precision(form: str, o: Operands) -> None:
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_kernel_native.ops import silu_mul_torch
+    module = sys.modules["rl_kernel_native.ops.silu_mul"]
 
     # About a leaf torch.autograd.grad has no answer.
     leaves = [leaf.clone().requires_grad_() * 1 for leaf in (o.gate, o.up)]
@@ -267,8 +267,8 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed(o: Operands, monkeypatc
             given.append(tuple(g is not None for g in result))
             return result
 
-    native = silu_mul_torch._C
-    monkeypatch.setattr(silu_mul_torch, "_C", Recording())
+    native = module._C
+    monkeypatch.setattr(module, "_C", Recording())
     for wanted, expected in ((leaves, (True, True)), (leaves[:1], (True, False)), (leaves[1:], (False, True))):
         given.clear()
         torch.autograd.grad(y, wanted, o.dy, retain_graph=True)

@@ -45,7 +45,7 @@ constexpr Dtypes kBool{set_of({DType::kBool}), "bool"};
 class Array {
  public:
   Array(nb::handle object, const char* name, const char* dtypes) : Array(object, name, dtypes, false) {}
-  // Of one of these dtypes; TypeError for others.
+  // Takes one of these dtypes; others are a TypeError.
   Array(nb::handle object, const char* name, const Dtypes& dtypes);
   // Takes any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or only test for zero. The
   // view's dtype then means nothing.

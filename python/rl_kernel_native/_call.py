@@ -16,7 +16,7 @@ _registered: list[bool] = []  # True, once every operator is
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operator's outputs, None for what is not asked for."""
-    if type(arrays[0]) in plain or _dispatch.is_tensor(arrays[0]):
+    if type(arrays[op.leads]) in plain or _dispatch.is_tensor(arrays[op.leads]):
         found: tuple[Any, ...] = (loaded or _engine()).call(op, arrays, how)
         return found
     frame, exported = _exported(op, arrays, how)
@@ -24,7 +24,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     outputs = op.native(exported, how, frame.allocate, frame.stream)
     for i in op.written:
         _dispatch.count_write(arrays[i])
-    return () if op.written else tuple(map(frame.result, outputs))
+    return tuple(map(frame.result, outputs or ()))
 
 
 def call_backward(
@@ -56,12 +56,12 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
 def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[_dispatch.Frame, list[Any]]:
     for i in op.written:
         _check.writable(op.arrays[i].name, arrays[i])
-    frame = _dispatch.Frame(arrays[0], op.arrays[0].label(how))
+    frame = _dispatch.Frame(arrays[op.leads], op.arrays[op.leads].label(how, arrays))
     _dispatch.match_torch_threads()
     found = []
     for a, x in zip(op.arrays, arrays, strict=True):
         export = frame.export_output if a.written else frame.export if a.number else frame.export_array
-        found.append(export(x, a.label(how)))
+        found.append(export(x, a.label(how, arrays)))
     return frame, found
 
 

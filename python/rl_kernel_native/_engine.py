@@ -13,26 +13,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _in_graph, _torch
-from ._arithmetic import resolve_exp, resolve_traced, unresolved_exp
-from ._dispatch import count_write, match_torch_threads
+from . import _composed, _in_graph, _torch
+from ._arithmetic import resolve_traced
 from ._main_grad import is_asked_for
 from ._native import module as _C
-from ._operator import Diagonal, Kept, Like, Linear, Operator
+from ._operator import Composed, Diagonal, Kept, Like, Linear, Operator
 from ._register import define, fake, implement
-from ._schema import apart, as_schema, check_arrays, dtype_of, is_number, operand, schema, title
+from ._run import (
+    applied,
+    is_differentiated,
+    named,
+    refuse_constant,
+    refuse_derivatives,
+    require,
+    straight,
+    traced,
+    write,
+)
+from ._schema import apart, check_arrays, dtype_of, operand, schema, title
 from ._shapes import check_tokens
 from ._torch import (
     Eager,
     apply_function,
-    functorch_active,
     gradient,
-    is_compiling,
+    is_compiling,  # noqa: F401 - for operators' own short ways
     is_direct,
     is_direct_gradient,
     is_grad_enabled,
-    is_plain,
-    is_untraced,
     memory,
     prepare,
     require_dense,
@@ -54,6 +61,8 @@ def register(operators: Iterable[Operator]) -> None:
             _register_kept(op, op.gradient)
         elif isinstance(op.gradient, Linear):
             _register_linear(op, op.gradient)
+        elif isinstance(op.gradient, Composed):
+            _composed.register_composed(op, op.gradient)
 
 
 def _register(op: Operator) -> None:
@@ -61,7 +70,7 @@ def _register(op: Operator) -> None:
     of = op.gradient if isinstance(op.gradient, Kept) else None
     if of is not None:  # gradients follow the outputs
         dtypes += [torch.float32] * len(of.of)
-    results = "()" if op.written else "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
+    results = "()" if not dtypes else "Tensor" if len(dtypes) == 1 else f"({', '.join(['Tensor'] * len(dtypes))})"
     define(f"{op.name}({schema(op)}) -> {results}")
 
     def given(outputs: Any) -> Any:
@@ -69,29 +78,30 @@ def _register(op: Operator) -> None:
 
     def kernel(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
-        first = arrays[0]
+        first = arrays[op.leads]
         prepare(first)
-        if op.written:
-            _write(op, arrays, how)
-            return None
-        arrays = tuple(map(operand, arrays))
+        if not op.written:
+            arrays = tuple(map(operand, arrays))
         if op.exp is not None:
             how = op.resolved(how, resolve_traced, _torch.device_type(first, op.arrays[0].name))
-        if of is None:
+        if op.written:
+            found = write(op, arrays, how) or ()
+        elif of is None:
             found = op.native(arrays, how, None, 0)
         else:
             found = of.native(arrays, how, tuple(arrays[i] is not None for i in of.of), None, 0)
         named = zip(found, dtypes, strict=True)
-        return given([first.new_empty(0, dtype=dtype_of(d, how)) if o is None else o for o, d in named])
+        results = [first.new_empty(0, dtype=dtype_of(d, how)) if o is None else o for o, d in named]
+        return given(results) if results else None
 
     def shapes(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
         check_arrays(op, arrays, how)
-        if op.written:
+        if not dtypes:
             return None
         gradients = () if of is None else (None if arrays[i] is None else arrays[i].shape for i in of.of)
         found = zip((*op.outputs(arrays, how), *gradients), dtypes, strict=True)
-        return given([arrays[0].new_empty((0,) if s is None else s, dtype=dtype_of(d, how)) for s, d in found])
+        return given([arrays[op.leads].new_empty((0,) if s is None else s, dtype=dtype_of(d, how)) for s, d in found])
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
     implement(op.name, kernel, differentiable)
@@ -105,117 +115,22 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     of = op.gradient
     if of is None:
         if op.written:
-            _refuse_derivatives(op, arrays)
-        return _direct(op, arrays, how) if is_direct(*arrays) else _traced(op, arrays, how)
-    differentiated = is_grad_enabled() and _is_differentiated(op, of, arrays, how)
+            refuse_derivatives(op, arrays)
+        return straight(op, arrays, how) if is_direct(*arrays) else traced(op, arrays, how)
+    if type(of) is Composed:
+        differentiated = wants_grad(*arrays)
+        if differentiated and of.backward is None:
+            return traced(op, arrays, how)
+    else:
+        differentiated = is_grad_enabled() and is_differentiated(op, of, arrays, how)
     if type(of) is Kept:
         arrays = _of_float32(op, arrays)
     if is_direct(*arrays):
         if differentiated:
             found = _EAGER[type(of)].run(op, arrays, how, *(arrays[i] for i in of.of))
             return found if type(found) is tuple else (found,)
-        return _direct(op, arrays, how)
-    return _traced(op, arrays, how)[: len(op.dtypes)]
-
-
-def _traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Outputs of a call that something traces or transforms, and the gradients that a loss gives."""
-    _require(op, arrays, how)
-    return _applied(op, arrays, how)
-
-
-def _applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    how = op.schema_options(how)
-    if op.exp is not None:
-        if is_compiling():
-            how = op.resolved(how, unresolved_exp)
-        else:
-            how = op.resolved(how, resolve_exp, _torch.device_type(arrays[0], op.arrays[0].name))
-    if op.gradient is None:
-        if is_untraced() and not all(is_plain(x) for x in arrays if isinstance(x, Tensor)):
-            _torch.device_type(arrays[0], op.arrays[0].label(how))
-        if op.written:
-            getattr(_ops, op.name)(*arrays, *how)
-            return ()
-        given = (x.detach() if isinstance(x, Tensor) else x for x in as_schema(op, arrays))
-        found = getattr(_ops, op.name)(*given, *how)
-    else:
-        found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how)
-    outputs = found if isinstance(found, tuple) else (found,)
-    there = [shape is not None for shape in op.outputs(arrays, how)]
-    if isinstance(op.gradient, Kept):
-        there += [arrays[i] is not None for i in op.gradient.of]
-    return tuple(o if is_there else None for o, is_there in zip(outputs, there, strict=True))
-
-
-def _direct(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    first = arrays[0]
-    if op.exp is not None:
-        how = op.resolved(how, resolve_exp, _torch.device_type(first, op.arrays[0].name))
-    elif not (first.is_cuda or first.is_cpu):
-        _torch.device_type(first, op.arrays[0].label(how))
-    if not first.is_cuda:
-        match_torch_threads()
-    if op.written:
-        return _write(op, arrays, how)
-    return op.native(arrays, how, None, 0)
-
-
-def _write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A call that writes some of its arrays, of which autograd learns."""
-    given = list(map(operand, arrays))
-    for i in op.written:
-        x, name = arrays[i], op.arrays[i].name
-        if isinstance(x, Tensor):
-            if x.is_neg():
-                raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
-            given[i] = x.detach()
-    op.native(given, how, None, 0)
-    for i in op.written:
-        count_write(arrays[i])
-    return ()
-
-
-def _refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
-    """Refuses what would lose a derivative in the arrays that an operator writes."""
-    for a, x in zip(op.arrays, arrays, strict=True):
-        if wants_grad(x):
-            raise ValueError(
-                f"{a.name}: requires a gradient, which a cache does not keep; call under torch.no_grad() or pass "
-                f"{a.name}.detach()"
-            )
-    if functorch_active() and not is_compiling():
-        raise ValueError(f"{op.arrays[op.written[0]].name}: cannot be written under torch.func")
-
-
-def _require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:
-    labelled = zip(op.arrays, arrays, strict=True)
-    named: dict[str, Any] = {}
-    for a, x in labelled:
-        if not ((a.number and is_number(x)) or (a.optional and x is None)):
-            name = a.label(how)
-            named[a.name if name in named else name] = x  # users know both by the name of the first
-    required = {a.label(how) for a in op.arrays if not (a.optional or a.number)}
-    require_tensors(
-        **{name: x for name, x in named.items() if name in required},
-        optional={name: x for name, x in named.items() if name not in required} | more,
-    )
-
-
-def _is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:
-    """Whether an array that may have a gradient requires one; another that does is refused."""
-    found = False
-    for i, x in enumerate(arrays):
-        if x is not None and getattr(x, "requires_grad", False) and isinstance(x, Tensor):
-            if not (i in of.of and of.allows(i, how)):
-                _refuse_constant(op, of, op.arrays[i].label(how))
-            found = True
-    return found
-
-
-def _refuse_constant(op: Operator, of: Any, name: str) -> None:
-    words = getattr(of, "constants", "") or f"requires a gradient, and {op.name} gives none"
-    raise ValueError(f"{name}: {words}; pass {name}.detach()")
+        return straight(op, arrays, how)
+    return traced(op, arrays, how)[: len(op.dtypes)]
 
 
 # ---- a diagonal: products with the same slopes ----------------------------------------------------------------------
@@ -227,7 +142,7 @@ def backward(op: Operator, d: Any, arrays: Sequence[Any], how: tuple[Any, ...], 
     if is_direct(d, *arrays) and not wants_grad(d, *arrays):
         prepare(arrays[0])
         return op.gradient.native(d, arrays, how, wanted, None, 0)
-    _require(op, arrays, how, **{op.gradient.incoming: d})
+    require(op, arrays, how, **{op.gradient.incoming: d})
     return _products(op, d, arrays, how, wanted)
 
 
@@ -236,7 +151,7 @@ class _Products(Eager):
 
     @staticmethod
     def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
-        (result,) = _direct(op, arrays, how)
+        (result,) = straight(op, arrays, how)
         ctx.save_for_backward(*arrays)
         ctx.op, ctx.how = op, how
         return result
@@ -364,8 +279,8 @@ def _register_diagonal(op: Operator, of: Diagonal) -> None:
                 raise RuntimeError(second)
             return products(ctx, along.contiguous(), ctx.wanted)
 
-    _named(Forward, title(op))
-    _named(Backward, f"{title(op)}Backward")
+    named(Forward, title(op))
+    named(Backward, f"{title(op)}Backward")
     implement(name, kernel, functools.partial(_in_graph.apply, f"{title(op)}Backward"))
     fake(name)(shapes)
 
@@ -401,7 +316,7 @@ class _Transposed(Eager):
 
     @staticmethod
     def forward(ctx: Any, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], *_: Any) -> Any:
-        found = _direct(op, arrays, how)
+        found = straight(op, arrays, how)
         constants, ctx.likes = _kept_of(op.gradient, arrays)  # type: ignore[arg-type]
         ctx.save_for_backward(*constants)
         ctx.op, ctx.how = op, how
@@ -423,7 +338,7 @@ class _Transposed(Eager):
         direct = not is_grad_enabled() and all(map(is_direct_gradient, present.values()))
         if present and not direct:
             require_tensors(**present)
-        return None, None, None, *_along(ctx, _direct if direct else _applied, given, wanted)
+        return None, None, None, *_along(ctx, straight if direct else applied, given, wanted)
 
 
 def _register_linear(op: Operator, of: Linear) -> None:
@@ -454,10 +369,10 @@ def _register_linear(op: Operator, of: Linear) -> None:
         def backward(ctx: Any, *incoming: Any) -> Any:
             for i, needs in enumerate(ctx.needs_input_grad[:count]):
                 if needs and i not in of.of:
-                    _refuse_constant(op, of, op.arrays[i].label(ctx.how))
+                    refuse_constant(op, of, op.arrays[i].label(ctx.how))
             found: list[Any] = [None] * (count + len(ctx.how))
             given = [g if d is not None else None for g, d in zip(incoming[:outputs], ctx.dtypes, strict=True)]
-            gradients = _along(ctx, _applied, given, [ctx.needs_input_grad[i] for i in of.of])
+            gradients = _along(ctx, applied, given, [ctx.needs_input_grad[i] for i in of.of])
             for i, g in zip(of.of, gradients, strict=True):
                 found[i] = g
             return tuple(found)
@@ -482,11 +397,11 @@ def _register_linear(op: Operator, of: Linear) -> None:
                     raise ValueError(
                         f"{name}: {words or f'has a tangent, and {op.name} has none'}; pass {name}.detach()"
                     )
-            found = _along(ctx, _applied, [tangents[i] for i in of.of], None)
+            found = _along(ctx, applied, [tangents[i] for i in of.of], None)
             pushed = (*found, *(None,) * ctx.rest)
             return pushed if len(pushed) > 1 else pushed[0]
 
-    _named(Forward, title(op))
+    named(Forward, title(op))
 
 
 # ---- a loss whose forward gives its gradients -----------------------------------------------------------------------
@@ -502,10 +417,10 @@ def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
                 f"{name}: requires a gradient; {op.name}_and_grad gives it as a constant: detach, or call {op.name}"
             )
     if is_grad_enabled():
-        _is_differentiated(op, of, arrays, how)
+        is_differentiated(op, of, arrays, how)
     arrays = _of_float32(op, arrays)
     if not is_direct(*arrays):
-        return _traced(op, arrays, how)
+        return traced(op, arrays, how)
     return _with_gradients(op, arrays, how, tuple(arrays[i] is not None for i in of.of))
 
 
@@ -653,12 +568,7 @@ def _register_kept(op: Operator, of: Kept) -> None:
                     total = total + (g * tangents[i]).sum()
             return total, *(None,) * (constants + len(places) - 1)
 
-    _named(Forward, title(op))
+    named(Forward, title(op))
 
 
-_EAGER: dict[type, Any] = {Diagonal: _Products, Kept: _Kept, Linear: _Transposed}
-
-
-def _named(function: Any, name: str) -> None:
-    function.__name__ = function.__qualname__ = name
-    _in_graph.callable_in_graph(function)
+_EAGER: dict[type, Any] = {Diagonal: _Products, Kept: _Kept, Linear: _Transposed, Composed: _composed.EAGER}

@@ -23,7 +23,7 @@ class Array:
     Attributes:
         name: that of the schema, and of errors where ``called`` gives no other.
         kind: what a fake kernel asks of it, a key of :data:`_engine.KINDS`; or that from the options.
-        called: its name in errors, from the options.
+        called: its name in errors, from the options and, where they are known, the arrays.
         written: whether the operator writes it, which allocates no outputs then.
         number: a schema's type for the number that may stand in its place; the schema has it beside the array.
     """
@@ -31,12 +31,12 @@ class Array:
     name: str
     kind: str | Callable[[tuple[Any, ...]], str]
     optional: bool = False
-    called: Callable[[tuple[Any, ...]], str] | None = None
+    called: Callable[..., str] | None = None
     number: str = ""
     written: bool = False
 
-    def label(self, how: tuple[Any, ...]) -> str:
-        return self.name if self.called is None else self.called(how)
+    def label(self, how: tuple[Any, ...], arrays: Sequence[Any] = ()) -> str:
+        return self.name if self.called is None else self.called(how, arrays)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,36 @@ class Linear:
         return True
 
 
+@dataclass(frozen=True)
+class Composed:
+    """Derivatives beside a native first one that torch's own operators compose: they exist to be right.
+
+    Attributes:
+        of: positions of the arrays that may have a gradient.
+        composed: of the arrays ``of`` and the options: the first outputs, those that are there, by torch's operators.
+        incoming: names of the gradients that come in, those of the first outputs.
+        kept: of arrays and outputs: what a backward reads.
+        backward: of a way to call operators, the incoming gradients (None where there is none), what was kept, the
+            options and what is wanted: gradients of ``of``. None: composed, too.
+        asked: of arrays and options: whether more than the first output is; where it is not, autograd sees that one.
+        accumulates: position of the array whose gradient a ``main_grad`` takes, the last of the options and none of a
+            schema's.
+        batch: as of :class:`Linear`.
+    """
+
+    of: tuple[int, ...]
+    composed: Callable[[Sequence[Any], tuple[Any, ...]], Sequence[Any]]
+    incoming: tuple[str, ...] = ()
+    kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda arrays, outputs: arrays
+    backward: Callable[..., Sequence[Any]] | None = None
+    asked: Callable[[Sequence[Any], tuple[Any, ...]], bool] = lambda arrays, how: False
+    accumulates: int | None = None
+    batch: Callable[..., Any] | None = None
+
+    def allows(self, i: int, how: tuple[Any, ...]) -> bool:
+        return True
+
+
 class Operator:
     """One operator. Arrays and options always stand in the order of its description."""
 
@@ -124,9 +154,10 @@ class Operator:
         dtypes: tuple[Dtype, ...] = ("float32",),
         native: Native | None = None,
         check: Callable[[Sequence[Any], tuple[Any, ...], Any], None] | None = None,
-        gradient: Diagonal | Kept | Linear | None = None,
+        gradient: Diagonal | Kept | Linear | Composed | None = None,
         schema_options: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda how: how,
         exp: int | None = None,
+        leads: int = 0,
     ) -> None:
         """
         Args:
@@ -139,10 +170,12 @@ class Operator:
             gradient: None for an operator without: inputs that require one are taken as detached.
             schema_options: options as a schema has them, where ``native`` takes others as well.
             exp: position of the option ``exp``, which the engine resolves for the device of the call.
+            leads: position of the array whose device and framework the others must have.
         """
         self.name, self.arrays, self.options = name, arrays, options
         self.outputs, self.dtypes, self.check, self.gradient = outputs, dtypes, check, gradient
-        self.schema_options, self.exp = schema_options, exp
+        self.schema_options, self.exp, self.leads = schema_options, exp, leads
+        self.num_options = options.count(",") + 1 if options else 0
         self.has_numbers = any(a.number for a in arrays)
         self.written = tuple(i for i, a in enumerate(arrays) if a.written)
         if native is None:

@@ -32,7 +32,7 @@ class _Seen:
     """What fake kernels have learned of a call: its first array, under its name, and the number of sequences."""
 
     def __init__(self, op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-        self.first, self.name, self.sequences = arrays[0], op.arrays[0].label(how), None
+        self.first, self.name, self.sequences = arrays[0], op.arrays[0].label(how, arrays), None
         self.offsets = next((x for a, x in zip(op.arrays, arrays, strict=True) if a.kind == "cu_seqlens"), None)
 
 
@@ -86,9 +86,9 @@ def check_arrays(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> N
         if x is not None:
             if a.number and is_number(x):
                 continue
-            KINDS[a.kind if isinstance(a.kind, str) else a.kind(how)](seen, x, a.label(how))
+            KINDS[a.kind if isinstance(a.kind, str) else a.kind(how)](seen, x, a.label(how, arrays))
         elif not a.optional:
-            raise TypeError(f"{a.label(how)}: expected an array that speaks DLPack, got NoneType")
+            raise TypeError(f"{a.label(how, arrays)}: expected an array that speaks DLPack, got NoneType")
     if op.check is not None:
         op.check(arrays, how, seen.sequences)
 

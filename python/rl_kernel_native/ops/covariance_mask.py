@@ -19,7 +19,7 @@ _KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
 ENTROPY = 2  # another one, of entropy_mask
 
 
-def _first_name(how: tuple[Any, ...]) -> str:
+def _first_name(how: tuple[Any, ...], _: Any) -> str:
     return "entropy" if how[0] == ENTROPY else "logprob"
 
 

@@ -24,7 +24,7 @@ class KlGradients(NamedTuple, Generic[ArrayT]):
     d_importance_weight: ArrayT | Any
 
 
-def _weight_name(how: tuple[Any, ...]) -> str:
+def _weight_name(how: tuple[Any, ...], _: Any) -> str:
     return "old_logprob" if how[2] == _OLD_LOGPROB else "importance_weight"
 
 

@@ -123,7 +123,7 @@ _POLICY_LOSS = Operator(
         Array("ref_logprob", "tokens", optional=True),
         Array(
             "importance", lambda how: "tokens or sequences" if _gives_weights(how) else "tokens", optional=True,
-            called=lambda how: "importance_weight" if _gives_weights(how) else "rollout_logprob",
+            called=lambda how, _: "importance_weight" if _gives_weights(how) else "rollout_logprob",
         ),
         Array("selected", "tokens", optional=True),
         Array("token_weight", "tokens", optional=True),

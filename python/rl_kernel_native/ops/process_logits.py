@@ -50,7 +50,7 @@ def _check_entries(arrays: Any, how: tuple[Any, ...], _: Any) -> None:
 
 
 def _called(name: str) -> Any:
-    return lambda how: name
+    return lambda how, _: name
 
 
 _PROCESS_LOGITS = Operator(

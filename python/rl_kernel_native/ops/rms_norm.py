@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch
+from .. import _call, _check, _dispatch
 from .._native import module as _C
+from .._operator import Array, Composed, Operator
 from .._types import AnyArray, ArrayT, DType
 from ..reference.rms_norm import rms_norm_reference
 
@@ -13,22 +14,217 @@ __all__ = ["rms_norm", "rms_norm_backward", "rms_norm_reference"]
 
 SAME = -1  # a dtype's code: that of the weight
 
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
-_plain_or_none: tuple[Any, ...] = ()
+
+def _check_vector(tensor: Any, name: str, like: Any, like_name: str) -> None:
+    from .. import _shapes
+
+    if tensor.dim() != 1 or tensor.shape[0] != like.shape[-1]:
+        raise ValueError(
+            f"{name}: expected shape [{like.shape[-1]}] (the last dimension of {like_name}), got {list(tensor.shape)}"
+        )
+    if _shapes.is_static(tensor) and tensor.shape[0] > 1 and tensor.stride(0) != 1:
+        raise ValueError(f"{name}: expected contiguous elements (stride 1), got stride {tensor.stride(0)}")
 
 
-def _torch() -> Any:
-    """ops/rms_norm_torch.py, imported with the first torch tensor."""
-    global _torch_path, _plain, _plain_or_none
-    if _torch_path is None:
-        _dispatch.require_torch()
-        from . import rms_norm_torch
+def _check_weight(weight: Any, offset: float, like: Any, like_name: str) -> None:
+    from .. import _shapes
 
-        _torch_path = rms_norm_torch
-        _plain = rms_norm_torch.PLAIN
-        _plain_or_none = (*_plain, type(None))
-    return _torch_path
+    if not -float("inf") < offset < float("inf"):
+        raise ValueError(f"weight_offset: expected a finite number, got {offset}")
+    if weight is not None:
+        _shapes.check_float32_or(weight, "weight", like.dtype, f" (that of {like_name})")
+        _check_vector(weight, "weight", like, like_name)
+    elif offset != 0:
+        raise ValueError("weight_offset: expected 0 where weight is None")
+
+
+def _check_eps(eps: float) -> None:
+    if not 2.0**-150 < eps < 2.0**128 - 2.0**103:  # what rounds to 0 or to infinity
+        raise ValueError(f"eps: expected a finite number > 0 in float32, got {eps}")
+
+
+def _check_forward(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    x, weight, residual = arrays
+    _shapes.check_rows(x, "x")
+    _shapes.check_columns_below(x, "x", 31)
+    _check_weight(weight, how[1], x, "x")
+    _check_eps(how[0])
+    _shapes.check_like(residual, "residual", x, "x")
+
+
+def _check_backward(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    dy, h, weight, rstd, d_new_residual = arrays
+    _shapes.check_rows(dy, "dy")
+    _shapes.check_columns_below(dy, "dy", 31)
+    _shapes.check_like(h, "h", dy, "dy")
+    _check_weight(weight, how[1], dy, "dy")
+    _shapes.check_like(d_new_residual, "d_new_residual", dy, "dy")
+    if rstd is None:
+        _check_eps(how[0])
+    else:
+        _shapes.check_dtype(rstd, "rstd", _shapes.FLOAT32)
+        if tuple(rstd.shape) != tuple(dy.shape[:-1]) or (_shapes.is_static(rstd) and not rstd.is_contiguous()):
+            raise ValueError(
+                f"rstd: expected a contiguous array of shape {list(dy.shape[:-1])} (the leading dimensions of dy), got "
+                f"{list(rstd.shape)}"
+            )
+    if len(how) == 5 and how[4] is not None:
+        _shapes.check_narrowing("dweight_dtype", how[4], dy.dtype)
+
+
+def _check_into(arrays: Any, how: Any, _: Any) -> None:
+    from .. import _shapes
+
+    _check_backward(arrays[1:], how, None)
+    _shapes.check_dtype(arrays[0], "main_grad", _shapes.FLOAT32)
+    _check_vector(arrays[0], "main_grad", arrays[1], "dy")
+
+
+def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
+    """y and new_residual, by torch's operators in float64; roundings are left out."""
+    x, weight, residual = operands
+    h = x.double() if residual is None else x.double() + residual.double()
+    y = h * (h.square().mean(-1, keepdim=True) + how[0]).rsqrt()
+    if weight is not None:
+        y = y * (weight.double() + how[1])
+    return (y.to(x.dtype),) if residual is None else (y.to(x.dtype), h.to(x.dtype))
+
+
+def _composed_backward(operands: Any, how: Any) -> list[Any]:
+    """What is wanted of dx and dweight, as differentiable functions of all of these."""
+    dy, h, weight, d_new_residual = operands
+    eps, weight_offset, _, return_dx, dweight_dtype = how
+    g, wide = dy.double(), h.double()
+    rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    xhat = wide * rstd
+    outputs = []
+    if return_dx:
+        gw = g if weight is None else g * (weight.double() + weight_offset)
+        dx = rstd * (gw - xhat * (gw * xhat).mean(-1, keepdim=True))
+        outputs.append((dx if d_new_residual is None else dx + d_new_residual.double()).to(h.dtype))
+    if dweight_dtype is not None:
+        outputs.append((g * xhat).reshape(-1, h.shape[-1]).sum(0).to(dweight_dtype))
+    return outputs
+
+
+def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    """A batch is one more dimension of rows, unless each element has a weight of its own."""
+    from .._transforms import batched
+
+    x, weight, residual, *rest = inputs
+    if dims[1] is not None:
+        return None
+    x, residual = batched(info, (dims[0], dims[2]), (x, residual))
+    return apply(x, weight, residual, *rest), (0, None if residual is None else 0, 0)
+
+
+def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    from .._transforms import batched
+
+    dy, h, weight, rstd, third, *rest = inputs
+    if dims[2] is not None or rest[-1] is not None:  # a weight, or its gradient, for each element
+        return None
+    dy, h, rstd, third = batched(info, (*dims[:2], *dims[3:5]), (dy, h, rstd, third))
+    return apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
+
+
+def _numbers(how: Any) -> tuple[Any, ...]:
+    return _check.number("eps", how[0]), _check.number("weight_offset", how[1]), *how[2:]
+
+
+def _code(dtype: Any) -> int:
+    """The number of a dtype, or the number itself, which is negative for the dtype of the weight."""
+    return SAME if dtype is None else dtype if type(dtype) is int else _dispatch.dtype_code(dtype, "dweight_dtype")
+
+
+def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
+    found = _C.rms_norm(*arrays, *how[:3], len(how) == 3 or how[3], *tail)
+    return found if isinstance(found, tuple) else (found, None, None)
+
+
+def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
+    dy, h, weight, rstd, third, *into = arrays
+    eps, weight_offset, rounds, return_dx, dtype = how
+    wanted = (*(into or (None,)), return_dx, dtype is not None, _code(dtype))
+    return _C.rms_norm_backward(dy, h, weight, eps, rstd, third, weight_offset, rounds, *wanted, *tail)
+
+
+def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
+    """Gradients of x, weight and residual; that of the weight goes to main_grad where there is one."""
+    dy, third = given
+    if dy is None:  # y was not used: nothing reaches the norm
+        return third, None, third
+    arrays, returns_dx = (dy, *kept, third), wanted[0] or wanted[2]
+    if wanted[1] and len(how) > 4 and how[4] is not None:
+        dx = call(_INTO, (how[4], *arrays), (*how[:3], returns_dx))[0]
+        return dx, None, dx
+    dtype = kept[1].dtype if wanted[1] else None
+    dx, dweight = call(_BACKWARD, arrays, (*how[:3], returns_dx, dtype))
+    return dx, dweight, dx
+
+
+_NUMBERS = "float eps, float weight_offset, bool round_before_weight"
+_GIVEN = (
+    Array("dy", "by hand"),
+    Array("h", "by hand"),
+    Array("weight", "by hand", optional=True),
+    Array("rstd", "by hand", optional=True),
+    Array("d_new_residual", "by hand", optional=True),
+)
+_BACKWARD = Operator(
+    "rms_norm_backward",
+    _GIVEN,
+    f"{_NUMBERS}, bool return_dx, ScalarType? dweight_dtype",
+    outputs=lambda arrays, how: (
+        arrays[0].shape if how[3] else None,
+        None if how[4] is None else arrays[0].shape[-1:],
+    ),
+    dtypes=(None, lambda how: max(_code(how[4]), 0)),
+    native=_native_backward,
+    check=_check_backward,
+    schema_options=_numbers,
+    gradient=Composed(of=(0, 1, 2, 4), composed=_composed_backward, batch=_batch_backward),
+)
+_INTO = Operator(
+    "rms_norm_backward_",
+    (Array("main_grad", "by hand", written=True), *_GIVEN),
+    f"{_NUMBERS}, bool return_dx",
+    outputs=lambda arrays, how: (arrays[1].shape if how[3] else None,),
+    dtypes=(None,),
+    native=lambda arrays, how, *tail: _native_backward((*arrays[1:], arrays[0]), (*how, 0), *tail)[:1],
+    check=_check_into,
+    schema_options=_numbers,
+    leads=1,
+)
+# Beside a schema's options: whether rstd is given back, and main_grad.
+_FORWARD = Operator(
+    "rms_norm",
+    (Array("x", "by hand"), Array("weight", "by hand", optional=True), Array("residual", "by hand", optional=True)),
+    _NUMBERS,
+    outputs=lambda arrays, how: (
+        arrays[0].shape,
+        None if arrays[2] is None else arrays[0].shape,
+        arrays[0].shape[:-1],
+    ),
+    dtypes=(None, None, "float32"),
+    native=_native_forward,
+    check=_check_forward,
+    schema_options=_numbers,
+    gradient=Composed(
+        of=(0, 1, 2),
+        composed=_composed_forward,
+        incoming=("dy", "d_new_residual"),
+        kept=lambda arrays, outputs: (arrays[0] if arrays[2] is None else outputs[1], arrays[1], outputs[2]),
+        backward=_gradients,
+        asked=lambda arrays, how: arrays[2] is not None or how[3],
+        accumulates=1,
+        batch=_batch_forward,
+    ),
+)
 
 
 @overload
@@ -106,64 +302,41 @@ def rms_norm(
     """
     if return_rstd is not False:
         return_rstd = _check.flag("return_rstd", return_rstd)
+    rounds, plain = _check.flag("round_before_weight", round_before_weight), _call.plain
     if (
-        type(x) in _plain
-        and type(weight) in _plain_or_none
-        and type(residual) in _plain_or_none
+        type(x) in plain
+        and (weight is None or type(weight) in plain)
+        and (residual is None or type(residual) in plain)
         and main_grad is None
-        and not _torch_path.is_compiling()
+        and x.is_cuda
+        and not _call.loaded.is_compiling()
     ):
-        result = _C.rms_norm_eager(
-            x,
-            weight,
-            residual,
-            eps,
-            weight_offset,
-            _check.flag("round_before_weight", round_before_weight),
-            return_rstd,
-        )
+        result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, rounds, return_rstd)
         if result is not NotImplemented:
             return _selected(result, residual is not None, return_rstd)
-    if weight is None and main_grad is not None:
-        raise ValueError("main_grad: expected None where weight is None")
-    if _dispatch.is_tensor(x):
-        result = _torch().rms_norm(
-            x,
-            weight,
-            residual,
-            eps,
-            weight_offset,
-            _check.flag("round_before_weight", round_before_weight),
-            return_rstd,
-            main_grad,
-        )
-        return _selected(result, residual is not None, return_rstd)
     if main_grad is not None:
-        raise ValueError("main_grad: only torch has an autograd that could use it; call rms_norm_backward instead")
-    frame = _dispatch.Frame(x, "x")
-    _dispatch.match_torch_threads()
-    result = _C.rms_norm(
-        frame.export(x, "x"),
-        frame.export(weight, "weight"),
-        frame.export(residual, "residual"),
-        eps,
-        weight_offset,
-        _check.flag("round_before_weight", round_before_weight),
-        return_rstd,
-        frame.allocate,
-        frame.stream,
-    )
-    result = tuple(map(frame.result, result)) if isinstance(result, tuple) else frame.result(result)
+        _check_main_grad(main_grad, x, weight, residual)
+    result = _call.call(_FORWARD, (x, weight, residual), (eps, weight_offset, rounds, return_rstd, main_grad))
     return _selected(result, residual is not None, return_rstd)
+
+
+def _check_main_grad(main_grad: Any, x: Any, weight: Any, residual: Any) -> None:
+    if weight is None:
+        raise ValueError("main_grad: expected None where weight is None")
+    if not _dispatch.is_tensor(x):
+        raise ValueError("main_grad: only torch has an autograd that could use it; call rms_norm_backward instead")
+    _dispatch.require_torch()
+    from .. import _main_grad
+
+    _main_grad.check(main_grad, weight, x=x, residual=residual)
 
 
 def _selected(result: Any, has_residual: bool, return_rstd: bool) -> Any:
     """What was asked for of y, or of (y, new_residual, rstd)."""
-    if not isinstance(result, tuple):
-        return result
+    if not (has_residual or return_rstd):
+        return result[0] if isinstance(result, tuple) else result
     y, new_residual, rstd = result
-    wanted = [y, *([new_residual] if has_residual else []), *([rstd] if return_rstd else [])]
-    return tuple(wanted) if len(wanted) > 1 else y
+    return (y, *((new_residual,) if has_residual else ()), *((rstd,) if return_rstd else ()))
 
 
 def rms_norm_backward(
@@ -205,27 +378,24 @@ def rms_norm_backward(
     _check.writable("main_grad", main_grad)
     if weight is None and main_grad is not None:
         raise ValueError("main_grad: expected None where weight is None")
-    arguments = (weight_offset, _check.flag("round_before_weight", round_before_weight))
-    dweight_is_asked = _check.flag("return_dweight", return_dweight) and weight is not None
-    wanted = (_check.flag("return_dx", return_dx), dweight_is_asked, code)
-    if _dispatch.is_tensor(dy):
-        return _torch().backward(dy, h, weight, eps, rstd, d_new_residual, *arguments, main_grad, *wanted)
-    frame = _dispatch.Frame(dy, "dy")
-    _dispatch.match_torch_threads()
-    dx, dweight = _C.rms_norm_backward(
-        frame.export(dy, "dy"),
-        frame.export(h, "h"),
-        frame.export(weight, "weight"),
+    how: tuple[Any, ...] = (
         eps,
-        frame.export(rstd, "rstd"),
-        frame.export(d_new_residual, "d_new_residual"),
-        *arguments,
-        frame.export_output(main_grad, "main_grad"),
-        *wanted,
-        frame.allocate,
-        frame.stream,
+        weight_offset,
+        _check.flag("round_before_weight", round_before_weight),
+        _check.flag("return_dx", return_dx),
     )
-    if main_grad is None:
-        return frame.result(dx), frame.result(dweight)
-    _dispatch.count_write(main_grad)
-    return frame.result(dx), main_grad
+    asked = _check.flag("return_dweight", return_dweight) and weight is not None
+    arrays: tuple[Any, ...] = (dy, h, weight, rstd, d_new_residual)
+    if main_grad is not None:
+        if _dispatch.is_tensor(dy):
+            _dispatch.require_torch()
+            from .. import _main_grad
+
+            _main_grad.require_constants(main_grad, arrays)
+        return _call.call(_INTO, (main_grad, *arrays), how)[0], main_grad
+    dtype: Any = code if asked else None
+    if asked and code < 0 and _dispatch.is_tensor(weight):
+        dtype = weight.dtype  # type: ignore[union-attr]
+    elif asked and code >= 0 and _dispatch.is_tensor(dy):
+        dtype = getattr(_dispatch.torch_module(), ("float32", "bfloat16", "float16")[code])
+    return _call.call(_BACKWARD, arrays, (*how, dtype))

@@ -158,8 +158,8 @@ def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
 _ROPE = Operator(
     "rope",
     (
-        Array("q", "by hand", called=lambda how: _names(how[-1])[0]),
-        Array("k", "by hand", optional=True, called=lambda how: _names(how[-1])[1]),
+        Array("q", "by hand", called=lambda how, _: _names(how[-1])[0]),
+        Array("k", "by hand", optional=True, called=lambda how, _: _names(how[-1])[1]),
         Array("cos", "by hand"),
         Array("sin", "by hand"),
         Array("position_ids", "by hand", optional=True),

@@ -116,7 +116,7 @@ _SAMPLE = Operator(
         *(Array(name, "row numbers", number="float") for name in ("top_p", "min_p")),
         Array("greedy", "row flags", number="bool"),
         Array("allowed", "by hand", optional=True),
-        Array("raw_logits", "by hand", optional=True, called=lambda how: "logits"),
+        Array("raw_logits", "by hand", optional=True, called=lambda how, _: "logits"),
         Array("row_status", "by hand", optional=True),
     ),
     "SymInt? valid_vocab, int exp, int order, SymInt kept_capacity, int wants",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, overload
 
-from .. import _check, _dispatch
+from .. import _call, _check
 from .._native import module as _C
+from .._operator import Array, Composed, Operator
 from .._types import AnyArray, ArrayT
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
 
@@ -21,26 +23,141 @@ __all__ = [
 # The contract's Activation.
 SILU, GELU, GELU_TANH = range(3)
 
-_torch_path: Any = None
-_plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, once a tensor was seen
-_plain_or_none: tuple[Any, ...] = ()
+
+def _first_name(_: Any, arrays: Any) -> str:
+    """The name of the gate, which without ``up`` holds both."""
+    return "gate_up" if arrays and arrays[-1] is None else "gate"
 
 
-def _torch() -> Any:
-    """ops/silu_mul_torch.py, imported with the first torch tensor."""
-    global _torch_path, _plain, _plain_or_none
-    if _torch_path is None:
-        from . import silu_mul_torch
-
-        _torch_path = silu_mul_torch
-        _plain = silu_mul_torch.PLAIN
-        _plain_or_none = (*_plain, type(None))
-    return _torch_path
+def _shape(gate: Any, up: Any) -> list[int]:
+    """That of the result."""
+    return [*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)]
 
 
-def _is_tensor(array: Any) -> bool:
-    torch = _dispatch.torch_module()
-    return torch is not None and isinstance(array, torch.Tensor)
+def _check_gate(arrays: Any, *_: Any) -> None:
+    from .. import _shapes
+
+    gate, up = arrays
+    name, bits = ("gate_up", 31) if up is None else ("gate", 30)
+    _shapes.check_rows(gate, name)
+    _shapes.check_columns_below(gate, name, bits)
+    _shapes.check_like(up, "up", gate, "gate")
+    if up is None and gate.shape[-1] % 2:
+        raise ValueError(
+            f"gate_up: expected an even last dimension, whose halves are gate and up, got shape {list(gate.shape)}"
+        )
+
+
+def _check_gradient(arrays: Any, *_: Any) -> None:
+    from .. import _shapes
+
+    dy, gate, up = arrays
+    _check_gate((gate, up))
+    _shapes.check_rows(dy, "dy")
+    _shapes.check_dtype_like(dy, "dy", gate, _first_name(None, arrays))
+    if list(dy.shape) != _shape(gate, up):
+        raise ValueError(f"dy: expected shape {_shape(gate, up)} (that of the result), got {list(dy.shape)}")
+
+
+def _activation(gate: Any, activation: int) -> tuple[Any, Any]:
+    """The activation and its derivative by torch's operators; roundings are left out."""
+    if activation == SILU:
+        s = gate.sigmoid()
+        return gate * s, s * (1 + gate * (1 - s))
+    if activation == GELU:
+        half = (1 + (gate * math.sqrt(0.5)).erf()) / 2
+        return gate * half, half + gate * (-gate * gate / 2).exp() / math.sqrt(2 * math.pi)
+    root = math.sqrt(2 / math.pi)
+    t = (root * (gate + 0.044715 * gate * gate * gate)).tanh()
+    half = (1 + t) / 2
+    return gate * half, half + gate / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * gate * gate)
+
+
+def _halves(gate: Any, up: Any) -> Any:
+    return (gate.double(), up.double()) if up is not None else gate.double().chunk(2, -1)
+
+
+def _composed_forward(operands: Any, how: Any) -> tuple[Any]:
+    gate, up = operands
+    g, u = _halves(gate, up)
+    return ((_activation(g, how[0])[0] * u).to(gate.dtype),)
+
+
+def _composed_backward(operands: Any, how: Any) -> list[Any]:
+    """d_gate, or d_gate_up, and d_up, those that are wanted."""
+    dy, gate, up = operands
+    g, u = _halves(gate, up)
+    value, slope = _activation(g, how[0])
+    wide = dy.double()
+    d_gate, d_up = wide * u * slope, wide * value
+    if up is None:
+        import torch
+
+        return [torch.cat((d_gate, d_up), -1).to(gate.dtype)]
+    return [d.to(gate.dtype) for d, wanted in zip((d_gate, d_up), how[2:], strict=True) if wanted]
+
+
+def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    """A batch is one more dimension of rows."""
+    from .._transforms import batched
+
+    *options, returns_gate, returns_up = inputs[3:]
+    found = apply(*batched(info, dims[:3], inputs[:3]), *options, returns_gate, returns_up)
+    wanted = (True, False) if inputs[2] is None else (returns_gate, returns_up)
+    return found, tuple(0 if w else None for w in wanted)
+
+
+def _batch_forward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
+    from .._transforms import batched
+
+    return apply(*batched(info, dims[:2], inputs[:2]), *inputs[2:]), 0
+
+
+def _gradient_shapes(arrays: Any, how: Any) -> Any:
+    dy, gate, up = arrays
+    if up is None:
+        return gate.shape, None
+    return tuple(dy.shape if wanted else None for wanted in how[2:])
+
+
+def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
+    found = _C.gated_mul_backward(*arrays, *how, *tail)
+    return found if arrays[2] is not None else (found, None)
+
+
+_BACKWARD = Operator(
+    "gated_mul_backward",
+    (
+        Array("dy", "by hand"),
+        Array("gate", "by hand", called=_first_name),
+        Array("up", "by hand", optional=True),
+    ),
+    "int activation, bool round_before_mul, bool return_d_gate, bool return_d_up",
+    outputs=_gradient_shapes,
+    dtypes=(None, None),
+    native=_native_backward,
+    check=_check_gradient,
+    gradient=Composed(of=(0, 1, 2), composed=_composed_backward, batch=_batch),
+    leads=1,
+)
+_FORWARD = Operator(
+    "gated_mul",
+    (Array("gate", "by hand", called=_first_name), Array("up", "by hand", optional=True)),
+    "int activation, bool round_before_mul",
+    outputs=lambda arrays, how: (_shape(*arrays),),
+    dtypes=(None,),
+    native=lambda arrays, how, *tail: (_C.gated_mul(*arrays, *how, *tail),),
+    check=_check_gate,
+    gradient=Composed(
+        of=(0, 1),
+        composed=_composed_forward,
+        incoming=("dy",),
+        backward=lambda call, given, kept, how, wanted: (
+            (None, None) if given[0] is None else call(_BACKWARD, (*given, *kept), (*how, *wanted))
+        ),
+        batch=_batch_forward,
+    ),
+)
 
 
 def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool = False) -> ArrayT:
@@ -176,36 +293,22 @@ def _gelu(approximate: str) -> int:
 
 def _forward(gate: Any, up: Any, activation: int, round_before_mul: bool) -> Any:
     rounds = _check.flag("round_before_mul", round_before_mul)
-    if type(gate) in _plain and type(up) in _plain_or_none and not _torch_path.is_compiling():
+    plain = _call.plain
+    if type(gate) in plain and (up is None or type(up) in plain) and gate.is_cuda and not _call.loaded.is_compiling():
         result = _C.gated_mul_eager(gate, up, activation, rounds)
         if result is not NotImplemented:
             return result
-    if _is_tensor(gate):
-        return _torch().gated_mul(gate, up, activation, rounds)
-    name = "gate_up" if up is None else "gate"
-    frame = _dispatch.Frame(gate, name)
-    _dispatch.match_torch_threads()
-    return frame.result(
-        _C.gated_mul(frame.export(gate, name), frame.export(up, "up"), activation, rounds, frame.allocate, frame.stream)
-    )
+    return _call.call(_FORWARD, (gate, up), (activation, rounds))[0]
 
 
 def _backward(
     dy: Any, gate: Any, up: Any, activation: int, round_before_mul: bool, return_d_gate: bool, return_d_up: bool
 ) -> Any:
-    arguments = (
+    how = (
         activation,
         _check.flag("round_before_mul", round_before_mul),
         _check.flag("return_d_gate", return_d_gate),
         _check.flag("return_d_up", return_d_up),
     )
-    if _is_tensor(gate):
-        return _torch().backward(dy, gate, up, *arguments)
-    name = "gate_up" if up is None else "gate"
-    frame = _dispatch.Frame(gate, name)
-    _dispatch.match_torch_threads()
-    result = _C.gated_mul_backward(
-        frame.export(dy, "dy"), frame.export(gate, name), frame.export(up, "up"), *arguments, frame.allocate,
-        frame.stream,
-    )  # fmt: skip
-    return tuple(map(frame.result, result)) if isinstance(result, tuple) else frame.result(result)
+    found = _call.call(_BACKWARD, (dy, gate, up), how)
+    return found[0] if up is None else found

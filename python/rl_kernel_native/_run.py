@@ -1,0 +1,137 @@
+"""How a call of a described operator runs: straight to the extension, or through the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _in_graph, _torch
+from ._arithmetic import resolve_exp, unresolved_exp
+from ._dispatch import count_write, match_torch_threads
+from ._operator import Kept, Operator
+from ._schema import as_schema, is_number, operand, title
+from ._torch import (
+    apply_function,
+    functorch_active,
+    is_compiling,
+    is_grad_enabled,
+    is_plain,
+    is_untraced,
+    require_tensors,
+)
+
+_ops = torch.ops.rl_kernel_native
+
+
+def traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Outputs of a call that something traces or transforms, and the gradients that a loss gives."""
+    require(op, arrays, how)
+    return applied(op, arrays, how)
+
+
+def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
+    how, more = op.schema_options(how[: op.num_options]), how[op.num_options :]
+    if op.exp is not None:
+        if is_compiling():
+            how = op.resolved(how, unresolved_exp)
+        else:
+            how = op.resolved(how, resolve_exp, _torch.device_type(arrays[0], op.arrays[0].name))
+    if op.gradient is None:
+        if is_untraced() and not all(is_plain(x) for x in arrays if isinstance(x, Tensor)):
+            _torch.device_type(arrays[0], op.arrays[0].label(how))
+        if op.written:
+            found = getattr(_ops, op.name)(*arrays, *how)
+            if not op.dtypes:
+                return ()
+        else:
+            given = (x.detach() if isinstance(x, Tensor) else x for x in as_schema(op, arrays))
+            found = getattr(_ops, op.name)(*given, *how)
+    else:
+        found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how, more=more)
+    outputs = found if isinstance(found, tuple) else (found,)
+    there = [shape is not None for shape in op.outputs(arrays, how)]
+    if isinstance(op.gradient, Kept):
+        there += [arrays[i] is not None for i in op.gradient.of]
+    return tuple(o if is_there else None for o, is_there in zip(outputs, there, strict=True))
+
+
+def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
+    first = arrays[op.leads]
+    if op.exp is not None:
+        how = op.resolved(how, resolve_exp, _torch.device_type(first, op.arrays[0].name))
+    elif not (first.is_cuda or first.is_cpu):
+        _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
+    if not first.is_cuda:
+        match_torch_threads()
+    found = op.native(arrays, how, None, 0)
+    if op.written:
+        for i in op.written:
+            count_write(arrays[i])
+        return found or ()
+    return found
+
+
+def write(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
+    """A call through the dispatcher that writes some of its arrays, of which autograd learns."""
+    given = list(map(operand, arrays))
+    for i in op.written:
+        x, name = arrays[i], op.arrays[i].name
+        if isinstance(x, Tensor):
+            if x.is_neg():
+                raise ValueError(f"{name}: has torch's negative bit; call .resolve_neg()")
+            given[i] = x.detach()
+    found = op.native(given, how, None, 0)
+    for i in op.written:
+        count_write(arrays[i])
+    return found
+
+
+def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
+    """Refuses what would lose a derivative in the arrays that an operator writes."""
+    for a, x in zip(op.arrays, arrays, strict=True) if is_grad_enabled() else ():
+        if x is not None and isinstance(x, Tensor) and x.requires_grad:
+            raise ValueError(
+                f"{a.name}: requires a gradient, which a cache does not keep; call under torch.no_grad() or pass "
+                f"{a.name}.detach()"
+            )
+    if functorch_active() and not is_compiling():
+        raise ValueError(f"{op.arrays[op.written[0]].name}: cannot be written under torch.func")
+
+
+def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], **more: Any) -> None:
+    at = op.leads
+    labelled = [*zip(op.arrays[at:], arrays[at:], strict=True), *zip(op.arrays[:at], arrays[:at], strict=True)]
+    named: dict[str, Any] = {}
+    for a, x in labelled:
+        if not ((a.number and is_number(x)) or (a.optional and x is None)):
+            name = a.label(how, arrays)
+            named[a.name if name in named else name] = x  # users know both by the name of the first
+    required = {a.label(how, arrays) for a in op.arrays if not (a.optional or a.number)}
+    require_tensors(
+        **{name: x for name, x in named.items() if name in required},
+        optional={name: x for name, x in named.items() if name not in required} | more,
+    )
+
+
+def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:
+    """Whether an array that may have a gradient requires one; another that does is refused."""
+    found = False
+    for i, x in enumerate(arrays):
+        if x is not None and getattr(x, "requires_grad", False) and isinstance(x, Tensor):
+            if not (i in of.of and of.allows(i, how)):
+                refuse_constant(op, of, op.arrays[i].label(how))
+            found = True
+    return found
+
+
+def refuse_constant(op: Operator, of: Any, name: str) -> None:
+    words = getattr(of, "constants", "") or f"requires a gradient, and {op.name} gives none"
+    raise ValueError(f"{name}: {words}; pass {name}.detach()")
+
+
+def named(function: Any, name: str) -> None:
+    function.__name__ = function.__qualname__ = name
+    _in_graph.callable_in_graph(function)
