@@ -132,8 +132,14 @@ def _batch_backward(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
     return apply(dy, h, weight, rstd, third, *rest), (0 if rest[-2] else None, None)
 
 
+def _number(name: str, value: Any) -> Any:
+    """As a schema has it. A symbol of a trace, which a backward meets, stays one."""
+    is_symbol = not isinstance(value, (int, float)) and hasattr(value, "node")
+    return value if is_symbol else _check.number(name, value)
+
+
 def _numbers(how: Any) -> tuple[Any, ...]:
-    return _check.number("eps", how[0]), _check.number("weight_offset", how[1]), *how[2:]
+    return _number("eps", how[0]), _number("weight_offset", how[1]), *how[2:]
 
 
 def _code(dtype: Any) -> int:
