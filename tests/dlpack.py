@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
-CPU, CUDA, METAL, ROCM = 1, 2, 8, 10
+CPU, CUDA, CUDA_HOST, METAL, ROCM, ROCM_HOST = 1, 2, 3, 8, 10, 11
 READ_ONLY = 1
 
 

@@ -306,3 +306,11 @@ def test_never_a_crash(script: str) -> None:
     header += "import rl_kernel_native as rk\n"
     done = subprocess.run([sys.executable, "-c", header + HARD[script]], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("device", [dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST])
+def test_pinned_memory_of_a_host_is_read_as_any_other(device: int) -> None:
+    """DLPack has device types of their own for it; its exporter is given no stream."""
+    x = dlpack.Exporter(XN, device=device)
+    assert raw(np.from_dlpack(rk.logprob(x, YN))) == raw(rk.logprob(XN, YN))
+    assert x.arguments.get("stream") is None

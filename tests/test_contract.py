@@ -636,3 +636,21 @@ def test_a_reader_that_has_enough_gets_no_traceback(arguments: tuple[str, ...]) 
     with os.fdopen(writes, "wb") as closed:
         done = subprocess.run([*command, *arguments], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_roundings_are_those_of_the_dtype(dtype: str) -> None:
+    """At each number and beside it torch rounds as the table says."""
+    of, to = ROUNDING[dtype], getattr(torch, dtype)
+    info = torch.finfo(to)
+
+    def rounded(x: float) -> float:
+        return torch.tensor(x, dtype=torch.float64).to(to).item()
+
+    assert of.relative == info.eps / 2
+    assert rounded(1 + of.relative) == 1, "a tie goes to the even one"
+    assert rounded(1 + of.relative * 1.25) == 1 + info.eps
+    assert rounded(of.least) == 0
+    assert rounded(of.least * 1.25) == 2 * of.least == info.smallest_normal * info.eps
+    assert rounded(of.limit) == np.inf
+    assert rounded((of.limit + info.max) / 2) == info.max

@@ -40,7 +40,13 @@ COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 # What tests a file that belongs to no operator: those whose subject it is.
 SHARED = {
     "_check": ["test_bad_input", "test_words", "test_token_model"],
-    "_dispatch": ["test_frameworks", "test_bad_input", "test_out_writes"],
+    "_call": ["test_torch", "test_engine"],
+    "_contract_terms": ["test_contract"],
+    "_dispatch": ["test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
+    "_in_graph": ["test_changing_numbers", "test_engine"],
+    "_metrics": ["test_denominators", "test_policy_loss"],
+    "_penalties": ["test_process_logits", "test_sample"],
+    "_rewards": ["test_group_advantage"],
     "_main_grad": ["test_linear_bad_output", "test_rms_norm_engine", "test_overlaps"],
     "_engine": ["test_engine", "test_torch"],
     "_operator": ["test_engine", "test_torch"],
@@ -186,6 +192,7 @@ def tests_of(fault: Fault) -> list[str]:
     stem = Path(fault.path).stem
     for suffix in ("_torch", "_traced", "_autograd", "_backward", "_kernels", "_fill"):
         stem = stem.removesuffix(suffix)
+    stem = stem.lstrip("_")
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
     own = sorted(p.stem for p in (ROOT / "tests").glob(f"test_{stem}*.py"))
     shared = SHARED.get(Path(fault.path).stem, [])
