@@ -205,8 +205,9 @@ def run(
     pair = [Served(model, ids, before) for model in (stock, patched)]
     rows: list[dict[str, Any]] = []
     for name in PASSES:
-        steps = [getattr(model, name.replace(" ", "_"))() for model in pair]
-        peaks = [model.peak_mib(step) for model, step in zip(pair, steps, strict=True)]
+        make_step = name.replace(" ", "_")
+        peaks = [model.peak_mib(getattr(model, make_step)()) for model in pair]  # one cache at a time
+        steps = [getattr(model, make_step)() for model in pair]
         times = measure(steps, device, seconds)
         of = f"{context[0]} after {context[1]}" if name == "decode step" else f"{shape[0]} x {shape[1]}"
         rows.append(_row(f"{name}, {of}, ms", *(timing.median_ms for timing in times)))
