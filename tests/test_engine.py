@@ -266,3 +266,12 @@ def test_no_cross_entropy_is_a_view(shape: tuple[int, ...], how: dict[str, Any])
     loss += 1.0
     loss.sum().backward()
     assert h.grad is not None
+
+
+def test_the_engine_is_found_once() -> None:
+    """Eager calls keep it: one that asked again each time would give the same bits later."""
+    from rl_kernel_native import _call, _engine
+
+    rk.kl(torch.zeros(3), torch.zeros(3), estimator="k1")
+    assert _call.loaded is _engine
+    assert torch.Tensor in _call.plain

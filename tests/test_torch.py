@@ -693,12 +693,3 @@ def test_no_number_is_read_from_a_tensor_or_a_bool(name: str, call: Any, value: 
     with pytest.raises(TypeError, match=rf"{name}: expected .*a number, got {type(value).__name__}"):
         call(value)
     call(0.5)
-
-
-def test_the_engine_is_found_once() -> None:
-    """Eager calls keep it: one that asked again each time would give the same bits later."""
-    from rl_kernel_native import _call, _engine
-
-    rk.kl(torch.zeros(3), torch.zeros(3), estimator="k1")
-    assert _call.loaded is _engine
-    assert torch.Tensor in _call.plain

@@ -40,7 +40,7 @@ COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 # What tests a file that belongs to no operator: those whose subject it is.
 SHARED = {
     "_check": ["test_bad_input", "test_words", "test_token_model"],
-    "_call": ["test_torch", "test_engine"],
+    "_call": ["test_engine", "test_torch"],
     "_contract_terms": ["test_contract"],
     "_dispatch": ["test_bad_export", "test_frameworks", "test_bad_input", "test_out_writes"],
     "_in_graph": ["test_changing_numbers", "test_engine"],
