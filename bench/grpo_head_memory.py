@@ -176,7 +176,7 @@ def plot(groups: list[int], costs: dict[str, list[Cost | None]], path: Path) -> 
         axes.set(xlabel="answers in the group", ylabel=label, xscale="log", yscale="log", xticks=groups)
         axes.set_xticks(groups, map(str, groups))
         axes.minorticks_off()
-    memory.legend()
+    memory.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
 
 

@@ -17,6 +17,7 @@ from .result import BatchRun, Comparison
 _COLORS = ("#0b6bcb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be123c")
 _FAULT_COLOR = "#be123c"
 _MARKED_FAULTS = 3
+_BESIDE: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "frameon": False}  # a legend that covers no line
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, "axes.grid": True, "grid.alpha": 0.25}
 
 
@@ -88,7 +89,7 @@ def drift_chart(comparison: Comparison) -> Figure | None:
         bottom.set_ylim(-3, 103)
         bottom.set_xticks(list(marks), list(marks.values()), rotation=12, ha="right")
         bottom.set_xlabel("operators in execution order, numbers as in the tables below")
-        top.legend(loc="lower right")
+        top.legend(**_BESIDE)
         top.set_title(f"Drift per operator: {comparison.settings.label}")
         return figure
 
@@ -138,7 +139,7 @@ def histogram_chart(comparison: Comparison) -> Figure | None:
         axes.set_ylim(bottom=0)
         axes.set_ylabel("tokens")
         axes.set_xlabel("log-ratio training - rollout (nats), by half decade; a label is the bin's outer end")
-        axes.legend()
+        axes.legend(**_BESIDE)
         axes.set_title(f"Log-ratio: {comparison.settings.label}")
         return figure
 

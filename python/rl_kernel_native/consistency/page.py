@@ -60,7 +60,7 @@ def _metrics(comparison: Comparison) -> str:
     rows = []
     for run in comparison.runs:
         m = run.metrics
-        worst = f"prompt {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
+        worst = f"prompt\u00a0{m.worst.prompt}, position\u00a0{m.worst.position}" if m.worst else ""
         forwards = (f"{run.prefills} + {run.decode_steps}", run.training_forwards)
         counts = (m.tokens, m.differing_tokens, m.logits_equal_tokens, m.logprob_differs_on_equal_logits)
         figures = (m.max_abs_ratio, m.max_abs_dlogp, m.mean_abs_dlogp, m.kl_k1, m.kl_k3, m.clip_fraction)
