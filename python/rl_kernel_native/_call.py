@@ -42,6 +42,13 @@ def call_backward(
     return tuple(map(frame.result, op.gradient.native(d, exported, how, wanted, frame.allocate, frame.stream)))
 
 
+def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
+    """Outputs of an operator that adds a gradient to main_grad, its first array."""
+    if _dispatch.is_tensor(arrays[op.leads - 1]):
+        return (loaded or _engine()).accumulate(op, main_grad, arrays, how)
+    return call(op, (main_grad, *arrays), how)
+
+
 def call_with_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """Outputs and gradients of a loss, None for the gradient of an array that is not there."""
     assert isinstance(op.gradient, Kept)

@@ -35,6 +35,7 @@ from ._shapes import check_tokens
 from ._torch import (
     Eager,
     apply_function,
+    functorch_active,
     gradient,
     is_compiling,  # noqa: F401 - for operators' own short ways
     is_direct,
@@ -131,6 +132,17 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
             return found if type(found) is tuple else (found,)
         return straight(op, arrays, how)
     return traced(op, arrays, how)[: len(op.dtypes)]
+
+
+def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
+    """A call of an operator that adds a gradient to main_grad, for a caller who runs backward."""
+    if wants_grad(*arrays) or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
+        raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
+    if is_direct(main_grad, *arrays):
+        return straight(op, (main_grad, *arrays), how)
+    if functorch_active():
+        raise ValueError("main_grad: cannot be given under torch.func")
+    return traced(op, (main_grad, *arrays), how)
 
 
 # ---- a diagonal: products with the same slopes ----------------------------------------------------------------------

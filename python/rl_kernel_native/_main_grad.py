@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_direct, is_grad_enabled, wants_grad
+from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
@@ -107,14 +106,6 @@ def refuse_create_graph(main_grad: Tensor | None) -> None:
     """In a backward with a main_grad, whatever it asks for: a later one would give its part to ``weight.grad``."""
     if main_grad is not None and is_grad_enabled():
         raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
-
-
-def require_constants(main_grad: Any, arrays: Sequence[Any]) -> None:
-    """For a gradient that a caller adds to it: what it is of has no derivative."""
-    if wants_grad(*arrays) or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
-        raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
-    if not is_direct(*arrays, main_grad) and functorch_active():
-        raise ValueError("main_grad: cannot be given under torch.func")
 
 
 def require_addable(dy: Tensor, main_grad: Tensor) -> None:

@@ -153,10 +153,16 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
-    dy, h, weight, rstd, third, *into = arrays
+    dy, h, weight, rstd, third = arrays
     eps, weight_offset, rounds, return_dx, dtype = how
-    wanted = (*(into or (None,)), return_dx, dtype is not None, _code(dtype))
+    wanted = (None, return_dx, dtype is not None, _code(dtype))
     return _C.rms_norm_backward(dy, h, weight, eps, rstd, third, weight_offset, rounds, *wanted, *tail)
+
+
+def _native_into(arrays: Any, how: Any, *tail: Any) -> Any:
+    main_grad, dy, h, weight, rstd, third = arrays
+    eps, *numbers, return_dx = how
+    return _C.rms_norm_backward(dy, h, weight, eps, rstd, third, *numbers, main_grad, return_dx, True, SAME, *tail)[:1]
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
@@ -201,7 +207,7 @@ _INTO = Operator(
     f"{_NUMBERS}, bool return_dx",
     outputs=lambda arrays, how: (arrays[1].shape if how[3] else None,),
     dtypes=(None,),
-    native=lambda arrays, how, *tail: _native_backward((*arrays[1:], arrays[0]), (*how, 0), *tail)[:1],
+    native=_native_into,
     check=_check_into,
     schema_options=_numbers,
     leads=1,
@@ -393,12 +399,7 @@ def rms_norm_backward(
     asked = _check.flag("return_dweight", return_dweight) and weight is not None
     arrays: tuple[Any, ...] = (dy, h, weight, rstd, d_new_residual)
     if main_grad is not None:
-        if _dispatch.is_tensor(dy):
-            _dispatch.require_torch()
-            from .. import _main_grad
-
-            _main_grad.require_constants(main_grad, arrays)
-        return _call.call(_INTO, (main_grad, *arrays), how)[0], main_grad
+        return _call.accumulate(_INTO, main_grad, arrays, how)[0], main_grad
     dtype: Any = code if asked else None
     if asked and code < 0 and _dispatch.is_tensor(weight):
         dtype = weight.dtype  # type: ignore[union-attr]
