@@ -227,10 +227,9 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
         nexts[j] = next;
         rho[j] = 0.0f;
         if (counted >> j & 1) {
-          const float log_ratio =
-              kKind == GaeKind::kVtrace
-                  ? vtrace_log_ratio(p.rollout_neutral, tokens.logprob.v[j], tokens.rollout_logprob.v[j])
-                  : 0.0f;
+          const float log_ratio = kKind == GaeKind::kVtrace ? vtrace_log_ratio(p.rollout_neutral, tokens.logprob.v[j],
+                                                                               tokens.rollout_logprob.v[j])
+                                                            : 0.0f;
           steps[j] = gae_step<kKind>(constants, tokens.reward.v[j], tokens.value.v[j], next, log_ratio, &rho[j]);
           block = scan_compose(steps[j], block);
           if constexpr (kHasValues) next = tokens.value.v[j];

@@ -102,9 +102,8 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       nexts[j] = next;
       rho[j] = 0.0f;
       if (counted >> j & 1) {
-        const float log_ratio = kKind == GaeKind::kVtrace
-                                    ? vtrace_log_ratio(p.rollout_neutral, logprob.v[j], rollout_logprob.v[j])
-                                    : 0.0f;
+        const float log_ratio =
+            kKind == GaeKind::kVtrace ? vtrace_log_ratio(p.rollout_neutral, logprob.v[j], rollout_logprob.v[j]) : 0.0f;
         steps[j] = gae_step<kKind>(constants, reward.v[j], value.v[j], next, log_ratio, &rho[j]);
         block = scan_compose(steps[j], block);
         if constexpr (kHasValues) next = value.v[j];
