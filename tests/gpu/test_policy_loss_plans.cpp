@@ -26,8 +26,8 @@ void run_case(policy_test::Case& c, PlanCheck* check_of, bool expects_plain = fa
 
   DeviceArrays device;
   PolicyTokens* const arrays[] = {&p.logprob,    &p.old_logprob, &p.advantage, &p.ref_logprob,
-                                  &p.importance, &p.entropy,     &p.selected};
-  for (int k = 0; k < 7; ++k) device.put(c.arrays[k], &arrays[k]->data);
+                                  &p.importance, &p.entropy,     &p.selected,  &p.token_weight};
+  for (int k = 0; k < 8; ++k) device.put(c.arrays[k], &arrays[k]->data);
   device.put(c, &p.sequences, &p.mask);
   for (const TokenPlan& plan : kTokenPlans) {
     for (const int arch : {90, 80}) {

@@ -25,7 +25,7 @@ void run_case(value_test::Case& c, PlanCheck* check_of) {
   cpu::value_loss(p);
 
   DeviceArrays device;
-  PolicyTokens* const arrays[] = {&p.value, &p.old_value, &p.returns};
+  PolicyTokens* const arrays[] = {&p.value, &p.old_value, &p.returns, &p.token_weight};
   for (int k = 0; k < value_test::kArrays; ++k) device.put(c.arrays[k], &arrays[k]->data);
   device.put(c, &p.sequences, &p.mask);
   for (const TokenPlan& plan : kTokenPlans) {
