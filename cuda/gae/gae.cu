@@ -83,10 +83,6 @@ struct LaneTokens {
   }
 };
 
-__device__ __forceinline__ ScanStep step_of_lane(const ScanStep& s, int lane) {
-  return {__shfl_sync(kAllLanes, s.c, lane), __shfl_sync(kAllLanes, s.d, lane)};
-}
-
 // Blocks of lanes to inclusive suffixes.
 __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 #pragma unroll
