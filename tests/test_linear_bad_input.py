@@ -295,6 +295,14 @@ def test_mixed_devices_are_an_error_that_names_both(argument: str) -> None:
             calls[argument]()
 
 
+@pytest.mark.parametrize("argument", ["dy", "x"])
+def test_a_tensor_without_memory_is_named_beside_out(argument: str) -> None:
+    arrays = {"dy": torch.ones(2, 3, dtype=torch.float16), "x": torch.ones(2, 5, dtype=torch.float16)}
+    arrays[argument] = arrays[argument].to("meta")
+    with pytest.raises(ValueError, match=r"x: expected device (cpu|meta), got (cpu|meta)"):
+        rk.linear_weight_grad(**arrays, out=torch.zeros(3, 5, dtype=torch.float16))
+
+
 @pytest.mark.gpu
 def test_float32_is_the_cpus_alone() -> None:
     x, w, dy = X.float().cuda(), W.float().cuda(), DY.float().cuda()

@@ -153,6 +153,7 @@ def weight_grad(dy: Tensor, x: Any, main_grad: Any, out: Any, code: int, allow_v
             raise ValueError(f"{name}: cannot be given where a gradient is wanted; call under torch.no_grad()")
         _torch.refuse_jit_trace()
         if not direct and (out is not None or functorch_active()):
+            _require_tensors(dy=dy, x=x)  # a meta tensor beside others is named itself
             raise ValueError(f"{name}: cannot be given under torch.compile, torch.func or a dispatch mode")
     if direct and not differentiable:
         prepare(dy)
