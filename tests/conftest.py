@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_no_gpu() if on_gpu else None
     for item in on_gpu if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Registers torch operators: imported before torch, the package leaves that to the first tensor it meets."""
+    if "torch" in sys.modules and "rl_kernel_native" in sys.modules:
+        sys.modules["rl_kernel_native"].ops.register_torch_operators()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -159,7 +159,6 @@ def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -
 
 
 def test_the_registered_operators_have_derivatives_and_refuse_to_lose_one() -> None:
-    rk.ops.register_torch_operators()
     ops, as_is = torch.ops.rl_kernel_native, (None, 1, torch.float32, True, 0)
     leaf = W.clone().requires_grad_()
     for ours, theirs in (
